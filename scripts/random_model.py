@@ -1,4 +1,4 @@
-"""Makes random models of a given shape, to measure with; and random prompts: ``scripts/make_bench_model``.
+"""Makes random models of a given shape, to measure with: ``scripts/make_bench_model``.
 
 A folder as mlx-lm loads it: config.json, weights in several files with their index, and a byte-level
 tokenizer of the right size whose tokens beyond the 256 bytes stand for nothing. The weights are scaled so that
@@ -11,7 +11,6 @@ without a folder.
 
 import argparse
 import json
-import random
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -217,14 +216,8 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
-def made_up(name: str, length: int, vocab_size: int) -> tuple[int, ...]:
-    """Random token ids, always the same for a name."""
-    rng = random.Random(name)
-    return tuple(rng.randrange(vocab_size) for _ in range(length))
-
-
 def main() -> None:
-    """``python -m splitinfer.probes.random_model FOLDER``, with an option for each size of a ``Shape``."""
+    """``python scripts/random_model.py FOLDER``, with an option for each size of a ``Shape``."""
     parser = argparse.ArgumentParser("make_bench_model", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("out", type=Path, help="the folder to make; it must not hold anything")
     for each in fields(Shape):

@@ -27,9 +27,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from scripts.random_model import Shape as ModelShape
+from scripts.random_model import make
 from splitinfer.bench import machine as this_machine
 from splitinfer.bench.blas import prefer_openblas
 from splitinfer.bench.link_pair import Kind, Pair
+from splitinfer.bench.parts import made_up
 from splitinfer.bench.systems import whole
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.metrics.gaps import Cause
@@ -40,8 +43,6 @@ from splitinfer.engine.coordinator.requests import StreamEvent
 from splitinfer.llm import LLM, NO_DRAFT, Request, Settings
 from splitinfer.machine.selection import VARIABLE
 from splitinfer.probes.machine import describe
-from splitinfer.probes.random_model import Shape as ModelShape
-from splitinfer.probes.random_model import made_up, make
 from tests.emulation.files import read_devices, read_machine
 from tests.emulation.late_steps import MOST_LATE, counted
 from tests.emulation.machine import Machine

@@ -25,6 +25,7 @@ from device import stand_in
 from splitinfer.bench import machine as this_machine
 from splitinfer.bench.blas import prefer_openblas
 from splitinfer.bench.figures import BatchRun
+from splitinfer.bench.parts import made_up
 from splitinfer.bench.systems import together
 from splitinfer.config import find_layout
 from splitinfer.core.sequence import SamplingParams
@@ -33,7 +34,6 @@ from splitinfer.llm import LLM, Settings
 from splitinfer.machine.selection import VARIABLE
 from splitinfer.models.hub import open_model
 from splitinfer.probes.machine import describe
-from splitinfer.probes.random_model import made_up
 from tests.emulation.files import read_machine
 from tests.emulation.replay import Replay
 

@@ -47,7 +47,7 @@ def gpu_probes(size: str, parts: Sequence[str] = PARTS) -> tuple[Probe, ...]:
 
 
 def _probe(part: str, name: str, function: str, weight: float, options: Mapping[str, Any], **more: Any) -> Probe:
-    return Probe(f"{part}, {name}", part, f"gpu_figures.{function}", Fault.DEVICE, weight, options=options, **more)
+    return Probe(f"{part}, {name}", part, f"gpu_figures.{function}", Fault.DEVICE, weight, options, **more)
 
 
 def _model(layers: int, hidden: int, mlp: int, vocab: int, **more: Any) -> dict[str, Any]:
@@ -193,7 +193,6 @@ def _document(result: Result) -> dict[str, Any]:
     return {
         "limit_s": result.limit_s,
         "seconds": result.seconds,
-        "processes": result.processes,
         "problem": next(iter(problems(result)), None),
         "found": {each.name: {"problem": each.sentence} if _is_broken(each) else each.numbers for each in result.found},
     }

@@ -26,7 +26,10 @@ from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
+from random_model import Shape, build
 
+from gpu_figures.steps import Sequences, row_errors, start
+from splitinfer.bench.parts import made_up
 from splitinfer.core.kv.format import FORMATS
 from splitinfer.core.plan import NewSequence, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
@@ -45,8 +48,6 @@ from splitinfer.models.step import StepModel, Way
 from splitinfer.models.structure import ModelStructure
 from splitinfer.models.tensors import on_host
 from splitinfer.probes.child import Report
-from splitinfer.probes.random_model import Shape, build, made_up
-from splitinfer.probes.steps import Sequences, row_errors, start
 
 _PROMPT = 32  # tokens
 _WARM_UP = 4  # steps, in which kernels are loaded or compiled

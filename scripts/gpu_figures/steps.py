@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from splitinfer.bench.parts import made_up
 from splitinfer.core.costs.shape import Shape
 from splitinfer.engine.device.device import Device, Ticket, Work
 from splitinfer.models.rows import Part
 from splitinfer.models.step import StepModel, arrays_to_evaluate
-from splitinfer.probes.random_model import made_up
 
 
 class Sequences:

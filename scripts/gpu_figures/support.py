@@ -18,6 +18,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from gpu_figures.steps import row_errors
 from splitinfer.errors import CannotCut, ConfigError
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_trial import try_blocks
@@ -25,7 +26,6 @@ from splitinfer.models.step import StepModel
 from splitinfer.models.structure import ModelStructure
 from splitinfer.probes.child import Report
 from splitinfer.probes.finding import passed
-from splitinfer.probes.steps import row_errors
 
 _MATRIX = Path(__file__).parents[2] / "tests" / "matrix"
 _DECODED = 3  # tokens, each in a step of one row
@@ -48,12 +48,11 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
         for name in names[options["number"] :: options["of"]]:
             find = partial(_compare, compare, configs[name], getattr(mx, dtype))
             found.append(report.guarded(f"{name}, {dtype}", find))
-        report(passed(f"summary, {dtype}", "", summary([one.numbers for one in found if one is not None])))
+        report(passed(f"summary, {dtype}", "", summary([one.numbers for one in found])))
 
 
 def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How many of some findings there are of each kind, and the largest errors. Those of an earlier process of the same
-    job are not among them.
+    """How many of some findings there are of each kind, and the largest errors.
 
     >>> right = {"to_mlx_lm": 0.3, "to_mlx_lm_without_cache": 0.0, "split_to_whole": 0.0, "equal": True}
     >>> found = summary([{}, right])

@@ -32,6 +32,7 @@ from splitinfer.bench.parts import (
     Pace,
     Part,
     Tasks,
+    made_up,
     parts,
     tasks_of,
     with_fewer_trials,
@@ -63,7 +64,6 @@ from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
 from splitinfer.probes.machine import describe
-from splitinfer.probes.random_model import made_up
 from splitinfer.probes.tokens import tolerance
 from transports.address import parse_host_port
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from splitinfer.probes.random_model import made_up
-
 ANSWER = 16  # tokens of the answer to a long prompt
 NEW_TOKENS = 32  # of a second turn
 _SHORT, _STREAM = 32, 64  # tokens of the prompt of one stream, and of each of many
@@ -28,6 +26,12 @@ _TITLE = "The book of the harbour, part {}. "  # no two prompts begin alike: wha
 _FILLER = "The boats lay in the harbour, the nets hung in the wind, and nobody had anything to tell that day. "
 _NEEDLE = "The harbour master wrote the secret number {} into his book. "
 _QUESTION = "What secret number did the harbour master write into his book? It was the number"
+
+
+def made_up(name: str, length: int, vocab_size: int) -> tuple[int, ...]:
+    """Random token ids, always the same for a name."""
+    rng = random.Random(name)
+    return tuple(rng.randrange(vocab_size) for _ in range(length))
 
 
 class Kind(StrEnum):

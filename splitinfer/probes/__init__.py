@@ -6,7 +6,7 @@ and what judges are apart: each ``judge_…`` function takes plain figures, so t
     doctor ────▶ evidence ─▶ findings, rdma        what the system's commands say; in this process, within seconds
            └───▶ links ─▶ advice                   the links of a layout, measured
 
-    selftest ──▶ registry ▶ child ▶ machine, tokens, branches, memory, steps, worker
+    selftest ──▶ registry ▶ child ▶ machine, tokens, memory, links
                                                    each probe in a process of its own, with its share of the time
 
 A device may end a process or never answer. So the process that the user started loads no MLX: it starts the probes,
@@ -15,6 +15,5 @@ collects their findings, and writes the page and the document, whatever happens 
 finding    a finding, its outcome, and the exit code that follows from all of them
 registry   the probes of ``selftest``, the most important first
 child      a probe's process: both ends
-sharing    the file to be sent in, built of outcomes and numbers
 page       findings as text
 """

@@ -1,4 +1,4 @@
-r"""Advice from a link's figures: what a token costs, whether to pack prompts, and how large a chunk should be.
+r"""Advice from a link's figures: what a token costs, and whether to pack prompts.
 
 A generated token is one row of hidden states on every link, and a result on the way back: latency decides, and nothing
 is packed. A prompt's chunk is many rows: bandwidth decides. For each row
@@ -7,11 +7,9 @@ is packed. A prompt's chunk is many rows: bandwidth decides. For each row
     packed       fewer bytes / bandwidth + time to pack and to unpack it
 
 so a codec pays where the link takes longer for the bytes that it saves than the codec takes itself
-(``core.wire_codec``). A chunk is sent while the one before it is computed. What a link adds to each of them is its
-latency, which is little beside a chunk that takes twenty times as long: to compute, or else to send.
+(``core.wire_codec``).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +26,6 @@ from splitinfer.models.codecs import seconds_per_row
 from splitinfer.models.hub import local_snapshot
 from splitinfer.models.memory import on_gpu
 
-_LATENCIES = 20  # the least that a chunk should take, so that latency is a twentieth of it
-_MOST_ROWS = 4096  # no chunk has more
 _USUAL_WIDTH = 4096  # values of a token, where the model is unknown
 
 
@@ -64,16 +60,12 @@ class LinkAdvice:
     codec: the fastest one for prompts, "none" unless another is clearly faster.
     row_seconds, row_seconds_plain: what a prompt's token takes with it and without; sending is hidden where a stage
         takes longer than that to compute it.
-    chunk_seconds: what a chunk should take a stage at least. ``chunk_rows``: tokens whose bytes alone take as long;
-        ``None``: more than a chunk has.
     """
 
     token_seconds: float
     codec: str
     row_seconds: float
     row_seconds_plain: float
-    chunk_seconds: float
-    chunk_rows: int | None
 
 
 def advise(figures: LinkMeasurement, hidden: Hidden, codecs: Sequence[Codec]) -> LinkAdvice:
@@ -90,9 +82,7 @@ def advise(figures: LinkMeasurement, hidden: Hidden, codecs: Sequence[Codec]) ->
         packed = codec.num_bytes / figures.down + codec.seconds
         if packed < seconds and is_faster(hidden.num_bytes, codec.num_bytes, figures.down, codec.seconds):
             best, seconds = codec.name, packed
-    chunk = _LATENCIES * figures.latency_p50
-    rows = max(math.ceil(chunk / seconds), 1) if seconds > 0 and seconds * _MOST_ROWS >= chunk else None
-    return LinkAdvice(figures.seconds(hidden.num_bytes), best, seconds, plain, chunk, rows)
+    return LinkAdvice(figures.seconds(hidden.num_bytes), best, seconds, plain)
 
 
 def hidden_of(layout: Layout) -> Hidden:

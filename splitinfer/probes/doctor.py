@@ -13,8 +13,6 @@ from splitinfer.core.json_text import dumps
 from splitinfer.core.layout import Layout
 from splitinfer.core.link_transport import RING
 from splitinfer.core.wire_codec import NONE
-from splitinfer.engine.coordinator.ranks import halves_of
-from splitinfer.errors import ConfigError, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.models.memory import size
 from splitinfer.probes import parsing
@@ -105,8 +103,7 @@ def survey_layout(layout: Layout, connect_timeout: float, notice: Progress) -> L
 
 
 def sums_in_words(layout: Layout, links: Sequence[LinkSeen]) -> Iterator[str]:
-    """What the sums of each stage across two machines cost, as far as the link between these was measured, whether they
-    are less secret than links, and why they would be refused."""
+    """What the sums of each stage across two machines cost, as far as the link between these was measured."""
     for stage in layout.stages:
         if not stage.across:
             continue
@@ -116,13 +113,6 @@ def sums_in_words(layout: Layout, links: Sequence[LinkSeen]) -> Iterator[str]:
         if way is not None and way.figures is not None and stage.sums == RING:
             each = 2 * way.figures.latency_p50
             yield f"{stage.name}: about {count} sums a token, each some {_time(each)}: {_time(count * each)} a token."
-        if any(rank.key for rank in stage.across):
-            yield f"{stage.name}: the links to its workers are encrypted, its sums over {stage.sums} are not."
-        try:
-            halves_of(stage, "", insecure=False)
-        except (ConfigError, WorkerUnreachable) as error:
-            said = str(error)
-            yield f"{said[:1].upper()}{said[1:]}."
 
 
 def measure(_options: Mapping[str, Any], report: Findings) -> None:
@@ -262,13 +252,8 @@ def _advice(link: LinkSeen, advice: LinkAdvice) -> str:
             f"codec {advice.codec}: {_time(advice.row_seconds)} for a prompt's token instead of "
             f"{_time(advice.row_seconds_plain)}, if {link.target} packs as quickly as this machine"
         )
-    chunk = f"chunks that take a stage {_time(advice.chunk_seconds)} or more, 20 latencies"
-    if advice.chunk_rows is not None:
-        chunk += f" (from {advice.chunk_rows} tokens on their bytes alone do)"
-    return (
-        f"{_name(link)}: {codec}; {chunk}; sending hides where a stage takes over "
-        f"{_time(advice.row_seconds)} to compute a prompt's token."
-    )
+    hides = f"sending hides where a stage takes over {_time(advice.row_seconds)} to compute a prompt's token"
+    return f"{_name(link)}: {codec}; {hides}."
 
 
 def _time(seconds: float) -> str:

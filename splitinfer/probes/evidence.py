@@ -20,9 +20,8 @@ from splitinfer.core.endpoint import Endpoint, is_loopback
 from splitinfer.core.layout import Layout
 from splitinfer.errors import ConfigError
 from splitinfer.models.memory import on_gpu
-from splitinfer.probes.child import run_for
 from splitinfer.probes.parsing import NVIDIA_FIELDS
-from splitinfer.service.definition import LABEL
+from splitinfer.system.command import NOT_FOUND, TIMED_OUT, run
 from splitinfer.system.free_memory import memory_pages, wired_limit_bytes
 from splitinfer.system.interface_kind import LocalInterface
 from splitinfer.system.interfaces import local_interfaces
@@ -39,14 +38,9 @@ _COMPUTE = frozenset({"worker", "coord", "chat", "serve", "up", "bench"})  # com
 MACOS: Mapping[str, tuple[str, ...]] = {
     "macos": ("/usr/bin/sw_vers", "-productVersion"),
     "power": ("/usr/bin/pmset", "-g"),
-    "assertions": ("/usr/bin/pmset", "-g", "assertions"),
-    "thermal": ("/usr/bin/pmset", "-g", "therm"),
     "firewall": (TOOL, "--getglobalstate"),
     "firewall_block_all": (TOOL, "--getblockall"),
-    "firewall_stealth": (TOOL, "--getstealthmode"),
     "firewall_apps": (TOOL, "--listapps"),
-    "agent": ("/bin/launchctl", "print", f"gui/{os.getuid()}/{LABEL}"),
-    "daemon": ("/bin/launchctl", "print", f"system/{LABEL}"),
     "thunderbolt": ("/usr/sbin/system_profiler", "SPThunderboltDataType", "-json"),
     "hardware_ports": ("/usr/sbin/networksetup", "-listallhardwareports"),
     "interfaces": ("/sbin/ifconfig",),
@@ -154,16 +148,11 @@ def run_commands(commands: Mapping[str, Sequence[str]], seconds: float = SECONDS
 
 def run_command(command: Sequence[str], seconds: float = SECONDS) -> Output:
     """The standard output of one command, or why there is none."""
-    name = command[0].rpartition("/")[2]
-    try:
-        ended = run_for(command, seconds)
-    except OSError as error:
-        return Output(None, f"there is no {name} here" if isinstance(error, FileNotFoundError) else str(error))
-    if ended.code is None:
-        return Output(None, f"{name} has not answered for {seconds:g} s")
-    if ended.code != 0 and not ended.out.strip():
-        return Output(None, " ".join(f"{name} failed: {ended.err or ended.code}".split())[:300])
-    return Output(ended.out)
+    done = run(command, seconds)
+    if done.code == TIMED_OUT or (done.code and not done.output.strip()):
+        is_own = done.code in (NOT_FOUND, TIMED_OUT)
+        return Output(None, done.why if is_own else f"{command[0].rpartition('/')[2]} failed: {done.why}")
+    return Output(done.output)
 
 
 def ways_to(layout: Layout | None) -> tuple[Way, ...]:

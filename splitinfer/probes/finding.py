@@ -46,7 +46,6 @@ class Reason(StrEnum):
     CRASHED = "crashed"
     HUNG = "hung"
     NO_TIME = "no time"
-    OTHER_DEVICE = "branch of another device"
     NOT_TAKEN = "branch not taken"
     LARGE_ERROR = "error too large"
     NO_DRAFTS = "no drafts"
@@ -55,14 +54,7 @@ class Reason(StrEnum):
     LOW_MEMORY = "low memory"
     NOT_WIRED = "not wired"
     NO_GPU = "no GPU"
-    NAME = "name not found"
-    NOTHING_LISTENS = "nothing listens"
-    NO_ROUTE = "no route"
-    TIMEOUT = "timeout"
-    NETWORK = "network"
-    NOT_ADMITTED = "not admitted"
-    VERSIONS = "other versions"
-    REFUSED = "refused"
+    NOT_REACHED = "not reached"
     SLOW = "slow link"
 
 
@@ -70,8 +62,7 @@ FAULT_OF = {
     **dict.fromkeys((Reason.WRONG_TOKEN, Reason.TOO_FEW_TOKENS), Fault.TOKENS),
     **dict.fromkeys((Reason.NOT_TAKEN, Reason.LARGE_ERROR, Reason.NO_DRAFTS, Reason.NO_GPU), Fault.DEVICE),
     **dict.fromkeys((Reason.KV_NOT_FOUND, Reason.LEAK, Reason.LOW_MEMORY, Reason.NOT_WIRED), Fault.MEMORY),
-    **dict.fromkeys((Reason.NAME, Reason.NOTHING_LISTENS, Reason.NO_ROUTE, Reason.TIMEOUT), Fault.WORKER),
-    **dict.fromkeys((Reason.NETWORK, Reason.NOT_ADMITTED, Reason.VERSIONS, Reason.REFUSED), Fault.WORKER),
+    Reason.NOT_REACHED: Fault.WORKER,
     Reason.SLOW: Fault.SPEED,
     Reason.NO_TIME: Fault.TIME,
 }

@@ -14,12 +14,9 @@ from splitinfer.models.memory import size
 from splitinfer.probes import parsing
 from splitinfer.probes.evidence import TOOL, Seen, Way
 from splitinfer.probes.finding import Finding, Judged, Outcome
-from splitinfer.probes.parsing import Job
 from splitinfer.probes.rdma import rdma_findings
 from splitinfer.system import network
-from splitinfer.system.assertions import Assertion, parse_assertions
 from splitinfer.system.interface_kind import Kind, kind_of
-from splitinfer.system.memory_pages import MemoryPages
 
 FAILED, WARNING, NOTE = Outcome.FAILED, Outcome.WARNING, Outcome.NOTE
 
@@ -40,9 +37,6 @@ def _firewall(seen: Seen) -> Iterator[Judged]:
         yield FAILED, text, f"sudo {TOOL} --setblockall off"
     elif state == 1:
         yield from _program(seen)
-    if state and seen.read("firewall_stealth", parsing.is_on):
-        text = "the firewall is in stealth mode: this Mac does not answer ping, and a port without a worker times out"
-        yield NOTE, text, f"sudo {TOOL} --setstealthmode off"
 
 
 def _program(seen: Seen) -> Iterator[Judged]:
@@ -82,9 +76,6 @@ def _privacy(seen: Seen) -> Iterator[Judged]:
     found = seen.read("macos", parsing.version)
     if found is None or found < (15,):
         return
-    if found < (15, 1):
-        text = "macOS 15.0 has bugs in the privacy of the local network that 15.1 mended (Apple, TN3179)"
-        yield WARNING, text, "update macOS"
     if not seen.origin.may_use_local_network and str(seen.origin) != "unknown":
         text = (
             f"what {seen.origin} starts may connect to other machines of the network only if you allow it; denied "
@@ -174,10 +165,7 @@ def _shared_network(seen: Seen) -> Iterator[Judged]:
 _MUCH_SWAP = 2**30
 _FOR_MACOS = 2 * 2**30
 _LITTLE = 0.1  # of the memory, still available
-_MUCH_WIRED = 0.5
-_QUIT = (
-    "quit programs that you do not need (Activity Monitor, Memory, sorted by size), or give this machine fewer layers"
-)
+_QUIT = "quit programs that you do not need, or give this machine fewer layers"
 
 
 def _memory(seen: Seen) -> Iterator[Judged]:
@@ -188,11 +176,12 @@ def _memory(seen: Seen) -> Iterator[Judged]:
     if seen.swapped > _MUCH_SWAP:
         text = f"{swapped} are in swap files: a stage whose weights are there waits for the disk at each token"
         yield WARNING, text, _QUIT
-    if seen.pages is not None:
-        yield from _use(seen, seen.pages)
-    elif not seen.is_mac and seen.memory and seen.available < _LITTLE * seen.memory:
-        text = f"only {size(seen.available)} of {size(seen.memory)} are available"
-        yield WARNING, text, "end programs that you do not need, or give it fewer layers"
+    available = seen.available if seen.pages is None else seen.pages.available_bytes
+    if seen.memory and available < _LITTLE * seen.memory:
+        kinds = {} if seen.pages is None else seen.pages.by_category()
+        used = ", ".join(f"{name} {size(kinds[name])}" for name in ("app memory", "wired", "compressed") if kinds)
+        text = f"only {size(available)} of {size(seen.memory)} are available"
+        yield WARNING, f"{text} ({used})" if used else text, _QUIT
 
 
 def good_wired_limit(memory: int) -> int:
@@ -200,77 +189,29 @@ def good_wired_limit(memory: int) -> int:
     return memory * 85 // 100 // 2**20
 
 
-def _use(seen: Seen, pages: MemoryPages) -> Iterator[Judged]:
-    kinds = pages.by_category()
-    if seen.memory and pages.available_bytes < _LITTLE * seen.memory:
-        used = ", ".join(f"{name} {size(kinds[name])}" for name in ("app memory", "wired", "compressed"))
-        yield WARNING, f"only {size(pages.available_bytes)} of {size(seen.memory)} are available ({used})", _QUIT
-    if seen.memory and kinds["wired"] > _MUCH_WIRED * seen.memory and not seen.processes:
-        text = (
-            f"{size(kinds['wired'])} are wired, and no splitinfer runs: another program computes on the GPU, or an "
-            "RDMA process was killed, whose memory comes back with a restart"
-        )
-        yield NOTE, text, "end such programs; if there are none: sudo shutdown -r now"
-
-
-# -- how workers are scheduled, and what else of splitinfer runs -------------------------------------------------------
-#
-# launchd applies resource limits to a job by its ProcessType: none to interactive ones, light ones to standard ones and
-# to those that name none, which throttle processor and disk (launchd.plist(5)). Background ones run on efficiency
-# cores, and their GPU work was seen to be eight times slower (dryvist/nix-ai PR 916); standard ones get priority 20
-# instead of 31 (traycerai/traycer PR 705).
+# -- what else of splitinfer runs --------------------------------------------------------------------------------------
 
 
 def _processes(seen: Seen) -> Iterator[Judged]:
-    for name, domain, sudo in (("agent", "gui/$(id -u)", ""), ("daemon", "system", "sudo ")):
-        found = seen.read(name, parsing.job)
-        if found is not None:
-            yield from _job(found, domain, sudo)
-    for each in seen.processes:
-        if each.nice > 0:
-            text = f"splitinfer {each.command[0]} (pid {each.pid}) runs with nice {each.nice}, behind other programs"
-            yield WARNING, text, f"sudo renice -n 0 -p {each.pid}"
     if len(seen.processes) > 1:
         names = ", ".join(f"{each.command[0]} (pid {each.pid})" for each in seen.processes)
         text = f"{len(seen.processes)} processes of splitinfer share this machine's memory and GPU: {names}"
         yield NOTE, text, "end those that you do not need: kill PID"
 
 
-def _job(found: Job, domain: str, sudo: str) -> Iterator[Judged]:
-    slow = {"background": "in the background: on efficiency cores, and with a GPU several times slower"}
-    if found.spawn_type and found.spawn_type != "interactive":
-        how = slow.get(found.spawn_type, "with light limits on processor and disk")
-        text = f"launchd runs {found.label} {how} ({found.spawn_type})"
-        yield WARNING, text, _interactive(found, domain, sudo)
-    if found.state and found.state != "running" and found.last_exit not in ("", "0"):
-        text = f"{found.label} does not run; it ended with {found.last_exit} last"
-        yield FAILED, text, f"look at its log, then: launchctl kickstart -k {domain}/{found.label}"
-
-
-def _interactive(found: Job, domain: str, sudo: str) -> str:
-    if not found.path.startswith("/"):
-        return "let its property list have ProcessType Interactive, and load it again"
-    path = shlex.quote(found.path)
-    return (
-        f"{sudo}plutil -replace ProcessType -string Interactive {path} && "
-        f"{sudo}launchctl bootout {domain}/{found.label} ; {sudo}launchctl bootstrap {domain} {path}"
-    )
-
-
-# -- sleep, low power mode, battery, heat ------------------------------------------------------------------------------
+# -- sleep, low power mode, battery ------------------------------------------------------------------------------------
 #
 # A sleeping Mac answers nobody. splitinfer prevents idle sleep while it has work (``system.keep_awake``); a worker that
 # waits for a coordinator does not. ``pmset`` sets for all power sources with ``-a`` and for mains with ``-c``
 # (pmset(1)).
 
-_KEEPERS = ("caffeinate", "splitinfer", "amphetamine")
-_COOL = "let it cool, and free its vents"
-
 
 def _power(seen: Seen) -> Iterator[Judged]:
     settings = seen.read("power", parsing.power_settings)
     if settings is not None and settings.sleep and not settings.is_sleep_disabled:
-        yield _sleep(seen, settings.sleep)
+        minutes = f"{settings.sleep} minute{'s' if settings.sleep > 1 else ''}"
+        text = f"this Mac sleeps after {minutes} without a person at it, and then no coordinator reaches a worker here"
+        yield WARNING, text, "sudo pmset -c sleep 0"
     if settings is not None and settings.is_low_power:
         text = "low power mode is on, which slows the processor and the GPU"
         yield WARNING, text, "sudo pmset -a lowpowermode 0"
@@ -280,25 +221,6 @@ def _power(seen: Seen) -> Iterator[Judged]:
             f"this machine runs on its battery ({seen.battery} %): it sleeps earlier, and may be slower",
             "plug it in",
         )
-    limit = seen.read("thermal", parsing.speed_limit)
-    if limit is not None and limit < 100:
-        yield WARNING, f"the processor is limited to {limit} % of its speed by heat", _COOL
-
-
-def _sleep(seen: Seen, minutes: int) -> Judged:
-    text = f"this Mac sleeps after {minutes} minute{'s' if minutes > 1 else ''} without a person at it"
-    held = seen.read("assertions", parse_assertions) or ()
-    keepers = [each for each in held if each.prevents_idle_sleep and _is_lasting(each)]
-    remedy = "sudo pmset -c sleep 0"
-    if keepers:
-        awake = f"{keepers[0].program} (pid {keepers[0].pid}) keeps it awake now"
-        return NOTE, f"{text}; {awake}", f"for good: {remedy}"
-    return WARNING, f"{text}, and then no coordinator can reach a worker here", remedy
-
-
-def _is_lasting(assertion: Assertion) -> bool:
-    """Whether somebody wants the machine awake for long; macOS's own services do for seconds."""
-    return any(name in f"{assertion.program} {assertion.name}".lower() for name in _KEEPERS)
 
 
 # -- NVIDIA's GPUs on Linux --------------------------------------------------------------------------------------------
@@ -323,8 +245,6 @@ def _nvidia(seen: Seen) -> Iterator[Judged]:
         if gpu.memory and gpu.used is not None and gpu.used > _MUCH_TAKEN * gpu.memory:
             text = f"{gpu.used} MiB of GPU {number}'s {gpu.memory} MiB are taken ({gpu.name})"
             yield WARNING, text, "nvidia-smi shows by whom; end what you do not need"
-        if gpu.is_throttled:
-            yield WARNING, f"heat slows GPU {number} ({gpu.name})", _COOL
 
 
 # -- all together ------------------------------------------------------------------------------------------------------

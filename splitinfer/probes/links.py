@@ -10,21 +10,31 @@ connects to the workers over tcp, and it, or the first of two workers, opens the
 measures it (``engine.links.probe``).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+from splitinfer.config import Layout as ReadLayout
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.link_transport import OVER_TCP, TCP
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.engine.coordinator.worker_group import WorkerGroup
 from splitinfer.errors import PeerError
+from splitinfer.keyring import Keyring
 from splitinfer.probes.advice import LinkAdvice
+from splitinfer.probes.child import Report
+from splitinfer.probes.finding import Finding, Reason, failed, passed
 from splitinfer.wire.messages import Probed, Welcome
 from transports import KeyPair, TransportError
 
 Progress = Callable[[str], None]
 _COORDINATOR = StageSpec("coordinator", 0, 0)  # without layers
+_TIMEOUT = 8.0  # seconds for the link to a worker elsewhere
+_SLOW_LATENCY = 2e-3  # seconds one way; Thunderbolt and Ethernet take 0.1 to 0.4, Wi-Fi several milliseconds
+_SLOW_BANDWIDTH = 60e6  # bytes a second; half of what gigabit Ethernet carries
+_CABLE = "connect the machines by Thunderbolt or Ethernet, and give the address of that interface"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +144,31 @@ def _transport(spec: StageSpec) -> str:
         return "tcp (loopback)"
     scheme = str(spec.address).partition("://")[0]
     return f"{scheme} (encrypted)" if spec.key else scheme
+
+
+# -- a worker elsewhere, as a probe of selftest ------------------------------------------------------------------------
+
+
+def measure(options: Mapping[str, Any], report: Report) -> None:
+    """Report the worker's answer, and whether the link to it is slow."""
+    stages = [{"name": "here", "layers": 6}, {"name": "worker", "layers": 6, **options["worker"]}]
+    layout = ReadLayout.from_dict({"model": "demo", "stages": stages})
+    _, (link,) = LinkSurvey(layout, Keyring().own, _TIMEOUT, lambda _: None).run()
+    report(*judge_link(link))
+
+
+def judge_link(link: LinkSeen) -> list[Finding]:
+    """What the link to a worker came to."""
+    figures = link.figures
+    if figures is None:
+        remedy = "do what the sentence says, or read the worker's log"
+        return [failed("worker", Reason.NOT_REACHED, link.problem, remedy)]
+    found = [passed("worker", "it answers, has the same versions, and is free")]
+    slowest = min((rate for rate in (figures.down, figures.up) if math.isfinite(rate)), default=math.inf)
+    rate = "more than can be measured" if math.isinf(slowest) else f"{slowest / 1e6:,.0f} MB/s"
+    said = f"{1e3 * figures.latency_p50:.2g} ms one way (99 of 100: {1e3 * figures.latency_p99:.2g}), {rate}"
+    numbers = {"figures": asdict(figures)}
+    if figures.latency_p50 > _SLOW_LATENCY or slowest < _SLOW_BANDWIDTH:
+        sentence = f"the link is slow: {said}; a cable has under 0.5 ms and over 100 MB/s, Wi-Fi is like this"
+        return [*found, failed("link", Reason.SLOW, sentence, _CABLE, numbers)]
+    return [*found, passed("link", said, numbers)]

@@ -6,25 +6,29 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import psutil
 
+from splitinfer.core.kv.format import format_of
 from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.kvstore.paths import default_folder
+from splitinfer.models import quantised
 from splitinfer.models.batch_invariance import has_openblas, is_batch_invariant, preloaded_blas
 from splitinfer.models.memory import free_bytes, on_gpu, resource_limit
 from splitinfer.probes.child import Report
-from splitinfer.probes.finding import Finding, Reason, failed, passed
+from splitinfer.probes.finding import STOP, Finding, Reason, failed, passed
 from splitinfer.system import apple
 
 LEAST_FREE = 2e9  # bytes: less is not enough for a stage of any real model
 DEMO_LAYERS = 12
+_KV_HEADS, _HEADS, _DIM, _TOKENS = 2, 6, 64, 40
+_MOST_OFF = 0.02  # of a row: several rounding errors of half precision
 _WHEEL_BLAS = "the reference BLAS of MLX's wheel, whose time grows with every row of a batch"
 
 
@@ -110,6 +114,21 @@ def about(_options: Mapping[str, Any], report: Report) -> None:
     """Report it, when the device has computed something."""
     mx.eval(mx.ones((8, 8)) @ mx.ones((8, 8)))
     report(*judge_about(description()))
+    report.guarded("KV in 8 bits", lambda: judge_quantised(_quantised_attention()))
+
+
+def _quantised_attention() -> list[float]:
+    """How far attention over stored words, which has a kernel of its own on Metal, is from the same over their numbers,
+    relative to the latter: of each format."""
+    random = iter(mx.random.split(mx.random.key(5), 3))
+    k, v = (mx.random.normal((1, _KV_HEADS, _TOKENS, _DIM), key=next(random)) for _ in range(2))
+    q, found = mx.random.normal((1, _HEADS, 1, _DIM), key=next(random)), list[float]()
+    for name in ("k8v8", "k8v4"):
+        keys, values = quantised.QuantisedKVCache(cast(Any, format_of(name))).update_and_fetch(k, v)
+        wanted = quantised.attention(q, keys.numbers(), values.numbers(), _DIM**-0.5, None)
+        off = quantised.attention(q, keys, values, _DIM**-0.5, None) - wanted
+        found.append(float(mx.linalg.norm(off).item() / mx.linalg.norm(wanted).item()))
+    return found
 
 
 def judge_about(given: Mapping[str, Any]) -> list[Finding]:
@@ -133,3 +152,11 @@ def _computes(given: Mapping[str, Any]) -> Finding:
         return failed("device", Reason.NO_GPU, sentence, remedy, given)
     exact = "bit for bit whatever rows come together" if given["exact"] else "up to rounding"
     return passed("device", f"MLX {given['version_mlx']} computes on {given['device']}, {exact}", given)
+
+
+def judge_quantised(errors: Sequence[float]) -> Finding:
+    """Whether attention over KV in 8 bits is right."""
+    name, said = "KV in 8 bits", f"attention over it is off by {max(errors):.2g} of a row"
+    if not max(errors) <= _MOST_OFF:  # it may be NaN
+        return failed(name, Reason.LARGE_ERROR, said, STOP, {"errors": errors})
+    return passed(name, f"{said}, which is rounding", {"errors": errors})

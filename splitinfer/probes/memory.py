@@ -81,7 +81,7 @@ def _closing(given: Mapping[str, Any]) -> Finding:
 def _kept_wired(wired: Mapping[str, Any] | None) -> Finding:
     name = "wired limit"
     if wired is None:
-        return Finding(name, Outcome.NOT_AVAILABLE, "only Metal has one", reason=Reason.OTHER_DEVICE)
+        return Finding(name, Outcome.NOT_AVAILABLE, "only Metal has one")
     limit, recommended = wired["limit"], wired["recommended"]
     if recommended is None:
         sentence = "MLX names no recommended working set, so a stage counts on all free memory"

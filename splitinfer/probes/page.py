@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from splitinfer.probes.finding import Fault, Finding, Outcome, exit_code
-from splitinfer.probes.sharing import CONTAINS, CONTAINS_NOT
 
 MARKS = {
     Outcome.FAILED: ("✗", "red"),
@@ -70,26 +69,24 @@ def counted(found: Iterable[Finding]) -> str:
     )
 
 
-def selftest_page(found: Sequence[Finding], *, seconds: float, file: str | None) -> list[RenderableType]:
-    """The findings by group, and what to do next. ``file``: where the document was written; ``None`` if nowhere."""
+def selftest_page(found: Sequence[Finding], *, seconds: float, sent: str | None) -> list[RenderableType]:
+    """The findings by group, and what to do next. ``sent``: what is said of the document; ``None`` if there is none."""
     parts: list[RenderableType] = []
     for group, members in groupby(found, key=lambda each: each.group):
         parts += [Text(f"\n{group}", style="bold"), *lines(members)]
-    return [*parts, Text(""), *map(Text, closing(found, seconds=seconds, file=file))]
+    return [*parts, Text(""), *map(Text, _closing(found, seconds, sent))]
 
 
-def closing(found: Sequence[Finding], *, seconds: float, file: str | None) -> list[str]:
-    """The last lines: the outcomes counted, what failed first of all, what to do next, what the file has."""
+def _closing(found: Sequence[Finding], seconds: float, sent: str | None) -> list[str]:
+    """The last lines: the outcomes counted, what failed first of all, what to do next, what the document has."""
     code = exit_code(found)
     said = f"{counted(found)}, in {seconds:.0f} s; exit code {code}" + (f": {_FAULTS[Fault(code)]}" if code else "")
     following = "Next: splitinfer coord with a layout (docs/start/two-macs.md). On another Mac, use --worker, too."
     if code:
         worst = next(each for each in found if each.fault == code)
         following = f"First: {', '.join(filter(None, (worst.group, worst.name)))}: {worst.remedy or worst.sentence}"
-    if file is None:
-        return [said, following, "To send the figures in, run it again with --json FILE."]
-    sent = f"Send {file} in. It has {CONTAINS}."
-    return [said, following, sent, f"It has no {CONTAINS_NOT}. This page may name some."]
+    sent = sent and f"{sent} This page may name some."
+    return [said, following, sent or "To send the figures in, run it again with --json FILE."]
 
 
 def title(text: str) -> Text:

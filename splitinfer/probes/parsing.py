@@ -1,9 +1,6 @@
-"""Reads what the system's commands print: sw_vers, pmset, socketfilterfw, launchctl, system_profiler,
-nvidia-smi.
+"""Reads what the system's commands print: sw_vers, pmset, socketfilterfw, system_profiler, nvidia-smi.
 
-Nothing here raises: what cannot be read is ``None``, or is left out. launchctl(1) says that its output is for people
-and not an interface; Apple's own chips record no heat in ``pmset -g therm``, even when they are throttled (macmade/Hot
-PR 80, exelban/stats #749).
+Nothing here raises: what cannot be read is ``None``, or is left out.
 """
 
 import json
@@ -11,8 +8,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from splitinfer.service.launchd import fields_of
 
 
 def version(text: str) -> tuple[int, ...] | None:
@@ -125,12 +120,6 @@ def power_settings(text: str) -> PowerSettings | None:
     )
 
 
-def speed_limit(text: str) -> int | None:
-    """The percentage to which heat limits the processor, from ``pmset -g therm``; ``None``: nothing was recorded."""
-    found = re.search(r"CPU_Speed_Limit\s*=\s*(\d{1,3})\b", text)
-    return int(found[1]) if found else None
-
-
 def firewall_state(text: str) -> int | None:
     """0: off, 1: on, 2: on, and all incoming connections are blocked; from ``--getglobalstate``.
 
@@ -142,9 +131,9 @@ def firewall_state(text: str) -> int | None:
 
 
 def is_on(text: str) -> bool | None:
-    """Whether a setting is on, from ``--getblockall`` and ``--getstealthmode``, whose words have changed.
+    """Whether a setting is on, from ``--getblockall``, whose words have changed.
 
-    >>> is_on("Firewall has block all state set to disabled."), is_on("Stealth mode enabled"), is_on("")
+    >>> is_on("Firewall has block all state set to disabled."), is_on("Block all enabled"), is_on("")
     (False, True, None)
     """
     words = re.findall(r"[a-z]+", text.lower())
@@ -163,66 +152,26 @@ def listed_apps(text: str) -> dict[str, bool] | None:
     return {path: word == "Allow" for path, word in re.findall(form, text, re.MULTILINE | re.IGNORECASE)}
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A job that launchd knows.
-
-    path: of its property list. state: "running", "not running", "spawn scheduled" ...
-    spawn_type: "interactive", "daemon" (its ProcessType is standard, or not given), "adaptive" or "background".
-    last_exit: its exit code, or the signal, the last time it ended; "" if it never did.
-    """
-
-    label: str
-    path: str
-    state: str
-    spawn_type: str
-    last_exit: str
-
-
-def job(text: str) -> Job | None:
-    """The job that ``launchctl print`` describes; ``None``: there is none."""
-    head = re.match(r"\s*(?:gui|user|system|login)(?:/\d+)?/([\w.-]+) = \{", text)
-    if head is None:
-        return None
-    found = fields_of(text)
-    spawn_type = re.match(r"[a-z]+", found.get("spawn type", ""))
-    last_exit = found.get("last exit code", "")
-    return Job(
-        label=head[1],
-        path=found.get("path", ""),
-        state=found.get("state", ""),
-        spawn_type=spawn_type[0] if spawn_type else "",
-        last_exit="" if last_exit.startswith("(") else last_exit,
-    )
-
-
-NVIDIA_FIELDS = (
-    "name", "driver_version", "memory.total", "memory.used",
-    "clocks_throttle_reasons.hw_thermal_slowdown", "clocks_throttle_reasons.sw_thermal_slowdown",
-)  # fmt: skip
+NVIDIA_FIELDS = ("name", "memory.total", "memory.used")
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU; memory in MiB. ``is_throttled``: whether heat slows it now."""
+    """A GPU; memory in MiB."""
 
     name: str
     memory: int | None
     used: int | None
-    is_throttled: bool
 
 
 def gpus(text: str) -> list[Gpu]:
     """The GPUs, from a query of ``NVIDIA_FIELDS``; a value that nvidia-smi does not know is "[N/A]".
 
-    >>> gpus("NVIDIA H200, 580.95.05, 143771, 512, Not Active, Not Active")
-    [Gpu(name='NVIDIA H200', memory=143771, used=512, is_throttled=False)]
+    >>> gpus("NVIDIA H200, 143771, 512")
+    [Gpu(name='NVIDIA H200', memory=143771, used=512)]
     """
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
-    return [
-        Gpu(name, _number(memory), _number(used), "Active" in reasons)
-        for name, _driver, memory, used, *reasons in (row for row in rows if len(row) == len(NVIDIA_FIELDS))
-    ]
+    return [Gpu(row[0], _number(row[1]), _number(row[2])) for row in rows if len(row) == len(NVIDIA_FIELDS)]
 
 
 def _number(text: str) -> int | None:

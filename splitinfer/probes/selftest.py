@@ -1,7 +1,15 @@
-"""``splitinfer selftest``: what the first owner of a machine runs before trusting anything. Three minutes at most."""
+"""``splitinfer selftest``: what the first owner of a machine runs before trusting anything. Three minutes at most.
 
+Its document is to be sent in, so it has nothing private: numbers, truth values, and words of this program (outcomes,
+reasons, the names of probes and checks, the keys of figures, types and places of errors). Of the texts of a system, a
+version becomes its numbers, and a chip is one of those below or left out. Sentences and remedies, which may name hosts
+and paths, are never in it.
+"""
+
+import math
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +20,21 @@ from splitinfer import cleanup
 from splitinfer.core.json_text import dumps
 from splitinfer.places import write
 from splitinfer.probes.child import Result, run_probe, run_probes
-from splitinfer.probes.finding import exit_code
+from splitinfer.probes.finding import Outcome, exit_code
 from splitinfer.probes.page import print_page, selftest_page
 from splitinfer.probes.registry import USUAL_SECONDS, Probe, selftest_probes
-from splitinfer.probes.sharing import document
 
+CONTAINS = (
+    "versions, the kind of machine and its sizes, which checks passed, and the times, bytes and numbers of the "
+    "built-in demo model's tokens that were measured"
+)
+CONTAINS_NOT = "names of machines or people, addresses, keys, paths, prompts, or texts of any kind"
 _OWN_SECONDS = 2.0  # for the page, and for ending processes
+_MOST = 64  # elements of a list
+_CHECKED = ("outcome", "fault", "reason", "error", "signal", "at")  # what the document has of a finding
+_VERSIONS = ("system_version", "python", "version_splitinfer", "version_mlx", "version_mlx_lm")
+_WORDS = {*map(str, Outcome), "Darwin", "Linux", "cpu", "metal", "cuda"}
+_CHIP = re.compile(r"Apple M\d\d?(?: (?:Pro|Max|Ultra))?|NVIDIA (?:GeForce RTX )?[A-Z]{0,2}\d{2,4}|AMD|Intel", re.ASCII)
 
 
 def run_selftest(
@@ -46,7 +63,8 @@ def run_selftest(
     if file is not None:
         write(file, dumps(made, indent=1) + "\n")
     findings = [each for probe in probes for each in results[probe.name].findings]
-    print_page(selftest_page(findings, seconds=seconds, file=None if file is None else str(file)))
+    sent = None if file is None else f"Send {file} in. It has {CONTAINS}.\nIt has no {CONTAINS_NOT}."
+    print_page(selftest_page(findings, seconds=seconds, sent=sent))
     return exit_code(findings)
 
 
@@ -57,3 +75,71 @@ def _run_shown(run: Any, errors: Console, probe: Probe, limit: float, folder: st
     if not errors.is_terminal:
         errors.print(f"{probe.name}: {result.seconds:.1f} s", soft_wrap=True)
     return result
+
+
+# -- the document ------------------------------------------------------------------------------------------------------
+
+
+def document(
+    probes: Iterable[Probe], results: Mapping[str, Result], *, seconds: float, limit_s: float, quick: bool
+) -> dict[str, Any]:
+    """The document of a run, ready to be written as JSON."""
+    ran = {probe.name: results[probe.name] for probe in probes if probe.name in results}
+    about = ran["about"].numbers("device") if "about" in ran else None
+    findings = [(name, each) for name, result in ran.items() for each in result.findings]
+    return {
+        "kind": "splitinfer selftest",
+        "format": 3,
+        "contains": CONTAINS,
+        "contains_not": CONTAINS_NOT,
+        "exit_code": exit_code(each for _, each in findings),
+        "seconds": round(seconds, 1),
+        "limit_s": limit_s,
+        "quick": quick,
+        "machine": about and _machine(about),
+        "checks": [
+            {"probe": name, "name": each.name, **{key: getattr(each, key) for key in _CHECKED}}
+            for name, each in findings
+        ],
+        "parts": {name: {"seconds": each.seconds, "limit_s": each.limit_s} for name, each in ran.items()},
+        "measured": {
+            name: {each.name: figures(each.numbers) for each in result.found if each.numbers}
+            for name, result in ran.items()
+            if name != "about"
+        },
+    }
+
+
+def _machine(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What kind of machine it is."""
+    chips = {name: _CHIP.match(str(about[name] or "")) for name in ("chip", "device")}
+    return {
+        **{name: value for name, value in figures(about).items() if value is not None},
+        **{name: chip and chip[0] for name, chip in chips.items()},
+        **{name: numbers_of(str(about[name])) for name in _VERSIONS},
+    }
+
+
+def numbers_of(version: str) -> list[int]:
+    """The numbers that a version begins with, at most three.
+
+    >>> numbers_of("6.8.0-45-generic"), numbers_of("alice")
+    ([6, 8, 0], [])
+    """
+    found = re.match(r"\d{1,4}(?:\.\d{1,4}){0,2}(?![\d.])", version, re.ASCII)
+    return [] if found is None else [int(part) for part in found[0].split(".")]
+
+
+def figures(value: Any) -> Any:
+    """The numbers, truth values and known words of what was measured; ``None`` in the place of any other text.
+
+    >>> figures({"rows": [1, "alice", 2], "cable": "passed", "host": "alice"})
+    {'rows': [1, None, 2], 'cable': 'passed', 'host': None}
+    """
+    if isinstance(value, Mapping):
+        return {name: figures(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [figures(each) for each in value[:_MOST]]
+    if isinstance(value, str):
+        return str(value) if value in _WORDS else None
+    return value if value is None or isinstance(value, bool | int) or math.isfinite(value) else None

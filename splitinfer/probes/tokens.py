@@ -1,5 +1,5 @@
-"""Tokens by one way through a pipeline: greedy and sampled, without drafts and with them, and from KV kept across a
-restart. Plain mlx-lm computes the same tokens in the same process (``reference``).
+"""Tokens by one way through a pipeline: greedy and sampled, without drafts and with them, several answers at once, and
+from KV kept across a restart. Plain mlx-lm computes the same tokens in the same process (``reference``).
 
 Where a pipeline chooses another token than the reference, the request is made again with the reference's tokens up to
 and including that one. So every position is compared, whatever came before it.
@@ -9,8 +9,10 @@ own margin was no larger than what rounding moves: as much as mlx-lm's own logit
 other numbers, or a few units in the last place of the largest logit, whichever is more. Any other token is wrong.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -40,6 +42,7 @@ CASES = {"greedy": GREEDY, "sampled": SAMPLED}
 _LAYERS = (5, 7)  # here, and on the worker
 _DRAFTS = Flight(first=3, further=2, in_flight=2)
 _KEPT_PROMPT, _KEPT_TOKENS = BLOCK + 40, 4
+_TOGETHER = (6, 8, 11, 15)  # tokens of the prompts of answers at once: unequal
 _MOST_PARTINGS = 4  # of one answer; with more than that something is wrong, whatever the margins
 _STOP_SECONDS = 2.0
 TIMES_MOVED, _UNITS = 4.0, 8.0  # of a margin: both logits move, and other kernels move them otherwise
@@ -72,6 +75,10 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
                 look(name, partial(_answered, llm, expected, CASES[name], OFF))
             for name, expected in cases.items():
                 look(f"{name}, drafts", partial(_with_drafts, llm, expected, CASES[name]))
+            if options["way"] == "one process":
+                prompts = [made_up_prompt(length, plain.vocab_size) for length in _TOGETHER]
+                several = [plain.answer(prompt, options["tokens"], GREEDY) for prompt in prompts]
+                look("several at once", partial(_together, llm, several))
             report.guarded("loops", lambda: judge_loops(_loops(llm, others), _computes_at_launch()))
         if options.get("restarts"):
             long = plain.answer(made_up_prompt(_KEPT_PROMPT, plain.vocab_size), _KEPT_TOKENS, GREEDY)
@@ -127,7 +134,8 @@ def _worker_here(address: str, options: LinkOptions | None = None, **more: Any) 
 
 @contextmanager
 def _keyed_worker(folder: Path) -> Iterator[dict[str, Any]]:
-    """A worker on loopback with keys of its own, which admits this process's."""
+    """A worker on loopback with keys of its own, which admits this process's; none of them are the user's."""
+    os.environ["XDG_CONFIG_HOME"] = str(folder / "config")
     keys = Keyring(folder / "worker")
     keys.admit(Keyring().own().public, "selftest")
     access = AccessControl(keys)
@@ -193,6 +201,14 @@ def _answered(llm: LLM, expected: Expected, sampling: SamplingParams, flight: Fl
         "tokens_per_second": rate,
         "cached_tokens": first.num_cached_tokens,
     }
+
+
+def _together(llm: LLM, expected: Sequence[Expected]) -> dict[str, Any]:
+    """As ``_answered``, of answers that are computed together."""
+    with ThreadPoolExecutor(len(expected)) as pool:
+        found = list(pool.map(lambda each: _answered(llm, each, GREEDY, OFF), expected))
+    summed = {name: sum(each[name] for each in found) for name in ("tokens", "compared")}
+    return {**found[0], **summed, "partings": [parting for each in found for parting in each["partings"]]}
 
 
 def _with_drafts(llm: LLM, expected: Expected, sampling: SamplingParams) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 command         runs one of the system's commands to its end
 apple           where macOS's libraries are, and what its commands print
 keep_awake      prevents sleep while there is work
-assertions      who prevents it, as pmset lists them. Pure
 qos             the quality of service of a thread
 memory_pages    the kinds of pages that macOS counts, and how many bytes of them a stage may take. Pure
 free_memory     reads them; elsewhere what psutil calls available

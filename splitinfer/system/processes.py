@@ -20,7 +20,7 @@ _SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process. user: its owner's name. words: its command line. started: seconds since 1970. nice: its nice value."""
+    """A process. user: its owner's name. words: its command line. started: seconds since 1970."""
 
     pid: int
     user: str
@@ -28,7 +28,6 @@ class Process:
     words: tuple[str, ...]
     started: float = 0.0
     parent: int = 0
-    nice: int = 0
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -58,7 +57,7 @@ def _is_program(words: Sequence[str], at: int) -> bool:
 def processes() -> list[Process]:
     """All processes that can be seen and have a command line."""
     own = getpass.getuser()
-    read = [each.info for each in psutil.process_iter(["pid", "username", "cmdline", "create_time", "ppid", "nice"])]
+    read = [each.info for each in psutil.process_iter(["pid", "username", "cmdline", "create_time", "ppid"])]
     hidden = any(info["cmdline"] is None for info in read)
     shown = from_ps(run(_PS, _SECONDS).output) if hidden else {}
     return [
@@ -69,7 +68,6 @@ def processes() -> list[Process]:
             tuple(info["cmdline"] or shown.get(info["pid"], ())),
             info["create_time"] or 0.0,
             info["ppid"] or 0,
-            info["nice"] or 0,
         )
         for info in read
         if info["cmdline"] or info["pid"] in shown

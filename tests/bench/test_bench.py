@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from random_model import Shape, make
 
 from splitinfer.bench.mlx_lm import MlxLmProcesses, PlainMlxLm
 from splitinfer.errors import ModelError
-from splitinfer.probes.random_model import Shape, make
 
 SIZES = ("--trials", "2", "--prompt-tokens", "200", "--decode-tokens", "20", "--streams", "3")
 

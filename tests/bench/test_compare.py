@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 import yaml
+from random_model import Shape, make
 
 from splitinfer.bench import compare as run
 from splitinfer.bench.judge import RIGHT, ROUNDING, WRONG, reread, verdict, worst
@@ -20,7 +21,6 @@ from splitinfer.bench.systems import AS_ONE_STAGE, BY_LAYERS, PARALLEL, PIPELINE
 from splitinfer.config import read_layout
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
-from splitinfer.probes.random_model import Shape, make
 
 DROPS_FROM = 128  # the place of a token; 4k in small. A stream ends before
 PACE = Pace(prompt=0.01, token=0.1, many=0.8)

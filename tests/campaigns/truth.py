@@ -32,7 +32,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from scripts.random_model import Shape as ModelShape
+from scripts.random_model import make
 from splitinfer.bench import machine as this_machine
+from splitinfer.bench.parts import made_up
 from splitinfer.bench.systems import together, whole
 from splitinfer.core.kv.budget import KV_SHARE, KVBudget, StageKV
 from splitinfer.core.sequence import SamplingParams
@@ -45,8 +48,6 @@ from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut, on_grid
 from splitinfer.placement.pairs import with_sums
 from splitinfer.placement.plan import Planner
-from splitinfer.probes.random_model import Shape as ModelShape
-from splitinfer.probes.random_model import made_up, make
 from tests.emulation.late_steps import MOST_LATE, LateSteps, counted
 from tests.emulation.links import LinkProfile as EmulatedLink
 from tests.emulation.links import installed

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from splitinfer.probes.branches import Here
+from splitinfer.core.metrics.link_measurement import LinkMeasurement
+from splitinfer.probes.links import LinkSeen
 
 MAC: Mapping[str, Any] = {
     "name": "alices-studio", "kv_folder": "/Users/alice/kv", "system": "Darwin", "system_version": "26.2",
@@ -18,7 +19,6 @@ LINUX: Mapping[str, Any] = {
     "device": "cpu", "device_architecture": "x86_64", "backend": "cpu", "gpu": False, "exact": True,
     "computes_at_launch": True, "working_set_bytes": None, "buffer_limit": None,
 }  # fmt: skip
-ON_MAC, ON_LINUX = Here(True, False, False, "Apple M4 Max", metal=True), Here(False, True, True, "cpu")
 ROUNDS = {"logits_move": 0.03, "largest_logit": 16.0, "epsilon": 2**-10, "dtype": "float16", "exact": False}
 EXACT = {"logits_move": 0.0, "largest_logit": 16.0, "epsilon": 2**-23, "dtype": "float32", "exact": True}
 
@@ -41,15 +41,6 @@ def loops(*, gpu: bool = True, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def branch(*, gpu: bool = True, **changes: Any) -> dict[str, Any]:
-    error = 0.001 if gpu else 0.0
-    return {
-        "taken": gpu, "equal": True, "completed": 6, "launched": 6, "error": error, "own_rounding": 2 * error,
-        "rows": 4,
-        "way": "rows", "calls": 36, "seconds": 0.1, "dtype": "float16", **changes,
-    }  # fmt: skip
-
-
 def memory(**changes: Any) -> dict[str, Any]:
     at = {"active": 20_000_000, "resident": 300_000_000, "free": int(90e9)}
     found = {"before": {**at, "active": 8}, "loaded": at, "warm": at, "used": at, "closed": {**at, "active": 8}}
@@ -57,10 +48,6 @@ def memory(**changes: Any) -> dict[str, Any]:
     return {**found, "rounds": 12, "peak": 40_000_000, "wired": wired, **changes}
 
 
-def link(**changes: Any) -> dict[str, Any]:
-    versions = {"protocol": 9, "splitinfer": "0.1.0", "mlx": "0.32.4", "mlx_lm": "0.32.2"}
-    figures = {"latency_p50": 2e-4, "latency_p99": 4e-4, "down": 1e9, "up": float("inf")}
-    return {
-        "problem": "", "own_versions": versions,
-        "welcome": {"device": "Apple M2", "free_bytes": 10e9, "versions": versions}, "figures": {**figures, **changes},
-    }  # fmt: skip
+def link(problem: str = "", **changes: float) -> LinkSeen:
+    figures = LinkMeasurement(**{"latency_p50": 2e-4, "latency_p99": 4e-4, "down": 1e9, "up": float("inf"), **changes})
+    return LinkSeen("here", "worker", "tcp", "hidden states", None if problem else figures, problem)

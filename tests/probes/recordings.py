@@ -25,14 +25,9 @@ RDMA_READY = {
 WELL = {
     "macos": "sw_vers_26_3.txt",
     "power": "pmset_studio.txt",
-    "assertions": "pmset_assertions_idle.txt",
-    "thermal": "pmset_therm_none.txt",
     "firewall": "firewall_off.txt",
     "firewall_block_all": "firewall_block_all_off.txt",
-    "firewall_stealth": "firewall_stealth_off.txt",
     "firewall_apps": "firewall_apps.txt",
-    "agent": "launchctl_interactive.txt",
-    "daemon": "",
     **RDMA_READY,
 }
 

@@ -42,15 +42,6 @@ def test_a_codec_pays_where_the_link_is_slower(down: float, codecs: list[Codec],
     assert on(down, codecs, hidden).codec == codec
 
 
-@pytest.mark.parametrize(
-    ("down", "latency", "rows"), [(8192e3, 0.005, 100), (10e9, 0.01, None), (math.inf, 0.01, None), (8192e3, 0.0, 1)]
-)
-def test_chunks_last_twenty_latencies(down: float, latency: float, rows: int | None):
-    found = on(down, latency=latency)
-    assert found.chunk_seconds == pytest.approx(20 * latency)
-    assert found.chunk_rows == rows
-
-
 @given(st.floats(1, 1e12) | st.just(math.inf), st.floats(0, 1e-3), st.integers(1, 600))
 def test_a_codec_is_never_slower(bandwidth: float, seconds: float, size: int):
     found = on(bandwidth, [Codec("a", size, seconds)], Hidden(128, "float32", ""))

@@ -1,23 +1,20 @@
 """Faults planted in what was measured: each is named, and decides the exit code."""
 
-import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_up_probes import EXACT as EXACTLY
-from made_up_probes import LINUX, MAC, ON_LINUX, ON_MAC, ROUNDS, answer, branch, link, loops, memory, parting
+from made_up_probes import LINUX, MAC, ROUNDS, answer, link, loops, memory, parting
 
 from splitinfer.errors import ConfigError
-from splitinfer.probes.branches import BRANCHES, judge_branch, judge_name, judge_trials
 from splitinfer.probes.finding import FAULT_OF, Fault, Finding, Outcome, Reason, exit_code
-from splitinfer.probes.machine import judge_about
+from splitinfer.probes.links import judge_link
+from splitinfer.probes.machine import judge_about, judge_quantised
 from splitinfer.probes.memory import judge_memory
 from splitinfer.probes.registry import worker_elsewhere
 from splitinfer.probes.tokens import judge_answer, judge_loops
-from splitinfer.probes.worker import judge_connection, judge_link
-from transports import Unreachable
 
 ROOT = Path(__file__).parents[2]
 R = Reason
@@ -42,14 +39,9 @@ SOUND: dict[str, Judged] = {
     "a near tie": lambda: judge_answer("sampled", answer(partings=[parting(0.12)]), ROUNDS),
     "loops on a GPU": lambda: judge_loops(loops(), False),
     "loops on a CPU": lambda: judge_loops(loops(gpu=False), True),
-    "branches of a GPU": lambda: [judge_branch(name, branch(), ON_MAC) for name in BRANCHES],
-    "branches of a CPU": lambda: [judge_branch(name, branch(gpu=False), ON_LINUX) for name in BRANCHES],
-    "the rounding of other chunks": lambda: judge_branch("cohort", branch(error=0.1, own_rounding=0.03), ON_MAC),
-    "trials": lambda: judge_trials({"way": "rows", "kept_kv": True}),
-    "a name": lambda: judge_name("Apple M4 Max", False, ON_MAC),
+    "KV in 8 bits": lambda: judge_quantised([0.004, 0.001]),
     "memory": lambda: judge_memory(memory()),
     "memory without Metal": lambda: judge_memory(memory(wired=None)),
-    "a port": lambda: judge_connection(None),
     "a link": lambda: judge_link(link()),
 }
 
@@ -82,17 +74,8 @@ PLANTED: dict[str, tuple[Judged, Reason, str, str]] = {
         "disk",
     ),
     "no waiter on a GPU": (lambda: judge_loops(loops(waiter=False), False), R.NOT_TAKEN, "no thread waits", SEND),
-    "a branch that is not taken": (
-        lambda: judge_branch("cohort", branch(taken=False), ON_MAC), R.NOT_TAKEN, "on this device it should be", SEND,
-    ),
-    "a wrong cohort": (lambda: judge_branch("cohort", branch(error=0.5), ON_MAC), R.LARGE_ERROR, "off by 0.5", STOP),
-    "a lost step": (
-        lambda: judge_branch("launching ahead", branch(completed=5), ON_MAC), R.LARGE_ERROR, "5 of 6 steps", STOP,
-    ),
-    "any error on an exact device": (
-        lambda: judge_branch("cohort", branch(gpu=False, error=1e-7), ON_LINUX), R.LARGE_ERROR, "rounding allows 0",
-        STOP,
-    ),
+    "a wrong kernel": (lambda: judge_quantised([0.0, 0.5]), R.LARGE_ERROR, "off by 0.5", STOP),
+    "no numbers": (lambda: judge_quantised([float("nan")]), R.LARGE_ERROR, "off by nan", STOP),
     "a Mac's processor": (
         lambda: judge_about({**MAC, "gpu": False}), R.NO_GPU, "not on this Mac's GPU", "not under Rosetta",
     ),
@@ -105,28 +88,13 @@ PLANTED: dict[str, tuple[Judged, Reason, str, str]] = {
         lambda: judge_memory(memory(wired={"limit": 0, "recommended": 96e9})), R.NOT_WIRED, "0 GB wired and not 96",
         SEND,
     ),
-    "an unknown name": (
-        lambda: judge_connection(Unreachable("mini", 8, True)), R.NAME, "cannot resolve the name", "its spelling",
+    "a worker that refuses": (
+        lambda: judge_link(link("w refuses: run there: splitinfer pair abc")), R.NOT_REACHED, "splitinfer pair",
+        "what the sentence says",
     ),
-    "an empty port": (
-        lambda: judge_connection(Unreachable("mini", errno.ECONNREFUSED)), R.NOTHING_LISTENS, "nothing listens",
-        "worker --host",
+    "long latency": (
+        lambda: judge_link(link(latency_p50=6e-3, latency_p99=8e-3)), R.SLOW, "6 ms one way", "Thunderbolt or Ethernet",
     ),
-    "a refused call": (
-        lambda: judge_connection(Unreachable("10.0.0.2", errno.EPERM)), R.NETWORK, "forbids connections", "firewall",
-    ),
-    "a key that is not admitted": (
-        lambda: judge_link({"figures": None, "problem": "w refuses: run there: splitinfer pair abc"}), R.NOT_ADMITTED,
-        "splitinfer pair", "run there",
-    ),
-    "other versions": (
-        lambda: judge_link({"figures": None, "problem": "w refuses: it has other versions (mlx 0.31)"}), R.VERSIONS,
-        "mlx 0.31", "splitinfer --version",
-    ),
-    "a busy worker": (
-        lambda: judge_link({"figures": None, "problem": "w refuses: it is busy"}), R.REFUSED, "it is busy", "log",
-    ),
-    "long latency": (lambda: judge_link(link(latency_p50=6e-3)), R.SLOW, "6 ms one way", "Thunderbolt or Ethernet"),
     "a slow way up": (lambda: judge_link(link(up=45e6)), R.SLOW, "45 MB/s", "Thunderbolt or Ethernet"),
 }  # fmt: skip
 

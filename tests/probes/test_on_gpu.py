@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from gpu_figures.__main__ import PARTS, gpu_probes, measure_on_gpu
+from random_model import Shape
 
 from splitinfer.errors import ConfigError
 from splitinfer.machine.selection import VARIABLE as ACCELERATOR
 from splitinfer.probes.child import Result, serve
 from splitinfer.probes.finding import Finding, Outcome, Reason, passed
-from splitinfer.probes.random_model import Shape
 from splitinfer.probes.registry import Probe, selftest_probes
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -38,7 +38,7 @@ def test_every_probe_is_one_that_can_be(size: str):
 def in_process(function: str, options: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The numbers that a probe finds, here."""
     lines: list[dict[str, Any]] = []
-    assert serve(json.dumps({"function": function, "options": options, "skip": []}), lines.append) == 0
+    assert serve(json.dumps({"function": function, "options": options}), lines.append) == 0
     found = [line["found"] for line in lines if "found" in line]
     assert [one["sentence"] for one in found if one["outcome"] == "failed"] == []
     return {one["name"]: one["numbers"] for one in found}
@@ -92,7 +92,7 @@ class Planted:
         self.environments.append(environment)
         found = passed("device", "", self.device) if probe.name == "about" else passed("a", "", {"ms": 1.0})
         ending = Finding("", Outcome.FAILED, "failed: on purpose", reason=Reason.FAILED)
-        return Result((found,), ending if probe.title == "rows" else None, 0.1, limit, 1)
+        return Result((found,), ending if probe.title == "rows" else None, 0.1, limit)
 
 
 def test_the_document_has_every_part_and_what_went_wrong(tmp_path: Path):

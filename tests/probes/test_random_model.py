@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 from mlx_lm import generate, load
+from random_model import ARCHITECTURES, END, Shape, build, byte_tokenizer, main, make
 from stages import layout, plain_greedy, prompt, tokens_of
 
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
-from splitinfer.probes.random_model import ARCHITECTURES, END, Shape, build, byte_tokenizer, main, make
 
 SMALL = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2, "mlp": 48, "vocab": 300}
 

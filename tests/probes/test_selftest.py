@@ -14,11 +14,9 @@ from stages import worker
 from splitinfer.core.plan import SampledToken
 from splitinfer.engine.stage import runner
 from splitinfer.errors import ConfigError
-from splitinfer.probes import branches, tokens
-from splitinfer.probes import worker as way
+from splitinfer.probes import links, machine, tokens
 from splitinfer.probes.child import Report, Result
 from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, exit_code, from_data, passed
-from splitinfer.probes.machine import judge_about
 from splitinfer.probes.reference import PlainModel
 from splitinfer.probes.registry import Probe, worker_elsewhere
 from splitinfer.probes.selftest import run_selftest
@@ -38,12 +36,10 @@ class Planted:
     def __call__(self, probe: Probe, limit: float, folder: str, **_more: Any) -> Result:
         self.ran.append(probe.name)
         self.folders.add(folder)
-        link = [passed("link", "", {"figures": {}})] if probe.name == "network" else []
-        found = (
-            judge_about(LINUX) if probe.name == "about" else [*link, passed("greedy", "32 tokens are plain mlx-lm's")]
-        )
+        sound = [passed("greedy", "32 tokens are plain mlx-lm's")]
+        found = machine.judge_about(LINUX) if probe.name == "about" else sound
         ending = probe.own(self.ending) if self.ending and probe.name == self.name else None
-        return Result(tuple(map(probe.own, found)), ending, 0.1, limit, 1)
+        return Result(tuple(map(probe.own, found)), ending, 0.1, limit)
 
 
 def test_a_sound_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -122,22 +118,18 @@ def test_a_planted_worker_that_answers_a_wrong_token_is_named(monkeypatch: pytes
 
 def test_a_slow_link_is_named():
     with worker("tcp") as address, emulator("links").installed("wifi"):
-        found = found_by(way.measure, worker={"address": address})
+        found = found_by(links.measure, worker={"address": address})
     assert exit_code(found) == Fault.SPEED
-    assert found[-1].numbers["welcome"]["versions"] == found[-1].numbers["own_versions"]
+    assert found[-1].numbers["figures"]["latency_p50"] > 2e-3
 
 
 @pytest.mark.nightly
 @pytest.mark.own_device
-def test_on_this_device_all_branches_are_right(monkeypatch: pytest.MonkeyPatch):
-    """As if it were a GPU, each of them is missed."""
-    found = found_by(branches.measure)
+def test_answers_at_once_and_kv_in_8_bits_are_right(tmp_path: Path):
+    found = found_by(tokens.measure, way="one process", tokens=6, folder=str(tmp_path))
     assert faults(found) == []
-    assert {each.name for each in found} == {*branches.BRANCHES, "device name", "trials at loading"}
-    gpu = branches.Here(gpu=True, exact=True, computes_at_launch=False, device="Apple M4 Max", metal=True)
-    for each in found:
-        if each.name in branches.BRANCHES:
-            assert branches.judge_branch(each.name, each.numbers, gpu).reason is Reason.NOT_TAKEN
+    assert next(each for each in found if each.name == "several at once").numbers["tokens"] == 24
+    assert faults(found_by(machine.about)) == []
 
 
 # -- from outside ------------------------------------------------------------------------------------------------------

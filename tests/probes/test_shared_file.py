@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_probes import EXACT, LINUX, MAC, ROUNDS, answer, branch, link, loops, memory
+from made_up_probes import EXACT, LINUX, MAC, ROUNDS, answer, link, loops, memory
 from recordings import RDMA_READY, said
 
 from splitinfer.core.json_text import dumps
-from splitinfer.probes.branches import BRANCHES
 from splitinfer.probes.child import Result, broken
 from splitinfer.probes.evidence import MACOS, Seen
 from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, passed
+from splitinfer.probes.links import judge_link
 from splitinfer.probes.rdma import requirements, verdict
 from splitinfer.probes.registry import selftest_probes
-from splitinfer.probes.sharing import CONTAINS, CONTAINS_NOT, KIND, document, figures
+from splitinfer.probes.selftest import document, figures
 
 PRIVATE = (
     "alice", "alices-studio.local", "/Users/alice/models", "C:\\Users\\alice", "192.168.1.23", "10.0.0.5",
@@ -37,9 +37,8 @@ def outcomes(about: Mapping[str, Any] = MAC) -> dict[str, Result]:
     found: dict[str, list[Finding]] = {
         "about": [passed("device", "alice's", about)],
         "tcp": [passed("rounding", "", ROUNDS if gpu else EXACT), *answers, passed("loops", "", loops(gpu=gpu))],
-        "branches": [passed(name, "", branch(gpu=gpu)) for name in BRANCHES],
         "memory": [passed("growth", "", memory())],
-        "network": [passed("link", "", link())],
+        "network": judge_link(link()),
         "doctor": [rdma, Finding("power", Outcome.WARNING, "alices-studio sleeps", "sudo pmset")],
     }
     return {name: Result(tuple(each), None, 1.0, 20.0) for name, each in found.items()}
@@ -94,9 +93,9 @@ def test_every_figure_is_in_it():
     assert measured["tcp"]["greedy"] == answer()
     assert measured["memory"]["growth"] == memory()
     assert measured["doctor"]["RDMA over Thunderbolt"]["cable to a Mac"] == "passed"
-    assert measured["network"]["link"]["figures"] == {**link()["figures"], "up": None}
+    assert measured["network"]["link"]["figures"] == {"latency_p50": 2e-4, "latency_p99": 4e-4, "down": 1e9, "up": None}
     assert found["parts"]["tcp"] == {"seconds": 1.0, "limit_s": 20.0}
-    assert (found["kind"], found["contains"], found["contains_not"]) == (KIND, CONTAINS, CONTAINS_NOT)
+    assert found["kind"] == "splitinfer selftest"
     assert (found["exit_code"], found["seconds"], found["limit_s"], found["quick"]) == (0, 61.2, 180.0, False)
 
 
