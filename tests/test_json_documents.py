@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from splitinfer.bench.printing import print_found
+from splitinfer.bench.report import print_found
 
 
 def read(text: str) -> Any:

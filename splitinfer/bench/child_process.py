@@ -123,21 +123,13 @@ Handle = Callable[[dict[str, Any]], dict[str, Any]]  # makes the answer to one l
 def serve(opened: Callable[[dict[str, Any]], AbstractContextManager[tuple[dict[str, Any], Handle]]]) -> None:
     """Open something by the first line, and answer further lines until the input ends. ``opened`` gives the answer to
     the first line, and what answers the others. What libraries print goes to standard error."""
-    answers = _begin()
-    with opened(json.loads(sys.stdin.readline())) as (answer, handle):
-        _write(answers, answer)
-        _serve_lines(answers, handle)
-
-
-def serve_commands(handle: Handle) -> None:
-    """Answer one line after the other by ``handle``, until the input ends."""
-    _serve_lines(_begin(), handle)
-
-
-def _begin() -> TextIO:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it closes the pipe
     threading.Thread(target=_end_with_input, daemon=True).start()
-    return own_output()
+    answers = own_output()
+    with opened(json.loads(sys.stdin.readline())) as (answer, handle):
+        _write(answers, answer)
+        for line in iter(sys.stdin.readline, ""):
+            _write(answers, handle(json.loads(line)))
 
 
 def _end_with_input() -> None:
@@ -147,11 +139,6 @@ def _end_with_input() -> None:
     hung_up.poll()
     time.sleep(_GRACE)
     os._exit(1)
-
-
-def _serve_lines(answers: TextIO, handle: Handle) -> None:
-    for line in iter(sys.stdin.readline, ""):
-        _write(answers, handle(json.loads(line)))
 
 
 def _write(answers: TextIO, answer: Mapping[str, Any]) -> None:

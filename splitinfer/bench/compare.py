@@ -1,14 +1,13 @@
 """``splitinfer bench --mode compare``: opens one system after the other, and lets each do all parts.
 
-One after the other and not in turns, because a machine may hold no two of them at once. The pipeline is first: a short
-trial of it gives the pace by which parts are chosen. Plain mlx-lm is last, because it also judges all answers. Where
-the model does not fit into this machine, ``unreferenced`` says what can still be known.
+One after the other and not in turns, because a machine may hold no two of them at once. Each has an equal share of the
+time that is left, and does no part that took longer before than what is left of its share. Plain mlx-lm is last,
+because it also judges all answers (``judge``).
 
 Prompts are text if the model has a tokenizer: drafts are worth nothing on random tokens. A long prompt has a *needle*
 in it, a number that it asks for at its end.
 """
 
-import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -19,25 +18,11 @@ from typing import Any
 
 from splitinfer import cleanup
 from splitinfer.bench.figures import summarize
-from splitinfer.bench.judge import verdict
+from splitinfer.bench.judge import read_again, verdict
 from splitinfer.bench.mlx_lm import MlxLmProcesses, PlainMlxLm, fetched, plain_mlx_lm
 from splitinfer.bench.options import Options
-from splitinfer.bench.page import tables, write_page
-from splitinfer.bench.parts import (
-    ANSWER,
-    NEW_TOKENS,
-    STREAMS,
-    Cell,
-    Kind,
-    Pace,
-    Part,
-    Tasks,
-    made_up,
-    parts,
-    tasks_of,
-    with_fewer_trials,
-)
-from splitinfer.bench.printing import say
+from splitinfer.bench.parts import ANSWER, NEW_TOKENS, STREAMS, Cell, Kind, Part, Tasks, made_up, parts, tasks_of
+from splitinfer.bench.report import figures_of, tables, write_page
 from splitinfer.bench.systems import (
     AS_ONE_STAGE,
     BY_LAYERS,
@@ -54,15 +39,13 @@ from splitinfer.bench.systems import (
     open_stages,
     vocabulary,
 )
-from splitinfer.bench.table import figures_of
-from splitinfer.bench.unreferenced import first_layers, read_again
+from splitinfer.console import say
 from splitinfer.core.layout import LOCAL, Layout, Rank, lay_out
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import LayoutError, ModelError, SplitinferError
 from splitinfer.llm import LLM, Settings
 from splitinfer.machine.selection import emulated_machine
-from splitinfer.models.loader import resolve_dtype
-from splitinfer.models.memory import on_gpu
+from splitinfer.places import write
 from splitinfer.probes.machine import describe
 from splitinfer.probes.tokens import tolerance
 from transports.address import parse_host_port
@@ -71,21 +54,24 @@ __all__ = ["measure", "tables"]
 
 PROMPTS = (2048, 8192, 32768)  # tokens
 _MORE = 2 * ANSWER + NEW_TOKENS  # tokens after the longest prompt
-_TRIAL, _TRIAL_TOKENS = 128, 12  # of the pace
+_WARM_UP = 12  # tokens
+_GROWS = 1.5  # what a prompt takes for each token more than for one of a shorter prompt: attention grows
 _PATIENCE = 60.0  # seconds for a killed worker to come back
-_ITSELF = "the pipeline itself in other chunks and another cut, and plain mlx-lm for the first layers"
+_ITSELF = "the pipeline itself in other chunks and another cut"
 _PRIVATE = re.compile(r"\w[\w+.-]*://[^\s,;)]+|(?<![\w.])~?/[^\s,;:'\")]+|\b\d{1,3}(?:\.\d{1,3}){3}\b")
 _MEASURED_ON = ("processor", "processors", "memory_bytes", "python", "versions", "device", "load_average")
 
 
 class _Comparison:
-    """What is known so far, by system: cells by part, answers to be judged. ``closes_at``: on the monotonic clock."""
+    """What is known so far, by system: cells by part, answers to be judged. ``closes_at``: on the monotonic clock;
+    ``turns``: systems that are to come, and the judge; ``took``: seconds of each part, at most."""
 
     def __init__(self, options: Options) -> None:
         self.options, self.start = options, time.monotonic()
         self.closes_at = self.start + 60.0 * options.minutes
+        self.turns = 3  # the pipeline, plain mlx-lm, the judge
+        self.took = dict[str, float]()
         self.parts = list[Part]()
-        self.trials = options.trials
         self.is_emulated = emulated_machine() is not None
         self.judged_by = "plain mlx-lm"
         self.left_out = list[dict[str, str]]()
@@ -99,29 +85,42 @@ class _Comparison:
         return self.answers.setdefault(name, {})
 
     def do(self, system: System, *, restarted: bool = False) -> None:
-        """Let a system do its parts: those of one run, or those after a restart."""
-        cells = self.cells.setdefault(system.name, {})
-        for part in self.parts:
-            if system.name != PIPELINE or (part.kind is Kind.RESTART) is restarted:
-                cells[part.name] = cell = self._measured(system, part)
-                figure = f"{summarize(cell.values)['median']:.3g} {part.kind.unit}" if cell.values else cell.why_not
-                say(f"{system.name}: {part.label}: {figure}")
+        """Let a system do its parts: those of one run, or those after a restart. What has a rate is tried again as
+        often as there is time."""
+        now, cells = time.monotonic(), self.cells.setdefault(system.name, {})
+        ends = now + max(0.0, self.closes_at - now) / max(1, self.turns)
+        self.turns -= 1
+        own = [each for each in self.parts if system.name != PIPELINE or (each.kind is Kind.RESTART) is restarted]
+        for trial in range(self.options.trials):
+            for part in own:
+                if trial == 0 or (part.kind.unit == "tokens/s" and cells[part.name].values):
+                    self._try(system, part, trial, cells.setdefault(part.name, Cell()), ends - time.monotonic())
+        for part in own:
+            cell = cells[part.name]
+            figure = f"{summarize(cell.values)['median']:.3g} {part.kind.unit}" if cell.values else cell.why_not
+            say(f"{system.name}: {part.label}: {figure}")
 
-    def _measured(self, system: System, part: Part) -> Cell:
-        values = list[float]()
-        cell = Cell()
-        for trial in range(self.trials if part.kind.unit == "tokens/s" else 1):
-            if time.monotonic() > self.closes_at:
-                break
-            try:
-                cell = system.do(part, trial)
-            except SplitinferError as error:
-                return Cell(why_not=str(error))
-            values += cell.values
-        cell.values = values
-        if not values and not cell.why_not:
-            cell.why_not = "no time was left"
-        return cell
+    def _try(self, system: System, part: Part, trial: int, cell: Cell, left: float) -> None:
+        """Add what a system comes to once."""
+        began = time.monotonic()
+        if self.expected(part) > left:
+            cell.why_not = cell.why_not or ("" if cell.values else "no time was left")
+            return
+        try:
+            found = system.do(part, trial)
+        except SplitinferError as error:
+            found = Cell(why_not=str(error))
+        cell.add(found)
+        if not found.why_not:
+            self.took[part.name] = max(self.took.get(part.name, 0.0), time.monotonic() - began)
+
+    def expected(self, part: Part) -> float:
+        """Seconds that a part takes: as long as before, or, if it is a prompt, by the shorter one before it."""
+        if part.name in self.took or part.kind is not Kind.PROMPT:
+            return self.took.get(part.name, 0.0)
+        shorter = [each for each in self.parts if each.kind is Kind.PROMPT and each.name in self.took]
+        rates = [self.took[each.name] / each.prompt for each in shorter]
+        return _GROWS * part.prompt * max(rates, default=0.0)
 
     def give_up(self, name: str, why_not: str) -> None:
         """No system of that name could be opened."""
@@ -133,8 +132,10 @@ def measure(options: Options) -> dict[str, Any]:
     """Measure, write the page if one is asked for, and return the document.
 
     Raises:
-        SplitinferError: the pipeline cannot be opened.
+        SplitinferError: the pipeline cannot be opened, or the page not be written.
     """
+    if options.report is not None:
+        write(options.report, "")  # that it cannot be is told before anything is measured
     on, work = describe(), _Comparison(options)
     with cleanup.temporary_folder("splitinfer-compare-") as folder:
         layout = _pipeline(work, Path(folder))
@@ -163,50 +164,35 @@ def _pipeline(work: _Comparison, folder: Path) -> Layout:
     with ExitStack() as stack:
         llm = open_stages(stack, work.options, _settings(work, kv_dir=folder))
         layout = llm.layout
-        _choose(work, llm)
+        _prepare(work, llm)
         work.do(Pipeline(work.tasks, answers, llm))
-    if any(part.kind is Kind.RESTART for part in work.parts):
-        with ExitStack() as stack:
-            llm = open_stages(stack, work.options, _settings(work, kv_dir=folder), ", again")
-            _pace_alone(llm, work.tasks.vocab_size)  # warms it up
-            work.do(Pipeline(work.tasks, answers, llm), restarted=True)
+    with ExitStack() as stack:
+        llm = open_stages(stack, work.options, _settings(work, kv_dir=folder), ", again")
+        _warm_up(llm, work.tasks.vocab_size)
+        work.do(Pipeline(work.tasks, answers, llm), restarted=True)
     return layout
 
 
-def _choose(work: _Comparison, llm: LLM) -> None:
-    """Choose the parts by the pace of a short trial, and make their prompts."""
+def _prepare(work: _Comparison, llm: LLM) -> None:
+    """Choose the parts, make their prompts, and count the systems that are likely to run."""
     options, vocab_size = work.options, vocabulary(llm, work.options.checkpoint)
+    context = min(work.context, llm.context_length)
     lengths = [length for length in PROMPTS if length + _MORE <= work.context] or [work.context // 2]
     wanted = parts(options.decode_tokens, lengths)
-    possible = [part for part in wanted if part.kind is not Kind.DRAFTS or llm.layout.draft is not None]
-    _pace(llm, vocab_size)  # warms it up
-    pace, readers = _pace(llm, vocab_size), _num_readers(work, llm.layout)
-    left, context = work.closes_at - time.monotonic(), min(work.context, llm.context_length)
-    work.trials, kept, work.left_out = with_fewer_trials(possible, pace, readers, options.trials, left, context)
-    work.parts = [part for part in wanted if part in kept or part not in possible]  # the row of such a part says why
+    work.parts = [part for part in wanted if part.context <= context]
+    work.left_out = [
+        {"what": part.label, "why": f"it needs {part.context:,} tokens, and the context is {context:,}"}
+        for part in wanted
+        if part.context > context
+    ]
     work.tasks = tasks_of(work.parts, vocab_size, llm.tokenizer if llm.has_tokenizer else None, 0)
+    work.turns += 1 + (0 if _why_no_peers(work, llm.layout) else 3)  # the restart; one stage, and mlx-lm's two ways
+    _warm_up(llm, vocab_size)
 
 
-def _num_readers(work: _Comparison, layout: Layout) -> int:
-    """How many read each prompt: the systems that are likely to run, and the judge of their answers."""
-    if work.is_emulated:
-        return 3
-    return 4 if _why_no_peers(work, layout) else 6
-
-
-def _pace(llm: LLM, vocab_size: int) -> Pace:
-    """The pace of one answer and of answers at once, by short trials."""
-    prompts = [made_up(f"trial {time.monotonic()} {i}", _TRIAL_TOKENS, vocab_size) for i in range(STREAMS)]
-    outputs = llm.generate(prompts, SamplingParams(max_tokens=_TRIAL_TOKENS, ignore_eos=True))
-    many = max((each.token_times[-1] - each.token_times[0]) / (_TRIAL_TOKENS - 1) for each in outputs)
-    return Pace(*_pace_alone(llm, vocab_size), many)
-
-
-def _pace_alone(llm: LLM, vocab_size: int) -> tuple[float, float]:
-    """Seconds for a token of a prompt, and for one of an answer."""
-    prompt = made_up(f"trial {time.monotonic()}", _TRIAL, vocab_size)
-    times = llm.generate([prompt], SamplingParams(max_tokens=_TRIAL_TOKENS, ignore_eos=True))[0].token_times
-    return times[0] / _TRIAL, (times[-1] - times[0]) / (_TRIAL_TOKENS - 1)
+def _warm_up(llm: LLM, vocab_size: int) -> None:
+    prompts = [made_up(f"warm up {i}", _WARM_UP, vocab_size) for i in range(STREAMS)]
+    llm.generate(prompts, SamplingParams(max_tokens=_WARM_UP, ignore_eos=True))
 
 
 def _one_stage(work: _Comparison, layout: Layout) -> None:
@@ -289,26 +275,16 @@ def _judged(work: _Comparison, plain: PlainMlxLm) -> dict[str, list[dict[str, An
         if allowed is None:
             allowed = tolerance(plain.rounding([*prompts[part], *tokens]))
         gave = [name for name, answers in work.answers.items() if answers.get(part) == tokens]
-        needed, left = _to_judge(work, part), max(0.0, work.closes_at - time.monotonic())
+        needed, left = work.took.get(part, 0.0), max(0.0, work.closes_at - time.monotonic())
         if needed > left:
             what = f"judging the answer of {' and '.join(gave)} to {len(prompts[part]):,} tokens"
-            is_known = needed < math.inf
-            why = f"it would take {needed:,.0f} s, and {left:,.0f} s are left" if is_known else "no time was left"
-            work.left_out.append({"what": what, "why": why})
+            work.left_out.append({"what": what, "why": f"it would take {needed:,.0f} s, and {left:,.0f} s are left"})
             continue
         gaps = plain.judge(prompts[part], tokens)
         found = {"part": part, "prompt_tokens": len(prompts[part]), **verdict(gaps, allowed)}
         for name in gave:
             verdicts[name].append(found)
     return {name: each for name, each in verdicts.items() if each}
-
-
-def _to_judge(work: _Comparison, part: str) -> float:
-    """Seconds that plain mlx-lm takes to judge an answer: those of its long prompt, which it has read before; infinite
-    if it had no time for that."""
-    if not any(each.name == part and each.kind is Kind.PROMPT for each in work.parts):
-        return 0.0
-    return max(work.cells[PIPELINE if work.is_emulated else PLAIN][part].values, default=math.inf)
 
 
 def _own_again(work: _Comparison, layout: Layout) -> list[dict[str, Any]]:
@@ -319,13 +295,6 @@ def _own_again(work: _Comparison, layout: Layout) -> list[dict[str, Any]]:
         llm = open_stages(stack, work.options, settings, ", to read its prompts again")
         found, left_out = read_again(llm, prompts)
     work.left_out += left_out
-    count = layout.stages[0].num_layers
-    try:
-        with cleanup.temporary_folder("splitinfer-first-") as folder:
-            dtype = resolve_dtype(layout.dtype, gpu=on_gpu())
-            found += first_layers(work.options.checkpoint, count, dtype, settings, prompts, Path(folder))
-    except SplitinferError as error:
-        work.left_out.append({"what": f"the first {count} layers beside mlx-lm's", "why": str(error)})
     return found
 
 
@@ -344,7 +313,7 @@ def _document(
         "cut": [stage.num_layers for stage in layout.stages],
         "workers_here": all(stage.is_local for stage in layout.stages[1:]),
         "minutes": work.options.minutes,
-        "trials": work.trials,
+        "trials": work.options.trials,
         "took_seconds": round(time.monotonic() - work.start, 1),
         "parts": [{"name": part.name, "label": part.label, "unit": part.kind.unit} for part in work.parts],
         "systems": {

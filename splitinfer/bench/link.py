@@ -1,10 +1,11 @@
 """``splitinfer bench --mode link``: what links cost over the sockets below them.
 
-Two processes on this machine for each kind of link run the probe that ``plan`` and ``doctor`` run on real links
-(``engine.links.probe``), beside the same over bare ZeroMQ. All pairs are connected from the start and take turns trial
-by trial, so ratios are of the same moments.
+This process and another one for each kind of link run the probe that ``plan`` and ``doctor`` run on real links
+(``engine.links.probe``), beside the same over bare ZeroMQ. All are connected from the start and take turns trial by
+trial, so ratios are of the same moments.
 """
 
+import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,10 +15,12 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
+from splitinfer.bench import machine
 from splitinfer.bench.figures import ratios, summarize
 from splitinfer.bench.link_pair import BARE, Kind, Pair
 from splitinfer.bench.options import Options
-from splitinfer.bench.printing import range_of, say
+from splitinfer.bench.report import range_of
+from splitinfer.console import say
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.errors import PeerError
 from splitinfer.probes.machine import describe
@@ -46,6 +49,8 @@ def measure(options: Options) -> dict[str, Any]:
         PeerError: ZeroMQ itself, or tcp, cannot be measured here.
     """
     on = describe()
+    for processor in machine.free_processors()[:1]:
+        machine.pin(os.getpid(), processor)
     with _pairs(kinds()) as (pairs, left_out):
         trials: dict[str, list[LinkMeasurement]] = {pair.kind.name: [] for pair in pairs}
         for trial in range(options.trials):

@@ -1,27 +1,21 @@
-"""Two processes of this machine and a link between them, to be measured; and, run as a program, one end of it.
+"""A link between this process and another one of this machine, to be measured; and, run as a program, the end that
+listens, and answers every probe (``engine.links.probe``).
 
-One JSON line in, one out:
-
-    {"listen": "tcp://127.0.0.1:0", "curve": false, "checksum": true} -> {"address": ..., "key": ...}
-    {"connect": ..., "key": ..., "checksum": true}                    -> {}
-    {"probe": 3}                                                      -> {"figures": [three measurements]}
-
-The listening end answers every probe from then on (``engine.links.probe``). The address ``bare`` stands for ZeroMQ
-without this package: a DEALER that connects, a ROUTER that listens, no framing, no checksums, no heartbeats, and no
-thread between the socket and its reader. A failed command is answered with {"error": ...}.
+The address ``bare`` stands for ZeroMQ without this package: a DEALER that connects, a ROUTER that listens, no framing,
+no checksums, no heartbeats, and no thread between the socket and its reader.
 """
 
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
 
 from splitinfer.bench import machine
-from splitinfer.bench.child_process import ChildProcess, serve_commands
+from splitinfer.bench.child_process import ChildProcess, Handle, serve
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.engine.links.probe import Carrier, measure, reply_to
 from splitinfer.errors import ModelError, PeerError, ProtocolError
@@ -43,46 +37,57 @@ class Kind:
 
 
 class Pair:
-    """Two processes and the link between them.
+    """The link, and the process at its other end.
 
     Raises:
         PeerError: there can be no link of this kind here.
     """
 
     def __init__(self, kind: Kind) -> None:
-        self.kind = kind
-        self._ends, common = [ChildProcess(__name__), ChildProcess(__name__)], {"checksum": kind.checksum}
+        self.kind, self._other = kind, ChildProcess(__name__)
+        self._link: Any = None
         processors = machine.free_processors()
+        if processors:
+            machine.pin(self._other.pid, processors[1 % len(processors)])
         try:
-            for i, end in enumerate(self._ends):
-                if processors:
-                    machine.pin(end.pid, processors[i % len(processors)])
-            there = self._ask(self._ends[1], {"listen": kind.address, "curve": kind.curve, **common})
-            self._ask(self._ends[0], {"connect": there["address"], "key": there["key"], **common})
+            with self._told():
+                there = self._other.ask({"address": kind.address, "curve": kind.curve, "checksum": kind.checksum})
+                self._link = _connect(kind, there)
         except BaseException:
             self.close()
             raise
 
     def probe(self, times: int) -> list[LinkMeasurement]:
         """Measure the link so many times."""
-        return [LinkMeasurement(*each) for each in self._ask(self._ends[0], {"probe": times})["figures"]]
+        with self._told():
+            return [measure(self._link) for _ in range(times)]
 
     def close(self) -> None:
-        """End both processes."""
-        for end in self._ends:
-            end.close()
+        """End the link and the process."""
+        if self._link is not None:
+            self._link.close()
+        self._other.close()
 
-    def _ask(self, end: ChildProcess, options: Mapping[str, Any]) -> dict[str, Any]:
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
         try:
-            answer = end.ask(options)
-        except ModelError as error:
+            yield
+        except (TransportError, ProtocolError, zmq.ZMQError, ValueError, RuntimeError) as error:
+            raise PeerError(f"{self.kind.name}: {type(error).__name__}: {error}") from error
+        except ModelError as error:  # the other process has ended
             raise PeerError(f"{self.kind.name}: {error}") from error
-        if "error" in answer:
-            raise PeerError(f"{self.kind.name}: {answer['error']}")
-        return answer
 
 
-# -- inside the child ----------------------------------------------------------------------------
+def _connect(kind: Kind, there: Mapping[str, Any]) -> Carrier:
+    if kind.address == BARE:
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        socket.LINGER = 0
+        socket.RCVTIMEO = int(_SECONDS * 1000)
+        socket.connect(there["address"])
+        return _Bare(socket)
+    security = Security(KeyPair.make(), there["key"]) if kind.curve else None
+    options = LinkOptions(checksum_parts=kind.checksum, security=security)
+    return connect(there["address"], timeout=_SECONDS, options=options)
 
 
 @dataclass(slots=True)
@@ -101,75 +106,41 @@ class _Bare:
             self.sender = [received.pop(0).bytes]
         return Frame(received[0].bytes, tuple(part.buffer for part in received[1:]))
 
+    def close(self) -> None:
+        self.socket.close()
 
-class End:
-    """The end of a link that this process is told to be."""
 
-    def __init__(self) -> None:
-        self._link: Carrier | None = None
-        self._open: list[Any] = []  # must live as long as this process
+# -- inside the child ----------------------------------------------------------------------------
 
-    def handle(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Carry out one command and return its answer."""
-        try:
-            if "listen" in options:
-                return self._listen(str(options["listen"]), curve=bool(options["curve"]), checksum=options["checksum"])
-            if "connect" in options:
-                self._link = self._connect(str(options["connect"]), options["key"], checksum=options["checksum"])
-                return {}
-            return {"figures": self._probe(int(options["probe"]))}
-        except (TransportError, ProtocolError, zmq.ZMQError, ValueError, RuntimeError) as error:
-            return {"error": f"{type(error).__name__}: {error}"}
 
-    def _listen(self, address: str, *, curve: bool, checksum: bool) -> dict[str, Any]:
-        if address == BARE:
-            return {"address": self._listen_bare(), "key": None}
-        pair = KeyPair.make() if curve else None
-        security = None if pair is None else Security(pair, None, lambda _: True)
-        options = LinkOptions(checksum_parts=checksum, security=security)
-        listener = listen(address, options=options)
-        self._open.append(listener)
-        self._answer(lambda: listener.accept(_SECONDS))
-        return {"address": listener.address, "key": None if pair is None else pair.public}
-
-    def _listen_bare(self) -> str:
+@contextlib.contextmanager
+def _listening(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Handle]]:
+    if options["address"] == BARE:
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         socket.LINGER = 0
         port = socket.bind_to_random_port("tcp://127.0.0.1")
-        self._answer(lambda: _Bare(socket))
-        return f"{BARE}:tcp://127.0.0.1:{port}"
+        _answer(lambda: _Bare(socket))
+        yield {"address": f"tcp://127.0.0.1:{port}", "key": None}, lambda _: {}
+        return
+    pair = KeyPair.make() if options["curve"] else None
+    security = None if pair is None else Security(pair, None, lambda _: True)
+    listener = listen(options["address"], options=LinkOptions(checksum_parts=options["checksum"], security=security))
+    _answer(lambda: listener.accept(_SECONDS))
+    yield {"address": listener.address, "key": pair and pair.public}, lambda _: {}
 
-    def _answer(self, accept: Callable[[], Carrier]) -> None:
-        """Answer all probes, on a thread of its own."""
 
-        def until_it_ends() -> None:
-            with contextlib.suppress(TransportError, zmq.ZMQError):
-                link = accept()
-                while True:
-                    link.send(reply_to(link.recv()))
+def _answer(accept: Callable[[], Carrier]) -> None:
+    """Answer all probes, on a thread of its own."""
 
-        threading.Thread(target=until_it_ends, name="answers", daemon=True).start()
+    def until_it_ends() -> None:
+        with contextlib.suppress(TransportError, zmq.ZMQError):
+            link = accept()
+            while True:
+                link.send(reply_to(link.recv()))
 
-    def _connect(self, address: str, key: str | None, *, checksum: bool) -> Carrier:
-        if address.startswith(f"{BARE}:"):
-            return self._connect_bare(address.removeprefix(f"{BARE}:"))
-        security = None if key is None else Security(KeyPair.make(), key)
-        options = LinkOptions(checksum_parts=checksum, security=security)
-        return connect(address, timeout=_SECONDS, options=options)
-
-    def _connect_bare(self, address: str) -> Carrier:
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        socket.LINGER = 0
-        socket.RCVTIMEO = int(_SECONDS * 1000)
-        socket.connect(address)
-        return _Bare(socket)
-
-    def _probe(self, times: int) -> list[tuple[float, ...]]:
-        if self._link is None:
-            raise ValueError("there is no link to measure")
-        return [astuple(measure(self._link)) for _ in range(times)]
+    threading.Thread(target=until_it_ends, name="answers", daemon=True).start()
 
 
 if __name__ == "__main__":
     sys.setswitchinterval(_SWITCH)
-    serve_commands(End().handle)
+    serve(_listening)

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from splitinfer.bench.child_process import ChildProcess, receive_all
 from splitinfer.bench.figures import BatchRun, Run
-from splitinfer.bench.printing import say
+from splitinfer.console import say
 from splitinfer.core.layout import Layout
 from splitinfer.engine.drafts.drafters import model_in
 from splitinfer.errors import ModelError
@@ -29,26 +29,17 @@ _TIMEOUT = 900.0  # seconds for a batch; only a ring that hangs takes as long
 
 
 class PlainMlxLm:
-    """mlx-lm's own loops on the whole model, in a child process that sleeps between tasks. ``has_more_tensors``: the
-    folder's files hold more than the model.
+    """mlx-lm's own loops on the whole model, in a child process that sleeps between tasks.
 
     Raises:
         ModelError: mlx-lm cannot run this model here; with the reason.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        dtype: str | None,
-        draft: str | None = None,
-        *,
-        has_more_tensors: bool = False,
-    ) -> None:
+    def __init__(self, folder: str, dtype: str | None, draft: str | None = None) -> None:
         self.has_draft = draft is not None
         self._child = ChildProcess(_PROCESS)
-        model = {"folder": folder, "dtype": dtype, "draft": draft, "strict": not has_more_tensors}
         try:
-            self._ask(model)
+            self._ask({"folder": folder, "dtype": dtype, "draft": draft})
         except BaseException:
             self.close()
             raise

@@ -1,7 +1,7 @@
 """mlx-lm in a process of its own, the whole model or one stage of mlx-lm's own pipeline: ``python -m
 splitinfer.bench.mlx_lm_process``. Between tasks it waits for input and computes nothing.
 
-    {"folder": ..., "dtype": ..., "draft": ..., "strict": ...} -> {}
+    {"folder": ..., "dtype": ..., "draft": ...}              -> {}
     {"folder": ..., "dtype": ..., "layers": [8, 8]}          -> {} or {"refused": "..."}
     {"folder": ..., "dtype": ..., "parallel": 2}             -> the same in tensor parallel
     {"prompt": [...], "max_tokens": 64}                      -> {"token_ids": [...], "token_times": [...]}
@@ -51,14 +51,14 @@ def opened(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Handle]]:
             return
         _keep_own_part(model, options)
     else:
-        model = _load(options["folder"], options["dtype"], strict=options["strict"])
+        model = _load(options["folder"], options["dtype"])
         draft = _load(options["draft"], options["dtype"]) if options.get("draft") else None
     with wired_limit(model, [generation_stream]):
         yield {}, lambda task: handle(model, draft, task)
 
 
-def _load(folder: str, dtype: str | None, *, strict: bool = True) -> Any:
-    model, _ = load_model(Path(folder), strict=strict)
+def _load(folder: str, dtype: str | None) -> Any:
+    model, _ = load_model(Path(folder))
     if dtype is not None:
         model.set_dtype(getattr(mx, dtype))
     mx.eval(model.parameters())

@@ -1,6 +1,5 @@
 """The options of ``splitinfer bench``, which all modes share, and what follows from them before anything is loaded."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,19 +53,3 @@ class Options:
                 f"the tasks need {needed:,} tokens, but the model's context is {length:,}; give fewer with "
                 "--prompt-tokens or --decode-tokens"
             )
-
-    def check_report(self) -> None:
-        """Refuse a report that cannot be written, before anything is measured.
-
-        Raises:
-            ConfigError: with the reason.
-        """
-        path = self.report
-        if path is None:
-            return
-        if path.is_dir():
-            raise ConfigError(f"the report cannot be written to {path}: it is a folder")
-        if not path.parent.is_dir():
-            raise ConfigError(f"the report cannot be written to {path}: there is no folder {path.parent}")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise ConfigError(f"the report cannot be written to {path}: permission denied")

@@ -1,8 +1,6 @@
-"""What is measured, and for how long. Pure.
+"""What is measured. Pure.
 
-A *part* is one row of the table. The parts of a comparison come in the order of what a reader wants to know first; as
-many are measured as fit into the time, and the others are named. Where not all fit, each is tried less often first. The
-seconds of a part follow from the pace of a short trial of the pipeline: every system is taken to be about as fast.
+A *part* is one row of the table. The parts of a comparison come in the order of what a reader wants to know first.
 """
 
 import random
@@ -14,7 +12,6 @@ from typing import Any
 ANSWER = 16  # tokens of the answer to a long prompt
 NEW_TOKENS = 32  # of a second turn
 _SHORT, _STREAM = 32, 64  # tokens of the prompt of one stream, and of each of many
-_SAFETY = 1.5  # what else a part takes: a chunk's attention grows, processes start
 STREAMS = 16  # at once
 
 _OPENINGS = (
@@ -143,20 +140,10 @@ class Cell:
     why_not: str = ""
     said: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Seconds for a token of a prompt, for one of an answer, and for one of each of ``STREAMS`` answers at once."""
-
-    prompt: float
-    token: float
-    many: float
-
-    def seconds(self, part: Part, trials: int) -> float:
-        """What a part takes on one system, at most."""
-        times = trials if part.kind.unit == "tokens/s" else 1
-        token = self.token if part.sequences == 1 else self.many
-        return _SAFETY * times * (self.prompt * part.prompt * part.sequences + token * part.tokens)
+    def add(self, trial: "Cell") -> None:
+        """What one more trial came to."""
+        self.values += trial.values
+        self.limit, self.why_not, self.said = trial.limit, trial.why_not, trial.said
 
 
 def parts(decode_tokens: int, prompts: Sequence[int]) -> list[Part]:
@@ -185,35 +172,3 @@ def speed_parts(decode_tokens: int, prompt: int, streams: Sequence[int]) -> list
         Part(Kind.PROMPT, prompt, ANSWER),
         Part(Kind.TURN, prompt, ANSWER),
     ]
-
-
-def fitting(
-    wanted: Iterable[Part], pace: Pace, readers: int, trials: int, seconds: float, context: int
-) -> tuple[list[Part], list[dict[str, str]]]:
-    """The parts that fit into ``seconds`` if all systems and the judge take as long, and into the model's ``context``;
-    and what is left out, with the reason."""
-    kept, left_out = list[Part](), list[dict[str, str]]()
-    for part in wanted:
-        needed = readers * pace.seconds(part, trials)
-        if part.context > context:
-            why = f"it needs {part.context:,} tokens, and the context is {context:,}"
-            left_out.append({"what": part.label, "why": why})
-        elif needed > seconds:
-            why = f"it would take {needed:,.0f} s, and {seconds:,.0f} s are left"
-            left_out.append({"what": part.label, "why": why})
-        else:
-            kept.append(part)
-            seconds -= needed
-    return kept, left_out
-
-
-def with_fewer_trials(
-    wanted: Sequence[Part], pace: Pace, readers: int, trials: int, seconds: float, context: int
-) -> tuple[int, list[Part], list[dict[str, str]]]:
-    """``fitting`` with the most trials for which all parts fit, else with one; and how many."""
-    possible, _ = fitting(wanted, pace, readers, 1, float("inf"), context)
-    for count in range(trials, 0, -1):
-        kept, left_out = fitting(wanted, pace, readers, count, seconds, context)
-        if len(kept) == len(possible):
-            break
-    return count, kept, left_out

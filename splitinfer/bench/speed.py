@@ -18,7 +18,7 @@ from splitinfer.bench.figures import ratios
 from splitinfer.bench.mlx_lm import PlainMlxLm, plain_mlx_lm
 from splitinfer.bench.options import Options
 from splitinfer.bench.parts import Cell, Kind, Part, speed_parts, tasks_of
-from splitinfer.bench.printing import say
+from splitinfer.bench.report import figures_of, said, table
 from splitinfer.bench.systems import (
     EMULATED,
     NO_DRAFT,
@@ -30,7 +30,7 @@ from splitinfer.bench.systems import (
     open_stages,
     vocabulary,
 )
-from splitinfer.bench.table import figures_of, said, table
+from splitinfer.console import say
 from splitinfer.core.serving_options import MAX_RUNNING
 from splitinfer.errors import ModelError
 from splitinfer.llm import LLM
@@ -100,7 +100,7 @@ def _take_turns(
                 time.sleep(_SETTLE)
                 cell = system.do(part, trial)
                 if trial >= 0:
-                    _add(cells.setdefault(system.name, {}).setdefault(part.name, Cell()), cell)
+                    cells.setdefault(system.name, {}).setdefault(part.name, Cell()).add(cell)
                 figure = f"{cell.values[0]:.3g} {part.kind.unit}" if cell.values else cell.why_not
                 say(f"{f'trial {trial + 1}' if trial >= 0 else 'warming up'}: {part.label}, {system.name}: {figure}")
         for name, answer in systems[-1].answers.items() if trial >= 0 and plain is not None else ():
@@ -108,11 +108,6 @@ def _take_turns(
             count["same"] += ours.answers.get(name) == answer
             count["of"] += 1
     return cells, same
-
-
-def _add(cell: Cell, trial: Cell) -> None:
-    cell.values += trial.values
-    cell.limit, cell.why_not, cell.said = trial.limit, trial.why_not, trial.said
 
 
 def _ratios(cells: Cells) -> dict[str, Any]:

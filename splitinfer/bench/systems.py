@@ -16,7 +16,7 @@ from splitinfer.bench.figures import BEGINS_AT, BatchRun, Run, prefill_share
 from splitinfer.bench.mlx_lm import MlxLmProcesses, PlainMlxLm
 from splitinfer.bench.options import Options
 from splitinfer.bench.parts import Cell, Kind, Part, Tasks
-from splitinfer.bench.printing import say
+from splitinfer.console import say
 from splitinfer.core.layout import Layout
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight

@@ -43,7 +43,7 @@ def bench(
     ] = "16",
     minutes: Annotated[float, typer.Option("--minutes", min=1.0, help="With compare: how long it may take.")] = 15.0,
     report: Annotated[
-        Path | None, typer.Option("--report", help="With compare: write the page to share, with plots, to this file.")
+        Path | None, typer.Option("--report", help="With compare: write the page to share to this file.")
     ] = None,
     ssh: Annotated[
         bool,
@@ -63,7 +63,7 @@ def bench(
         prefer_openblas()  # may start this program anew, so before anything else
     set_up(verbose=False)
     from splitinfer.bench.options import Options
-    from splitinfer.bench.printing import print_found
+    from splitinfer.bench.report import print_found
 
     options = Options(
         layout=layout or "", model=model, trials=trials, prompt_tokens=prompt_tokens, decode_tokens=decode_tokens,
@@ -71,7 +71,6 @@ def bench(
     )  # fmt: skip
 
     def run() -> int:
-        options.check_report()
         module: Any = import_module(f"splitinfer.bench.{mode}")
         found = module.measure(options)
         print_found(found, module.tables(found))

@@ -4,9 +4,8 @@ With placeholders for all tensors (lazy zeros, which take no memory) the model s
 read.
 """
 
-import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,8 +32,6 @@ _DTYPES = {
     "F32": mx.float32, "F64": mx.float32, "F8_E4M3": mx.uint8, "F8_E5M2": mx.uint8, "F8_E8M0": mx.uint8,
 }  # fmt: skip
 
-FIRST_LAYERS = "splitinfer_first_layers"  # in a configuration: its files of weights hold a model of more layers
-_OF_LAYER = re.compile(r"(?:language_model\.|model\.)*layers\.(\d+)\.")
 _NAMED = 3  # tensors of many that are missing
 CONFIGURATION = CONFIGS
 """The files of a model's folder that say how to build it."""
@@ -71,8 +68,7 @@ def build_with_pictures(
             # Not every architecture leaves out by itself what is not its own.
             count = positive(text_part(checkpoint.config), "num_hidden_layers")
             heads = tensors_of(arrays, count)
-            cut_off = _layers_after(arrays, count) if FIRST_LAYERS in checkpoint.config else ()
-            own = {name: array for name, array in arrays.items() if name not in heads and name not in cut_off}
+            own = {name: array for name, array in arrays.items() if name not in heads}
             model = (_seeing if sees else _built)(folder, checkpoint.folder, own)
         except Exception as error:  # a model's code may raise anything
             reason = _few_lines(str(error))
@@ -86,12 +82,6 @@ def _few_lines(text: str) -> str:
     lines = [line.strip() for line in text.splitlines()]
     more = f" and {len(lines) - _NAMED - 1} more" if len(lines) > _NAMED + 1 else ""
     return " ".join(lines[: _NAMED + 1]).rstrip("," if more else "") + more
-
-
-def _layers_after(tensors: Iterable[str], count: int | None) -> set[str]:
-    """The tensors of layers that a model of ``count`` layers lacks."""
-    layers = ((name, _OF_LAYER.match(name)) for name in tensors)
-    return {name for name, layer in layers if layer and count is not None and int(layer[1]) >= count}
 
 
 def _built(folder: Path, origin: Path, arrays: Mapping[str, mx.array]) -> nn.Module:

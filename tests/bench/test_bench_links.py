@@ -1,4 +1,4 @@
-"""`splitinfer bench --mode link` as a process, and the ends of its links."""
+"""`splitinfer bench --mode link` as a process, and its links."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from splitinfer.bench import link as links
 from splitinfer.bench.link import kinds
 from splitinfer.bench.link_pair import Kind, Pair
 from splitinfer.bench.options import Options
-from splitinfer.bench.printing import print_found
+from splitinfer.bench.report import print_found
 from splitinfer.errors import PeerError
 
 
@@ -49,6 +49,6 @@ def test_a_link_is_measured_as_often_as_is_asked(pair: Pair) -> None:
 
 
 def test_an_end_that_dies_is_said(pair: Pair) -> None:
-    psutil.Process(pair._ends[1].pid).kill()
+    psutil.Process(pair._other.pid).kill()
     with pytest.raises(PeerError, match="tcp, encrypted: LinkClosed"):
         pair.probe(1000)

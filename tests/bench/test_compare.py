@@ -14,40 +14,45 @@ from random_model import Shape, make
 from splitinfer.bench import compare as run
 from splitinfer.bench.judge import RIGHT, ROUNDING, WRONG, reread, verdict, worst
 from splitinfer.bench.options import Options
-from splitinfer.bench.page import tables
-from splitinfer.bench.parts import Kind, Pace, fitting, parts, with_fewer_trials
-from splitinfer.bench.printing import print_found
-from splitinfer.bench.systems import AS_ONE_STAGE, BY_LAYERS, PARALLEL, PIPELINE, PLAIN
+from splitinfer.bench.parts import Cell, Kind, Part, parts
+from splitinfer.bench.report import print_found, tables
+from splitinfer.bench.systems import AS_ONE_STAGE, BY_LAYERS, PARALLEL, PIPELINE, PLAIN, System
 from splitinfer.config import read_layout
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 
 DROPS_FROM = 128  # the place of a token; 4k in small. A stream ends before
-PACE = Pace(prompt=0.01, token=0.1, many=0.8)
 
 
-def test_what_a_reader_wants_first_is_measured_first():
-    wanted = parts(64, (2048, 8192))
-    assert fitting(wanted, PACE, 4, 1, 10_000, 10_000) == (wanted, [])
-    kept, left_out = fitting(wanted, PACE, 4, 1, 220, 10_000)
-    assert [part.kind for part in kept] == [Kind.STREAM, Kind.PROMPT, Kind.DRAFTS]
-    assert {each["what"] for each in left_out} == {part.label for part in wanted} - {part.label for part in kept}
-    assert re.fullmatch(r"it would take \d+ s, and \d+ s are left", left_out[0]["why"])
+class Steady(System):
+    """A system that takes ten seconds for a prompt of 2,048 tokens, and one for anything else."""
+
+    name = PLAIN
+
+    def __init__(self, now: list[float]) -> None:
+        super().__init__(run.Tasks(0, 2, {}, {}), {})
+        self._now, self.did = now, list[str]()
+
+    def do(self, part: Part, trial: int) -> Cell:
+        self.did.append(part.name)
+        self._now[0] += 10 * part.prompt / 2048 if part.kind is Kind.PROMPT else 1
+        return Cell([1.0])
 
 
-def test_each_part_is_tried_less_often_before_one_is_left_out():
-    wanted = parts(64, (2048, 8192))[:4]
-    needed = {trials: sum(4 * PACE.seconds(part, trials) for part in wanted) for trials in (1, 2, 3)}
-    for trials, seconds in needed.items():
-        assert with_fewer_trials(wanted, PACE, 4, 3, seconds + 1, 10_000) == (trials, wanted, [])
-    trials, kept, left_out = with_fewer_trials(wanted, PACE, 4, 3, needed[1] - 1, 10_000)
-    assert (trials, kept, len(left_out)) == (1, wanted[:3], 1)
-    assert with_fewer_trials(parts(64, (2048,)), PACE, 4, 3, 1e9, 1000)[0] == 3, "the context is no matter of time"
-
-
-def test_a_prompt_beyond_the_context_is_named():
-    _, left_out = fitting(parts(64, (2048, 8192)), PACE, 1, 1, 1e9, 4096)
-    assert [each["why"] for each in left_out] == ["it needs 8,208 tokens, and the context is 4,096"]
+def test_each_system_has_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch):
+    """What a reader wants first is measured first, and tried again while there is time; the rest is named."""
+    now = [0.0]
+    monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
+    work = run._Comparison(Options("demo.yaml", trials=3, minutes=4.0))
+    work.parts, work.turns = [part for part in parts(64, (2048, 8192)) if part.kind is not Kind.RESTART], 4
+    system = Steady(now)
+    work.do(system)
+    assert system.did[:6] == ["stream", "prompt_2048", "drafts", "streams_16", "turn", "killed"]
+    assert system.did[6:] == ["stream", "drafts", "streams_16"] * 2
+    assert now[0] == 21.0
+    assert {name: cell.why_not for name, cell in work.cells[PLAIN].items() if not cell.values} == {
+        "prompt_8192": "no time was left"  # of 60 s 45 are left, and the shorter one lets expect 60
+    }
 
 
 def test_one_wrong_token_makes_an_answer_wrong_and_rounding_does_not():
