@@ -146,12 +146,12 @@ class Network:
         """Look for ``seconds`` at most, or until the workers that were seen are enough."""
         begun, seen, problem = time.monotonic(), list[Worker](), ""
         if not self.interfaces:
-            return Look((), (), (), 0.0)
+            return Look((), (), 0.0)
         try:
             self._see(seen, begun + seconds, is_enough)
         except BrowsingFailed as error:
             problem = str(error)
-        return Look(*merge(seen), self.interfaces, time.monotonic() - begun, problem)
+        return Look(merge(seen), self.interfaces, time.monotonic() - begun, problem)
 
     def _see(self, seen: list[Worker], until: float, is_enough: IsEnough) -> None:
         with contextlib.closing(self.browse(self.interfaces)) as sightings:
@@ -160,7 +160,7 @@ class Network:
                     time.sleep(_WAIT)
                 elif len(seen) < _MOST_SIGHTINGS:
                     seen.append(sighting)
-                    if is_enough(merge(seen)[0]):
+                    if is_enough(merge(seen)):
                         return
                 if time.monotonic() >= until:
                     return

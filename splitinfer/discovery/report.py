@@ -23,11 +23,9 @@ _BY_HAND = "an address always works: `--workers HOST.local`, or `address: HOST` 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A look around: the workers that were seen, the names of entries that earlier runs left behind, the interfaces,
-    how many seconds it took, and why it failed, or ""."""
+    """A look around: the workers that were seen, the interfaces, how many seconds it took, and why it failed, or ""."""
 
     workers: tuple[Worker, ...]
-    stale: tuple[str, ...]
     interfaces: tuple[LocalInterface, ...]
     seconds: float
     problem: str = ""
@@ -114,9 +112,6 @@ def notes(look: Look, found: Sequence[Found]) -> Iterator[str]:
     for name, count in Counter(each.worker.name.lower() for each in found).items():
         if count > 1:
             yield f"{count} workers are named {name}: a layout tells them apart by their keys, or by an address"
-    if look.stale:
-        entries = "1 entry" if len(look.stale) == 1 else f"{len(look.stale)} entries"
-        yield f"left out: {entries} that an earlier run left behind ({', '.join(sorted(set(look.stale)))})"
     if not found:
         yield f"no worker was found: {look.words}"
         if look.interfaces and not look.problem:

@@ -12,12 +12,13 @@ is that key's. The name decides only between workers that share a key, as those 
 announce the same fingerprint; then the link, which is encrypted to the key itself, is not made.
 
 Of a worker's addresses, Thunderbolt comes first, whatever was measured: a first connection to a sleeping cable may be
-slow, and a round trip does not show bandwidth. A VPN and what is virtual come last: they cost processor time and often
-lead around. Among the others the shortest round trip wins. Round trips up to half again as long count as equal, because
-they differ by so much from one minute to the next; among equals the interface with the higher speed is taken.
+slow, and a round trip does not show bandwidth. Other cables are next, then Wi-Fi. A VPN and what is virtual come last:
+they cost processor time and often lead around. Of one kind, the interface with the higher speed is taken, then the
+shortest round trip.
 """
 
 import ipaddress
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,8 +28,7 @@ from splitinfer.errors import LayoutError, WorkerUnreachable
 from splitinfer.system.interface_kind import Kind, LocalInterface
 
 _MOST_WORKERS, _MOST_ADDRESSES = 256, 16  # a stranger may announce any number
-_EQUAL_FACTOR, _EQUAL_SECONDS = 1.5, 50e-6
-_RANKS = {Kind.THUNDERBOLT: 0, Kind.CABLE: 1, Kind.WIRELESS: 1, Kind.VPN: 2, Kind.VIRTUAL: 2}
+_RANKS = {Kind.THUNDERBOLT: 0, Kind.CABLE: 1, Kind.WIRELESS: 2, Kind.VPN: 3, Kind.VIRTUAL: 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class Way:
 # ----- sightings -----------------------------------------------------------------------------------
 
 
-def merge(sightings: Iterable[Worker]) -> tuple[tuple[Worker, ...], tuple[str, ...]]:
-    """The workers that were seen, by name, and the names of entries that earlier runs left behind. Of several
-    announcements of one run, the last counts."""
+def merge(sightings: Iterable[Worker]) -> tuple[Worker, ...]:
+    """The workers that were seen, by name, without those that earlier runs left behind. Of several announcements of one
+    run, the last counts."""
     by_id: dict[str, Worker] = {}
     for seen in sightings:
         number = seen.announcement.id
@@ -73,13 +73,10 @@ def merge(sightings: Iterable[Worker]) -> tuple[tuple[Worker, ...], tuple[str, .
             addresses = dict.fromkeys((*before, *filter(None, map(_usable, seen.addresses))))
             by_id[number] = Worker(seen.announcement, tuple(addresses)[:_MOST_ADDRESSES])
     kept: list[Worker] = []
-    stale: list[str] = []
     for worker in reversed(by_id.values()):  # the last one heard is the likelier to live
-        if any(_is_same_place(worker, other) for other in kept):
-            stale.append(worker.name)
-        else:
+        if not any(_is_same_place(worker, other) for other in kept):
             kept.append(worker)
-    return tuple(sorted(kept, key=lambda each: (each.name.lower(), each.announcement.id))), tuple(stale)
+    return tuple(sorted(kept, key=lambda each: (each.name.lower(), each.announcement.id)))
 
 
 def without_own(worker: Worker, interfaces: Sequence[LocalInterface]) -> Worker:
@@ -209,12 +206,12 @@ def _place(worker: Worker) -> str:
 
 def in_order(ways: Iterable[Way]) -> tuple[Way, ...]:
     """The ways, the best first; those that lead nowhere last."""
-    left, ordered = sorted(ways, key=lambda way: way.address), list[Way]()
-    while left:
-        best = _best(left)
-        left.remove(best)
-        ordered.append(best)
-    return tuple(ordered)
+
+    def key(way: Way) -> tuple[float, ...]:
+        rank, speed = (2, 0) if way.interface is None else (_RANKS[way.interface.kind], way.interface.speed)
+        return (math.inf,) if way.seconds is None else (rank, -speed, way.seconds)
+
+    return tuple(sorted(ways, key=lambda way: (key(way), way.address)))
 
 
 def for_both(ways: Iterable[Way], others: Sequence[str]) -> tuple[Way, ...]:
@@ -237,22 +234,3 @@ def holds(interface: LocalInterface, address: str) -> bool:
         return scope in (interface.name, str(interface.index))
     parsed = ipaddress.ip_address(number)
     return any(parsed.version == each.version and parsed in each.network for each in interface.networks)
-
-
-def _best(ways: Sequence[Way]) -> Way:
-    reached = [(way.seconds, way) for way in ways if way.seconds is not None]
-    if not reached:
-        return ways[0]
-    first = min(_rank(way) for _, way in reached)
-    peers = [(seconds, way) for seconds, way in reached if _rank(way) == first]
-    equal = min(seconds for seconds, _ in peers) * _EQUAL_FACTOR + _EQUAL_SECONDS
-    near = [(seconds, way) for seconds, way in peers if seconds <= equal]
-    return min(near, key=lambda each: (-_speed(each[1]), each[0], each[1].address))[1]
-
-
-def _rank(way: Way) -> int:
-    return 1 if way.interface is None else _RANKS[way.interface.kind]
-
-
-def _speed(way: Way) -> int:
-    return 0 if way.interface is None else way.interface.speed

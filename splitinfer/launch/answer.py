@@ -4,7 +4,7 @@ Both ends have the same version of this file, or nothing but ``versions`` is rea
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
@@ -61,8 +61,8 @@ _Workers = Annotated[tuple[Found, ...], pydantic.Field(max_length=_MOST_WORKERS)
 class Answer:
     """The workers of a machine, once what was asked for is done.
 
-    key: public key of its workers, if they have one. free, total: bytes of memory. theirs: which ports workers of other
-    users have, and whose they are. is_new: the worker that was asked for was started now. stopped: what was stopped.
+    key: public key of its workers, if they have one. free, total: bytes of memory. is_new: the worker that was asked
+    for was started now. stopped: what was stopped.
     """
 
     versions: Versions
@@ -70,7 +70,6 @@ class Answer:
     free: _Count
     total: _Count
     workers: _Workers = ()
-    theirs: Annotated[dict[_Port, _Text], pydantic.Field(max_length=_MOST_WORKERS)] = field(default_factory=dict)
     is_new: bool = False
     stopped: _Workers = ()
 
@@ -109,8 +108,7 @@ def lines(answer: Answer) -> list[str]:
     """An answer for people at that machine."""
     stopped = [f"the worker at port {each.port} is stopped" for each in answer.stopped]
     running = [f"a worker waits at port {each.port}, started {each.started()}" for each in answer.workers]
-    others = [f"a worker of {plain(user, 40)} waits at port {port}" for port, user in answer.theirs.items()]
-    return [*stopped, *running, *others] or ["no worker runs"]
+    return [*stopped, *running] or ["no worker runs"]
 
 
 def last_line(text: str) -> str:

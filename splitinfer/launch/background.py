@@ -23,7 +23,7 @@ from splitinfer.keyring import Keyring, Known
 from splitinfer.launch import processes
 from splitinfer.launch.answer import Answer, Found, How, last_line
 from splitinfer.launch.place import state_folder
-from splitinfer.launch.processes import Command, Record, command_of, decode, holds, others_workers, own_workers
+from splitinfer.launch.processes import Command, Record, command_of, decode, holds, own_workers
 from splitinfer.models.memory import free_bytes
 from splitinfer.places import locked, read, write
 from splitinfer.service.actions import Manager, manager_of
@@ -59,15 +59,8 @@ class Wanted:
 
 def show() -> Answer:
     """What runs here. Raises ConfigError: this machine's key cannot be read."""
-    running = system_processes.processes()
-    return Answer(
-        own_versions(),
-        Keyring().public(),
-        free_bytes(),
-        int(psutil.virtual_memory().total),
-        _found(running),
-        {port: plain(user) for port, user in others_workers(running).items() if port},
-    )
+    memory, workers = int(psutil.virtual_memory().total), _found(system_processes.processes())
+    return Answer(own_versions(), Keyring().public(), free_bytes(), memory, workers)
 
 
 def _found(running: list[Process]) -> tuple[Found, ...]:
@@ -144,8 +137,7 @@ def start(wanted: Wanted) -> Answer:
 
 def _is_there(wanted: Wanted, port: int) -> bool:
     """Whether a worker is at the port that can be used. Raises ConfigError: one that cannot."""
-    running = system_processes.processes()
-    there = own_workers(running).get(port)
+    there = own_workers(system_processes.processes()).get(port)
     if there is not None:
         process, command = there
         record = _record(port)
@@ -154,11 +146,6 @@ def _is_there(wanted: Wanted, port: int) -> bool:
         if record is None or record.versions == own_versions():
             return True
         processes.end(process.pid, _STOP_SECONDS)  # of this machine's own `up`, before an update
-    elif (user := others_workers(running).get(port)) is not None:
-        raise ConfigError(
-            f"port {port} belongs to a worker of {user}, another user of that machine; it was left alone; if there is "
-            f"memory for both, {_another(port)}"
-        )
     return False
 
 

@@ -90,15 +90,9 @@ def _value(options: Sequence[str], name: str) -> str | None:
 
 
 def own_workers(processes: Iterable[Process]) -> dict[int, tuple[Process, Command]]:
-    """The workers of this user, by port."""
-    pairs = [(each, command_of(each.words)) for each in processes if each.is_own]
+    """The workers among some processes, by port."""
+    pairs = [(each, command_of(each.words)) for each in processes]
     return {command.port: (each, command) for each, command in pairs if command is not None}
-
-
-def others_workers(processes: Iterable[Process]) -> dict[int, str]:
-    """The workers of other users: who has which port."""
-    pairs = [(each, command_of(each.words)) for each in processes if not each.is_own]
-    return {command.port: each.user for each, command in pairs if command is not None}
 
 
 def holds(record: Record | None, process: Process) -> bool:

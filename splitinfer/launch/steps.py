@@ -146,9 +146,7 @@ class Steps:
     def rows(self, host: Host, seen: Answer) -> list[tuple[str, ...]]:
         """The rows of `status` about a host, one for each worker; their columns are ``COLUMNS``."""
         head = (host.name, plain(seen.versions.splitinfer, 20), _memory(seen))
-        rows = [self._row(each) for each in seen.workers]
-        rows += [(f"port {port}", f"by {plain(user, 40)}", "", "") for port, user in seen.theirs.items()]
-        rows = rows or [("none runs", "", "", "")]
+        rows = [self._row(each) for each in seen.workers] or [("none runs", "", "", "")]
         return [(*(head if i == 0 else ("", "", "")), *row) for i, row in enumerate(rows)]
 
     def _row(self, worker: Found) -> tuple[str, str, str, str]:

@@ -64,13 +64,13 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a worker is reached. ``host``: as the layout names it; ``address``: its number; ``route``: what the system
-    says of the way there."""
+    """How a worker is reached. ``host``: as the layout names it; ``address``: its number; ``own``: this machine's on
+    the way there, "" where there is no way."""
 
     worker: str
     host: str
     address: str
-    route: Output
+    own: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +159,8 @@ def ways_to(layout: Layout | None) -> tuple[Way, ...]:
     """How each worker of a layout on another machine is reached."""
     if layout is None:
         return ()
-    workers = [(stage.name, str(stage.address)) for stage in layout.workers if not stage.is_local]
-    with ThreadPoolExecutor(max(1, len(workers))) as pool:
-        return tuple(way for way in pool.map(lambda worker: _way(*worker), workers) if way is not None)
+    ways = (_way(stage.name, str(stage.address)) for stage in layout.workers if not stage.is_local)
+    return tuple(way for way in ways if way is not None)
 
 
 def _way(name: str, address: str) -> Way | None:
@@ -173,14 +172,17 @@ def _way(name: str, address: str) -> Way | None:
         return None
     if is_loopback(number):
         return None
-    return Way(name, at.host, number, run_command(route_command(platform.system(), number)))
+    return Way(name, at.host, number, own_address(number, at.port))
 
 
-def route_command(system: str, address: str) -> tuple[str, ...]:
-    """The command that says by which interface an address is reached."""
-    if system == "Darwin":
-        return ("/sbin/route", "-n", "get", *(("-inet6",) if ":" in address else ()), address)
-    return ("ip", "-json", "route", "get", address)
+def own_address(address: str, port: int) -> str:
+    """This machine's address on the way to another one, "" where there is no way. Nothing is sent."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, port))
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
 
 
 def other_processes() -> tuple[Process, ...]:

@@ -46,7 +46,6 @@ class Reason(StrEnum):
     CRASHED = "crashed"
     HUNG = "hung"
     NO_TIME = "no time"
-    NOT_TAKEN = "branch not taken"
     LARGE_ERROR = "error too large"
     NO_DRAFTS = "no drafts"
     KV_NOT_FOUND = "kept KV not found"
@@ -60,7 +59,7 @@ class Reason(StrEnum):
 
 FAULT_OF = {
     **dict.fromkeys((Reason.WRONG_TOKEN, Reason.TOO_FEW_TOKENS), Fault.TOKENS),
-    **dict.fromkeys((Reason.NOT_TAKEN, Reason.LARGE_ERROR, Reason.NO_DRAFTS, Reason.NO_GPU), Fault.DEVICE),
+    **dict.fromkeys((Reason.LARGE_ERROR, Reason.NO_DRAFTS, Reason.NO_GPU), Fault.DEVICE),
     **dict.fromkeys((Reason.KV_NOT_FOUND, Reason.LEAK, Reason.LOW_MEMORY, Reason.NOT_WIRED), Fault.MEMORY),
     Reason.NOT_REACHED: Fault.WORKER,
     Reason.SLOW: Fault.SPEED,

@@ -15,8 +15,7 @@ from splitinfer.probes import parsing
 from splitinfer.probes.evidence import TOOL, Seen, Way
 from splitinfer.probes.finding import Finding, Judged, Outcome
 from splitinfer.probes.rdma import rdma_findings
-from splitinfer.system import network
-from splitinfer.system.interface_kind import Kind, kind_of
+from splitinfer.system.interface_kind import Kind
 
 FAILED, WARNING, NOTE = Outcome.FAILED, Outcome.WARNING, Outcome.NOTE
 
@@ -91,7 +90,6 @@ def _privacy(seen: Seen) -> Iterator[Judged]:
 # may have addresses on both, and macOS chooses which of them a connection takes.
 
 _BRIDGE = "Thunderbolt Bridge"
-_NO_ROUTE = ("not in table", "has not been found", "RTNETLINK answers")  # words of route on macOS, and of ip on Linux
 _ON_THE_CABLE = (
     "put the other Mac's address on the cable into the layout: there, `ipconfig getifaddr bridge0` prints it"
 )
@@ -110,12 +108,12 @@ def _network(seen: Seen) -> Iterator[Judged]:
 
 def _way(seen: Seen, way: Way) -> Iterator[Judged]:
     name = f"{way.worker} ({way.host})"
-    interface = None if way.route.text is None else network.route_interface(way.route.text)
-    if interface is None:
-        if any(words in f"{way.route.text} {way.route.why}" for words in _NO_ROUTE):
-            yield FAILED, f"there is no route to {name}", "connect both machines to one network"
+    if not way.own:
+        yield FAILED, f"there is no route to {name}", "connect both machines to one network"
+    found = next((each for each in seen.interfaces if way.own in {str(one.ip) for one in each.networks}), None)
+    if found is None:
         return
-    kind = next((each.kind for each in seen.interfaces if each.name == interface), kind_of(interface))
+    kind, interface = found.kind, found.name
     if kind is Kind.WIRELESS:
         yield _wireless(seen, f"the link to {name} goes over Wi-Fi ({interface})")
     elif kind is Kind.VPN:

@@ -10,7 +10,6 @@ other numbers, or a few units in the last place of the largest logit, whichever 
 """
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -25,7 +24,6 @@ from splitinfer.core.layout import LOCAL
 from splitinfer.core.link_transport import JACCL, RDMA, RING
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
-from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.keyring import Keyring
@@ -60,7 +58,7 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
         except TransportUnavailable as problem:
             report(Finding("", Outcome.NOT_AVAILABLE, problem.reason))
             return
-    plain, others = PlainModel(), _waiters()
+    plain = PlainModel()
     cases = {name: plain.answer(plain.prompt, options["tokens"], one) for name, one in CASES.items()}
     rounding = plain.rounding(cases["greedy"])
     report(passed("rounding", rounding_in_words(rounding), rounding))
@@ -79,7 +77,6 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
                 prompts = [made_up_prompt(length, plain.vocab_size) for length in _TOGETHER]
                 several = [plain.answer(prompt, options["tokens"], GREEDY) for prompt in prompts]
                 look("several at once", partial(_together, llm, several))
-            report.guarded("loops", lambda: judge_loops(_loops(llm, others), _computes_at_launch()))
         if options.get("restarts"):
             long = plain.answer(made_up_prompt(_KEPT_PROMPT, plain.vocab_size), _KEPT_TOKENS, GREEDY)
             kept = Path(options["folder"]) / f"kv of {options['way']}"
@@ -237,27 +234,6 @@ def _across_a_restart(
     return {**after, "partings": [*before["partings"], *after["partings"]], "kept_before": before["cached_tokens"]}
 
 
-def _waiters() -> set[threading.Thread]:
-    """The threads of this process that wait for a device."""
-    return {thread for thread in threading.enumerate() if thread.name == "waiter"}
-
-
-def _loops(llm: LLM, others: set[threading.Thread]) -> dict[str, Any]:
-    """What the loops of this process did, as far as it can be seen from outside. ``others``: waiters of before."""
-    stats = llm.stats()
-    return {
-        "waiter": not _waiters() <= others,
-        "token_budget": stats["token_budget"],
-        "stages": [stage["device"] for stage in stats["stages"]],
-        "busy_seconds": [stage["busy_seconds"] for stage in stats["stages"]],
-        "steps": [stage["steps"] for stage in stats["stages"]],
-    }
-
-
-def _computes_at_launch() -> bool:
-    return open_device(0, (0, DEMO_LAYERS)).computes_at_launch
-
-
 # -- what is right -----------------------------------------------------------------------------------------------------
 
 
@@ -309,18 +285,3 @@ def _wrong(name: str, given: Mapping[str, Any], one: Mapping[str, Any], rounding
         f"mlx-lm's own rounding moves them by {rounding['logits_move']:.2g}"
     )
     return failed(name, Reason.WRONG_TOKEN, sentence, STOP, given)
-
-
-def judge_loops(seen: Mapping[str, Any], computes_at_launch: bool) -> Finding:
-    """Whether results are sent by a thread that waits for the device, exactly where the device computes by itself; and
-    whether steps are as large as the devices allow."""
-    name = "loops"
-    if seen["waiter"] is computes_at_launch:
-        words = "a thread waits for a device that needs none" if seen["waiter"] else "no thread waits for the device"
-        return failed(name, Reason.NOT_TAKEN, words, SEND, seen)
-    wanted = 128 if all(device == "cpu" for device in seen["stages"]) else 512
-    if seen["token_budget"] != wanted:
-        sentence = f"steps have up to {seen['token_budget']} tokens, and should have {wanted} on this device"
-        return failed(name, Reason.NOT_TAKEN, sentence, SEND, seen)
-    who = "a thread that waits for the device sends results" if seen["waiter"] else "the loop itself sends results"
-    return passed(name, f"{who}; steps of up to {seen['token_budget']} tokens", seen)

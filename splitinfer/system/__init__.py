@@ -8,7 +8,7 @@ memory_pages    the kinds of pages that macOS counts, and how many bytes of them
 free_memory     reads them; elsewhere what psutil calls available
 claims          what the processes of one machine have announced to need, and what that leaves. Pure
 ledger          publishes this process's claim, and reads those of the others
-network         interfaces and routes, as the system's commands print them. Pure
+network         interfaces, as the system's commands print them. Pure
 interface_kind  whether an interface is Thunderbolt, a cable, Wi-Fi ... Pure
 interfaces      those that are up
 processes       those of this machine, and which of them are splitinfer's

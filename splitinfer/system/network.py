@@ -1,8 +1,5 @@
-"""Interfaces and routes, as ``ifconfig``, ``networksetup -listallhardwareports`` and ``route`` print them, and ``ip
--json`` on Linux. Pure."""
+"""Interfaces, as ``ifconfig`` and ``networksetup -listallhardwareports`` print them. Pure."""
 
-import contextlib
-import json
 import re
 from dataclasses import dataclass
 
@@ -31,22 +28,6 @@ def interfaces(text: str) -> dict[str, Interface]:
 def hardware_ports(text: str) -> dict[str, str]:
     """The interface of each port, from ``networksetup -listallhardwareports``."""
     return dict(re.findall(r"^Hardware Port: ([^\n]+?)[ \t]*\nDevice: (\w+)[ \t]*$", text, re.MULTILINE))
-
-
-def route_interface(text: str) -> str | None:
-    """The interface by which an address is reached, from ``route -n get`` or ``ip -json route get``; ``None``: by none.
-
-    >>> route_interface("   route to: 10.0.0.2\\n  interface: en0\\n"), route_interface("not in table")
-    ('en0', None)
-    """
-    if found := re.search(r"^\s*interface: (\w+)\s*$", text, re.MULTILINE):
-        return found[1]
-    with contextlib.suppress(ValueError, RecursionError):
-        routes = json.loads(text)
-        if isinstance(routes, list) and routes and isinstance(routes[0], dict):
-            device = routes[0].get("dev")
-            return device if isinstance(device, str) else None
-    return None
 
 
 def _blocks(text: str) -> list[str]:

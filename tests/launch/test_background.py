@@ -82,8 +82,8 @@ def in_background(process: Process, by: Known, splitinfer: str = own_versions().
     return process
 
 
-def worker(pid: int = 7, *options: str, user: str = "") -> Process:
-    return Process(pid, user or "eve", not user, (*PYTHON, *(options or ("--host", "0.0.0.0"))), 100.0)
+def worker(pid: int = 7, *options: str) -> Process:
+    return Process(pid, (*PYTHON, *(options or ("--host", "0.0.0.0"))), 100.0)
 
 
 def test_a_worker_that_runs_is_found_and_admits_who_asks(running: list[Process]):
@@ -113,7 +113,6 @@ def test_a_worker_without_a_record_was_started_by_hand(running: list[Process]):
             "port 5577 listens to that machine only; start it with --host 0.0.0.0",
         ),
         (worker(7, "--insecure", "--host", "0.0.0.0"), "was started with --insecure"),
-        (worker(user="anna"), "port 5577 belongs to a worker of anna, another user"),
     ],
 )
 def test_a_worker_that_cannot_be_used_is_left_alone(running: list[Process], process: Process, why: str):
@@ -141,14 +140,12 @@ def test_down_stops_what_up_has_started_and_nothing_else(running: list[Process])
     running.append(in_background(worker(8, "--host", "0.0.0.0", "--port", "5578"), AIR))
     running.append(worker(9, "--host", "0.0.0.0", "--port", "5579"))
     running.append(in_background(worker(11, "--port", "5581"), Known("", "")))
-    running.append(worker(10, "--port", "5580", user="anna"))
     done = stop(STUDIO.key)
     assert [each.port for each in done.stopped] == [5577]
     left = [(5578, How.UP), (5579, How.HAND), (5581, How.DETACHED)]
     assert [(each.port, each.how) for each in done.workers] == left
-    assert done.theirs == {5580: "anna"}
     assert [each.port for each in stop().stopped] == [5581]
-    assert [each.pid for each in running] == [8, 9, 10]
+    assert [each.pid for each in running] == [8, 9]
 
 
 def test_what_is_started_outlives_its_starter(running: list[Process], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

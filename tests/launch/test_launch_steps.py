@@ -19,7 +19,7 @@ KEY = "ab" * 32
 MINI, AIR = Host("mini", "eve@mini.local"), Host("air", "air")
 OWN = Own("cd" * 32, "studio", VERSIONS)
 WORKER = Found(5577, 71, How.UP, "studio", OWN.key, "/x/worker-5577.log", 2 * 10**9, 65.0, ("10.0.0.1",))
-SEEN = Answer(VERSIONS, KEY, 40 * 10**9, 64 * 10**9, (), {5578: "anna"})
+SEEN = Answer(VERSIONS, KEY, 40 * 10**9, 64 * 10**9)
 STARTED = replace(SEEN, workers=(WORKER,), is_new=True)
 DROPPED = Done(255, "", "Connection to mini closed by remote host.")
 
@@ -113,7 +113,7 @@ def test_what_stands_in_the_way_is_said_with_its_cure(ended: Done, said: str):
 @pytest.mark.parametrize(
     "changes",
     [{"key": "AB" * 32}, {"key": "ab"}, {"is_new": "yes"}, {"free": -1}, {"workers": [{"port": 0}]},
-     {"workers": None}, {"theirs": {"5578": "x" * 5000}}],
+     {"workers": None}],
 )  # fmt: skip
 def test_an_answer_that_lies_about_its_shape_is_none(changes: dict[str, object]):
     assert understand(f"hello\n{encode(STARTED)}\n", VERSIONS) == STARTED
@@ -135,9 +135,8 @@ def test_of_another_version_only_that_is_read():
 
 
 def test_an_answer_for_people_of_that_machine():
-    assert lines(SEEN) == ["a worker of anna waits at port 5578"]
-    assert lines(replace(SEEN, theirs={})) == ["no worker runs"]
-    assert lines(replace(STARTED, theirs={})) == ["a worker waits at port 5577, started by `up` of studio"]
+    assert lines(SEEN) == ["no worker runs"]
+    assert lines(STARTED) == ["a worker waits at port 5577, started by `up` of studio"]
 
 
 # ----- the line that installs ----------------------------------------------------------------------

@@ -34,13 +34,6 @@ def parting(margin: float | None) -> dict[str, Any]:
     return {"at": 4, "token": None if margin is None else 417, "wanted": 88, "margin": margin}
 
 
-def loops(*, gpu: bool = True, **changes: Any) -> dict[str, Any]:
-    return {
-        "waiter": gpu, "token_budget": 512 if gpu else 128, "stages": ["Apple M4 Max" if gpu else "cpu"],
-        "busy_seconds": [0.4], "steps": [50], **changes,
-    }  # fmt: skip
-
-
 def memory(**changes: Any) -> dict[str, Any]:
     at = {"active": 20_000_000, "resident": 300_000_000, "free": int(90e9)}
     found = {"before": {**at, "active": 8}, "loaded": at, "warm": at, "used": at, "closed": {**at, "active": 8}}

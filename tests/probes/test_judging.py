@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from made_up_probes import EXACT as EXACTLY
-from made_up_probes import LINUX, MAC, ROUNDS, answer, link, loops, memory, parting
+from made_up_probes import LINUX, MAC, ROUNDS, answer, link, memory, parting
 
 from splitinfer.errors import ConfigError
 from splitinfer.probes.finding import FAULT_OF, Fault, Finding, Outcome, Reason, exit_code
@@ -14,7 +14,7 @@ from splitinfer.probes.links import judge_link
 from splitinfer.probes.machine import judge_about, judge_quantised
 from splitinfer.probes.memory import judge_memory
 from splitinfer.probes.registry import worker_elsewhere
-from splitinfer.probes.tokens import judge_answer, judge_loops
+from splitinfer.probes.tokens import judge_answer
 
 ROOT = Path(__file__).parents[2]
 R = Reason
@@ -37,8 +37,6 @@ SOUND: dict[str, Judged] = {
     "drafts": lambda: judge_answer("greedy, drafts", drafted(), ROUNDS),
     "kept KV": lambda: judge_answer("kept KV", answer(cached_tokens=295, kept_before=0), ROUNDS),
     "a near tie": lambda: judge_answer("sampled", answer(partings=[parting(0.12)]), ROUNDS),
-    "loops on a GPU": lambda: judge_loops(loops(), False),
-    "loops on a CPU": lambda: judge_loops(loops(gpu=False), True),
     "KV in 8 bits": lambda: judge_quantised([0.004, 0.001]),
     "memory": lambda: judge_memory(memory()),
     "memory without Metal": lambda: judge_memory(memory(wired=None)),
@@ -73,7 +71,6 @@ PLANTED: dict[str, tuple[Judged, Reason, str, str]] = {
         lambda: judge_answer("", answer(kept_before=0), ROUNDS), R.KV_NOT_FOUND, "was not found after a restart",
         "disk",
     ),
-    "no waiter on a GPU": (lambda: judge_loops(loops(waiter=False), False), R.NOT_TAKEN, "no thread waits", SEND),
     "a wrong kernel": (lambda: judge_quantised([0.0, 0.5]), R.LARGE_ERROR, "off by 0.5", STOP),
     "no numbers": (lambda: judge_quantised([float("nan")]), R.LARGE_ERROR, "off by nan", STOP),
     "a Mac's processor": (

@@ -37,7 +37,6 @@ SAID: list[tuple[Callable[[str], Any], str, Any]] = [
      Interface(True, ("169.254.90.11",), ("en2", "en3", "en4"))),
     (lambda text: list(network.interfaces(text)), "ifconfig_ready.txt",
      ["lo0", "gif0", "stf0", "en0", "en2", "en3", "en4", "bridge0"]),
-    (network.route_interface, "ip_route.json", "eth0"),
     (parsing.power_settings, "pmset_studio.txt", PowerSettings(0, False, False)),  # 2 is high power
 ]  # fmt: skip
 

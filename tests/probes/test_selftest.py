@@ -101,7 +101,7 @@ def test_a_planted_worker_that_answers_a_wrong_token_is_named(monkeypatch: pytes
     found = found_by(tokens.measure, **options)
     assert faults(found) == []
     assert [each.name for each in found] == [
-        "rounding", "greedy", "sampled", "greedy, drafts", "sampled, drafts", "loops"
+        "rounding", "greedy", "sampled", "greedy, drafts", "sampled, drafts"
     ]  # fmt: skip
     original, place = runner.read, len(PlainModel().prompt) + 2
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_probes import EXACT, LINUX, MAC, ROUNDS, answer, link, loops, memory
+from made_up_probes import EXACT, LINUX, MAC, ROUNDS, answer, link, memory
 from recordings import RDMA_READY, said
 
 from splitinfer.core.json_text import dumps
@@ -36,7 +36,7 @@ def outcomes(about: Mapping[str, Any] = MAC) -> dict[str, Result]:
     answers = [passed(name, "", answer()) for name in ("greedy", "sampled", "greedy, drafts", "kept KV")]
     found: dict[str, list[Finding]] = {
         "about": [passed("device", "alice's", about)],
-        "tcp": [passed("rounding", "", ROUNDS if gpu else EXACT), *answers, passed("loops", "", loops(gpu=gpu))],
+        "tcp": [passed("rounding", "", ROUNDS if gpu else EXACT), *answers],
         "memory": [passed("growth", "", memory())],
         "network": judge_link(link()),
         "doctor": [rdma, Finding("power", Outcome.WARNING, "alices-studio sleeps", "sudo pmset")],
