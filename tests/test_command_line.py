@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from splitinfer import cli
 from splitinfer.cli import app, opening
 from splitinfer.cli.options import ChatOptions, PipelineOptions, disk_of, settings_of
-from splitinfer.cli.several import entries_of
+from splitinfer.cli.serving import entries_of
 from splitinfer.core.kv.budget import STAGE_MARGIN
 from splitinfer.core.residents import Bounds
 from splitinfer.core.sampling_defaults import NOTHING, Recommended, ResolvedSampling

@@ -23,8 +23,8 @@ from typing import Any
 from device import stand_in
 
 from splitinfer.bench import machine as this_machine
-from splitinfer.bench.blas import prefer_openblas
 from splitinfer.bench.figures import BatchRun
+from splitinfer.bench.machine import prefer_openblas
 from splitinfer.bench.parts import made_up
 from splitinfer.bench.systems import together
 from splitinfer.config import find_layout

@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import RenderableType
 
 from splitinfer.bench import machine
-from splitinfer.bench.blas import HINT
 from splitinfer.bench.figures import ratios
+from splitinfer.bench.machine import HINT
 from splitinfer.bench.mlx_lm import PlainMlxLm, plain_mlx_lm
 from splitinfer.bench.options import Options
 from splitinfer.bench.parts import Cell, Kind, Part, speed_parts, tasks_of

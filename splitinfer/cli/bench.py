@@ -58,7 +58,7 @@ def bench(
     if layout is None and mode is not Mode.LINK:
         raise typer.BadParameter(f"--mode {mode} needs a layout: --layout FILE")
     if mode is not Mode.LINK:  # links do not compute
-        from splitinfer.bench.blas import prefer_openblas
+        from splitinfer.bench.machine import prefer_openblas
 
         prefer_openblas()  # may start this program anew, so before anything else
     set_up(verbose=False)

@@ -326,8 +326,7 @@ def disk_of(kv_dir: str | None, gigabytes: float) -> "Disk | None":
 
 def store_of(folder: str | None, gigabytes: float | None) -> "ModelStore | None":
     """The store of copied weights that ``--models-dir`` and ``--models-gb`` describe."""
-    from splitinfer.store.models import ModelStore
-    from splitinfer.store.paths import default_folder
+    from splitinfer.store.models import ModelStore, default_folder
 
     path = default_folder() if folder is None else folder_named(folder, "--models-dir")
     return None if path is None else ModelStore(path, None if gigabytes is None else int(gigabytes * 1e9))

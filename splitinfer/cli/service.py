@@ -71,8 +71,7 @@ service_app.command("install")(_install_command())
 
 def _install(words: tuple[str, ...], *, force: bool) -> int:
     from splitinfer.service.actions import install, manager_of, refuse_root
-    from splitinfer.service.definition import find_executable
-    from splitinfer.service.place import here
+    from splitinfer.service.definition import find_executable, here
 
     place = here()
     refuse_root(place)
@@ -108,7 +107,7 @@ def status() -> None:
 def _status() -> int:
     from splitinfer.service.actions import manager_of
     from splitinfer.service.actions import status as look
-    from splitinfer.service.place import here
+    from splitinfer.service.definition import here
 
     place = here()
     state, is_installed, lines = look(manager_of(place), place)
@@ -125,7 +124,7 @@ def remove() -> None:
 def _remove() -> int:
     from splitinfer.service.actions import manager_of
     from splitinfer.service.actions import remove as take_away
-    from splitinfer.service.place import here
+    from splitinfer.service.definition import here
 
     was_there = take_away(manager_of(here()))
     say(f"the {NAME} is {'removed' if was_there else 'not installed'}")

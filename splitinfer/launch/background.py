@@ -27,7 +27,7 @@ from splitinfer.launch.processes import Command, Record, command_of, decode, hol
 from splitinfer.models.memory import free_bytes
 from splitinfer.places import locked, read, write
 from splitinfer.service.actions import Manager, manager_of
-from splitinfer.service.place import here as service_place
+from splitinfer.service.definition import here as service_place
 from splitinfer.system import processes as system_processes
 from splitinfer.system.processes import Process
 

@@ -20,8 +20,7 @@ from typing import Annotated, Self
 import pydantic
 from pydantic import ConfigDict, Field
 
-from splitinfer.machine.costs import Costs
-from splitinfer.machine.numbers import Bytes, NotNegative, Numbers
+from splitinfer.machine.costs import Bytes, Costs, NotNegative, Numbers
 
 VERSION = 4  # of what is remembered
 

@@ -17,8 +17,7 @@ from splitinfer.models.checkpoint import GGUF, Checkpoint, in_gguf, open_folder,
 from splitinfer.models.copied import open_stored
 from splitinfer.models.hub_errors import why_not
 from splitinfer.models.weight_files import IncompleteModel, read_index, resolve, weight_files
-from splitinfer.store.models import ModelStore, StoredModel
-from splitinfer.store.paths import default_folder
+from splitinfer.store.models import ModelStore, StoredModel, default_folder
 
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.jsonl", "tokenizer.model", "*.tiktoken"]
 

@@ -1,7 +1,7 @@
 """Compares the memory a stage needs with what the machine has free, and sets MLX's limits.
 
 What is free is what the operating system can give (``system.free_memory``) less what other processes of this machine
-have announced to take (``system.claims``); on a Mac's GPU also no more than its recommended working set less what all
+have announced to take (``system.ledger``); on a Mac's GPU also no more than its recommended working set less what all
 of them hold; on CUDA what the GPU's own memory has free. A stage that does not fit is refused before it is loaded, so
 that the machine does not swap.
 """
@@ -15,8 +15,8 @@ from splitinfer.core.kv.budget import STAGE_MARGIN
 from splitinfer.core.kv.growth import spare
 from splitinfer.errors import CannotFit
 from splitinfer.system import ledger
-from splitinfer.system.claims import left_over
 from splitinfer.system.free_memory import available_bytes, wired_limit_bytes
+from splitinfer.system.ledger import left_over
 
 _REPORT_EVERY, _WORTH_REPORTING = 2.0, 64 * 2**20  # seconds, bytes
 

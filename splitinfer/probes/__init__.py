@@ -4,7 +4,7 @@ A *probe* looks at something and returns *findings*: a name, an outcome, a sente
 and what judges are apart: each ``judge_…`` function takes plain figures, so that tests can plant faults in them.
 
     doctor ────▶ evidence ─▶ findings, rdma        what the system's commands say; in this process, within seconds
-           └───▶ links ─▶ advice                   the links of a layout, measured
+           └───▶ links                             the links of a layout, measured
 
     selftest ──▶ registry ▶ child ▶ machine, tokens, memory, links
                                                    each probe in a process of its own, with its share of the time

@@ -16,12 +16,21 @@ from splitinfer.core.wire_codec import NONE
 from splitinfer.keyring import Keyring
 from splitinfer.models.memory import size
 from splitinfer.probes import parsing
-from splitinfer.probes.advice import Hidden, LinkAdvice, advise, codecs_of, hidden_of
 from splitinfer.probes.child import Report as Findings
 from splitinfer.probes.evidence import Seen, look
 from splitinfer.probes.finding import Finding, Outcome
 from splitinfer.probes.findings import every_finding, good_wired_limit
-from splitinfer.probes.links import LinkSeen, LinkSurvey, Progress, WorkerSeen
+from splitinfer.probes.links import (
+    Hidden,
+    LinkAdvice,
+    LinkSeen,
+    LinkSurvey,
+    Progress,
+    WorkerSeen,
+    advise,
+    codecs_of,
+    hidden_of,
+)
 from splitinfer.probes.machine import description
 from splitinfer.probes.page import counted, grid, lines, print_page, title
 from splitinfer.probes.rdma import requirements, verdict

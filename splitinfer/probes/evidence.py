@@ -22,10 +22,9 @@ from splitinfer.errors import ConfigError
 from splitinfer.models.memory import on_gpu
 from splitinfer.probes.parsing import NVIDIA_FIELDS
 from splitinfer.system.command import NOT_FOUND, TIMED_OUT, run
-from splitinfer.system.free_memory import memory_pages, wired_limit_bytes
+from splitinfer.system.free_memory import MemoryPages, memory_pages, wired_limit_bytes
 from splitinfer.system.interface_kind import LocalInterface
 from splitinfer.system.interfaces import local_interfaces
-from splitinfer.system.memory_pages import MemoryPages
 from splitinfer.system.origin import Origin, Start, this_process
 from splitinfer.system.processes import Process, processes
 

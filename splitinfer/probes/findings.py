@@ -157,7 +157,7 @@ def _shared_network(seen: Seen) -> Iterator[Judged]:
 # -- memory as macOS counts it -----------------------------------------------------------------------------------------
 #
 # Activity Monitor's *Memory Used* is the memory of programs, wired memory and what the compressor holds
-# (``system.memory_pages``). Weights that were swapped out come back from the disk at every token.
+# (``system.free_memory``). Weights that were swapped out come back from the disk at every token.
 # ``iogpu.wired_limit_mb`` raises what the GPU may hold; that macOS needs 2 GiB besides is *assumed*.
 
 _MUCH_SWAP = 2**30

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from splitinfer.errors import ConfigError
 from splitinfer.places import write
-from splitinfer.service.definition import NAME, Definition, State
+from splitinfer.service.definition import NAME, Definition, Place, State
 from splitinfer.service.launchd import Launchd
-from splitinfer.service.place import Place
 from splitinfer.service.systemd import Systemd
 
 _WATCHED = 3.0  # seconds after a start in which a service that cannot run has ended: it imports, then listens

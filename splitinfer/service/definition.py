@@ -16,7 +16,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -116,3 +117,22 @@ def _of_homebrew(path: Path) -> Path:
     at = parts.index("Cellar")
     linked = Path(*parts[:at], "opt", parts[at + 1], *parts[at + 3 :])
     return linked if linked.exists() else path
+
+
+# -- where a service is installed --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """platform: as ``sys.platform`` has it. user: the user's id. sleep: waits for that many seconds."""
+
+    platform: str
+    home: Path
+    user: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    sleep: Callable[[float], None] = time.sleep
+
+
+def here() -> Place:
+    """This process's user, on this machine."""
+    return Place(sys.platform, Path.home(), os.geteuid(), dict(os.environ))

@@ -21,8 +21,7 @@ from collections.abc import Mapping
 from xml.parsers.expat import ExpatError
 
 from splitinfer.errors import ConfigError
-from splitinfer.service.definition import LABEL, NAME, STOP_SECONDS, Definition, State
-from splitinfer.service.place import Place
+from splitinfer.service.definition import LABEL, NAME, STOP_SECONDS, Definition, Place, State
 from splitinfer.system.command import Done, run
 
 _THROTTLE = 10  # seconds

@@ -24,8 +24,7 @@ from pathlib import Path
 from string import Template
 
 from splitinfer.errors import ConfigError
-from splitinfer.service.definition import NAME, STOP_SECONDS, UNIT, Definition, State
-from splitinfer.service.place import Place
+from splitinfer.service.definition import NAME, STOP_SECONDS, UNIT, Definition, Place, State
 from splitinfer.system.command import Done, run
 
 _PROPERTIES = ("LoadState", "ActiveState", "MainPID", "NRestarts", "Result", "ExecMainCode", "ExecMainStatus")

@@ -10,10 +10,10 @@ few small files, nothing else.
     listing     which layers are here, for people
 
     copied_file one file of weights, with holes where nothing was copied, and the journal of what was
-    models      the store: the models in it, by their fingerprints, and its locks
+    models      the store: its folder, the models in it, by their fingerprints, and its locks
     source      reads ranges of a model's files, and notices when a file changes
 
-The first five decide and touch nothing (``paths`` asks the environment for a folder's name); the last three act.
+The first two decide and touch nothing; the last three act.
 
 What protects what: the link authenticates the sender and its bytes. The fingerprint says which model, and which version
 of it, is copied. A checksum of each range finds what a memory damages between the sender's reading and this machine's

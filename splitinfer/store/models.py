@@ -9,8 +9,9 @@
             .3f21....copied                      locked by the one who copies it
 
 Two sets of weights never share a folder, however alike their tables are: the digest has samples of the weights, or the
-revision at the hub (``core.fingerprint``). The system frees a lock when its process ends, whatever by (flock(2)). The
-files of locks stay when a model is removed, so that all lock the same file.
+revision at the hub (``core.fingerprint``). They are not in a folder of caches: macOS may remove what is there when its
+disk fills up (Apple, File System Programming Guide), and a copy may have taken hours. The system frees a lock when its
+process ends, whatever by (flock(2)). The files of locks stay when a model is removed, so that all lock the same file.
 """
 
 import contextlib
@@ -25,11 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from splitinfer.core.plain_text import megabytes
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError
+from splitinfer.places import data
 from splitinfer.store.copied_file import CopiedFile, copied, said, write_whole
 from splitinfer.store.manifest import MAX_BYTES, Manifest, pack, unpack, with_files
-from splitinfer.store.paths import no_room
 from splitinfer.store.ranges import Span, is_in, missing, size
 
 _MANIFEST, _WEIGHTS, _LOCK = ".manifest", "weights", ".lock"
@@ -277,4 +279,34 @@ def _size(path: Path) -> int | None:
     with contextlib.suppress(OSError):
         status = path.lstat()
         return status.st_size if stat.S_ISREG(status.st_mode) else None
+    return None
+
+
+# -- where copies are, and whether there is room for more --------------------------------------------------------------
+
+RESERVE = 5 * 10**9  # bytes of the disk that stay free: macOS itself needs some for swap files
+
+
+def default_folder() -> Path:
+    """Return the folder for weights among the user's data."""
+    return data() / "models"
+
+
+def no_room(wanted: int, stored: int, free: int, cap: int | None, reserve: int = RESERVE) -> str | None:
+    """Why ``wanted`` more bytes cannot be stored, as a phrase; ``None`` if they can.
+
+    ``stored``: bytes in the store. ``free``: bytes on its disk. ``cap``: bytes that the store may have; ``None``: any
+    number.
+
+    >>> no_room(3 * 10**9, 0, 7 * 10**9, None)
+    '3.0 GB are to be copied, and of the 7.0 GB free on the disk 5.0 GB stay free'
+    >>> no_room(3 * 10**9, 9 * 10**9, 10**12, 10**10)
+    '3.0 GB are to be copied, and with the 9.0 GB that are there the store would have over 10.0 GB'
+    """
+    if cap is not None and stored + wanted > cap:
+        there = f"with the {megabytes(stored)} that are there the store would have over {megabytes(cap)}"
+        return f"{megabytes(wanted)} are to be copied, and {there}"
+    if wanted > free - reserve:
+        there = f"of the {megabytes(free)} free on the disk {megabytes(reserve)} stay free"
+        return f"{megabytes(wanted)} are to be copied, and {there}"
     return None

@@ -77,3 +77,32 @@ def checksum(data: bytes | memoryview) -> int:
     """The checksum of a piece, CRC-32. It comes from whoever sends the bytes and finds accidents: a digest would find
     no more, because the link authenticates the sender, and SHA-256 at both ends takes nearly as long as encryption."""
     return zlib.crc32(data)
+
+
+# -- how fast a sender sends -------------------------------------------------------------------------------------------
+
+BESIDE_SERVING = 30e6  # bytes a second: a quarter of a gigabit link
+
+
+class Pace:
+    """Says how long to wait before each piece, so that on average no more than ``rate`` bytes a second are sent.
+
+    Time that passed without sending is not made up for. All times are in seconds.
+    """
+
+    def __init__(self) -> None:
+        self._free_at = 0.0
+
+    def wait(self, now: float, nbytes: int, rate: float | None) -> float:
+        """Seconds to wait before sending ``nbytes`` more; ``rate`` in bytes a second, ``None`` for any.
+
+        >>> pace = Pace()
+        >>> [pace.wait(now, 10, 100.0) for now in (5.0, 5.0, 5.0, 9.0)]
+        [0.0, 0.1, 0.2, 0.0]
+        """
+        if rate is None:
+            self._free_at = now
+            return 0.0
+        begin = max(now, self._free_at)
+        self._free_at = begin + nbytes / rate
+        return round(begin - now, 9)

@@ -4,10 +4,8 @@ command         runs one of the system's commands to its end
 apple           where macOS's libraries are, and what its commands print
 keep_awake      prevents sleep while there is work
 qos             the quality of service of a thread
-memory_pages    the kinds of pages that macOS counts, and how many bytes of them a stage may take. Pure
-free_memory     reads them; elsewhere what psutil calls available
-claims          what the processes of one machine have announced to need, and what that leaves. Pure
-ledger          publishes this process's claim, and reads those of the others
+free_memory     how many bytes a stage may take: pages that macOS counts; elsewhere what psutil calls available
+ledger          publishes this process's claim of memory, and reads those of the others
 network         interfaces, as the system's commands print them. Pure
 interface_kind  whether an interface is Thunderbolt, a cable, Wi-Fi ... Pure
 interfaces      those that are up

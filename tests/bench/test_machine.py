@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.bench import blas, machine
+from splitinfer.bench import machine
 from splitinfer.core.layout import lay_out
 from splitinfer.models.batch_invariance import preloaded_blas
 
@@ -59,13 +59,13 @@ def test_a_process_is_pinned_with_all_its_threads() -> None:
 )
 def test_openblas_is_preloaded_once_and_with_one_thread(preloaded: str | None, found: str | None, then: str | None):
     before = {"PATH": "/bin"} | ({} if preloaded is None else {"LD_PRELOAD": preloaded})
-    environment = blas.preloading(before, found)
+    environment = machine.preloading(before, found)
     if then is None:
         assert environment is None
         return
     assert environment is not None
     assert (environment["LD_PRELOAD"], environment["OPENBLAS_NUM_THREADS"], environment["PATH"]) == (then, "1", "/bin")
-    assert blas.preloading(environment, found) is None
+    assert machine.preloading(environment, found) is None
 
 
 def test_which_blas_is_read_from_the_mapped_files() -> None:

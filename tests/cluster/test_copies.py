@@ -9,8 +9,7 @@ from processes import Running, worker, write_layout
 
 from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM
-from splitinfer.store.models import ModelStore
-from splitinfer.store.paths import default_folder
+from splitinfer.store.models import ModelStore, default_folder
 
 NUM_LAYERS = 4
 

@@ -19,7 +19,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass as numbers
 
-from splitinfer.machine.numbers import Count, NotNegative
+from splitinfer.machine.costs import Count, NotNegative
 
 MAX_BUFFERS = 10
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

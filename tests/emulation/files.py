@@ -29,8 +29,7 @@ import yaml
 from pydantic import AfterValidator, Field
 
 from splitinfer.errors import ConfigError
-from splitinfer.machine.costs import Costs
-from splitinfer.machine.numbers import Count, NotNegative, sentence
+from splitinfer.machine.costs import Costs, Count, NotNegative, sentence
 from tests.emulation.device_queue import MAX_BUFFERS, DeviceTraits, Positive
 from tests.emulation.machine import EachLayer, Hop, Machine
 

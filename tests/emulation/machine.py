@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from pydantic.dataclasses import dataclass
 
-from splitinfer.machine.costs import Costs
-from splitinfer.machine.numbers import Count, NotNegative, Numbers
+from splitinfer.machine.costs import Costs, Count, NotNegative, Numbers
 from tests.emulation.device_queue import DeviceTraits, Positive
 
 SUMS = 2  # of a layer: of its attention, and of what follows

@@ -15,8 +15,7 @@ from splitinfer.errors import SplitinferError
 from splitinfer.models import memory
 from splitinfer.places import of_this_host
 from splitinfer.system import keep_awake, qos
-from splitinfer.system.claims import Others
-from splitinfer.system.ledger import Ledger
+from splitinfer.system.ledger import Ledger, Others
 from splitinfer.wire.messages import Progress
 
 

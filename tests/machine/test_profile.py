@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.machine.costs import Costs
-from splitinfer.machine.numbers import sentence
+from splitinfer.machine.costs import Costs, sentence
 from splitinfer.machine.profile import DraftProfile, LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 
 _COSTS = {"full": Costs.line(0.001, 0.0001), "sliding": Costs.line(0.002, 0.0001)}

@@ -26,8 +26,7 @@ from splitinfer.models.memory import (
     withdraw,
 )
 from splitinfer.system import ledger as ledgers
-from splitinfer.system.claims import Others
-from splitinfer.system.ledger import Ledger
+from splitinfer.system.ledger import Ledger, Others
 
 NEED = Need(weights=4_000_000_000, kv_fixed=1_000_000, kv_per_token=100_000)
 MARGIN = 256 * 2**20

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from splitinfer.probes.evidence import Output, Seen
+from splitinfer.system.free_memory import MemoryPages, parse_vm_stat
 from splitinfer.system.interface_kind import Kind, LocalInterface
-from splitinfer.system.memory_pages import MemoryPages, parse_vm_stat
 from splitinfer.system.origin import Origin, Start
 
 GIB = 2**30

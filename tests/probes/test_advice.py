@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
-from splitinfer.probes.advice import Codec, Hidden, LinkAdvice, advise
+from splitinfer.probes.links import Codec, Hidden, LinkAdvice, advise
 
 HIDDEN = Hidden(4096, "bfloat16", "test")  # 8,192 bytes
 INT8 = Codec("int8", 4096, 4e-6)

@@ -14,8 +14,8 @@ from splitinfer.config import Layout
 from splitinfer.engine.versions import own_versions
 from splitinfer.engine.worker import handshake as acceptor
 from splitinfer.keyring import Keyring
-from splitinfer.probes.advice import Hidden, hidden_of
 from splitinfer.probes.doctor import survey_layout
+from splitinfer.probes.links import Hidden, hidden_of
 from splitinfer.wire.messages import Versions
 
 

@@ -17,9 +17,9 @@ from splitinfer.errors import ConfigError
 from splitinfer.probes import links, machine, tokens
 from splitinfer.probes.child import Report, Result
 from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, exit_code, from_data, passed
-from splitinfer.probes.reference import PlainModel
 from splitinfer.probes.registry import Probe, worker_elsewhere
 from splitinfer.probes.selftest import run_selftest
+from splitinfer.probes.tokens import PlainModel
 from transports.emulation import emulator
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

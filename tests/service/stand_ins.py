@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from splitinfer.service.definition import Definition
-from splitinfer.service.place import Place
+from splitinfer.service.definition import Definition, Place
 
 _LAUNCHCTL = r"""#!/bin/sh
 cd "$STAND_INS" || exit 99

@@ -11,8 +11,7 @@ from processes import until
 from splitinfer.errors import ConfigError
 from splitinfer.service import systemd
 from splitinfer.service.actions import install, remove, status
-from splitinfer.service.definition import Definition
-from splitinfer.service.place import Place
+from splitinfer.service.definition import Definition, Place
 from splitinfer.service.systemd import Systemd
 from splitinfer.system.command import run
 

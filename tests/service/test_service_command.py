@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from splitinfer.cli import app, service
 from splitinfer.service import definition
-from splitinfer.service import place as places
+from splitinfer.service import definition as places
 
 
 @pytest.fixture

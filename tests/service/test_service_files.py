@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from stand_ins import ASKED, LAUNCHD_FAILED, LAUNCHD_RUNNING, SYSTEMD_FAILED, SYSTEMD_RUNNING, WORDS
 
 from splitinfer.service import launchd, systemd
-from splitinfer.service.definition import UNIT, Definition, State, carried
+from splitinfer.service.definition import UNIT, Definition, Place, State, carried
 from splitinfer.service.launchd import Launchd
-from splitinfer.service.place import Place
 from splitinfer.service.systemd import Systemd
 
 PLACE = Place("darwin", Path("/Users/me"), 501)

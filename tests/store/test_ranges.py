@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.store.pace import Pace
-from splitinfer.store.paths import no_room
-from splitinfer.store.ranges import Span, is_in, merged, missing, pieces, size
+from splitinfer.store.models import no_room
+from splitinfer.store.ranges import Pace, Span, is_in, merged, missing, pieces, size
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)).map(lambda pair: (pair[0], sum(pair))), max_size=8)
 

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.system import ledger as ledgers
-from splitinfer.system.claims import Claim, Others, left_over, merged, sum_up
-from splitinfer.system.ledger import Ledger
+from splitinfer.system.ledger import Claim, Ledger, Others, left_over, merged, sum_up
 
 GB = 10**9
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.system.memory_pages import MemoryPages, parse_vm_stat
+from splitinfer.system.free_memory import MemoryPages, parse_vm_stat
 
 RECORDED = Path(__file__).parent / "recorded"
 

@@ -21,8 +21,7 @@ from splitinfer.models.copied import open_stored, source_of
 from splitinfer.models.hub import local_snapshot, open_local
 from splitinfer.store.manifest import pack
 from splitinfer.store.models import ModelStore
-from splitinfer.store.pace import BESIDE_SERVING, Pace
-from splitinfer.store.ranges import checksum
+from splitinfer.store.ranges import BESIDE_SERVING, Pace, checksum
 from splitinfer.store.source import Source
 from splitinfer.wire.messages import AskManifest, AskRanges, Message, TellManifest, TellRange, Unavailable
 from transports import Frame, Link, LinkClosed, TransportError

@@ -22,8 +22,7 @@ from splitinfer.models.loader import count_layers, survey
 from splitinfer.store.copied_file import CopiedFile, write_whole
 from splitinfer.store.manifest import MAX_BYTES, Manifest, unpack
 from splitinfer.store.models import ModelStore, StoredModel
-from splitinfer.store.pace import Pace
-from splitinfer.store.ranges import WINDOW, Span, checksum, is_in, missing, pieces, size
+from splitinfer.store.ranges import WINDOW, Pace, Span, checksum, is_in, missing, pieces, size
 from splitinfer.wire.messages import (
     MOST_RANGES,
     AskManifest,

@@ -25,7 +25,7 @@ from splitinfer.engine.coordinator.worker_handle import WorkerHandle
 from splitinfer.engine.profiling.measure import profile_here
 from splitinfer.engine.profiling.question import Question, described
 from splitinfer.errors import ProtocolError, WorkerLost
-from splitinfer.machine.numbers import sentence
+from splitinfer.machine.costs import sentence
 from splitinfer.machine.profile import LinkProfile, MachineProfile
 from splitinfer.models.memory import unloaded_bytes
 from splitinfer.wire.messages import Probed, Profile, Profiled, Progress
