@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from splitinfer.core.json_text import dumps
 from splitinfer.errors import CannotFit
-from splitinfer.probes.finding import SEND, Fault, Finding, Outcome, Reason, failed, from_data, passed
+from splitinfer.probes.finding import SEND, Fault, Finding, Outcome, failed, from_data, passed
 from splitinfer.probes.registry import Probe
 from splitinfer.shutdown import shutdown
 from splitinfer.system.command import TIMED_OUT, Done
@@ -100,12 +100,12 @@ def _read(out: str) -> tuple[list[Finding], str]:
 def _overran(tried: str, limit: float, silent_s: float, patience_s: float) -> Finding:
     if silent_s < patience_s:
         return _no_time(tried)
-    return Finding(tried, Outcome.FAILED, f"it did not end within its {limit:.1f} s", _AGAIN, reason=Reason.HUNG)
+    return Finding(tried, Outcome.FAILED, f"it did not end within its {limit:.1f} s", _AGAIN, error="TimeoutError")
 
 
 def _no_time(name: str = "") -> Finding:
     sentence = "there was not enough time to try all of it"
-    return Finding(name, Outcome.NOT_RUN, sentence, _MORE_TIME, fault=Fault.TIME, reason=Reason.NO_TIME)
+    return Finding(name, Outcome.NOT_RUN, sentence, _MORE_TIME, fault=Fault.TIME)
 
 
 def _crashed(tried: str, ended: Done) -> Finding:
@@ -113,7 +113,7 @@ def _crashed(tried: str, ended: Done) -> Finding:
     lines = ended.complaint.strip().splitlines()
     more = f" ({lines[-1].strip():.300})" if lines else ""
     sentence = f"its process ended with {f'signal {signalled}' if signalled else f'exit code {ended.code}'}{more}"
-    return Finding(tried, Outcome.FAILED, sentence, SEND, reason=Reason.CRASHED, signal=signalled)
+    return Finding(tried, Outcome.FAILED, sentence, SEND, signal=signalled)
 
 
 def run_probes(
@@ -173,9 +173,9 @@ def broken(name: str, error: BaseException) -> Finding:
     text = " ".join(str(error).split())
     sentence = f"{type(error).__name__}: {text:.300}" if text else type(error).__name__
     if isinstance(error, CannotFit):  # whatever was tried: it is not what failed
-        found = failed(name, Reason.LOW_MEMORY, sentence, "close other programs, or give this machine fewer layers")
+        found = failed(name, Fault.MEMORY, sentence, "close other programs, or give this machine fewer layers")
     else:
-        found = Finding(name, Outcome.FAILED, sentence, SEND, reason=Reason.FAILED)
+        found = Finding(name, Outcome.FAILED, sentence, SEND)
     return replace(found, error=type(error).__name__, at=_place(error))
 
 

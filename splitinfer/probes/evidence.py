@@ -3,7 +3,6 @@
 All commands run at once, each with a timeout: one that is missing or hangs does no harm.
 """
 
-import os
 import platform
 import socket
 import sys
@@ -38,13 +37,11 @@ MACOS: Mapping[str, tuple[str, ...]] = {
     "macos": ("/usr/bin/sw_vers", "-productVersion"),
     "power": ("/usr/bin/pmset", "-g"),
     "firewall": (TOOL, "--getglobalstate"),
-    "firewall_block_all": (TOOL, "--getblockall"),
     "firewall_apps": (TOOL, "--listapps"),
     "thunderbolt": ("/usr/sbin/system_profiler", "SPThunderboltDataType", "-json"),
     "hardware_ports": ("/usr/sbin/networksetup", "-listallhardwareports"),
     "interfaces": ("/sbin/ifconfig",),
     "rdma": ("rdma_ctl", "status"),
-    "devices": ("ibv_devices",),
     "states": ("ibv_devinfo",),
 }
 LINUX: Mapping[str, tuple[str, ...]] = {
@@ -85,7 +82,6 @@ class Seen:
     outputs: Mapping[str, Output]
     system: str  # "Darwin", "Linux" ...
     has_jaccl: bool
-    environment: Mapping[str, str]
     memory: int = 0
     available: int = 0
     swapped: int = 0
@@ -117,7 +113,6 @@ def look(layout: Layout | None) -> Seen:
         run_commands(COMMANDS.get(system, {})),
         system,
         has_jaccl=bool(mx.distributed.is_available("jaccl")),
-        environment=os.environ,
         memory=int(memory.total),
         available=int(memory.available),
         swapped=int(psutil.swap_memory().used) if system == "Darwin" else 0,

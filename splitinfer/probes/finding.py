@@ -35,38 +35,6 @@ class Fault(IntEnum):
     TIME = 16  # not everything could be tried
 
 
-class Reason(StrEnum):
-    """Why a finding has its outcome, in a word that may stand in a document."""
-
-    NONE = ""
-    WRONG_TOKEN = "wrong token"
-    TOO_FEW_TOKENS = "too few tokens"
-    ROUNDING = "rounding"
-    FAILED = "failed"
-    CRASHED = "crashed"
-    HUNG = "hung"
-    NO_TIME = "no time"
-    LARGE_ERROR = "error too large"
-    NO_DRAFTS = "no drafts"
-    KV_NOT_FOUND = "kept KV not found"
-    LEAK = "leak"
-    LOW_MEMORY = "low memory"
-    NOT_WIRED = "not wired"
-    NO_GPU = "no GPU"
-    NOT_REACHED = "not reached"
-    SLOW = "slow link"
-
-
-FAULT_OF = {
-    **dict.fromkeys((Reason.WRONG_TOKEN, Reason.TOO_FEW_TOKENS), Fault.TOKENS),
-    **dict.fromkeys((Reason.LARGE_ERROR, Reason.NO_DRAFTS, Reason.NO_GPU), Fault.DEVICE),
-    **dict.fromkeys((Reason.KV_NOT_FOUND, Reason.LEAK, Reason.LOW_MEMORY, Reason.NOT_WIRED), Fault.MEMORY),
-    Reason.NOT_REACHED: Fault.WORKER,
-    Reason.SLOW: Fault.SPEED,
-    Reason.NO_TIME: Fault.TIME,
-}
-"""The fault that a reason stands for; a reason that is not here has the fault of its probe."""
-
 SEND = "send the file in (--json FILE)"
 STOP = f"do not trust answers on this machine yet; {SEND}"
 
@@ -91,7 +59,6 @@ class Finding:
     remedy: str = ""
     group: str = ""
     fault: Fault = Fault.NONE
-    reason: Reason = Reason.NONE
     numbers: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     signal: str = ""
@@ -103,25 +70,23 @@ class Finding:
         return list(Outcome).index(self.outcome)
 
 
-def passed(name: str, sentence: str, numbers: Mapping[str, Any] | None = None, reason: Reason = Reason.NONE) -> Finding:
-    return Finding(name, Outcome.PASSED, sentence, reason=reason, numbers=numbers or {})
+def passed(name: str, sentence: str, numbers: Mapping[str, Any] | None = None) -> Finding:
+    return Finding(name, Outcome.PASSED, sentence, numbers=numbers or {})
 
 
-def failed(name: str, reason: Reason, sentence: str, remedy: str, numbers: Mapping[str, Any] | None = None) -> Finding:
-    fault = FAULT_OF.get(reason, Fault.NONE)
-    return Finding(name, Outcome.FAILED, sentence, remedy, fault=fault, reason=reason, numbers=numbers or {})
+def failed(name: str, fault: Fault, sentence: str, remedy: str, numbers: Mapping[str, Any] | None = None) -> Finding:
+    return Finding(name, Outcome.FAILED, sentence, remedy, fault=fault, numbers=numbers or {})
 
 
 def from_data(data: Mapping[str, Any]) -> Finding:
     """A finding from what ``asdict`` and JSON made of it."""
-    outcome, fault, reason = Outcome(data["outcome"]), Fault(data["fault"]), Reason(data["reason"])
-    return Finding(**{**data, "outcome": outcome, "fault": fault, "reason": reason})
+    return Finding(**{**data, "outcome": Outcome(data["outcome"]), "fault": Fault(data["fault"])})
 
 
 def exit_code(found: Iterable[Finding]) -> int:
     """The most serious fault; 0 if there is none.
 
-    >>> exit_code([failed("", Reason.SLOW, "", ""), failed("", Reason.NOT_TAKEN, "", "")])
+    >>> exit_code([failed("", Fault.SPEED, "", ""), failed("", Fault.DEVICE, "", "")])
     12
     """
     return min((int(each.fault) for each in found if each.fault), default=0)

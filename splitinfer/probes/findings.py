@@ -31,7 +31,7 @@ FAILED, WARNING, NOTE = Outcome.FAILED, Outcome.WARNING, Outcome.NOTE
 
 def _firewall(seen: Seen) -> Iterator[Judged]:
     state = seen.read("firewall", parsing.firewall_state)
-    if state == 2 or (state and seen.read("firewall_block_all", parsing.is_on)):
+    if state == 2:
         text = "the firewall blocks all incoming connections, so no coordinator reaches a worker on this Mac"
         yield FAILED, text, f"sudo {TOOL} --setblockall off"
     elif state == 1:

@@ -37,7 +37,7 @@ from splitinfer.models.codecs import seconds_per_row
 from splitinfer.models.hub import local_snapshot
 from splitinfer.models.memory import on_gpu
 from splitinfer.probes.child import Report
-from splitinfer.probes.finding import Finding, Reason, failed, passed
+from splitinfer.probes.finding import Fault, Finding, failed, passed
 from splitinfer.wire.messages import Probed, Welcome
 from transports import KeyPair, TransportError
 
@@ -269,7 +269,7 @@ def judge_link(link: LinkSeen) -> list[Finding]:
     figures = link.figures
     if figures is None:
         remedy = "do what the sentence says, or read the worker's log"
-        return [failed("worker", Reason.NOT_REACHED, link.problem, remedy)]
+        return [failed("worker", Fault.WORKER, link.problem, remedy)]
     found = [passed("worker", "it answers, has the same versions, and is free")]
     slowest = min((rate for rate in (figures.down, figures.up) if math.isfinite(rate)), default=math.inf)
     rate = "more than can be measured" if math.isinf(slowest) else f"{slowest / 1e6:,.0f} MB/s"
@@ -277,5 +277,5 @@ def judge_link(link: LinkSeen) -> list[Finding]:
     numbers = {"figures": asdict(figures)}
     if figures.latency_p50 > _SLOW_LATENCY or slowest < _SLOW_BANDWIDTH:
         sentence = f"the link is slow: {said}; a cable has under 0.5 ms and over 100 MB/s, Wi-Fi is like this"
-        return [*found, failed("link", Reason.SLOW, sentence, _CABLE, numbers)]
+        return [*found, failed("link", Fault.SPEED, sentence, _CABLE, numbers)]
     return [*found, passed("link", said, numbers)]

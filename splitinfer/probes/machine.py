@@ -22,7 +22,7 @@ from splitinfer.models import quantised
 from splitinfer.models.batch_invariance import has_openblas, is_batch_invariant, preloaded_blas
 from splitinfer.models.memory import free_bytes, on_gpu, resource_limit
 from splitinfer.probes.child import Report
-from splitinfer.probes.finding import STOP, Finding, Reason, failed, passed
+from splitinfer.probes.finding import STOP, Fault, Finding, failed, passed
 from splitinfer.system import apple
 
 LEAST_FREE = 2e9  # bytes: less is not enough for a stage of any real model
@@ -139,7 +139,7 @@ def judge_about(given: Mapping[str, Any]) -> list[Finding]:
         load += ": other programs compute, so times say little, and may not suffice"
     if given["free_bytes"] < LEAST_FREE:
         remedy = "close other programs, or give this machine fewer layers"
-        memory = failed("free memory", Reason.LOW_MEMORY, f"only {free}", remedy)
+        memory = failed("free memory", Fault.MEMORY, f"only {free}", remedy)
     else:
         memory = passed("free memory", free)
     return [_computes(given), memory, passed("load", load)]
@@ -149,7 +149,7 @@ def _computes(given: Mapping[str, Any]) -> Finding:
     if given["system"] == "Darwin" and not given["gpu"]:
         sentence = "MLX computes on the processor, and not on this Mac's GPU"
         remedy = "use a native Python for Apple silicon (not under Rosetta), and install mlx again"
-        return failed("device", Reason.NO_GPU, sentence, remedy, given)
+        return failed("device", Fault.DEVICE, sentence, remedy, given)
     exact = "bit for bit whatever rows come together" if given["exact"] else "up to rounding"
     return passed("device", f"MLX {given['version_mlx']} computes on {given['device']}, {exact}", given)
 
@@ -158,5 +158,5 @@ def judge_quantised(errors: Sequence[float]) -> Finding:
     """Whether attention over KV in 8 bits is right."""
     name, said = "KV in 8 bits", f"attention over it is off by {max(errors):.2g} of a row"
     if not max(errors) <= _MOST_OFF:  # it may be NaN
-        return failed(name, Reason.LARGE_ERROR, said, STOP, {"errors": errors})
+        return failed(name, Fault.DEVICE, said, STOP, {"errors": errors})
     return passed(name, f"{said}, which is rounding", {"errors": errors})

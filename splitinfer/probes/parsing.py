@@ -130,17 +130,6 @@ def firewall_state(text: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def is_on(text: str) -> bool | None:
-    """Whether a setting is on, from ``--getblockall``, whose words have changed.
-
-    >>> is_on("Firewall has block all state set to disabled."), is_on("Block all enabled"), is_on("")
-    (False, True, None)
-    """
-    words = re.findall(r"[a-z]+", text.lower())
-    on, off = {"on", "enabled"} & set(words), {"off", "disabled"} & set(words)
-    return None if bool(on) is bool(off) else bool(on)
-
-
 def listed_apps(text: str) -> dict[str, bool] | None:
     """Whether each program that the firewall knows may receive connections, by its path; from ``--listapps``.
 

@@ -14,7 +14,7 @@ from splitinfer.probes.parsing import Port
 from splitinfer.system import network
 from splitinfer.system.network import Interface
 from transports.rdma.macos import LONG_FRAMES
-from transports.rdma.probe import parse_devices, parse_states
+from transports.rdma.probe import parse_states
 
 NAME = "RDMA over Thunderbolt"
 LEAST_MACOS = (26, 2)
@@ -33,18 +33,16 @@ def requirements(seen: Seen) -> list[Finding]:
     ports = seen.read("thunderbolt", parsing.thunderbolt_ports)
     states = {} if _NO_DEVICES in seen.outputs["states"].why else seen.read("states", parse_states)
     interfaces = seen.read("interfaces", network.interfaces)
-    version, devices = seen.read("macos", parsing.version), seen.read("devices", parse_devices)
+    version = seen.read("macos", parsing.version)
     judged: dict[str, Judged] = {
         "macOS": _unknown(seen, "macos") if version is None else _macos(version),
         "Thunderbolt 5": _unknown(seen, "thunderbolt") if ports is None else _ports(ports),
         "cable to a Mac": _unknown(seen, "thunderbolt") if ports is None else _cable(ports),
         "rdma_ctl": _enabled(seen),
-        "RDMA devices": _unknown(seen, "devices") if devices is None else _devices(devices),
         "active port": _no_states(seen) if states is None else _active(states),
         "Thunderbolt bridge": _unknown(seen, "interfaces") if interfaces is None else _bridge(seen, interfaces),
         "IPv4 address": _address(seen, states, interfaces),
         "MLX with JACCL": _jaccl(seen),
-        "MLX_METAL_FAST_SYNCH": _fast_synch(seen.environment.get("MLX_METAL_FAST_SYNCH", "")),
     }
     return [Finding(name, *each) for name, each in judged.items()]
 
@@ -131,11 +129,6 @@ def _enabled(seen: Seen) -> Judged:
     return _right("RDMA is enabled") if is_enabled else _wrong("RDMA is not enabled", _ENABLE)
 
 
-def _devices(devices: Sequence[str]) -> Judged:
-    text = "ibv_devices lists none, as on Thunderbolt 4, whatever rdma_ctl says, and before RDMA is enabled"
-    return _right(", ".join(devices)) if devices else _wrong(text, _ENABLE)
-
-
 def _no_states(seen: Seen) -> Judged:
     hangs = "has not answered" in seen.outputs["states"].why
     return _unknown(seen, "states", "unplug the cable and plug it in again, or restart" if hangs else "")
@@ -145,7 +138,7 @@ def _active(states: Mapping[str, str]) -> Judged:
     if active := _active_devices(states):
         return _right(", ".join(active))
     if not states:
-        return _wrong("ibv_devinfo lists no port", _ENABLE)
+        return _wrong("ibv_devinfo lists no port, as on Thunderbolt 4, and before RDMA is enabled", _ENABLE)
     down = ", ".join(f"{name} {state}" for name, state in states.items())
     remedy = f"{_CABLE}, and enable RDMA on the other Mac too: a port is down until both have it"
     return _wrong(f"no port is active ({down})", remedy)
@@ -192,10 +185,3 @@ def _jaccl(seen: Seen) -> Judged:
     text = "this MLX was built without JACCL: only its wheels for macOS 26 and later have it"
     remedy = "on macOS 26.2 or later, install mlx again: pip install --force-reinstall mlx"
     return _right("this MLX was built with it") if seen.has_jaccl else _wrong(text, remedy)
-
-
-def _fast_synch(value: str) -> Judged:
-    if value in ("", "0"):
-        return _right("is not set")
-    text = f"is set to {value!r:.20}; GPUs have hung with it until the next start of the machine"
-    return _wrong(text, "unset MLX_METAL_FAST_SYNCH")

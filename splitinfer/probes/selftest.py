@@ -1,7 +1,7 @@
 """``splitinfer selftest``: what the first owner of a machine runs before trusting anything. Three minutes at most.
 
 Its document is to be sent in, so it has nothing private: numbers, truth values, and words of this program (outcomes,
-reasons, the names of probes and checks, the keys of figures, types and places of errors). Of the texts of a system, a
+the names of probes and checks, the keys of figures, types and places of errors). Of the texts of a system, a
 version becomes its numbers, and a chip is one of those below or left out. Sentences and remedies, which may name hosts
 and paths, are never in it.
 """
@@ -31,7 +31,7 @@ CONTAINS = (
 CONTAINS_NOT = "names of machines or people, addresses, keys, paths, prompts, or texts of any kind"
 _OWN_SECONDS = 2.0  # for the page, and for ending processes
 _MOST = 64  # elements of a list
-_CHECKED = ("outcome", "fault", "reason", "error", "signal", "at")  # what the document has of a finding
+_CHECKED = ("outcome", "fault", "error", "signal", "at")  # what the document has of a finding
 _VERSIONS = ("system_version", "python", "version_splitinfer", "version_mlx", "version_mlx_lm")
 _WORDS = {*map(str, Outcome), "Darwin", "Linux", "cpu", "metal", "cuda"}
 _CHIP = re.compile(r"Apple M\d\d?(?: (?:Pro|Max|Ultra))?|NVIDIA (?:GeForce RTX )?[A-Z]{0,2}\d{2,4}|AMD|Intel", re.ASCII)
@@ -89,7 +89,7 @@ def document(
     findings = [(name, each) for name, result in ran.items() for each in result.findings]
     return {
         "kind": "splitinfer selftest",
-        "format": 3,
+        "format": 4,
         "contains": CONTAINS,
         "contains_not": CONTAINS_NOT,
         "exit_code": exit_code(each for _, each in findings),

@@ -41,7 +41,7 @@ from splitinfer.models.hub import open_model
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
 from splitinfer.probes.child import Report
-from splitinfer.probes.finding import SEND, STOP, Finding, Outcome, Reason, failed, passed
+from splitinfer.probes.finding import SEND, STOP, Fault, Finding, Outcome, failed, passed
 from splitinfer.probes.machine import DEMO_LAYERS
 from transports import LinkOptions, TransportUnavailable, listen
 from transports.rdma.probe import device_for
@@ -340,19 +340,19 @@ def judge_answer(name: str, given: Mapping[str, Any], rounding: Mapping[str, Any
         return _wrong(name, given, wrong[0], rounding)
     if given["compared"] < given["tokens"]:
         sentence = f"{len(partings)} of the first {given['compared']} tokens are not plain mlx-lm's"
-        return failed(name, Reason.WRONG_TOKEN, sentence, STOP, given)
+        return failed(name, Fault.TOKENS, sentence, STOP, given)
     if given.get("drafts_sent") == 0:
-        return failed(name, Reason.NO_DRAFTS, "the tokens are plain mlx-lm's, but no draft was sent", SEND, given)
+        return failed(name, Fault.DEVICE, "the tokens are plain mlx-lm's, but no draft was sent", SEND, given)
     if "kept_before" in given and not given["cached_tokens"]:
         sentence = "the tokens are plain mlx-lm's, but KV kept on disk was not found after a restart"
-        return failed(name, Reason.KV_NOT_FOUND, sentence, f"look at the free disk space; {SEND}", given)
+        return failed(name, Fault.MEMORY, sentence, f"look at the free disk space; {SEND}", given)
     if partings:
         near = max(one["margin"] for one in partings)
         sentence = (
             f"{given['tokens']} tokens are plain mlx-lm's but for {len(partings)} that were within {near:.2g} logits "
             f"of the one chosen, which is rounding here (up to {allowed:.2g})"
         )
-        return passed(name, sentence, given, Reason.ROUNDING)
+        return passed(name, sentence, given)
     return passed(name, f"{given['tokens']} tokens are plain mlx-lm's{_more(given)}", given)
 
 
@@ -367,9 +367,9 @@ def _more(given: Mapping[str, Any]) -> str:
 def _wrong(name: str, given: Mapping[str, Any], one: Mapping[str, Any], rounding: Mapping[str, Any]) -> Finding:
     place = f"token {one['at'] + 1} of {given['tokens']}"
     if one["token"] is None:
-        return failed(name, Reason.TOO_FEW_TOKENS, f"{place} never came", STOP, given)
+        return failed(name, Fault.TOKENS, f"{place} never came", STOP, given)
     sentence = (
         f"{place} is {one['token']}, and plain mlx-lm's is {one['wanted']} by {one['margin']:.3g} logits; "
         f"mlx-lm's own rounding moves them by {rounding['logits_move']:.2g}"
     )
-    return failed(name, Reason.WRONG_TOKEN, sentence, STOP, given)
+    return failed(name, Fault.TOKENS, sentence, STOP, given)

@@ -18,7 +18,6 @@ RDMA_READY = {
     "hardware_ports": "networksetup.txt",
     "interfaces": "ifconfig_ready.txt",
     "rdma": "rdma_ctl_enabled.txt",
-    "devices": "ibv_devices_three.txt",
     "states": "ibv_devinfo_active.txt",
 }
 """Of a Mac whose RDMA can be used: the file of each command's output."""
@@ -26,7 +25,6 @@ WELL = {
     "macos": "sw_vers_26_3.txt",
     "power": "pmset_studio.txt",
     "firewall": "firewall_off.txt",
-    "firewall_block_all": "firewall_block_all_off.txt",
     "firewall_apps": "firewall_apps.txt",
     **RDMA_READY,
 }
@@ -64,4 +62,4 @@ def mac(changes: Mapping[str, str | Output] | None = None, **more: Any) -> Seen:
         "executable": UV,
         "prefix": "/uv",
     }
-    return Seen(outputs, **{"system": "Darwin", "has_jaccl": True, "environment": {}, **known, **more})
+    return Seen(outputs, **{"system": "Darwin", "has_jaccl": True, **known, **more})

@@ -23,7 +23,7 @@ PYTHON = "/opt/homebrew/Cellar/python@3.13/3.13.1/Frameworks/Python.framework/Ve
 
 def linux(nvidia: str = "", **more: Any) -> Seen:
     output = said(nvidia) if nvidia else Output(None, "there is no nvidia-smi here")
-    return Seen({"nvidia": output}, "Linux", **{"has_jaccl": False, "environment": {}, **more})
+    return Seen({"nvidia": output}, "Linux", **{"has_jaccl": False, **more})
 
 
 def way(own: str, address: str = "192.168.1.7") -> Way:
@@ -61,7 +61,7 @@ WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
         "sudo pmset -c sleep 0",
     ),
     "firewall blocks all": (
-        mac(ON | {"firewall_block_all": "firewall_block_all_on.txt"}), "firewall", "failed", "blocks all incoming",
+        mac({"firewall": "firewall_blocking.txt"}), "firewall", "failed", "blocks all incoming",
         "socketfilterfw --setblockall off",
     ),
     "firewall blocks Python": (
@@ -127,7 +127,6 @@ def test_what_is_wrong_is_named_once(name: str):
     "seen",
     [
         mac({"power": "pmset_sleep_disabled.txt"}),
-        mac({"firewall_block_all": "firewall_block_all_on.txt"}),  # the firewall is off
         mac({"macos": Output("14.7.1")}, origin=Origin(Start.PROGRAM, "iTerm")),  # privacy came with macOS 15
     ],
 )
@@ -138,8 +137,8 @@ def test_what_is_no_harm(seen: Seen):
 def test_nothing_can_be_asked():
     for system, keys in (("Darwin", MACOS), ("Linux", LINUX), ("Plan 9", {})):
         silent = dict.fromkeys(keys, Output(None, "there is no such command here"))
-        assert every_finding(Seen(silent, system, False, {})) == []
-        assert every_finding(Seen({}, system, False, {})) == []
+        assert every_finding(Seen(silent, system, False)) == []
+        assert every_finding(Seen({}, system, False)) == []
 
 
 FILES = sorted(path.name for path in RECORDED.iterdir())
@@ -150,7 +149,7 @@ def test_whatever_they_say_is_judged(answers: dict[str, str]):
     outputs = {name: said(text) if text in FILES else Output(text) for name, text in answers.items()}
     ways = (way(""), way("192.168.1.12"))
     for system in ("Darwin", "Linux"):
-        for each in every_finding(Seen(outputs, system, True, {}, memory=GIB, ways=ways)):
+        for each in every_finding(Seen(outputs, system, True, memory=GIB, ways=ways)):
             assert each.sentence
             assert each.remedy
             assert "\n" not in each.sentence

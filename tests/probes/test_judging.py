@@ -9,7 +9,7 @@ from made_up_probes import EXACT as EXACTLY
 from made_up_probes import LINUX, MAC, ROUNDS, answer, link, memory, parting
 
 from splitinfer.errors import ConfigError
-from splitinfer.probes.finding import FAULT_OF, Fault, Finding, Outcome, Reason, exit_code
+from splitinfer.probes.finding import Fault, Finding, Outcome, exit_code
 from splitinfer.probes.links import judge_link
 from splitinfer.probes.machine import judge_about, judge_quantised
 from splitinfer.probes.memory import judge_memory
@@ -17,7 +17,6 @@ from splitinfer.probes.registry import worker_elsewhere
 from splitinfer.probes.tokens import judge_answer
 
 ROOT = Path(__file__).parents[2]
-R = Reason
 Judged = Callable[[], Finding | list[Finding]]
 
 
@@ -54,53 +53,54 @@ def test_what_is_sound_passes(name: str):
 
 STOP, SEND = "do not trust answers", "--json FILE"
 USED = memory()["used"]
-PLANTED: dict[str, tuple[Judged, Reason, str, str]] = {
+PLANTED: dict[str, tuple[Judged, Fault, str, str]] = {
     "a wrong token": (
-        lambda: judge_answer("greedy", answer(partings=[parting(3.1)]), ROUNDS), R.WRONG_TOKEN,
+        lambda: judge_answer("greedy", answer(partings=[parting(3.1)]), ROUNDS), Fault.TOKENS,
         "token 5 of 32 is 417, and plain mlx-lm's is 88 by 3.1 logits", STOP,
     ),
     "a tie where arithmetic is exact": (
-        lambda: judge_answer("greedy", answer(partings=[parting(1e-7)]), EXACTLY), R.WRONG_TOKEN, "token 5", STOP,
+        lambda: judge_answer("greedy", answer(partings=[parting(1e-7)]), EXACTLY), Fault.TOKENS, "token 5", STOP,
     ),
     "a missing token": (
-        lambda: judge_answer("greedy", answer(partings=[parting(None)]), ROUNDS), R.TOO_FEW_TOKENS,
+        lambda: judge_answer("greedy", answer(partings=[parting(None)]), ROUNDS), Fault.TOKENS,
         "token 5 of 32 never came", STOP,
     ),
-    "no drafts": (lambda: judge_answer("", drafted(0), ROUNDS), R.NO_DRAFTS, "no draft was sent", SEND),
+    "no drafts": (lambda: judge_answer("", drafted(0), ROUNDS), Fault.DEVICE, "no draft was sent", SEND),
     "lost KV": (
-        lambda: judge_answer("", answer(kept_before=0), ROUNDS), R.KV_NOT_FOUND, "was not found after a restart",
+        lambda: judge_answer("", answer(kept_before=0), ROUNDS), Fault.MEMORY, "was not found after a restart",
         "disk",
     ),
-    "a wrong kernel": (lambda: judge_quantised([0.0, 0.5]), R.LARGE_ERROR, "off by 0.5", STOP),
-    "no numbers": (lambda: judge_quantised([float("nan")]), R.LARGE_ERROR, "off by nan", STOP),
+    "a wrong kernel": (lambda: judge_quantised([0.0, 0.5]), Fault.DEVICE, "off by 0.5", STOP),
+    "no numbers": (lambda: judge_quantised([float("nan")]), Fault.DEVICE, "off by nan", STOP),
     "a Mac's processor": (
-        lambda: judge_about({**MAC, "gpu": False}), R.NO_GPU, "not on this Mac's GPU", "not under Rosetta",
+        lambda: judge_about({**MAC, "gpu": False}), Fault.DEVICE, "not on this Mac's GPU", "not under Rosetta",
     ),
     "low memory": (
-        lambda: judge_about({**MAC, "free_bytes": 1.2e9}), R.LOW_MEMORY, "only 1.2 GB of 128 GB are free",
+        lambda: judge_about({**MAC, "free_bytes": 1.2e9}), Fault.MEMORY, "only 1.2 GB of 128 GB are free",
         "fewer layers",
     ),
-    "arrays leak": (lambda: judge_memory(memory(used={**USED, "active": 40_000_000})), R.LEAK, "grows", SEND),
+    "arrays leak": (lambda: judge_memory(memory(used={**USED, "active": 40_000_000})), Fault.MEMORY, "grows", SEND),
     "nothing is wired": (
-        lambda: judge_memory(memory(wired={"limit": 0, "recommended": 96e9})), R.NOT_WIRED, "0 GB wired and not 96",
+        lambda: judge_memory(memory(wired={"limit": 0, "recommended": 96e9})), Fault.MEMORY, "0 GB wired and not 96",
         SEND,
     ),
     "a worker that refuses": (
-        lambda: judge_link(link("w refuses: run there: splitinfer pair abc")), R.NOT_REACHED, "splitinfer pair",
+        lambda: judge_link(link("w refuses: run there: splitinfer pair abc")), Fault.WORKER, "splitinfer pair",
         "what the sentence says",
     ),
     "long latency": (
-        lambda: judge_link(link(latency_p50=6e-3, latency_p99=8e-3)), R.SLOW, "6 ms one way", "Thunderbolt or Ethernet",
+        lambda: judge_link(link(latency_p50=6e-3, latency_p99=8e-3)), Fault.SPEED, "6 ms one way",
+        "Thunderbolt or Ethernet",
     ),
-    "a slow way up": (lambda: judge_link(link(up=45e6)), R.SLOW, "45 MB/s", "Thunderbolt or Ethernet"),
+    "a slow way up": (lambda: judge_link(link(up=45e6)), Fault.SPEED, "45 MB/s", "Thunderbolt or Ethernet"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_named(name: str):
-    judge, reason, words, remedy = PLANTED[name]
+    judge, fault, words, remedy = PLANTED[name]
     (found,) = (each for each in named(judge) if each.outcome is Outcome.FAILED)
-    assert (found.reason, found.fault) == (reason, FAULT_OF[reason])
+    assert found.fault is fault
     assert words in found.sentence
     assert remedy in found.remedy
 

@@ -13,7 +13,7 @@ from random_model import Shape
 from splitinfer.errors import ConfigError
 from splitinfer.machine.selection import VARIABLE as ACCELERATOR
 from splitinfer.probes.child import Result, serve
-from splitinfer.probes.finding import Finding, Outcome, Reason, passed
+from splitinfer.probes.finding import Finding, Outcome, passed
 from splitinfer.probes.registry import Probe, selftest_probes
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -91,7 +91,7 @@ class Planted:
     def __call__(self, probe: Probe, limit: float, *_: Any, environment: dict[str, str], **_more: Any) -> Result:
         self.environments.append(environment)
         found = passed("device", "", self.device) if probe.name == "about" else passed("a", "", {"ms": 1.0})
-        ending = Finding("", Outcome.FAILED, "failed: on purpose", reason=Reason.FAILED)
+        ending = Finding("", Outcome.FAILED, "failed: on purpose")
         return Result((found,), ending if probe.title == "rows" else None, 0.1, limit)
 
 

@@ -16,7 +16,7 @@ from splitinfer.engine.stage import runner
 from splitinfer.errors import ConfigError
 from splitinfer.probes import links, machine, tokens
 from splitinfer.probes.child import Report, Result
-from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, exit_code, from_data, passed
+from splitinfer.probes.finding import Fault, Finding, Outcome, exit_code, from_data, passed
 from splitinfer.probes.registry import Probe, worker_elsewhere
 from splitinfer.probes.selftest import run_selftest
 from splitinfer.probes.tokens import PlainModel
@@ -59,7 +59,7 @@ def test_a_sound_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_planted_fault_is_on_the_page_and_in_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    crash = Finding("greedy", Outcome.FAILED, "its process ended with signal SIGSEGV", "send it", reason=Reason.CRASHED)
+    crash = Finding("greedy", Outcome.FAILED, "its process ended with signal SIGSEGV", "send it")
     assert run_selftest(file=tmp_path / "out.json", run=Planted("ring", crash)) == 11
     page = capsys.readouterr().out
     assert "✗ greedy: its process ended with signal SIGSEGV\n  → send it\n" in page
@@ -90,8 +90,8 @@ def found_by(measure: Callable[[Mapping[str, Any], Report], None], **options: An
     return [from_data(line["found"]) for line in lines if "found" in line]
 
 
-def faults(found: list[Finding]) -> list[tuple[str, Fault, Reason]]:
-    return [(each.name, each.fault, each.reason) for each in found if each.outcome is Outcome.FAILED]
+def faults(found: list[Finding]) -> list[tuple[str, Fault]]:
+    return [(each.name, each.fault) for each in found if each.outcome is Outcome.FAILED]
 
 
 @pytest.mark.own_device
@@ -112,7 +112,7 @@ def test_a_planted_worker_that_answers_a_wrong_token_is_named(monkeypatch: pytes
     monkeypatch.setattr(runner, "read", wrong)
     found = found_by(tokens.measure, **options)
     assert (len(found[1].numbers["partings"]), found[1].numbers["compared"]) == (1, 6)  # all behind it are right again
-    assert faults(found) == [(name, Fault.TOKENS, Reason.WRONG_TOKEN) for name in ("greedy", "greedy, drafts")]
+    assert faults(found) == [(name, Fault.TOKENS) for name in ("greedy", "greedy, drafts")]
     assert "token 3 of 6 is" in found[1].sentence
 
 

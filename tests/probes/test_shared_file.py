@@ -14,7 +14,7 @@ from recordings import RDMA_READY, said
 from splitinfer.core.json_text import dumps
 from splitinfer.probes.child import Result, broken
 from splitinfer.probes.evidence import MACOS, Seen
-from splitinfer.probes.finding import Fault, Finding, Outcome, Reason, passed
+from splitinfer.probes.finding import Fault, Finding, Outcome, passed
 from splitinfer.probes.links import judge_link
 from splitinfer.probes.rdma import requirements, verdict
 from splitinfer.probes.registry import selftest_probes
@@ -32,7 +32,7 @@ PROBES = (*selftest_probes(None), replace(selftest_probes(None)[0], name="networ
 def outcomes(about: Mapping[str, Any] = MAC) -> dict[str, Result]:
     gpu = about["gpu"]
     outputs = {name: said(RDMA_READY.get(name, "")) for name in MACOS}
-    rdma = verdict(requirements(Seen(outputs, "Darwin", True, {})))
+    rdma = verdict(requirements(Seen(outputs, "Darwin", True)))
     answers = [passed(name, "", answer()) for name in ("greedy", "sampled", "greedy, drafts", "kept KV")]
     found: dict[str, list[Finding]] = {
         "about": [passed("device", "alice's", about)],
@@ -101,13 +101,13 @@ def test_every_figure_is_in_it():
 
 def test_every_finding_is_in_it_by_its_name():
     crash = Finding(
-        "greedy", Outcome.FAILED, "", "", "rdma over MLX's ring", Fault.TRANSPORT, Reason.CRASHED, {}, "", "SIGSEGV",
+        "greedy", Outcome.FAILED, "", "", "rdma over MLX's ring", Fault.TRANSPORT, {}, "", "SIGSEGV",
         "splitinfer.llm.llm:80",
     )  # fmt: skip
     found = made({**outcomes(), "ring": Result((), crash)})
     assert found["exit_code"] == 11
     assert {
-        "probe": "ring", "name": "greedy", "outcome": "failed", "fault": 11, "reason": "crashed", "error": "",
+        "probe": "ring", "name": "greedy", "outcome": "failed", "fault": 11, "error": "",
         "signal": "SIGSEGV", "at": "splitinfer.llm.llm:80",
     } in found["checks"]  # fmt: skip
     advice = next(one for one in found["checks"] if one["name"] == "power")
