@@ -3,7 +3,7 @@
     key     the key pair; made when it is first needed; readable by its owner only
     peers   one line for each admitted key: 64 hexadecimal digits, and a name for people
 
-A worker checks ``peers`` for changes whenever a peer connects, so ``splitinfer pair`` takes effect while it runs.
+A worker reads ``peers`` whenever a peer connects, so ``splitinfer pair`` takes effect while it runs.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splitinfer.errors import ConfigError
-from splitinfer.places import configuration, locked, replace_file
+from splitinfer.places import configuration, locked, read, replace_file
 from transports import KeyPair, check_key
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,6 @@ class Keyring:
         self._folder = folder or default_keys()
         self._lock = threading.Lock()
         self._logged: set[str] = set()
-        self._version: tuple[float, int] | None = None  # time and size of the file that was read
         self._known: dict[str, Known] = {}
 
     # -- the own key -----------------------------------------------------------------------------
@@ -128,18 +127,7 @@ class Keyring:
         return self._folder / "peers"
 
     def _read(self) -> None:
-        try:
-            status = self._peers.stat()
-            version = (status.st_mtime, status.st_size)
-            if version == self._version:
-                return
-            lines = self._peers.read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
-            self._known, self._version = {}, None
-            return
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{self._peers} cannot be read: {error}") from error
-        self._known, self._version = self._known_of(lines), version
+        self._known = self._known_of((read(self._peers) or "").splitlines())
 
     def _known_of(self, lines: Iterable[str]) -> dict[str, Known]:
         known = {}
@@ -165,7 +153,7 @@ class Keyring:
 
     def _write(self, known: dict[str, Known]) -> None:
         replace_file(self._peers, "".join(f"{one.key} {one.name}\n" for one in known.values()))
-        self._known, self._version = known, None
+        self._known = known
 
 
 def _check(key: str) -> None:

@@ -1,9 +1,7 @@
 """Ends the command line's process: on SIGINT, on SIGTERM, with its parent, or when it is done.
 
-A signal does not raise an exception. One that is raised in the middle of foreign code may be swallowed there, by a
-``__del__``, a callback, an ``except``. And while the main thread is inside a long call into C, no handler runs at all.
-So signals are written to a pipe when they arrive, whatever the main thread does, and a thread of its own reads them and
-ends the process:
+A signal does not raise an exception, which foreign code may swallow; and while the main thread is inside a long call
+into C, no handler runs at all. So signals are written to a pipe when they arrive, and a thread of its own reads them:
 
     signal -> pipe -> watching thread -> close what is registered, within its time limit
                                       -> kill children, remove temporary folders, restore the terminal, os._exit
@@ -12,9 +10,7 @@ Where nothing is registered, the process ends at once. Where something is (``clo
 while the watching thread keeps the time: after ``within`` seconds the process ends, whatever else goes on in it.
 
 Exit codes: 130 for SIGINT, 143 for SIGTERM. Before ``install``, which is the first thing that ``main`` does, the signal
-itself ends the process, so its parent sees -2 or -15.
-
-Only the command line installs this. A program that uses ``splitinfer.LLM`` keeps its own signal handlers.
+itself ends the process. Only the command line installs this: a program that uses ``splitinfer.LLM`` has its own.
 """
 
 import contextlib

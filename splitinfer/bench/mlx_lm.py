@@ -21,6 +21,7 @@ from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import free_bytes, on_gpu, size
 from splitinfer.models.trained import is_trained
+from splitinfer.probes.evidence import own_address
 
 _PROCESS = "splitinfer.bench.mlx_lm_process"
 _SSH = ("ssh", "-T", "-a", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--")
@@ -192,7 +193,7 @@ def _ring(machines: Sequence[str | None]) -> list[str]:
     """
     there = [machine for machine in machines if machine is not None]
     try:
-        own = _own_address(there[0]) if there else "127.0.0.1"
+        own = own_address(socket.gethostbyname(there[0]), _PORT) if there else "127.0.0.1"
         ports = iter(_free_ports(machines.count(None)))
         return [
             f"{own}:{next(ports)}" if machine is None else f"{socket.gethostbyname(machine)}:{_PORT + rank}"
@@ -200,13 +201,6 @@ def _ring(machines: Sequence[str | None]) -> list[str]:
         ]
     except OSError as error:
         raise ModelError(f"a ring over {', '.join(there)} has no address: {error}") from None
-
-
-def _own_address(machine: str) -> str:
-    """This machine's address on the way to another one. Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((machine, _PORT))
-        return str(probe.getsockname()[0])
 
 
 def _free_ports(count: int) -> list[int]:

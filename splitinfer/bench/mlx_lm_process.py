@@ -8,16 +8,12 @@ splitinfer.bench.mlx_lm_process``. Between tasks it waits for input and computes
     {"prompt": [...], "max_tokens": 64, "num_draft": 3}      -> the same, by mlx-lm's speculative decoding
     {"prompt": [...], "then": [...], ...}                    -> the same of a second turn, ``then`` after the answer
     {"prompts": [[...], ...], "max_tokens": 64}              -> the same, with a list for each prompt
-    {"judge": [[...], [...]]}                                -> {"gaps": [...]}
+    {"judge": [[...], [...]]}                                -> {"gaps": [...]}, as ``_gaps``
     {"rounding": [...]}                                      -> {"exact": ..., "logits_move": ..., ...}
 
-``judge``: for a prompt and an answer, how far, in logits, each token is below the one that mlx-lm would choose there.
-``rounding``: how far its logits for some tokens move by how many are computed at once.
-
-mlx-lm cuts some of its models by layers, too. Every process runs the same batch generator on the same prompts. In each
-call of the model hidden states go from one process to the next (MLX's ring of sockets, here over loopback), the last
-ones are sent to all, and each process computes the head and chooses the same tokens. Steps run one after the other, so
-while one process computes the others wait; there are no micro-batches. Rank 0 has the last layers.
+mlx-lm cuts some of its models by layers, too: every process runs the same batch generator on the same prompts, hidden
+states go from one to the next (MLX's ring of sockets), and the last ones to all, which choose the same tokens. While
+one process computes the others wait. Rank 0 has the last layers.
 """
 
 import time

@@ -1,14 +1,13 @@
 """Announces a worker, from the worker's own process.
 
-zeroconf answers on a thread of its own. A packet that another device sends to port 5353 costs it some 0.2 ms of Python;
-ten a second are 0.2 % of the lock, which the worker's threads get back within half a millisecond (``cli._SWITCH``).
-The worker's main thread, which has nothing else to do, looks after the announcement: addresses come and go, as when a
-Thunderbolt cable is plugged in, and zeroconf does not see that. The kinds of the interfaces are asked for only where
-addresses have changed, because on macOS that starts a program.
+zeroconf answers on a thread of its own; a packet of another device costs some 0.2 ms of Python. The worker's main
+thread looks after the announcement: addresses come and go, as when a Thunderbolt cable is plugged in, and zeroconf does
+not see that. The kinds of the interfaces are asked for only where addresses have changed: on macOS that starts a
+program.
 
-The announced host is one of this program's own, ``splitinfer-ID.local``: announcing addresses of the machine's own name
-would conflict with the system's responder, which would then rename the machine. A worker that is killed says no
-goodbye; who looks around finds that it does not answer.
+The announced host is one of this program's own, ``splitinfer-ID.local``: addresses of the machine's own name would
+conflict with the system's responder, which would then rename the machine. A worker that is killed says no goodbye; who
+looks around finds that it does not answer.
 """
 
 import contextlib

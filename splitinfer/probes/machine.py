@@ -15,12 +15,11 @@ import mlx.core as mx
 import psutil
 
 from splitinfer.core.kv.format import format_of
-from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.kvstore.paths import default_folder
 from splitinfer.models import quantised
-from splitinfer.models.batch_invariance import has_openblas, is_batch_invariant, preloaded_blas
-from splitinfer.models.memory import free_bytes, on_gpu, resource_limit
+from splitinfer.models.batch_invariance import is_batch_invariant, preloaded_blas
+from splitinfer.models.memory import free_bytes, on_gpu
 from splitinfer.probes.child import Report
 from splitinfer.probes.finding import STOP, Fault, Finding, failed, passed
 from splitinfer.system import apple
@@ -63,23 +62,18 @@ def description() -> dict[str, Any]:
         "name": machine_name(),
         "system": platform.system(),
         "system_version": platform.mac_ver()[0] or platform.release(),
-        "architecture": platform.machine(),
         "chip": described["processor"],
         "processors": os.cpu_count() or 1,
         "load_average": described["load_average"],
         "device": described["device"],
-        "device_architecture": info.get("architecture"),
         "backend": "cpu" if not gpu else "metal" if mx.metal.is_available() else "cuda",
         "blas": None if gpu else _blas(),
         "gpu": gpu,
         "exact": is_batch_invariant(),
-        "openblas": has_openblas(),
-        "computes_at_launch": open_device(0, (0, DEMO_LAYERS)).computes_at_launch,
         "memory_bytes": int(psutil.virtual_memory().total),
         "free_bytes": free_bytes(),
         "swap_used_bytes": psutil.swap_memory().used,
         "working_set_bytes": info.get("max_recommended_working_set_size"),
-        "buffer_limit": resource_limit(),
         "python": platform.python_version(),
         **{f"version_{name}": value for name, value in asdict(own_versions()).items()},
         "kv_folder": str(folder),
@@ -127,7 +121,7 @@ def _quantised_attention() -> list[float]:
         keys, values = quantised.QuantisedKVCache(cast(Any, format_of(name))).update_and_fetch(k, v)
         wanted = quantised.attention(q, keys.numbers(), values.numbers(), _DIM**-0.5, None)
         off = quantised.attention(q, keys, values, _DIM**-0.5, None) - wanted
-        found.append(float(mx.linalg.norm(off).item() / mx.linalg.norm(wanted).item()))
+        found.append(cast(float, (mx.linalg.norm(off) / mx.linalg.norm(wanted)).item()))
     return found
 
 

@@ -1,10 +1,8 @@
 """Keeps this machine awake while it has work, and a little longer.
 
-macOS sleeps after minutes without a person at the keyboard, whatever a process computes, unless one has asked it not
-to. ``caffeinate -i -w PID`` (caffeinate(8)) asks for that until it is ended, or this process has: an assertion of type
-``PreventUserIdleSystemSleep``, so the display may sleep and the machine does not for lack of a person. Nothing here can
-prevent the sleep that a person asks for, closing a lid, or an empty battery. A process is started for it, so it is not
-done for each request: a conversation's pauses are bridged.
+macOS sleeps after minutes without a person at the keyboard, whatever a process computes. ``caffeinate -i -w PID``
+prevents that until it is ended, or this process has; the display may sleep. It does not prevent the sleep that a person
+asks for, closing a lid, or an empty battery. A process is started for it, so a conversation's pauses are bridged.
 """
 
 import logging

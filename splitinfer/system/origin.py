@@ -1,15 +1,13 @@
 """How this process was started, which decides what macOS lets it do.
 
-Local network privacy (Apple, TN3179, "macOS considerations") lets through "any daemon started by launchd", "any
-program running as root" and "command-line tools run from Terminal or over SSH, including any child processes they
-spawn". Agents of launchd and everything in another program's terminal need the user's permission; Terminal is meant,
-and no other terminal (Apple's forums, thread 776479). A program whose Terminal was closed is reported to lose the right
-(The Eclectic Light Company, "How local network privacy could affect you", 2026).
+Local network privacy (Apple, TN3179) lets through "any daemon started by launchd", "any program running as root" and
+"command-line tools run from Terminal or over SSH". Agents of launchd and everything in another program's terminal need
+the user's permission. A program whose Terminal was closed is reported to lose the right (The Eclectic Light Company,
+"How local network privacy could affect you", 2026).
 
 What tells is the environment: launchd sets XPC_SERVICE_NAME to a job's label; a shell in a terminal has "0" there, and
-what an application starts may have "application.…" (both as in public listings of environments, not documented).
-Terminals set TERM_PROGRAM, and sshd SSH_CONNECTION (sshd(8)). Whether a job is a daemon or an agent its session says:
-``launchctl managername`` prints System for daemons, and Aqua or Background for agents.
+what an application starts may have "application.…" (as in public listings, not documented). Terminals set TERM_PROGRAM,
+and sshd SSH_CONNECTION. Whether a job is a daemon or an agent ``launchctl managername`` says: System, or Aqua.
 """
 
 import os

@@ -1,17 +1,10 @@
-"""The quality of service of a thread, on macOS.
+"""The quality of service of a thread, on macOS: with what priority it runs, and on which kind of core.
 
-The class decides with what priority a thread runs, on which kind of core, and how late its timers may fire. A thread
-made by ``pthread_create`` is of class "default": "below critical user-interactive and user-initiated work". The threads
-between a request and its next token are work that "was initiated by the user and that the user is likely waiting for",
-which is "user initiated". "User interactive" is for "critical interaction with the user such as handling events on the
-main event loop, view drawing, animation": a stage that computes for minutes does not qualify. Writing KV to disk
-behind the computing is "utility": it may be throttled. (sys/qos.h of Apple's libpthread: the classes, their values
-and these words; pthread/qos.h: ``int pthread_set_qos_class_self_np(qos_class_t, int relative_priority)``, which returns
-0, or EPERM where the thread has left the system, by ``pthread_setschedparam`` for example.)
-
-A class does not lift the limits of a process: one that launchd starts without ``ProcessType`` Interactive has its CPU
-usage and I/O throttled lightly whatever its threads are (launchd.plist(5)), and one that ``taskpolicy -b`` put into the
-background stays there. Threads that ZeroMQ and Metal make for themselves are not reached.
+Threads between a request and its next token are work that "was initiated by the user and that the user is likely
+waiting for": "user initiated". One that ``pthread_create`` makes is "default", which is below that; "user interactive"
+is for event loops and animation. Writing KV to disk behind the computing is "utility": it may be throttled. (sys/qos.h
+and pthread/qos.h of Apple's libpthread: ``pthread_set_qos_class_self_np`` returns 0, or EPERM where the thread has left
+the system.) A class does not lift the limits of a process, as launchd sets them without ``ProcessType`` Interactive.
 """
 
 import ctypes

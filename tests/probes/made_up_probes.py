@@ -8,16 +8,16 @@ from splitinfer.probes.links import LinkSeen
 
 MAC: Mapping[str, Any] = {
     "name": "alices-studio", "kv_folder": "/Users/alice/kv", "system": "Darwin", "system_version": "26.2",
-    "architecture": "arm64", "chip": "Apple M4 Max", "device": "Apple M4 Max", "device_architecture": "applegpu_g16s",
-    "backend": "metal", "gpu": True, "exact": False, "openblas": False, "computes_at_launch": False, "processors": 16,
-    "memory_bytes": 128e9, "free_bytes": 90e9, "swap_used_bytes": 0, "working_set_bytes": 96e9, "buffer_limit": 499000,
+    "chip": "Apple M4 Max", "device": "Apple M4 Max",
+    "backend": "metal", "gpu": True, "exact": False, "processors": 16,
+    "memory_bytes": 128e9, "free_bytes": 90e9, "swap_used_bytes": 0, "working_set_bytes": 96e9,
     "python": "3.12.4", "load_average": 1.5, "version_splitinfer": "0.1.0", "version_protocol": 9,
     "version_mlx": "0.32.4", "version_mlx_lm": "0.32.2",
 }  # fmt: skip
 LINUX: Mapping[str, Any] = {
-    **MAC, "system": "Linux", "system_version": "6.8.0-45-generic", "architecture": "x86_64", "chip": "AMD EPYC",
-    "device": "cpu", "device_architecture": "x86_64", "backend": "cpu", "gpu": False, "exact": True,
-    "computes_at_launch": True, "working_set_bytes": None, "buffer_limit": None,
+    **MAC, "system": "Linux", "system_version": "6.8.0-45-generic", "chip": "AMD EPYC",
+    "device": "cpu", "backend": "cpu", "gpu": False, "exact": True,
+    "working_set_bytes": None,
 }  # fmt: skip
 ROUNDS = {"logits_move": 0.03, "largest_logit": 16.0, "epsilon": 2**-10, "dtype": "float16", "exact": False}
 EXACT = {"logits_move": 0.0, "largest_logit": 16.0, "epsilon": 2**-23, "dtype": "float32", "exact": True}
