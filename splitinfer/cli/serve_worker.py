@@ -18,7 +18,6 @@ from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk, seconds_to_close
-from splitinfer.models.memory import free_bytes
 from splitinfer.shutdown import Closing, Shutdown
 from splitinfer.store.models import ModelStore
 from splitinfer.system.ledger import join_group
@@ -27,7 +26,6 @@ from transports import AddressError, AddressInUse, LinkOptions, Listener, listen
 log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 1.5
-_MEMORY_PATIENCE = 0.1  # seconds
 _END_SECONDS = (
     2 * _STOP_SECONDS
 )  # with all threads, and the goodbye of the announcement; both without what is to be written to disk
@@ -136,7 +134,7 @@ def is_announced(asked: bool | None, host: str, *, insecure: bool, child: bool) 
 def _announcing(name: str, host: str, port: int, access: AccessControl, *, wanted: bool) -> Announcing:
     """Announce the worker, if that is wanted."""
     if not wanted:
-        return Announcing(None, "", lambda: 0)
+        return Announcing(None, "")
     security = access.options.security
     announcement = Announcement(
         name=announced_name(name),
@@ -146,11 +144,10 @@ def _announcing(name: str, host: str, port: int, access: AccessControl, *, wante
         versions=own_versions(),
         device=device_name(),
         memory=psutil.virtual_memory().total,
-        free=free_bytes(_MEMORY_PATIENCE),
     )
     key = short(announcement.fingerprint) if announcement.fingerprint else "none"
     log.info("announced to `splitinfer discover` as %s, key fingerprint %s", announcement.name, key)
-    return Announcing(announcement, _numeric(host), lambda: free_bytes(_MEMORY_PATIENCE))
+    return Announcing(announcement, _numeric(host))
 
 
 def _numeric(host: str) -> str:

@@ -3,7 +3,7 @@
     txtvers  1: the form of all others            id     a number of this run of the worker, new at each start
     name     the worker's name                    key    the fingerprint of its key; left out where it has none
     proto, ver, mlx, mlxlm   the versions          dev    what it computes on
-    mem, free   memory of the machine, in MB: all, and free for weights and KV
+    mem         memory of the machine, in MB
 
 It names no user, coordinator or model, and does not say what is run. The name is the machine's host name if the worker
 was given none; macOS announces that itself. A record of another form (``txtvers``) is read as far as possible: a later
@@ -35,7 +35,7 @@ _HEX = re.compile(r"[0-9a-f]+")
 @dataclass(frozen=True, slots=True)
 class Announcement:
     """A worker's announcement. ``port``: of the worker; ``fingerprint``: of its public key, "" where it has none;
-    ``memory``, ``free``: bytes, 0 where unknown."""
+    ``memory``: bytes, 0 where unknown."""
 
     name: str
     id: str
@@ -44,7 +44,6 @@ class Announcement:
     versions: Versions
     device: str = ""
     memory: int = 0
-    free: int = 0
     form: str = FORM
 
     @property
@@ -98,7 +97,6 @@ def to_properties(announcement: Announcement) -> dict[str, str]:
         "mlxlm": _clean(versions.mlx_lm, _MOST_VERSION),
         "dev": _clean(announcement.device, _MOST_DEVICE),
         "mem": _megabytes(announcement.memory),
-        "free": _megabytes(announcement.free),
     }
     return {key: value for key, value in pairs.items() if value}
 
@@ -120,7 +118,6 @@ def from_properties(properties: dict[bytes, bytes | None], port: int) -> Announc
         versions=_versions(values),
         device=_clean(values.get("dev", ""), _MOST_DEVICE),
         memory=_bytes(values.get("mem", "")),
-        free=_bytes(values.get("free", "")),
         form=_clean(values.get("txtvers", ""), _MOST_VERSION),
     )
 

@@ -15,7 +15,6 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psutil
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK, _RETRY = 5.0, 30.0  # seconds
-_EVERY = 60.0  # seconds between two looks at the free memory
-_WORTH = 0.05  # of all memory: a smaller change is not announced, because each is sent to every device
 _ANNOUNCED = (Kind.THUNDERBOLT, Kind.CABLE, Kind.WIRELESS)
 _ANY_IPV4, _ANY_IPV6 = "0.0.0.0", "::"
 
@@ -53,18 +50,14 @@ class Registered:
     def __init__(self, announcement: Announcement, addresses: Sequence[str]) -> None:
         import zeroconf
 
-        self._addresses = tuple(addresses)
         ipv4 = [each for each in addresses if ":" not in each]
         self._responder = zeroconf.Zeroconf(interfaces=ipv4 or zeroconf.InterfaceChoice.All)
         try:
             # The label is unique already: asking the network first would take most of a second on every link.
-            self._responder.register_service(service_info(announcement, self._addresses), cooperating_responders=True)
+            self._responder.register_service(service_info(announcement, addresses), cooperating_responders=True)
         except BaseException:
             self._responder.close()
             raise
-
-    def update(self, announcement: Announcement) -> None:
-        self._responder.update_service(service_info(announcement, self._addresses))
 
     def close(self) -> None:
         self._responder.close()  # says goodbye
@@ -93,26 +86,23 @@ def _numbers() -> Hashable:
 
 class Announcing:
     """Keeps the announcement of a worker that listens on ``host`` as it should be; none if ``announcement`` is
-    ``None``. Nothing here fails the worker: what cannot be announced is logged. ``free``: reads the free memory, in
-    bytes. All methods are for one thread."""
+    ``None``. Nothing here fails the worker: what cannot be announced is logged. All methods are for one thread."""
 
     def __init__(
         self,
         announcement: Announcement | None,
         host: str,
-        free: Callable[[], int],
         register: Callable[[Announcement, Sequence[str]], Registered] = Registered,
         interfaces: Callable[[], Sequence[LocalInterface]] = local_interfaces,
         numbers: Callable[[], Hashable] = _numbers,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._wanted, self._host, self._free, self._now = announcement, host, free, now
+        self._wanted, self._host, self._now = announcement, host, now
         self._register, self._interfaces, self._numbers = register, interfaces, numbers
-        self._announced: Announcement | None = None
         self._registration: Registered | None = None
         self._addresses: tuple[str, ...] = ()
         self._seen: Hashable = None
-        self._look_due, self._free_due = now(), now() + _EVERY
+        self._look_due = now()
         self._said = ""
 
     def tick(self) -> None:
@@ -124,7 +114,7 @@ class Announcing:
 
         self._look_due = self._now() + _LOOK
         try:
-            self._bring_up_to_date(self._with_free(self._wanted))
+            self._bring_up_to_date(self._wanted)
         except (OSError, RuntimeError, zeroconf.Error) as error:  # RuntimeError: it could use none of the interfaces
             self.close()
             self._look_due = self._now() + _RETRY
@@ -132,27 +122,17 @@ class Announcing:
                 self._said = str(error)
                 log.warning("mDNS announcing stopped: %s; use the address instead", error)
 
-    def _with_free(self, wanted: Announcement) -> Announcement:
-        if self._now() >= self._free_due:
-            self._free_due = self._now() + _EVERY
-            free = self._free()
-            if abs(free - wanted.free) >= _WORTH * wanted.memory:
-                wanted = self._wanted = replace(wanted, free=free)
-        return wanted
-
     def _bring_up_to_date(self, announcement: Announcement) -> None:
         numbers = self._numbers()
-        if numbers != self._seen:
-            addresses = addresses_of(self._host, self._interfaces())
-            if addresses != self._addresses:
-                self.close()
-                if addresses:
-                    self._registration = self._register(announcement, addresses)
-                    self._addresses, self._announced, self._said = addresses, announcement, ""
-            self._seen = numbers
-        if self._registration is not None and announcement != self._announced:
-            self._registration.update(announcement)
-            self._announced = announcement
+        if numbers == self._seen:
+            return
+        addresses = addresses_of(self._host, self._interfaces())
+        if addresses != self._addresses:
+            self.close()
+            if addresses:
+                self._registration = self._register(announcement, addresses)
+                self._addresses, self._said = addresses, ""
+        self._seen = numbers
 
     def close(self) -> None:
         """Withdraw the announcement."""

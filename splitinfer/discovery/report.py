@@ -93,7 +93,7 @@ def _once(words: Sequence[str], count: int) -> Iterator[list[str]]:
 
 def _machine(found: Found) -> str:
     it = found.worker.announcement
-    memory = f"{it.free / 1e9:.0f} of {it.memory / 1e9:.0f} GB free" if it.memory else ""
+    memory = f"{it.memory / 1e9:.0f} GB" if it.memory else ""
     return ", ".join(filter(None, (it.device, memory, f"splitinfer {it.versions.splitinfer}")))
 
 
@@ -182,6 +182,5 @@ def _worker_as_json(found: Found) -> dict[str, Any]:
         "has_own_key": bool(found.same_key),
         "device": announcement.device,
         "memory": announcement.memory,
-        "free": announcement.free,
         "versions": asdict(announcement.versions),
     }

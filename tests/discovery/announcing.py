@@ -20,7 +20,6 @@ MINI = Announcement(
     versions=VERSIONS,
     device="Apple M4 Pro",
     memory=48 * 10**9,
-    free=41 * 10**9,
 )
 
 

@@ -12,16 +12,15 @@ from splitinfer.errors import ConfigError
 
 
 class World:
-    """A worker's announcement, with interfaces, memory and a clock that the test sets; what it registers is written
+    """A worker's announcement, with interfaces and a clock that the test sets; what it registers is written
     down."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.interfaces, self.time, self.failure, self.free, self.asked = [ETHERNET], 0.0, "", MINI.free, 0
+        self.interfaces, self.time, self.failure, self.asked = [ETHERNET], 0.0, "", 0
         self.announcing = Announcing(
             MINI,
             "0.0.0.0",
-            lambda: self.free,
             self.register,
             self.ask,
             lambda: tuple(self.interfaces),
@@ -38,9 +37,6 @@ class World:
         self.log.append(f"announce {announcement.name} at {' '.join(addresses)}")
         return self
 
-    def update(self, announcement: Announcement) -> None:
-        self.log.append(f"update {announcement.free}")
-
     def close(self) -> None:
         self.log.append("close")
 
@@ -50,16 +46,12 @@ class World:
             self.announcing.tick()
 
 
-def test_it_announces_once_and_updates_only_now_and_then_what_has_changed():
+def test_it_announces_once():
     world = World()
-    world.passes(0, 1, 10)
-    world.free = 5 * 10**9
-    world.passes(10, 40)
-    world.free = 6 * 10**9  # 1 GB is a fiftieth of all
-    world.passes(61)
+    world.passes(0, 1, 10, 60)
     world.announcing.close()
     world.announcing.close()
-    assert world.log == ["announce mini at 192.168.7.1", f"update {5 * 10**9}", "close"]
+    assert world.log == ["announce mini at 192.168.7.1", "close"]
     assert world.asked == 1, "interfaces were asked for although no address had changed"
 
 
@@ -91,7 +83,7 @@ def test_a_failure_is_said_once_and_tried_again_later(caplog: pytest.LogCaptureF
 
 
 def test_nothing_is_announced_where_nothing_is_to_be():
-    announcing = Announcing(None, "", lambda: 0)
+    announcing = Announcing(None, "")
     announcing.tick()
     announcing.close()
 

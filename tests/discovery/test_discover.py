@@ -73,7 +73,7 @@ def test_a_worker_with_three_ways():
             "tcp://10.77.0.2:5577",
             "Thunderbolt (bridge0), 0.20 ms",
             "9a2d b2e2 3f15 04cd, known here as the mini",
-            "Apple M4 Pro, 41 of 48 GB free, splitinfer 0.1.0",
+            "Apple M4 Pro, 48 GB, splitinfer 0.1.0",
         ),
         ("", "tcp://192.168.7.2:5577", "cable (en0), 0.40 ms", "", ""),
         ("", "tcp://192.168.8.99:5577", "no answer", "", ""),
@@ -142,7 +142,7 @@ def test_what_a_program_gets():
     assert mini["address"] == "tcp://192.168.7.2:5577"
     assert mini["fingerprint"] == MINI.fingerprint
     assert [each["round_trip"] for each in mini["ways"]] == [0.0004, None]
-    assert mini["free"] == 41 * 10**9
+    assert mini["memory"] == 48 * 10**9
     assert mini["versions"]["mlx_lm"] == "0.32.2"
 
 

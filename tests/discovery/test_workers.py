@@ -43,9 +43,13 @@ def test_how_many_workers_were_seen(sightings: list[Worker], num_workers: int):
 
 
 def test_the_last_announcement_counts_and_all_addresses_do():
-    seen = [worker("10.77.0.2", free=9), worker("192.168.7.2", "10.77.0.2", free=7), worker("192.168.8.2", free=5)]
+    seen = [
+        worker("10.77.0.2", memory=9),
+        worker("192.168.7.2", "10.77.0.2", memory=7),
+        worker("192.168.8.2", memory=5),
+    ]
     (found,) = merge(seen)
-    assert (found.announcement.free, found.addresses) == (5, ("10.77.0.2", "192.168.7.2", "192.168.8.2"))
+    assert (found.announcement.memory, found.addresses) == (5, ("10.77.0.2", "192.168.7.2", "192.168.8.2"))
 
 
 def test_addresses_that_lead_nowhere_are_left_out():
