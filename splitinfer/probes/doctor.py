@@ -16,7 +16,7 @@ from splitinfer.core.wire_codec import NONE
 from splitinfer.keyring import Keyring
 from splitinfer.models.memory import size
 from splitinfer.probes import parsing
-from splitinfer.probes.child import Report as Findings
+from splitinfer.probes.child import Report
 from splitinfer.probes.evidence import Seen, look
 from splitinfer.probes.finding import Finding, Outcome
 from splitinfer.probes.findings import every_finding, good_wired_limit
@@ -61,39 +61,26 @@ class LayoutReport:
         return sum(link.advice.token_seconds for link in self.links if link.advice is not None) + back.latency_p50
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """This machine, what was found wrong, the requirements of RDMA, and a layout's links if there is one.
-
-    ``origin``: how this process was started (``system.origin``).
-    """
-
-    machine: Mapping[str, Any]
-    rdma: tuple[Finding, ...]
-    findings: tuple[Finding, ...] = ()
-    layout: LayoutReport | None = None
-    origin: str = "unknown"
-
-
 def run_doctor(layout: Layout | None, *, connect_timeout: float, as_json: bool, notice: Progress) -> int:
     """Show this machine, and the links of ``layout`` if there is one; the exit code, 1 if a link cannot be measured."""
-    report = inspect(layout, connect_timeout, notice)
-    if as_json:
-        Console().file.write(dumps(as_document(report), indent=2) + "\n")
-    else:
-        print_page(page(report))
-    return 0 if report.layout is None or report.layout.is_whole else 1
-
-
-def inspect(layout: Layout | None, connect_timeout: float, notice: Progress) -> Report:
-    """The report on this machine, and on the links of ``layout`` if there is one."""
     seen = look(layout)
     links = None if layout is None else survey_layout(layout, connect_timeout, notice)
-    findings, rdma = tuple(every_finding(seen)), tuple(requirements(seen))
-    return Report(machine_of(seen), rdma, findings, links, str(seen.origin))
+    machine, found, rdma = _machine_of(seen), every_finding(seen), requirements(seen)
+    if as_json:
+        document = {
+            "machine": machine,
+            "rdma": {"verdict": _plain(verdict(rdma)), "findings": [_plain(each) for each in rdma]},
+            "findings": [_plain(each) for each in found],
+            "origin": str(seen.origin),
+            **({} if links is None else {"layout": _layout_document(links)}),
+        }
+        Console().file.write(dumps(document, indent=2) + "\n")
+    else:
+        print_page(_page(machine, found, rdma, links))
+    return 0 if links is None or links.is_whole else 1
 
 
-def machine_of(seen: Seen) -> dict[str, Any]:
+def _machine_of(seen: Seen) -> dict[str, Any]:
     """This machine, with what its commands say of memory and version."""
     version = seen.read("macos", parsing.version)
     said = {} if version is None else {"system_version": ".".join(map(str, version))}
@@ -124,23 +111,13 @@ def sums_in_words(layout: Layout, links: Sequence[LinkSeen]) -> Iterator[str]:
             yield f"{stage.name}: about {count} sums a token, each some {_time(each)}: {_time(count * each)} a token."
 
 
-def measure(_options: Mapping[str, Any], report: Findings) -> None:
+def measure(_options: Mapping[str, Any], report: Report) -> None:
     """The doctor as a probe of ``selftest``: what it would have changed, and whether RDMA could be used."""
-    found = inspect(None, 0.0, lambda _: None)
-    report(verdict(found.rdma), *found.findings)
+    seen = look(None)
+    report(verdict(requirements(seen)), *every_finding(seen))
 
 
 # -- as a document -----------------------------------------------------------------------------------------------------
-
-
-def as_document(report: Report) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "machine": report.machine,
-        "rdma": {"verdict": _plain(verdict(report.rdma)), "findings": [_plain(each) for each in report.rdma]},
-        "findings": [_plain(each) for each in report.findings],
-        "origin": report.origin,
-    }
-    return found if report.layout is None else {**found, "layout": _layout_document(report.layout)}
 
 
 def _plain(finding: Finding) -> dict[str, str]:
@@ -161,15 +138,19 @@ def _layout_document(layout: LayoutReport) -> dict[str, Any]:
 # -- as text -----------------------------------------------------------------------------------------------------------
 
 
-def page(report: Report) -> list[RenderableType]:
+def _page(
+    machine: Mapping[str, Any], found: Sequence[Finding], rdma: Sequence[Finding], layout: LayoutReport | None
+) -> list[RenderableType]:
     """The report for a person, what is wrong first."""
     well: list[RenderableType] = [Text("Nothing was found that keeps stages from running here.", style="green")]
-    wrong: list[RenderableType] = [Text(counted(report.findings), style="bold"), *lines(report.findings)]
-    missing = [each for each in report.rdma if each.outcome is not Outcome.PASSED]
-    rdma: list[RenderableType] = [title("RDMA over Thunderbolt"), Text(verdict(report.rdma).sentence), *lines(missing)]
-    machine: list[RenderableType] = [title(f"This machine: {report.machine['name']}"), grid(_machine(report.machine))]
-    layout: list[RenderableType] = [] if report.layout is None else _layout(report.layout)
-    return [*(wrong if report.findings else well), *machine, *rdma, *layout]
+    wrong: list[RenderableType] = [Text(counted(found), style="bold"), *lines(found)]
+    missing = [each for each in rdma if each.outcome is not Outcome.PASSED]
+    return [
+        *(wrong if found else well),
+        *(title(f"This machine: {machine['name']}"), grid(_machine(machine))),
+        *(title("RDMA over Thunderbolt"), Text(verdict(rdma).sentence), *lines(missing)),
+        *([] if layout is None else _layout(layout)),
+    ]
 
 
 def _machine(machine: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -5,9 +5,6 @@ gone tomorrow:
 
     uv tool, pipx    ~/.local/bin/splitinfer, a link into the tool's environment; both stay across upgrades
     a venv           .venv/bin/splitinfer
-    Homebrew         PREFIX/Cellar/splitinfer/0.1.0/libexec/bin/splitinfer goes with the version, while
-                     PREFIX/opt/splitinfer/libexec/bin/splitinfer leads to the installed one (Formula Cookbook:
-                     opt_prefix)
     uvx, pipx run    an environment in a cache folder, which may be removed any time (uv's manual, "Tools": what uvx
                      makes is "disposable" and lies in the cache)
 """
@@ -102,21 +99,10 @@ def temporary_folders() -> tuple[Path, ...]:
 
 def stable(path: Path, temporary: Iterable[Path]) -> Path:
     """The path to write down for a program at ``path``. Raises ConfigError: it is in a folder that does not stay."""
-    lasting = _of_homebrew(path)
-    real = lasting.resolve()
+    real = path.resolve()
     if any(part in _CACHES for part in real.parts) or any(real.is_relative_to(folder) for folder in temporary):
         raise ConfigError(f"{path} is in a folder that may be emptied any time, so no service can start it: {_INSTALL}")
-    return lasting
-
-
-def _of_homebrew(path: Path) -> Path:
-    """The same program by Homebrew's link to the installed version."""
-    parts = path.parts
-    if "Cellar" not in parts[:-3]:
-        return path
-    at = parts.index("Cellar")
-    linked = Path(*parts[:at], "opt", parts[at + 1], *parts[at + 3 :])
-    return linked if linked.exists() else path
+    return path
 
 
 # -- where a service is installed --------------------------------------------------------------------------------------

@@ -24,14 +24,6 @@ def test_a_shim_is_written_down_as_it_is(tmp_path: Path):
     assert stable(shim, ()) == shim
 
 
-def test_homebrews_version_is_left_out(tmp_path: Path):
-    cellar = program(tmp_path / "Cellar" / "splitinfer" / "0.1.0" / "libexec" / "bin" / "splitinfer")
-    assert stable(cellar, ()) == cellar  # no link leads to it
-    (tmp_path / "opt").mkdir()
-    (tmp_path / "opt" / "splitinfer").symlink_to("../Cellar/splitinfer/0.1.0")
-    assert stable(cellar, ()) == tmp_path / "opt" / "splitinfer" / "libexec" / "bin" / "splitinfer"
-
-
 @pytest.mark.parametrize(
     "folder",
     [".cache/uv/archive-v0/Xy/bin", "Library/Caches/uv/bin", ".local/pipx/.cache/4f/bin", "uv/archive-v0/X/bin"],
