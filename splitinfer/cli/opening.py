@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from splitinfer.cli.options import PipelineOptions
 from splitinfer.errors import SplitinferError
@@ -24,6 +24,8 @@ from splitinfer.shutdown import Closing, shutdown
 if TYPE_CHECKING:
     from splitinfer.llm import LLM
     from splitinfer.llm.automatic import Chosen
+    from splitinfer.server.running import Server
+    from splitinfer.server.several import Several
 
 DRAIN_SECONDS = 5.0
 """Seconds that an answer may still take after SIGTERM. The end of a paragraph fits in, and with the seconds of sending
@@ -43,37 +45,12 @@ _SAVE_SECONDS = 20.0  # for that, at most; on a machine that is not busy it take
 _COMMENT = 118  # characters of a line of a layout's comment
 
 
-class Pipelines(Protocol):
-    """What a signal drains and closes: an LLM, or several."""
-
-    def drain(self, seconds: float) -> None:
-        """As ``LLM.drain``."""
-        ...
-
-    def close(self) -> None:
-        """As ``LLM.close``."""
-        ...
-
-
-class Draining(Protocol):
-    """What takes requests from elsewhere, and is drained with the LLM (``server.running.Server``)."""
-
-    def begin_draining(self) -> None:
-        """Take no new request from now on."""
-        ...
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no answer is being sent."""
-        ...
-
-
 @contextmanager
 def open_llm(
     options: PipelineOptions,
     chosen: "Chosen | None" = None,
     *,
-    servers: Sequence[Draining] | None = None,
+    servers: "Sequence[Server] | None" = None,
     drain_seconds: float = DRAIN_SECONDS,
     chats: bool = True,
 ) -> "Iterator[LLM]":
@@ -112,7 +89,7 @@ def _start_workers(layout: str, settings: Settings) -> None:
 
 
 def closing_of(
-    llm: Pipelines, left: threading.Event, servers: Sequence[Draining], seconds: float, settings: Settings
+    llm: "LLM | Several", left: threading.Event, servers: "Sequence[Server]", seconds: float, settings: Settings
 ) -> Closing:
     """How a signal closes an LLM. ``left``: set once the answers have been read and printed. ``seconds``: the most that
     draining takes."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from splitinfer.cli.opening import DRAIN_SECONDS, Draining, closing_of, open_llm
+from splitinfer.cli.opening import DRAIN_SECONDS, closing_of, open_llm
 from splitinfer.cli.options import PipelineOptions
 from splitinfer.cli.running import say
 from splitinfer.core.endpoint import Endpoint, is_loopback
@@ -116,7 +116,7 @@ def serving(options: PipelineOptions, how: Served, chosen: Chosen | None = None)
         ConfigError: it cannot listen there, or the certificate or the collector cannot be used.
         SplitinferError: as ``open_llm``.
     """
-    gate, spans, servers = how.access.gate_at(how.port), spans_to(how.otlp), list[Draining]()  # before loading
+    gate, spans, servers = how.access.gate_at(how.port), spans_to(how.otlp), list[Server]()  # before loading
     with open_llm(options, chosen, servers=servers, drain_seconds=how.drain_seconds) as llm, ExitStack() as stack:
         name = how.model_name or Path(llm.layout.model or "model").name
         service = Service(llm, name, gate, logs_prompts=how.logs_prompts, spans=spans)
@@ -131,7 +131,7 @@ def serving_several(options: PipelineOptions, how: Served, also: Sequence[str], 
     Raises:
         ConfigError, SplitinferError: as ``serving``, and as ``entries_of``.
     """
-    gate, spans, servers = how.access.gate_at(how.port), spans_to(how.otlp), list[Draining]()
+    gate, spans, servers = how.access.gate_at(how.port), spans_to(how.otlp), list[Server]()
     entries = entries_of(options, also, how.model_name, bounds)
     front = Service(cast(LLM, Unloaded()), "", gate, logs_prompts=how.logs_prompts, spans=spans)
     several, first = Several(entries, bounds, front, router_of), entries[0]
@@ -150,7 +150,7 @@ def _serve(
     service: Service,
     llm: LLM,
     name: str,
-    servers: list[Draining],
+    servers: list[Server],
     stack: ExitStack,
     several: Several | None = None,
 ) -> None:
