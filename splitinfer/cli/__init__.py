@@ -18,14 +18,13 @@ from splitinfer.cli.bench import bench
 from splitinfer.cli.cache import cache_app
 from splitinfer.cli.chat import chat
 from splitinfer.cli.discover import discover
-from splitinfer.cli.doctor import doctor
+from splitinfer.cli.doctor import doctor, selftest
 from splitinfer.cli.init import init
 from splitinfer.cli.keys import keys_app
 from splitinfer.cli.models import models_app
 from splitinfer.cli.pair import pair
 from splitinfer.cli.plan import plan
 from splitinfer.cli.running import say
-from splitinfer.cli.selftest import selftest
 from splitinfer.cli.serve import serve
 from splitinfer.cli.service import service_app
 from splitinfer.cli.up import down, status, up

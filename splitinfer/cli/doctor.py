@@ -1,4 +1,5 @@
-"""`splitinfer doctor`: reports what this machine and a layout's links offer, and what is missing."""
+"""`splitinfer doctor`: reports what this machine and a layout's links offer, and what is missing.
+`splitinfer selftest`: checks on this machine, and on a worker elsewhere, what has to be right before it is used."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,10 @@ from splitinfer.cli.running import finish, say
 
 if TYPE_CHECKING:
     from splitinfer.core.layout import Layout as PlainLayout
+
+from pathlib import Path
+
+from splitinfer.cli.options import finite
 
 
 def doctor(
@@ -47,5 +52,35 @@ def doctor(
                 notice=lambda what: status.update(f"measuring {what}"),
             )
         return code or int(is_missing)
+
+    finish(run, verbose)
+
+
+def selftest(
+    worker: Annotated[
+        str | None,
+        typer.Option("--worker", help="Also test a worker that runs elsewhere, such as tcp://mini.local:5577."),
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", help="That worker's key, which it prints when it starts.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures to this file, which holds nothing private.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only what could make answers wrong.")] = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=10, callback=finite, help="At most, for everything.")
+    ] = 180.0,
+    verbose: Verbose = False,
+) -> None:
+    """Test this machine in three minutes: tokens, transports, the device, memory. The exit code says what failed."""
+
+    def run() -> int:
+        from splitinfer.errors import ConfigError
+        from splitinfer.probes.registry import worker_elsewhere
+        from splitinfer.probes.selftest import run_selftest
+
+        if worker is None and key is not None:
+            raise ConfigError("--key is a worker's: say where that is with --worker")
+        there = None if worker is None else worker_elsewhere(worker, key)
+        return run_selftest(there, seconds, quick=quick, file=json_file)
 
     finish(run, verbose)

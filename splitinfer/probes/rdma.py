@@ -11,8 +11,7 @@ from splitinfer.probes import parsing
 from splitinfer.probes.evidence import Seen
 from splitinfer.probes.finding import Finding, Judged, Outcome
 from splitinfer.probes.parsing import Port
-from splitinfer.system import network
-from splitinfer.system.network import Interface
+from splitinfer.system.interfaces import Interface, hardware_ports, parse_ifconfig
 from transports.rdma.macos import LONG_FRAMES
 from transports.rdma.probe import parse_states
 
@@ -32,7 +31,7 @@ def requirements(seen: Seen) -> list[Finding]:
         return []
     ports = seen.read("thunderbolt", parsing.thunderbolt_ports)
     states = {} if _NO_DEVICES in seen.outputs["states"].why else seen.read("states", parse_states)
-    interfaces = seen.read("interfaces", network.interfaces)
+    interfaces = seen.read("interfaces", parse_ifconfig)
     version = seen.read("macos", parsing.version)
     judged: dict[str, Judged] = {
         "macOS": _unknown(seen, "macos") if version is None else _macos(version),
@@ -149,7 +148,7 @@ def _active_devices(states: Mapping[str, str]) -> list[str]:
 
 
 def _bridge(seen: Seen, interfaces: Mapping[str, Interface]) -> Judged:
-    names = seen.read("hardware_ports", network.hardware_ports) or {}
+    names = seen.read("hardware_ports", hardware_ports) or {}
     kinds, bridge = {device: port for port, device in names.items()}, names.get("Thunderbolt Bridge", "bridge0")
     if bridge not in interfaces:
         return _right("there is none")

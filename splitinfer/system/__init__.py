@@ -6,7 +6,6 @@ keep_awake      prevents sleep while there is work
 qos             the quality of service of a thread
 free_memory     how many bytes a stage may take: pages that macOS counts; elsewhere what psutil calls available
 ledger          publishes this process's claim of memory, and reads those of the others
-network         interfaces, as the system's commands print them. Pure
 interface_kind  whether an interface is Thunderbolt, a cable, Wi-Fi ... Pure
 interfaces      those that are up
 processes       those of this machine, and which of them are splitinfer's

@@ -1,16 +1,17 @@
 """The network interfaces of this machine that are up, and what kind each is."""
 
 import ipaddress
+import re
 import socket
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from splitinfer.system.command import run
 from splitinfer.system.interface_kind import LocalInterface, Network, kind_of
-from splitinfer.system.network import hardware_ports
 
 _PORTS_COMMAND = ("/usr/sbin/networksetup", "-listallhardwareports")
 _SECONDS = 5.0
@@ -81,3 +82,36 @@ def _index(name: str) -> int:
         return socket.if_nametoindex(name)
     except OSError:
         return 0
+
+
+# -- what the system's commands print of interfaces --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A network interface; ``members`` are the interfaces of a bridge."""
+
+    is_up: bool
+    ipv4: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+
+
+def parse_ifconfig(text: str) -> dict[str, Interface]:
+    """The interfaces that ``ifconfig`` lists, by name."""
+    found: dict[str, Interface] = {}
+    for block in _blocks(text):
+        head = re.match(r"(\w+): flags=[0-9a-f]+<([^>\n]*)>", block)
+        if head:
+            ipv4 = re.findall(r"^\s+inet (\d+(?:\.\d+){3})\b", block, re.MULTILINE)
+            members = re.findall(r"^\s+member: (\w+)\b", block, re.MULTILINE)
+            found[head[1]] = Interface("UP" in head[2].split(","), tuple(ipv4), tuple(members))
+    return found
+
+
+def hardware_ports(text: str) -> dict[str, str]:
+    """The interface of each port, from ``networksetup -listallhardwareports``."""
+    return dict(re.findall(r"^Hardware Port: ([^\n]+?)[ \t]*\nDevice: (\w+)[ \t]*$", text, re.MULTILINE))
+
+
+def _blocks(text: str) -> list[str]:
+    return re.split(r"^(?=\S)", text, flags=re.MULTILINE)

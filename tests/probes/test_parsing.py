@@ -9,8 +9,7 @@ import pytest
 
 from splitinfer.probes import parsing
 from splitinfer.probes.parsing import Port, PowerSettings
-from splitinfer.system import network
-from splitinfer.system.network import Interface
+from splitinfer.system.interfaces import Interface, parse_ifconfig
 from transports.rdma.probe import parse_states
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -33,9 +32,9 @@ SAID: list[tuple[Callable[[str], Any], str, Any]] = [
     (parsing.thunderbolt_ports, "thunderbolt_tb4_air.json", (Port("1", 40.0, False, None), Port("2", 40.0, False,
     None))),
     (parse_states, "ibv_devinfo_none.txt", {}),
-    (lambda text: network.interfaces(text)["bridge0"], "ifconfig_bridged.txt",
+    (lambda text: parse_ifconfig(text)["bridge0"], "ifconfig_bridged.txt",
      Interface(True, ("169.254.90.11",), ("en2", "en3", "en4"))),
-    (lambda text: list(network.interfaces(text)), "ifconfig_ready.txt",
+    (lambda text: list(parse_ifconfig(text)), "ifconfig_ready.txt",
      ["lo0", "gif0", "stf0", "en0", "en2", "en3", "en4", "bridge0"]),
     (parsing.power_settings, "pmset_studio.txt", PowerSettings(0, False, False)),  # 2 is high power
 ]  # fmt: skip

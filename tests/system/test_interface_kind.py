@@ -5,8 +5,7 @@ import socket
 import pytest
 
 from splitinfer.system.interface_kind import Kind, kind_of
-from splitinfer.system.interfaces import local_interfaces
-from splitinfer.system.network import hardware_ports
+from splitinfer.system.interfaces import hardware_ports, local_interfaces
 
 PORTS = """
 Hardware Port: Ethernet
