@@ -13,6 +13,8 @@ from splitinfer.core.json_text import dumps
 from splitinfer.core.layout import Layout
 from splitinfer.core.link_transport import RING
 from splitinfer.core.wire_codec import NONE
+from splitinfer.engine.coordinator.ranks import halves_of
+from splitinfer.errors import ConfigError, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.models.memory import size
 from splitinfer.probes import parsing
@@ -99,7 +101,8 @@ def survey_layout(layout: Layout, connect_timeout: float, notice: Progress) -> L
 
 
 def sums_in_words(layout: Layout, links: Sequence[LinkSeen]) -> Iterator[str]:
-    """What the sums of each stage across two machines cost, as far as the link between these was measured."""
+    """What the sums of each stage across two machines cost, as far as the link between these was measured, whether they
+    are less secret than links, and why they would be refused."""
     for stage in layout.stages:
         if not stage.across:
             continue
@@ -109,6 +112,13 @@ def sums_in_words(layout: Layout, links: Sequence[LinkSeen]) -> Iterator[str]:
         if way is not None and way.figures is not None and stage.sums == RING:
             each = 2 * way.figures.latency_p50
             yield f"{stage.name}: about {count} sums a token, each some {_time(each)}: {_time(count * each)} a token."
+        if any(rank.key for rank in stage.across):
+            yield f"{stage.name}: the links to its workers are encrypted, its sums over {stage.sums} are not."
+        try:
+            halves_of(stage, "", insecure=False)
+        except (ConfigError, WorkerUnreachable) as error:
+            said = str(error)
+            yield f"{said[:1].upper()}{said[1:]}."
 
 
 def measure(_options: Mapping[str, Any], report: Report) -> None:

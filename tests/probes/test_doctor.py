@@ -14,7 +14,7 @@ from splitinfer.config import Layout
 from splitinfer.engine.versions import own_versions
 from splitinfer.engine.worker import handshake as acceptor
 from splitinfer.keyring import Keyring
-from splitinfer.probes.doctor import survey_layout
+from splitinfer.probes.doctor import sums_in_words, survey_layout
 from splitinfer.probes.links import Hidden, hidden_of
 from splitinfer.wire.messages import Versions
 
@@ -90,6 +90,21 @@ def test_a_stage_across_two_machines(tmp_path: Path) -> None:
     ]  # fmt: skip
     (said,) = found["sums"]
     assert said.startswith("both: about 24 sums a token, each some ")
+
+
+@pytest.mark.parametrize(
+    ("addresses", "said"),
+    [
+        (["local", "tcp://169.254.1.2:5577"], None),
+        (["local", "tcp://169.254.1.2:5577#" + "a" * 64], "both: the links to its workers are encrypted, its sums"),
+        (["local", "tcp://198.51.100.2:5577"], "The sums of stage both would cross the network at 198.51.100.2"),
+        (["local", "local"], None),
+    ],
+)
+def test_sums_that_others_may_read(addresses: list[str], said: str | None) -> None:
+    found = list(sums_in_words(Layout.from_dict({"stages": [{"name": "both", "layers": 4, "across": addresses}]}), []))
+    assert len(found) == (said is not None)
+    assert said is None or found[0].startswith(said)
 
 
 def test_a_worker_that_is_not_there(tmp_path: Path) -> None:
