@@ -195,8 +195,8 @@ _TRANSPORTS = (
     Fault(
         "missing frames are not noticed",
         "transports/framing.py",
-        "if packet.seq != self._next_seq:",
-        "if packet.seq < self._next_seq:",
+        "if packet.seq != next_seq:",
+        "if packet.seq < next_seq:",
     ),
     Fault(
         "silence does not add up",

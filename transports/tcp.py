@@ -35,13 +35,11 @@ from transports.base import (
     LinkRefused,
     LinkTimeout,
 )
-from transports.connector_hub import ConnectorHub
 from transports.framing import PRELUDE_BYTES, Kind, Packet, decode, encode
+from transports.hub import ConnectorHub, TcpLink, parse_event
 from transports.listener_hub import OPEN_SECONDS, ListenerHub, OpeningCheck, plain_only
 from transports.security import secure_connector, secure_listener
-from transports.tcp_link import TcpLink
 from transports.unreachable import PROBE_SECONDS, Unreachable, probe
-from transports.zmq_socket import parse_event
 
 _QUEUE_FRAMES = 512
 _CURVE_BYTES = 64  # by which encryption makes a message longer, at most

@@ -18,6 +18,7 @@ from transports import threads
 from transports.address import errors_naming, parse_host_port, split_scheme
 from transports.arrivals import QueueListener
 from transports.base import Link, LinkClosed, LinkOptions, LinkRefused, Listener, ListenerClosed, TransportUnavailable
+from transports.hub import TcpLink
 from transports.listener_hub import OpeningCheck
 from transports.rdma.address import JACCL, RING, RdmaAddress, parse
 from transports.rdma.channel import Job
@@ -26,7 +27,6 @@ from transports.rdma.link import RdmaLink, control_options
 from transports.rdma.macos import why_not_together
 from transports.rdma.probe import device_for, macos_version
 from transports.tcp import TcpListener, TcpTransport
-from transports.tcp_link import TcpLink
 
 log = logging.getLogger("transports")
 
