@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from splitinfer.core.json_text import dumps
-from splitinfer.core.scheduler import invariants
 from splitinfer.engine.coordinator.loop import Loop
 from splitinfer.server.running import Server
+from tests.core import invariants
 
 _LOOK_SECONDS = 30.0
 

@@ -29,7 +29,6 @@ from splitinfer.core.plan import (
     StepResult,
 )
 from splitinfer.core.sampling_params import SamplingParams
-from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.microbatches import MIN_CHUNK
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
@@ -37,6 +36,7 @@ from splitinfer.core.scheduler.results import TokenEvent
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.speculation import Draft, Proposal
+from tests.core import invariants
 
 VOCAB = 5  # few, so that different prompts often begin alike
 

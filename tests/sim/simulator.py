@@ -24,11 +24,11 @@ from typing import Any
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StageFigures, StepPlan, StepResult
-from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Draft, Proposal
+from tests.core import invariants
 from tests.emulation.device_queue import DeviceQueue, DeviceTraits, Timing
 from tests.emulation.machine import Machine
 

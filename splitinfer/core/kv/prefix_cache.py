@@ -380,17 +380,3 @@ class PrefixCache:
             seq.kv.awaits = [block for block in seq.kv.awaits if block.is_here and block.is_coming]
             if not seq.kv.awaits:
                 self.leave(seq)
-
-    # -- invariants ----------------------------------------------------------------------------
-
-    def check(self) -> None:
-        """Assert the invariants; for tests."""
-        self.tree.check()
-        self.disk.check()
-        assert len(self.sessions) <= self._config.max_sessions
-        awaited = {block for seq in self._awaiting.values() for block in seq.kv.awaits}
-        for seq in self._awaiting.values():
-            assert seq.kv.awaits, "a sequence waits for nothing"
-        for block in awaited:
-            assert block.is_here
-            assert block.is_coming

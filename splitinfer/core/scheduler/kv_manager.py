@@ -294,18 +294,3 @@ class KVManager:
         before = self.budget
         self.cache.budget = before.lowered(stage, self.used + self.stored)
         return self.budget != before
-
-    def check(self, running: Iterable[Sequence]) -> None:
-        """Assert the invariants; for tests."""
-        self.cache.check()
-        use = NOTHING
-        for seq in running:
-            use += self.budget.use_of(seq.kv_tokens)
-        assert use == self.used, f"{self.used} is counted, {use} is used"
-        assert self.budget.fits(use + self.stored), "more KV is used than there is"
-        kept = self.retained
-        assert kept is None or not (use != NOTHING or kept.seq_id in self.freed), (
-            "an ended sequence keeps its KV beside one that runs"
-        )
-        assert set(self._newly_retained) <= ({kept.seq_id} if kept is not None else set())
-        assert len(self.freed) == len(set(self.freed)), "a sequence is to be freed twice"

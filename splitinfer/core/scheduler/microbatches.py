@@ -160,11 +160,3 @@ class MicroBatches:
     def _smallest(self) -> int:
         active = (group for group in self.in_turn() if group < self._active)
         return min(active, key=lambda group: len(self._groups[group]))
-
-    def check(self) -> None:
-        """Assert what must hold between any two events."""
-        ids = [seq.seq_id for group in self._groups for seq in group]
-        assert len(ids) == len(set(ids)), "a sequence is in two groups"
-        assert set(ids) == set(self._id_to_group)
-        assert all(self._id_to_group[seq.seq_id] == i for i, group in enumerate(self._groups) for seq in group)
-        assert self._next_to_move() is None, "groups are unequal, and a sequence could move"

@@ -57,7 +57,6 @@ from splitinfer.core.speculation.choice import Choosers
 from splitinfer.core.speculation.chooser import Chooser, Member
 from splitinfer.core.speculation.speculation import Proposal, Speculation
 
-OPENED_FIRST = 1024  # tokens of stored KV that take longer to copy than a step without slices takes
 _MOST_SCORED = 64  # rows of prompts in a step whose logits are computed: five arrays of 39 MB at 152,000 tokens
 
 _NO_DRAFTS: Mapping[int, int] = {}
@@ -67,7 +66,7 @@ Work = tuple[Sequence, int]  # and how many of its known tokens a step computes
 
 
 class Scheduler:
-    """Pure: no clock, no threads, no arrays. ``core.scheduler.invariants`` states what must always hold.
+    """Pure: no clock, no threads, no arrays.
 
     config: the limits and rules in force; ``tune`` changes them.
     costs: the stages', as far as they are known before any step; refined with each step's figures.
@@ -494,9 +493,6 @@ class Scheduler:
         # Without a slice, an admitted sequence would hold blocks that could be evicted before their first use.
         beginning = {seq.seq_id for seq, _ in chunks}
         admissions = [one for one in admissions if one[0].seq_id in beginning]
-        if self._is_opened_first(admissions):
-            self._chunks.end_round()
-            return self._issue(admissions)
         if not decodes and not chunks:
             return None
         work = [*((seq, 1) for seq in decodes), *chunks]
@@ -507,15 +503,6 @@ class Scheduler:
         self._chunks.note(share, has_chunks=bool(chunks))
         self._had_turn(group, situation, late)
         return self._issue(admissions, work, drafts)
-
-    def _is_opened_first(self, admissions: Seq[Admission]) -> bool:
-        """Whether an idle pipeline is told of sequences before their first chunks: all stages copy the stored KV that
-        they begin with at the same time. With the first chunk, each stage would do it when the stages before it are
-        done."""
-        if self.running or self.in_flight or (self.config.num_stages or self.config.num_groups) == 1:
-            return False
-        copying = (match.num_tokens for seq, match in admissions if self.kv.retained_for(seq, match) is None)
-        return max(copying, default=0) >= OPENED_FIRST
 
     def _allocate(self, ready: Iterable[Prompt], room: int, side_by_side: int) -> tuple[set[int], list[Work]]:
         """Promise KV by rank and cut chunks; returns the ids of the sequences that may decode, and the chunks.

@@ -8,9 +8,9 @@ from toy import ToyStage, alone, blocks, config_of, small
 from splitinfer.core.kv.budget import KVBudget, KVUse, StageKV
 from splitinfer.core.plan import StepPlan
 from splitinfer.core.sampling_params import SamplingParams
-from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason, Sequence
+from tests.core import invariants
 
 BLOCK = 3
 MAX_LEN = 1000

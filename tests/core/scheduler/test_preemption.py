@@ -4,8 +4,8 @@ import pytest
 from toy import House, ToyDisk, blocks, small
 
 from splitinfer.core.costs.stage import StageCosts
-from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
+from tests.core import invariants
 
 
 def prefilled(house: House, *prompts: int, max_tokens: int = 40, **more: int) -> list[int]:

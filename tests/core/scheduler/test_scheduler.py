@@ -11,11 +11,11 @@ from toy import VOCAB, Guesser, House, ToyDisk, ToyPipeline, blocks, drain, kept
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.plan import SampledSlice, SampledToken, StepResult
 from splitinfer.core.sampling_params import SamplingParams
-from splitinfer.core.scheduler import invariants, scheduler
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.errors import QueueFull
+from tests.core import invariants
 
 # -- anything, in any order ------------------------------------------------------------------------
 
@@ -149,10 +149,9 @@ class AnyOrder:
 
 
 @settings(suppress_health_check=list(HealthCheck))
-@given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(1, 3), st.sampled_from([3, 1024]))
-def test_any_order(random: Random, block: int, min_chunk: int, opened_first: int):
-    with small(block=block, min_chunk=min_chunk), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler, "OPENED_FIRST", opened_first)  # between opening and slices anything may happen
+@given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(1, 3))
+def test_any_order(random: Random, block: int, min_chunk: int):
+    with small(block=block, min_chunk=min_chunk):
         AnyOrder(random).run(80)
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from splitinfer.core.scheduler import invariants
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.core.speculation.speculation import Draft, Proposal
+from tests.core import invariants
 from tests.core.toy import VOCAB, House, next_token
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from toy import VOCAB, Guesser, House, blocks, next_token, small
 
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StepPlan, StepResult
-from splitinfer.core.scheduler import invariants
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.core.speculation.speculation import Draft, Proposal
+from tests.core import invariants
 
 
 def house(right: float = 1.0, seed: int = 1, overtaken: float = 0.0, **config: object) -> House:
