@@ -260,7 +260,7 @@ _TRANSPORTS = (
     ),
     Fault(
         "messages that were consumed keep their room",
-        "transports/rdma/segment.py",
+        "transports/rdma/channel.py",
         "        self._num_used -= 1\n",
         "",
     ),

@@ -1,16 +1,16 @@
 """The I/O thread behind tcp://: one hub serves one zmq socket and every link on it.
 
 Only one thread at a time may use a zmq socket, so all use of it happens under the hub's lock, and only the hub's thread
-receives. The thread sleeps in poll() on three descriptors: the socket's, its monitor's (which reports connections made
-and lost), and a pipe to wake it. The descriptor of a zmq socket is *edge-triggered*: any call on the socket may swallow
-the signal for a message that has arrived. Hence the rule: a thread that has used the socket reads EVENTS before it
-releases the lock, and wakes the hub's thread (or does not go to sleep) if something can be read.
+receives. It sleeps in poll() on three descriptors: the socket's, its monitor's (which reports connections made and
+lost), and a pipe to wake it. The descriptor of a zmq socket is *edge-triggered*: any call on the socket may swallow the
+signal for a message that has arrived. Hence the rule: a thread that has used the socket reads EVENTS before it releases
+the lock, and wakes the hub's thread (or does not go to sleep) if something can be read.
 
-`send` runs in the caller's thread up to zmq's queue, without a change of threads; the network thread is zmq's own.
-Decoding and sinks run in the hub's thread without the lock, so that checking a large payload delays no sender.
+`send` runs in the caller's thread up to zmq's queue. Decoding and sinks run in the hub's thread without the lock, so
+that checking a large payload delays no sender.
 
-Each iteration reads the monitor if it has events, reads the socket until it is empty, and only then acts on connections
-that the monitor reported as lost and on silence. Frames that arrived before an end are thus delivered before it, and a
+Each round reads the monitor if it has events, reads the socket until it is empty, and only then acts on connections
+that the monitor reported as lost and on silence. So frames that arrived before an end are delivered before it, and a
 loop that was held up for seconds finds the heartbeats that arrived meanwhile.
 
 The end of a link: `leave` (polite) has the thread send BYE and waits for the peer's BYE, which proves that everything

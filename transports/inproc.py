@@ -11,7 +11,6 @@ import threading
 import time
 
 from transports.address import split_scheme
-from transports.arrivals import QueueListener
 from transports.base import (
     AddressInUse,
     Frame,
@@ -23,7 +22,7 @@ from transports.base import (
     Sink,
 )
 from transports.framing import flatten
-from transports.inbox import Inbox
+from transports.inbox import Inbox, QueueListener
 
 
 class InprocLink(Link):

@@ -24,7 +24,6 @@ import time
 import zmq
 
 from transports.address import HostPort, parse_host_port
-from transports.arrivals import QueueListener
 from transports.base import (
     AddressError,
     AddressInUse,
@@ -37,6 +36,7 @@ from transports.base import (
 )
 from transports.framing import PRELUDE_BYTES, Kind, Packet, decode, encode
 from transports.hub import ConnectorHub, TcpLink, parse_event
+from transports.inbox import QueueListener
 from transports.listener_hub import OPEN_SECONDS, ListenerHub, OpeningCheck, plain_only
 from transports.security import secure_connector, secure_listener
 from transports.unreachable import PROBE_SECONDS, Unreachable, probe

@@ -13,8 +13,7 @@ from splitinfer.probes.finding import Finding, Judged, Outcome
 from splitinfer.probes.parsing import Port
 from splitinfer.system import network
 from splitinfer.system.network import Interface
-from transports.rdma.macos import LONG_FRAMES
-from transports.rdma.probe import parse_devices, parse_states
+from transports.rdma.probe import LONG_FRAMES, parse_devices, parse_states
 
 NAME = "RDMA over Thunderbolt"
 LEAST_MACOS = (26, 2)

@@ -31,8 +31,7 @@ from transports.framing import Kind, Liveness, check_bounds, flatten, reason_byt
 from transports.inbox import InboxLink
 from transports.rdma.channel import ChannelClosedError, Record, Word
 from transports.rdma.child_process import ChildProcess
-from transports.rdma.handshake import MAX_STEP_BYTES
-from transports.rdma.messages import Assembly, pack_table, unpack_table
+from transports.rdma.messages import MAX_STEP_BYTES, Assembly, pack_table, unpack_table
 
 _DATA, _ACK, _WAKE = b"D", b"A", b"W"
 _COUNT = struct.Struct("<Q")

@@ -36,6 +36,7 @@ MAGIC = b"SPRD"
 VERSION = 3  # the two ends compare it before they join
 MESSAGE_BYTES = 64 << 10
 CHUNK_MESSAGES = 8
+MAX_STEP_BYTES = 64 << 10  # of the handshake on the control link
 
 _HEAD = struct.Struct("<4sHHQQII")
 HEAD_BYTES = _HEAD.size
