@@ -13,7 +13,7 @@ from splitinfer.core.plain_text import megabytes
 from splitinfer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from splitinfer.engine.files.reader import Reader
+    from splitinfer.engine.files.copying import Reader
     from splitinfer.store.models import ModelStore, StoredModel
 
 models_app = typer.Typer(no_args_is_help=True, help="List, copy and remove weights on this machine.")
@@ -121,7 +121,7 @@ def _pull_from_hub(model: str, span: tuple[int, int] | None) -> int:
 
 
 def _reader(address: str, key: str | None, timeout: float) -> "Reader":
-    from splitinfer.engine.files.reader import Reader
+    from splitinfer.engine.files.copying import Reader
     from splitinfer.engine.links.keys import options_to
     from splitinfer.errors import Refused
     from splitinfer.keyring import Keyring

@@ -22,8 +22,7 @@ from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.core.wire_codec import NONE
 from splitinfer.discovery.discover import find_again
-from splitinfer.engine.coordinator.pipeline import Pipeline
-from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
+from splitinfer.engine.coordinator.pipeline import Pipeline, PipelineConfig
 from splitinfer.engine.coordinator.worker_group import Notice as Notice
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import WITH_NGRAMS, Drafter, NGramDrafter, has_heads, model_in

@@ -21,12 +21,12 @@ from mlx.utils import tree_flatten
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import ServingOptions
-from splitinfer.engine.cpu_affinity import has_own_processor
 from splitinfer.engine.device.device import Device, Ticket
 from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Sampler, read
+from splitinfer.engine.threads import has_own_processor
 from splitinfer.engine.versions import device_name
 from splitinfer.llm.setup import token_budget_of
 from splitinfer.models import cohort, quantised

@@ -30,9 +30,9 @@ from splitinfer.core.plan import (
 )
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.in_flight import TokenEvent
 from splitinfer.core.scheduler.microbatches import MIN_CHUNK
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
-from splitinfer.core.scheduler.results import TokenEvent
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.speculation import Draft, Proposal

@@ -17,15 +17,13 @@ When a sequence is preempted, the blocks that are not on disk yet are written th
 than computing again follows from measured times of fetches and steps (``core.costs``).
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from splitinfer.core.kv.block_tree import Block, BlockTree, DiskBlock, Key, Match, chained
 from splitinfer.core.kv.budget import STORED_BLOCK, KVBudget, KVUse
-from splitinfer.core.kv.conversations import OpenConversations
-from splitinfer.core.kv.files import BlockFiles
 from splitinfer.core.plan import Fetch, Save, StageFigures, StepPlan
 from splitinfer.core.sequence import Sequence
 
@@ -380,3 +378,143 @@ class PrefixCache:
             seq.kv.awaits = [block for block in seq.kv.awaits if block.is_here and block.is_coming]
             if not seq.kv.awaits:
                 self.leave(seq)
+
+
+_SHARE = 0.75  # of all blocks, at most
+
+
+class OpenConversations:
+    """The last block of each open conversation, by its session's name or its own key; at most ``most``, those that went
+    on last. Memory that is short goes to them, so their blocks are evicted last.
+
+    A conversation is open while it has a session's name, or once it *came back*: a request began with all that an
+    earlier one had left. What was asked once may never be asked again. A share of all blocks is not theirs, so that new
+    ones can begin; of theirs, those of the conversation that went on last, and the first ones of each, stay longest.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._last: OrderedDict[str | Key, Block] = OrderedDict()
+
+    def __iter__(self) -> Iterator[str | Key]:
+        return iter(self._last)
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def ended(self, seq: Sequence) -> None:
+        """A request with stored blocks has ended."""
+        last = seq.kv.blocks[-1]
+        last.ends = True
+        if seq.session is None and not seq.comes_back:
+            return
+        name = last.key if seq.session is None else seq.session
+        self._last[name] = last
+        self._last.move_to_end(name)
+        for gone in [one for one, block in self._last.items() if not block.is_here]:
+            del self._last[gone]  # it protects nothing, and would keep the blocks before it alive
+        while len(self) > self._most:
+            nameless = (one for one in self._last if not isinstance(one, str))
+            del self._last[next(nameless, next(iter(self._last)))]  # a name is a promise that it can be dropped
+
+    def close(self, session: str) -> Block | None:
+        """Forget a session; its last block, if it is there."""
+        last = self._last.pop(session, None)
+        return last if last is not None and last.is_here else None
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._last.clear()
+
+    def evictable(self, tree: BlockTree) -> Iterator[Block]:
+        """The blocks of a tree in the order in which they may be evicted. Changes nothing."""
+        are_last = self._blocks(int(_SHARE * len(tree)))
+        yield from (block for block in tree.evictable() if block not in are_last)
+        yield from (block for block in tree.evictable() if block in are_last)
+
+    def _blocks(self, most: int) -> set[Block]:
+        """So many of their blocks; with each all before it, which cannot be evicted earlier."""
+        found = set[Block]()
+        for last in reversed(self._last.values()):
+            path, at = list[Block](), last if last.is_here else None
+            while at is not None and at not in found:
+                path.append(at)
+                at = at.parent
+            found.update(path[::-1][: most - len(found)])
+            if len(found) >= most:
+                break
+        return found
+
+
+_MOST_ASKED = 60  # times for files without another block in between
+_MOST_UNWRITTEN = 4096  # blocks whose files are expected; a stage whose disk is full never reports them
+
+
+class BlockFiles:
+    """Which blocks every stage has on disk (``tree``), and which files are still expected.
+
+    A block counts as being on disk once all stages have reported that they wrote it. They report with the results of
+    steps; where no step is under way, ``ask`` has an empty plan go out for it.
+    """
+
+    def __init__(self, root: Key, *, whole_blocks: bool, block: int) -> None:
+        self.tree = BlockTree(root, whole_blocks=whole_blocks, block=block)
+        self._unwritten: OrderedDict[Key, tuple[DiskBlock, set[int]]] = OrderedDict()  # and the stages that have them
+        self._erased: list[Key] = []
+        self.is_asking, self._asks_left = False, 0  # whether the next plan goes though it has nothing to do
+
+    def begin_with(self, kept: Iterable[DiskBlock]) -> None:
+        """Begin again, with the blocks that are on every stage's disk."""
+        self._unwritten.clear()
+        self.tree.clear()
+        self.is_asking, self._erased = False, self.tree.plant(kept)
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether the next plan has something to say of files."""
+        return bool(self._erased or self.is_asking)
+
+    def take_erased(self) -> tuple[Key, ...]:
+        """The keys of files that will not be read again, for the next plan."""
+        erased, self._erased, self.is_asking = tuple(self._erased), [], False
+        return erased
+
+    def expects(self, key: Key) -> bool:
+        """Whether a block is being written."""
+        return key in self._unwritten
+
+    def expect(self, kept: DiskBlock, key: Key) -> None:
+        """A block is to be written."""
+        self._unwritten[key], self._asks_left = (kept, set()), _MOST_ASKED
+        if len(self._unwritten) > _MOST_UNWRITTEN:
+            self._unwritten.popitem(last=False)
+
+    def ask(self) -> bool:
+        """Have a plan go out though nothing else is to be done, because its result tells what was written since the
+        last one; returns whether there is anything to ask for. Call it now and then while nothing is under way."""
+        if self._unwritten and self._asks_left:
+            self.is_asking, self._asks_left = True, self._asks_left - 1
+        return self.is_asking
+
+    def learn(self, figures: Seq[StageFigures]) -> None:
+        """Take in from a step's figures which files were written."""
+        for each in figures:
+            for key in each.written:
+                self._written(key, each.stage, num_stages=len(figures))
+
+    def _written(self, key: Key, stage: int, num_stages: int) -> None:
+        if key not in self._unwritten:
+            return
+        kept, written_by = self._unwritten[key]
+        written_by.add(stage)
+        if len(written_by) >= num_stages:
+            del self._unwritten[key]
+            self._add(kept)
+
+    def _add(self, kept: DiskBlock) -> None:
+        parent = None if kept.parent == self.tree.root else self.tree.get(kept.parent)
+        is_orphan = parent is None and kept.parent != self.tree.root
+        if is_orphan or self.tree.get(chained(kept.parent, kept.tokens)) is not None:
+            return
+        _, replaced = self.tree.add(parent, kept.tokens)
+        self._erased += [one.key for one in replaced]

@@ -46,11 +46,10 @@ from splitinfer.core.picture import chunk_end
 from splitinfer.core.plan import NewSequence, SampledSlice, SampledToken, Slice, StepPlan, StepResult
 from splitinfer.core.scheduler.chunks import LEAST_CHUNK, ChunkSizes, Prompt, Share
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.in_flight import StepInFlight
+from splitinfer.core.scheduler.in_flight import StepInFlight, TokenEvent, check_result
 from splitinfer.core.scheduler.kv_manager import Admission, KVManager
 from splitinfer.core.scheduler.microbatches import MicroBatches
 from splitinfer.core.scheduler.policy import Policy, PolicyConfig, PolicyDecision, PolicyInput, longest_chunk
-from splitinfer.core.scheduler.results import TokenEvent, check_result
 from splitinfer.core.scheduler.waiting_queue import Deadlines, WaitingQueue
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.choice import Choosers

@@ -24,9 +24,9 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -37,23 +37,60 @@ from splitinfer.core.plan import StageFigures, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.wire_codec import NONE, packs
 from splitinfer.engine.coordinator.local_workers import LocalWorker, take
-from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
 from splitinfer.engine.coordinator.ranks import halves_of
-from splitinfer.engine.coordinator.worker_group import SILENCE, Notice, WorkerGroup, start_command
-from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
-from splitinfer.engine.cpu_affinity import yield_own_processor
+from splitinfer.engine.coordinator.worker_group import SILENCE, Event, Notice, WorkerGroup, WorkerHandle, start_command
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
-from splitinfer.engine.links.sending import outgoing
+from splitinfer.engine.files.answering import Running
+from splitinfer.engine.links.connection import outgoing
+from splitinfer.engine.links.keys import Keys
 from splitinfer.engine.stage.disk import kept_here
 from splitinfer.engine.stage.launched import Finished, Launched
 from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.masking import Masks, RawMasks, read_masks
 from splitinfer.engine.stage.runner import StageRunner
+from splitinfer.engine.threads import yield_own_processor
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
-from splitinfer.wire.messages import Digest, Half, Progress, Ready, Rejected, Result
-from transports import LinkClosed, TransportError
+from splitinfer.kvstore.store import Disk
+from splitinfer.wire.messages import Digest, Half, Load, Peer, Progress, Ready, Rejected, Result
+from transports import LinkClosed, TransportError, address_for_others
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineConfig:
+    """What to open. ``first``: what the first stage loads; the others differ in their layers and their peers."""
+
+    layout: Layout
+    first: Load
+    connect_timeout: float  # seconds to reach a worker
+    keys: Keys  # for encrypted links
+    disk: Disk | None = None  # where this machine stores KV
+    running: tuple[Running, ...] = ()  # what workers may copy that lack weights
+    find: Callable[[StageSpec], str | None] = lambda _spec: None  # where a worker's key announces itself now
+    by_key: frozenset[str] = frozenset()  # the stages whose addresses were found so, not given
+    insecure_sums: bool = False  # whether the sums of two ranks may cross any network
+
+    def load(self, stage: int, half: Half | None = None) -> Load:
+        """What a stage is told to load, or a rank of it to load its half of."""
+        stages = self.layout.stages
+        return replace(
+            self.first,
+            stage=stage,
+            bounds=(0, *(spec.end for spec in stages)),
+            float32_head=self.layout.float32_head and stage == len(stages) - 1,
+            peers=tuple(self._peers(stage)),
+            reader_keys=tuple(peer.key for peer in self._peers(stage) if peer.key),
+            half=half,
+        )
+
+    def _peers(self, stage: int) -> Iterator[Peer]:
+        """The workers of the other stages, on other machines."""
+        for at, spec in enumerate(self.layout.stages):
+            for one in spec.ranks if at != stage else ():
+                if one.address is not None and not one.is_local:
+                    yield Peer(one.name, address_for_others(one.address), one.key or "")
+
 
 log = logging.getLogger(__name__)
 

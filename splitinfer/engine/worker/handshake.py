@@ -22,8 +22,8 @@ from splitinfer.errors import ProtocolError
 from splitinfer.keyring import same_key
 from splitinfer.models.memory import free_bytes
 from splitinfer.system.interfaces import own_addresses
+from splitinfer.wire.codec import Session
 from splitinfer.wire.messages import Hello, Refuse, Welcome
-from splitinfer.wire.session import Session
 from transports import Frame, Link, LinkClosed, LinkTimeout, Listener, ListenerClosed, TransportError
 
 log = logging.getLogger(__name__)

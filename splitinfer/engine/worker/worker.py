@@ -31,20 +31,16 @@ from functools import partial
 
 from splitinfer.core.plain_text import plain
 from splitinfer.core.plan import StepResult
-from splitinfer.engine.cpu_affinity import yield_own_processor
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
-from splitinfer.engine.housekeeping import Housekeeping
-from splitinfer.engine.links.connection import Connection
+from splitinfer.engine.housekeeping import Housekeeping, Mailbox
+from splitinfer.engine.links.connection import Connection, open_connection, outgoing
 from splitinfer.engine.links.keys import Keys
-from splitinfer.engine.links.next_stage import connect
 from splitinfer.engine.links.probe import probe_next, reply_to
-from splitinfer.engine.links.sending import outgoing
-from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.stage.checks import payload_of
 from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.loader import LoadedStage
 from splitinfer.engine.stage.masking import RawMasks
-from splitinfer.engine.threads import clears_streams
+from splitinfer.engine.threads import clears_streams, yield_own_processor
 from splitinfer.engine.versions import machine_name
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.handshake import REASON_LENGTH, Acceptor
@@ -251,7 +247,8 @@ class Worker:
 
     def _connect_next(self, connection: Connection, message: Connect) -> None:
         """Open the data link to the next stage."""
-        following, note = connect(message.following, "upstream", self.name, connection.session_id, self._own_key)
+        session = connection.session_id
+        following, note = open_connection(message.following, "upstream", self.name, session, self._own_key)
         if self._downstream is not None:
             self._downstream.link.close("another next stage was named")
         self._downstream = following
