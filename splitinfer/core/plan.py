@@ -335,10 +335,6 @@ class StepResult:
     sampled: tuple[SampledSlice, ...] = ()
     figures: tuple[StageFigures, ...] = ()
 
-    def after(self, own: StageFigures) -> "StepResult":
-        """The same with the figures of the first stage, which stay there."""
-        return replace(self, figures=(own, *self.figures))
-
     def received_at(self, at: float) -> "StepResult":
         """The same with the first stage's times as if it had received the step then: on the clock of who has sent it,
         where that has no stage of its own."""

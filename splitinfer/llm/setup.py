@@ -103,7 +103,7 @@ class PipelineSetup:
         Raises:
             ModelError: there is a drafter, and the model cannot be rewound to where a draft was wrong.
         """
-        stages, settings = pipeline.num_stages, self.settings
+        stages, settings = pipeline.layout.num_stages, self.settings
         kv = KVBudget(tuple(self._stage_kv(ready, pipeline) for ready in pipeline.ready), BLOCK)
         groups = settings.micro_batches or stages
         return SchedulerConfig(

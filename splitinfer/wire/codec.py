@@ -26,21 +26,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from splitinfer.errors import ProtocolError
 from splitinfer.wire import messages as m
-from splitinfer.wire.messages import Message
 
-_ADAPTERS: dict[str, TypeAdapter[Any]] = {cls.__name__.lower(): TypeAdapter(cls) for cls in get_args(Message)}
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {cls.__name__.lower(): TypeAdapter(cls) for cls in get_args(m.Message)}
 _READ = {kind: adapter.validator.validate_python for kind, adapter in _ADAPTERS.items()}
 _WRITE = {kind: adapter.serializer.to_python for kind, adapter in _ADAPTERS.items()}
 
 
-def kind_of(message: Message) -> str:
-    """The name that selects a message's decoder: its class, in lower case."""
-    return type(message).__name__.lower()
-
-
-def encode(message: Message) -> bytes:
+def encode(message: m.Message) -> bytes:
     """Encode a message as a frame header."""
-    kind = kind_of(message)
+    kind = type(message).__name__.lower()
     fields = _WRITE[kind](message, exclude_defaults=True)  # most fields of a decode are empty
     return bytes(msgpack.packb({"kind": kind, **fields}))
 
@@ -65,7 +59,7 @@ def asks_for_weights(header: bytes | memoryview) -> bool:
     return bytes(header[1:_LONGEST]).startswith(_ASKING)
 
 
-def decode(header: bytes | memoryview) -> Message:
+def decode(header: bytes | memoryview) -> m.Message:
     """Decode a frame header.
 
     Raises:
@@ -80,7 +74,7 @@ def decode(header: bytes | memoryview) -> Message:
     if not isinstance(kind, str) or kind not in _READ:
         raise ProtocolError(f"the peer sent a message of unknown kind {kind!r:.40}")
     try:
-        message: Message = _READ[kind](fields, extra="forbid")
+        message: m.Message = _READ[kind](fields, extra="forbid")
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -118,6 +112,7 @@ _ALLOWED: dict[tuple[str, Phase], tuple[Kinds, Kinds]] = {  # down, up
     ("upstream", Phase.RUN): (frozenset({m.Step}), frozenset({m.Fault})),
     ("reader", Phase.RUN): (_ASKS, _TELLS | {m.Fault}),
 }
+_TURNS = (m.Hello, m.Welcome, m.Ready, m.Refuse, m.Fault)  # all others leave the phase as it is
 _AFTER_WELCOME = {"coordinator": Phase.LOAD, "upstream": Phase.RUN, "reader": Phase.RUN}
 
 
@@ -143,7 +138,10 @@ class Session:
         Raises:
             ProtocolError: it is not allowed now (an error of this end).
         """
-        self._take(message, self._sends, "about to send")
+        if type(message) not in self._sends:
+            raise self._misplaced("about to send", message)
+        if isinstance(message, _TURNS):
+            self._follow(message)
         return encode(message)
 
     def decode(self, header: bytes | memoryview) -> m.Message:
@@ -153,21 +151,23 @@ class Session:
             ProtocolError: it is no message, or not allowed now (an error of the peer).
         """
         message = decode(header)
-        self._take(message, self._receives, "the peer sent")
+        if type(message) not in self._receives:
+            raise self._misplaced("the peer sent", message)
+        if isinstance(message, _TURNS):
+            self._follow(message)
         return message
 
-    def _take(self, message: m.Message, allowed: Kinds, who: str) -> None:
-        if type(message) not in allowed:
-            kind = kind_of(message)
-            raise ProtocolError(f"{who} a {kind} message, which has no place in the phase '{self.phase.value}'")
+    def _misplaced(self, who: str, message: m.Message) -> ProtocolError:
+        kind = type(message).__name__.lower()
+        return ProtocolError(f"{who} a {kind} message, which has no place in the phase '{self.phase.value}'")
+
+    def _follow(self, message: m.Message) -> None:
         match message:
-            case m.Step() | m.Result() | m.Digest():
-                return
             case m.Hello():
                 self._role = message.role
             case m.Welcome():
                 self._enter(_AFTER_WELCOME.get(self._role, Phase.END))
             case m.Ready():
                 self._enter(Phase.RUN)
-            case m.Refuse() | m.Fault():
+            case _:
                 self._enter(Phase.END)

@@ -30,7 +30,7 @@ def look(server: Server) -> dict[str, Any]:
         except AssertionError as error:
             found["broken"] = str(error) or "an invariant of the scheduler does not hold"
         found["held"] = {
-            **{f"kv_{name}": count for name, count in asdict(scheduler.kv_used).items()},
+            **{f"kv_{name}": count for name, count in asdict(scheduler.kv.used).items()},
             "waiting": len(scheduler.waiting), "running": len(scheduler.running),
             "plans": scheduler.num_in_flight,
             "requests": len(loop.requests), "arriving": engine._shared.num_arriving,

@@ -101,7 +101,7 @@ def _look(llm: LLM) -> dict[str, Any]:
             invariants.check(scheduler)
         except AssertionError as error:
             found["broken"] = str(error) or "an invariant of the scheduler does not hold"
-        found["idle"], found["used"] = scheduler.is_idle, asdict(scheduler.kv_used)
+        found["idle"], found["used"] = scheduler.is_idle, asdict(scheduler.kv.used)
         done.set()
 
     llm._engine.call(look)

@@ -39,7 +39,7 @@ def _check_places(scheduler: Scheduler) -> None:
         assert not any((seq.num_scheduled, seq.num_in_flight, seq.is_known, seq.kv_tokens)), "a waiting sequence has KV"
         assert seq.finish_reason is None
     alive = (*scheduler.waiting, *scheduler.running.values())
-    assert scheduler.next_deadline == min((s.deadline for s in alive if s.deadline is not None), default=None)
+    assert scheduler.deadlines.next == min((s.deadline for s in alive if s.deadline is not None), default=None)
 
 
 def _check_plans(scheduler: Scheduler) -> None:

@@ -24,7 +24,7 @@ class Steps:
 
     def sent(self, now: float, predicted: float | None) -> None:
         """A step is launched."""
-        step = StepInFlight.of(StepPlan(0))
+        step = StepInFlight(StepPlan(0), StepPlan(0))
         step.launched_at, step.limit = now, limit_of(predicted)
         self._in_flight.append(step)
 
@@ -55,7 +55,7 @@ def test_a_step_of_which_nothing_is_known_may_take_two_minutes():
 
 
 def test_a_step_that_is_not_launched_yet_is_not_stuck():
-    assert not StallDetector().is_stuck(StepInFlight.of(StepPlan(0)), 1000.0)
+    assert not StallDetector().is_stuck(StepInFlight(StepPlan(0), StepPlan(0)), 1000.0)
 
 
 def test_every_answer_starts_the_wait_for_the_next():

@@ -364,10 +364,10 @@ class House:
             if self.overtake is not None and self.overtake() and self.toy.under_way:
                 self.deliver()
                 self.scheduler.leave_out_rejected()
-                plan = self.scheduler.newest.plan
+                plan = self.scheduler.in_flight[-1].plan
             assert num_plans < self.limit(bool(before))
             self.check_group(plan, before, in_flight)
-            self.scheduler.newest.is_sent = True
+            self.scheduler.in_flight[-1].is_sent = True
             self.toy.submit(plan)
             if self.scheduler.config.kv is not None:
                 assert self.scheduler.config.kv.fits(self.toy.use()), "the stages hold more than they can"

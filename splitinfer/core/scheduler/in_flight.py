@@ -29,16 +29,6 @@ class StepInFlight:
     is_sent: bool = False
     figures: StageFigures | None = None
 
-    @classmethod
-    def of(cls, plan: StepPlan, idle_since: float | None = None) -> "StepInFlight":
-        """A step that was just planned."""
-        return cls(plan, plan, idle_since)
-
-    @property
-    def can_be_rejected(self) -> bool:
-        """Whether a result could reject a part of it."""
-        return any(part.begins_with_draft for part in self.plan.slices)
-
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:

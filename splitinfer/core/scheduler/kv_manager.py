@@ -225,12 +225,6 @@ class KVManager:
         is_at_end = end == kept.num_scheduled
         return kept if (is_at_end or self._can_roll_back) and kept.tokens[:end] == seq.tokens[:end] else None
 
-    def grow(self, before: int, after: int) -> None:
-        """A sequence's KV has grown by a plan's slice."""
-        need = self.budget.growth(before, after)
-        if need is not NOTHING:
-            self.used += need
-
     def preempt(self, seq: Sequence, rows: int) -> None:
         """Have the next plan free a running sequence's KV, and write its blocks to disk before if they are read faster
         than computed. ``rows``: see ``reads_faster``."""

@@ -41,7 +41,7 @@ from itertools import accumulate
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.kv.block_tree import DiskBlock, Match, full_keys
-from splitinfer.core.kv.budget import NOTHING, KVUse, NeverFits
+from splitinfer.core.kv.budget import NOTHING, NeverFits
 from splitinfer.core.picture import chunk_end
 from splitinfer.core.plan import NewSequence, SampledSlice, SampledToken, Slice, StepPlan, StepResult
 from splitinfer.core.scheduler.chunks import LEAST_CHUNK, ChunkSizes, Prompt, Share
@@ -70,6 +70,7 @@ class Scheduler:
     config: the limits and rules in force; ``tune`` changes them.
     costs: the stages', as far as they are known before any step; refined with each step's figures.
     in_flight: the steps under way, oldest first.
+    deadlines: of all sequences; ``expire`` ends those that are over.
     num_preemptions: times that a running sequence was preempted.
     """
 
@@ -85,7 +86,7 @@ class Scheduler:
         self.chooser = Chooser(self.costs, config.num_groups, fixed=config.fixed_groups)
         self.speculation = self._speculation()
         self.num_preemptions = 0
-        self._deadlines = Deadlines()
+        self.deadlines = Deadlines()
         self._policy, self._chunks = Policy(config.policy_config), ChunkSizes(self.costs, self.batches)
         self._unlearned = deque[tuple[StepInFlight, StepResult, float]]()
         self._next_step = 0
@@ -121,7 +122,7 @@ class Scheduler:
         if not (self.waiting or self.running):
             self._returned_at = 0.0  # since then nobody wanted anything of the coordinator
         self._queue(seq)
-        self._deadlines.add(seq)
+        self.deadlines.add(seq)
 
     def _queue(self, seq: Sequence) -> None:
         if self.config.blocks.keeps_blocks:
@@ -143,14 +144,10 @@ class Scheduler:
     def expire(self, now: float) -> list[int]:
         """End every sequence whose deadline is over (``ABORT``) and return their ids. ``now``: seconds on the caller's
         clock."""
-        seq_ids = self._deadlines.over(now)
+        seq_ids = self.deadlines.over(now)
         for seq_id in seq_ids:
             self.finish(seq_id, FinishReason.ABORT)
         return seq_ids
-
-    def forget(self, session: str) -> None:
-        """Free what a session keeps, but for blocks that others begin with, too."""
-        self.kv.forget(session)
 
     def unable(self) -> list[tuple[Sequence, NeverFits]]:
         """The sequences that cannot go on even alone since the budget was lowered, and why; the caller ends them."""
@@ -187,7 +184,7 @@ class Scheduler:
         """End a sequence that waits or runs."""
         seq.finish_reason = reason
         self._forget_drafts(seq)
-        self._deadlines.remove(seq)
+        self.deadlines.remove(seq)
         if self.waiting.get(seq.seq_id) is seq:
             self.waiting.remove(seq)
             self.prefix_cache.leave(seq)
@@ -230,7 +227,7 @@ class Scheduler:
         for seq in self.waiting:
             config.check_fits(seq)
         new = Scheduler(config)
-        new._now, new._next_step, new._deadlines = self._now, self._next_step, self._deadlines
+        new._now, new._next_step, new.deadlines = self._now, self._next_step, self.deadlines
         new.num_preemptions = self.num_preemptions
         for seq in self.waiting:
             new._queue(seq)
@@ -500,7 +497,8 @@ class Scheduler:
         if chunks and self.speculation is not None:
             drafts |= self._allocate_jumps(chunks, dict(prompts), room - sum(drafts.values()))
         self._chunks.note(share, has_chunks=bool(chunks))
-        self._had_turn(group, situation, late)
+        self.batches.had_turn(group, late)
+        self._policy.scheduled(situation)
         return self._issue(admissions, work, drafts)
 
     def _allocate(self, ready: Iterable[Prompt], room: int, side_by_side: int) -> tuple[set[int], list[Work]]:
@@ -598,18 +596,14 @@ class Scheduler:
             work = [(seq, seq.num_to_compute) for seq in decodes if seq.num_to_compute or seq.seq_id in drafts]
             if work:
                 self._chunks.note(Share(), has_chunks=False)
-                self._had_turn(group, situation)
+                self.batches.had_turn(group, ())
+                self._policy.scheduled(situation)
                 return self._issue((), work, drafts)
         return None
 
     def _follows(self, seq: Sequence) -> bool:
         """Whether a block that waits may go behind those of its sequence that are under way."""
         return bool(seq.drafts.waiting) and self.speculation is not None and self.speculation.may_follow(seq)
-
-    def _had_turn(self, group: int, situation: PolicyInput, late: Iterable[Sequence] = ()) -> None:
-        """Note that a step of a group was planned. ``late``: members that it had no room for."""
-        self.batches.had_turn(group, late)
-        self._policy.scheduled(situation)
 
     def _issue(
         self, admissions: Iterable[Admission] = (), work: Iterable[Work] = (), drafts: Mapping[int, int] = _NO_DRAFTS
@@ -625,7 +619,7 @@ class Scheduler:
         self._next_step += 1
         for part in slices:
             self.prefix_cache.store_full_blocks(self.running[part.seq_id], self.kv.used)
-        self.in_flight.append(StepInFlight.of(plan, self._idle_since(plan, drafts)))
+        self.in_flight.append(StepInFlight(plan, plan, self._idle_since(plan, drafts)))
         return plan
 
     def _slice(self, seq: Sequence, size: int, num_drafts: int) -> Slice:
@@ -633,7 +627,7 @@ class Scheduler:
         start, before = seq.num_scheduled, seq.kv_tokens
         end = start + size
         token_ids = seq.go(size, num_drafts, self._now)
-        self.kv.grow(before, seq.kv_tokens)
+        self.kv.used += self.kv.budget.growth(before, seq.kv_tokens)
         num_logits, num_next = int(end == len(seq.tokens)), 0
         if num_drafts:
             num_logits = min(num_drafts + 1, len(token_ids))
@@ -704,34 +698,9 @@ class Scheduler:
         return None if plan.fetches else self.costs.predicted(Shape.of(plan.slices))
 
     @property
-    def next_deadline(self) -> float | None:
-        """When ``expire`` will end the next sequence, in seconds on the caller's clock; ``None``: never."""
-        return self._deadlines.next
-
-    @property
-    def num_in_flight(self) -> int:
-        """Plans under way."""
-        return len(self.in_flight)
-
-    @property
     def oldest(self) -> StepInFlight | None:
         """The step that has been in flight for longest."""
         return self.in_flight[0] if self.in_flight else None
-
-    @property
-    def newest(self) -> StepInFlight:
-        """The step of the last plan, until its result comes."""
-        return self.in_flight[-1]
-
-    @property
-    def kv_used(self) -> KVUse:
-        """The KV of all running sequences."""
-        return self.kv.used
-
-    @property
-    def kv_stored(self) -> KVUse:
-        """The KV that is kept for sequences to come."""
-        return self.kv.stored
 
     @property
     def is_idle(self) -> bool:

@@ -270,8 +270,8 @@ def stats_of(
         stats["speculation"] = _draft_stats(name, scheduler.speculation)
         for stage, memory in zip(stats["stages"], scheduler.kv.budget.stages, strict=False):
             stage["kv_budget_bytes"] = memory.budget_bytes
-            stage["kv_bytes"] = memory.bytes_of(scheduler.kv_used)
-            stage["kv_bytes_stored"] = memory.bytes_of(scheduler.kv_stored)
+            stage["kv_bytes"] = memory.bytes_of(scheduler.kv.used)
+            stage["kv_bytes_stored"] = memory.bytes_of(scheduler.kv.stored)
     for stage, codec in zip(stats["stages"], pipeline.codecs, strict=False):
         stage["codec"] = codec  # of the link to the next
     for stage, ready in zip(stats["stages"], pipeline.ready, strict=False):

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from splitinfer.core.grammar import TokenRules
 from splitinfer.core.layout import Layout
@@ -102,7 +102,7 @@ class Loop:
     @property
     def is_waiting(self) -> bool:
         """Whether steps are under way."""
-        return self.scheduler.num_in_flight > 0
+        return bool(self.scheduler.in_flight)
 
     # -- a turn ------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class Loop:
 
     def _launch(self, plan: StepPlan) -> None:
         """Hand a step to the pipeline."""
-        step, at = self.scheduler.newest, time.monotonic()
+        step, at = self.scheduler.in_flight[-1], time.monotonic()
         self._pipeline.launch(step, self._begin_masks(plan), self._receive_and_tell)
         step.launched_at, step.limit = at, limit_of(self.scheduler.predicted(plan))
 
@@ -167,7 +167,7 @@ class Loop:
             self._use_idle_time()
             self._handle(self._next_event())
             self.requests.tell()
-        self._pipeline.drain()  # all results are here, but blocks of KV may be on their way to the disk
+        self._pipeline.steps.drain()  # all results are here, but blocks of KV may be on their way to the disk
 
     # -- events ------------------------------------------------------------------------------
 
@@ -194,13 +194,14 @@ class Loop:
         """Take the result of the oldest step."""
         step, now = self.scheduler.oldest, time.monotonic()
         if step is not None and step.figures is not None:
-            result = result.after(step.figures)
+            result = replace(result, figures=(step.figures, *result.figures))
         elif step is not None and step.launched_at is not None and not self._pipeline.layout.has_own_stage:
             result = result.received_at(step.launched_at)
         events = self.scheduler.update(result, heard, learn=False)
         assert step is not None, "the scheduler took the result of a step"
-        self._pipeline.reduce(self.scheduler.leave_out_rejected)
-        if self._pipeline.num_stages > 2 and (rejected := self.scheduler.rejected_slices()):
+        with self._pipeline.leaving:
+            self.scheduler.leave_out_rejected()
+        if self._pipeline.layout.num_stages > 2 and (rejected := self.scheduler.rejected_slices()):
             self._pipeline.send_rejected(rejected)
         self._watch.answered_at = now
         self._figures.returned(step, result, events, heard, now)
@@ -232,7 +233,7 @@ class Loop:
 
     def _reads_ahead(self) -> bool:
         """Have the drafter read ahead while the device has nothing else to do. Returns whether it did."""
-        if self._drafting is None or not self._inbox.is_empty or not self._pipeline.is_free:
+        if self._drafting is None or not self._inbox.is_empty or not self._pipeline.steps.is_empty:
             return False
         return self._drafting.read_ahead(self.scheduler)
 
@@ -263,7 +264,7 @@ class Loop:
 
     def _until_next_look(self) -> float:
         """Seconds until a step may be stuck, or a request's deadline."""
-        deadline = self.scheduler.next_deadline
+        deadline = self.scheduler.deadlines.next
         return _WATCH_EVERY if deadline is None else min(_WATCH_EVERY, max(0.0, deadline - time.monotonic()))
 
     def _watch_machine(self) -> None:
@@ -300,7 +301,7 @@ class Loop:
             elif not self.scheduler.is_idle:  # the last event may have been taken in by this plan
                 self._handle(self._next_event())
         if self.scheduler.is_idle:
-            self._pipeline.drain()  # the results are here, but blocks may still be on their way to the disk
+            self._pipeline.steps.drain()  # the results are here, but blocks may still be on their way to the disk
 
     def close(self) -> None:
         """End the thread that computes masks."""

@@ -127,10 +127,10 @@ class Pipeline:
         self._children: dict[str, LocalWorker] = {}
         self._worker_group = self._new_group()
         self._local: LoadedStage | None = None
-        self._steps = StepsUnderWay[Launched](put)  # on this machine's stage
+        self.steps = StepsUnderWay[Launched](put)  # on this machine's stage
         self._lost: WorkerHandle | None = None  # the worker lost last
         self._closing = threading.Lock()
-        self._leaving = threading.Lock()  # no plan changes while it leaves
+        self.leaving = threading.Lock()  # to be held while a plan changes or leaves
         self._sending = threading.Lock()  # a link has one writer at a time
         self.is_open = False
         """Whether all stages were loaded and connected, and none is known to be lost."""
@@ -193,7 +193,7 @@ class Pipeline:
         self._end_ranks([spec for spec in self._halves if not settled or not all(one.is_local for one in spec.ranks)])
         self._start_locals()
         worker_group.close(reason)
-        self._steps.drop()
+        self.steps.drop()
 
     def _kill_lost(self, worker_group: WorkerGroup) -> None:
         for handle in worker_group.workers:
@@ -320,11 +320,6 @@ class Pipeline:
         return self._config.layout
 
     @property
-    def num_stages(self) -> int:
-        """The number of stages, the coordinator's own included."""
-        return self._config.layout.num_stages
-
-    @property
     def rewind(self) -> int | None:
         """How many tokens every stage's caches can be rewound; ``None``: any number."""
         return least_rewind(ready.rewind for ready in self.ready)
@@ -357,11 +352,6 @@ class Pipeline:
         """The coordinator's."""
         return open_device(0, self._config.load(0).bounds) if self.local is None else self.local.device
 
-    @property
-    def is_free(self) -> bool:
-        """Whether no step is under way on this machine's stage."""
-        return self._steps.is_empty
-
     def launch(self, step: StepInFlight, masks: Future[RawMasks] | None, receive: Callable[[], None]) -> None:
         """Launch a step on this machine's device; it is sent to the next stage when the device is done with it.
         ``masks``: of its rows. ``receive``: takes in results that have come; called where a step with drafts is done at
@@ -377,16 +367,16 @@ class Pipeline:
             self._send_on(self._worker_group, step, nothing, {} if masks is None else masks.result())
             step.figures = None  # the first stage's come with the result
             return
-        if masks is not None and self.num_stages == 1:
+        if masks is not None and self.layout.num_stages == 1:
             here, masks = self._read_later(masks), None
         if local.needs_verdict(plan):
-            self._steps.drain()
-        launched = local.launch(plan, None, here, self._steps.under_way())
+            self.steps.drain()
+        launched = local.launch(plan, None, here, self.steps.under_way())
         is_done = local.device.computes_at_launch
-        if is_done and step.can_be_rejected:
+        if is_done and any(part.begins_with_draft for part in plan.slices):
             receive()
         send = partial(self._send, local, self._worker_group, step, masks)
-        self._steps.add(launched, local.wait, send, is_done=is_done)
+        self.steps.add(launched, local.wait, send, is_done=is_done)
 
     def _read_later(self, masks: Future[RawMasks]) -> Masks:
         """The masks of a step whose last stage is here."""
@@ -403,10 +393,10 @@ class Pipeline:
         """Send a step that is done. On the thread that waits for the device, if there is one. ``local``, ``group``: as
         they were at its launch."""
         finished = local.finish(done)
-        with self._leaving:
+        with self.leaving:
             step.is_sent, plan = True, step.plan
         finished = finished.reduced_to(plan)
-        if self.num_stages == 1:
+        if self.layout.num_stages == 1:
             result = StepResult(plan.step, finished.sampled, (finished.figures,))
             self._put(LocalResult(result, time.monotonic(), group))
         else:
@@ -431,15 +421,6 @@ class Pipeline:
         for each in group.workers:
             each.link.set_progress(done.plan.step + 1)
         yield_own_processor()
-
-    def reduce(self, leave_out_rejected: Callable[[], None]) -> None:
-        """Have what is rejected left out of the steps that have not been sent. Call after each result."""
-        with self._leaving:
-            leave_out_rejected()
-
-    def drain(self) -> None:
-        """Block until all steps have been sent."""
-        self._steps.drain()
 
     def send_rejected(self, slices: tuple[tuple[int, int], ...]) -> None:
         """Tell the stages between the first and the last which slices are rejected, given as (step, sequence)."""
@@ -477,7 +458,7 @@ class Pipeline:
             if handle is not self._worker_group.workers[-1]:
                 raise ProtocolError(f"worker {handle.spec.name} sent a result, but is not the last stage")
             first = int(self.layout.has_own_stage)
-            if [each.stage for each in message.result.figures] != list(range(first, self.num_stages)):
+            if [each.stage for each in message.result.figures] != list(range(first, self.layout.num_stages)):
                 raise ProtocolError(f"worker {handle.spec.name} sent a result without the figures of every stage")
             return message.result
         if isinstance(message, Digest):
@@ -546,7 +527,7 @@ class Pipeline:
             self.is_open = False
             self._kill_lost(self._worker_group)
             self._worker_group.close(reason)
-            self._steps.close()
+            self.steps.close()
             for worker in list(self._children.values()):
                 worker.stop()
             self._children.clear()

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, pairwise
 from typing import NamedTuple, TypeVar
 
@@ -197,7 +198,7 @@ class WorkerGroup:
         transport = spec.link_transport if stage == 1 and not self.workers else OVER_TCP
         worker = self._greet(stage, spec, address, timeout, transport, before)
         worker.rank = rank
-        worker.link.deliver_to(lambda item: self._deliver(worker, item))
+        worker.link.deliver_to(partial(self._deliver, worker))
         self.workers.append(worker)
 
     def spawn(self, stage: int, spec: StageSpec, timeout: float) -> str:

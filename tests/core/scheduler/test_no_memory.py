@@ -49,7 +49,7 @@ def test_all_that_fits_gets_its_tokens(
                 unable.add(seq.seq_id)
             invariants.check(scheduler)
             plan = scheduler.schedule()
-            if STAGE.bytes_of(scheduler.kv_used + scheduler.kv_stored) > capacity * BLOCK:
+            if STAGE.bytes_of(scheduler.kv.used + scheduler.kv.stored) > capacity * BLOCK:
                 assert scheduler.lower_budget(0)
                 scheduler.requeue_all()
                 stages, under_way, num_short = ToyStage(), [], num_short + 1

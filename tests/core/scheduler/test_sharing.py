@@ -89,9 +89,9 @@ def test_what_was_left_goes_with_its_session():
     house = House(token_budget=100)
     house.add([1, 2, 3, 4, 1], max_tokens=3, session="ours")
     house.run()
-    house.scheduler.forget("theirs")
+    house.scheduler.kv.forget("theirs")
     assert house.step() is None
-    house.scheduler.forget("ours")
+    house.scheduler.kv.forget("ours")
     plan = house.step()
     assert plan is not None
     assert plan.freed == (0,)
