@@ -122,7 +122,7 @@ def _pull_from_hub(model: str, span: tuple[int, int] | None) -> int:
 
 def _reader(address: str, key: str | None, timeout: float) -> "Reader":
     from splitinfer.engine.files.copying import Reader
-    from splitinfer.engine.links.keys import options_to
+    from splitinfer.engine.links.connection import options_to
     from splitinfer.errors import Refused
     from splitinfer.keyring import Keyring
     from transports import check_key

@@ -58,11 +58,6 @@ class MicroBatches:
         return seq.seq_id in self._id_to_group
 
     @property
-    def active(self) -> int:
-        """How many groups are in use."""
-        return self._active
-
-    @property
     def groups(self) -> tuple[tuple[Sequence, ...], ...]:
         """The members of each group."""
         return tuple(map(tuple, self._groups))

@@ -166,8 +166,26 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Counters and per-stage figures, as plain numbers."""
         scheduler, layout = self._shared.in_force or (None, self.pipeline.layout)
-        drafter, now = self._shared.drafter, time.monotonic()
-        return stats_of(self.pipeline, layout, scheduler, drafter, self.figures, now)
+        stats, drafter = self.figures.as_dict(time.monotonic()), self._shared.drafter
+        if scheduler is not None:
+            stats |= _queue_stats(scheduler)
+            stats["costs"] = scheduler.costs.as_dict()
+            name = layout.draft if scheduler.config.drafts_at_end else None if drafter is None else drafter.name
+            stats["speculation"] = _draft_stats(name, scheduler.speculation)
+            for stage, memory in zip(stats["stages"], scheduler.kv.budget.stages, strict=False):
+                stage["kv_budget_bytes"] = memory.budget_bytes
+                stage["kv_bytes"] = memory.bytes_of(scheduler.kv.used)
+                stage["kv_bytes_stored"] = memory.bytes_of(scheduler.kv.stored)
+        for stage, codec in zip(stats["stages"], self.pipeline.codecs, strict=False):
+            stage["codec"] = codec  # of the link to the next
+        for stage, ready in zip(stats["stages"], self.pipeline.ready, strict=False):
+            stage |= {
+                "device": ready.device,
+                "weight_bytes": ready.weight_bytes,
+                "kv_bytes_per_token": ready.kv_bytes_per_token,
+                "free_bytes_when_loaded": ready.free_bytes,
+            }
+        return stats
 
     def health(self) -> PipelineHealth:
         """How the pipeline is now."""
@@ -250,38 +268,6 @@ class Engine:
         except Exception:
             if self.pipeline.is_open:  # else it took too long, and ``close`` has closed the pipeline under it
                 log.exception("the last KV could not be saved")
-
-
-def stats_of(
-    pipeline: Pipeline,
-    layout: Layout,
-    scheduler: Scheduler | None,
-    drafter: Drafter | None,
-    figures: Figures,
-    now: float,
-) -> dict[str, Any]:
-    """Counters and per-stage figures, as plain numbers. ``scheduler``: ``None`` before the stages are loaded.
-    ``layout``: the cut in force. ``now``: seconds on the monotonic clock."""
-    stats = figures.as_dict(now)
-    if scheduler is not None:
-        stats |= _queue_stats(scheduler)
-        stats["costs"] = scheduler.costs.as_dict()
-        name = layout.draft if scheduler.config.drafts_at_end else None if drafter is None else drafter.name
-        stats["speculation"] = _draft_stats(name, scheduler.speculation)
-        for stage, memory in zip(stats["stages"], scheduler.kv.budget.stages, strict=False):
-            stage["kv_budget_bytes"] = memory.budget_bytes
-            stage["kv_bytes"] = memory.bytes_of(scheduler.kv.used)
-            stage["kv_bytes_stored"] = memory.bytes_of(scheduler.kv.stored)
-    for stage, codec in zip(stats["stages"], pipeline.codecs, strict=False):
-        stage["codec"] = codec  # of the link to the next
-    for stage, ready in zip(stats["stages"], pipeline.ready, strict=False):
-        stage |= {
-            "device": ready.device,
-            "weight_bytes": ready.weight_bytes,
-            "kv_bytes_per_token": ready.kv_bytes_per_token,
-            "free_bytes_when_loaded": ready.free_bytes,
-        }
-    return stats
 
 
 def _draft_stats(drafter: str | None, speculation: Speculation | None) -> dict[str, Any] | None:

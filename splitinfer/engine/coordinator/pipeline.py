@@ -44,7 +44,6 @@ from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.files.answering import Running
 from splitinfer.engine.links.connection import outgoing
-from splitinfer.engine.links.keys import Keys
 from splitinfer.engine.stage.disk import kept_here
 from splitinfer.engine.stage.launched import Finished, Launched
 from splitinfer.engine.stage.loader import LoadedStage, load
@@ -52,6 +51,7 @@ from splitinfer.engine.stage.masking import Masks, RawMasks, read_masks
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.engine.threads import yield_own_processor
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
+from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
 from splitinfer.wire.messages import Digest, Half, Load, Peer, Progress, Ready, Rejected, Result
 from transports import LinkClosed, TransportError, address_for_others
@@ -64,7 +64,7 @@ class PipelineConfig:
     layout: Layout
     first: Load
     connect_timeout: float  # seconds to reach a worker
-    keys: Keys  # for encrypted links
+    keys: Keyring  # for encrypted links
     disk: Disk | None = None  # where this machine stores KV
     running: tuple[Running, ...] = ()  # what workers may copy that lack weights
     find: Callable[[StageSpec], str | None] = lambda _spec: None  # where a worker's key announces itself now

@@ -67,11 +67,6 @@ class Shared:
         assert self.in_force is not None
         return self.in_force.scheduler
 
-    @property
-    def num_arriving(self) -> int:
-        """Requests that were submitted, and that the loop has not seen yet."""
-        return len(self._arriving)
-
     def submit(self, state: RequestState) -> None:
         """Check a request, and hand it to the loop.
 

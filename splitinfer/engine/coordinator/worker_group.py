@@ -20,8 +20,7 @@ from splitinfer.core.link_transport import OVER_TCP, LinkTransport
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.coordinator.ranks import as_one
 from splitinfer.engine.files.answering import Answers, Running, find_running
-from splitinfer.engine.links.connection import Reached, reach
-from splitinfer.engine.links.keys import options_to, upstream_key
+from splitinfer.engine.links.connection import Reached, options_to, reach, upstream_key
 from splitinfer.engine.links.probe import probe_next
 from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.versions import machine_name, own_versions

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from splitinfer.core.layout import StageSpec
 from splitinfer.core.plan import StageFigures
-from splitinfer.engine.links.keys import options_to
 from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.masking import RawMasks
@@ -18,7 +18,20 @@ from splitinfer.models.hidden_states import to_parts
 from splitinfer.system.gpu_roads import Road
 from splitinfer.wire.codec import Session
 from splitinfer.wire.messages import Hello, Message, NextStage, Refuse, Step, Welcome
-from transports import Frame, KeyPair, Link, LinkOptions, LinkTimeout, TransportUnavailable, connect
+from transports import Frame, KeyPair, Link, LinkOptions, LinkTimeout, Security, TransportUnavailable, connect
+
+
+def upstream_key(before: StageSpec | None, stage: StageSpec, own: Callable[[], KeyPair]) -> str:
+    """The key with which the worker ``before`` connects to ``stage``; empty where that link is not encrypted, or where
+    the stage before is the coordinator."""
+    if before is None or before.address is None or stage.key is None:
+        return ""
+    return before.key or own().public
+
+
+def options_to(key: str | None, own: Callable[[], KeyPair]) -> LinkOptions:
+    """The options to connect to the owner of ``key``; without a key, unencrypted."""
+    return LinkOptions(security=Security(own(), key)) if key else LinkOptions()
 
 
 @dataclass(slots=True)

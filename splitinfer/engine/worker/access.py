@@ -8,7 +8,7 @@ connects with that machine's key. In the same way it sends the keys of the other
 import threading
 from collections.abc import Iterable
 
-from splitinfer.engine.links.keys import Keys
+from splitinfer.keyring import Keyring
 from transports import LinkOptions, Security
 
 
@@ -16,7 +16,7 @@ class AccessControl:
     """Decides what a peer may do by its key. ``keys``: ``None`` where links are not encrypted, and every peer may
     connect."""
 
-    def __init__(self, keys: Keys | None) -> None:
+    def __init__(self, keys: Keyring | None) -> None:
         self._keys = keys
         self._lock = threading.Lock()
         self._upstream = ""

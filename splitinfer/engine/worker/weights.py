@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from splitinfer.engine.files.answering import Readers, Running, find_anywhere
 from splitinfer.engine.files.copying import Reader
 from splitinfer.engine.files.weight_source import FromPeers, NoCopies
-from splitinfer.engine.links.connection import Connection
-from splitinfer.engine.links.keys import options_to
+from splitinfer.engine.links.connection import Connection, options_to
 from splitinfer.engine.stage.weight_source import WeightSource
 from splitinfer.errors import ProtocolError
 from splitinfer.store.models import ModelStore

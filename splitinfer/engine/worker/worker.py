@@ -34,7 +34,6 @@ from splitinfer.core.plan import StepResult
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.housekeeping import Housekeeping, Mailbox
 from splitinfer.engine.links.connection import Connection, open_connection, outgoing
-from splitinfer.engine.links.keys import Keys
 from splitinfer.engine.links.probe import probe_next, reply_to
 from splitinfer.engine.stage.checks import payload_of
 from splitinfer.engine.stage.launched import Launched
@@ -48,6 +47,7 @@ from splitinfer.engine.worker.holder import Abandoned, StageHolder
 from splitinfer.engine.worker.ranks import RankProcess, Sampled
 from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
+from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
 from splitinfer.store.models import ModelStore
 from splitinfer.system import qos
@@ -93,7 +93,7 @@ class Worker:
         name: str | None = None,
         model: str | None = None,
         disk: Disk | None = None,
-        keys: Keys | None = None,
+        keys: Keyring | None = None,
         access: AccessControl | None = None,
         store: ModelStore | None = None,
         ended: Callable[[], None] = lambda: None,
