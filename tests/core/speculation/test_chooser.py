@@ -210,12 +210,6 @@ def test_counts_add_up() -> None:
     assert Counts().as_dict()["acceptance"] is None
 
 
-def test_blocks_that_cannot_be() -> None:
-    for wrong in ((-1,), (1, -1), (1, 1, 0)):
-        with pytest.raises(ValueError, match="cannot be"):
-            Flight(*wrong)
-
-
 # -- on machines -----------------------------------------------------------------------------------
 
 LOSES = 0.02  # of the speed without drafts, at most: learning what they cost, and trials

@@ -32,7 +32,7 @@ from splitinfer.errors import CannotFit, PeerError, SplitinferError, WorkerLost
 
 SECONDS = 30.0
 _CHANGES = (
-    *("add", "finish", "expire", "update", "learn", "forget", "requeue_all", "moved_to"),
+    *("add", "finish", "expire", "update", "learn", "requeue_all", "moved_to"),
     *("lower_budget", "tune", "fix_groups", "take", "schedule"),
 )
 OWNED = {
