@@ -1,15 +1,13 @@
 """tcp://host:port over ZeroMQ: connecting and listening. What happens on a connection afterwards is in `hub`.
 
 A connector is a DEALER, a listener a ROUTER, so that one port serves many peers. The connector sends the first message,
-OPEN, and the listener answers ACCEPT or, with a reason, BYE. Nothing is sent on a connection before its first message,
-and one that does not open a link within seconds is shut. With `LinkOptions.security` the connection is encrypted, and a
-peer whose key is not admitted is refused before that (`security`).
+OPEN, and the listener answers ACCEPT or, with a reason, BYE. With `LinkOptions.security` the connection is encrypted,
+and a peer whose key is not admitted is refused before that (`security`).
 
 By default zmq reconnects and loses messages on the way; RECONNECT_IVL=-1 forbids it, and every attempt to connect
 uses a new socket. Heartbeats are sent by the hub and carry the engine's progress. zmq's own (HEARTBEAT_IVL) stay off:
-they would add nothing, and in libzmq 4.3.5 their timer can abort the process ("Assertion failed: !_io_error") when a
-connection is lost whose receive queue is full or closing. The high-water marks are a last limit: links are fail-stop,
-and the engine limits what is in flight.
+in libzmq 4.3.5 their timer can abort the process ("Assertion failed: !_io_error") when a connection is lost whose
+receive queue is full or closing.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
 """A link over two paths: the group for frames from the connector, the control link for everything else.
 
 A thread per link reads from the child: chunks from the group (listener), room for more (connector). Only this thread
-ends the child. Frames of the control link are delivered by its hub's thread. So each end has one thread that fills its
-inbox with frames, and either thread may end it.
+ends the child. Frames of the control link are delivered by its hub's thread, and either thread may end the inbox.
 
 A frame of the control link begins with one byte, the tag:
 
     D  a frame, listener -> connector             A + u64  bytes received over the group, listener -> connector
     W  wake your child, connector -> listener
 
-Acknowledgements do not confirm single frames; they show that the group makes progress: if bytes were sent and no more
-of them arrive for `dead_after`, the group is dead, even if the control link is not.
-
-A child that waits in a receive uses a whole core. So a writer that has had nothing to send for a while announces a
-rest, and has its end send W before the next frame.
+Acknowledgements show that the group makes progress: if bytes were sent and no more of them arrive for `dead_after`, the
+group is dead, even if the control link is not. A child that waits in a receive uses a whole core. So a writer that has
+had nothing to send for a while announces a rest, and has its end send W before the next frame.
 """
 
 from __future__ import annotations

@@ -4,17 +4,14 @@ It holds two trees of token blocks (``core.kv.block_tree``): the blocks that are
 which every stage has a file. A block is *saved* by the plan after the one that completes it; sequences can begin with
 it from the next plan on, and with its file once all stages have reported that they wrote it. If the disk has more of a
 sequence's prefix than memory, the rest is *fetched*: the blocks take their place in memory at once, marked as coming;
-each plan has a few of them, so that no step gets much longer; and the sequence waits for the results. A block that a
-single stage could not read is dropped on all of them, with everything after it, and computed again.
-
-So the stages never have to agree on anything, and blocks that only some of them hold are not used.
+each plan has a few of them, and the sequence waits for the results. A block that a single stage could not read is
+dropped on all of them, with everything after it, and computed again. So the stages never have to agree on anything.
 
 Where links pack the hidden states of prompts (``core.wire_codec``), KV of generated tokens differs from that of the
 same tokens in a prompt. Then only blocks of prompts are stored, and matched only with prompts.
 
 When a sequence is preempted, the blocks that are not on disk yet are written there without a place in memory
-(``swap_out``); later it is admitted like any other, with the blocks that are stored then. Whether reading is faster
-than computing again follows from measured times of fetches and steps (``core.costs``).
+(``swap_out``); later it is admitted like any other.
 """
 
 from collections import OrderedDict, deque

@@ -2,9 +2,8 @@
 
 A sequence is admitted when its whole prompt and the beginning of its answer fit beside what all others have or have
 reserved. It begins with the stored blocks that it matches (``core.kv.prefix_cache``); where there is no room for both,
-it takes them over, that is, the plan that begins it drops them. A sequence whose prefix continues with blocks on disk
-waits until they are read, if reading is faster than computing; a sequence whose next block is just being computed by
-another waits for that.
+the plan that begins it drops them. A sequence whose prefix continues with blocks on disk waits until they are read, if
+reading is faster than computing; one whose next block is just being computed by another waits for that.
 
 Where a sequence's KV has to grow and memory is short, in this order:
 
@@ -14,14 +13,12 @@ Where a sequence's KV has to grow and memory is short, in this order:
     3. else the sequence in need keeps what it has, and continues when others have ended
 
 Rank decides (priority, then who came first), and no sequence is preempted for one of lower rank. So the highest-ranked
-sequence always continues once results are back, and two never take the memory from each other in turn.
-
-What is *promised* to the sequences of a step counts as taken until the step is made: also what decodes of other groups
-need next, so that no sequence takes what one of higher rank lacks.
+sequence always continues once results are back, and two never take the memory from each other in turn. What is
+*promised* to the sequences of a step counts as taken until the step is made, also what decodes of other groups need
+next.
 
 When a sequence ends alone its KV is *retained* on the stages, beside the blocks that are stored of it: most often, what
-comes next is the next turn of its conversation, which takes the arrays over and copies nothing. Whatever else begins
-frees them, so they never take memory from anybody.
+comes next is the next turn of its conversation, which takes the arrays over. Whatever else begins frees them.
 """
 
 from collections.abc import Collection, Iterable, Iterator

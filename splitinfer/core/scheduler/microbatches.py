@@ -1,16 +1,15 @@
 """Groups decoding sequences into micro-batches that take turns.
 
-One sequence cannot fill a pipeline: its next token needs the last one to have passed all stages. S groups that
-take turns can. While stage 0 computes group 0, stage 1 computes group 1 one step before it, and so on:
+One sequence cannot fill a pipeline: its next token needs the last one to have passed all stages. S groups that take
+turns can:
 
     stage 0    | 0 | 1 | 0 | 1 | 0 |
     stage 1        | 0 | 1 | 0 | 1 | 0 |
 
-A cycle is as long as its longest step, so bubbles come from steps that differ. Hence groups are of equal size, and
-the steps of one round get equal shares of prefill (``even_share``). Membership is sticky, because the stages keep the
-KV of a group together: a new sequence joins the smallest group, and a group that has become too small is filled up
-from the largest, only as far as needed. Where fewer groups are faster (``core.speculation.chooser``), only the first
-few are ``active``: members of the others move as soon as no result of theirs is on its way.
+A cycle is as long as its longest step. Hence groups are of equal size, and the steps of one round get equal shares of
+prefill (``even_share``). Membership is sticky, because the stages keep the KV of a group together: a new sequence joins
+the smallest group, and a group that has become too small is filled up from the largest, only as far as needed. Where
+fewer groups are faster (``core.speculation.chooser``), only the first few are ``active``.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -2,8 +2,7 @@
 
 The course of a sequence: ``add`` queues it; ``schedule`` admits it when there is room and cuts its tokens still to
 compute into slices; ``update`` appends what the last stage sampled, so there is one more token to compute; ``finish``
-(or an end token, or the maximal length) ends it. A later plan frees its KV; if it ended alone, stages retain that for
-who goes on from it, until room is needed. What it computed stays in the prefix cache as blocks, after an abort, too.
+(or an end token, or the maximal length) ends it. What becomes of its KV: ``core.scheduler.kv_manager``.
 
 A running sequence computes its prompt or decodes. Chunks of a prompt need no result of each other, so they go in
 consecutive steps that are all in flight; a decode waits for the last token. A sequence with its first token joins a
@@ -11,25 +10,19 @@ group (``core.scheduler.microbatches``), and a step is
 
     [ every member of one group: one token each, and drafts | chunks of prompts, with what is left of token_budget ]
 
-so no decode is ever skipped for a prompt, and none waits longer than one step of bounded size per stage. That is the
-default; other policies (``core.scheduler.policy``) let prompts go first or stop admission, and the room for prompts
-may follow an objective for the time between tokens (``core.scheduler.chunks``). While sequences decode, as many plans
-are under way as there are groups: one more would only delay the next decode. While none does, ``max_in_flight`` plans
-keep one waiting in front of each stage.
+so no decode is ever skipped for a prompt, and none waits longer than one step of bounded size per stage; other policies
+(``core.scheduler.policy``) decide otherwise. While sequences decode, as many plans are under way as there are groups:
+one more would only delay the next decode. While none does, ``max_in_flight`` plans keep one waiting in front of each
+stage.
 
 A step is filled group by group: memory is promised to sequences by rank, which evicts stored blocks and preempts others
-at once (``core.scheduler.kv_manager``, which also says who is admitted). If that leaves no slice for the group whose
-turn it is, the next group gets its turn. A preempted sequence waits, keeps its tokens, and is computed again later. A
-token's random key depends on its position alone, so preemption does not change the tokens.
-
-Where a stage's device had no memory left although the budget was kept, the budget is lowered (``lower_budget``) before
-the sequences are queued again; those that do not fit even alone then are ``unable``.
+at once. If that leaves no slice for the group whose turn it is, the next group gets its turn. A preempted sequence
+waits, keeps its tokens, and is computed again later. A token's random key depends on its position alone, so preemption
+does not change the tokens. Where a stage's device had no memory left although the budget was kept, the budget is
+lowered (``lower_budget``) before the sequences are queued again.
 
 With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``proposals`` returns
-how many and for which sequences, ``take`` takes them in, and the next plan contains them. How many groups there are,
-how many drafts each member gets and how many blocks fly is one choice by cost (``core.speculation.chooser``); blocks
-of one sequence may follow each other without waiting for results, and after a result that rejects them the next one
-begins at once.
+how many and for which sequences, ``take`` takes them in, and the next plan contains them.
 """
 
 from collections import deque

@@ -1,8 +1,5 @@
 """The coordinator's view of all stages: opens them, launches a step through them, receives its result.
 
-Opening: start the local workers, connect to all, send each a Load (the coordinator loads its own layers at the same
-time), wait until all are ready, connect each worker to the next. Then a step goes
-
     stage 0 (here) --Step + hidden--> worker 1 --Step + hidden--> worker 2 --Result--> here
 
 Where the first stage is across two machines, the coordinator has none, and sends each step to that one. Of two ranks
@@ -12,11 +9,10 @@ The coordinator's own stage is launched by the loop. Where its device computes a
 else the thread that waits for the device does, because launching the next step may hold the loop for most of a step.
 What a result has rejected in the meantime is not sent.
 
-Opening again after a loss is the same with what is still there: the coordinator's own layers stay loaded, and so do
-those of the remaining workers. Weights stay; all KV but what is on disk is forgotten, on every stage. Local workers
-that died are started anew, and so are those that froze: a child that does not respond is killed without being asked to
-stop. That comes first, because a new process takes longer than all the rest. Ranks are started anew with any loss: each
-may be waiting for the other in a sum.
+Opening again after a loss is the same with what is still there: weights stay, here and on the remaining workers; all KV
+but what is on disk is forgotten, on every stage. Local workers that died or froze are started anew, first of all,
+because a new process takes longer than the rest. Ranks are started anew with any loss: each may be waiting for the
+other in a sum.
 """
 
 import logging

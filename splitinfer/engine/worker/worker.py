@@ -2,8 +2,7 @@
 
 One thread, the engine, owns MLX: it loads the stage and launches the steps. Links deliver into its inbox from their own
 threads, so the next step is received while this one is computed. A step is sent on when the device is done with it, by
-the thread that waits for that (``engine.device.steps``), because launching the next one may hold the engine for most of
-a step; so neither the device nor the link waits for the other. Where the device computes at launch, the engine sends.
+the thread that waits for that (``engine.device.steps``); where the device computes at launch, the engine sends.
 
     inbox -> Profile   -> time a few layers of the model, without its weights -> Profiled
           -> Spawn     -> start a process for a rank of a stage across two machines -> Spawned
@@ -16,9 +15,8 @@ a step; so neither the device nor the link waits for the other. Where the device
                       of the first rank of two: -> at once to the other one, which sends what both have computed
           -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
 
-Nothing that a peer sends ends a worker: an error ends that coordinator's session, with one sentence on both sides. The
-weights stay in memory, so a coordinator that connects again finds them loaded. Only a device that fails ends it, unless
-that was for lack of memory: then it keeps its weights, and the coordinator asks less of it.
+Nothing that a peer sends ends a worker: an error ends that coordinator's session, with one sentence on both sides. Only
+a device that fails ends it, unless that was for lack of memory: then the coordinator asks less of it.
 """
 
 import logging
