@@ -32,7 +32,7 @@ def look(server: Server) -> dict[str, Any]:
         found["held"] = {
             **{f"kv_{name}": count for name, count in asdict(scheduler.kv.used).items()},
             "waiting": len(scheduler.waiting), "running": len(scheduler.running),
-            "plans": scheduler.num_in_flight,
+            "plans": len(scheduler.in_flight),
             "requests": len(loop.requests), "arriving": len(engine._shared._arriving),
         }  # fmt: skip
         found["stored"] = len(scheduler.prefix_cache.tree)

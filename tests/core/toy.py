@@ -352,7 +352,7 @@ class House:
         self.draft()
         before = {seq.seq_id: i for i, group in enumerate(self.scheduler.batches.groups) for seq in group}
         in_flight = {seq_id for seq_id in before if self.sequences[seq_id].num_awaited}
-        num_plans = self.scheduler.num_in_flight
+        num_plans = len(self.scheduler.in_flight)
         self.now += 1.0
         asks = self.scheduler.prefix_cache.files.is_asking
         plan = self.scheduler.schedule(self.now)
@@ -371,7 +371,7 @@ class House:
             self.toy.submit(plan)
             if self.scheduler.config.kv is not None:
                 assert self.scheduler.config.kv.fits(self.toy.use()), "the stages hold more than they can"
-        assert len(self.toy.under_way) == self.scheduler.num_in_flight
+        assert len(self.toy.under_way) == len(self.scheduler.in_flight)
         return plan
 
     def draft(self) -> None:
