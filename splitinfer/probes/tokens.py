@@ -24,7 +24,7 @@ from splitinfer.core.link_transport import JACCL, RDMA, RING
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.engine.device.selection import open_device
-from splitinfer.engine.worker.access import AccessControl
+from splitinfer.engine.worker.handshake import AccessControl
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Settings

@@ -64,7 +64,9 @@ _SERVING_SECONDS = 5.0  # after a step: another may come at any moment
 class Weights:
     """``store``: where copies are kept, if there are any. ``copies``: whether weights are copied to here. ``running``:
     the model whose layers are held. ``own_key``: returns this machine's key pair, or raises PeerError where links are
-    not to be encrypted."""
+    not to be encrypted.
+
+    channel: that of the stage that is being loaded. stepped_at: when the last step was launched, in seconds."""
 
     def __init__(
         self,
@@ -76,41 +78,31 @@ class Weights:
     ) -> None:
         self._store, self._own_key = store if copies else None, own_key
         self._without = NoCopies() if copies else None
-        self._channel: ControlChannel | None = None
-        self._stepped = float("-inf")  # when the last step was launched, in seconds
+        self.channel: ControlChannel | None = None
+        self.stepped_at = float("-inf")
         self.readers = Readers(find_anywhere(running, store), self._is_serving)
 
     @contextmanager
     def source(self, connection: Connection) -> Iterator[WeightSource | None]:
         """Where a stage gets its weights from, while it is loaded for the coordinator on ``connection``; ``None``: from
         this machine and the hub."""
-        self._channel = channel = ControlChannel(connection)
+        self.channel = channel = ControlChannel(connection)
         try:
             yield self._without if self._store is None else FromPeers(channel, self._store, self._reader)
         finally:
-            self._channel = None
+            self.channel = None
 
     def gather(self, data: bytes) -> bytes:
         """Tell the other rank of the stage that is being loaded ``data``, and return what both have told."""
-        assert self._channel is not None
-        self._channel.send(Gather(data))
-        message, _ = self._channel.receive()
+        assert self.channel is not None
+        self.channel.send(Gather(data))
+        message, _ = self.channel.receive()
         if not isinstance(message, Gather):
             raise ProtocolError("the coordinator did not say what the other rank has told")
         return message.data
 
-    def takes(self, connection: Connection, item: Frame | LinkClosed) -> bool:
-        """Take what arrived, if it answers an ask of the stage that is being loaded; whether nobody else needs it. On
-        the transport's thread."""
-        channel = self._channel
-        return channel is not None and channel.takes(connection, item)
-
-    def stepped(self) -> None:
-        """A step was launched."""
-        self._stepped = time.monotonic()
-
     def _is_serving(self) -> bool:
-        return time.monotonic() - self._stepped < _SERVING_SECONDS
+        return time.monotonic() - self.stepped_at < _SERVING_SECONDS
 
     def _reader(self, peer: Peer) -> Reader:
         """A link to another worker that may have weights."""

@@ -39,8 +39,7 @@ from splitinfer.engine.stage.loader import LoadedStage
 from splitinfer.engine.stage.masking import RawMasks
 from splitinfer.engine.threads import clears_streams, yield_own_processor
 from splitinfer.engine.versions import machine_name
-from splitinfer.engine.worker.access import AccessControl
-from splitinfer.engine.worker.handshake import REASON_LENGTH, Acceptor
+from splitinfer.engine.worker.handshake import REASON_LENGTH, Acceptor, AccessControl
 from splitinfer.engine.worker.holder import Abandoned, StageHolder
 from splitinfer.engine.worker.ranks import RankProcess, Sampled
 from splitinfer.engine.worker.weights import Weights
@@ -167,7 +166,8 @@ class Worker:
         return True
 
     def _deliver(self, connection: Connection, item: Frame | LinkClosed) -> None:
-        if self._weights.takes(connection, item):
+        channel = self._weights.channel
+        if channel is not None and channel.takes(connection, item):
             return
         if isinstance(item, Frame) and codec.is_rejected(item.header):
             self._rejected.append((connection, item))
@@ -286,7 +286,7 @@ class Worker:
             self._steps.drain()
         runner = stage.runner
         launched = runner.launch(step.plan, hidden, runner.read_masks(raw), self._steps.under_way())
-        self._weights.stepped()
+        self._weights.stepped_at = time.monotonic()
         assert self._owner is not None
         send = partial(self._send, stage, step, raw, received, self._owner, self._downstream)
         self._steps.add(launched, runner.wait, send, is_done=runner.device.computes_at_launch)
