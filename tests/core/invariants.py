@@ -91,7 +91,7 @@ def check_cache(cache: PrefixCache) -> None:
     check_tree(cache.tree)
     check_tree(cache.disk)
     assert len(cache.sessions) <= cache._config.max_sessions
-    for seq in cache._awaiting.values():
+    for seq in cache.awaiting.values():
         assert seq.kv.awaits, "a sequence waits for nothing"
         assert all(block.is_here and block.is_coming for block in seq.kv.awaits)
 

@@ -73,7 +73,7 @@ class PrefixCache:
         self.num_fetched = 0  # tokens read from disk
         self.num_swapped = 0  # tokens written for preempted sequences
         self.seconds_per_token: float | None = None  # of reading, on the slowest stage
-        self._awaiting: dict[int, Sequence] = {}
+        self.awaiting: dict[int, Sequence] = {}  # those that wait for blocks from disk, by their ids
         self._saves: list[Save] = []
         self._dropped: list[int] = []
         self._fetches: deque[Fetch] = deque()
@@ -145,7 +145,7 @@ class PrefixCache:
             seq.kv.awaits.append(block)
             self._fetches.append(Fetch(block.block_id, block.key, block.start, block.end))
         if seq.kv.awaits:
-            self._awaiting[seq.seq_id] = seq
+            self.awaiting[seq.seq_id] = seq
 
     def num_lacking(self, ahead: Seq[Block]) -> int:
         """How many of the blocks up to and with these need memory in addition."""
@@ -153,18 +153,13 @@ class PrefixCache:
         return len(path) - len(self._in_memory(path))
 
     @property
-    def num_awaiting(self) -> int:
-        """Sequences that wait for blocks from disk."""
-        return len(self._awaiting)
-
-    @property
     def pinned(self) -> set[Block]:
         """Blocks being read, and those before them. Each has been read or dropped when a plan under way is done."""
-        return {before for seq in self._awaiting.values() for block in seq.kv.awaits for before in block.path}
+        return {before for seq in self.awaiting.values() for block in seq.kv.awaits for before in block.path}
 
     def coming(self) -> Iterable[Key]:
         """The keys of blocks being read."""
-        return (block.key for seq in self._awaiting.values() for block in seq.kv.awaits)
+        return (block.key for seq in self.awaiting.values() for block in seq.kv.awaits)
 
     # -- storing -------------------------------------------------------------------------------
 
@@ -319,14 +314,14 @@ class PrefixCache:
 
     def leave(self, seq: Sequence) -> None:
         """Have a sequence wait no longer for its blocks."""
-        self._awaiting.pop(seq.seq_id, None)
+        self.awaiting.pop(seq.seq_id, None)
         seq.kv.awaits = []
 
     def clear(self, kept: Iterable[DiskBlock]) -> None:
         """Start again, after the stages have lost everything but the blocks ``kept`` on disk."""
         for pending in (self._saves, self._dropped, self._fetches, self.sessions):
             pending.clear()
-        for seq in list(self._awaiting.values()):
+        for seq in list(self.awaiting.values()):
             self.leave(seq)
         self.tree.clear()
         self.files.begin_with(kept)
@@ -371,7 +366,7 @@ class PrefixCache:
 
     def _update_awaiting(self) -> None:
         """Release the sequences whose blocks were all read or dropped."""
-        for seq in list(self._awaiting.values()):
+        for seq in list(self.awaiting.values()):
             seq.kv.awaits = [block for block in seq.kv.awaits if block.is_here and block.is_coming]
             if not seq.kv.awaits:
                 self.leave(seq)

@@ -124,7 +124,7 @@ class KVManager:
         """Those of the ``waiting`` sequences that may start with this step beside the ``running`` ones, ``most`` in
         all, and what they match. None overtakes one that does not fit, so none starves. ``rows``: see
         ``reads_faster``."""
-        num_places = most - len(running) - self.cache.num_awaiting
+        num_places = most - len(running) - len(self.cache.awaiting)
         if num_places <= 0:
             return
         use_of, reserved, coming, told = self.budget.use_of, NOTHING, set(self.cache.coming()), 0

@@ -42,7 +42,14 @@ from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.in_flight import StepInFlight, TokenEvent, check_result
 from splitinfer.core.scheduler.kv_manager import Admission, KVManager
 from splitinfer.core.scheduler.microbatches import MicroBatches
-from splitinfer.core.scheduler.policy import Policy, PolicyConfig, PolicyDecision, PolicyInput, longest_chunk
+from splitinfer.core.scheduler.policy import (
+    Policy,
+    PolicyConfig,
+    PolicyDecision,
+    PolicyInput,
+    PolicyName,
+    longest_chunk,
+)
 from splitinfer.core.scheduler.waiting_queue import Deadlines, WaitingQueue
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.choice import Choosers
@@ -450,13 +457,13 @@ class Scheduler:
 
     def _plan_of(self, group: int) -> StepPlan | None:
         """The step of one group, by the policy; ``None`` where it has nothing to do."""
-        situation, num_awaiting = self._policy_input(group), self.prefix_cache.num_awaiting
+        situation, num_awaiting = self._policy_input(group), len(self.prefix_cache.awaiting)
         rules = self._policy.decide(situation)
         plan = self._filled(group, rules, situation)
         if plan is None and not (rules.decodes_go and not self.batches.members(group)):
             # No prompt can be read now; or no decode has KV, and their rows are free for a prompt that has.
             plan = self._filled(group, rules._replace(decodes_go=not rules.decodes_go), situation)
-        is_fetching = self.prefix_cache.num_awaiting > num_awaiting
+        is_fetching = len(self.prefix_cache.awaiting) > num_awaiting
         return self._issue() if plan is None and is_fetching else plan
 
     def _filled(self, group: int, rules: PolicyDecision, situation: PolicyInput) -> StepPlan | None:
@@ -626,7 +633,8 @@ class Scheduler:
             num_logits = min(num_drafts + 1, len(token_ids))
         if self.speculation is not None:
             if num_drafts:
-                self.speculation.counts.went(num_drafts)
+                self.speculation.counts.blocks += 1
+                self.speculation.counts.sent += num_drafts
             if num_logits:
                 num_next = self.speculation.num_next(seq, self.config.longest(seq))
         scored = seq.sent(start + 1, min(end, seq.num_prompt_tokens - 1) + 1) if seq.num_to_score else ()
@@ -657,7 +665,8 @@ class Scheduler:
 
     def _policy_input(self, group: int) -> PolicyInput:
         """The policy's input for the step of a group."""
-        share = self.kv.budget.share(self.kv.used)
+        fills = self.config.policy_config.policy is PolicyName.WATERMARK
+        share = self.kv.budget.share(self.kv.used) if fills else 0.0  # the others do not go by it
         waited = max((self._now - seq.token_at for seq in self.batches.members(group)), default=0.0)
         return PolicyInput(self._num_decoding, share, waited)
 

@@ -154,7 +154,7 @@ def test_who_waits_for_its_blocks_has_a_place_among_those_that_run(disks: list[T
         house.add(prompt, max_tokens=1)
     for _ in range(2):
         house.step()
-        assert house.scheduler.prefix_cache.num_awaiting == 1
+        assert len(house.scheduler.prefix_cache.awaiting) == 1
     house.run()
     house.check_answers()
 
