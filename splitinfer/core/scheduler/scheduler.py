@@ -627,7 +627,9 @@ class Scheduler:
         start, before = seq.num_scheduled, seq.kv_tokens
         end = start + size
         token_ids = seq.go(size, num_drafts, self._now)
-        self.kv.used += self.kv.budget.growth(before, seq.kv_tokens)
+        growth = self.kv.budget.growth(before, seq.kv_tokens)
+        if growth is not NOTHING:
+            self.kv.used += growth
         num_logits, num_next = int(end == len(seq.tokens)), 0
         if num_drafts:
             num_logits = min(num_drafts + 1, len(token_ids))
