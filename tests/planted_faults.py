@@ -107,8 +107,8 @@ _RUNNING = (
     ),
     Fault(
         "void steps that were not sent are not reduced",
-        f"{_COORDINATOR}/pipeline.py",
-        "            leave_out_rejected()\n",
+        f"{_COORDINATOR}/loop.py",
+        "            self.scheduler.leave_out_rejected()\n",
         "            pass\n",
     ),
     Fault(
@@ -161,7 +161,7 @@ _RUNNING = (
     ),
     Fault(
         "a worker is told the coordinator's key for that of the stage before it",
-        f"{_ENGINE}/links/keys.py",
+        f"{_ENGINE}/links/connection.py",
         "return before.key or own().public",
         "return own().public",
     ),
@@ -180,7 +180,7 @@ _RUNNING = (
     Fault(
         "a stranger that says nothing is never dropped by a worker",
         f"{_WORKER}/handshake.py",
-        'pending.link.abort("no message came in time")',
+        'link.abort("no message came in time")',
         "pass",
     ),
     Fault(
@@ -195,8 +195,8 @@ _TRANSPORTS = (
     Fault(
         "missing frames are not noticed",
         "transports/framing.py",
-        "if packet.seq != self._next_seq:",
-        "if packet.seq < self._next_seq:",
+        "if packet.seq != next_seq:",
+        "if packet.seq < next_seq:",
     ),
     Fault(
         "silence does not add up",
@@ -260,7 +260,7 @@ _TRANSPORTS = (
     ),
     Fault(
         "messages that were consumed keep their room",
-        "transports/rdma/segment.py",
+        "transports/rdma/channel.py",
         "        self._num_used -= 1\n",
         "",
     ),

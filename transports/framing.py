@@ -113,7 +113,13 @@ def decode(message: Sequence[Buffer], options: LinkOptions) -> Packet:
     if not message:
         raise FrameError("an empty message")
     first = as_bytes(message[0])
-    _check_origin(first)
+    # Magic and version are first in every version, so that versions can recognise each other.
+    if bytes(first[: len(MAGIC)]) != MAGIC:
+        raise FrameError("the peer is not a splitinfer transport: the first bytes are wrong")
+    if first.nbytes > len(MAGIC) and first[len(MAGIC)] != VERSION:
+        raise FrameError(f"transport version {first[len(MAGIC)]} there, version {VERSION} here")
+    if first.nbytes < PRELUDE_BYTES:
+        raise FrameError(f"cut short after {first.nbytes} bytes")
     _, _, kind, flags, seq, progress, num_parts, zero, header_len, parts_crc, crc = _PRELUDE.unpack_from(first)
     if zlib.crc32(first[PRELUDE_BYTES:], zlib.crc32(first[:_BEFORE_CRC])) != crc:
         raise FrameError("the header's checksum does not match")
@@ -129,16 +135,6 @@ def decode(message: Sequence[Buffer], options: LinkOptions) -> Packet:
     if _parts_crc(parts, checked=bool(flags & CHECKED)) != parts_crc:
         raise FrameError("the payload's checksum does not match")
     return Packet(Kind(kind), seq, progress, bytes(first[PRELUDE_BYTES:]), parts)
-
-
-def _check_origin(first: memoryview) -> None:
-    """Check magic and version, which are first in every version, so that versions can recognise each other."""
-    if bytes(first[: len(MAGIC)]) != MAGIC:
-        raise FrameError("the peer is not a splitinfer transport: the first bytes are wrong")
-    if first.nbytes > len(MAGIC) and first[len(MAGIC)] != VERSION:
-        raise FrameError(f"transport version {first[len(MAGIC)]} there, version {VERSION} here")
-    if first.nbytes < PRELUDE_BYTES:
-        raise FrameError(f"cut short after {first.nbytes} bytes")
 
 
 def check_bounds(header_bytes: int, part_bytes: Sequence[int], options: LinkOptions) -> None:
@@ -161,19 +157,13 @@ def _parts_crc(parts: Sequence[memoryview], *, checked: bool) -> int:
     return crc
 
 
-class Sequencer:
-    """Counts one direction's DATA packets and refuses a packet with another number than the next."""
-
-    def __init__(self) -> None:
-        self._next_seq = 0
-
-    def admit(self, packet: Packet) -> None:
-        """Count `packet`. Raises FrameError if one before it is missing, or if it is a repetition."""
-        if packet.seq != self._next_seq:
-            what = "missing" if packet.seq > self._next_seq else "repeated"
-            raise FrameError(f"{packet.kind.name} is number {packet.seq}, not {self._next_seq}: frames are {what}")
-        if packet.kind is Kind.DATA:
-            self._next_seq += 1
+def check_order(packet: Packet, next_seq: int) -> None:
+    """Check that a packet of an open link has the number of the next frame. Raises FrameError."""
+    if packet.seq != next_seq:
+        what = "missing" if packet.seq > next_seq else "repeated"
+        raise FrameError(f"{packet.kind.name} is number {packet.seq}, not {next_seq}: frames are {what}")
+    if packet.kind in (Kind.OPEN, Kind.ACCEPT):
+        raise FrameError(f"{packet.kind.name} on an open link")
 
 
 class Liveness:

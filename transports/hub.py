@@ -1,22 +1,16 @@
 """The I/O thread behind tcp://: one hub serves one zmq socket and every link on it.
 
 Only one thread at a time may use a zmq socket, so all use of it happens under the hub's lock, and only the hub's thread
-receives. The thread sleeps in poll() on three descriptors: the socket's, its monitor's (which reports connections made
-and lost), and a pipe to wake it. The descriptor of a zmq socket is *edge-triggered*: any call on the socket may swallow
-the signal for a message that has arrived. Hence the rule: a thread that has used the socket reads EVENTS before it
-releases the lock, and wakes the hub's thread (or does not go to sleep) if something can be read.
+receives. It sleeps in poll() on three descriptors: the socket's, its monitor's (which reports connections made and
+lost), and a pipe to wake it. The descriptor of a zmq socket is *edge-triggered*: any call on the socket may swallow the
+signal for a message that has arrived. Hence the rule: a thread that has used the socket reads EVENTS before it releases
+the lock, and wakes the hub's thread (or does not go to sleep) if something can be read.
 
-`send` runs in the caller's thread up to zmq's queue, without a change of threads; the network thread is zmq's own.
-Decoding and sinks run in the hub's thread without the lock, so that checking a large payload delays no sender.
+`send` runs in the caller's thread up to zmq's queue. Decoding and sinks run in the hub's thread without the lock, so
+that checking a large payload delays no sender.
 
-**A reader that waits in recv() runs the hub's loop.** To pass a frame from one thread to another costs a wake-up more
-than ZeroMQ alone, half of a short round trip. So a reader that finds no frame runs the loop itself (`drive`), and the
-thread stands by: it takes the loop back when no reader has run it for a while, or when there is other work. One thread
-runs the loop at a time, under `_loop_lock`; a thread that fails to get that lock changes nothing. Only a hub with
-one link lends its loop, so that no reader has to wait for another's sink.
-
-Each iteration reads the monitor if it has events, reads the socket until it is empty, and only then acts on connections
-that the monitor reported as lost and on silence. Frames that arrived before an end are thus delivered before it, and a
+Each round reads the monitor if it has events, reads the socket until it is empty, and only then acts on connections
+that the monitor reported as lost and on silence. So frames that arrived before an end are delivered before it, and a
 loop that was held up for seconds finds the heartbeats that arrived meanwhile.
 
 The end of a link: `leave` (polite) has the thread send BYE and waits for the peer's BYE, which proves that everything
@@ -31,34 +25,115 @@ import errno
 import math
 import os
 import select
+import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import cast
 
 import zmq
 
 from transports import threads
-from transports.base import FLUSH_SECONDS, Frame, FrameError, LinkClosed, LinkOptions
-from transports.framing import Kind, Packet, decode, encode, reason_bytes
-from transports.tcp_link import RETRY_SECONDS, Message, TcpLink
-from transports.zmq_socket import ZmqSocket
+from transports.base import FLUSH_SECONDS, Buffer, Frame, FrameError, Link, LinkClosed, LinkOptions, Sink
+from transports.framing import Kind, Liveness, check_order, decode, encode, flatten, reason_bytes
+from transports.inbox import Inbox
 
 _MESSAGES_PER_ROUND = 256  # so that a flood cannot keep the thread from its other work
-_STAND_BY_SECONDS = 0.05  # without a reader, after which the thread takes the loop back
+_RETRY_SECONDS = 0.005  # how often a full queue is tried again
+_COPIED_BYTES = 1 << 16  # a part below this size is quicker to copy than to keep alive
+_EVENT = struct.Struct("=Hi")  # which event, and its value
+_POLLIN = int(zmq.POLLIN)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+
+def parse_event(message: Sequence[bytes]) -> tuple[zmq.Event, int]:
+    """The event in a monitor's message, and its value: a descriptor, an error number or a code.
+
+    ``zmq.utils.monitor`` parses events as well, but imports asyncio, which takes a twentieth of a second at every
+    start.
+    """
+    event, value = _EVENT.unpack(message[0])
+    return zmq.Event(event), value
+
+
+class TcpLink(Link):
+    """One peer on a hub. `route`: what precedes every message on its socket: () or, on a ROUTER, its routing id."""
+
+    def __init__(self, hub: Hub, address: str, route: tuple[bytes, ...], options: LinkOptions) -> None:
+        self.address = address
+        self.route = route
+        self.opening = b""  # of an accepted link: the kind that the connecting side asked for; empty: a plain link
+        self.inbox = Inbox(address, options.max_waiting_bytes, lambda reason: self._hub.fail(self, reason))
+        self.over = threading.Event()
+        # The rest is the hub's: used under its lock, or only by its thread.
+        self.num_sent = self.num_received = 0  # frames
+        self.progress = 0
+        self.close_reason: str | None = None  # why close() was called
+        self.close_by = math.inf
+        self.has_sent_bye = False
+        self.liveness = Liveness(options, time.monotonic())
+        self.received_progress = 0
+        self._hub = hub
+        self._options = options
+        self._writer = threading.Lock()
+
+    def send(self, frame: Frame) -> None:
+        if (over := self.inbox.ended) is not None:
+            raise over
+        flat = flatten(frame, self._options)
+        with self._writer:
+            message = encode(
+                Kind.DATA,
+                seq=self.num_sent,
+                progress=self.progress,
+                header=flat.header,
+                parts=cast("tuple[memoryview, ...]", flat.parts),
+                checksum=self._options.checksum_parts,
+            )
+            give_up_at = time.monotonic() + self._options.dead_after
+            while not self._hub.post(self, message):
+                if time.monotonic() > give_up_at:
+                    self._hub.fail(self, f"{self.address} took nothing for {self._options.dead_after:g} s: queue full")
+                self.over.wait(_RETRY_SECONDS)
+
+    def recv(self, timeout: float | None = None) -> Frame:
+        return self.inbox.get(timeout)
+
+    def deliver_to(self, sink: Sink) -> None:
+        self.inbox.attach(sink)
+        self._hub.pump(self)
+
+    def set_progress(self, progress: int) -> None:
+        if not 0 <= progress < 1 << 64:
+            raise ValueError(f"progress must be in [0, 2**64), not {progress}")
+        self.progress = progress
+
+    @property
+    def peer_progress(self) -> int:
+        return self.received_progress
+
+    @property
+    def silent_for(self) -> float:
+        return self.liveness.silent_for(time.monotonic())
+
+    def close(self, reason: str = "") -> None:
+        self._hub.leave(self, reason)
+
+    def abort(self, reason: str = "") -> None:
+        self._hub.abort(self, reason)
+
+    @property
+    def closed(self) -> LinkClosed | None:
+        return self.inbox.ended
 
 
 class Hub:
     """The thread, and what the hubs of connecting and listening sockets have in common."""
 
     def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], options: LinkOptions, name: str) -> None:
-        self._socket = ZmqSocket(socket, monitor)
-        self._options = options
+        self._socket, self._monitor, self._options = socket, monitor, options
         self._lock = threading.Lock()
-        self._loop_lock = threading.Lock()  # held by the thread that runs the loop; to be taken before _lock
-        self._is_lent = False  # a reader runs the loop, or did just now
-        self._driven_at = -math.inf
-        self._has_work = threading.Event()  # wakes the thread that stands by
         self._links: set[TcpLink] = set()
         self._to_pump: deque[TcpLink] = deque()
         self._tend_at = 0.0
@@ -68,11 +143,9 @@ class Hub:
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_out, False)
         os.set_blocking(self._wake_in, False)
-        # One for the thread and one for the reader: two threads may not use a poll object at a time.
-        self._poll, self._reader_poll = select.poll(), select.poll()
-        for poll in (self._poll, self._reader_poll):
-            for descriptor in (self._socket.descriptor, self._socket.monitor_descriptor, self._wake_out):
-                poll.register(descriptor, select.POLLIN)
+        self._poll, self._monitor_descriptor = select.poll(), monitor.FD
+        for descriptor in (socket.FD, self._monitor_descriptor, self._wake_out):
+            self._poll.register(descriptor, select.POLLIN)
         self._thread = threads.make(self._run, f"transports {name}")
 
     # -- called from any thread --------------------------------------------------------------------------------------
@@ -80,7 +153,7 @@ class Hub:
     def start(self) -> None:
         self._thread.start()
 
-    def post(self, link: TcpLink, message: Message) -> bool:
+    def post(self, link: TcpLink, message: Sequence[Buffer]) -> bool:
         """Pass a DATA packet to zmq. False when its queue is full. Raises LinkClosed."""
         with self._lock:
             if link.over.is_set() or link.close_reason is not None:
@@ -90,40 +163,9 @@ class Hub:
             if link.over.is_set():
                 raise link.closed or LinkClosed("")
             link.num_sent += 1
-            # A reader reads EVENTS before it sleeps; a thread that sleeps already has to be woken.
-            if (not self._is_lent or self._loop_lock.locked()) and self._socket.has_input():
-                self._interrupt_poll()
+            if self._has_input():
+                self._wake()
         return True
-
-    def drive(self, link: TcpLink, until: float) -> None:
-        """Run the hub's loop in the reader's thread until `link` has something to read, or until the time `until`.
-
-        Returns at once if another thread runs it.
-        """
-        if not self._loop_lock.acquire(blocking=False):
-            return
-        try:
-            is_over = False
-            while not is_over and not link.inbox.is_readable and self._may_drive(link):
-                left = until - time.monotonic()
-                self._attend_as_reader(link, self._wait(self._reader_poll, max(0.0, left)))
-                is_over = left <= 0
-        finally:
-            self._driven_at = time.monotonic() if self._may_drive(link) else -math.inf
-            self._loop_lock.release()
-            if self._is_stopping:
-                with self._lock:
-                    self._wake()
-
-    def _attend_as_reader(self, link: TcpLink, ready: list[int]) -> None:
-        try:
-            self._attend(ready, link)
-        except BaseException:  # Ctrl-C, in the main thread: a frame may have been received and lost
-            self.fail(link, "the reader was interrupted")
-            raise
-
-    def _may_drive(self, link: TcpLink) -> bool:
-        return not self._is_stopping and len(self._links) == 1 and link in self._links
 
     def pump(self, link: TcpLink) -> None:
         """Have the hub's thread empty the link's inbox into its sink; do it here if the thread has ended."""
@@ -166,25 +208,31 @@ class Hub:
     # -- under the lock ----------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """Have the thread that runs the loop look for work."""
-        self._interrupt_poll()
-        self._has_work.set()
-
-    def _interrupt_poll(self) -> None:
         """Wake the thread that sleeps in poll()."""
         if not self._is_stopped:
             with contextlib.suppress(BlockingIOError):  # a full pipe wakes it as well
                 os.write(self._wake_in, b"\0")
 
-    def _try_send(self, link: TcpLink, message: Message) -> bool:
+    def _has_input(self) -> bool:
+        return bool(int(self._socket.get(zmq.EVENTS)) & _POLLIN)
+
+    def _try_send(self, link: TcpLink, message: Sequence[Buffer]) -> bool:
         """Whether zmq took the message. If the peer is gone, the link ends, and that counts as taken."""
+        parts = cast("Sequence[bytes | memoryview]", message)
         try:
-            return self._socket.send(link.route, message)
+            # pyzmq keeps parts that are not copied alive until they are sent.
+            for name in link.route:
+                self._socket.send(name, _MORE)
+            for part in parts[:-1]:
+                self._socket.send(part, _MORE, copy=len(part) < _COPIED_BYTES)
+            self._socket.send(parts[-1], zmq.NOBLOCK, copy=len(parts[-1]) < _COPIED_BYTES)
+        except zmq.Again:
+            return False
         except zmq.ZMQError as problem:
             if problem.errno != errno.EHOSTUNREACH:
                 raise
             self._finish(link, f"connection to {link.address} lost")
-            return True
+        return True
 
     def _send_bye(self, link: TcpLink, reason: str) -> bool:
         link.has_sent_bye = True
@@ -241,57 +289,32 @@ class Hub:
 
     def _run(self) -> None:
         try:
-            with self._loop_lock:
-                self._read_monitor()  # the calls that opened the socket may have swallowed its signals
-                self._iterate()
-            while not self._is_stopping:
-                if self._is_lent:
-                    self._stand_by()
-                else:
-                    self._iterate_after_poll()
+            self._read_monitor()  # the calls that opened the socket may have swallowed its signals
+            ready: list[int] = []
+            while True:
+                self._attend(ready)
+                if self._is_stopping:
+                    return
+                ready = self._wait()
         finally:
-            self._interrupt_poll()  # a reader may sleep in it
-            with self._loop_lock:
-                self._shut()
+            self._shut()
 
-    def _iterate_after_poll(self) -> None:
-        ready = self._wait(self._poll, math.inf)
-        if not self._loop_lock.acquire(blocking=False):
-            self._is_lent = True
-            return
-        try:
-            self._attend(ready)
-        finally:
-            self._loop_lock.release()
-
-    def _stand_by(self) -> None:
-        was_told = self._has_work.wait(_STAND_BY_SECONDS)
-        self._has_work.clear()
-        if self._loop_lock.locked():
-            return  # by a reader, which was woken, too
-        if was_told or time.monotonic() - self._driven_at >= _STAND_BY_SECONDS:
-            self._is_lent = False
-
-    def _wait(self, poll: select.poll, seconds: float) -> list[int]:
-        """Sleep until something happens, at most `seconds`; the descriptors that are ready."""
+    def _wait(self) -> list[int]:
+        """Sleep until something happens, or a heartbeat is due; the descriptors that are ready."""
+        wait = None
         with self._lock:
-            if self._to_pump or self._is_stopping or self._socket.has_input():
+            if self._to_pump or self._is_stopping or self._has_input():
                 return []
             if not self._is_idle():
-                seconds = min(seconds, max(0.0, self._tend_at - time.monotonic()))
-        wait = None if seconds == math.inf else math.ceil(seconds * 1000)
-        return [descriptor for descriptor, _ in poll.poll(wait)]
+                wait = math.ceil(1000 * max(0.0, self._tend_at - time.monotonic()))
+        return [descriptor for descriptor, _ in self._poll.poll(wait)]
 
-    def _attend(self, ready: list[int], reader: TcpLink | None = None) -> None:
+    def _attend(self, ready: list[int]) -> None:
         if self._wake_out in ready:
-            with contextlib.suppress(BlockingIOError):  # the other thread that polls it may have read it since
-                os.read(self._wake_out, 4096)
-        if self._socket.monitor_descriptor in ready:  # edge-triggered too, but always read until it is dry
+            os.read(self._wake_out, 4096)
+        if self._monitor_descriptor in ready:  # edge-triggered too, but always read until it is dry
             self._read_monitor()
-        self._iterate(reader)
-
-    def _iterate(self, reader: TcpLink | None = None) -> None:
-        is_dry = self._read_socket(reader)
+        is_dry = self._read_socket()
         now = time.monotonic()
         if is_dry:
             self._on_dry()
@@ -301,19 +324,20 @@ class Hub:
             self._pump_all()
 
     def _read_monitor(self) -> None:
-        for event, descriptor in self._socket.events():
-            self._on_monitor(event, descriptor)
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._on_monitor(*parse_event(self._monitor.recv_multipart(zmq.NOBLOCK)))
 
-    def _read_socket(self, reader: TcpLink | None) -> bool:
-        """Receive until nothing is left (True), or until `reader` can read something or the round is over (False)."""
+    def _read_socket(self) -> bool:
+        """Receive until nothing is left (True), or until the round is over (False)."""
         for _ in range(_MESSAGES_PER_ROUND):
             with self._lock:
-                if not self._socket.has_input():  # cheaper than an exception
+                if not self._has_input():  # cheaper than an exception
                     return True
-                message = self._socket.receive()
+                message = [self._socket.recv(zmq.NOBLOCK, copy=False)]
+                while message[-1].more:
+                    message.append(self._socket.recv(zmq.NOBLOCK, copy=False))
             self._on_message(message, time.monotonic())
-            if reader is not None and reader.inbox.is_readable:
-                return False
         return False
 
     def _take(self, link: TcpLink, body: Sequence[zmq.Frame], now: float) -> None:
@@ -322,27 +346,18 @@ class Hub:
             return
         try:
             packet = decode([part.buffer for part in body], self._options)
-            link.sequencer.admit(packet)
-            if packet.kind in (Kind.OPEN, Kind.ACCEPT):
-                raise FrameError(f"{packet.kind.name} on an open link")
+            check_order(packet, link.num_received)
         except FrameError as problem:
             self.fail(link, f"bad frame from {link.address}: {problem}")
             return
         link.liveness.received(now)
         link.received_progress = packet.progress
         if packet.kind is Kind.DATA:
-            self._take_data(link, packet)
+            link.num_received += 1
+            if link.close_reason is None:  # frames that arrive after close() are dropped
+                link.inbox.deliver(Frame(packet.header, packet.parts))
         elif packet.kind is Kind.BYE:
             self._take_bye(link, packet.reason)
-
-    def _take_data(self, link: TcpLink, packet: Packet) -> None:
-        if link.close_reason is not None:  # frames that arrive after close() are dropped
-            return
-        frame = Frame(packet.header, packet.parts)
-        if link.inbox.put(frame, frame.num_bytes):
-            link.inbox.pump()
-        else:
-            self.fail(link, f"more than {self._options.max_waiting_bytes} bytes from {link.address} wait unread")
 
     def _take_bye(self, link: TcpLink, reason: str) -> None:
         with self._lock:
@@ -372,7 +387,7 @@ class Hub:
             self._finish(link, close_reason)
         elif not link.has_sent_bye and not self._send_bye(link, close_reason):
             link.has_sent_bye = False
-            self._tend_at = now + RETRY_SECONDS
+            self._tend_at = now + _RETRY_SECONDS
 
     def _pump_all(self) -> None:
         while True:
@@ -387,7 +402,39 @@ class Hub:
             for link in tuple(self._links):
                 self._finish(link, f"the network thread of {link.address} stopped")
             self._is_stopped = True
-            self._socket.close(self._linger)
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._socket.close(int(self._linger * 1000))  # what is queued has so long to be sent
             os.close(self._wake_out)
             os.close(self._wake_in)
         self._pump_all()
+
+
+class ConnectorHub(Hub):
+    """The hub of one connection: a DEALER and its one link. The socket, the thread and the link end together."""
+
+    def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], options: LinkOptions, peer: str) -> None:
+        super().__init__(socket, monitor, options, f"to {peer}")
+        self.link = TcpLink(self, peer, (), options)
+        self._links.add(self.link)
+        self._is_lost = False
+
+    def _on_finished(self, link: TcpLink) -> None:
+        self._is_stopping = True
+
+    def _drop(self, link: TcpLink) -> None:
+        self._linger = 0.0  # the thread closes the socket when it ends
+
+    def _settle(self) -> None:
+        self._thread.join(FLUSH_SECONDS)
+
+    def _on_monitor(self, event: zmq.Event, descriptor: int) -> None:
+        self._is_lost = self._is_lost or event == zmq.Event.DISCONNECTED
+
+    def _on_message(self, message: list[zmq.Frame], now: float) -> None:
+        self._take(self.link, message, now)
+
+    def _on_dry(self) -> None:
+        if self._is_lost:
+            with self._lock:
+                self._finish(self.link, f"connection to {self.link.address} lost")

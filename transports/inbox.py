@@ -14,17 +14,28 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
-from transports.base import Frame, Link, LinkClosed, LinkOptions, LinkTimeout, Sink, TransportError
+from transports.base import (
+    Frame,
+    Link,
+    LinkClosed,
+    LinkOptions,
+    LinkTimeout,
+    Listener,
+    ListenerClosed,
+    Sink,
+    TransportError,
+)
 
 log = logging.getLogger("transports")
 
 
 class Inbox:
-    """`fail`: ends the link, for a reason; called after a sink has raised."""
+    """`address`: the peer's. `fail`: ends the link, for a reason: a sink has raised, or more wait than may."""
 
-    def __init__(self, max_bytes: int, fail: Callable[[str], None]) -> None:
-        self._max_bytes, self._fail = max_bytes, fail
+    def __init__(self, address: str, max_bytes: int, fail: Callable[[str], None]) -> None:
+        self._address, self._max_bytes, self._fail = address, max_bytes, fail
         self._frames: deque[tuple[Frame, int]] = deque()
         self._num_bytes = 0
         self._changed = threading.Condition(threading.Lock())
@@ -38,22 +49,22 @@ class Inbox:
         reason = self._ended
         return None if reason is None else LinkClosed(reason)
 
-    @property
-    def is_readable(self) -> bool:
-        """Whether `get` would return, or raise, without waiting."""
-        return bool(self._frames) or self._ended is not None or self._sink is not None
-
-    def put(self, frame: Frame, num_bytes: int) -> bool:
-        """Add a frame. False if there is no room for it; after the end frames are dropped."""
+    def deliver(self, frame: Frame) -> None:
+        """Add a frame, and empty the queue into the sink; fail if there is no room. After the end frames are
+        dropped."""
+        num_bytes = frame.num_bytes
         with self._changed:
             if self._ended is not None:
-                return True
-            if self._frames and self._num_bytes + num_bytes > self._max_bytes:
-                return False
-            self._frames.append((frame, num_bytes))
-            self._num_bytes += num_bytes
-            self._changed.notify()
-            return True
+                return
+            is_full = bool(self._frames) and self._num_bytes + num_bytes > self._max_bytes
+            if not is_full:
+                self._frames.append((frame, num_bytes))
+                self._num_bytes += num_bytes
+                self._changed.notify()
+        if is_full:
+            self._fail(f"more than {self._max_bytes} bytes from {self._address} wait unread")
+        else:
+            self.pump()
 
     def end(self, reason: str, *, drop: bool = False) -> bool:
         """End the queue with `reason`, after the frames in it or, with `drop`, without them. False if it had ended."""
@@ -66,8 +77,8 @@ class Inbox:
             self._changed.notify_all()
             return is_first
 
-    def get(self, timeout: float | None) -> Frame | None:
-        """The next frame, or None when none came in `timeout` seconds. Raises LinkClosed after the last one."""
+    def get(self, timeout: float | None) -> Frame:
+        """The next frame. Raises LinkTimeout when none came in `timeout` seconds, LinkClosed after the last one."""
         with self._changed:
             if self._sink is not None:
                 raise TransportError("this link delivers to a sink; recv() is not available")
@@ -78,7 +89,7 @@ class Inbox:
                 return self._pop()
             if self._ended is not None:
                 raise LinkClosed(self._ended)
-            return None
+            raise LinkTimeout(f"nothing from {self._address} within {timeout:g} s")
 
     def attach(self, sink: Sink) -> None:
         """From now on `pump` passes everything to `sink`. Raises TransportError if there is a sink already."""
@@ -131,7 +142,7 @@ class InboxLink(Link):
         self.address = address
         self._below = below
         self._options = options
-        self._inbox = Inbox(options.max_waiting_bytes, lambda reason: self._fail(reason))
+        self._inbox = Inbox(address, options.max_waiting_bytes, lambda reason: self._fail(reason))
         self._over = threading.Event()
         self._state = threading.Lock()  # never held while anything else is called
         self._close_reason: str | None = None  # why close() was called
@@ -142,21 +153,11 @@ class InboxLink(Link):
         """End a link that broke the contract, and send the peer the reason if possible."""
 
     def _take(self, frame: Frame) -> None:
-        if self._close_reason is not None:  # frames that arrive after close() are dropped
-            return
-        if self._inbox.put(frame, frame.num_bytes):
-            self._inbox.pump()
-        else:
-            self._fail_unread()
-
-    def _fail_unread(self) -> None:
-        self._fail(f"more than {self._options.max_waiting_bytes} bytes from {self.address} wait unread")
+        if self._close_reason is None:  # frames that arrive after close() are dropped
+            self._inbox.deliver(frame)
 
     def recv(self, timeout: float | None = None) -> Frame:
-        frame = self._inbox.get(timeout)
-        if frame is None:
-            raise LinkTimeout(f"nothing from {self.address} within {timeout:g} s")
-        return frame
+        return self._inbox.get(timeout)
 
     def deliver_to(self, sink: Sink) -> None:
         def guarded(item: Frame | LinkClosed) -> None:
@@ -190,3 +191,41 @@ class InboxLink(Link):
     @property
     def closed(self) -> LinkClosed | None:
         return self._inbox.ended
+
+
+AnyLink = TypeVar("AnyLink", bound=Link)
+
+
+class QueueListener(Listener, Generic[AnyLink]):
+    """Returns links in the order in which they were opened. Thread-safe."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._changed = threading.Condition()
+        self._waiting: deque[AnyLink] = deque()
+        self._is_closed = False
+
+    def offer(self, link: AnyLink) -> bool:
+        """Add a link. False after `close`: it was not added."""
+        with self._changed:
+            if self._is_closed:
+                return False
+            self._waiting.append(link)
+            self._changed.notify()
+            return True
+
+    def accept(self, timeout: float | None = None) -> AnyLink:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed, timeout)
+            if self._is_closed:
+                raise ListenerClosed(f"{self.address} is closed")
+            if not self._waiting:
+                raise LinkTimeout(f"no peer connected to {self.address} within {timeout:g} s")
+            return self._waiting.popleft()
+
+    def close(self) -> None:
+        """Drop the links in the queue; every `accept`, now and later, raises ListenerClosed."""
+        with self._changed:
+            self._is_closed = True
+            self._waiting.clear()
+            self._changed.notify_all()

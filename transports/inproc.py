@@ -11,7 +11,6 @@ import threading
 import time
 
 from transports.address import split_scheme
-from transports.arrivals import QueueListener
 from transports.base import (
     AddressInUse,
     Frame,
@@ -23,7 +22,7 @@ from transports.base import (
     Sink,
 )
 from transports.framing import flatten
-from transports.inbox import Inbox
+from transports.inbox import Inbox, QueueListener
 
 
 class InprocLink(Link):
@@ -32,7 +31,7 @@ class InprocLink(Link):
     def __init__(self, address: str, options: LinkOptions) -> None:
         self.address = address
         self._options = options
-        self._inbox = Inbox(options.max_waiting_bytes, self._end_both)
+        self._inbox = Inbox(address, options.max_waiting_bytes, self._end_both)
         self._progress = 0
         self._ended_at = 0.0
         self._peer: InprocLink
@@ -49,19 +48,10 @@ class InprocLink(Link):
     def send(self, frame: Frame) -> None:
         if (over := self._inbox.ended) is not None:
             raise over
-        self._peer._take(flatten(frame, self._options))
-
-    def _take(self, frame: Frame) -> None:
-        if self._inbox.put(frame, frame.num_bytes):
-            self._inbox.pump()
-        else:
-            self._end_both(f"{self.address}: more than {self._options.max_waiting_bytes} bytes wait unread")
+        self._peer._inbox.deliver(flatten(frame, self._options))
 
     def recv(self, timeout: float | None = None) -> Frame:
-        frame = self._inbox.get(timeout)
-        if frame is None:
-            raise LinkTimeout(f"nothing from {self.address} within {timeout:g} s")
-        return frame
+        return self._inbox.get(timeout)
 
     def deliver_to(self, sink: Sink) -> None:
         self._inbox.attach(sink)

@@ -23,9 +23,8 @@ import zmq
 from transports.address import HostPort
 from transports.base import FLUSH_SECONDS, FrameError, LinkOptions
 from transports.framing import Kind, decode, encode
-from transports.hub import Hub
+from transports.hub import Hub, TcpLink
 from transports.security import key_of
-from transports.tcp_link import TcpLink
 
 log = logging.getLogger("transports")
 

@@ -1,15 +1,13 @@
 """tcp://host:port over ZeroMQ: connecting and listening. What happens on a connection afterwards is in `hub`.
 
 A connector is a DEALER, a listener a ROUTER, so that one port serves many peers. The connector sends the first message,
-OPEN, and the listener answers ACCEPT or, with a reason, BYE. Nothing is sent on a connection before its first message,
-and one that does not open a link within seconds is shut. With `LinkOptions.security` the connection is encrypted, and a
-peer whose key is not admitted is refused before that (`security`).
+OPEN, and the listener answers ACCEPT or, with a reason, BYE. With `LinkOptions.security` the connection is encrypted,
+and a peer whose key is not admitted is refused before that (`security`).
 
 By default zmq reconnects and loses messages on the way; RECONNECT_IVL=-1 forbids it, and every attempt to connect
 uses a new socket. Heartbeats are sent by the hub and carry the engine's progress. zmq's own (HEARTBEAT_IVL) stay off:
-they would add nothing, and in libzmq 4.3.5 their timer can abort the process ("Assertion failed: !_io_error") when a
-connection is lost whose receive queue is full or closing. The high-water marks are a last limit: links are fail-stop,
-and the engine limits what is in flight.
+in libzmq 4.3.5 their timer can abort the process ("Assertion failed: !_io_error") when a connection is lost whose
+receive queue is full or closing.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ import time
 import zmq
 
 from transports.address import HostPort, parse_host_port
-from transports.arrivals import QueueListener
 from transports.base import (
     AddressError,
     AddressInUse,
@@ -35,13 +32,12 @@ from transports.base import (
     LinkRefused,
     LinkTimeout,
 )
-from transports.connector_hub import ConnectorHub
 from transports.framing import PRELUDE_BYTES, Kind, Packet, decode, encode
+from transports.hub import ConnectorHub, TcpLink, parse_event
+from transports.inbox import QueueListener
 from transports.listener_hub import OPEN_SECONDS, ListenerHub, OpeningCheck, plain_only
 from transports.security import secure_connector, secure_listener
-from transports.tcp_link import TcpLink
 from transports.unreachable import PROBE_SECONDS, Unreachable, probe
-from transports.zmq_socket import parse_event
 
 _QUEUE_FRAMES = 512
 _CURVE_BYTES = 64  # by which encryption makes a message longer, at most

@@ -13,7 +13,7 @@ from splitinfer.core.plain_text import megabytes
 from splitinfer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from splitinfer.engine.files.reader import Reader
+    from splitinfer.engine.files.copying import Reader
     from splitinfer.store.models import ModelStore, StoredModel
 
 from collections.abc import Iterable
@@ -123,8 +123,8 @@ def _pull_from_hub(model: str, span: tuple[int, int] | None) -> int:
 
 
 def _reader(address: str, key: str | None, timeout: float) -> "Reader":
-    from splitinfer.engine.files.reader import Reader
-    from splitinfer.engine.links.keys import options_to
+    from splitinfer.engine.files.copying import Reader
+    from splitinfer.engine.links.connection import options_to
     from splitinfer.errors import Refused
     from splitinfer.keyring import Keyring
     from transports import check_key

@@ -13,7 +13,7 @@ from splitinfer.discovery.announcement import Announcement, announced_name, fing
 from splitinfer.discovery.announcer import Announcing
 from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.engine.versions import device_name, machine_name, own_versions
-from splitinfer.engine.worker.access import AccessControl
+from splitinfer.engine.worker.handshake import AccessControl
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring

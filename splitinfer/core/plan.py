@@ -131,7 +131,9 @@ class Slice:
         """Whether ``found`` is possible for its rows and drafts. ``tokens``: its sequence's before it; ``None``: it has
         ended. ``found``: ``None`` where nothing came, because nothing is wanted, or a stage has left it out."""
         sampled = () if found is None else tuple(token.token_id for token in found.tokens)
-        if found is not None and not self._wants_also(found):
+        if found is not None and len(found.drafts) > self.num_next:
+            return False
+        if found is not None and tuple(one.token_id for one in found.scored) != self.scored:
             return False
         if not self.num_drafts:
             return len(sampled) == self.num_logits and (found is not None or not self.num_rows)
@@ -140,10 +142,6 @@ class Slice:
         if tokens is not None and self.is_rejected(len(tokens) - 1, tokens[-1]):
             return not sampled
         return self.is_verdict(sampled)
-
-    def _wants_also(self, found: "SampledSlice") -> bool:
-        """Whether what came besides sampled tokens was asked for."""
-        return len(found.drafts) <= self.num_next and tuple(one.token_id for one in found.scored) == self.scored
 
     @property
     def _verified(self) -> tuple[int, ...]:
@@ -334,10 +332,6 @@ class StepResult:
     step: int
     sampled: tuple[SampledSlice, ...] = ()
     figures: tuple[StageFigures, ...] = ()
-
-    def after(self, own: StageFigures) -> "StepResult":
-        """The same with the figures of the first stage, which stay there."""
-        return replace(self, figures=(own, *self.figures))
 
     def received_at(self, at: float) -> "StepResult":
         """The same with the first stage's times as if it had received the step then: on the clock of who has sent it,

@@ -20,8 +20,6 @@ the text alone and never on how it was cut into increments. For stops "abcd" and
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from splitinfer.errors import RequestError
-
 
 @dataclass(frozen=True, slots=True)
 class StopUpdate:
@@ -32,45 +30,32 @@ class StopUpdate:
 
 
 class StopMatcher:
-    """Finds stop strings in one request's text.
-
-    Raises:
-        RequestError: an empty stop string, which every text begins with.
-    """
+    """Finds stop strings in one request's text. ``SamplingParams`` has checked them: none is empty. ``held``: the text
+    held back, which is emitted later, or dropped as the beginning of a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        if isinstance(stops, str):  # iterating over it would give one-letter stops
-            stops = (stops,)
-        for number, stop in enumerate(stops, start=1):
-            if not stop:
-                raise RequestError(f"stop string {number} of {len(stops)} is empty; leave it out")
         self._stops = tuple(stops)
         self._longest = max(map(len, self._stops), default=0)
-        self._held = ""
+        self.held = ""
         self._stopped: str | None = None
-
-    @property
-    def held(self) -> str:
-        """The text held back: emitted later, or dropped as the beginning of a stop string."""
-        return self._held
 
     def feed(self, text: str) -> StopUpdate:
         """Take the next increment. All text after a stop string is dropped."""
         if self._stopped is not None:
             return StopUpdate("", self._stopped)
-        text = self._held + text
+        text = self.held + text
         found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
             _, start, self._stopped = min(found)
-            self._held = ""
+            self.held = ""
             return StopUpdate(text[:start], self._stopped)
         keep = len(text) - self._num_held(text)
-        self._held = text[keep:]
+        self.held = text[keep:]
         return StopUpdate(text[:keep])
 
     def flush(self) -> str:
         """Return the text held back, when the text has ended without completing a stop string."""
-        held, self._held = self._held, ""
+        held, self.held = self.held, ""
         return held
 
     def _num_held(self, text: str) -> int:

@@ -1,44 +1,20 @@
 """Everything that acts: the loops of coordinator and worker, and what they run.
 
-coordinator     the engine's loop: plan, run, update
-    engine          what other threads call, and the thread: open, turn for turn, end
-    shared          all that threads have in common
-    loop            receives, drafts, plans, launches, learns
-    open_requests   the requests that the loop has; requests: their text, and events for their readers
-    reopening       after a loss, and for another cut
-    drafting        has the drafter make the drafts that the scheduler proposes
-    masking         which tokens may come at the places of a step, where requests have grammars
-    pipeline        all stages: opens them, launches steps and sends them on, closes them
-    worker_group    the workers of one session: connects, loads and joins them, measures their links
-    local_workers   workers that the coordinator starts itself
-    metrics, trace  counters, gaps and latencies; the steps as a trace file
-worker          the loop on the other machines
-    handshake       authenticates peers that connect to a worker's port, while its engine is busy
-    access          which keys may connect
-    holder          the stage that it holds: loaded, kept, given up
-housekeeping    what both loops do besides acting on events
-stage           one stage, the same on coordinator and workers
-    loader          a Load command becomes a stage in memory
-    runner          takes a StepPlan and hidden states, returns hidden states or sampled tokens
-    checks, commands, launched    what is checked of a plan; what it does besides computing; a step on its way
-    step_graph, prepared    what a device is given; graphs built ahead
-    history         a sequence's tokens, for penalties and verdicts
-    masking         masks of tokens that may come, as they arrive and on logits
-    sampler         logits to tokens, keyed by position
-    disk            the stage's blocks of KV on disk
+coordinator     the engine's loop: plan, run, update; the pipeline of stages, the group of workers, requests, figures
+worker          the loop on the other machines, the handshake on its port, access by keys, the stage that it holds
+housekeeping    the queue of a loop's events, and what both loops do besides acting on them
+stage           one stage, the same on coordinator and workers: loading, running a plan, sampling, its KV on disk
 device          what computes a step, and when it is done
-    device, mlx_device    the interface; MLX
-    selection       MLX's device, or in a checkout an emulated accelerator
-    steps           the steps under way, completed in their order
 drafts          drafters: an n-gram index, or a small model
 links           connects by rdma, or by tcp where that is unavailable; measures links
+files           copying weights between machines: both sides
 
 Threads, by the names that a debugger shows:
 
 engine          the loop of a coordinator or a worker; it owns all that is not named below
 waiter          waits for the device and sends what is done, where the device computes while Python goes on
 transports …    one for each port that listens, and for each link that was opened: receives, and sends heartbeats
-masks           which tokens may come (``coordinator.masking``)
+masks           which tokens may come (``coordinator.loop``)
 acceptor        answers who connects to a worker's port
 weights         sends weights to one reader (``files.answering``)
 

@@ -1,10 +1,11 @@
-"""Threads that use MLX: those that compute for them, and how they end.
+"""Threads that use MLX, and those that share a processor with them.
 
 On a processor MLX computes on one more thread for each that uses it, and wakes that for every operation. Where a stage
-is pinned both share a processor, and Linux takes it from the thread that hands the operations over: dozens of times a
-step, more often or less often by what the two have had of it before. A thread of the class for batch work is woken
-without that. It runs when the other waits, once a step. Where there are more processors the two run beside each other,
-and a thread of that class would only begin later.
+is pinned to a processor of its own, all its threads share that one: the one that computes, the one that waits for
+frames, ZeroMQ's own. So a thread that has just handed over an event or a frame yields at once, or it would go on for a
+time slice of milliseconds; and the thread on which MLX computes is of the class for batch work, or Linux would take
+the processor from the one that hands operations over, dozens of times a step. Where there are more processors these run
+beside each other, and a thread of that class would only begin later.
 
 MLX keeps streams and compiled functions per thread. What a thread leaves behind is freed when the operating system's
 thread ends, which is after Python's ``join``: freeing compiled functions then needs an interpreter that may be shutting
@@ -12,16 +13,48 @@ down, and aborts. So a thread gives them up itself, at its end.
 """
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import ParamSpec
 
 import mlx.core as mx
 
-from splitinfer.engine.cpu_affinity import has_own_processor
+from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.memory import on_gpu
+
+
+def has_own_processor() -> bool:
+    """Whether this process is pinned to one of several processors, and computes there rather than on a GPU, which may
+    be an emulated one: there other threads than the loop's wait for the device, and send."""
+    if not hasattr(os, "sched_getaffinity") or emulated_machine() is not None or on_gpu():
+        return False
+    return len(os.sched_getaffinity(0)) == 1 < _processors()
+
+
+def yield_processor() -> None:
+    """Let other threads of this processor run first."""
+    # Not os.sched_yield: some Pythons hold the GIL in it, which a thread that delivers an event needs.
+    _libc().sched_yield()
+
+
+def yield_own_processor() -> None:
+    """Call after a hand-over: lets the receiving threads run, where they share this thread's only processor."""
+    if has_own_processor():
+        yield_processor()
+
+
+@cache
+def _processors() -> int:
+    return os.cpu_count() or 1
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
 
 _TASKS = Path("/proc/self/task")
 _LOOK_EVERY = 1.0  # seconds: processes are pinned after they were started

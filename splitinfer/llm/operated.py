@@ -41,7 +41,7 @@ class Operated:
 
     def forget(self, session: str) -> None:
         """Free the cached KV of a session's requests."""
-        self._engine.call(lambda loop: loop.scheduler.forget(session))
+        self._engine.call(lambda loop: loop.scheduler.kv.forget(session))
 
     def tune(self, **serving_options: Any) -> None:
         """Change serving options (``Settings``) while requests are under way. They hold from the next step on, and

@@ -22,8 +22,7 @@ from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.core.wire_codec import NONE
 from splitinfer.discovery.discover import find_again
-from splitinfer.engine.coordinator.pipeline import Pipeline
-from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
+from splitinfer.engine.coordinator.pipeline import Pipeline, PipelineConfig
 from splitinfer.engine.coordinator.worker_group import Notice as Notice
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import WITH_NGRAMS, Drafter, NGramDrafter, has_heads, model_in
@@ -104,7 +103,7 @@ class PipelineSetup:
         Raises:
             ModelError: there is a drafter, and the model cannot be rewound to where a draft was wrong.
         """
-        stages, settings = pipeline.num_stages, self.settings
+        stages, settings = pipeline.layout.num_stages, self.settings
         kv = KVBudget(tuple(self._stage_kv(ready, pipeline) for ready in pipeline.ready), BLOCK)
         groups = settings.micro_batches or stages
         return SchedulerConfig(

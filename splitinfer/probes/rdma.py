@@ -12,8 +12,7 @@ from splitinfer.probes.evidence import Seen
 from splitinfer.probes.finding import Finding, Judged, Outcome
 from splitinfer.probes.parsing import Port
 from splitinfer.system.interfaces import Interface, hardware_ports, parse_ifconfig
-from transports.rdma.macos import LONG_FRAMES
-from transports.rdma.probe import parse_states
+from transports.rdma.probe import LONG_FRAMES, parse_states
 
 NAME = "RDMA over Thunderbolt"
 LEAST_MACOS = (26, 2)

@@ -31,7 +31,7 @@ from splitinfer.core.rng import position_key
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.demo import TARGET
-from splitinfer.engine.worker.access import AccessControl
+from splitinfer.engine.worker.handshake import AccessControl
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Settings

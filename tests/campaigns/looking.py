@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from splitinfer.core.json_text import dumps
-from splitinfer.core.scheduler import invariants
 from splitinfer.engine.coordinator.loop import Loop
 from splitinfer.server.running import Server
+from tests.core import invariants
 
 _LOOK_SECONDS = 30.0
 
@@ -30,10 +30,10 @@ def look(server: Server) -> dict[str, Any]:
         except AssertionError as error:
             found["broken"] = str(error) or "an invariant of the scheduler does not hold"
         found["held"] = {
-            **{f"kv_{name}": count for name, count in asdict(scheduler.kv_used).items()},
+            **{f"kv_{name}": count for name, count in asdict(scheduler.kv.used).items()},
             "waiting": len(scheduler.waiting), "running": len(scheduler.running),
-            "plans": scheduler.num_in_flight,
-            "requests": len(loop.requests), "arriving": engine._shared.num_arriving,
+            "plans": len(scheduler.in_flight),
+            "requests": len(loop.requests), "arriving": len(engine._shared._arriving),
         }  # fmt: skip
         found["stored"] = len(scheduler.prefix_cache.tree)
         done.set()

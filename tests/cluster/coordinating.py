@@ -24,11 +24,11 @@ import psutil
 from processes import ROOT, START_SECONDS, environment, until
 
 from splitinfer.core.json_text import dumps
-from splitinfer.core.scheduler import invariants
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.engine.coordinator.loop import Loop
 from splitinfer.llm import LLM, Request, Settings
+from tests.core import invariants
 from tests.emulation.replay import Replay
 
 WRONG = 0.3  # of the drafts
@@ -101,7 +101,7 @@ def _look(llm: LLM) -> dict[str, Any]:
             invariants.check(scheduler)
         except AssertionError as error:
             found["broken"] = str(error) or "an invariant of the scheduler does not hold"
-        found["idle"], found["used"] = scheduler.is_idle, asdict(scheduler.kv_used)
+        found["idle"], found["used"] = scheduler.is_idle, asdict(scheduler.kv.used)
         done.set()
 
     llm._engine.call(look)

@@ -12,6 +12,7 @@ from splitinfer.core.costs.model import CostModel, most_rows, quickest_size
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import EXACT, StageCosts
 from splitinfer.core.plan import Slice, StageFigures
+from tests.core.given_costs import GivenCosts, line
 
 
 def machine(shape: Shape) -> float:
@@ -164,7 +165,7 @@ def test_a_step_of_which_a_part_was_not_computed_teaches_nothing():
 @pytest.mark.parametrize("num_decoding", [1, 4, 16, 21])
 @pytest.mark.parametrize(("seconds", "like"), [(0.3, 16), (0.12, 4)])
 def test_as_many_rows_as_the_objective_lets_through(num_decoding: int, seconds: float, like: int):
-    model = CostModel([StageCosts.line(0.01, 0.001), StageCosts.line(0.005, 0.001)])
+    model = CostModel([line(0.01, 0.001), line(0.005, 0.001)])
     decodes = Shape.of_single_rows([100] * num_decoding)
     found = most_rows(model, decodes, 0, 2048, 2, seconds)
     assert (num_decoding + found) % like == 0
@@ -199,7 +200,7 @@ def test_a_host_that_is_held_up_now_and_then_counts_as_it_usually_is() -> None:
 
 
 def stages(base: float, per_row: float, chunk: float = 0.0) -> CostModel:
-    return CostModel([StageCosts.line(base, per_row, chunk=chunk)] * 2, is_known=True)
+    return GivenCosts([line(base, per_row, chunk=chunk)] * 2)
 
 
 def test_a_prompt_goes_in_the_sizes_that_end_first() -> None:

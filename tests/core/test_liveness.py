@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
-from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.liveness import LossCounter, RejoinDeadline, StallDetector, limit_of
 from splitinfer.core.plan import Fetch, Slice, StageFigures, StepPlan
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.scheduler import Scheduler
+from tests.core.given_costs import GivenCosts, line
 
 
 class Steps:
@@ -24,7 +24,7 @@ class Steps:
 
     def sent(self, now: float, predicted: float | None) -> None:
         """A step is launched."""
-        step = StepInFlight.of(StepPlan(0))
+        step = StepInFlight(StepPlan(0), StepPlan(0))
         step.launched_at, step.limit = now, limit_of(predicted)
         self._in_flight.append(step)
 
@@ -55,7 +55,7 @@ def test_a_step_of_which_nothing_is_known_may_take_two_minutes():
 
 
 def test_a_step_that_is_not_launched_yet_is_not_stuck():
-    assert not StallDetector().is_stuck(StepInFlight.of(StepPlan(0)), 1000.0)
+    assert not StallDetector().is_stuck(StepInFlight(StepPlan(0), StepPlan(0)), 1000.0)
 
 
 def test_every_answer_starts_the_wait_for_the_next():
@@ -146,14 +146,14 @@ def test_a_chunk_far_behind_all_seen_before_is_not_known():
 
 
 def test_costs_that_are_given_are_known():
-    costs = CostModel([StageCosts.line(0.01, 0.001, chunk=1e-8)] * 2, hop=0.001, is_known=True)
+    costs = GivenCosts([line(0.01, 0.001, chunk=1e-8)] * 2, hop=0.001)
     predicted = costs.predicted(Shape.of((Slice(1, 50_000, (7,) * 512, 0),)))
     assert predicted is not None
     assert predicted == pytest.approx(1.02 * 2 * (0.01 + 0.512 + 0.2573) + 0.002, rel=1e-3)
 
 
 def test_nothing_is_predicted_of_reading_disks():
-    costs = CostModel([StageCosts.line(0.01, 0.001)], is_known=True)
+    costs = GivenCosts([line(0.01, 0.001)])
     scheduler = Scheduler(SchedulerConfig(1, 1, 512, 8, 4096), costs)
     assert scheduler.predicted(StepPlan(0, slices=CHUNK)) == pytest.approx(1.02 * 0.522)
     assert scheduler.predicted(StepPlan(0, slices=CHUNK, fetches=(Fetch(0, b"key", 0, 256),))) is None

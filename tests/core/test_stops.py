@@ -1,11 +1,9 @@
 """Stop strings are found over any borders, and no more text waits than must."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.core.stops import StopMatcher, StopUpdate
-from splitinfer.errors import RequestError
 
 # Few letters, so that stops overlap, nest and repeat.
 letters = st.text("ab\n", max_size=12)
@@ -54,12 +52,3 @@ def test_text_before_the_stop_goes_out_at_once():
     assert matcher.feed("r: hello") == StopUpdate("", "User:")
     assert matcher.feed("more") == StopUpdate("", "User:")
     assert matcher.flush() == ""
-
-
-def test_a_lone_string_is_one_stop():
-    assert StopMatcher("ab").feed("xbab") == StopUpdate("xb", "ab")
-
-
-def test_an_empty_stop_is_refused():
-    with pytest.raises(RequestError, match="stop string 2 of 2 is empty; leave it out"):
-        StopMatcher(["a", ""])

@@ -29,14 +29,14 @@ from splitinfer.core.plan import (
     StepResult,
 )
 from splitinfer.core.sampling_params import SamplingParams
-from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.in_flight import TokenEvent
 from splitinfer.core.scheduler.microbatches import MIN_CHUNK
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
-from splitinfer.core.scheduler.results import TokenEvent
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.speculation import Draft, Proposal
+from tests.core import invariants
 
 VOCAB = 5  # few, so that different prompts often begin alike
 
@@ -352,7 +352,7 @@ class House:
         self.draft()
         before = {seq.seq_id: i for i, group in enumerate(self.scheduler.batches.groups) for seq in group}
         in_flight = {seq_id for seq_id in before if self.sequences[seq_id].num_awaited}
-        num_plans = self.scheduler.num_in_flight
+        num_plans = len(self.scheduler.in_flight)
         self.now += 1.0
         asks = self.scheduler.prefix_cache.files.is_asking
         plan = self.scheduler.schedule(self.now)
@@ -364,14 +364,14 @@ class House:
             if self.overtake is not None and self.overtake() and self.toy.under_way:
                 self.deliver()
                 self.scheduler.leave_out_rejected()
-                plan = self.scheduler.newest.plan
+                plan = self.scheduler.in_flight[-1].plan
             assert num_plans < self.limit(bool(before))
             self.check_group(plan, before, in_flight)
-            self.scheduler.newest.is_sent = True
+            self.scheduler.in_flight[-1].is_sent = True
             self.toy.submit(plan)
             if self.scheduler.config.kv is not None:
                 assert self.scheduler.config.kv.fits(self.toy.use()), "the stages hold more than they can"
-        assert len(self.toy.under_way) == self.scheduler.num_in_flight
+        assert len(self.toy.under_way) == len(self.scheduler.in_flight)
         return plan
 
     def draft(self) -> None:

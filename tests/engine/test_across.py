@@ -22,7 +22,7 @@ from splitinfer.core.layout import Layout, Rank, StageSpec, lay_out
 from splitinfer.core.plan import SampledSlice, SampledToken, StageFigures, StepPlan
 from splitinfer.engine.coordinator.pipeline import Pipeline as Opened
 from splitinfer.engine.coordinator.ranks import halves_of
-from splitinfer.engine.coordinator.worker_handle import WorkerHandle
+from splitinfer.engine.coordinator.worker_group import WorkerHandle
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.worker.ranks import Sampled
 from splitinfer.errors import ConfigError, DeviceFailed, ModelError, WorkerLost

@@ -8,7 +8,7 @@ import pytest
 from stages import layout, prompt, tokens_of
 
 from splitinfer.engine.worker import handshake
-from splitinfer.engine.worker.access import AccessControl
+from splitinfer.engine.worker.handshake import AccessControl
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Settings

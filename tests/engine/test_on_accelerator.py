@@ -14,7 +14,7 @@ from stages import worker
 
 from splitinfer import Flight
 from splitinfer.engine.device.device import Device, Span, Ticket
-from splitinfer.engine.links.setup import reach
+from splitinfer.engine.links.connection import reach
 from splitinfer.models import kv_pool
 from splitinfer.system.gpu_roads import Road
 from transports import LinkOptions

@@ -22,6 +22,7 @@ from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.formulas import costs_of
 from splitinfer.placement.pairs import with_pairs, with_sums
 from splitinfer.wire.messages import Ready
+from tests.core.given_costs import line
 
 GB = 10**9
 MODEL = ModelProfile("m", (LayerProfile("a", 10**7, 100),) * 12, 10**6, 10**6, hidden_row=100, context_length=4096)
@@ -39,7 +40,7 @@ def ready(stage: int, free: int = GB) -> Ready:
 def ran(found: Layout, *seconds_a_layer: float) -> CostModel:
     """The costs of a pipeline that has run, with machines of different speeds."""
     each = zip(found.stages, seconds_a_layer, strict=True)
-    return CostModel([StageCosts.line(n * stage.num_layers, 0.0) for stage, n in each], hop=1e-4)
+    return CostModel([line(n * stage.num_layers, 0.0) for stage, n in each], hop=1e-4)
 
 
 def live(found: Layout, costs: CostModel, measured: Profiles | None = None, free: int = GB) -> LiveFigures:

@@ -24,11 +24,11 @@ from typing import Any
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StageFigures, StepPlan, StepResult
-from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Draft, Proposal
+from tests.core import invariants
 from tests.emulation.device_queue import DeviceQueue, DeviceTraits, Timing
 from tests.emulation.machine import Machine
 
@@ -182,7 +182,7 @@ class Simulator:
         while are_overtaken and (proposals := self.scheduler.proposals()):
             served = [one for one in proposals if self.offered == 1 or self._random.random() < self.offered]
             while drafting := [one for one in served if len(one.drafts) < one.count and one.stands]:
-                speculation.took(1, self._make_round(len(drafting)), len(drafting))
+                speculation.costs.drafted(len(drafting), 1, self._make_round(len(drafting)))
                 for proposal in drafting:
                     proposal.drafts.append(Draft(self.guess(proposal)))
                 self._take_in()
@@ -223,7 +223,7 @@ class Simulator:
         if self.machine.launches_ahead:
             self._launch(plan)
             return
-        step, timing = self.scheduler.newest, self._step(0, plan, plan.slices)
+        step, timing = self.scheduler.in_flight[-1], self._step(0, plan, plan.slices)
         self._advance(timing.ended)
         if any(part.begins_with_draft for part in plan.slices):
             self._take_in()
@@ -235,7 +235,7 @@ class Simulator:
     def _launch(self, plan: StepPlan) -> None:
         """Launch a step, and hold the coordinator as long as its device does. The result leaves when it is done."""
         self.carried_out(0, plan)
-        step, timing = self.scheduler.newest, self._step(0, plan, plan.slices)
+        step, timing = self.scheduler.in_flight[-1], self._step(0, plan, plan.slices)
 
         def leave() -> None:
             step.is_sent = True

@@ -14,6 +14,7 @@ from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.core.speculation.chooser import Member, expected
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.machine.costs import Costs
+from tests.core.given_costs import GivenCosts, GivenStage, line
 from tests.emulation.files import read_machine
 from tests.emulation.machine import Hop, Machine
 from tests.sim.simulator import Simulator
@@ -63,8 +64,8 @@ def test_drafts_give_what_the_sum_over_verdicts_says(acceptance: float, buffers:
     clockwork = run(rig, [count], speculates=True, acceptance=acceptance, flight=flight)
     times = clockwork.served[0].token_times
     measured = (len(times) - 1) / (times[-1] - times[0])
-    stages = [StageCosts.through(dict(stage.points)) for stage in rig.stages]
-    costs = CostModel(stages, 0.0005, is_known=True, drafts=StageCosts.line(0.001, 0.0))
+    stages = [GivenStage(dict(stage.points)) for stage in rig.stages]
+    costs = GivenCosts(stages, 0.0005, drafts=line(0.001, 0.0))
     assert measured == pytest.approx(expected(costs, [Member(share=acceptance)], 1, 2, [3]).rate, rel=0.06)
 
 
@@ -84,8 +85,8 @@ def test_a_prompts_first_token_is_sooner_where_costs_are_known(name: str):
         return found
 
     unknown = first_tokens(CostModel([StageCosts() for _ in rig.stages]))
-    stages = [StageCosts.through(dict(stage.points)) for stage in rig.stages]
-    known = first_tokens(CostModel(stages, rig.hops[0].fixed + rig.wait, is_known=True))
+    stages = [GivenStage(dict(stage.points)) for stage in rig.stages]
+    known = first_tokens(GivenCosts(stages, rig.hops[0].fixed + rig.wait))
     ratios = [sooner / later for sooner, later in zip(known, unknown, strict=True)]
     assert max(ratios) <= 1
     assert ratios[2] < 0.85, "1,000 tokens"

@@ -19,7 +19,7 @@ from jaccl import WRITER, carriers_of, is_gone, make_world
 import transports
 from transports import Frame, KeyPair, Link, LinkOptions, LinkRefused, TransportUnavailable
 from transports.framing import Kind, encode
-from transports.rdma import handshake, link, transport
+from transports.rdma import link, transport
 
 RING = "rdma://127.0.0.1:0?backend=ring"
 TCP = "tcp://127.0.0.1:0"
@@ -193,8 +193,8 @@ def test_an_opening_that_makes_no_sense_gets_one_sentence(opening: bytes) -> Non
 
 
 def test_a_peer_that_goes_silent_or_talks_nonsense_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 1.0)
-    wish = handshake.LinkRequest("ring", "", 1).opening
+    monkeypatch.setattr(transport, "HANDSHAKE_SECONDS", 1.0)
+    wish = transport.LinkRequest("ring", "", 1).opening
     with transports.listen(RING, options=QUICK) as listener:
         for words, reason in (
             ([], b"nothing"),

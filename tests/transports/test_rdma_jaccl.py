@@ -216,10 +216,10 @@ def test_a_pulled_cable_ends_the_link(world: World) -> None:
 
 
 def test_an_old_framing_is_refused_before_a_group_is_joined(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transports.rdma import handshake
+    from transports.rdma import transport
 
     opening = b'rdma {"backend": "jaccl", "device": "rdma_en1", "framing": 2}'
-    monkeypatch.setattr(handshake.LinkRequest, "opening", property(lambda _: opening))
+    monkeypatch.setattr(transport.LinkRequest, "opening", property(lambda _: opening))
     with (
         transports.listen(world.address(), options=BRISK) as listener,
         pytest.raises(TransportUnavailable, match="rdma framing version 2 there, version 3 here"),

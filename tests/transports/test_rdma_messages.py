@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from transports import FrameError, TransportUnavailable
 from transports.framing import Kind
-from transports.rdma import macos
+from transports.rdma.channel import NUM_SLOTS, SEGMENT_BYTES, SLOT_BYTES, Slots
 from transports.rdma.messages import (
     CHUNK_MESSAGES,
     HEAD_BYTES,
@@ -26,8 +26,7 @@ from transports.rdma.messages import (
     unpack_table,
     unseal,
 )
-from transports.rdma.probe import parse_devices, parse_states, pick
-from transports.rdma.segment import NUM_SLOTS, SEGMENT_BYTES, SLOT_BYTES, Slots
+from transports.rdma.probe import parse_devices, parse_states, parse_version, pick, why_not_together
 
 HEAD = Head(50, 3)
 
@@ -161,13 +160,13 @@ def test_a_device_is_chosen_or_a_reason_given(wanted: str, listed: str, active: 
     ],
 )
 def test_versions(text: str, version: tuple[int, int] | None) -> None:
-    assert macos.parse(text) == version
+    assert parse_version(text) == version
 
 
 @pytest.mark.parametrize(("here", "there"), [("26.2", "26.2.1"), ("26.3", "27.0"), ("16.4", "26.3")])
 def test_ends_that_frame_alike_may_join(here: str, there: str) -> None:
-    assert macos.why_not_together(here, there) is None
-    assert macos.why_not_together(there, here) is None
+    assert why_not_together(here, there) is None
+    assert why_not_together(there, here) is None
 
 
 @pytest.mark.parametrize(
@@ -179,6 +178,6 @@ def test_ends_that_frame_alike_may_join(here: str, there: str) -> None:
     ],
 )
 def test_ends_that_frame_differently_may_not(one: str, other: str, reason: str) -> None:
-    assert reason in (macos.why_not_together(one, other) or "")
-    swapped = macos.why_not_together(other, one) or ""
+    assert reason in (why_not_together(one, other) or "")
+    swapped = why_not_together(other, one) or ""
     assert reason.replace("one end", "the other end") in swapped.replace("one end", "the other end")

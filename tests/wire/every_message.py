@@ -21,7 +21,6 @@ from splitinfer.core.plan import (
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.wire_codec import Packing
 from splitinfer.wire import messages
-from splitinfer.wire.codec import kind_of
 from splitinfer.wire.messages import Message
 
 FIGURES = StageFigures(1, 1.5, 2.25, 1.25, 512, 2.5, 64, 0.25, 7, 2, 0.5, (3,), (b"key",), 0.125)
@@ -45,7 +44,7 @@ PLAN = StepPlan(
     retained=(8,),
 )
 EXAMPLES: dict[str, Message] = {
-    kind_of(message): message
+    type(message).__name__.lower(): message
     for message in (
         messages.Hello("coordinator", "studio", "5f3a", VERSIONS, "ab" * 32),
         messages.Welcome("mini", VERSIONS, "gpu", 12 * 10**9),

@@ -19,8 +19,7 @@ from splitinfer.core.plan import (
     StepPlan,
     TensorSpec,
 )
-from splitinfer.core.sampling_checks import MAX_BIASED, MAX_STOP_LENGTH, MAX_STOPS
-from splitinfer.core.sampling_params import SamplingParams
+from splitinfer.core.sampling_params import MAX_BIASED, MAX_STOP_LENGTH, MAX_STOPS, SamplingParams
 from splitinfer.core.serving_options import MAX_RUNNING
 from splitinfer.errors import ProtocolError
 from splitinfer.wire import messages

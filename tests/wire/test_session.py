@@ -7,9 +7,8 @@ import pytest
 from every_message import EXAMPLES
 
 from splitinfer.errors import ProtocolError
-from splitinfer.wire.codec import encode
+from splitinfer.wire.codec import Phase, Session, encode
 from splitinfer.wire.messages import Fault, Hello, Message, Versions
-from splitinfer.wire.session import Phase, Session
 
 Word = tuple[str, str]  # direction, kind
 

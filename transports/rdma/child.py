@@ -32,7 +32,7 @@ import mlx.core as mx
 
 from transports.base import FrameError
 from transports.emulation import emulator
-from transports.rdma.channel import LEAVE_SECONDS, Channel, ChannelClosedError, Job, Record, Word
+from transports.rdma.channel import LEAVE_SECONDS, Channel, ChannelClosedError, Job, Record, Segment, Slots, Word
 from transports.rdma.joining import check_sum, join_group
 from transports.rdma.messages import (
     CHUNK_MESSAGES,
@@ -45,7 +45,6 @@ from transports.rdma.messages import (
     unseal,
 )
 from transports.rdma.probe import emulated
-from transports.rdma.segment import Segment, Slots
 
 _CACHE_BYTES = 16 << 20
 

@@ -22,9 +22,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from transports.base import Buffer, LinkClosed, TransportUnavailable
-from transports.rdma.channel import LEAVE_SECONDS, Channel, ChannelClosedError, Job, Word
+from transports.rdma.channel import LEAVE_SECONDS, Channel, ChannelClosedError, Job, Segment, Slots, Word
 from transports.rdma.messages import CHUNK_MESSAGES, HEAD_BYTES, MESSAGE_BYTES, ROOM_BYTES, Stream
-from transports.rdma.segment import Segment, Slots
 
 log = logging.getLogger("transports")
 

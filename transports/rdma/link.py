@@ -1,19 +1,16 @@
 """A link over two paths: the group for frames from the connector, the control link for everything else.
 
 A thread per link reads from the child: chunks from the group (listener), room for more (connector). Only this thread
-ends the child. Frames of the control link are delivered by its hub's thread. So each end has one thread that fills its
-inbox with frames, and either thread may end it.
+ends the child. Frames of the control link are delivered by its hub's thread, and either thread may end the inbox.
 
 A frame of the control link begins with one byte, the tag:
 
     D  a frame, listener -> connector             A + u64  bytes received over the group, listener -> connector
     W  wake your child, connector -> listener
 
-Acknowledgements do not confirm single frames; they show that the group makes progress: if bytes were sent and no more
-of them arrive for `dead_after`, the group is dead, even if the control link is not.
-
-A child that waits in a receive uses a whole core. So a writer that has had nothing to send for a while announces a
-rest, and has its end send W before the next frame.
+Acknowledgements show that the group makes progress: if bytes were sent and no more of them arrive for `dead_after`, the
+group is dead, even if the control link is not. A child that waits in a receive uses a whole core. So a writer that has
+had nothing to send for a while announces a rest, and has its end send W before the next frame.
 """
 
 from __future__ import annotations
@@ -31,8 +28,7 @@ from transports.framing import Kind, Liveness, check_bounds, flatten, reason_byt
 from transports.inbox import InboxLink
 from transports.rdma.channel import ChannelClosedError, Record, Word
 from transports.rdma.child_process import ChildProcess
-from transports.rdma.handshake import MAX_STEP_BYTES
-from transports.rdma.messages import Assembly, pack_table, unpack_table
+from transports.rdma.messages import MAX_STEP_BYTES, Assembly, pack_table, unpack_table
 
 _DATA, _ACK, _WAKE = b"D", b"A", b"W"
 _COUNT = struct.Struct("<Q")

@@ -1,16 +1,13 @@
 """Encodes and decodes the messages of the group. No sockets, no MLX.
 
-**One size.** All messages of a link have MESSAGE_BYTES. A group does not transmit sizes, so a receiver must know them
-beforehand; and consecutive messages of different sizes were reported to hang JACCL or to bring wrong data (mlx#3149).
-A message:
+**One size.** All messages of a link have MESSAGE_BYTES: a group does not transmit sizes. A message:
 
     head: magic 'SPRD' | rests u16 | num_next u16 | nonce u64 | seq u64 | num_used u32 | crc u32
     content, `num_used` bytes, then padding, which is whatever lay there before
 
-All little-endian. JACCL was seen to bring wrong data without an error (mlx#4342), so `crc` covers head and content,
-always; `seq` counts the messages of a link, so a lost or repeated one is noticed at the next. `num_next`: how many
-messages of the same chunk follow, so that the reader's child tells its engine of whole chunks only. Where `rests` is 1
-the reader sleeps after the message until it is woken; one without content only says so.
+All little-endian. `crc` covers head and content, always; `seq` counts the messages of a link, so a lost or repeated one
+is noticed at the next. `num_next`: how many messages of the same chunk follow, so that the reader's child tells its
+engine of whole chunks only. Where `rests` is 1 the reader sleeps after the message until it is woken.
 
 **Frames.** A frame's header and parts are its pieces. The contents of as many messages as it takes are one stream:
 `kind u32 | num_pieces u32 | the pieces' lengths, u64 each | the pieces`. This table is in the first message, and a
@@ -18,8 +15,8 @@ frame begins a new message. Of the kinds of `transports.framing` there are DATA,
 reason. At most CHUNK_MESSAGES go from an engine to its child, or back, at a time: a chunk.
 
 **Why 64 KiB.** It holds the step of a generated token: the hidden states of 4 sequences of width 8192 in bfloat16. A
-larger one makes each such step wait for its padding, a smaller one makes prompts pay for each message. The figures are
-in `scripts/README.md`. It is a power of two times 4 KiB and at most 512 KiB, so that JACCL sends it in one frame.
+larger one makes each such step wait for its padding, a smaller one makes prompts pay for each message. It is a power of
+two times 4 KiB and at most 512 KiB, so that JACCL sends it in one frame.
 """
 
 from __future__ import annotations
@@ -36,6 +33,7 @@ MAGIC = b"SPRD"
 VERSION = 3  # the two ends compare it before they join
 MESSAGE_BYTES = 64 << 10
 CHUNK_MESSAGES = 8
+MAX_STEP_BYTES = 64 << 10  # of the handshake on the control link
 
 _HEAD = struct.Struct("<4sHHQQII")
 HEAD_BYTES = _HEAD.size

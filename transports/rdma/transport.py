@@ -1,32 +1,57 @@
-"""Connects and listens at rdma:// addresses: a tcp link first, then a group.
+"""Connects and listens at rdma:// addresses: a tcp link first, then, over that, the way into a group.
 
 One port serves both kinds. A connector's OPEN says which kind of link it wants, so a listener at rdma:// returns plain
 tcp links as they are and upgrades the others. A child is started only for a peer that the control link has admitted and
 whose request is valid; the number of children is bounded.
+
+    connector (rank 0)                                          listener (rank 1)
+    OPEN, header: rdma, backend, device, nonce, macOS ->        if it cannot: BYE, why
+    child: JOB                                                  child: JOB
+    gather: what the children exchange to meet        <->       gather, as often as they do
+    ready                                             <->       ready
+
+This blocks, with a deadline, in the thread that connects, or in one of the listener's own. An end that fails closes the
+control link with the reason, so both ends report the same.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
+import re
+import socket as sockets
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 
 from transports import threads
 from transports.address import errors_naming, parse_host_port, split_scheme
-from transports.arrivals import QueueListener
-from transports.base import Link, LinkClosed, LinkOptions, LinkRefused, Listener, ListenerClosed, TransportUnavailable
+from transports.base import (
+    Frame,
+    FrameError,
+    Link,
+    LinkClosed,
+    LinkOptions,
+    LinkRefused,
+    LinkTimeout,
+    Listener,
+    ListenerClosed,
+    TransportError,
+    TransportUnavailable,
+)
+from transports.hub import TcpLink
+from transports.inbox import QueueListener
 from transports.listener_hub import OpeningCheck
-from transports.rdma.address import JACCL, RING, RdmaAddress, parse
-from transports.rdma.channel import Job
-from transports.rdma.handshake import HANDSHAKE_SECONDS, LinkRequest, address_of, join, parse_opening
+from transports.rdma.address import BACKENDS, JACCL, RING, RdmaAddress, parse
+from transports.rdma.channel import ChannelClosedError, Job, Record, Word
+from transports.rdma.child_process import ChildProcess
 from transports.rdma.link import RdmaLink, control_options
-from transports.rdma.macos import why_not_together
-from transports.rdma.probe import device_for, macos_version
+from transports.rdma.messages import MAX_STEP_BYTES, VERSION
+from transports.rdma.probe import device_for, macos_version, why_not_together
 from transports.tcp import TcpListener, TcpTransport
-from transports.tcp_link import TcpLink
 
 log = logging.getLogger("transports")
 
@@ -149,3 +174,118 @@ def _device_for(backend: str, wanted: str, host: str, options: LinkOptions) -> s
 def _job(rank: int, request: LinkRequest, device: str, host: str) -> Job:
     seconds = math.ceil(HANDSHAKE_SECONDS) + 1
     return Job(rank, request.backend, request.nonce, seconds, REST_SECONDS[request.backend], device, host)
+
+
+HANDSHAKE_SECONDS = 20.0
+_CHECK_SECONDS = 0.1  # how often a wait for the child checks the control link
+_END_SECONDS = 0.5  # for a child to end that has not joined; one that waits in MLX cannot
+_GATHER, _READY = b"gather ", b"ready"
+
+_OPENING = b"rdma "
+_DEVICE = re.compile(r"\w{0,32}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRequest:
+    """The kind of link that a connector asks a listener for.
+
+    `device`: the listener's; "": its only active one. `nonce`: what all messages of the link begin with. `macos`: the
+    connector's, if it has a device.
+    """
+
+    backend: str
+    device: str
+    nonce: int
+    macos: str = ""
+    framing: int = VERSION  # ends of different versions could not even receive each other's messages
+
+    @property
+    def opening(self) -> bytes:
+        return _OPENING + json.dumps(asdict(self)).encode()
+
+
+def parse_opening(opening: bytes) -> LinkRequest:
+    """The request in the header of an OPEN. Raises FrameError if it is not valid."""
+    try:
+        if not opening.startswith(_OPENING) or len(opening) > 300:
+            raise ValueError
+        fields = json.loads(opening.removeprefix(_OPENING))
+        framing = fields.pop("framing")
+        if type(framing) is int and framing != VERSION:
+            raise FrameError(f"rdma framing version {framing} there, version {VERSION} here")
+        request = LinkRequest(**fields)
+        is_sound = request.backend in BACKENDS and _DEVICE.fullmatch(request.device) and len(request.macos) <= 20
+        if not is_sound or type(request.nonce) is not int or not 0 <= request.nonce < 1 << 64:
+            raise ValueError
+    except (AttributeError, KeyError, ValueError, TypeError, RecursionError):
+        raise FrameError("a kind of link that is not known here") from None
+    return request
+
+
+def address_of(parsed: RdmaAddress) -> str:
+    """The numeric IPv4 address of the host; MLX's ring takes no other. Raises TransportUnavailable."""
+    host = parse_host_port(parsed.control).host
+    try:
+        return str(sockets.getaddrinfo(host, None, sockets.AF_INET, sockets.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError):
+        raise TransportUnavailable(f"ring needs an IPv4 address, and {host} has none") from None
+
+
+def join(control: Link, job: Job) -> ChildProcess:
+    """A child that has joined a group with the peer's. Raises TransportUnavailable; the control link is closed then."""
+    child: ChildProcess | None = None
+    try:
+        child = ChildProcess(job)
+        _join(control, child, job.rank)
+    except BaseException as problem:
+        reason = _why(problem, child)
+        control.close(reason)
+        if child is not None:
+            child.end(_END_SECONDS)
+        if isinstance(problem, (TransportError, ChannelClosedError, OSError)):
+            raise TransportUnavailable(reason) from problem
+        raise
+    return child
+
+
+def _why(problem: BaseException, child: ChildProcess | None) -> str:
+    if isinstance(problem, ChannelClosedError) and child is not None:
+        return f"the transport process ended ({child.exit_summary()})"
+    return str(problem)
+
+
+def _join(control: Link, child: ChildProcess, rank: int) -> None:
+    until = time.monotonic() + HANDSHAKE_SECONDS
+    while (record := _await(control, child, until)).word is Word.GATHER:
+        control.send(Frame(_GATHER + record.text))
+        theirs = _receive(control, _GATHER, until)
+        if len(theirs) != len(record.text):
+            raise FrameError(f"the other end gathered {len(theirs)} bytes, not {len(record.text)}")
+        both = (record.text, theirs) if rank == 0 else (theirs, record.text)
+        child.channel.send(Word.GATHERED, text=b"".join(both))
+    control.send(Frame(_READY))
+    _receive(control, _READY, until)
+
+
+def _await(control: Link, child: ChildProcess, until: float) -> Record:
+    """The child's next GATHER, or READY."""
+    while (record := child.channel.recv(min(_left(until), _CHECK_SECONDS))) is None:
+        if control.closed is not None:
+            raise control.closed
+    if record.word is Word.FAILED:
+        raise FrameError(record.text.decode("utf-8", "replace"))
+    return record
+
+
+def _receive(control: Link, step: bytes, until: float) -> bytes:
+    header = control.recv(_left(until)).header
+    if not header.startswith(step) or len(header) > MAX_STEP_BYTES:
+        raise FrameError(f"the other end did not send {step.decode().strip()}")
+    return header.removeprefix(step)
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise LinkTimeout(f"the two ends have not joined a group within {HANDSHAKE_SECONDS:g} s")
+    return left

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.core.costs.stage import LEAST_MARGIN, StageCosts
+from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.plan import Slice, StageFigures
 
 _MOST_HOST = 0.5  # of a step: what took longer was something else
@@ -28,7 +28,6 @@ class CostModel:
 
     hop: seconds from the end of a step on one stage until it can start on the next, or until its result is with the
         scheduler.
-    is_known: whether the costs are given and ``learn`` changes nothing.
     drafts: of a round of drafts, whose rows are its sequences.
     host: seconds that the coordinator takes for a step besides drafts, computing and links.
     drafts_at_end: whether the last stage makes the drafts.
@@ -37,7 +36,6 @@ class CostModel:
 
     stages: list[StageCosts]
     hop: float = 0.0
-    is_known: bool = False
     drafts: StageCosts = field(default_factory=StageCosts)
     host: float = 0.0
     drafts_at_end: bool = False
@@ -61,8 +59,6 @@ class CostModel:
     ) -> None:
         """Learn from a step's figures. Seconds on the first stage's clock: ``returned_at``, when they came; ``since``,
         from when on the host had nothing to do but this step and its drafts, if it is known."""
-        if self.is_known:
-            return
         shape = Shape.of(slices)
         for each in figures:
             if 0 <= each.stage < len(self.stages) and each.rows == shape.rows:
@@ -79,7 +75,7 @@ class CostModel:
 
     def drafted(self, sequences: int, rounds: float, seconds: float) -> None:
         """Learn from ``rounds`` of drafts for so many sequences at a time."""
-        if sequences and rounds and not self.is_known:
+        if sequences and rounds:
             self.drafts.took(Shape(sequences), seconds / rounds)
 
     # -- what it predicts ----------------------------------------------------------------------
@@ -105,7 +101,7 @@ class CostModel:
     def cycle(self, shape: Shape, num_groups: int) -> float:
         """Seconds between two tokens of a sequence if the steps of all groups had this shape, exceeded one time in
         twenty. In that time the slowest stage computes a step for each group, and one step passes all stages."""
-        times = [(LEAST_MARGIN if self.is_known else stage.margin) * stage.at(shape) for stage in self.stages]
+        times = [stage.margin * stage.at(shape) for stage in self.stages]
         return max(num_groups * max(times), sum(times) + self.hop * (len(times) if len(times) > 1 else 0))
 
     def predicted(self, shape: Shape) -> float | None:
@@ -118,7 +114,7 @@ class CostModel:
         and nothing else under way; ``None`` where too little has been seen."""
         size = min(size, count)
         middle, last = (Shape().plus(start + first, size) for first in ((count - size) // 2, count - size))
-        if not self.is_known and not all(stage.knows(last) for stage in self.stages):
+        if not all(stage.knows(last) for stage in self.stages):
             return None
         filling = sum(stage.at(last) for stage in self.stages) - self.slowest(last)
         return -(-count // size) * (self.slowest(middle) + self.host) + filling

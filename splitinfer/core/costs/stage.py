@@ -20,9 +20,8 @@ in twenty of the last steps took longer than predicted by this factor.
 import math
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from splitinfer.core.costs.shape import Shape
@@ -39,7 +38,6 @@ _QUANTILE = 0.95
 LEAST_MARGIN, _MOST_MARGIN = 1.02, 1.5
 _TRUSTED_AFTER = 4  # steps
 _FURTHER = 2  # predictions are trusted up to this multiple of the most rows seen
-_ANY_ROWS, _NO_BOUND = 2**20, 2**62  # rows and positions for which given costs are known
 _AT_MOST = 0.9  # of a place's seconds are what it attends to
 
 
@@ -92,7 +90,6 @@ class StageCosts:
     chunk: float = 0.0
     _of_decodes: _Slope = field(default_factory=_Slope)
     _of_chunks: _Slope = field(default_factory=_Slope)
-    _is_given: bool = False  # and not learned
     _line: list[tuple[float, float]] | None = None  # the table by rows, less what was attended to
     _off: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))  # measured to predicted, of the last steps
 
@@ -104,8 +101,7 @@ class StageCosts:
 
     def at_least(self, shape: Shape) -> float:
         """The same, as little as it may be where so many rows were never measured, so that they get tried."""
-        rows = self._of_rows(shape.rows) if self._is_given else _below(self._by_rows(), shape.rows)
-        return rows + self._attending(shape.decode_context, shape.chunk_context)
+        return _below(self._by_rows(), shape.rows) + self._attending(shape.decode_context, shape.chunk_context)
 
     def _of_rows(self, rows: float) -> float:
         """Seconds of a step that attends to nothing."""
@@ -220,32 +216,6 @@ class StageCosts:
             "chunk": self.chunk,
             "most_rows": self.most_rows,
         }
-
-    @classmethod
-    def line(cls, base: float, per_row: float, decode: float = 0.0, chunk: float = 0.0) -> "StageCosts":
-        """Linear costs in seconds: ``base`` for each step, ``per_row``, and ``decode`` and ``chunk`` for each position
-        that single rows and rows of chunks attend to."""
-        return cls._given([(0, base), (1, base + per_row)], decode, chunk)
-
-    @classmethod
-    def through(cls, seconds: Mapping[int, float], decode: float = 0.0, chunk: float = 0.0) -> "StageCosts":
-        """Costs that interpolate ``seconds`` by number of rows, and extrapolate the last line; ``decode`` and ``chunk``
-        are for each position that single rows and rows of chunks attend to.
-
-        Raises:
-            ValueError: a number of rows below 1, or fewer seconds for more rows.
-        """
-        known = sorted(seconds.items())
-        if known[0][0] < 1 or any(b < a for (_, a), (_, b) in pairwise(known)):
-            raise ValueError("more rows than one cannot take less time than one")
-        return cls._given(known, decode, chunk)
-
-    @classmethod
-    def _given(cls, points: Sequence[tuple[float, float]], decode: float, chunk: float) -> "StageCosts":
-        places = {math.floor(rows): _Place(rows, seconds, count=1) for rows, seconds in points}
-        made = cls(_TRUSTED_AFTER if points else 0, _ANY_ROWS, _NO_BOUND, _NO_BOUND, _places=places, _is_given=True)
-        made.decode, made.chunk = decode, chunk
-        return made
 
 
 def _key(rows: int) -> int:

@@ -266,23 +266,6 @@ class BlockTree:
         self._by_key.clear()
         self._leaves.clear()
 
-    def check(self) -> None:
-        """Assert the invariants; for tests."""
-        for block in self:
-            assert block.is_here
-            assert 0 < len(block.tokens) <= self._block
-            assert block in self._siblings(block)
-            assert block.is_full or not block.children
-            assert block.num_children == sum(map(len, block.children.values()))
-            if block.parent is not None:
-                assert block.parent.is_full
-                assert block.parent.end == block.start
-                assert self._blocks[block.parent.block_id] is block.parent
-        assert {block.key: block for block in self} == self._by_key
-        roots = [block for block in self if block.parent is None]
-        assert sum(map(len, self._first.values())) == len(roots)
-        assert self._leaves == sorted((one.last_use, one.block_id) for one in self if not one.children)
-
     def _siblings(self, block: Block) -> list[Block]:
         children = self._first if block.parent is None else block.parent.children
         return children.setdefault(block.tokens[0], [])

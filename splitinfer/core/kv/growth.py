@@ -1,9 +1,8 @@
 """By how much the arrays of a sequence's KV grow: arithmetic that the stages' caches and the scheduler's budget share.
 
 Keys and values of one layer lie in one array each, because attention reads them so. An array that grows is copied, and
-until the copy is done there are two. If all arrays grew in one step, as those of equal length do, that step would need
-the KV a second time, and take the time for it. So they take turns, each at another *phase* of the same ladder of
-lengths:
+until the copy is done there are two. If all arrays grew in one step, that step would need the KV a second time. So they
+take turns, each at another *phase* of the same ladder of lengths:
 
     layer 0, keys      |-----------|-----------|-----------|      room of an array: the first mark
              values    |------|-----------|-----------|----       at or after its length
@@ -11,10 +10,9 @@ lengths:
              values    |---------|-----------|-----------|-
 
 The ladder's step is a block of ``BLOCK`` tokens for short sequences and 1/16 to 1/8 of the length for long ones, so
-that a long sequence is seldom copied, and a chunk of its prompt lets few arrays grow. Where a step is longer than a
-block, marks are not at the blocks' ends: a step is only a few blocks, so a quarter of all arrays would grow with one
-token of 12,000, and the same token would save a block. An array never has more than 1/8 of its length unused, and a
-block; the mean of all arrays, which is what is counted, is half of that.
+that a long sequence is seldom copied. Where a step is longer than a block, marks are not at the blocks' ends, or a
+quarter of all arrays would grow with one token of 12,000 that also saves a block. An array never has more than 1/8 of
+its length unused, and a block; the mean of all arrays, which is what is counted, is half of that.
 """
 
 from typing import NamedTuple

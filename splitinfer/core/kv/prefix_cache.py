@@ -4,28 +4,23 @@ It holds two trees of token blocks (``core.kv.block_tree``): the blocks that are
 which every stage has a file. A block is *saved* by the plan after the one that completes it; sequences can begin with
 it from the next plan on, and with its file once all stages have reported that they wrote it. If the disk has more of a
 sequence's prefix than memory, the rest is *fetched*: the blocks take their place in memory at once, marked as coming;
-each plan has a few of them, so that no step gets much longer; and the sequence waits for the results. A block that a
-single stage could not read is dropped on all of them, with everything after it, and computed again.
-
-So the stages never have to agree on anything, and blocks that only some of them hold are not used.
+each plan has a few of them, and the sequence waits for the results. A block that a single stage could not read is
+dropped on all of them, with everything after it, and computed again. So the stages never have to agree on anything.
 
 Where links pack the hidden states of prompts (``core.wire_codec``), KV of generated tokens differs from that of the
 same tokens in a prompt. Then only blocks of prompts are stored, and matched only with prompts.
 
 When a sequence is preempted, the blocks that are not on disk yet are written there without a place in memory
-(``swap_out``); later it is admitted like any other, with the blocks that are stored then. Whether reading is faster
-than computing again follows from measured times of fetches and steps (``core.costs``).
+(``swap_out``); later it is admitted like any other.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from splitinfer.core.kv.block_tree import Block, BlockTree, DiskBlock, Key, Match, chained
 from splitinfer.core.kv.budget import STORED_BLOCK, KVBudget, KVUse
-from splitinfer.core.kv.conversations import OpenConversations
-from splitinfer.core.kv.files import BlockFiles
 from splitinfer.core.plan import Fetch, Save, StageFigures, StepPlan
 from splitinfer.core.sequence import Sequence
 
@@ -78,7 +73,7 @@ class PrefixCache:
         self.num_fetched = 0  # tokens read from disk
         self.num_swapped = 0  # tokens written for preempted sequences
         self.seconds_per_token: float | None = None  # of reading, on the slowest stage
-        self._awaiting: dict[int, Sequence] = {}
+        self.awaiting: dict[int, Sequence] = {}  # those that wait for blocks from disk, by their ids
         self._saves: list[Save] = []
         self._dropped: list[int] = []
         self._fetches: deque[Fetch] = deque()
@@ -150,7 +145,7 @@ class PrefixCache:
             seq.kv.awaits.append(block)
             self._fetches.append(Fetch(block.block_id, block.key, block.start, block.end))
         if seq.kv.awaits:
-            self._awaiting[seq.seq_id] = seq
+            self.awaiting[seq.seq_id] = seq
 
     def num_lacking(self, ahead: Seq[Block]) -> int:
         """How many of the blocks up to and with these need memory in addition."""
@@ -158,18 +153,13 @@ class PrefixCache:
         return len(path) - len(self._in_memory(path))
 
     @property
-    def num_awaiting(self) -> int:
-        """Sequences that wait for blocks from disk."""
-        return len(self._awaiting)
-
-    @property
     def pinned(self) -> set[Block]:
         """Blocks being read, and those before them. Each has been read or dropped when a plan under way is done."""
-        return {before for seq in self._awaiting.values() for block in seq.kv.awaits for before in block.path}
+        return {before for seq in self.awaiting.values() for block in seq.kv.awaits for before in block.path}
 
     def coming(self) -> Iterable[Key]:
         """The keys of blocks being read."""
-        return (block.key for seq in self._awaiting.values() for block in seq.kv.awaits)
+        return (block.key for seq in self.awaiting.values() for block in seq.kv.awaits)
 
     # -- storing -------------------------------------------------------------------------------
 
@@ -324,14 +314,14 @@ class PrefixCache:
 
     def leave(self, seq: Sequence) -> None:
         """Have a sequence wait no longer for its blocks."""
-        self._awaiting.pop(seq.seq_id, None)
+        self.awaiting.pop(seq.seq_id, None)
         seq.kv.awaits = []
 
     def clear(self, kept: Iterable[DiskBlock]) -> None:
         """Start again, after the stages have lost everything but the blocks ``kept`` on disk."""
         for pending in (self._saves, self._dropped, self._fetches, self.sessions):
             pending.clear()
-        for seq in list(self._awaiting.values()):
+        for seq in list(self.awaiting.values()):
             self.leave(seq)
         self.tree.clear()
         self.files.begin_with(kept)
@@ -376,21 +366,147 @@ class PrefixCache:
 
     def _update_awaiting(self) -> None:
         """Release the sequences whose blocks were all read or dropped."""
-        for seq in list(self._awaiting.values()):
+        for seq in list(self.awaiting.values()):
             seq.kv.awaits = [block for block in seq.kv.awaits if block.is_here and block.is_coming]
             if not seq.kv.awaits:
                 self.leave(seq)
 
-    # -- invariants ----------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Assert the invariants; for tests."""
-        self.tree.check()
-        self.disk.check()
-        assert len(self.sessions) <= self._config.max_sessions
-        awaited = {block for seq in self._awaiting.values() for block in seq.kv.awaits}
-        for seq in self._awaiting.values():
-            assert seq.kv.awaits, "a sequence waits for nothing"
-        for block in awaited:
-            assert block.is_here
-            assert block.is_coming
+_SHARE = 0.75  # of all blocks, at most
+
+
+class OpenConversations:
+    """The last block of each open conversation, by its session's name or its own key; at most ``most``, those that went
+    on last. Memory that is short goes to them, so their blocks are evicted last.
+
+    A conversation is open while it has a session's name, or once it *came back*: a request began with all that an
+    earlier one had left. What was asked once may never be asked again. A share of all blocks is not theirs, so that new
+    ones can begin; of theirs, those of the conversation that went on last, and the first ones of each, stay longest.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._last: OrderedDict[str | Key, Block] = OrderedDict()
+
+    def __iter__(self) -> Iterator[str | Key]:
+        return iter(self._last)
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def ended(self, seq: Sequence) -> None:
+        """A request with stored blocks has ended."""
+        last = seq.kv.blocks[-1]
+        last.ends = True
+        if seq.session is None and not seq.comes_back:
+            return
+        name = last.key if seq.session is None else seq.session
+        self._last[name] = last
+        self._last.move_to_end(name)
+        for gone in [one for one, block in self._last.items() if not block.is_here]:
+            del self._last[gone]  # it protects nothing, and would keep the blocks before it alive
+        while len(self) > self._most:
+            nameless = (one for one in self._last if not isinstance(one, str))
+            del self._last[next(nameless, next(iter(self._last)))]  # a name is a promise that it can be dropped
+
+    def close(self, session: str) -> Block | None:
+        """Forget a session; its last block, if it is there."""
+        last = self._last.pop(session, None)
+        return last if last is not None and last.is_here else None
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._last.clear()
+
+    def evictable(self, tree: BlockTree) -> Iterator[Block]:
+        """The blocks of a tree in the order in which they may be evicted. Changes nothing."""
+        are_last = self._blocks(int(_SHARE * len(tree)))
+        yield from (block for block in tree.evictable() if block not in are_last)
+        yield from (block for block in tree.evictable() if block in are_last)
+
+    def _blocks(self, most: int) -> set[Block]:
+        """So many of their blocks; with each all before it, which cannot be evicted earlier."""
+        found = set[Block]()
+        for last in reversed(self._last.values()):
+            path, at = list[Block](), last if last.is_here else None
+            while at is not None and at not in found:
+                path.append(at)
+                at = at.parent
+            found.update(path[::-1][: most - len(found)])
+            if len(found) >= most:
+                break
+        return found
+
+
+_MOST_ASKED = 60  # times for files without another block in between
+_MOST_UNWRITTEN = 4096  # blocks whose files are expected; a stage whose disk is full never reports them
+
+
+class BlockFiles:
+    """Which blocks every stage has on disk (``tree``), and which files are still expected.
+
+    A block counts as being on disk once all stages have reported that they wrote it. They report with the results of
+    steps; where no step is under way, ``ask`` has an empty plan go out for it.
+    """
+
+    def __init__(self, root: Key, *, whole_blocks: bool, block: int) -> None:
+        self.tree = BlockTree(root, whole_blocks=whole_blocks, block=block)
+        self._unwritten: OrderedDict[Key, tuple[DiskBlock, set[int]]] = OrderedDict()  # and the stages that have them
+        self._erased: list[Key] = []
+        self.is_asking, self._asks_left = False, 0  # whether the next plan goes though it has nothing to do
+
+    def begin_with(self, kept: Iterable[DiskBlock]) -> None:
+        """Begin again, with the blocks that are on every stage's disk."""
+        self._unwritten.clear()
+        self.tree.clear()
+        self.is_asking, self._erased = False, self.tree.plant(kept)
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether the next plan has something to say of files."""
+        return bool(self._erased or self.is_asking)
+
+    def take_erased(self) -> tuple[Key, ...]:
+        """The keys of files that will not be read again, for the next plan."""
+        erased, self._erased, self.is_asking = tuple(self._erased), [], False
+        return erased
+
+    def expects(self, key: Key) -> bool:
+        """Whether a block is being written."""
+        return key in self._unwritten
+
+    def expect(self, kept: DiskBlock, key: Key) -> None:
+        """A block is to be written."""
+        self._unwritten[key], self._asks_left = (kept, set()), _MOST_ASKED
+        if len(self._unwritten) > _MOST_UNWRITTEN:
+            self._unwritten.popitem(last=False)
+
+    def ask(self) -> bool:
+        """Have a plan go out though nothing else is to be done, because its result tells what was written since the
+        last one; returns whether there is anything to ask for. Call it now and then while nothing is under way."""
+        if self._unwritten and self._asks_left:
+            self.is_asking, self._asks_left = True, self._asks_left - 1
+        return self.is_asking
+
+    def learn(self, figures: Seq[StageFigures]) -> None:
+        """Take in from a step's figures which files were written."""
+        for each in figures:
+            for key in each.written:
+                self._written(key, each.stage, num_stages=len(figures))
+
+    def _written(self, key: Key, stage: int, num_stages: int) -> None:
+        if key not in self._unwritten:
+            return
+        kept, written_by = self._unwritten[key]
+        written_by.add(stage)
+        if len(written_by) >= num_stages:
+            del self._unwritten[key]
+            self._add(kept)
+
+    def _add(self, kept: DiskBlock) -> None:
+        parent = None if kept.parent == self.tree.root else self.tree.get(kept.parent)
+        is_orphan = parent is None and kept.parent != self.tree.root
+        if is_orphan or self.tree.get(chained(kept.parent, kept.tokens)) is not None:
+            return
+        _, replaced = self.tree.add(parent, kept.tokens)
+        self._erased += [one.key for one in replaced]

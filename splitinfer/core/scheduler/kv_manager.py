@@ -2,9 +2,8 @@
 
 A sequence is admitted when its whole prompt and the beginning of its answer fit beside what all others have or have
 reserved. It begins with the stored blocks that it matches (``core.kv.prefix_cache``); where there is no room for both,
-it takes them over, that is, the plan that begins it drops them. A sequence whose prefix continues with blocks on disk
-waits until they are read, if reading is faster than computing; a sequence whose next block is just being computed by
-another waits for that.
+the plan that begins it drops them. A sequence whose prefix continues with blocks on disk waits until they are read, if
+reading is faster than computing; one whose next block is just being computed by another waits for that.
 
 Where a sequence's KV has to grow and memory is short, in this order:
 
@@ -14,14 +13,12 @@ Where a sequence's KV has to grow and memory is short, in this order:
     3. else the sequence in need keeps what it has, and continues when others have ended
 
 Rank decides (priority, then who came first), and no sequence is preempted for one of lower rank. So the highest-ranked
-sequence always continues once results are back, and two never take the memory from each other in turn.
-
-What is *promised* to the sequences of a step counts as taken until the step is made: also what decodes of other groups
-need next, so that no sequence takes what one of higher rank lacks.
+sequence always continues once results are back, and two never take the memory from each other in turn. What is
+*promised* to the sequences of a step counts as taken until the step is made, also what decodes of other groups need
+next.
 
 When a sequence ends alone its KV is *retained* on the stages, beside the blocks that are stored of it: most often, what
-comes next is the next turn of its conversation, which takes the arrays over and copies nothing. Whatever else begins
-frees them, so they never take memory from anybody.
+comes next is the next turn of its conversation, which takes the arrays over. Whatever else begins frees them.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -127,7 +124,7 @@ class KVManager:
         """Those of the ``waiting`` sequences that may start with this step beside the ``running`` ones, ``most`` in
         all, and what they match. None overtakes one that does not fit, so none starves. ``rows``: see
         ``reads_faster``."""
-        num_places = most - len(running) - self.cache.num_awaiting
+        num_places = most - len(running) - len(self.cache.awaiting)
         if num_places <= 0:
             return
         use_of, reserved, coming, told = self.budget.use_of, NOTHING, set(self.cache.coming()), 0
@@ -225,12 +222,6 @@ class KVManager:
         is_at_end = end == kept.num_scheduled
         return kept if (is_at_end or self._can_roll_back) and kept.tokens[:end] == seq.tokens[:end] else None
 
-    def grow(self, before: int, after: int) -> None:
-        """A sequence's KV has grown by a plan's slice."""
-        need = self.budget.growth(before, after)
-        if need is not NOTHING:
-            self.used += need
-
     def preempt(self, seq: Sequence, rows: int) -> None:
         """Have the next plan free a running sequence's KV, and write its blocks to disk before if they are read faster
         than computed. ``rows``: see ``reads_faster``."""
@@ -294,18 +285,3 @@ class KVManager:
         before = self.budget
         self.cache.budget = before.lowered(stage, self.used + self.stored)
         return self.budget != before
-
-    def check(self, running: Iterable[Sequence]) -> None:
-        """Assert the invariants; for tests."""
-        self.cache.check()
-        use = NOTHING
-        for seq in running:
-            use += self.budget.use_of(seq.kv_tokens)
-        assert use == self.used, f"{self.used} is counted, {use} is used"
-        assert self.budget.fits(use + self.stored), "more KV is used than there is"
-        kept = self.retained
-        assert kept is None or not (use != NOTHING or kept.seq_id in self.freed), (
-            "an ended sequence keeps its KV beside one that runs"
-        )
-        assert set(self._newly_retained) <= ({kept.seq_id} if kept is not None else set())
-        assert len(self.freed) == len(set(self.freed)), "a sequence is to be freed twice"

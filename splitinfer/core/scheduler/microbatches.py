@@ -1,16 +1,15 @@
 """Groups decoding sequences into micro-batches that take turns.
 
-One sequence cannot fill a pipeline: its next token needs the last one to have passed all stages. S groups that
-take turns can. While stage 0 computes group 0, stage 1 computes group 1 one step before it, and so on:
+One sequence cannot fill a pipeline: its next token needs the last one to have passed all stages. S groups that take
+turns can:
 
     stage 0    | 0 | 1 | 0 | 1 | 0 |
     stage 1        | 0 | 1 | 0 | 1 | 0 |
 
-A cycle is as long as its longest step, so bubbles come from steps that differ. Hence groups are of equal size, and
-the steps of one round get equal shares of prefill (``even_share``). Membership is sticky, because the stages keep the
-KV of a group together: a new sequence joins the smallest group, and a group that has become too small is filled up
-from the largest, only as far as needed. Where fewer groups are faster (``core.speculation.chooser``), only the first
-few are ``active``: members of the others move as soon as no result of theirs is on its way.
+A cycle is as long as its longest step. Hence groups are of equal size, and the steps of one round get equal shares of
+prefill (``even_share``). Membership is sticky, because the stages keep the KV of a group together: a new sequence joins
+the smallest group, and a group that has become too small is filled up from the largest, only as far as needed. Where
+fewer groups are faster (``core.speculation.chooser``), only the first few are ``active``.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -56,11 +55,6 @@ class MicroBatches:
 
     def __contains__(self, seq: Sequence) -> bool:
         return seq.seq_id in self._id_to_group
-
-    @property
-    def active(self) -> int:
-        """How many groups are in use."""
-        return self._active
 
     @property
     def groups(self) -> tuple[tuple[Sequence, ...], ...]:
@@ -160,11 +154,3 @@ class MicroBatches:
     def _smallest(self) -> int:
         active = (group for group in self.in_turn() if group < self._active)
         return min(active, key=lambda group: len(self._groups[group]))
-
-    def check(self) -> None:
-        """Assert what must hold between any two events."""
-        ids = [seq.seq_id for group in self._groups for seq in group]
-        assert len(ids) == len(set(ids)), "a sequence is in two groups"
-        assert set(ids) == set(self._id_to_group)
-        assert all(self._id_to_group[seq.seq_id] == i for i, group in enumerate(self._groups) for seq in group)
-        assert self._next_to_move() is None, "groups are unequal, and a sequence could move"

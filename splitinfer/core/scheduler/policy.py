@@ -2,7 +2,7 @@
 
 A step has room for so many tokens. Answers under way (decodes) need one each, prompts take any number, and what goes
 first makes the other wait. A policy decides for each step whether the decodes of its group go, how much of the room
-prompts may take, and whether waiting requests may be admitted.
+prompts may take, and whether waiting requests may be admitted. It is pure: it reads no clock and no scheduler.
 
     policy          decodes go                   prompts get                        effect on latency
     stall_free      always                       what is left, times prefill_share  ITL bounded by one step a stage
@@ -13,12 +13,8 @@ prompts may take, and whether waiting requests may be admitted.
                                                  while sequences decode
 
 ``stall_free`` is Sarathi-Serve's schedule (Agrawal et al., arXiv 2403.02310), ``decode_first`` FasterTransformer's
-request-level batching, ``prefill_first`` vLLM's original schedule. ``prefill_share`` blends the first two of these: at
-1 prompts take all that a step has left, near 0 they are read slowly.
-
-A policy that keeps decodes waiting is overruled when one has waited for ``max_decode_gap``.
-
-A policy is pure: all that it needs is in ``PolicyInput``; it reads no clock and no scheduler.
+request-level batching, ``prefill_first`` vLLM's original schedule. A policy that keeps decodes waiting is overruled
+when one has waited for ``max_decode_gap``.
 """
 
 from dataclasses import dataclass

@@ -2,8 +2,7 @@
 
 The course of a sequence: ``add`` queues it; ``schedule`` admits it when there is room and cuts its tokens still to
 compute into slices; ``update`` appends what the last stage sampled, so there is one more token to compute; ``finish``
-(or an end token, or the maximal length) ends it. A later plan frees its KV; if it ended alone, stages retain that for
-who goes on from it, until room is needed. What it computed stays in the prefix cache as blocks, after an abort, too.
+(or an end token, or the maximal length) ends it. What becomes of its KV: ``core.scheduler.kv_manager``.
 
 A running sequence computes its prompt or decodes. Chunks of a prompt need no result of each other, so they go in
 consecutive steps that are all in flight; a decode waits for the last token. A sequence with its first token joins a
@@ -11,25 +10,19 @@ group (``core.scheduler.microbatches``), and a step is
 
     [ every member of one group: one token each, and drafts | chunks of prompts, with what is left of token_budget ]
 
-so no decode is ever skipped for a prompt, and none waits longer than one step of bounded size per stage. That is the
-default; other policies (``core.scheduler.policy``) let prompts go first or stop admission, and the room for prompts
-may follow an objective for the time between tokens (``core.scheduler.chunks``). While sequences decode, as many plans
-are under way as there are groups: one more would only delay the next decode. While none does, ``max_in_flight`` plans
-keep one waiting in front of each stage.
+so no decode is ever skipped for a prompt, and none waits longer than one step of bounded size per stage; other policies
+(``core.scheduler.policy``) decide otherwise. While sequences decode, as many plans are under way as there are groups:
+one more would only delay the next decode. While none does, ``max_in_flight`` plans keep one waiting in front of each
+stage.
 
 A step is filled group by group: memory is promised to sequences by rank, which evicts stored blocks and preempts others
-at once (``core.scheduler.kv_manager``, which also says who is admitted). If that leaves no slice for the group whose
-turn it is, the next group gets its turn. A preempted sequence waits, keeps its tokens, and is computed again later. A
-token's random key depends on its position alone, so preemption does not change the tokens.
-
-Where a stage's device had no memory left although the budget was kept, the budget is lowered (``lower_budget``) before
-the sequences are queued again; those that do not fit even alone then are ``unable``.
+at once. If that leaves no slice for the group whose turn it is, the next group gets its turn. A preempted sequence
+waits, keeps its tokens, and is computed again later. A token's random key depends on its position alone, so preemption
+does not change the tokens. Where a stage's device had no memory left although the budget was kept, the budget is
+lowered (``lower_budget``) before the sequences are queued again.
 
 With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``proposals`` returns
-how many and for which sequences, ``take`` takes them in, and the next plan contains them. How many groups there are,
-how many drafts each member gets and how many blocks fly is one choice by cost (``core.speculation.chooser``); blocks
-of one sequence may follow each other without waiting for results, and after a result that rejects them the next one
-begins at once.
+how many and for which sequences, ``take`` takes them in, and the next plan contains them.
 """
 
 from collections import deque
@@ -41,23 +34,28 @@ from itertools import accumulate
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.kv.block_tree import DiskBlock, Match, full_keys
-from splitinfer.core.kv.budget import NOTHING, KVUse, NeverFits
+from splitinfer.core.kv.budget import NOTHING, NeverFits
 from splitinfer.core.picture import chunk_end
 from splitinfer.core.plan import NewSequence, SampledSlice, SampledToken, Slice, StepPlan, StepResult
 from splitinfer.core.scheduler.chunks import LEAST_CHUNK, ChunkSizes, Prompt, Share
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.in_flight import StepInFlight
+from splitinfer.core.scheduler.in_flight import StepInFlight, TokenEvent, check_result
 from splitinfer.core.scheduler.kv_manager import Admission, KVManager
 from splitinfer.core.scheduler.microbatches import MicroBatches
-from splitinfer.core.scheduler.policy import Policy, PolicyConfig, PolicyDecision, PolicyInput, longest_chunk
-from splitinfer.core.scheduler.results import TokenEvent, check_result
+from splitinfer.core.scheduler.policy import (
+    Policy,
+    PolicyConfig,
+    PolicyDecision,
+    PolicyInput,
+    PolicyName,
+    longest_chunk,
+)
 from splitinfer.core.scheduler.waiting_queue import Deadlines, WaitingQueue
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.choice import Choosers
 from splitinfer.core.speculation.chooser import Chooser, Member
 from splitinfer.core.speculation.speculation import Proposal, Speculation
 
-OPENED_FIRST = 1024  # tokens of stored KV that take longer to copy than a step without slices takes
 _MOST_SCORED = 64  # rows of prompts in a step whose logits are computed: five arrays of 39 MB at 152,000 tokens
 
 _NO_DRAFTS: Mapping[int, int] = {}
@@ -67,11 +65,12 @@ Work = tuple[Sequence, int]  # and how many of its known tokens a step computes
 
 
 class Scheduler:
-    """Pure: no clock, no threads, no arrays. ``core.scheduler.invariants`` states what must always hold.
+    """Pure: no clock, no threads, no arrays.
 
     config: the limits and rules in force; ``tune`` changes them.
     costs: the stages', as far as they are known before any step; refined with each step's figures.
     in_flight: the steps under way, oldest first.
+    deadlines: of all sequences; ``expire`` ends those that are over.
     num_preemptions: times that a running sequence was preempted.
     """
 
@@ -87,7 +86,7 @@ class Scheduler:
         self.chooser = Chooser(self.costs, config.num_groups, fixed=config.fixed_groups)
         self.speculation = self._speculation()
         self.num_preemptions = 0
-        self._deadlines = Deadlines()
+        self.deadlines = Deadlines()
         self._policy, self._chunks = Policy(config.policy_config), ChunkSizes(self.costs, self.batches)
         self._unlearned = deque[tuple[StepInFlight, StepResult, float]]()
         self._next_step = 0
@@ -123,7 +122,7 @@ class Scheduler:
         if not (self.waiting or self.running):
             self._returned_at = 0.0  # since then nobody wanted anything of the coordinator
         self._queue(seq)
-        self._deadlines.add(seq)
+        self.deadlines.add(seq)
 
     def _queue(self, seq: Sequence) -> None:
         if self.config.blocks.keeps_blocks:
@@ -145,14 +144,10 @@ class Scheduler:
     def expire(self, now: float) -> list[int]:
         """End every sequence whose deadline is over (``ABORT``) and return their ids. ``now``: seconds on the caller's
         clock."""
-        seq_ids = self._deadlines.over(now)
+        seq_ids = self.deadlines.over(now)
         for seq_id in seq_ids:
             self.finish(seq_id, FinishReason.ABORT)
         return seq_ids
-
-    def forget(self, session: str) -> None:
-        """Free what a session keeps, but for blocks that others begin with, too."""
-        self.kv.forget(session)
 
     def unable(self) -> list[tuple[Sequence, NeverFits]]:
         """The sequences that cannot go on even alone since the budget was lowered, and why; the caller ends them."""
@@ -189,7 +184,7 @@ class Scheduler:
         """End a sequence that waits or runs."""
         seq.finish_reason = reason
         self._forget_drafts(seq)
-        self._deadlines.remove(seq)
+        self.deadlines.remove(seq)
         if self.waiting.get(seq.seq_id) is seq:
             self.waiting.remove(seq)
             self.prefix_cache.leave(seq)
@@ -232,7 +227,7 @@ class Scheduler:
         for seq in self.waiting:
             config.check_fits(seq)
         new = Scheduler(config)
-        new._now, new._next_step, new._deadlines = self._now, self._next_step, self._deadlines
+        new._now, new._next_step, new.deadlines = self._now, self._next_step, self.deadlines
         new.num_preemptions = self.num_preemptions
         for seq in self.waiting:
             new._queue(seq)
@@ -462,13 +457,13 @@ class Scheduler:
 
     def _plan_of(self, group: int) -> StepPlan | None:
         """The step of one group, by the policy; ``None`` where it has nothing to do."""
-        situation, num_awaiting = self._policy_input(group), self.prefix_cache.num_awaiting
+        situation, num_awaiting = self._policy_input(group), len(self.prefix_cache.awaiting)
         rules = self._policy.decide(situation)
         plan = self._filled(group, rules, situation)
         if plan is None and not (rules.decodes_go and not self.batches.members(group)):
             # No prompt can be read now; or no decode has KV, and their rows are free for a prompt that has.
             plan = self._filled(group, rules._replace(decodes_go=not rules.decodes_go), situation)
-        is_fetching = self.prefix_cache.num_awaiting > num_awaiting
+        is_fetching = len(self.prefix_cache.awaiting) > num_awaiting
         return self._issue() if plan is None and is_fetching else plan
 
     def _filled(self, group: int, rules: PolicyDecision, situation: PolicyInput) -> StepPlan | None:
@@ -494,9 +489,6 @@ class Scheduler:
         # Without a slice, an admitted sequence would hold blocks that could be evicted before their first use.
         beginning = {seq.seq_id for seq, _ in chunks}
         admissions = [one for one in admissions if one[0].seq_id in beginning]
-        if self._is_opened_first(admissions):
-            self._chunks.end_round()
-            return self._issue(admissions)
         if not decodes and not chunks:
             return None
         work = [*((seq, 1) for seq in decodes), *chunks]
@@ -505,17 +497,9 @@ class Scheduler:
         if chunks and self.speculation is not None:
             drafts |= self._allocate_jumps(chunks, dict(prompts), room - sum(drafts.values()))
         self._chunks.note(share, has_chunks=bool(chunks))
-        self._had_turn(group, situation, late)
+        self.batches.had_turn(group, late)
+        self._policy.scheduled(situation)
         return self._issue(admissions, work, drafts)
-
-    def _is_opened_first(self, admissions: Seq[Admission]) -> bool:
-        """Whether an idle pipeline is told of sequences before their first chunks: all stages copy the stored KV that
-        they begin with at the same time. With the first chunk, each stage would do it when the stages before it are
-        done."""
-        if self.running or self.in_flight or (self.config.num_stages or self.config.num_groups) == 1:
-            return False
-        copying = (match.num_tokens for seq, match in admissions if self.kv.retained_for(seq, match) is None)
-        return max(copying, default=0) >= OPENED_FIRST
 
     def _allocate(self, ready: Iterable[Prompt], room: int, side_by_side: int) -> tuple[set[int], list[Work]]:
         """Promise KV by rank and cut chunks; returns the ids of the sequences that may decode, and the chunks.
@@ -612,18 +596,14 @@ class Scheduler:
             work = [(seq, seq.num_to_compute) for seq in decodes if seq.num_to_compute or seq.seq_id in drafts]
             if work:
                 self._chunks.note(Share(), has_chunks=False)
-                self._had_turn(group, situation)
+                self.batches.had_turn(group, ())
+                self._policy.scheduled(situation)
                 return self._issue((), work, drafts)
         return None
 
     def _follows(self, seq: Sequence) -> bool:
         """Whether a block that waits may go behind those of its sequence that are under way."""
         return bool(seq.drafts.waiting) and self.speculation is not None and self.speculation.may_follow(seq)
-
-    def _had_turn(self, group: int, situation: PolicyInput, late: Iterable[Sequence] = ()) -> None:
-        """Note that a step of a group was planned. ``late``: members that it had no room for."""
-        self.batches.had_turn(group, late)
-        self._policy.scheduled(situation)
 
     def _issue(
         self, admissions: Iterable[Admission] = (), work: Iterable[Work] = (), drafts: Mapping[int, int] = _NO_DRAFTS
@@ -639,7 +619,7 @@ class Scheduler:
         self._next_step += 1
         for part in slices:
             self.prefix_cache.store_full_blocks(self.running[part.seq_id], self.kv.used)
-        self.in_flight.append(StepInFlight.of(plan, self._idle_since(plan, drafts)))
+        self.in_flight.append(StepInFlight(plan, plan, self._idle_since(plan, drafts)))
         return plan
 
     def _slice(self, seq: Sequence, size: int, num_drafts: int) -> Slice:
@@ -647,13 +627,16 @@ class Scheduler:
         start, before = seq.num_scheduled, seq.kv_tokens
         end = start + size
         token_ids = seq.go(size, num_drafts, self._now)
-        self.kv.grow(before, seq.kv_tokens)
+        growth = self.kv.budget.growth(before, seq.kv_tokens)
+        if growth is not NOTHING:
+            self.kv.used += growth
         num_logits, num_next = int(end == len(seq.tokens)), 0
         if num_drafts:
             num_logits = min(num_drafts + 1, len(token_ids))
         if self.speculation is not None:
             if num_drafts:
-                self.speculation.counts.went(num_drafts)
+                self.speculation.counts.blocks += 1
+                self.speculation.counts.sent += num_drafts
             if num_logits:
                 num_next = self.speculation.num_next(seq, self.config.longest(seq))
         scored = seq.sent(start + 1, min(end, seq.num_prompt_tokens - 1) + 1) if seq.num_to_score else ()
@@ -684,7 +667,8 @@ class Scheduler:
 
     def _policy_input(self, group: int) -> PolicyInput:
         """The policy's input for the step of a group."""
-        share = self.kv.budget.share(self.kv.used)
+        fills = self.config.policy_config.policy is PolicyName.WATERMARK
+        share = self.kv.budget.share(self.kv.used) if fills else 0.0  # the others do not go by it
         waited = max((self._now - seq.token_at for seq in self.batches.members(group)), default=0.0)
         return PolicyInput(self._num_decoding, share, waited)
 
@@ -718,34 +702,9 @@ class Scheduler:
         return None if plan.fetches else self.costs.predicted(Shape.of(plan.slices))
 
     @property
-    def next_deadline(self) -> float | None:
-        """When ``expire`` will end the next sequence, in seconds on the caller's clock; ``None``: never."""
-        return self._deadlines.next
-
-    @property
-    def num_in_flight(self) -> int:
-        """Plans under way."""
-        return len(self.in_flight)
-
-    @property
     def oldest(self) -> StepInFlight | None:
         """The step that has been in flight for longest."""
         return self.in_flight[0] if self.in_flight else None
-
-    @property
-    def newest(self) -> StepInFlight:
-        """The step of the last plan, until its result comes."""
-        return self.in_flight[-1]
-
-    @property
-    def kv_used(self) -> KVUse:
-        """The KV of all running sequences."""
-        return self.kv.used
-
-    @property
-    def kv_stored(self) -> KVUse:
-        """The KV that is kept for sequences to come."""
-        return self.kv.stored
 
     @property
     def is_idle(self) -> bool:

@@ -76,11 +76,6 @@ class Counts:
     spared: dict[int, int] = field(default_factory=dict)  # by stage: rejected rows that it did not compute
     spared_steps: dict[int, int] = field(default_factory=dict)  # by stage: steps of which it computed nothing
 
-    def went(self, num_drafts: int) -> None:
-        """Count a block in a plan."""
-        self.sent += num_drafts
-        self.blocks += 1
-
     def add(self, place: int, *, accepted: bool) -> None:
         """Count one tried draft."""
         place = min(place, PLACES - 1)

@@ -26,10 +26,6 @@ class Flight:
     further: int = 0
     in_flight: int = 1
 
-    def __post_init__(self) -> None:
-        if self.first < 0 or self.further < 0 or self.in_flight < 1:
-            raise ValueError(f"blocks of {self.first} and {self.further} drafts, {self.in_flight} in flight, cannot be")
-
     @property
     def is_off(self) -> bool:
         """Whether there are no drafts at all."""

@@ -217,20 +217,13 @@ class Speculation:
         self.counts.computed([each.rows for each in figures])
         asked = [part.num_next for part in plan.slices if part.num_next]
         if asked and figures[-1].drafting:
-            self.took(1 if self.costs.drafts_at_once else max(asked), figures[-1].drafting, len(asked))
+            rounds = 1 if self.costs.drafts_at_once else max(asked)
+            self.costs.drafted(len(asked), rounds, figures[-1].drafting)
 
     def asked(self, proposals: Seq[Proposal]) -> None:
         """Learn for which proposals the drafter had drafts, once it was asked for them."""
         for proposal in proposals:
             self.chooser.asked(proposal.seq.seq_id, has_drafts=bool(proposal.drafts))
-
-    def read(self, seq: Sequence, seconds: float) -> None:
-        """Learn how long the drafter has read a sequence before it could draft."""
-        self.chooser.read(seq.seq_id, seconds)
-
-    def took(self, num_rounds: int, seconds: float, num_sequences: int = 1) -> None:
-        """Learn from ``num_rounds`` of drafts for so many sequences at a time, which took ``seconds``."""
-        self.costs.drafted(num_sequences, num_rounds, seconds)
 
     def forget(self, seq: Sequence) -> None:
         """Forget a sequence that has ended or was preempted."""

@@ -56,7 +56,7 @@ class Drafting:
             has_read = True
             receive()
         if has_read:
-            speculation.read(proposal.seq, time.monotonic() - began)
+            speculation.chooser.read(proposal.seq.seq_id, time.monotonic() - began)
 
     def _read_in_turn(self, proposals: list[Proposal], speculation: Speculation, receive: Receive) -> list[Proposal]:
         """Have the drafter read some chunks of those that it has not; the proposals of those that it has."""
@@ -68,7 +68,7 @@ class Drafting:
             began = time.monotonic()
             if self._drafter.prepare(proposal.seq):
                 chunks += 1
-                speculation.read(proposal.seq, time.monotonic() - began)
+                speculation.chooser.read(proposal.seq.seq_id, time.monotonic() - began)
                 self._read.discard(seq_id)
             else:
                 self._read.add(seq_id)
@@ -88,7 +88,8 @@ class Drafting:
             made = sum(draft.seconds != 0.0 for draft in drafts)  # the others cost nothing: they were looked up
             if made:
                 # The first round may stand in line behind a step; the others cost all the time until they are read.
-                speculation.took(1, on_device if is_first and on_device else max(on_device, waited), made)
+                took = on_device if is_first and on_device else max(on_device, waited)
+                speculation.costs.drafted(made, 1, took)
             is_first = False
             for i, (proposal, draft) in enumerate(zip(proposals, found, strict=True)):
                 if draft is not None and counts[i]:

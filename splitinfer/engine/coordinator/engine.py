@@ -18,20 +18,18 @@ from splitinfer.core.layout import Layout
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason
+from splitinfer.core.speculation.speculation import Speculation
 from splitinfer.engine.coordinator.figures import Figures
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
 from splitinfer.engine.coordinator.loop import Call, Loop, Stop, WantedCut, stop
-from splitinfer.engine.coordinator.pipeline import Pipeline, StageEvent
-from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
+from splitinfer.engine.coordinator.pipeline import Pipeline, PipelineConfig, StageEvent
 from splitinfer.engine.coordinator.reopening import Reopening
 from splitinfer.engine.coordinator.requests import RequestState
 from splitinfer.engine.coordinator.shared import Shared
-from splitinfer.engine.coordinator.stats import stats_of
 from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.coordinator.worker_group import Notice
 from splitinfer.engine.drafts.drafters import Drafter
-from splitinfer.engine.housekeeping import Housekeeping
-from splitinfer.engine.mailbox import Mailbox
+from splitinfer.engine.housekeeping import Housekeeping, Mailbox
 from splitinfer.engine.threads import clears_streams
 from splitinfer.errors import PeerError, SplitinferError
 from splitinfer.system import qos
@@ -168,8 +166,26 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Counters and per-stage figures, as plain numbers."""
         scheduler, layout = self._shared.in_force or (None, self.pipeline.layout)
-        drafter, now = self._shared.drafter, time.monotonic()
-        return stats_of(self.pipeline, layout, scheduler, drafter, self.figures, now)
+        stats, drafter = self.figures.as_dict(time.monotonic()), self._shared.drafter
+        if scheduler is not None:
+            stats |= _queue_stats(scheduler)
+            stats["costs"] = scheduler.costs.as_dict()
+            name = layout.draft if scheduler.config.drafts_at_end else None if drafter is None else drafter.name
+            stats["speculation"] = _draft_stats(name, scheduler.speculation)
+            for stage, memory in zip(stats["stages"], scheduler.kv.budget.stages, strict=False):
+                stage["kv_budget_bytes"] = memory.budget_bytes
+                stage["kv_bytes"] = memory.bytes_of(scheduler.kv.used)
+                stage["kv_bytes_stored"] = memory.bytes_of(scheduler.kv.stored)
+        for stage, codec in zip(stats["stages"], self.pipeline.codecs, strict=False):
+            stage["codec"] = codec  # of the link to the next
+        for stage, ready in zip(stats["stages"], self.pipeline.ready, strict=False):
+            stage |= {
+                "device": ready.device,
+                "weight_bytes": ready.weight_bytes,
+                "kv_bytes_per_token": ready.kv_bytes_per_token,
+                "free_bytes_when_loaded": ready.free_bytes,
+            }
+        return stats
 
     def health(self) -> PipelineHealth:
         """How the pipeline is now."""
@@ -252,3 +268,35 @@ class Engine:
         except Exception:
             if self.pipeline.is_open:  # else it took too long, and ``close`` has closed the pipeline under it
                 log.exception("the last KV could not be saved")
+
+
+def _draft_stats(drafter: str | None, speculation: Speculation | None) -> dict[str, Any] | None:
+    """What was drafted, how much of it was right, and what it has cost; ``None`` where nobody drafts."""
+    if drafter is None or speculation is None:
+        return None
+    costs = speculation.costs
+    return {
+        "drafter": drafter,
+        **speculation.counts.as_dict(),
+        "round_seconds": costs.drafts.measured,
+        "draft_seconds": costs.drafting(1) if costs.drafts.num_seen else None,
+        "link_seconds": costs.hop,
+        "step_seconds_by_rows": [stage.measured for stage in costs.stages],
+    }
+
+
+def _queue_stats(scheduler: Scheduler) -> dict[str, Any]:
+    """The scheduler's bounds, and how many are where now."""
+    return {
+        "policy": scheduler.config.policy_config.policy.value,
+        "token_budget": scheduler.config.token_budget,
+        "max_running": scheduler.config.max_running,
+        "waiting": len(scheduler.waiting),
+        "running": len(scheduler.running),
+        "stored_blocks": len(scheduler.prefix_cache.tree),
+        "fetched_tokens": scheduler.prefix_cache.num_fetched,
+        "swapped_tokens": scheduler.prefix_cache.num_swapped,
+        "read_seconds_per_token": scheduler.prefix_cache.seconds_per_token,
+        "preemptions": scheduler.num_preemptions,
+        "grouping": scheduler.chooser.as_dict(),
+    }

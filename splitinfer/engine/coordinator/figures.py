@@ -18,13 +18,11 @@ from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from splitinfer.core.layout import Layout
-from splitinfer.core.metrics.arrivals import Arrivals
-from splitinfer.core.metrics.gaps import ALWAYS, Activity, Cause, StageTime, Visit
+from splitinfer.core.metrics.gaps import ALWAYS, Activity, Arrivals, Cause, StageTime, Visit
 from splitinfer.core.metrics.histogram import Histogram
 from splitinfer.core.metrics.records import Gained, RequestRecord, Rows, StepRecord
 from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
-from splitinfer.core.scheduler.in_flight import StepInFlight
-from splitinfer.core.scheduler.results import TokenEvent
+from splitinfer.core.scheduler.in_flight import StepInFlight, TokenEvent
 from splitinfer.core.scheduler.room import UsualRequest
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.engine.coordinator.totals import Totals

@@ -16,23 +16,24 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
+from splitinfer.core.grammar import TokenRules
 from splitinfer.core.layout import Layout
 from splitinfer.core.liveness import StallDetector, limit_of
 from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.coordinator.drafting import Drafting
 from splitinfer.engine.coordinator.figures import Figures
-from splitinfer.engine.coordinator.masking import Masking
 from splitinfer.engine.coordinator.open_requests import OpenRequests
 from splitinfer.engine.coordinator.pipeline import LocalResult, Pipeline, StageEvent
 from splitinfer.engine.coordinator.shared import InForce, Shared
-from splitinfer.engine.coordinator.worker_handle import Event
+from splitinfer.engine.coordinator.worker_group import Event
 from splitinfer.engine.device.steps import StepFailed
 from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.housekeeping import Housekeeping
+from splitinfer.engine.stage.masking import RawMasks
 from splitinfer.errors import SplitinferError
 
 Call = Callable[["Loop"], object]
@@ -75,7 +76,7 @@ class Loop:
         scheduler: Scheduler,
     ) -> None:
         self._shared, self._inbox, self._pipeline, self._figures = shared, shared.inbox, pipeline, figures
-        self._housekeeping, self._masking = housekeeping, Masking()
+        self._housekeeping, self._masks = housekeeping, ThreadPoolExecutor(1, "masks")
         self._drafting = None if drafter is None else Drafting(drafter)
         self.requests = OpenRequests(shared, figures, self._drafting)
         self.wanted: deque[WantedCut] = deque()
@@ -101,7 +102,7 @@ class Loop:
     @property
     def is_waiting(self) -> bool:
         """Whether steps are under way."""
-        return self.scheduler.num_in_flight > 0
+        return bool(self.scheduler.in_flight)
 
     # -- a turn ------------------------------------------------------------------------------
 
@@ -137,9 +138,24 @@ class Loop:
 
     def _launch(self, plan: StepPlan) -> None:
         """Hand a step to the pipeline."""
-        step, at = self.scheduler.newest, time.monotonic()
-        self._pipeline.launch(step, self._masking.begin(plan, self.scheduler.running), self._receive_and_tell)
+        step, at = self.scheduler.in_flight[-1], time.monotonic()
+        self._pipeline.launch(step, self._begin_masks(plan), self._receive_and_tell)
         step.launched_at, step.limit = at, limit_of(self.scheduler.predicted(plan))
+
+    def _begin_masks(self, plan: StepPlan) -> "Future[RawMasks] | None":
+        """Have the masks of a plan computed while the first stage computes: what may follow depends on a step's own
+        tokens alone. That is on a thread of its own, and llguidance lets the GIL go; ``None`` where it has none.
+
+        A mask goes as it is, 19 KB for 152,000 tokens: 0.15 ms of a gigabit link. What differs from the nearest of the
+        masks before, packed, took 0.07 to 0.16 ms of both processors.
+        """
+        wanted = list[tuple[int, TokenRules, list[int], int]]()
+        for part in plan.slices:
+            seq = self.scheduler.running.get(part.seq_id)
+            if seq is not None and seq.rules is not None and part.num_logits:
+                answer = [*seq.tokens, *seq.drafts.ahead][seq.num_prompt_tokens : part.end]
+                wanted.append((seq.seq_id, seq.rules, answer, len(answer) + 1 - part.num_logits))
+        return self._masks.submit(_computed, wanted) if wanted else None
 
     def settle(self) -> None:
         """Let the steps under way come back, and launch none.
@@ -151,7 +167,7 @@ class Loop:
             self._use_idle_time()
             self._handle(self._next_event())
             self.requests.tell()
-        self._pipeline.drain()  # all results are here, but blocks of KV may be on their way to the disk
+        self._pipeline.steps.drain()  # all results are here, but blocks of KV may be on their way to the disk
 
     # -- events ------------------------------------------------------------------------------
 
@@ -178,13 +194,14 @@ class Loop:
         """Take the result of the oldest step."""
         step, now = self.scheduler.oldest, time.monotonic()
         if step is not None and step.figures is not None:
-            result = result.after(step.figures)
+            result = replace(result, figures=(step.figures, *result.figures))
         elif step is not None and step.launched_at is not None and not self._pipeline.layout.has_own_stage:
             result = result.received_at(step.launched_at)
         events = self.scheduler.update(result, heard, learn=False)
         assert step is not None, "the scheduler took the result of a step"
-        self._pipeline.reduce(self.scheduler.leave_out_rejected)
-        if self._pipeline.num_stages > 2 and (rejected := self.scheduler.rejected_slices()):
+        with self._pipeline.leaving:
+            self.scheduler.leave_out_rejected()
+        if self._pipeline.layout.num_stages > 2 and (rejected := self.scheduler.rejected_slices()):
             self._pipeline.send_rejected(rejected)
         self._watch.answered_at = now
         self._figures.returned(step, result, events, heard, now)
@@ -216,7 +233,7 @@ class Loop:
 
     def _reads_ahead(self) -> bool:
         """Have the drafter read ahead while the device has nothing else to do. Returns whether it did."""
-        if self._drafting is None or not self._inbox.is_empty or not self._pipeline.is_free:
+        if self._drafting is None or not self._inbox.is_empty or not self._pipeline.steps.is_empty:
             return False
         return self._drafting.read_ahead(self.scheduler)
 
@@ -247,7 +264,7 @@ class Loop:
 
     def _until_next_look(self) -> float:
         """Seconds until a step may be stuck, or a request's deadline."""
-        deadline = self.scheduler.next_deadline
+        deadline = self.scheduler.deadlines.next
         return _WATCH_EVERY if deadline is None else min(_WATCH_EVERY, max(0.0, deadline - time.monotonic()))
 
     def _watch_machine(self) -> None:
@@ -284,8 +301,19 @@ class Loop:
             elif not self.scheduler.is_idle:  # the last event may have been taken in by this plan
                 self._handle(self._next_event())
         if self.scheduler.is_idle:
-            self._pipeline.drain()  # the results are here, but blocks may still be on their way to the disk
+            self._pipeline.steps.drain()  # the results are here, but blocks may still be on their way to the disk
 
     def close(self) -> None:
         """End the thread that computes masks."""
-        self._masking.close()
+        self._masks.shutdown()
+
+
+def _computed(wanted: "list[tuple[int, TokenRules, list[int], int]]") -> RawMasks:
+    """The masks of rows: of each slice's its sequence and rules, the answer's tokens up to its end, and how many of
+    these lie before the first row."""
+    return {
+        (seq_id, row): mask
+        for seq_id, rules, answer, first in wanted
+        for row, mask in enumerate(rules.masks(answer, first))
+        if mask is not None
+    }

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from splitinfer.core.kv.budget import NeverFits
-from splitinfer.core.scheduler.results import TokenEvent
+from splitinfer.core.scheduler.in_flight import TokenEvent
 from splitinfer.core.sequence import FinishReason
 from splitinfer.engine.coordinator.drafting import Drafting
 from splitinfer.engine.coordinator.figures import Figures

@@ -1,8 +1,5 @@
 """The coordinator's view of all stages: opens them, launches a step through them, receives its result.
 
-Opening: start the local workers, connect to all, send each a Load (the coordinator loads its own layers at the same
-time), wait until all are ready, connect each worker to the next. Then a step goes
-
     stage 0 (here) --Step + hidden--> worker 1 --Step + hidden--> worker 2 --Result--> here
 
 Where the first stage is across two machines, the coordinator has none, and sends each step to that one. Of two ranks
@@ -12,11 +9,10 @@ The coordinator's own stage is launched by the loop. Where its device computes a
 else the thread that waits for the device does, because launching the next step may hold the loop for most of a step.
 What a result has rejected in the meantime is not sent.
 
-Opening again after a loss is the same with what is still there: the coordinator's own layers stay loaded, and so do
-those of the remaining workers. Weights stay; all KV but what is on disk is forgotten, on every stage. Local workers
-that died are started anew, and so are those that froze: a child that does not respond is killed without being asked to
-stop. That comes first, because a new process takes longer than all the rest. Ranks are started anew with any loss: each
-may be waiting for the other in a sum.
+Opening again after a loss is the same with what is still there: weights stay, here and on the remaining workers; all KV
+but what is on disk is forgotten, on every stage. Local workers that died or froze are started anew, first of all,
+because a new process takes longer than the rest. Ranks are started anew with any loss: each may be waiting for the
+other in a sum.
 """
 
 import logging
@@ -24,9 +20,9 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -37,23 +33,60 @@ from splitinfer.core.plan import StageFigures, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.wire_codec import NONE, packs
 from splitinfer.engine.coordinator.local_workers import LocalWorker, take
-from splitinfer.engine.coordinator.pipeline_config import PipelineConfig
 from splitinfer.engine.coordinator.ranks import halves_of
-from splitinfer.engine.coordinator.worker_group import SILENCE, Notice, WorkerGroup, start_command
-from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
-from splitinfer.engine.cpu_affinity import yield_own_processor
+from splitinfer.engine.coordinator.worker_group import SILENCE, Event, Notice, WorkerGroup, WorkerHandle, start_command
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
-from splitinfer.engine.links.sending import outgoing
+from splitinfer.engine.files.answering import Running
+from splitinfer.engine.links.connection import outgoing
 from splitinfer.engine.stage.disk import kept_here
 from splitinfer.engine.stage.launched import Finished, Launched
 from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.masking import Masks, RawMasks, read_masks
 from splitinfer.engine.stage.runner import StageRunner
+from splitinfer.engine.threads import yield_own_processor
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
-from splitinfer.wire.messages import Digest, Half, Progress, Ready, Rejected, Result
-from transports import LinkClosed, TransportError
+from splitinfer.keyring import Keyring
+from splitinfer.kvstore.store import Disk
+from splitinfer.wire.messages import Digest, Half, Load, Peer, Progress, Ready, Rejected, Result
+from transports import LinkClosed, TransportError, address_for_others
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineConfig:
+    """What to open. ``first``: what the first stage loads; the others differ in their layers and their peers."""
+
+    layout: Layout
+    first: Load
+    connect_timeout: float  # seconds to reach a worker
+    keys: Keyring  # for encrypted links
+    disk: Disk | None = None  # where this machine stores KV
+    running: tuple[Running, ...] = ()  # what workers may copy that lack weights
+    find: Callable[[StageSpec], str | None] = lambda _spec: None  # where a worker's key announces itself now
+    by_key: frozenset[str] = frozenset()  # the stages whose addresses were found so, not given
+    insecure_sums: bool = False  # whether the sums of two ranks may cross any network
+
+    def load(self, stage: int, half: Half | None = None) -> Load:
+        """What a stage is told to load, or a rank of it to load its half of."""
+        stages = self.layout.stages
+        return replace(
+            self.first,
+            stage=stage,
+            bounds=(0, *(spec.end for spec in stages)),
+            float32_head=self.layout.float32_head and stage == len(stages) - 1,
+            peers=tuple(self._peers(stage)),
+            reader_keys=tuple(peer.key for peer in self._peers(stage) if peer.key),
+            half=half,
+        )
+
+    def _peers(self, stage: int) -> Iterator[Peer]:
+        """The workers of the other stages, on other machines."""
+        for at, spec in enumerate(self.layout.stages):
+            for one in spec.ranks if at != stage else ():
+                if one.address is not None and not one.is_local:
+                    yield Peer(one.name, address_for_others(one.address), one.key or "")
+
 
 log = logging.getLogger(__name__)
 
@@ -90,10 +123,10 @@ class Pipeline:
         self._children: dict[str, LocalWorker] = {}
         self._worker_group = self._new_group()
         self._local: LoadedStage | None = None
-        self._steps = StepsUnderWay[Launched](put)  # on this machine's stage
+        self.steps = StepsUnderWay[Launched](put)  # on this machine's stage
         self._lost: WorkerHandle | None = None  # the worker lost last
         self._closing = threading.Lock()
-        self._leaving = threading.Lock()  # no plan changes while it leaves
+        self.leaving = threading.Lock()  # to be held while a plan changes or leaves
         self._sending = threading.Lock()  # a link has one writer at a time
         self.is_open = False
         """Whether all stages were loaded and connected, and none is known to be lost."""
@@ -156,7 +189,7 @@ class Pipeline:
         self._end_ranks([spec for spec in self._halves if not settled or not all(one.is_local for one in spec.ranks)])
         self._start_locals()
         worker_group.close(reason)
-        self._steps.drop()
+        self.steps.drop()
 
     def _kill_lost(self, worker_group: WorkerGroup) -> None:
         for handle in worker_group.workers:
@@ -283,11 +316,6 @@ class Pipeline:
         return self._config.layout
 
     @property
-    def num_stages(self) -> int:
-        """The number of stages, the coordinator's own included."""
-        return self._config.layout.num_stages
-
-    @property
     def rewind(self) -> int | None:
         """How many tokens every stage's caches can be rewound; ``None``: any number."""
         return least_rewind(ready.rewind for ready in self.ready)
@@ -320,11 +348,6 @@ class Pipeline:
         """The coordinator's."""
         return open_device(0, self._config.load(0).bounds) if self.local is None else self.local.device
 
-    @property
-    def is_free(self) -> bool:
-        """Whether no step is under way on this machine's stage."""
-        return self._steps.is_empty
-
     def launch(self, step: StepInFlight, masks: Future[RawMasks] | None, receive: Callable[[], None]) -> None:
         """Launch a step on this machine's device; it is sent to the next stage when the device is done with it.
         ``masks``: of its rows. ``receive``: takes in results that have come; called where a step with drafts is done at
@@ -340,16 +363,16 @@ class Pipeline:
             self._send_on(self._worker_group, step, nothing, {} if masks is None else masks.result())
             step.figures = None  # the first stage's come with the result
             return
-        if masks is not None and self.num_stages == 1:
+        if masks is not None and self.layout.num_stages == 1:
             here, masks = self._read_later(masks), None
         if local.needs_verdict(plan):
-            self._steps.drain()
-        launched = local.launch(plan, None, here, self._steps.under_way())
+            self.steps.drain()
+        launched = local.launch(plan, None, here, self.steps.under_way())
         is_done = local.device.computes_at_launch
-        if is_done and step.can_be_rejected:
+        if is_done and any(part.begins_with_draft for part in plan.slices):
             receive()
         send = partial(self._send, local, self._worker_group, step, masks)
-        self._steps.add(launched, local.wait, send, is_done=is_done)
+        self.steps.add(launched, local.wait, send, is_done=is_done)
 
     def _read_later(self, masks: Future[RawMasks]) -> Masks:
         """The masks of a step whose last stage is here."""
@@ -366,10 +389,10 @@ class Pipeline:
         """Send a step that is done. On the thread that waits for the device, if there is one. ``local``, ``group``: as
         they were at its launch."""
         finished = local.finish(done)
-        with self._leaving:
+        with self.leaving:
             step.is_sent, plan = True, step.plan
         finished = finished.reduced_to(plan)
-        if self.num_stages == 1:
+        if self.layout.num_stages == 1:
             result = StepResult(plan.step, finished.sampled, (finished.figures,))
             self._put(LocalResult(result, time.monotonic(), group))
         else:
@@ -394,15 +417,6 @@ class Pipeline:
         for each in group.workers:
             each.link.set_progress(done.plan.step + 1)
         yield_own_processor()
-
-    def reduce(self, leave_out_rejected: Callable[[], None]) -> None:
-        """Have what is rejected left out of the steps that have not been sent. Call after each result."""
-        with self._leaving:
-            leave_out_rejected()
-
-    def drain(self) -> None:
-        """Block until all steps have been sent."""
-        self._steps.drain()
 
     def send_rejected(self, slices: tuple[tuple[int, int], ...]) -> None:
         """Tell the stages between the first and the last which slices are rejected, given as (step, sequence)."""
@@ -440,7 +454,7 @@ class Pipeline:
             if handle is not self._worker_group.workers[-1]:
                 raise ProtocolError(f"worker {handle.spec.name} sent a result, but is not the last stage")
             first = int(self.layout.has_own_stage)
-            if [each.stage for each in message.result.figures] != list(range(first, self.num_stages)):
+            if [each.stage for each in message.result.figures] != list(range(first, self.layout.num_stages)):
                 raise ProtocolError(f"worker {handle.spec.name} sent a result without the figures of every stage")
             return message.result
         if isinstance(message, Digest):
@@ -509,7 +523,7 @@ class Pipeline:
             self.is_open = False
             self._kill_lost(self._worker_group)
             self._worker_group.close(reason)
-            self._steps.close()
+            self.steps.close()
             for worker in list(self._children.values()):
                 worker.stop()
             self._children.clear()

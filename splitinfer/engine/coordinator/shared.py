@@ -24,7 +24,7 @@ from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.coordinator.pipeline import StageEvent
 from splitinfer.engine.coordinator.requests import RequestState
 from splitinfer.engine.drafts.drafters import Drafter
-from splitinfer.engine.mailbox import Mailbox
+from splitinfer.engine.housekeeping import Mailbox
 from splitinfer.errors import Draining, RequestError, SplitinferError
 from splitinfer.models.memory import size
 
@@ -66,11 +66,6 @@ class Shared:
         """The scheduler in force, once the stages are loaded."""
         assert self.in_force is not None
         return self.in_force.scheduler
-
-    @property
-    def num_arriving(self) -> int:
-        """Requests that were submitted, and that the loop has not seen yet."""
-        return len(self._arriving)
 
     def submit(self, state: RequestState) -> None:
         """Check a request, and hand it to the loop.

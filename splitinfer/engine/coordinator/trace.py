@@ -3,15 +3,8 @@
 The file is a JSON array of trace events, one to a line, in which the closing bracket may be missing, so it can be
 opened while it grows and after a crash. There is a track for each stage and one for each link, in the order in which a
 step passes them, all on the coordinator's clock. Events on a track never overlap, or viewers would draw one below the
-other:
-
-    front            [ step 1 ][ step 2 ]
-    front to back              [1]        [2]
-    back                          [ step 1 ][ step 2 ]
-    back to front                           [1]        [2]
-
-A link delivers its frames in order, so a frame's event begins when the frame before it has arrived; ``way_ms`` is the
-time since it was sent itself. ``waited_us`` is how long a step waited in a stage's inbox.
+other; a frame's event begins when the frame before it has arrived, and ``way_ms`` is the time since it was sent.
+``waited_us`` is how long a step waited in a stage's inbox.
 """
 
 import logging

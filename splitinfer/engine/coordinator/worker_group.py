@@ -10,27 +10,28 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import OVER_TCP, LinkTransport
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.coordinator.ranks import as_one
-from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
 from splitinfer.engine.files.answering import Answers, Running, find_running
-from splitinfer.engine.links.keys import options_to, upstream_key
+from splitinfer.engine.links.connection import Reached, options_to, reach, upstream_key
 from splitinfer.engine.links.probe import probe_next
 from splitinfer.engine.links.reachability import explain_here
-from splitinfer.engine.links.setup import Reached, reach
 from splitinfer.engine.versions import machine_name, own_versions
-from splitinfer.errors import PeerError, Refused, WorkerLost, WorkerUnreachable
+from splitinfer.errors import PeerError, ProtocolError, Refused, WorkerLost, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.wire import codec
+from splitinfer.wire.codec import Session
 from splitinfer.wire.messages import (
     Connect,
     Connected,
+    Fault,
     Gather,
     Hello,
     Load,
@@ -40,6 +41,7 @@ from splitinfer.wire.messages import (
     Probed,
     Progress,
     Ready,
+    Refuse,
     Spawn,
     Spawned,
     Welcome,
@@ -48,6 +50,7 @@ from transports import (
     AddressError,
     Frame,
     KeyPair,
+    Link,
     LinkClosed,
     LinkOptions,
     LinkRefused,
@@ -57,6 +60,92 @@ from transports import (
     Unreachable,
     address_for_others,
 )
+
+_SILENCE = 2.0  # seconds until a process counts as frozen; it sends heartbeats five times a second, even when busy
+
+
+@dataclass(slots=True, eq=False)
+class WorkerHandle:
+    """One worker as the coordinator knows it. ``rank``: in a stage across two machines; ``None`` in others."""
+
+    stage: int
+    spec: StageSpec
+    address: str
+    link: Link
+    session: Session = field(default_factory=lambda: Session(opened=True))
+    welcome: Welcome | None = None  # its versions, device and free memory
+    answers: Answers | None = None  # to its asks for weights
+    spoken_at: float = float("-inf")  # when a message went either way, in seconds on the monotonic clock
+    hangs: bool = False  # its heartbeats go on, and its engine does not
+    silence_at_end: float | None = None  # seconds since anything was received from it when its link ended
+    last_frame: Frame | None = None  # received from it
+    rank: int | None = None
+
+    @property
+    def stage_name(self) -> str:
+        """The name of its stage, which is its own but for a rank."""
+        return self.spec.name if self.rank is None else self.spec.name.rpartition("/")[0]
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the process at the other end seems frozen: nothing is received from it, not even a goodbye."""
+        silence = self.link.silent_for if self.silence_at_end is None else self.silence_at_end
+        return silence >= _SILENCE
+
+    @property
+    def fault(self) -> Fault | None:
+        """Its last message, if that says why it cannot go on."""
+        try:
+            message = None if self.last_frame is None else codec.decode(self.last_frame.header)
+        except ProtocolError:
+            return None
+        return message if isinstance(message, Fault) else None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its process ends, as it says itself."""
+        return self.fault is not None and self.fault.is_ending
+
+    def lost(self, reason: str) -> WorkerLost:
+        """The error for the loss of this worker, with the reason that it gave itself, if it did."""
+        if self.fault is not None:
+            return self._faulty(self.fault)
+        return WorkerLost(f"worker {self.spec.name} ({self.address}) is gone: {reason or 'it closed the link'}")
+
+    def _faulty(self, fault: Fault) -> WorkerLost:
+        no_memory_on = self.stage if fault.no_memory else None
+        return WorkerLost(f"worker {self.spec.name} ({self.address}) cannot go on: {fault.reason}", no_memory_on)
+
+    def send(self, message: Message, *parts: memoryview) -> None:
+        """Send one message. Raises LinkClosed, ProtocolError."""
+        self.spoken_at = time.monotonic()
+        self.link.send(Frame(self.session.encode(message), parts))
+
+    def receive(self, item: Frame | LinkClosed) -> Message:
+        """Read one message.
+
+        Raises:
+            WorkerLost: the link ended, or the worker sent a Fault.
+            Refused: the worker sent a Refuse.
+            ProtocolError: the message is not allowed in this state.
+        """
+        if isinstance(item, LinkClosed):
+            raise self.lost(item.reason)
+        message = self.session.decode(item.header)
+        if isinstance(message, Refuse):
+            raise Refused(f"worker {self.spec.name} ({self.address}) refused: {message.reason}")
+        if isinstance(message, Fault):
+            raise self._faulty(message)
+        return message
+
+
+class Event(NamedTuple):
+    """A worker's frame, or the end of its link, and when it arrived, in seconds on the monotonic clock."""
+
+    worker: WorkerHandle
+    item: Frame | LinkClosed
+    at: float
+
 
 Notice = Callable[[str, Progress], None]  # the name of a stage or machine, its progress
 Reply = TypeVar("Reply", bound=Message)
@@ -108,7 +197,7 @@ class WorkerGroup:
         transport = spec.link_transport if stage == 1 and not self.workers else OVER_TCP
         worker = self._greet(stage, spec, address, timeout, transport, before)
         worker.rank = rank
-        worker.link.deliver_to(lambda item: self._deliver(worker, item))
+        worker.link.deliver_to(partial(self._deliver, worker))
         self.workers.append(worker)
 
     def spawn(self, stage: int, spec: StageSpec, timeout: float) -> str:

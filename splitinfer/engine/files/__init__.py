@@ -1,8 +1,7 @@
 """Weights on their way between machines.
 
-    copying      asks one peer for ranges of a model's files, and writes them into the store
+    copying      asks one peer for ranges of a model's files, and writes them into the store; a link to such a peer
     answering    answers such requests, each link's in a thread of its own; which models others may copy from here
-    reader       a link to a worker that is asked for weights
     weight_source    where a worker that loads gets its weights: this machine, the coordinator, other workers, the hub
 
     AskManifest -> TellManifest             what a model consists of, and what of it the sender holds

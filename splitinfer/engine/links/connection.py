@@ -1,10 +1,37 @@
-"""A link after its handshake, with what is known of the peer, and the messages on it."""
+"""Links between stages: opened by the transport of the layout, or by tcp where that is unavailable and allowed; their
+handshake; messages on them; and a finished step on its way to the next stage."""
 
-from dataclasses import dataclass
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from splitinfer.wire.messages import Message
-from splitinfer.wire.session import Session
-from transports import Frame, Link
+from splitinfer.core.layout import StageSpec
+from splitinfer.core.plan import StageFigures
+from splitinfer.engine.links.reachability import explain_here
+from splitinfer.engine.stage.launched import Finished
+from splitinfer.engine.stage.masking import RawMasks
+from splitinfer.engine.versions import machine_name, own_versions
+from splitinfer.errors import PeerError
+from splitinfer.models.hidden_states import to_parts
+from splitinfer.system.gpu_roads import Road
+from splitinfer.wire.codec import Session
+from splitinfer.wire.messages import Hello, Message, NextStage, Refuse, Step, Welcome
+from transports import Frame, KeyPair, Link, LinkOptions, LinkTimeout, Security, TransportUnavailable, connect
+
+
+def upstream_key(before: StageSpec | None, stage: StageSpec, own: Callable[[], KeyPair]) -> str:
+    """The key with which the worker ``before`` connects to ``stage``; empty where that link is not encrypted, or where
+    the stage before is the coordinator."""
+    if before is None or before.address is None or stage.key is None:
+        return ""
+    return before.key or own().public
+
+
+def options_to(key: str | None, own: Callable[[], KeyPair]) -> LinkOptions:
+    """The options to connect to the owner of ``key``; without a key, unencrypted."""
+    return LinkOptions(security=Security(own(), key)) if key else LinkOptions()
 
 
 @dataclass(slots=True)
@@ -24,3 +51,79 @@ class Connection:
     def receive(self, frame: Frame) -> Message:
         """Read one message. Raises ProtocolError."""
         return self.session.decode(frame.header)
+
+
+log = logging.getLogger(__name__)
+
+_RDMA = "rdma://"
+
+
+class Reached(NamedTuple):
+    """A link. ``note``: why it does not use the preferred transport; empty if it does."""
+
+    link: Link
+    note: str = ""
+
+
+def reach(address: str, fallback: str, timeout: float, options: LinkOptions) -> Reached:
+    """Connect to ``address``, or to ``fallback`` (unless empty) where the transport of ``address`` is unavailable.
+
+    Raises:
+        TransportError: as ``transports.connect``; TransportUnavailable only without a fallback.
+    """
+    if address.startswith(_RDMA) and not Road.RDMA.is_open:
+        tcp = fallback or f"tcp://{address.removeprefix(_RDMA).partition('?')[0]}"
+        return Reached(connect(tcp, timeout=timeout, options=options), f"tcp in place of rdma: {Road.RDMA} is 0")
+    try:
+        return Reached(connect(address, timeout=timeout, options=options))
+    except TransportUnavailable as error:
+        if not fallback:
+            raise
+        note = f"tcp in place of {address.partition('://')[0]}: {error.reason}"
+    log.info("%s: %s", fallback, note)
+    return Reached(connect(fallback, timeout=timeout, options=options), note)
+
+
+CONNECT_TIMEOUT = 10.0  # seconds
+
+
+def open_connection(
+    to: NextStage, role: str, name: str, session_id: str, own_key: Callable[[], KeyPair]
+) -> tuple[Connection, str]:
+    """Open a link to the next stage in ``role``, and a note about it. ``name``: of the worker that opens it.
+
+    Raises:
+        PeerError: the next stage cannot be reached, or refuses.
+    """
+    session = Session(opened=True)
+    options = options_to(to.key, own_key)
+    try:
+        link, note = reach(to.address, to.fallback, CONNECT_TIMEOUT, options)
+    except TransportUnavailable as error:
+        raise PeerError(f"{name} cannot reach {to.address}: {error.reason}") from error
+    except LinkTimeout as error:
+        why = error if error.unreachable is None else explain_here(error.unreachable, machine_name())
+        raise PeerError(f"{name} cannot reach the next stage at {to.address}: {why}") from error
+    try:
+        link.send(Frame(session.encode(Hello(role, name, session_id, own_versions()))))
+        reply = session.decode(link.recv(timeout=CONNECT_TIMEOUT).header)
+        if isinstance(reply, Refuse):
+            raise PeerError(f"{name} was refused by the next stage at {to.address}: {reply.reason}")
+    except BaseException:
+        link.abort()
+        raise
+    assert isinstance(reply, Welcome)
+    return Connection(link, "downstream", reply.name, session_id, session), note
+
+
+def outgoing(
+    done: Finished, masks: RawMasks, before: tuple[StageFigures, ...] | None = None, received: float = 0.0
+) -> tuple[Step, tuple[memoryview, ...], StageFigures]:
+    """What is sent of a step, its payload, and what the step cost here. ``masks``: for the last stage. ``before``: the
+    figures of earlier stages, which are sent with these; without them this is the first stage, which keeps its own.
+    ``received``: when its frame had arrived, in seconds."""
+    sent, now = to_parts(done.hidden, done.packed), time.monotonic()
+    num_bytes = sum(part.nbytes for part in sent.parts)
+    here = replace(done.figures, received=received, bytes_sent=num_bytes, sent=now, unfit=sent.num_unfit)
+    step = Step(done.plan, sent.spec, () if before is None else (*before, here), sent.packing, tuple(masks))
+    return step, (*sent.parts, memoryview(b"".join(masks.values()))) if masks else sent.parts, here

@@ -14,7 +14,7 @@ from struct import Struct
 from typing import Protocol
 
 from splitinfer.core.metrics.link_measurement import MOST_BYTES, Exchange, LinkMeasurement, probe
-from splitinfer.engine.links.next_stage import connect
+from splitinfer.engine.links.connection import open_connection
 from splitinfer.errors import PeerError, ProtocolError
 from splitinfer.wire.messages import NextStage, Probed
 from transports import Frame, KeyPair, TransportError
@@ -41,7 +41,7 @@ def probe_next(to: NextStage, name: str, session_id: str, own_key: Callable[[], 
     Raises:
         PeerError: the next stage cannot be reached, refuses, or does not answer as it should.
     """
-    connection, note = connect(to, "probe", name, session_id, own_key)
+    connection, note = open_connection(to, "probe", name, session_id, own_key)
     with connection.link as link:
         try:
             return Probed(measure(link), note)

@@ -20,8 +20,7 @@ from splitinfer.core.endpoint import Endpoint, is_loopback
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import OVER_TCP
 from splitinfer.engine.coordinator.local_workers import LocalWorker
-from splitinfer.engine.coordinator.worker_group import Notice, WorkerGroup
-from splitinfer.engine.coordinator.worker_handle import WorkerHandle
+from splitinfer.engine.coordinator.worker_group import Notice, WorkerGroup, WorkerHandle
 from splitinfer.engine.profiling.measure import profile_here
 from splitinfer.engine.profiling.question import Question, described
 from splitinfer.errors import ProtocolError, WorkerLost

@@ -4,27 +4,100 @@ A worker serves one coordinator at a time. The acceptor replies at once, from th
 may be loading for minutes. A peer with another version is refused with the difference, and a second coordinator with
 the name of the first. A peer that sends nothing, or no valid Hello, is dropped with one line in the log. Only links
 whose handshake succeeded reach the engine, or, in the role "reader", ``Readers``.
+
+An encrypted worker admits coordinators whose keys it knows. An admitted one sends each worker the key of the stage that
+will send it hidden states, and those of the workers that may take weights. So workers need not know each other's keys;
+these hold for one session, and allow nothing else. A worker on the coordinator's own machine connects with that
+machine's key.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 
 from splitinfer.core.endpoint import is_loopback
 from splitinfer.core.plain_text import plain
 from splitinfer.engine.files.answering import Readers
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.versions import device_name, own_versions
-from splitinfer.engine.worker.access import AccessControl
 from splitinfer.errors import ProtocolError
-from splitinfer.keyring import same_key
+from splitinfer.keyring import Keyring, same_key
 from splitinfer.models.memory import free_bytes
 from splitinfer.system.interfaces import own_addresses
+from splitinfer.wire.codec import Session
 from splitinfer.wire.messages import Hello, Refuse, Welcome
-from splitinfer.wire.session import Session
-from transports import Frame, Link, LinkClosed, LinkTimeout, Listener, ListenerClosed, TransportError
+from transports import (
+    Frame,
+    Link,
+    LinkClosed,
+    LinkOptions,
+    LinkTimeout,
+    Listener,
+    ListenerClosed,
+    Security,
+    TransportError,
+)
+
+
+class AccessControl:
+    """Decides what a peer may do by its key. ``keys``: ``None`` where links are not encrypted, and every peer may
+    connect."""
+
+    def __init__(self, keys: Keyring | None) -> None:
+        self._keys = keys
+        self._lock = threading.Lock()
+        self._upstream = ""
+        self._readers: frozenset[str] = frozenset()
+
+    def begin(self, upstream: str = "") -> None:
+        """Another session begins, or the last one is over. ``upstream``: the key of the stage before; empty: no stage
+        connects with a key."""
+        with self._lock:
+            self._upstream, self._readers = upstream, frozenset()
+
+    def let_read(self, readers: Iterable[str]) -> None:
+        """Let the owners of these keys take weights in this session."""
+        with self._lock:
+            self._readers = frozenset(filter(None, readers))
+
+    def is_own(self, key: str | None) -> bool:
+        """Whether ``key`` is this machine's own."""
+        return self._keys is not None and key == self._keys.own().public
+
+    def may_coordinate(self, key: str | None) -> bool:
+        """Whether the owner of ``key`` may be this worker's coordinator."""
+        return self._keys is None or (key is not None and self._keys.admits(key))
+
+    def may_send_hidden_states(self, key: str | None) -> bool:
+        """Whether the owner of ``key`` is the stage before, which may send hidden states."""
+        with self._lock:
+            return self._keys is None or (bool(key) and key == self._upstream)
+
+    def may_read_weights(self, key: str | None) -> bool:
+        """Whether the owner of ``key`` may copy weights from this machine: whoever may coordinate, and the workers that
+        the coordinator has named."""
+        if self.may_coordinate(key):
+            return True
+        with self._lock:
+            return bool(key) and key in self._readers
+
+    @property
+    def options(self) -> LinkOptions:
+        """The options to listen with."""
+        return (
+            LinkOptions()
+            if self._keys is None
+            else LinkOptions(security=Security(self._keys.own(), None, self._admits))
+        )
+
+    def _admits(self, key: str) -> bool:
+        assert self._keys is not None
+        if self.may_send_hidden_states(key) or self.may_read_weights(key):
+            return True
+        self._keys.log_unknown(key)
+        return False
+
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +110,6 @@ REASON_LENGTH = 600  # characters of a reason that are logged or sent
 Deliver = Callable[[Connection, Frame | LinkClosed], None]
 
 
-@dataclass(slots=True)
-class _Pending:
-    link: Link
-    since: float = field(default_factory=time.monotonic)
-
-
 class Acceptor:
     """Accepts links in a thread of its own; what arrives on links that passed the handshake goes to ``deliver``."""
 
@@ -53,7 +120,7 @@ class Acceptor:
         self._readers = readers
         self._versions = own_versions()
         self._lock = threading.Lock()
-        self._pending: list[_Pending] = []
+        self._pending: dict[Link, float] = {}  # before their first message, and since when
         self._owner: Connection | None = None
         self._thread = threading.Thread(target=self._accept_all, name="acceptor", daemon=True)
         self._thread.start()
@@ -88,9 +155,8 @@ class Acceptor:
             self._drop_silent()
 
     def _expect_hello(self, link: Link) -> None:
-        pending = _Pending(link)
         with self._lock:
-            self._pending.append(pending)
+            self._pending[link] = time.monotonic()
         connection: list[Connection] = []
 
         def on_item(item: Frame | LinkClosed) -> None:
@@ -99,8 +165,7 @@ class Acceptor:
                 deliver(connection[0], item)
                 return
             with self._lock:
-                if pending in self._pending:
-                    self._pending.remove(pending)
+                self._pending.pop(link, None)
             if isinstance(item, Frame):
                 connection.extend(self._receive_first(link, item))
 
@@ -176,8 +241,9 @@ class Acceptor:
     def _drop_silent(self) -> None:
         now = time.monotonic()
         with self._lock:
-            late = [each for each in self._pending if now - each.since > _HELLO_SECONDS]
-            self._pending = [each for each in self._pending if each not in late]
-        for pending in late:
-            log.warning("dropped %s: it sent no message for %.0f s", pending.link.address, _HELLO_SECONDS)
-            pending.link.abort("no message came in time")
+            late = [link for link, since in self._pending.items() if now - since > _HELLO_SECONDS]
+            for link in late:
+                del self._pending[link]
+        for link in late:
+            log.warning("dropped %s: it sent no message for %.0f s", link.address, _HELLO_SECONDS)
+            link.abort("no message came in time")

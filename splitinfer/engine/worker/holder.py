@@ -11,7 +11,7 @@ from splitinfer.engine.files.answering import Running
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.profiling.measure import answer
 from splitinfer.engine.stage.loader import Join, LoadedStage, load
-from splitinfer.engine.worker.access import AccessControl
+from splitinfer.engine.worker.handshake import AccessControl
 from splitinfer.engine.worker.ranks import join_ranks
 from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import CannotFit, ProtocolError, SplitinferError

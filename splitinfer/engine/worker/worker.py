@@ -2,8 +2,7 @@
 
 One thread, the engine, owns MLX: it loads the stage and launches the steps. Links deliver into its inbox from their own
 threads, so the next step is received while this one is computed. A step is sent on when the device is done with it, by
-the thread that waits for that (``engine.device.steps``), because launching the next one may hold the engine for most of
-a step; so neither the device nor the link waits for the other. Where the device computes at launch, the engine sends.
+the thread that waits for that (``engine.device.steps``); where the device computes at launch, the engine sends.
 
     inbox -> Profile   -> time a few layers of the model, without its weights -> Profiled
           -> Spawn     -> start a process for a rank of a stage across two machines -> Spawned
@@ -16,9 +15,8 @@ a step; so neither the device nor the link waits for the other. Where the device
                       of the first rank of two: -> at once to the other one, which sends what both have computed
           -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
 
-Nothing that a peer sends ends a worker: an error ends that coordinator's session, with one sentence on both sides. The
-weights stay in memory, so a coordinator that connects again finds them loaded. Only a device that fails ends it, unless
-that was for lack of memory: then it keeps its weights, and the coordinator asks less of it.
+Nothing that a peer sends ends a worker: an error ends that coordinator's session, with one sentence on both sides. Only
+a device that fails ends it, unless that was for lack of memory: then the coordinator asks less of it.
 """
 
 import logging
@@ -31,27 +29,22 @@ from functools import partial
 
 from splitinfer.core.plain_text import plain
 from splitinfer.core.plan import StepResult
-from splitinfer.engine.cpu_affinity import yield_own_processor
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
-from splitinfer.engine.housekeeping import Housekeeping
-from splitinfer.engine.links.connection import Connection
-from splitinfer.engine.links.keys import Keys
-from splitinfer.engine.links.next_stage import connect
+from splitinfer.engine.housekeeping import Housekeeping, Mailbox
+from splitinfer.engine.links.connection import Connection, open_connection, outgoing
 from splitinfer.engine.links.probe import probe_next, reply_to
-from splitinfer.engine.links.sending import outgoing
-from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.stage.checks import payload_of
 from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.loader import LoadedStage
 from splitinfer.engine.stage.masking import RawMasks
-from splitinfer.engine.threads import clears_streams
+from splitinfer.engine.threads import clears_streams, yield_own_processor
 from splitinfer.engine.versions import machine_name
-from splitinfer.engine.worker.access import AccessControl
-from splitinfer.engine.worker.handshake import REASON_LENGTH, Acceptor
+from splitinfer.engine.worker.handshake import REASON_LENGTH, Acceptor, AccessControl
 from splitinfer.engine.worker.holder import Abandoned, StageHolder
 from splitinfer.engine.worker.ranks import RankProcess, Sampled
 from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
+from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
 from splitinfer.store.models import ModelStore
 from splitinfer.system import qos
@@ -97,7 +90,7 @@ class Worker:
         name: str | None = None,
         model: str | None = None,
         disk: Disk | None = None,
-        keys: Keys | None = None,
+        keys: Keyring | None = None,
         access: AccessControl | None = None,
         store: ModelStore | None = None,
         ended: Callable[[], None] = lambda: None,
@@ -173,7 +166,8 @@ class Worker:
         return True
 
     def _deliver(self, connection: Connection, item: Frame | LinkClosed) -> None:
-        if self._weights.takes(connection, item):
+        channel = self._weights.channel
+        if channel is not None and channel.takes(connection, item):
             return
         if isinstance(item, Frame) and codec.is_rejected(item.header):
             self._rejected.append((connection, item))
@@ -251,7 +245,8 @@ class Worker:
 
     def _connect_next(self, connection: Connection, message: Connect) -> None:
         """Open the data link to the next stage."""
-        following, note = connect(message.following, "upstream", self.name, connection.session_id, self._own_key)
+        session = connection.session_id
+        following, note = open_connection(message.following, "upstream", self.name, session, self._own_key)
         if self._downstream is not None:
             self._downstream.link.close("another next stage was named")
         self._downstream = following
@@ -291,7 +286,7 @@ class Worker:
             self._steps.drain()
         runner = stage.runner
         launched = runner.launch(step.plan, hidden, runner.read_masks(raw), self._steps.under_way())
-        self._weights.stepped()
+        self._weights.stepped_at = time.monotonic()
         assert self._owner is not None
         send = partial(self._send, stage, step, raw, received, self._owner, self._downstream)
         self._steps.add(launched, runner.wait, send, is_done=runner.device.computes_at_launch)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
-from splitinfer.core.sampling_checks import MAX_BIASED
+from splitinfer.core.sampling_params import MAX_BIASED
 from splitinfer.server.ask import MAX_CHOICES, MAX_TOOLS
 from splitinfer.server.fields import (
     MOST_TOKENS,

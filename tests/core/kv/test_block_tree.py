@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.core.kv.block_tree import Block, BlockTree, chained, full_keys
+from tests.core.invariants import check_tree
 
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 
@@ -34,7 +35,7 @@ def test_the_longest_common_prefix_is_found(sequences: list[list[int]], wanted: 
     index = BlockTree(block=4)
     for sequence in sequences:
         put(index, sequence)
-        index.check()
+        check_tree(index)
     match = index.find(wanted)
     assert match.num_tokens == max((common(one, wanted[:-1]) for one in stored(index)), default=0)
     held = [token for block in match.blocks for token in block.tokens]
@@ -59,7 +60,7 @@ def test_leaves_go_first_and_the_least_recently_used_of_them(seed: int):
     for _ in range(pick.randint(0, 12)):
         put(index, [pick.randrange(2) for _ in range(pick.randint(1, 7))], 2)
         index.use(index.find([pick.randrange(2) for _ in range(5)]).blocks)
-        index.check()
+        check_tree(index)
     planned = list(index.evictable())
     assert list(index.evictable()) == planned, "asking changes nothing"
     assert len(planned) == len(index)
@@ -67,7 +68,7 @@ def test_leaves_go_first_and_the_least_recently_used_of_them(seed: int):
         leaves = [one for one in index if not one.children]
         assert block is min(leaves, key=lambda one: one.last_use)
         index.remove(block)
-        index.check()
+        check_tree(index)
     assert not len(index)
 
 

@@ -11,6 +11,7 @@ from splitinfer.core.kv.prefix_cache import FETCHES, PrefixCache, PrefixCacheCon
 from splitinfer.core.plan import Fetch, Save, StepPlan
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.sequence import FinishReason, Sequence
+from tests.core.invariants import check_cache, check_tree
 
 PROMPT = [1, 2, 3, 4, 1, 1, 3, 3, 2, 2, 0, 4, 1]  # three blocks of four, and one token
 
@@ -153,7 +154,7 @@ def test_who_waits_for_its_blocks_has_a_place_among_those_that_run(disks: list[T
         house.add(prompt, max_tokens=1)
     for _ in range(2):
         house.step()
-        assert house.scheduler.prefix_cache.num_awaiting == 1
+        assert len(house.scheduler.prefix_cache.awaiting) == 1
     house.run()
     house.check_answers()
 
@@ -223,7 +224,7 @@ def test_a_tree_is_planted_from_its_files_in_any_order():
     for order in (kept, kept[::-1]):
         index = BlockTree(block=4)
         assert index.plant([*order, DiskBlock(b"nobody's", (1, 2))]) == []
-        index.check()
+        check_tree(index)
         assert {block.key for block in index} == {chained(one.parent, one.tokens) for one in kept}
     shorter = DiskBlock(kept[0].parent, kept[0].tokens[:2])
     assert BlockTree(block=4).plant([*kept, shorter]) == [chained(shorter.parent, shorter.tokens)]
@@ -295,7 +296,7 @@ def test_what_was_asked_once_is_evicted_before_an_open_conversation():
     opened, *once = (stored(prefix_cache, 1, "a"), stored(prefix_cache, 2), stored(prefix_cache, 3))
     once.append(stored(prefix_cache, 4))
     assert {block.block_id for block in prefix_cache.tree} == opened | once[1] | once[2]
-    prefix_cache.check()
+    check_cache(prefix_cache)
     # Open ones do not take everything: the oldest of them makes room for what is new.
     new = [stored(prefix_cache, token, f"{token}") for token in (5, 6, 7)]
     assert {block.block_id for block in prefix_cache.tree} == set().union(*new)

@@ -8,9 +8,9 @@ from toy import ToyStage, alone, blocks, config_of, small
 from splitinfer.core.kv.budget import KVBudget, KVUse, StageKV
 from splitinfer.core.plan import StepPlan
 from splitinfer.core.sampling_params import SamplingParams
-from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason, Sequence
+from tests.core import invariants
 
 BLOCK = 3
 MAX_LEN = 1000
@@ -49,7 +49,7 @@ def test_all_that_fits_gets_its_tokens(
                 unable.add(seq.seq_id)
             invariants.check(scheduler)
             plan = scheduler.schedule()
-            if STAGE.bytes_of(scheduler.kv_used + scheduler.kv_stored) > capacity * BLOCK:
+            if STAGE.bytes_of(scheduler.kv.used + scheduler.kv.stored) > capacity * BLOCK:
                 assert scheduler.lower_budget(0)
                 scheduler.requeue_all()
                 stages, under_way, num_short = ToyStage(), [], num_short + 1

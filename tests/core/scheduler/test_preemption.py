@@ -3,9 +3,9 @@
 import pytest
 from toy import House, ToyDisk, blocks, small
 
-from splitinfer.core.costs.stage import StageCosts
-from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
+from tests.core import invariants
+from tests.core.given_costs import line
 
 
 def prefilled(house: House, *prompts: int, max_tokens: int = 40, **more: int) -> list[int]:
@@ -109,7 +109,7 @@ def test_where_reading_is_slower_nothing_is_read():
     with small(block=4):
         disks = [ToyDisk()]
         house = House(num_groups=1, max_running=4, token_budget=8, kv=blocks(12), disks=disks)
-        house.scheduler.costs.stages[0] = StageCosts.line(0.0, 1e-3)
+        house.scheduler.costs.stages[0] = line(0.0, 1e-3)
         house.scheduler.prefix_cache.seconds_per_token = 2e-3
         prefilled(house, 3, 3)
         house.run()

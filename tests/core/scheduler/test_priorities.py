@@ -65,13 +65,13 @@ def test_whose_time_is_over_ends_wherever_it_is():
     waiting = house.add([1] * 3, deadline=1.0)
     later = house.add([1] * 3, deadline=3.0)
     house.step()
-    assert house.scheduler.next_deadline == 1.0
+    assert house.scheduler.deadlines.next == 1.0
     assert house.expire(0.9) == []
     assert house.expire(1.0) == [waiting]
     assert house.expire(2.5) == [running]
     assert house.sequences[running].finish_reason is FinishReason.ABORT
     house.run()
-    assert house.scheduler.next_deadline is None
+    assert house.scheduler.deadlines.next is None
     assert house.expire(1e9) == []
     assert house.reasons[later] is FinishReason.LENGTH
     house.check_answers()

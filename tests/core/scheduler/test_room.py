@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.core.costs.model import CostModel
-from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.room import LEAST, MOST, UsualRequest, seconds_until_room
 from splitinfer.core.sequence import Sequence
+from tests.core.given_costs import GivenCosts, line
 
 CONFIG = SchedulerConfig(num_groups=2, max_in_flight=3, token_budget=100, max_running=8, max_len=4000)
-COSTS = CostModel([StageCosts.line(0.1, 0.0), StageCosts.line(0.2, 0.0)], is_known=True)
+COSTS = GivenCosts([line(0.1, 0.0), line(0.2, 0.0)])
 CYCLE = 2 * 0.2 * 1.02  # two groups, the slower stage, and the least margin
 TELLING = UsualRequest(answer=40, prompt=0)
 

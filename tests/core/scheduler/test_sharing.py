@@ -4,7 +4,7 @@ import pytest
 from toy import VOCAB, House, blocks, drain, small
 
 from splitinfer.core.plan import StepPlan
-from splitinfer.core.scheduler import kv_manager, scheduler
+from splitinfer.core.scheduler import kv_manager
 from splitinfer.core.sequence import FinishReason
 
 
@@ -16,33 +16,6 @@ def blocks_of_four():
 
 def computed(house: House) -> int:
     return sum(house.toy.num_computed.values())
-
-
-@pytest.mark.parametrize(("num_groups", "is_busy", "opened"), [(2, False, [1, 0]), (2, True, [1]), (1, False, [1])])
-def test_all_stages_copy_much_stored_kv_at_once(
-    num_groups: int, is_busy: bool, opened: list[int], monkeypatch: pytest.MonkeyPatch
-):
-    """By a plan of its own where they are idle; it is with the first stage's chunk that the next one copies, else."""
-    monkeypatch.setattr(scheduler, "OPENED_FIRST", 4)
-    house = House(token_budget=100, num_groups=num_groups, max_in_flight=3)
-    house.add([1, 2, 3, 4, 1], max_tokens=1)
-    house.run()
-    house.add([3], max_tokens=1)  # what the first one left is freed
-    house.run()
-    if is_busy:
-        house.add([0] * 3, max_tokens=30)
-        house.step()
-    house.add([1, 2, 3, 4, 2], max_tokens=1)
-    plans = []
-    while not (plans and plans[-1].slices):
-        plan = house.step()
-        assert plan is not None
-        plans.append(plan)
-    assert [len(plan.new) for plan in plans] == opened
-    assert [part.start for part in plans[-1].slices][-1] == 4
-    house.run()
-    house.check_answers()
-    house.check_kv()
 
 
 def turn(house: House, tokens: list[int]) -> StepPlan:
@@ -58,11 +31,7 @@ def turn(house: House, tokens: list[int]) -> StepPlan:
 
 @pytest.mark.parametrize("num_groups", [1, 2])
 @pytest.mark.parametrize("whole_blocks", [False, True])
-def test_the_next_turn_takes_over_the_kv_that_the_last_one_left(
-    num_groups: int, whole_blocks: bool, monkeypatch: pytest.MonkeyPatch
-):
-    """Nothing is copied, so there is no plan that only opens it."""
-    monkeypatch.setattr(scheduler, "OPENED_FIRST", 4)
+def test_the_next_turn_takes_over_the_kv_that_the_last_one_left(num_groups: int, whole_blocks: bool):
     house = House(token_budget=100, num_groups=num_groups, max_in_flight=3, whole_blocks=whole_blocks)
     turn(house, [1, 2, 3, 4, 1])
     for number in range(3):
@@ -120,9 +89,9 @@ def test_what_was_left_goes_with_its_session():
     house = House(token_budget=100)
     house.add([1, 2, 3, 4, 1], max_tokens=3, session="ours")
     house.run()
-    house.scheduler.forget("theirs")
+    house.scheduler.kv.forget("theirs")
     assert house.step() is None
-    house.scheduler.forget("ours")
+    house.scheduler.kv.forget("ours")
     plan = house.step()
     assert plan is not None
     assert plan.freed == (0,)

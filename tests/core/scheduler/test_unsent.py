@@ -2,9 +2,9 @@
 
 import pytest
 
-from splitinfer.core.scheduler import invariants
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.core.speculation.speculation import Draft, Proposal
+from tests.core import invariants
 from tests.core.toy import VOCAB, House, next_token
 
 
@@ -25,7 +25,7 @@ def test_only_what_has_not_left_is_reduced(is_sent: bool) -> None:
     assert first is not None
     assert second is not None
     assert second.slices[0].begins_with_draft
-    step = house.scheduler.newest
+    step = house.scheduler.in_flight[-1]
     step.is_sent = is_sent
     house.scheduler.leave_out_rejected()
     assert step.plan is second, "no result has rejected it yet"

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from toy import VOCAB, Guesser, House, blocks, next_token, small
 
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StepPlan, StepResult
-from splitinfer.core.scheduler import invariants
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.core.speculation.speculation import Draft, Proposal
+from tests.core import invariants
 
 
 def house(right: float = 1.0, seed: int = 1, overtaken: float = 0.0, **config: object) -> House:
@@ -89,7 +89,7 @@ def test_as_many_blocks_are_under_way_as_the_flight_says() -> None:
     found.guess = right_guesses
     decoding(found, Flight(2, 3, 3))
     sizes = []
-    while found.scheduler.num_in_flight < 3:
+    while len(found.scheduler.in_flight) < 3:
         plan = found.step()
         assert plan is not None
         sizes.append((len(plan.slices[0].token_ids), plan.slices[0].num_drafts, plan.slices[0].num_logits))

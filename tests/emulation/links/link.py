@@ -72,7 +72,7 @@ class EmulatedLink(InboxLink):
         elif isinstance(item, LinkClosed):
             self._in.post_last(item)
         elif self._in.num_bytes > self._options.max_waiting_bytes:
-            self._fail_unread()
+            self._fail(f"more than {self._options.max_waiting_bytes} bytes from {self.address} wait unread")
         else:
             self._in.post(item, PRELUDE_BYTES + item.num_bytes)
 

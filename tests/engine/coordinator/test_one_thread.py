@@ -27,11 +27,12 @@ from splitinfer.engine.coordinator.open_requests import OpenRequests
 from splitinfer.engine.coordinator.pipeline import LocalResult
 from splitinfer.engine.coordinator.reopening import Reopening
 from splitinfer.engine.coordinator.requests import RequestState
+from splitinfer.engine.device.steps import StepsUnderWay
 from splitinfer.errors import CannotFit, PeerError, SplitinferError, WorkerLost
 
 SECONDS = 30.0
 _CHANGES = (
-    *("add", "finish", "expire", "update", "learn", "forget", "requeue_all", "moved_to"),
+    *("add", "finish", "expire", "update", "learn", "requeue_all", "moved_to"),
     *("lower_budget", "tune", "fix_groups", "take", "schedule"),
 )
 OWNED = {
@@ -44,12 +45,13 @@ OWNED = {
 class Toy:
     """In the place of ``Pipeline``: every step returns at once. ``refuses``: cuts that cannot be opened."""
 
-    lost_name, remedy, codecs, ready, num_stages = "s0", "restarting it", (), (), 1
+    lost_name, remedy, codecs, ready = "s0", "restarting it", (), ()
 
     def __init__(self, config: Layout, put: Callable[[Any], None], _notice: object) -> None:
         self.layout, self._put = config, put
         self.stage, self.local = ToyStage(), self
-        self.is_open, self.is_free, self.device, self.refuses = False, True, self, set[str]()
+        self.is_open, self.device, self.refuses = False, self, set[str]()
+        self.steps, self.leaving = StepsUnderWay[object](put), threading.Lock()
 
     def open(self, *_: object, meanwhile: Callable[[], None] = lambda: None, **_named: object) -> None:
         self.stage.forget()
@@ -80,12 +82,6 @@ class Toy:
 
     def until_tick(self, _now: float) -> None:
         return None
-
-    def reduce(self, leave_out_rejected: Callable[[], None]) -> None:
-        leave_out_rejected()
-
-    def drain(self) -> None:
-        pass
 
     def close(self, _reason: str) -> None:
         self.is_open = False

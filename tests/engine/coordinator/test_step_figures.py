@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 from processes import until
 
 from splitinfer.core.layout import Layout, StageSpec
-from splitinfer.core.metrics.arrivals import Arrivals
-from splitinfer.core.metrics.gaps import Cause
+from splitinfer.core.metrics.gaps import Arrivals, Cause
 from splitinfer.core.metrics.records import Rows, StepRecord
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StageFigures, StepPlan, StepResult
 from splitinfer.core.sampling_params import SamplingParams
-from splitinfer.core.scheduler.in_flight import StepInFlight
-from splitinfer.core.scheduler.results import TokenEvent
+from splitinfer.core.scheduler.in_flight import StepInFlight, TokenEvent
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.engine.coordinator.figures import Figures
 

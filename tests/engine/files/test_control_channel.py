@@ -3,9 +3,9 @@
 import pytest
 
 from splitinfer.engine.links.connection import Connection
-from splitinfer.engine.worker import control_channel
-from splitinfer.engine.worker.control_channel import ControlChannel
-from splitinfer.wire.session import Session
+from splitinfer.engine.worker import weights
+from splitinfer.engine.worker.weights import ControlChannel
+from splitinfer.wire.codec import Session
 from transports import LinkClosed, LinkTimeout, connect, listen
 
 
@@ -19,7 +19,7 @@ def connection() -> Connection:
 def test_a_coordinator_that_lives_and_does_not_answer_is_given_up(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(control_channel, "_ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(weights, "_ANSWER_SECONDS", 0.01)
     with pytest.raises(LinkTimeout, match=r"the coordinator studio .* did not answer"):
         ControlChannel(connection).receive()
 

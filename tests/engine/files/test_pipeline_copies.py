@@ -15,9 +15,8 @@ from trained import save_dflash, save_eagle3
 from splitinfer import SamplingParams
 from splitinfer.config import Layout
 from splitinfer.engine.files import answering
-from splitinfer.engine.files.copying import pull
-from splitinfer.engine.files.reader import Reader
-from splitinfer.engine.worker.access import AccessControl
+from splitinfer.engine.files.copying import Reader, pull
+from splitinfer.engine.worker.handshake import AccessControl
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import ModelError, PeerError, Refused, SplitinferError
 from splitinfer.keyring import Keyring

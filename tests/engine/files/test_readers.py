@@ -7,9 +7,8 @@ import pytest
 from test_copied_file import fill
 from weights import CONFIG, FILE, TOTAL, described, written
 
-from splitinfer.engine.files.copying import Remote, copy, request_manifest
-from splitinfer.engine.files.reader import Reader
-from splitinfer.engine.worker.access import AccessControl
+from splitinfer.engine.files.copying import Reader, Remote, copy, request_manifest
+from splitinfer.engine.worker.handshake import AccessControl
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import PeerError, Refused, WorkerUnreachable
 from splitinfer.store.copied_file import write_whole

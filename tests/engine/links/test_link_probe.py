@@ -19,6 +19,7 @@ from splitinfer.engine.worker import handshake
 from splitinfer.errors import PeerError, ProtocolError
 from splitinfer.keyring import Keyring
 from splitinfer.wire import codec
+from splitinfer.wire.codec import Session
 from splitinfer.wire.messages import (
     Connect,
     Connected,
@@ -32,7 +33,6 @@ from splitinfer.wire.messages import (
     Refuse,
     Welcome,
 )
-from splitinfer.wire.session import Session
 from tests.emulation.links import EmulatedLink, LinkProfile, installed
 from transports import Frame, LinkClosed, connect, listen
 
