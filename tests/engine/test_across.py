@@ -3,8 +3,10 @@
 import os
 import shutil
 import signal
+import socket
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,22 +16,28 @@ import psutil
 import pytest
 import stages
 import tiny
+from cluster.cable import Cable
 from engine.door import SEVERAL, Fault, Guesses, Open, Pipeline, ask, recut, some_wrong, streams_of
 from processes import until, worker
 
 from splitinfer import Flight, SamplingParams
 from splitinfer.core.layout import Layout, Rank, StageSpec, lay_out
 from splitinfer.core.plan import SampledSlice, SampledToken, StageFigures, StepPlan
+from splitinfer.engine.coordinator import worker_group
 from splitinfer.engine.coordinator.pipeline import Pipeline as Opened
 from splitinfer.engine.coordinator.ranks import halves_of
+from splitinfer.engine.coordinator.worker_group import WorkerGroup
 from splitinfer.engine.coordinator.worker_handle import WorkerHandle
 from splitinfer.engine.stage.launched import Finished
+from splitinfer.engine.worker import ranks
 from splitinfer.engine.worker.ranks import Sampled
 from splitinfer.errors import ConfigError, DeviceFailed, ModelError, WorkerLost
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.halves import Group
-from splitinfer.wire.messages import Digest
+from splitinfer.wire.messages import Digest, Gather
+from transports.rdma import probe
+from transports.rdma.joining import _ADDRESS
 
 NIGHTLY = pytest.mark.nightly
 Folder = Callable[..., Path]
@@ -112,6 +120,88 @@ def test_either_rank_is_lost(
     with pipeline(tiny_folder("llama"), fault=fault, rejoin_timeout=60, **where) as there:
         there.answers(ask(30, max_tokens=120), *SEVERAL)
         assert there.stats["rejoins"] == 1
+
+
+class _Late(Cable):
+    """MLX tries again where nobody listens yet, but not where somebody has already said hello."""
+
+    def _connect(self, near: socket.socket) -> None:
+        time.sleep(1)
+        super()._connect(near)
+
+
+@dataclass
+class CableBetween:
+    """Between two ranks of one stage: their sums and their link go over it, the coordinator's links do not."""
+
+    patch: pytest.MonkeyPatch
+    cables: list[Cable] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        where = worker_group._where_others_find
+        self.patch.setattr(WorkerGroup, "_gather", lambda group, worker, told: self._gather(group, worker, told))
+        self.patch.setattr(
+            worker_group,
+            "_where_others_find",
+            lambda worker: replace(found := where(worker), address=f"tcp://127.0.0.1:{self._to(found.address)}"),
+        )
+
+    def _to(self, address: str | int) -> int:
+        self.cables.append(cable := _Late(int(str(address).rpartition(":")[2])))
+        return cable.port
+
+    def _gather(self, group: WorkerGroup, worker: WorkerHandle, told: Gather) -> None:
+        group._gathered[worker] = told.data
+        if len(ranks := [one for one in group.workers if one.stage == worker.stage]) == len(group._gathered):
+            own = [_ADDRESS.unpack(group._gathered.pop(one)) for one in ranks]
+            far = [(host, self._to(port)) for host, port in own]
+            for rank, one in enumerate(ranks):
+                here = [_ADDRESS.pack(*(own if rank == at else far)[at]) for at in range(2)]
+                one.send(Gather(b"".join(here)))
+
+    def close(self) -> None:
+        for cable in self.cables:
+            cable.close()
+
+    def pull(self) -> None:
+        for cable in self.cables:
+            cable.silence()
+
+
+@NIGHTLY
+@pytest.mark.parametrize("where", [ALONE, HYBRID], ids=str)
+def test_the_cable_between_two_ranks_is_pulled(
+    where: dict[str, Any],
+    tiny_folder: Folder,
+    pipeline: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Both still talk to the coordinator, and wait for each other in a sum."""
+    cable, times = CableBetween(monkeypatch), list[float]()
+    request.addfinalizer(cable.close)
+
+    def pull(there: Pipeline) -> None:
+        times.append(time.monotonic())
+        cable.pull()
+        until(lambda: not there.llm.health().can_answer, "the loss is noticed", 10)
+        times.append(time.monotonic())
+
+    with pipeline(tiny_folder("llama"), fault=Fault(act=pull, at=10), rejoin_timeout=60, **where) as there:
+        there.answers(ask(30, max_tokens=400))
+        assert there.stats["rejoins"] == 1
+    assert times[1] - times[0] < 6  # far less than the patience with a step
+
+
+def test_rdma_ends_with_its_cable(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = iter(["PORT_ACTIVE", "PORT_ACTIVE", "PORT_DOWN"])
+    monkeypatch.setattr(probe, "_output", lambda _tool: f"hca_id: rdma_en2\n state: {next(said)} (1)\n")
+    monkeypatch.setattr(ranks, "_LOOK_EVERY", 0)
+    ended = list[int]()
+    monkeypatch.setattr(os, "_exit", ended.append)
+    ranks._end_with("rdma_en2")
+    assert ended == [1]
+    assert next(said, None) is None
 
 
 @NIGHTLY

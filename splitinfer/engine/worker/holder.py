@@ -30,7 +30,7 @@ class Abandoned(Exception):
 
 
 class StageHolder:
-    """Loads, and measures, for coordinators. Everything but ``running`` is on the worker's thread.
+    """Loads, and measures, for coordinators. Everything is on the worker's thread, unless it says otherwise.
 
     ``model`` overrides the coordinator's name for the model. ``disk``: where KV is stored. ``access``: told which peers
     may connect.
@@ -46,6 +46,11 @@ class StageHolder:
         """The model whose layers are held. From any thread."""
         stage = self.stage
         return () if stage is None else ((stage.checkpoint, stage.command.model),)
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether the stage is across two machines. From any thread."""
+        return self._group is not None
 
     def loaded(self) -> LoadedStage:
         """The stage.

@@ -4,7 +4,11 @@ MLX keeps a group until the process ends, and who waits in a sum for a peer that
 rank is a process that its coordinator, or the worker that it asked, may end at any moment.
 """
 
+import logging
+import os
 import signal
+import threading
+import time
 from array import array
 from collections.abc import Callable
 from typing import Protocol
@@ -18,10 +22,13 @@ from splitinfer.models.halves import Group
 from splitinfer.wire.messages import Digest, Half
 from transports import FrameError, TransportUnavailable
 from transports.rdma.joining import check_sum, join_group
-from transports.rdma.probe import device_for
+from transports.rdma.probe import device_for, is_down
+
+log = logging.getLogger(__name__)
 
 _EVERY = 16  # steps between two comparisons of what both ranks have sampled
 _JOIN_SECONDS = 20  # MLX holds the GIL while it joins, and waits for ever for a peer that a firewall keeps away
+_LOOK_EVERY = 2.0  # seconds between looks at the cable of RDMA, which says nothing when it is pulled
 
 
 class RankProcess(Protocol):
@@ -57,8 +64,18 @@ def join_ranks(half: Half, gather: Callable[[bytes], bytes]) -> Group:
         raise PeerError(f"rank {half.rank} cannot meet the other one over {half.sums}: {error}") from error
     finally:
         signal.alarm(0)
+    if device:
+        threading.Thread(target=_end_with, args=(device,), name="cable", daemon=True).start()
     mx.clear_cache()
     return Group(half.rank, sums)
+
+
+def _end_with(device: str) -> None:
+    """End this process when the cable of an RDMA device is pulled: the coordinator sees that at once."""
+    while not is_down(device):
+        time.sleep(_LOOK_EVERY)
+    log.error("the cable of %s, over which both ranks add up, is out", device)
+    os._exit(1)
 
 
 class Sampled:

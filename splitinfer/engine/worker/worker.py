@@ -76,6 +76,7 @@ from transports import Frame, KeyPair, LinkClosed, Listener, TransportError
 log = logging.getLogger(__name__)
 
 _STOP = "stop"
+_COMES_WITHIN = 0.5  # seconds within which the engine comes to an event, unless a step holds it
 
 Event = tuple[Connection, Frame | LinkClosed, float]  # and when it arrived, in seconds
 
@@ -175,7 +176,9 @@ class Worker:
     def _deliver(self, connection: Connection, item: Frame | LinkClosed) -> None:
         if self._weights.takes(connection, item):
             return
-        if isinstance(item, Frame) and codec.is_rejected(item.header):
+        if isinstance(item, LinkClosed) and self._holder.is_rank:
+            self._tell_later(connection, item)
+        elif isinstance(item, Frame) and codec.is_rejected(item.header):
             self._rejected.append((connection, item))
         self._inbox.put((connection, item, time.monotonic()))
 
@@ -350,12 +353,28 @@ class Worker:
 
     # -- endings -----------------------------------------------------------------------------
 
+    def _tell_later(self, connection: Connection, ending: LinkClosed) -> None:
+        """Tell the coordinator of a lost neighbour where the engine does not come to it: of two ranks that lose each
+        other, each waits for ever in a sum."""
+
+        def tell() -> None:
+            owner = self._owner
+            if owner is not None and connection in (self._downstream, self._guests.get("upstream")):
+                owner.link.close(self._lost(connection, ending))
+
+        later = threading.Timer(_COMES_WITHIN, tell)
+        later.daemon = True
+        later.start()
+
+    def _lost(self, connection: Connection, ending: LinkClosed) -> str:
+        return plain(f"{self.name} lost {connection.name} ({connection.link.address}): {ending.reason}", REASON_LENGTH)
+
     def _on_closed(self, connection: Connection, ending: LinkClosed) -> None:
         if connection is self._owner:
             log.info("%s is gone: %s", connection.name, ending.reason or "it closed the link")
             self._end_session("the coordinator is gone")
         elif connection.role != "probe" and self._owner and connection.session_id == self._owner.session_id:
-            self._fail(f"{self.name} lost {connection.name} ({connection.link.address}): {ending.reason}")
+            self._fail(self._lost(connection, ending))
 
     def _fail(self, reason: str, *, no_memory: bool = False, is_ending: bool = False) -> None:
         """End the session, with one sentence on both sides."""
