@@ -9,6 +9,7 @@ A rank that evaluates a sum which the other does not waits for ever. So whatever
 on both: what only one of them can know (a file on its disk, what it remembers) is agreed on first (``Group.all_of``).
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from splitinfer.models.building import build_model, placeholders_of
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.divided import PretendedRank, divide
 
+_TIMED = 16
 _KNOWN = 4096  # numbers of the sum at each load: as many as of a few tokens' hidden states
 
 
@@ -38,8 +40,8 @@ class Group:
         counts = mx.distributed.all_sum(mx.array([float(flag) for flag in flags]), group=self.sums)
         return [count == RANKS for count in counts.tolist()]  # type: ignore[union-attr]
 
-    def check(self) -> None:
-        """Add up numbers whose sum is known.
+    def check(self) -> float:
+        """Add up numbers whose sum is known; seconds of a sum, as behind something that the device computes.
 
         Raises:
             DeviceFailed: another sum came.
@@ -48,6 +50,11 @@ class Group:
         total = mx.distributed.all_sum(numbers * (self.rank + 1), group=self.sums)
         if not mx.array_equal(total, numbers * sum(range(1, RANKS + 1))).item():
             raise DeviceFailed("the device failed (the two ranks add up to other numbers than they should)")
+        began = time.perf_counter()
+        for _ in range(_TIMED):
+            numbers = mx.distributed.all_sum(numbers / RANKS, group=self.sums)
+        mx.eval(numbers)
+        return (time.perf_counter() - began) / _TIMED
 
 
 def check_halves(checkpoint: Checkpoint) -> None:

@@ -15,6 +15,7 @@ Hidden states are not in a message: they are in the frame's parts, and ``Step.te
 read them. So are the bytes of a manifest and of weights. Goodbyes and heartbeats belong to the transport.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from splitinfer.core.fingerprint import Fingerprint
@@ -26,7 +27,7 @@ from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.wire_codec import NAMES, NONE, Packing
 
-PROTOCOL_VERSION = 20
+PROTOCOL_VERSION = 21
 MOST_RANGES, MOST_RANGE = 512, 2**22  # that one message asks for; bytes of one
 MOST_GATHERED = 2**17  # bytes of both ranks
 MOST_NAME = 200  # characters
@@ -229,6 +230,7 @@ class Ready:
     kept: tuple[Key, ...] | None  # the blocks on its disk; None: it stores none there
     hidden: TensorSpec | None  # one row of the hidden states it takes; None: the first stage
     device: str
+    sum_seconds: float = 0.0  # of one of a rank's sums with the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,10 +355,16 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What a rank has sampled up to a step, which the other must have sampled, too."""
+    """What a rank has sampled up to a step, which the other must have sampled, too. ``busy``: seconds that it has
+    computed since it was loaded."""
 
     step: int
     digest: int
+    busy: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.busy < math.inf:
+            raise ValueError(f"a rank has computed for {self.busy} s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,10 @@ def test_a_stage_across_two_processes_gives_the_tokens_of_one(tiny_folder: Folde
         greedy = there.answers(*DRAFTED)[0]
         assert greedy == stages.plain_greedy(folder, SEVERAL[0].tokens, len(greedy))
         assert there.stats["speculation"]["accepted"] > 0
+        stage = there.stats["stages"][0]
+        assert [rank["name"] for rank in stage["ranks"]] == ["s0/0", "s0/1"]
+        assert all(rank["weight_bytes"] and 0 < rank["busy_seconds"] < 60 for rank in stage["ranks"])
+        assert 0 < stage["sum_seconds"] < 1
 
 
 def end(there: Pipeline, rank: int, how: signal.Signals = signal.SIGKILL) -> None:

@@ -288,6 +288,11 @@ class Pipeline:
         return self._config.layout.num_stages
 
     @property
+    def ranks(self) -> list[WorkerHandle]:
+        """The ranks of all stages across two machines."""
+        return [each for each in self._worker_group.workers if each.rank is not None]
+
+    @property
     def rewind(self) -> int | None:
         """How many tokens every stage's caches can be rewound; ``None``: any number."""
         return least_rewind(ready.rewind for ready in self.ready)
@@ -453,6 +458,7 @@ class Pipeline:
         Raises:
             WorkerLost: it is not the same.
         """
+        handle.busy = said.busy
         at = (handle.stage, said.step)
         other = self._digests.pop(at, None)
         if other is None:

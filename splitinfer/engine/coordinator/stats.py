@@ -39,6 +39,19 @@ def stats_of(
             "kv_bytes_per_token": ready.kv_bytes_per_token,
             "free_bytes_when_loaded": ready.free_bytes,
         }
+    for rank in pipeline.ranks:
+        if rank.ready is not None:
+            stage = stats["stages"][rank.stage]
+            stage["sum_seconds"] = max(stage.get("sum_seconds", 0.0), rank.ready.sum_seconds)
+            stage.setdefault("ranks", []).append(
+                {
+                    "name": rank.spec.name,
+                    "device": rank.ready.device,
+                    "weight_bytes": rank.ready.weight_bytes,
+                    "free_bytes_when_loaded": rank.ready.free_bytes,
+                    "busy_seconds": rank.busy,
+                }
+            )
     return stats
 
 

@@ -178,6 +178,8 @@ class WorkerGroup:
             PeerError: a worker refused, failed, is gone, or hangs.
         """
         said = self._from_each(self.workers, Ready, silence, meanwhile)
+        for worker, ready in zip(self.workers, said, strict=True):
+            worker.ready = ready
         return [as_one(list(ranks)) for _, ranks in groupby(said, lambda ready: ready.stage)]
 
     def _from_each(

@@ -11,6 +11,7 @@ from splitinfer.wire import codec
 from splitinfer.wire.messages import (
     Fault,
     Message,
+    Ready,
     Refuse,
     Welcome,
 )
@@ -40,6 +41,8 @@ class WorkerHandle:
     silence_at_end: float | None = None  # seconds since anything was received from it when its link ended
     last_frame: Frame | None = None  # received from it
     rank: int | None = None
+    ready: Ready | None = None  # what it said when it had loaded
+    busy: float = 0.0  # seconds that it has computed since, if it is a rank
 
     @property
     def stage_name(self) -> str:

@@ -79,14 +79,15 @@ def _end_with(device: str) -> None:
 
 
 class Sampled:
-    """Sums up what a rank has sampled in a session, for the coordinator to compare with the other's: RDMA was seen to
-    bring wrong numbers without an error (mlx#4342)."""
+    """Sums up what a rank has done in a session. What it has sampled the coordinator compares with the other's: RDMA was
+    seen to bring wrong numbers without an error (mlx#4342)."""
 
     def __init__(self) -> None:
-        self._sum = 0
+        self._sum, self._busy = 0, 0.0
 
     def after(self, done: Finished) -> Digest | None:
-        """The sum of all steps up to this one, if it is to be compared."""
+        """The sums of all steps up to this one, if they are to be told."""
+        self._busy += done.figures.ended - done.figures.started + done.figures.drafting
         for one in done.sampled:
             self._sum = crc32(array("q", [one.seq_id, *(token.token_id for token in one.tokens)]), self._sum)
-        return None if done.plan.step % _EVERY else Digest(done.plan.step, self._sum)
+        return None if done.plan.step % _EVERY else Digest(done.plan.step, self._sum, self._busy)
