@@ -79,8 +79,8 @@ def _end_with(device: str) -> None:
 
 
 class Sampled:
-    """Sums up what a rank has done in a session. What it has sampled the coordinator compares with the other's: RDMA was
-    seen to bring wrong numbers without an error (mlx#4342)."""
+    """Sums up what a rank has done in a session. What it has sampled the coordinator compares with the other's, because
+    RDMA was seen to bring wrong numbers without an error (mlx#4342)."""
 
     def __init__(self) -> None:
         self._sum, self._busy = 0, 0.0

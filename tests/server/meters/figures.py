@@ -26,8 +26,8 @@ STATS: dict[str, Any] = {
         STAGE | {
             "name": "back", "kv_bytes": 30, "kv_budget_bytes": 60, "kv_bytes_stored": 5, "sum_seconds": 2e-5,
             "ranks": [
-                {"name": f"back/{i}", "device": "gpu", "weight_bytes": 7, "free_bytes_when_loaded": 9, "busy_seconds": 2.0 + i}
-                for i in range(2)
+                {"name": f"back/{i}", "device": "gpu", "weight_bytes": 7, "free_bytes_when_loaded": 9,
+                 "busy_seconds": 2.0 + i} for i in range(2)
             ],
         },
     ],
