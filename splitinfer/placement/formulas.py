@@ -29,6 +29,7 @@ _ALONE = (1, 2, 3, 5, 7, 11)  # drafts of a block of one stream
 _EACH = (1, 2, 3, 5)  # drafts of each of many
 _CERTAIN = 0.995  # bound on acceptance: with 1, runs of right drafts would be infinite
 _SEVERAL = 8  # sequences in a round of drafts
+_TO_RANK = 0.0005  # seconds from the coordinator to a rank, a process beside it, with what it does for a step itself
 _UNKNOWN = (0.001, 100e6)  # seconds and bytes a second of a link that nobody measured, where no other was either
 
 
@@ -164,10 +165,12 @@ def hop_ends(cut: Cut) -> list[tuple[int, int]]:
 
 def hop_of(profiles: Profiles, source: int, target: int) -> tuple[float, float]:
     """Seconds of the hop from one machine to another, and for each row of hidden states. Of two machines that are one
-    stage the first receives, and passes on to the second, which sends."""
+    stage the first receives, and passes on to the second, which sends. Where they are the first stage, the coordinator
+    is another process, and nothing hides what it does between two steps."""
     way = (profiles.machines[source].ranks[-1], *profiles.machines[target].ranks)
     links = [link_of(profiles, a, b) for a, b in pairwise(way) if a != b]
-    return sum(latency for latency, _ in links), sum(profiles.model.hidden_row / bandwidth for _, bandwidth in links)
+    to_rank = _TO_RANK * (profiles.machines[target].across[:1] == (profiles.machines[0].name,))
+    return to_rank + sum(latency for latency, _ in links), sum(profiles.model.hidden_row / bandwidth for _, bandwidth in links)
 
 
 def link_of(profiles: Profiles, source: str, target: str) -> tuple[float, float]:

@@ -287,7 +287,7 @@ class Worker:
         """Hand a step to the device. It is sent on when the device is done with it."""
         stage = self._holder.loaded()
         if stage.command.passes_on:
-            self._pass_on(step, frame)
+            self._pass_on(frame)
         self._take_rejected()
         hidden, raw = payload_of(step, frame, stage.command.longest)
         if stage.runner.needs_verdict(step.plan):
@@ -299,12 +299,12 @@ class Worker:
         send = partial(self._send, stage, step, raw, received, self._owner, self._downstream)
         self._steps.add(launched, runner.wait, send, is_done=runner.device.computes_at_launch)
 
-    def _pass_on(self, step: Step, frame: Frame) -> None:
+    def _pass_on(self, frame: Frame) -> None:
         """Send a step on to the other rank, as it came."""
         if self._downstream is None:
             raise ProtocolError("a step came before the next stage was connected")
         try:
-            self._downstream.send(step, *(memoryview(part) for part in frame.parts))
+            self._downstream.link.send(frame)
         except TransportError as error:
             raise PeerError(f"{self.name} lost the other rank: {error}") from error
 
