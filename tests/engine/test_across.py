@@ -36,6 +36,7 @@ from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.halves import Group
 from splitinfer.wire.messages import Digest, Gather
+from transports import LinkOptions, LinkRefused
 from transports.rdma import probe
 from transports.rdma.joining import _ADDRESS
 
@@ -124,6 +125,7 @@ def test_either_rank_is_lost(
     with pipeline(tiny_folder("llama"), fault=fault, rejoin_timeout=60, **where) as there:
         there.answers(ask(30, max_tokens=120), *SEVERAL)
         assert there.stats["rejoins"] == 1
+        assert [name for name, count in there.stats["losses"].items() if count] == [f"s{where['across'][0]}"]
 
 
 class _Late(Cable):
@@ -272,6 +274,12 @@ def test_pictures_need_a_stage_of_the_coordinators(pipeline: Open) -> None:
         pipeline("llama", [4], across=[0], pictures=True),
     ):
         pass
+
+
+def test_a_rank_without_its_key_is_told_where_to_write_it() -> None:
+    spec = StageSpec("both", 0, 4, across=(Rank("local"), Rank("tcp://192.0.2.1:5577"))).ranks[1]
+    said = worker_group._why_refused(spec, "tcp://192.0.2.1:5577", LinkOptions(), LinkRefused("no"))
+    assert said.endswith("in a layout under `across:` of stage both as ADDRESS#KEY")
 
 
 def test_sums_do_not_cross_a_network() -> None:

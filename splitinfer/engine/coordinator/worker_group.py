@@ -305,12 +305,12 @@ def _why_refused(spec: StageSpec, address: str, options: LinkOptions, error: Lin
     """What to do about an encrypted handshake that failed, as a sentence."""
     where = f"worker {spec.name} ({address})"
     if options.security is None:
-        return (
-            f"{where} requires an encrypted link: give the key that it printed when it started, in a layout as "
-            f"`key:` of stage {spec.name}, with --workers as {spec.name}=ADDRESS#KEY"
-        )
+        place = f"as `key:` of stage {spec.name}, with --workers as {spec.name}=ADDRESS#KEY"
+        if spec.name.endswith(("/0", "/1")):
+            place = f"under `across:` of stage {spec.name[:-2]} as ADDRESS#KEY"
+        return f"{where} requires an encrypted link: give the key that it printed when it started, in a layout {place}"
     return (
-        f"{where} cannot be reached with encryption: {error}. Its `key:` here is {(options.security.peer or '')[:8]}…; "
+        f"{where} cannot be reached with encryption: {error}. Its key here is {(options.security.peer or '')[:8]}…; "
         "if the worker printed another one, correct that. Otherwise admit this machine there: splitinfer pair "
         f"{options.security.own.public}. A worker with --insecure, or on its own machine only, has no key"
     )
