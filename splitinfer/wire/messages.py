@@ -2,7 +2,7 @@
 
     coordinator -> worker      Hello, Profile, Probe, Load, Connect, Step, Rejected
     worker -> coordinator      Welcome, Refuse, Progress, Profiled, Probed, Ready, Connected, Result, Fault
-    ranks, by the coordinator  Gather, Digest    (of a stage across two machines)
+    ranks, by the coordinator  Gather, Digest, Meet, Met    (of a stage across two machines)
     coordinator -> worker      Spawn    (answered by Spawned: a process for a rank, and where it listens)
     worker -> next worker      Hello, Step    (answered by Welcome, Refuse or Fault)
     whoever measures a link    Hello, and then frames that are not messages    (``engine.links.probe``)
@@ -27,7 +27,7 @@ from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.wire_codec import NAMES, NONE, Packing
 
-PROTOCOL_VERSION = 21
+PROTOCOL_VERSION = 20
 MOST_RANGES, MOST_RANGE = 512, 2**22  # that one message asks for; bytes of one
 MOST_GATHERED = 2**17  # bytes of both ranks
 MOST_NAME = 200  # characters
@@ -354,6 +354,25 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True)
+class Meet:
+    """Meet the other rank with nothing loaded, and time sums."""
+
+    half: Half
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """The seconds of a sum by its bytes, of few first, then of many."""
+
+    sums: tuple[tuple[int, float], tuple[int, float]]
+
+    def __post_init__(self) -> None:
+        (few, first), (many, second) = self.sums
+        if not (0 < few < many and 0 < first <= second < math.inf):
+            raise ValueError(f"sums took {self.sums}")
+
+
+@dataclass(frozen=True, slots=True)
 class Digest:
     """What a rank has sampled up to a step, which the other must have sampled, too. ``busy``: seconds that it has
     computed since it was loaded."""
@@ -439,6 +458,6 @@ class Unavailable:
 
 Message = (
     Hello | Welcome | Refuse | Profile | Profiled | Probe | Probed | Load | Progress | Ready | Connect | Connected
-    | Step | Rejected | Result | Fault | Gather | Digest | Spawn | Spawned
+    | Step | Rejected | Result | Fault | Gather | Digest | Spawn | Spawned | Meet | Met
     | AskManifest | TellManifest | AskRanges | TellRange | Unavailable
 )  # fmt: skip

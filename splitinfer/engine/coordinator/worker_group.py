@@ -32,9 +32,12 @@ from splitinfer.wire.messages import (
     Connect,
     Connected,
     Gather,
+    Half,
     Hello,
     Load,
+    Meet,
     Message,
+    Met,
     NextStage,
     Probe,
     Probed,
@@ -242,6 +245,16 @@ class WorkerGroup:
         worker.send(Probe(_where_others_find(following)))
         (found,) = self._from_each([worker], Probed, _REPLY_SECONDS)
         return replace(found, note=found.note[:_MAX_NOTE])
+
+    def time_sums(self, halves: Sequence[Half]) -> Met:
+        """Have the workers, two ranks, meet and time sums; what the slower one says.
+
+        Raises:
+            PeerError, TransportError: they cannot meet, or one is gone.
+        """
+        for worker, half in zip(self.workers, halves, strict=True):
+            worker.send(Meet(half))
+        return max(self._from_each(self.workers, Met, _REPLY_SECONDS), key=lambda met: met.sums[0][1])
 
     def start_delivery(self) -> None:
         """Deliver all events to ``put`` from now on, beginning with those that have arrived already."""

@@ -7,6 +7,7 @@ a step; so neither the device nor the link waits for the other. Where the device
 
     inbox -> Profile   -> time a few layers of the model, without its weights -> Profiled
           -> Spawn     -> start a process for a rank of a stage across two machines -> Spawned
+          -> Meet      -> time sums with the other rank of such a stage -> Met
           -> Load      -> survey, fetch or copy, read the weights -> Ready
           -> Connect   -> open the data link to the next stage -> Connected (stage 1 has steps from the control link)
           -> Probe     -> measure a link to the next stage -> Probed
@@ -62,6 +63,7 @@ from splitinfer.wire.messages import (
     Connected,
     Fault,
     Load,
+    Meet,
     Message,
     Probe,
     Profile,
@@ -228,6 +230,8 @@ class Worker:
             case Load():
                 self._sampled = Sampled()
                 self._holder.load(connection, message, self._weights)
+            case Meet():
+                self._holder.meet(connection, message.half, self._weights)
             case Spawn():
                 self._spawn(connection, message)
             case Connect():
