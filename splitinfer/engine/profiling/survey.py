@@ -23,7 +23,7 @@ from itertools import combinations, pairwise
 
 from splitinfer.core.endpoint import Endpoint, is_loopback
 from splitinfer.core.layout import LOCAL, Rank, StageSpec
-from splitinfer.core.link_transport import JACCL, OVER_TCP
+from splitinfer.core.link_transport import JACCL, OVER_TCP, RING
 from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.engine.coordinator.ranks import halves_of
 from splitinfer.engine.coordinator.worker_group import Notice, WorkerGroup
@@ -69,12 +69,12 @@ class Surveyor:
         """
         workers = [replace(spec, link_transport=OVER_TCP) for spec in self.workers]
         self._locals = {spec.name: self.take_local(spec.name) for spec in workers if spec.is_local}
+        sums = {spec.name: self._time_sums(spec) for spec in workers if self.row and not spec.is_local and _has_rdma()}
         with self._group(workers) as group:
             machines, links = self._profiles(group), list[LinkProfile]()
             for handle in group.workers:
-                links += self._both_ways(self.here, handle.spec.name, partial(group.probe, handle))
-        for spec in workers if self.row and _has_rdma() else ():
-            links = list(self._with_sums(links, spec))
+                name = handle.spec.name
+                links += self._both_ways(self.here, name, partial(group.probe, handle), sums.get(name))
         for first, second in combinations(workers, 2):
             with self._group([first, second]) as group:
                 links += self._both_ways(first.name, second.name, partial(group.probe_between, *group.workers))
@@ -96,13 +96,6 @@ class Surveyor:
         finally:
             group.close(f"measured for {self.here}")
 
-    def _with_sums(self, links: Sequence[LinkProfile], spec: StageSpec) -> Iterator[LinkProfile]:
-        """The links, with the seconds of sums over RDMA on those between this machine and a worker, if there is any."""
-        sums = None if spec.is_local else self._time_sums(spec)
-        for link in links:
-            is_between = {link.source, link.target} == {self.here, spec.name}
-            yield link if sums is None or not is_between else replace(link, sums=sums, sums_over=JACCL)
-
     def _time_sums(self, spec: StageSpec) -> Costs | None:
         """Seconds by rows of a sum over RDMA with a worker; ``None`` where the two have none."""
         both = StageSpec(spec.name, 0, 1, across=(Rank(LOCAL), Rank(str(spec.address), spec.key)), sums=JACCL)
@@ -121,11 +114,13 @@ class Surveyor:
         per_row = self.row * (most - least) / (many - few)
         return Costs.line(max(0.0, least - per_row * few / self.row), per_row)
 
-    def _both_ways(self, source: str, target: str, probe: Callable[[], Probed]) -> list[LinkProfile]:
+    def _both_ways(
+        self, source: str, target: str, probe: Callable[[], Probed], sums: Costs | None = None
+    ) -> list[LinkProfile]:
         self.notice(f"{source} to {target}", Progress("link", 0, 0))
-        figures = probe().figures
-        latency = figures.latency_p50
-        return [LinkProfile(source, target, latency, figures.down), LinkProfile(target, source, latency, figures.up)]
+        figures, over = probe().figures, RING if sums is None else JACCL
+        ways = (source, target, figures.down), (target, source, figures.up)
+        return [LinkProfile(a, b, figures.latency_p50, speed, sums, over) for a, b, speed in ways]
 
     # -- machines ----------------------------------------------------------------------------
 

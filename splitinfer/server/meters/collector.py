@@ -105,10 +105,6 @@ _STAGE_GAUGES = {
     "splitinfer:stage_kv_kept_bytes": ("kv_bytes_stored", "Bytes of KV kept for later requests."),
     "splitinfer:stage_sum_seconds": ("sum_seconds", "Seconds of a sum of two ranks, when they were loaded."),
 }
-_RANK_GAUGES = {
-    "splitinfer:rank_weight_bytes": ("weight_bytes", "Bytes of a rank's weights."),
-    "splitinfer:rank_free_bytes_when_loaded": ("free_bytes_when_loaded", "Bytes free once a rank was loaded."),
-}
 _LINK_COUNTERS = {
     "splitinfer:link_sent_bytes": ("bytes_sent", "Bytes of hidden states sent to the next stage."),
     "splitinfer:link_unfit_rows": ("rows_unfit", "Rows that the codec could not represent."),
@@ -242,14 +238,10 @@ class PipelineCollector(Collector):
             yield self._counter(name, about, {stage["name"]: stage[key] for stage in stages}, "stage")
         about = "Seconds in which a stage stood still with requests under way."
         yield self._counter("splitinfer:stage_idle_seconds", about, idle, "stage", "cause")
-        ranks = {(stage["name"], rank["name"]): rank for stage in stages for rank in stage.get("ranks", ())}
-        if not ranks:
-            return
-        about = "Seconds in which a rank computed or waited in sums, since it was loaded."
-        busy = {names: rank["busy_seconds"] for names, rank in ranks.items()}
-        yield self._counter("splitinfer:rank_busy_seconds", about, busy, "stage", "rank")
-        for name, (key, about) in _RANK_GAUGES.items():
-            yield self._gauge(name, about, {names: rank[key] for names, rank in ranks.items()}, "stage", "rank")
+        ranks = [(stage["name"], rank) for stage in stages for rank in stage.get("ranks", ())]
+        if busy := {(name, rank["name"]): rank["busy_seconds"] for name, rank in ranks}:
+            about = "Seconds in which a rank computed or waited in sums, since it was loaded."
+            yield self._counter("splitinfer:rank_busy_seconds", about, busy, "stage", "rank")
 
     def _links(self) -> Iterator[Metric]:
         links = {(here["name"], there["name"]): here for here, there in pairwise(self._stats["stages"])}

@@ -60,7 +60,6 @@ def test_the_fullest_stage_decides_how_full_memory_is():
         ("splitinfer:draft_blocks_void", {}, 2),
         ("splitinfer:stage_sum_seconds", {"stage": "back"}, 2e-5),
         ("splitinfer:rank_busy_seconds", {"stage": "back", "rank": "back/1"}, 3.0),
-        ("splitinfer:rank_free_bytes_when_loaded", {"rank": "back/0"}, 9),
         ("splitinfer:link_sent_bytes", {"stage": "front", "next": "back"}, 640),
         ("splitinfer:link_info", {"codec": "bf16"}, 1),
     ],
