@@ -166,9 +166,13 @@ def measured_profiles(
 
         question = Question(model, checkpoint, dtype, settings.kv_format or EXACT)
         own_key, timeout = Keyring().own, settings.connect_timeout
-        surveyor = Surveyor(question, here, workers, own_key, timeout, notice, again=again, take_local=take_local)
+        found = _described(question)
+        surveyor = Surveyor(
+            question, here, workers, own_key, timeout, notice, again=again, take_local=take_local,
+            row=found.profile.hidden_row,
+        )  # fmt: skip
         (own, *others), links = surveyor.run()
-    found, own_dtype = _described(question), resolve_dtype(dtype, gpu=on_gpu())
+    own_dtype = resolve_dtype(dtype, gpu=on_gpu())
     described = with_drafter(found, checkpoint, settings.draft, own_dtype)
     described = with_half(described, found, format_of(question.kv_format))
     if described.draft is None and settings.draft not in (None, NO_DRAFT):

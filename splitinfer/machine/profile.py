@@ -20,6 +20,7 @@ from typing import Annotated, Self
 import pydantic
 from pydantic import ConfigDict, Field
 
+from splitinfer.core.link_transport import RING
 from splitinfer.machine.costs import Bytes, Costs, NotNegative, Numbers
 
 VERSION = 4  # of what is remembered
@@ -164,13 +165,14 @@ class MachineProfile(Numbers):
 class LinkProfile:
     """One direction of a link: the machines' names, seconds of latency one way, and bytes a second (infinite: too many
     to be measured). ``sums``: seconds of a sum of both machines' hidden states by their rows, where that was
-    measured."""
+    measured; ``sums_over``: what added up."""
 
     source: str
     target: str
     latency: float
     bytes_per_second: float = math.inf
     sums: Costs | None = None
+    sums_over: str = RING
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ A rank that evaluates a sum which the other does not waits for ever. So whatever
 on both: what only one of them can know (a file on its disk, what it remembers) is agreed on first (``Group.all_of``).
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from splitinfer.models.building import build_model, placeholders_of
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.divided import PretendedRank, divide
 
+_TIMED = 16
 _KNOWN = 4096  # numbers of the sum at each load: as many as of a few tokens' hidden states
 
 
@@ -37,6 +39,15 @@ class Group:
             return []
         counts = mx.distributed.all_sum(mx.array([float(flag) for flag in flags]), group=self.sums)
         return [count == RANKS for count in counts.tolist()]  # type: ignore[union-attr]
+
+    def seconds(self, count: int) -> float:
+        """Seconds of a sum of so many numbers of four bytes, as behind something that the device computes."""
+        for _ in range(2):  # the first makes what all others find
+            began, numbers = time.perf_counter(), mx.zeros(count)
+            for _ in range(_TIMED):
+                numbers = mx.distributed.all_sum(numbers / RANKS, group=self.sums)
+            mx.eval(numbers)
+        return (time.perf_counter() - began) / _TIMED
 
     def check(self) -> None:
         """Add up numbers whose sum is known.

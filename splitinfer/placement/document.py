@@ -16,7 +16,7 @@ from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut, on_grid, stride_of
 from splitinfer.placement.formulas import Formulas, hop_ends
 from splitinfer.placement.memory import Memory
-from splitinfer.placement.pairs import exposed, sums_of_token, with_pairs
+from splitinfer.placement.pairs import exposed, sums_of_token, sums_over, with_pairs
 from splitinfer.placement.plan import CLEARLY, Best, Plan, Ways, orders_of
 
 _WIDE = 10**6  # characters of a line of YAML: no line is broken
@@ -125,7 +125,7 @@ def layout_of(plan: Plan, best: Best, base: Layout | None = None) -> Layout:
     machines = plan.profiles.machines
     stages = lay_out((machines[m].name, end - start, None) for m, start, end in best.cut.stages())
     specs = tuple(
-        _across(spec, [each for each in machines if each.name in machines[m].across], known.get(spec.name))
+        _across(plan.profiles, spec, machines[m].across, known.get(spec.name))
         if machines[m].across
         else _stage(spec, machines[m], known.get(spec.name), is_first=i == 0)
         for i, (spec, m) in enumerate(zip(stages, best.cut.machines, strict=True))
@@ -146,9 +146,11 @@ def _stage(spec: StageSpec, machine: MachineProfile, known: StageSpec | None, *,
     return spec if known is None else replace(spec, codec=known.codec, link_transport=known.link_transport)
 
 
-def _across(spec: StageSpec, machines: Sequence[MachineProfile], known: StageSpec | None) -> StageSpec:
+def _across(profiles: Profiles, spec: StageSpec, names: Sequence[str], known: StageSpec | None) -> StageSpec:
     """A stage across two machines. Of the coordinator's a worker has that part which it starts itself."""
-    spec = replace(spec, across=tuple(Rank(each.address or LOCAL, each.key) for each in machines))
+    machines = {each.name: each for each in profiles.machines}
+    ranks = tuple(Rank(machines[name].address or LOCAL, machines[name].key) for name in names)
+    spec = replace(spec, across=ranks, sums=sums_over(profiles, *names))
     if known is None:
         return spec
     return replace(spec, codec=known.codec, sums=known.sums, sums_device=known.sums_device)

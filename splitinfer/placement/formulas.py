@@ -10,6 +10,7 @@ acceptance a and seconds d:
     a prompt of c chunks sum of t_s(chunk) + (c - 1) longest t_s(chunk) + l
     many streams         n / max(G longest t_s(r), sum of t_s(r) + l)                     for the best G, and drafts
 
+Stages on one device, the coordinator's and those at ``local``, compute one after the other: "longest" is all of them.
 What the scheduler does between steps is left out: it is the same for all cuts. How near the best by formula is to the
 best of all, `tests/placement/test_plan_choices.py` shows by the live scheduler in virtual time. Seconds of a stage are
 differences of sums over the layers, so a stage costs a look-up.
@@ -18,6 +19,7 @@ differences of sums over the layers, so a stage costs a look-up.
 from itertools import accumulate, pairwise
 
 from splitinfer.core.costs.shape import Shape
+from splitinfer.core.layout import LOCAL
 from splitinfer.core.scheduler.microbatches import even_share
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
@@ -29,6 +31,7 @@ _ALONE = (1, 2, 3, 5, 7, 11)  # drafts of a block of one stream
 _EACH = (1, 2, 3, 5)  # drafts of each of many
 _CERTAIN = 0.995  # bound on acceptance: with 1, runs of right drafts would be infinite
 _SEVERAL = 8  # sequences in a round of drafts
+_TO_RANK = 0.0005  # seconds from the coordinator to a rank, a process beside it, with what it does for a step itself
 _UNKNOWN = (0.001, 100e6)  # seconds and bytes a second of a link that nobody measured, where no other was either
 
 
@@ -44,6 +47,8 @@ class Formulas:
         self._drafts = [drafting(profiles, machine) for machine in places]
         draft = self._model.draft
         self._at_end, self._at_once = draft is not None and draft.like is not None, draft is not None and draft.at_once
+        here = {each.name for i, each in enumerate(profiles.machines) if i == 0 or each.address == LOCAL}
+        self._is_here = [not here.isdisjoint(machine.ranks) for machine in profiles.machines]
         self._hops = {(a, b): hop_of(profiles, a, b) for a in places for b in places}
 
     # -- one stream ----------------------------------------------------------------------------
@@ -62,7 +67,7 @@ class Formulas:
         once = drafting + self._latency(cut, k + 1)
         alone = (1 - a ** (k + 1)) / (1 - a) / once
         first, *others = self._seconds(cut, self._block(k, 1))
-        apart = max(first + drafting, *others, 0.0)
+        apart = self._longest(cut, [first + drafting, *others])
         flies = others and a and not self._at_end
         return max(alone, 1 / (1 - a) / (once + apart * a ** (k + 1) / (1 - a**k)) if flies else 0.0)
 
@@ -76,7 +81,7 @@ class Formulas:
         chunks = -(-num_tokens // rows)
         shape = Shape(rows, 0, num_tokens * (num_tokens + 1) // 2 // chunks)  # the mean chunk
         seconds = self._seconds(cut, shape)
-        return sum(seconds) + (chunks - 1) * max(seconds) + self._passing(cut, rows)
+        return sum(seconds) + (chunks - 1) * self._longest(cut, seconds) + self._passing(cut, rows)
 
     # -- many ----------------------------------------------------------------------------------
 
@@ -91,7 +96,7 @@ class Formulas:
         members = -(-streams // groups)
         each = self._seconds(cut, self._block(k + 1, members))
         each[-1 if self._at_end else 0] += self._drafting(cut, members, k)
-        period = max(groups * max(each), sum(each) + self._passing(cut, members * (k + 1)))
+        period = max(groups * self._longest(cut, each), sum(each) + self._passing(cut, members * (k + 1)))
         return streams * ((1 - a ** (k + 1)) / (1 - a) if k else 1.0) / period
 
     def _drafting(self, cut: Cut, members: int, k: int) -> float:
@@ -119,6 +124,10 @@ class Formulas:
             found.append(sums[end] - sums[start] + self._profiles.machines[machine].step + head * (end == last))
             start = end
         return found
+
+    def _longest(self, cut: Cut, seconds: list[float]) -> float:
+        """Of the seconds of each stage those of the device that computes longest."""
+        return max(*seconds, sum(each for m, each in zip(cut.machines, seconds, strict=True) if self._is_here[m]))
 
     def _summed(self, place: int, shape: Shape) -> tuple[list[float], float]:
         """Seconds of the first 0, 1, 2, ... layers on a machine, and of the head."""
@@ -164,10 +173,14 @@ def hop_ends(cut: Cut) -> list[tuple[int, int]]:
 
 def hop_of(profiles: Profiles, source: int, target: int) -> tuple[float, float]:
     """Seconds of the hop from one machine to another, and for each row of hidden states. Of two machines that are one
-    stage the first receives, and passes on to the second, which sends."""
+    stage the first receives, and passes on to the second, which sends. Where they are the first stage, the coordinator
+    is another process, and nothing hides what it does between two steps."""
     way = (profiles.machines[source].ranks[-1], *profiles.machines[target].ranks)
     links = [link_of(profiles, a, b) for a, b in pairwise(way) if a != b]
-    return sum(latency for latency, _ in links), sum(profiles.model.hidden_row / bandwidth for _, bandwidth in links)
+    to_rank = _TO_RANK * (profiles.machines[target].across[:1] == (profiles.machines[0].name,))
+    return to_rank + sum(latency for latency, _ in links), sum(
+        profiles.model.hidden_row / bandwidth for _, bandwidth in links
+    )
 
 
 def link_of(profiles: Profiles, source: str, target: str) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from itertools import combinations
 
 from splitinfer.core.endpoint import Endpoint, is_loopback
 from splitinfer.core.layout import LOCAL
+from splitinfer.core.link_transport import RING
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.cuts import Cut
@@ -46,7 +47,8 @@ def _host(machine: MachineProfile) -> str | None:
 
 def exposed(profiles: Profiles, cut: Cut) -> str | None:
     """A machine of a pair whose sums would cross a network in the clear; ``None`` if there is none."""
-    names = {name for place in cut.machines for name in profiles.machines[place].across}
+    pairs = [profiles.machines[place].across for place in cut.machines if profiles.machines[place].across]
+    names = {name for pair in pairs if sums_over(profiles, *pair) == RING for name in pair}
     return next((each.name for each in profiles.machines if each.name in names and each.is_exposed), None)
 
 
@@ -95,6 +97,12 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else 1.0
 
 
+def sums_over(profiles: Profiles, a: str, b: str) -> str:
+    """What adds up two machines' halves: RDMA, where sums over it were measured."""
+    link = profiles.link(a, b)
+    return RING if link is None else link.sums_over
+
+
 def sum_of(profiles: Profiles, a: str, b: str) -> Costs:
     """Seconds of a sum of two machines' hidden states, by their rows."""
     link = profiles.link(a, b)
@@ -110,7 +118,8 @@ def with_sums(profiles: Profiles, across: Sequence[str], sums: Costs) -> Profile
     a, b = across
     latency, bandwidth = link_of(profiles, a, b)
     others = [link for link in profiles.links if {link.source, link.target} != {a, b}]
-    return replace(profiles, links=(*others, LinkProfile(a, b, latency, bandwidth, sums)))
+    link = LinkProfile(a, b, latency, bandwidth, sums, sums_over(profiles, a, b))
+    return replace(profiles, links=(*others, link))
 
 
 def sums_of_token(profiles: Profiles, pair: MachineProfile) -> tuple[int, float]:

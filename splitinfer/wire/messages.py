@@ -2,7 +2,7 @@
 
     coordinator -> worker      Hello, Profile, Probe, Load, Connect, Step, Rejected
     worker -> coordinator      Welcome, Refuse, Progress, Profiled, Probed, Ready, Connected, Result, Fault
-    ranks, by the coordinator  Gather, Digest    (of a stage across two machines)
+    ranks, by the coordinator  Gather, Digest, Meet, Met    (of a stage across two machines)
     coordinator -> worker      Spawn    (answered by Spawned: a process for a rank, and where it listens)
     worker -> next worker      Hello, Step    (answered by Welcome, Refuse or Fault)
     whoever measures a link    Hello, and then frames that are not messages    (``engine.links.probe``)
@@ -15,6 +15,7 @@ Hidden states are not in a message: they are in the frame's parts, and ``Step.te
 read them. So are the bytes of a manifest and of weights. Goodbyes and heartbeats belong to the transport.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from splitinfer.core.fingerprint import Fingerprint
@@ -229,6 +230,7 @@ class Ready:
     kept: tuple[Key, ...] | None  # the blocks on its disk; None: it stores none there
     hidden: TensorSpec | None  # one row of the hidden states it takes; None: the first stage
     device: str
+    sum_seconds: float = 0.0  # of one of a rank's sums with the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,11 +354,36 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True)
+class Meet:
+    """Meet the other rank with nothing loaded, and time sums."""
+
+    half: Half
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """The seconds of a sum by its bytes, of few first, then of many."""
+
+    sums: tuple[tuple[int, float], tuple[int, float]]
+
+    def __post_init__(self) -> None:
+        (few, first), (many, second) = self.sums
+        if not (0 < few < many and 0 < first <= second < math.inf):
+            raise ValueError(f"sums took {self.sums}")
+
+
+@dataclass(frozen=True, slots=True)
 class Digest:
-    """What a rank has sampled up to a step, which the other must have sampled, too."""
+    """What a rank has sampled up to a step, which the other must have sampled, too. ``busy``: seconds that it has
+    computed since it was loaded."""
 
     step: int
     digest: int
+    busy: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.busy < math.inf:
+            raise ValueError(f"a rank has computed for {self.busy} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,6 +458,6 @@ class Unavailable:
 
 Message = (
     Hello | Welcome | Refuse | Profile | Profiled | Probe | Probed | Load | Progress | Ready | Connect | Connected
-    | Step | Rejected | Result | Fault | Gather | Digest | Spawn | Spawned
+    | Step | Rejected | Result | Fault | Gather | Digest | Spawn | Spawned | Meet | Met
     | AskManifest | TellManifest | AskRanges | TellRange | Unavailable
 )  # fmt: skip

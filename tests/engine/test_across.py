@@ -3,8 +3,10 @@
 import os
 import shutil
 import signal
+import socket
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,22 +16,28 @@ import psutil
 import pytest
 import stages
 import tiny
+from cluster.cable import Cable
 from engine.door import SEVERAL, Fault, Guesses, Open, Pipeline, ask, recut, some_wrong, streams_of
 from processes import until, worker
 
 from splitinfer import Flight, SamplingParams
 from splitinfer.core.layout import Layout, Rank, StageSpec, lay_out
 from splitinfer.core.plan import SampledSlice, SampledToken, StageFigures, StepPlan
+from splitinfer.engine.coordinator import worker_group
 from splitinfer.engine.coordinator.pipeline import Pipeline as Opened
 from splitinfer.engine.coordinator.ranks import halves_of
-from splitinfer.engine.coordinator.worker_group import WorkerHandle
+from splitinfer.engine.coordinator.worker_group import WorkerGroup, WorkerHandle
 from splitinfer.engine.stage.launched import Finished
+from splitinfer.engine.worker import ranks
 from splitinfer.engine.worker.ranks import Sampled
 from splitinfer.errors import ConfigError, DeviceFailed, ModelError, WorkerLost
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.halves import Group
-from splitinfer.wire.messages import Digest
+from splitinfer.wire.messages import Digest, Gather, NextStage
+from transports import LinkOptions, LinkRefused
+from transports.rdma import probe
+from transports.rdma.joining import _ADDRESS
 
 NIGHTLY = pytest.mark.nightly
 Folder = Callable[..., Path]
@@ -46,6 +54,10 @@ def test_a_stage_across_two_processes_gives_the_tokens_of_one(tiny_folder: Folde
         greedy = there.answers(*DRAFTED)[0]
         assert greedy == stages.plain_greedy(folder, SEVERAL[0].tokens, len(greedy))
         assert there.stats["speculation"]["accepted"] > 0
+        stage = there.stats["stages"][0]
+        assert [rank["name"] for rank in stage["ranks"]] == ["s0/0", "s0/1"]
+        assert all(rank["weight_bytes"] and 0 < rank["busy_seconds"] < 60 for rank in stage["ranks"])
+        assert 0 < stage["sum_seconds"] < 1
 
 
 def end(there: Pipeline, rank: int, how: signal.Signals = signal.SIGKILL) -> None:
@@ -112,6 +124,95 @@ def test_either_rank_is_lost(
     with pipeline(tiny_folder("llama"), fault=fault, rejoin_timeout=60, **where) as there:
         there.answers(ask(30, max_tokens=120), *SEVERAL)
         assert there.stats["rejoins"] == 1
+        assert [name for name, count in there.stats["losses"].items() if count] == [f"s{where['across'][0]}"]
+
+
+class _Late(Cable):
+    """MLX tries again where nobody listens yet, but not where somebody has already said hello."""
+
+    def _connect(self, near: socket.socket) -> None:
+        time.sleep(1)
+        super()._connect(near)
+
+
+@dataclass
+class CableBetween:
+    """Between two ranks of one stage: their sums and their link go over it, the coordinator's links do not."""
+
+    patch: pytest.MonkeyPatch
+    cables: list[Cable] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        where = worker_group._where_others_find
+
+        def found(worker: WorkerHandle) -> NextStage:
+            there = where(worker)
+            return replace(there, address=f"tcp://127.0.0.1:{self._to(there.address)}") if worker.rank else there
+
+        self.patch.setattr(WorkerGroup, "_gather", lambda group, worker, told: self._gather(group, worker, told))
+        self.patch.setattr(worker_group, "_where_others_find", found)
+
+    def _to(self, address: str | int) -> int:
+        self.cables.append(cable := _Late(int(str(address).rpartition(":")[2])))
+        return cable.port
+
+    def _gather(self, group: WorkerGroup, worker: WorkerHandle, told: Gather) -> None:
+        group._gathered[worker] = told.data
+        if len(ranks := [one for one in group.workers if one.stage == worker.stage]) == len(group._gathered):
+            own = [_ADDRESS.unpack(group._gathered.pop(one)) for one in ranks]
+            far = [(host, self._to(port)) for host, port in own]
+            for rank, one in enumerate(ranks):
+                here = [_ADDRESS.pack(*(own if rank == at else far)[at]) for at in range(2)]
+                one.send(Gather(b"".join(here)))
+
+    def close(self) -> None:
+        for cable in self.cables:
+            cable.close()
+
+    def pull(self) -> None:
+        """In the middle of a step: both ranks have got it, and neither gets the other's halves."""
+        for_sums, for_steps = self.cables[:2], self.cables[2:]
+        for cable in for_sums:
+            cable.silence()
+        time.sleep(1)
+        for cable in for_steps:
+            cable.silence()
+
+
+@NIGHTLY
+@pytest.mark.parametrize("where", [ALONE, HYBRID], ids=str)
+def test_the_cable_between_two_ranks_is_pulled(
+    where: dict[str, Any],
+    tiny_folder: Folder,
+    pipeline: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Both still talk to the coordinator, and wait for each other in a sum."""
+    cable, times = CableBetween(monkeypatch), list[float]()
+    request.addfinalizer(cable.close)
+
+    def pull(there: Pipeline) -> None:
+        times.append(time.monotonic())
+        cable.pull()
+        until(lambda: not there.llm.health().can_answer, "the loss is noticed", 10)
+        times.append(time.monotonic())
+
+    with pipeline(tiny_folder("llama"), fault=Fault(act=pull, at=10), rejoin_timeout=60, **where) as there:
+        there.answers(ask(30, max_tokens=120))
+        assert there.stats["rejoins"] == 1
+    assert times[1] - times[0] < 6  # far less than the patience with a step
+
+
+def test_rdma_ends_with_its_cable(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = iter(["PORT_ACTIVE", "PORT_ACTIVE", "PORT_DOWN"])
+    monkeypatch.setattr(probe, "_output", lambda _tool: f"hca_id: rdma_en2\n state: {next(said)} (1)\n")
+    monkeypatch.setattr(ranks, "_LOOK_EVERY", 0)
+    ended = list[int]()
+    monkeypatch.setattr(os, "_exit", ended.append)
+    ranks._end_with("rdma_en2")
+    assert ended == [1]
+    assert next(said, None) is None
 
 
 @NIGHTLY
@@ -178,6 +279,12 @@ def test_pictures_need_a_stage_of_the_coordinators(pipeline: Open) -> None:
         pipeline("llama", [4], across=[0], pictures=True),
     ):
         pass
+
+
+def test_a_rank_without_its_key_is_told_where_to_write_it() -> None:
+    spec = StageSpec("both", 0, 4, across=(Rank("local"), Rank("tcp://192.0.2.1:5577"))).ranks[1]
+    said = worker_group._why_refused(spec, "tcp://192.0.2.1:5577", LinkOptions(), LinkRefused("no"))
+    assert said.endswith("in a layout under `across:` of stage both as ADDRESS#KEY")
 
 
 def test_sums_do_not_cross_a_network() -> None:

@@ -42,6 +42,23 @@ def test_formulas_have_the_same_stages():
         assert found == pytest.approx([each.at(Shape(rows, rows * at)) for each in stages])
 
 
+def test_two_stages_of_one_device_take_turns():
+    """A further process on the coordinator's machine makes nothing faster; on another machine it does."""
+    apart, asked = rig((1, 1), hop=0.0), Asked(acceptance=None, streams=64)
+    first, second = apart.machines
+    shared = replace(apart, machines=(first, replace(second, address="local")))
+    alone, halves = Cut((0,), (12,)), Cut((0, 1), (6, 6))
+    one = Formulas(apart, asked)
+    for name, profiles, is_faster in (("another", apart, True), ("local", shared, False)):
+        two = Formulas(profiles, asked)
+        many, prompt = (
+            two.many(halves, None) / one.many(alone, None),
+            one.prompt(alone, 4096) / two.prompt(halves, 4096),
+        )
+        assert (many > 1.3, prompt > 1.3) == (is_faster, is_faster), name
+        assert is_faster or max(many, prompt) <= 1
+
+
 def test_hops_have_the_latency_and_bytes_of_their_link():
     links = (LinkProfile("m0", "m1", 0.001, 1e6), LinkProfile("m1", "m0", 0.003), LinkProfile("m1", "m2", 0.002))
     profiles = replace(rig((1, 1, 1)), links=(*links, LinkProfile("m2", "m0", 0.004, math.inf)))

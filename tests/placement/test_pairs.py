@@ -9,6 +9,7 @@ import pytest
 
 from splitinfer.config import find_layout
 from splitinfer.core.layout import Rank
+from splitinfer.core.link_transport import JACCL
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
@@ -141,6 +142,16 @@ def test_sums_in_the_clear_are_not_chosen():
     assert said.endswith("They are not encrypted, and m1 is not at a cable; --insecure-sums allows it.")
     here = replace(two_macs(20e-6), machines=(first, replace(second, address="local")))
     assert with_pairs(here) == here
+
+
+def test_sums_over_rdma_need_no_permission_and_are_written():
+    """Though the address, over which nothing but commands goes, is no cable's."""
+    profiles = two_macs(20e-6)
+    first, second = profiles.machines
+    link = replace(profiles.links[0], sums_over=JACCL)
+    found = plan(replace(profiles, machines=(first, replace(second, is_exposed=True)), links=(link,)), Asked())
+    (stage,) = layout_of(found, found.best[Aim.CHAT]).stages
+    assert (stage.sums, [rank.address for rank in stage.across]) == (JACCL, ["local", "tcp://m1:5577"])
 
 
 @pytest.mark.parametrize("microseconds", [20, 100, 500, 2000])

@@ -26,9 +26,12 @@ def pipeline_of(profiles: Profiles, cut: Cut, host: float = 0.0, buffers: float 
     """A cut as a machine. ``host``: the coordinator's own seconds of a step; ``buffers``: of a step, for a layer."""
     draft, model = profiles.model.draft, profiles.model
     one, more = drafting(profiles, cut.machines[-1])
+    hops = tuple(Hop(*hop_of(profiles, a, b)) for a, b in hop_ends(cut))
+    if len(hops) == 1:  # which a step takes only where ranks compute it
+        host += hops[0].fixed
     return Machine(
         stages=tuple(costs_of(model, profiles.machines[m], start, end) for m, start, end in cut.stages()),
-        hops=tuple(Hop(*hop_of(profiles, a, b)) for a, b in hop_ends(cut)),
+        hops=hops,
         layers=cut.layers,
         host=host,
         draft=one,

@@ -73,7 +73,18 @@ EXAMPLES: dict[str, Message] = {
         ),
         messages.Progress("download", 5, 10, "model.safetensors"),
         messages.Ready(
-            1, 10**10, 4096, 512, 2**20, 10**9, None, True, (b"key", b"another"), TensorSpec("bfloat16", (4096,)), "gpu"
+            1,
+            10**10,
+            4096,
+            512,
+            2**20,
+            10**9,
+            None,
+            True,
+            (b"key", b"another"),
+            TensorSpec("bfloat16", (4096,)),
+            "gpu",
+            2e-5,
         ),
         messages.Connect(messages.NextStage("rdma://10.0.0.3:5577?backend=ring", "", "tcp://10.0.0.3:5577"), "int8"),
         messages.Connected("tcp in place of rdma: no cable"),
@@ -92,7 +103,9 @@ EXAMPLES: dict[str, Message] = {
         messages.Spawn("both/1"),
         messages.Spawned(40_123),
         messages.Gather(b"10.0.0.3:5"),
-        messages.Digest(32, 0xFFFF0001),
+        messages.Meet(messages.Half(1, "jaccl", "rdma_en5", "10.0.0.3", "10.0.0.2", "5f3a")),
+        messages.Met(((8192, 2e-5), (2**20, 3e-4))),
+        messages.Digest(32, 0xFFFF0001, 0.75),
         messages.Unavailable("a model with these weights is not here"),
     )
 }

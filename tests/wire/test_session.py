@@ -31,6 +31,7 @@ CONVERSATIONS: list[tuple[str, list[Word]]] = [
         ("up", "digest"), ("down", "step"), ("up", "result"),
     ]),
     ("coordinator", [*WELCOME, ("down", "spawn"), ("up", "spawned")]),
+    ("coordinator", [*WELCOME, ("down", "meet"), ("up", "gather"), ("down", "gather"), ("up", "met")]),
     ("coordinator", [*WELCOME, ("down", "load"), ("up", "fault")]),
     ("upstream", [*WELCOME, ("down", "step"), ("down", "step"), ("up", "fault")]),
     ("reader", [

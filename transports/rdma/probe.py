@@ -57,6 +57,14 @@ def device_for(backend: str, wanted: str = "") -> str:
     return pick(wanted, listed, [device for device, state in states.items() if state == ACTIVE])
 
 
+def is_down(device: str) -> bool:
+    """Whether the port of an RDMA device is known not to be active, as when its cable is out."""
+    try:
+        return parse_states(_output("ibv_devinfo")).get(device, ACTIVE) != ACTIVE
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
 def _is_available(backend: str) -> bool:
     if backend == JACCL and emulated() is not None:
         return True

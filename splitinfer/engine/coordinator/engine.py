@@ -185,6 +185,7 @@ class Engine:
                 "kv_bytes_per_token": ready.kv_bytes_per_token,
                 "free_bytes_when_loaded": ready.free_bytes,
             }
+        _add_ranks(stats, self.pipeline)
         return stats
 
     def health(self) -> PipelineHealth:
@@ -268,6 +269,23 @@ class Engine:
         except Exception:
             if self.pipeline.is_open:  # else it took too long, and ``close`` has closed the pipeline under it
                 log.exception("the last KV could not be saved")
+
+
+def _add_ranks(stats: dict[str, Any], pipeline: Pipeline) -> None:
+    for rank in pipeline.ranks:
+        if rank.ready is None:
+            continue
+        stage = stats["stages"][rank.stage]
+        stage["sum_seconds"] = max(stage.get("sum_seconds", 0.0), rank.ready.sum_seconds)
+        stage.setdefault("ranks", []).append(
+            {
+                "name": rank.spec.name,
+                "device": rank.ready.device,
+                "weight_bytes": rank.ready.weight_bytes,
+                "free_bytes_when_loaded": rank.ready.free_bytes,
+                "busy_seconds": rank.busy,
+            }
+        )
 
 
 def _draft_stats(drafter: str | None, speculation: Speculation | None) -> dict[str, Any] | None:

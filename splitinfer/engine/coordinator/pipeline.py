@@ -91,7 +91,7 @@ class PipelineConfig:
 log = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 0.05  # a process may outlive its connections by so much
-_NOTICE_SECONDS = 0.1  # a neighbour may report a loss so much earlier than it is noticed here
+_NOTICE_SECONDS = 0.5  # a neighbour may report a loss so much earlier than it is noticed here
 
 
 class LocalResult(NamedTuple):
@@ -164,6 +164,7 @@ class Pipeline:
             local = self._load_local()
             own = () if local is None else (local.begin_anew(),)
             self.ready = (*own, *worker_group.await_ready(silence, meanwhile))
+            self._tell_sums()
             self.codecs = tuple(map(_codec, self._config.layout.stages[1:], self.ready[1:]))
             if self.codecs and local is not None:
                 local.runner.use_codec(self.codecs[0])
@@ -176,6 +177,12 @@ class Pipeline:
             worker_group.close("the pipeline could not be opened")
             raise
         worker_group.start_delivery()
+
+    def _tell_sums(self) -> None:
+        for ready in self.ready:
+            if ready.sum_seconds:
+                told = f"each of its sums takes {1e3 * ready.sum_seconds:.3g} ms"
+                self._notice(self.layout.stages[ready.stage].name, Progress("link", 0, 0, told))
 
     def renew_links(self, reason: str, *, settled: bool = False) -> None:
         """Close the links to the workers and begin a new group: local workers that died or froze are started anew, the
@@ -314,6 +321,11 @@ class Pipeline:
     def layout(self) -> Layout:
         """Which stage holds which layers."""
         return self._config.layout
+
+    @property
+    def ranks(self) -> list[WorkerHandle]:
+        """The ranks of all stages across two machines."""
+        return [each for each in self._worker_group.workers if each.rank is not None]
 
     @property
     def rewind(self) -> int | None:
@@ -467,6 +479,7 @@ class Pipeline:
         Raises:
             WorkerLost: it is not the same.
         """
+        handle.busy = said.busy
         at = (handle.stage, said.step)
         other = self._digests.pop(at, None)
         if other is None:

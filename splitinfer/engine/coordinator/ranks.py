@@ -75,6 +75,7 @@ def as_one(said: Sequence[Ready]) -> Ready:
         kv_bytes_fixed=max(one.kv_bytes_fixed for one in said),
         kv_bytes_stored=max(one.kv_bytes_stored for one in said),
         free_bytes=min(one.free_bytes for one in said),
+        sum_seconds=max(one.sum_seconds for one in said),
         rewind=least_rewind(one.rewind for one in said),
         keeps_blocks=all(one.keeps_blocks for one in said),
         kept=everywhere,

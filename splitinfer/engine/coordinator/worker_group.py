@@ -33,9 +33,12 @@ from splitinfer.wire.messages import (
     Connected,
     Fault,
     Gather,
+    Half,
     Hello,
     Load,
+    Meet,
     Message,
+    Met,
     NextStage,
     Probe,
     Probed,
@@ -80,6 +83,8 @@ class WorkerHandle:
     silence_at_end: float | None = None  # seconds since anything was received from it when its link ended
     last_frame: Frame | None = None  # received from it
     rank: int | None = None
+    ready: Ready | None = None  # what it said when it had loaded
+    busy: float = 0.0  # seconds that it has computed since, if it is a rank
 
     @property
     def stage_name(self) -> str:
@@ -267,6 +272,8 @@ class WorkerGroup:
             PeerError: a worker refused, failed, is gone, or hangs.
         """
         said = self._from_each(self.workers, Ready, silence, meanwhile)
+        for worker, ready in zip(self.workers, said, strict=True):
+            worker.ready = ready
         return [as_one(list(ranks)) for _, ranks in groupby(said, lambda ready: ready.stage)]
 
     def _from_each(
@@ -330,6 +337,16 @@ class WorkerGroup:
         (found,) = self._from_each([worker], Probed, _REPLY_SECONDS)
         return replace(found, note=found.note[:_MAX_NOTE])
 
+    def time_sums(self, halves: Sequence[Half]) -> Met:
+        """Have the workers, two ranks, meet and time sums; what the slower one says.
+
+        Raises:
+            PeerError, TransportError: they cannot meet, or one is gone.
+        """
+        for worker, half in zip(self.workers, halves, strict=True):
+            worker.send(Meet(half))
+        return max(self._from_each(self.workers, Met, _REPLY_SECONDS), key=lambda met: met.sums[0][1])
+
     def start_delivery(self) -> None:
         """Deliver all events to ``put`` from now on, beginning with those that have arrived already."""
         with self._delivery_lock:
@@ -392,12 +409,12 @@ def _why_refused(spec: StageSpec, address: str, options: LinkOptions, error: Lin
     """What to do about an encrypted handshake that failed, as a sentence."""
     where = f"worker {spec.name} ({address})"
     if options.security is None:
-        return (
-            f"{where} requires an encrypted link: give the key that it printed when it started, in a layout as "
-            f"`key:` of stage {spec.name}, with --workers as {spec.name}=ADDRESS#KEY"
-        )
+        place = f"as `key:` of stage {spec.name}, with --workers as {spec.name}=ADDRESS#KEY"
+        if spec.name.endswith(("/0", "/1")):
+            place = f"under `across:` of stage {spec.name[:-2]} as ADDRESS#KEY"
+        return f"{where} requires an encrypted link: give the key that it printed when it started, in a layout {place}"
     return (
-        f"{where} cannot be reached with encryption: {error}. Its `key:` here is {(options.security.peer or '')[:8]}…; "
+        f"{where} cannot be reached with encryption: {error}. Its key here is {(options.security.peer or '')[:8]}…; "
         "if the worker printed another one, correct that. Otherwise admit this machine there: splitinfer pair "
         f"{options.security.own.public}. A worker with --insecure, or on its own machine only, has no key"
     )

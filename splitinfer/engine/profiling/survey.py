@@ -4,11 +4,16 @@
                 ◀─Profiled──
     then, one after the other:  coordinator ── worker 1, coordinator ── worker 2, worker 1 ── worker 2 ...
 
+Where this machine has RDMA, sums over it are timed with each worker, by two processes that are started for that: MLX
+keeps a group until a process ends. A machine that lacks it says so at once.
+
 Workers of one machine, as those that the coordinator starts itself, are measured one after the other, and share what
 memory is free there. Links are measured over tcp, in both directions; an RDMA link is at least as quick.
 """
 
 import json
+import logging
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,25 +22,29 @@ from functools import partial
 from itertools import combinations, pairwise
 
 from splitinfer.core.endpoint import Endpoint, is_loopback
-from splitinfer.core.layout import StageSpec
-from splitinfer.core.link_transport import OVER_TCP
+from splitinfer.core.layout import LOCAL, Rank, StageSpec
+from splitinfer.core.link_transport import JACCL, OVER_TCP, RING
 from splitinfer.engine.coordinator.local_workers import LocalWorker
+from splitinfer.engine.coordinator.ranks import halves_of
 from splitinfer.engine.coordinator.worker_group import Notice, WorkerGroup, WorkerHandle
 from splitinfer.engine.profiling.measure import profile_here
 from splitinfer.engine.profiling.question import Question, described
-from splitinfer.errors import ProtocolError, WorkerLost
-from splitinfer.machine.costs import sentence
+from splitinfer.errors import PeerError, ProtocolError, WorkerLost
+from splitinfer.machine.costs import Costs, sentence
 from splitinfer.machine.profile import LinkProfile, MachineProfile
 from splitinfer.models.memory import unloaded_bytes
 from splitinfer.wire.messages import Probed, Profile, Profiled, Progress
-from transports import KeyPair, TransportError
+from transports import KeyPair, TransportError, TransportUnavailable
+from transports.rdma.probe import device_for
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Surveyor:
     """Asks ``workers``, each a stage of any layers with its name, address and key. ``here``: this machine's name;
     ``own``: its key pair. ``timeout``: seconds to reach a worker. ``take_local``: starts a worker of this machine.
-    ``again``: measure what is remembered, too."""
+    ``again``: measure what is remembered, too. ``row``: bytes of a row of hidden states; 0: sums are not timed."""
 
     question: Question
     here: str
@@ -45,6 +54,7 @@ class Surveyor:
     notice: Notice
     take_local: Callable[[str], LocalWorker]
     again: bool = False
+    row: int = 0
     _locals: dict[str, LocalWorker] = field(default_factory=dict)
 
     def run(self) -> tuple[list[MachineProfile], list[LinkProfile]]:
@@ -57,10 +67,12 @@ class Surveyor:
         """
         workers = [replace(spec, link_transport=OVER_TCP) for spec in self.workers]
         self._locals = {spec.name: self.take_local(spec.name) for spec in workers if spec.is_local}
+        sums = {spec.name: self._time_sums(spec) for spec in workers if self.row and not spec.is_local and _has_rdma()}
         with self._group(workers) as group:
             machines, links = self._profiles(group), list[LinkProfile]()
             for handle in group.workers:
-                links += self._both_ways(self.here, handle.spec.name, partial(group.probe, handle))
+                name = handle.spec.name
+                links += self._both_ways(self.here, name, partial(group.probe, handle), sums.get(name))
         for first, second in combinations(workers, 2):
             with self._group([first, second]) as group:
                 links += self._both_ways(first.name, second.name, partial(group.probe_between, *group.workers))
@@ -82,11 +94,31 @@ class Surveyor:
         finally:
             group.close(f"measured for {self.here}")
 
-    def _both_ways(self, source: str, target: str, probe: Callable[[], Probed]) -> list[LinkProfile]:
+    def _time_sums(self, spec: StageSpec) -> Costs | None:
+        """Seconds by rows of a sum over RDMA with a worker; ``None`` where the two have none."""
+        both = StageSpec(spec.name, 0, 1, across=(Rank(LOCAL), Rank(str(spec.address), spec.key)), sums=JACCL)
+        first, second = both.ranks
+        process, group = LocalWorker(first.name), WorkerGroup(self.own)
+        try:
+            group.connect(1, first, process.address(), self.timeout, 0)
+            group.connect(1, second, group.spawn(1, second, self.timeout), self.timeout, 1)
+            (few, least), (many, most) = group.time_sums(halves_of(both, uuid.uuid4().hex, insecure=False)).sums
+        except (PeerError, TransportError) as error:
+            log.info("sums over RDMA with %s were not timed: %s", spec.name, error)
+            return None
+        finally:
+            group.close("sums were timed")
+            process.kill()
+        per_row = self.row * (most - least) / (many - few)
+        return Costs.line(max(0.0, least - per_row * few / self.row), per_row)
+
+    def _both_ways(
+        self, source: str, target: str, probe: Callable[[], Probed], sums: Costs | None = None
+    ) -> list[LinkProfile]:
         self.notice(f"{source} to {target}", Progress("link", 0, 0))
-        figures = probe().figures
-        latency = figures.latency_p50
-        return [LinkProfile(source, target, latency, figures.down), LinkProfile(target, source, latency, figures.up)]
+        figures, over = probe().figures, RING if sums is None else JACCL
+        ways = (source, target, figures.down), (target, source, figures.up)
+        return [LinkProfile(a, b, figures.latency_p50, speed, sums, over) for a, b, speed in ways]
 
     # -- machines ----------------------------------------------------------------------------
 
@@ -144,6 +176,13 @@ class Surveyor:
                     self._request(after)
                     asked.append(after)
         return found
+
+
+def _has_rdma() -> bool:
+    try:
+        return bool(device_for(JACCL))
+    except TransportUnavailable:
+        return False
 
 
 _HERE = ""  # in place of a host's name

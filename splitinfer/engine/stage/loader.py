@@ -56,6 +56,7 @@ from splitinfer.wire.messages import Half, Load, Progress, Ready
 
 log = logging.getLogger(__name__)
 
+_ROW = 4096  # numbers: about as many as a token's hidden states
 _MAX_ERROR = 0.7  # relative, by quantized KV; a larger one is not rounding
 
 Report = Callable[[Progress], None]
@@ -88,13 +89,15 @@ class LoadedStage:
     def begin_anew(self) -> Ready:
         """Forget all sequences; return the Ready message with the current free memory and stored blocks."""
         self.runner.reset()
+        sum_seconds = 0.0
         if self.group is not None:
             self.group.check()
+            sum_seconds = self.group.seconds(_ROW)
         kept = None if self.disk is None else self.disk.offer()
         free = announce_loaded(self.need, self.command.kv_tokens, self.name, self.scores)
         limit_to(free)
         stored = counted_bytes(self.kv_stored, self.arrays_per_block, free, resource_limit())
-        return replace(self.ready, free_bytes=free, kv_bytes_stored=stored, kept=kept)
+        return replace(self.ready, free_bytes=free, kv_bytes_stored=stored, kept=kept, sum_seconds=sum_seconds)
 
     def kept(self, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:
         """These blocks with their tokens, as far as they are on this stage's disk."""

@@ -17,11 +17,12 @@ from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import CannotFit, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.halves import Group
-from splitinfer.wire.messages import Half, Load, Profile, Progress, Refuse
+from splitinfer.wire.messages import Half, Load, Met, Profile, Progress, Refuse
 from transports import Frame, LinkClosed
 
 log = logging.getLogger(__name__)
 
+_SUMS = 2**13, 2**20  # bytes of the sums that are timed: of a token's, and of a chunk's hidden states
 _MAX_PATH = 4096  # characters of a model's name
 
 
@@ -30,7 +31,7 @@ class Abandoned(Exception):
 
 
 class StageHolder:
-    """Loads, and measures, for coordinators. Everything but ``running`` is on the worker's thread.
+    """Loads, and measures, for coordinators. Everything is on the worker's thread, unless it says otherwise.
 
     ``model`` overrides the coordinator's name for the model. ``disk``: where KV is stored. ``access``: told which peers
     may connect.
@@ -46,6 +47,11 @@ class StageHolder:
         """The model whose layers are held. From any thread."""
         stage = self.stage
         return () if stage is None else ((stage.checkpoint, stage.command.model),)
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether the stage is across two machines. From any thread."""
+        return self._group is not None
 
     def loaded(self) -> LoadedStage:
         """The stage.
@@ -91,6 +97,17 @@ class StageHolder:
             return self._group
 
         return join
+
+    def meet(self, connection: Connection, half: Half, weights: Weights) -> None:
+        """Meet another rank, and say what sums with it take."""
+        try:
+            with weights.source(connection):
+                group = self._join(weights)(half)
+            few, many = (group.seconds(num_bytes // 4) for num_bytes in _SUMS)
+        except SplitinferError as error:
+            _refuse(connection, error)
+            return
+        connection.send(Met(((_SUMS[0], few), (_SUMS[1], max(few, many)))))
 
     def profile(self, connection: Connection, command: Profile, frame: Frame) -> None:
         """Measure this machine. A loaded stage stays, unless its memory is needed for that."""

@@ -4,7 +4,11 @@ MLX keeps a group until the process ends, and who waits in a sum for a peer that
 rank is a process that its coordinator, or the worker that it asked, may end at any moment.
 """
 
+import logging
+import os
 import signal
+import threading
+import time
 from array import array
 from collections.abc import Callable
 from typing import Protocol
@@ -18,10 +22,13 @@ from splitinfer.models.halves import Group
 from splitinfer.wire.messages import Digest, Half
 from transports import FrameError, TransportUnavailable
 from transports.rdma.joining import check_sum, join_group
-from transports.rdma.probe import device_for
+from transports.rdma.probe import device_for, is_down
+
+log = logging.getLogger(__name__)
 
 _EVERY = 16  # steps between two comparisons of what both ranks have sampled
 _JOIN_SECONDS = 20  # MLX holds the GIL while it joins, and waits for ever for a peer that a firewall keeps away
+_LOOK_EVERY = 2.0  # seconds between looks at the cable of RDMA, which says nothing when it is pulled
 
 
 class RankProcess(Protocol):
@@ -57,19 +64,30 @@ def join_ranks(half: Half, gather: Callable[[bytes], bytes]) -> Group:
         raise PeerError(f"rank {half.rank} cannot meet the other one over {half.sums}: {error}") from error
     finally:
         signal.alarm(0)
+    if device:
+        threading.Thread(target=_end_with, args=(device,), name="cable", daemon=True).start()
     mx.clear_cache()
     return Group(half.rank, sums)
 
 
+def _end_with(device: str) -> None:
+    """End this process when the cable of an RDMA device is pulled: the coordinator sees that at once."""
+    while not is_down(device):
+        time.sleep(_LOOK_EVERY)
+    log.error("the cable of %s, over which both ranks add up, is out", device)
+    os._exit(1)
+
+
 class Sampled:
-    """Sums up what a rank has sampled in a session, for the coordinator to compare with the other's: RDMA was seen to
-    bring wrong numbers without an error (mlx#4342)."""
+    """Sums up what a rank has done in a session. What it has sampled the coordinator compares with the other's, because
+    RDMA was seen to bring wrong numbers without an error (mlx#4342)."""
 
     def __init__(self) -> None:
-        self._sum = 0
+        self._sum, self._busy = 0, 0.0
 
     def after(self, done: Finished) -> Digest | None:
-        """The sum of all steps up to this one, if it is to be compared."""
+        """The sums of all steps up to this one, if they are to be told."""
+        self._busy += done.figures.ended - done.figures.started + done.figures.drafting
         for one in done.sampled:
             self._sum = crc32(array("q", [one.seq_id, *(token.token_id for token in one.tokens)]), self._sum)
-        return None if done.plan.step % _EVERY else Digest(done.plan.step, self._sum)
+        return None if done.plan.step % _EVERY else Digest(done.plan.step, self._sum, self._busy)

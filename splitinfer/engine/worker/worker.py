@@ -6,6 +6,7 @@ the thread that waits for that (``engine.device.steps``); where the device compu
 
     inbox -> Profile   -> time a few layers of the model, without its weights -> Profiled
           -> Spawn     -> start a process for a rank of a stage across two machines -> Spawned
+          -> Meet      -> time sums with the other rank of such a stage -> Met
           -> Load      -> survey, fetch or copy, read the weights -> Ready
           -> Connect   -> open the data link to the next stage -> Connected (stage 1 has steps from the control link)
           -> Probe     -> measure a link to the next stage -> Probed
@@ -55,6 +56,7 @@ from splitinfer.wire.messages import (
     Connected,
     Fault,
     Load,
+    Meet,
     Message,
     Probe,
     Profile,
@@ -69,6 +71,7 @@ from transports import Frame, KeyPair, LinkClosed, Listener, TransportError
 log = logging.getLogger(__name__)
 
 _STOP = "stop"
+_COMES_WITHIN = 0.5  # seconds within which the engine comes to an event, unless a step holds it
 
 Event = tuple[Connection, Frame | LinkClosed, float]  # and when it arrived, in seconds
 
@@ -169,7 +172,9 @@ class Worker:
         channel = self._weights.channel
         if channel is not None and channel.takes(connection, item):
             return
-        if isinstance(item, Frame) and codec.is_rejected(item.header):
+        if isinstance(item, LinkClosed) and self._holder.is_rank:
+            self._tell_later(connection, item)
+        elif isinstance(item, Frame) and codec.is_rejected(item.header):
             self._rejected.append((connection, item))
         self._inbox.put((connection, item, time.monotonic()))
 
@@ -219,6 +224,8 @@ class Worker:
             case Load():
                 self._sampled = Sampled()
                 self._holder.load(connection, message, self._weights)
+            case Meet():
+                self._holder.meet(connection, message.half, self._weights)
             case Spawn():
                 self._spawn(connection, message)
             case Connect():
@@ -279,7 +286,7 @@ class Worker:
         """Hand a step to the device. It is sent on when the device is done with it."""
         stage = self._holder.loaded()
         if stage.command.passes_on:
-            self._pass_on(step, frame)
+            self._pass_on(frame)
         self._take_rejected()
         hidden, raw = payload_of(step, frame, stage.command.longest)
         if stage.runner.needs_verdict(step.plan):
@@ -291,12 +298,12 @@ class Worker:
         send = partial(self._send, stage, step, raw, received, self._owner, self._downstream)
         self._steps.add(launched, runner.wait, send, is_done=runner.device.computes_at_launch)
 
-    def _pass_on(self, step: Step, frame: Frame) -> None:
+    def _pass_on(self, frame: Frame) -> None:
         """Send a step on to the other rank, as it came."""
         if self._downstream is None:
             raise ProtocolError("a step came before the next stage was connected")
         try:
-            self._downstream.send(step, *(memoryview(part) for part in frame.parts))
+            self._downstream.link.send(frame)
         except TransportError as error:
             raise PeerError(f"{self.name} lost the other rank: {error}") from error
 
@@ -345,12 +352,28 @@ class Worker:
 
     # -- endings -----------------------------------------------------------------------------
 
+    def _tell_later(self, connection: Connection, ending: LinkClosed) -> None:
+        """Tell the coordinator of a lost neighbour where the engine does not come to it: of two ranks that lose each
+        other, each waits for ever in a sum."""
+
+        def tell() -> None:
+            owner = self._owner
+            if owner is not None and connection in (self._downstream, self._guests.get("upstream")):
+                owner.link.close(self._lost(connection, ending))
+
+        later = threading.Timer(_COMES_WITHIN, tell)
+        later.daemon = True
+        later.start()
+
+    def _lost(self, connection: Connection, ending: LinkClosed) -> str:
+        return plain(f"{self.name} lost {connection.name} ({connection.link.address}): {ending.reason}", REASON_LENGTH)
+
     def _on_closed(self, connection: Connection, ending: LinkClosed) -> None:
         if connection is self._owner:
             log.info("%s is gone: %s", connection.name, ending.reason or "it closed the link")
             self._end_session("the coordinator is gone")
         elif connection.role != "probe" and self._owner and connection.session_id == self._owner.session_id:
-            self._fail(f"{self.name} lost {connection.name} ({connection.link.address}): {ending.reason}")
+            self._fail(self._lost(connection, ending))
 
     def _fail(self, reason: str, *, no_memory: bool = False, is_ending: bool = False) -> None:
         """End the session, with one sentence on both sides."""

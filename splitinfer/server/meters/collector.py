@@ -103,6 +103,7 @@ _STAGE_GAUGES = {
     "splitinfer:stage_kv_budget_bytes": ("kv_budget_bytes", "Bytes that a stage has for KV."),
     "splitinfer:stage_kv_bytes": ("kv_bytes", "Bytes of running requests' KV."),
     "splitinfer:stage_kv_kept_bytes": ("kv_bytes_stored", "Bytes of KV kept for later requests."),
+    "splitinfer:stage_sum_seconds": ("sum_seconds", "Seconds of a sum of two ranks, when they were loaded."),
 }
 _LINK_COUNTERS = {
     "splitinfer:link_sent_bytes": ("bytes_sent", "Bytes of hidden states sent to the next stage."),
@@ -237,6 +238,10 @@ class PipelineCollector(Collector):
             yield self._counter(name, about, {stage["name"]: stage[key] for stage in stages}, "stage")
         about = "Seconds in which a stage stood still with requests under way."
         yield self._counter("splitinfer:stage_idle_seconds", about, idle, "stage", "cause")
+        ranks = [(stage["name"], rank) for stage in stages for rank in stage.get("ranks", ())]
+        if busy := {(name, rank["name"]): rank["busy_seconds"] for name, rank in ranks}:
+            about = "Seconds in which a rank computed or waited in sums, since it was loaded."
+            yield self._counter("splitinfer:rank_busy_seconds", about, busy, "stage", "rank")
 
     def _links(self) -> Iterator[Metric]:
         links = {(here["name"], there["name"]): here for here, there in pairwise(self._stats["stages"])}

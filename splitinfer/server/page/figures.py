@@ -55,6 +55,7 @@ class StageSeen:
 
     duty: share of computing. useful: of its rows, those that were kept. gaps: shares of standing still, by cause.
     kv_bytes, kv_kept: KV of running requests now, and of blocks kept for later; kv_budget: bytes for both.
+    ranks: shares of computing of each machine, where the stage is across two.
     """
 
     name: str
@@ -63,6 +64,7 @@ class StageSeen:
     kv_bytes: int = 0
     kv_kept: int = 0
     kv_budget: int = 0
+    ranks: Sequence[float] = ()
 
     @property
     def idle(self) -> float:
@@ -165,7 +167,17 @@ def _stage(was: Stats, now: Stats, budget: int) -> StageSeen:
     whole = busy + sum(gaps.values())
     shares = {cause: seconds / whole for cause, seconds in gaps.items() if seconds > 0} if whole > 0 else {}
     duty = busy / whole if whole > 0 else 0.0
-    return StageSeen(now["name"], duty, shares, now.get("kv_bytes", 0), now.get("kv_bytes_stored", 0), budget)
+    ranks = zip(was.get("ranks", ()), now.get("ranks", ()), strict=False)
+    spent = [one["busy_seconds"] - before["busy_seconds"] for before, one in ranks]
+    return StageSeen(
+        name=now["name"],
+        duty=duty,
+        gaps=shares,
+        kv_bytes=now.get("kv_bytes", 0),
+        kv_kept=now.get("kv_bytes_stored", 0),
+        kv_budget=budget,
+        ranks=[min(1.0, max(0.0, seconds / whole)) if whole > 0 else 0.0 for seconds in spent],
+    )
 
 
 def _link(old: Stats, new: Stats, steps: Sequence[StepRecord], stage: int, seconds: float) -> LinkSeen:
@@ -202,6 +214,11 @@ def pipeline_document(model: str, context: int, sample: Sample, dials: Mapping[s
             "weight_bytes": sums.get("weight_bytes", 0),
             "free_bytes": sums.get("free_bytes_when_loaded", 0),
             "kv_budget": kv,
+            "sum_ms": 1e3 * sums.get("sum_seconds", 0.0),
+            "ranks": [
+                {"name": rank["name"], "device": rank["device"], "free_bytes": rank["free_bytes_when_loaded"]}
+                for rank in sums.get("ranks", ())
+            ],
         }
         for spec, state, sums, kv in zip(
             layout.stages, sample.health.stages, stats["stages"], sample.budgets, strict=True
@@ -244,6 +261,7 @@ def figures_document(seen_: Seen) -> dict[str, Any]:
                 "kv": stage.kv_bytes,
                 "kv_kept": stage.kv_kept,
                 "kv_budget": stage.kv_budget,
+                "ranks": [round(duty, 3) for duty in stage.ranks],
             }
             for stage in seen_.stages
         ],

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import stages
+from processes import until, worker
 
 from splitinfer.core.layout import StageSpec
+from splitinfer.core.link_transport import JACCL, RING
+from splitinfer.engine.coordinator.ranks import halves_of
 from splitinfer.engine.profiling import measure, survey
 from splitinfer.engine.profiling.question import Question
 from splitinfer.engine.profiling.stopwatch import Report
@@ -16,6 +20,7 @@ from splitinfer.keyring import Keyring
 from splitinfer.machine.profile import LinkProfile, MachineProfile, Profiles
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.layer_kinds import describe
+from splitinfer.wire.messages import Half
 
 COSTS = {"points": [[1, 0.001], [8, 0.002]]}
 QUICK = MachineProfile.from_dict({"name": "x", "layers": {"attention": COSTS}, "head": COSTS, "free_bytes": 9})
@@ -66,6 +71,32 @@ def test_all_machines_and_links(question: Question, quickly: list[str]):
         assert len(quickly) == 1
     model = describe(question.checkpoint, None, "m").profile
     Profiles(model, tuple(machines), tuple(links))
+
+
+def test_sums_over_rdma_are_timed_by_processes_of_their_own(
+    question: Question, quickly: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Here over MLX's ring. Where they cannot be timed, the links are as they were."""
+    monkeypatch.setattr(survey, "_has_rdma", lambda: True)
+    with worker() as remote:
+        found = list[list[LinkProfile]]()
+        for over in (RING, JACCL):
+            monkeypatch.setattr(survey, "halves_of", partial(_over, over))
+            spec = StageSpec("mini", 1, 2, remote.address)
+            surveyor = Surveyor(
+                question, "studio", [spec], Keyring().own, 10, lambda *_: None, take_local=no_local, row=4096
+            )
+            found.append(surveyor.run()[1])
+        until(lambda: not remote.children(), "the rank's process ends", 10)
+        assert remote.is_alive
+    timed, lacking = found
+    assert [link.sums_over for link in timed] == [JACCL, JACCL]
+    assert all(link.sums is not None and 0 < link.sums.rows(1) <= link.sums.rows(256) < 10 for link in timed)
+    assert [link.sums for link in lacking] == [None, None]
+
+
+def _over(sums: str, spec: StageSpec, nonce: str, *, insecure: bool) -> tuple[Half, ...]:
+    return halves_of(replace(spec, sums=sums), nonce, insecure=insecure)
 
 
 def test_workers_of_this_machine_share_its_memory(

@@ -23,7 +23,13 @@ STATS: dict[str, Any] = {
     "fetched_tokens": 256, "swapped_tokens": 512, "costs": {"hop": 0.004}, "speculation": None,
     "stages": [
         STAGE | {"name": "front", "kv_bytes": 10, "kv_budget_bytes": 100, "kv_bytes_stored": 5, "codec": "bf16"},
-        STAGE | {"name": "back", "kv_bytes": 30, "kv_budget_bytes": 60, "kv_bytes_stored": 5},
+        STAGE | {
+            "name": "back", "kv_bytes": 30, "kv_budget_bytes": 60, "kv_bytes_stored": 5, "sum_seconds": 2e-5,
+            "ranks": [
+                {"name": f"back/{i}", "device": "gpu", "weight_bytes": 7, "free_bytes_when_loaded": 9,
+                 "busy_seconds": 2.0 + i} for i in range(2)
+            ],
+        },
     ],
 }  # fmt: skip
 HEALTH = PipelineHealth(

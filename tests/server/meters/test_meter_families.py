@@ -58,6 +58,8 @@ def test_the_fullest_stage_decides_how_full_memory_is():
         ("vllm:spec_decode_num_accepted_tokens_per_pos", {"position": "1"}, 3),
         ("vllm:spec_decode_num_accepted_tokens_per_pos", {"position": "15"}, 0),
         ("splitinfer:draft_blocks_void", {}, 2),
+        ("splitinfer:stage_sum_seconds", {"stage": "back"}, 2e-5),
+        ("splitinfer:rank_busy_seconds", {"stage": "back", "rank": "back/1"}, 3.0),
         ("splitinfer:link_sent_bytes", {"stage": "front", "next": "back"}, 640),
         ("splitinfer:link_info", {"codec": "bf16"}, 1),
     ],
@@ -69,7 +71,7 @@ def test_what_each_name_says(name: str, labels: dict[str, str], value: float):
 def test_what_there_is_not_is_not_told():
     assert not [family for family in all_families(READINGS) if "draft" in family.name]
     alone = replace(READINGS, stats=STATS | {"stages": STATS["stages"][:1]})
-    assert not [family for family in all_families(alone) if "link" in family.name]
+    assert not [family for family in all_families(alone) if "link" in family.name or "rank" in family.name]
     assert "10.0.0.7" not in str(all_families(READINGS))
 
 

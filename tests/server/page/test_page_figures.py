@@ -62,6 +62,22 @@ def test_figures_are_of_the_time_between_two_samples():
     assert [stage.kv_budget for stage in found.stages] == [1000, 500]
 
 
+def test_each_machine_of_a_stage_across_two_has_its_own_share():
+    def of(busy: float, *ranks: float) -> dict[str, Any]:
+        known = {"name": "mini/0", "device": "gpu", "weight_bytes": 7, "free_bytes_when_loaded": 9}
+        stage = {"sum_seconds": 2e-5, "ranks": [{**known, "busy_seconds": one} for one in ranks]}
+        counted = stats(busy, 1 + busy / 4, 1, 1, 1)
+        counted["stages"][1] |= stage
+        return counted
+
+    found = between(of(0, 0.0, 0.0), of(4, 3.0, 2.5), [])
+    assert found.stages[1].ranks == pytest.approx([0.6, 0.5])
+    assert between(of(0, 3.0, 2.5), of(4, 1.0, 3.5), []).stages[1].ranks == pytest.approx([0.0, 0.2])  # begun anew
+    made = pipeline_document("m", 4096, Sample(0.0, of(4, 3.0, 2.5), LAYOUT, HEALTH, BUDGET), {})
+    assert (made["stages"][1]["sum_ms"], len(made["stages"][1]["ranks"])) == (pytest.approx(0.02), 2)
+    assert made["stages"][0]["ranks"] == figures_document(found)["stages"][0]["ranks"] == []
+
+
 def test_acceptance_is_of_the_verdicts_between_two_samples():
     first = {"drafter": "ngram", "tried_at": [10, 5], "accepted_at": [5, 0]}
     last = {"drafter": "ngram", "tried_at": [16, 9], "accepted_at": [8, 1]}
