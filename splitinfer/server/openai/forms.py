@@ -11,7 +11,7 @@ from splitinfer.server.fields import EMPTY, Fields, Kinds, Name, not_a
 from splitinfer.server.problem import Problem, invalid
 from splitinfer.server.refused import STRUCTURED
 
-_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)  # a rule, which Lark writes with a colon alone
+_GBNF = re.compile(r"^[^\S\n]*[\w-]+\s*::=", re.MULTILINE)  # a rule, which Lark writes with a colon alone
 
 
 class PlainFormat(Fields):
