@@ -11,7 +11,7 @@ The names are the same everywhere. ``None`` leaves an option to the next source:
 before the layout, the layout before the default. A field without an ``Option`` is for the library alone.
 """
 
-import math
+import sys
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -78,7 +78,8 @@ class Declared:
         if option.choices:
             is_right = isinstance(value, str) and value in option.choices
         elif self.kind in (int, float):
-            is_right = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            is_right = isinstance(value, int | float) and not isinstance(value, bool)
+            is_right = is_right and abs(value) <= sys.float_info.max  # which a whole number of 400 digits is not
             is_right = is_right and (least is None or value >= least) and (most is None or value <= most)
             is_right = is_right and (self.kind is float or value == int(value))
         else:

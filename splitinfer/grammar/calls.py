@@ -118,7 +118,8 @@ def call_grammar(
     an answer that need not call and does not has this form; all have it if the model's syntax is not known.
 
     Raises:
-        RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.
+        RequestError: the model's syntax is not known, a function's parameters cannot be enforced in it, or all of them
+            together are too long for a grammar.
     """
     asked, form = ("tool_choice", None) if must else ("strict", form)
     known = None if syntax is None else SYNTAXES.get(syntax)
@@ -141,7 +142,10 @@ def call_grammar(
     rules.append(f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}")
     for i, tool in enumerate(tools):
         rules += _call(i, tool if keeps_all or tool.get("strict") else _of_any(tool, known), known, marker)
-    return Grammar.lark("\n".join(rules))
+    try:
+        return Grammar.lark("\n".join(rules))
+    except ValueError as error:
+        raise RequestError(f"tools: {error}") from error
 
 
 def _among_text(syntax: _Syntax, opens: str) -> list[str]:

@@ -27,8 +27,9 @@ _KEPT = 32  # compiled grammars
 _MAX_ITEMS = 10_000  # of the parser for one token: a mask takes 80 ms at most, and usual ones need some hundreds
 _IDS = re.compile(r"<\[[\^\d,-]+\]>")  # tokens by their ids, in Lark
 _MAX_RULES = 1000  # of a grammar in GBNF; their translation takes time by the square of them, up to a second
-_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
-_GBNF = re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\.', re.DOTALL)
+_RULE = re.compile(r"^[^\S\n]*[\w-]+\s*::=", re.MULTILINE)
+# What is not closed goes to the end: else each further bracket would be looked at to the end, by the square of them.
+_GBNF = re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*+(?:"|\\?\Z)|\[(?:\\.|[^\]\\])*+(?:\]|\\?\Z)|\.', re.DOTALL)
 _ESCAPED = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _DEFAULTS = {"whitespace_flexible": False}
 _OVERRIDES = {"lenient": False, "coerce_one_of": False}

@@ -109,13 +109,15 @@ def _refused(why: str) -> RequestError:
     return RequestError(f"the grammar cannot be enforced: {why}")
 
 
-_CLASS = re.compile(r"\\.|(\[\^?\]?)((?:\\.|[^\]\\])*)\]", re.DOTALL)
+_CLASS = re.compile(r"\\.|(\[\^?\]?)((?:\\.|[^\]\\])*+)(\]|\\?\Z)", re.DOTALL)  # one that is not closed: to the end
 _ITEM = re.compile(r"(\\.|.)(?:-(\\.|.))?", re.DOTALL)
 
 
 def _as_in_ecmascript(pattern: str) -> str:
     """A pattern whose classes of characters have no classes in them, nor signs that join such."""
-    return _CLASS.sub(lambda found: f"{found[1]}{_ITEM.sub(_item, found[2])}]" if found[1] else found[0], pattern)
+    return _CLASS.sub(
+        lambda found: f"{found[1]}{_ITEM.sub(_item, found[2])}{found[3]}" if found[1] else found[0], pattern
+    )
 
 
 def _item(found: re.Match[str]) -> str:

@@ -232,9 +232,10 @@ def without_lines(messages: Sequence[Mapping[str, Any]], pattern: str) -> Sequen
     if not pattern or not messages or messages[0]["role"] != "system":
         return messages
     line = re.compile(rf"\s*(?:{pattern})[^\S\n]*(?:\n\s*|\Z)", re.IGNORECASE)
-    text = messages[0]["content"]
-    while found := line.match(text):
-        text = text[found.end() :]
-    if text == messages[0]["content"]:
+    text, end = messages[0]["content"], 0
+    while (found := line.match(text, end)) and found.end() > end:  # a pattern may match nothing
+        end = found.end()
+    if not end:
         return messages
+    text = text[end:]
     return [*([{**messages[0], "content": text}] if text else []), *messages[1:]]

@@ -58,7 +58,7 @@ class Connections:
         """What each waits for, its bytes to send, and since when; in the loop's seconds."""
 
     def look(self, now: float) -> None:
-        """End those that were still for too long, as of ``now``, in seconds."""
+        """End those that were still for too long, as of ``now``, in seconds, and those that are too many."""
         bounds = {"head": self._limits.head, "unread": self._limits.unread}  # those that are idle are uvicorn's
         still = {}
         for connection in self.open:
@@ -74,19 +74,26 @@ class Connections:
             elif what == "answer":
                 _listen_for_its_end(connection)
         self._still = still
+        # Who never asks meets no other bound, and what the system refuses for want of files would be anybody's.
+        if (number := len(self.open) - self._limits.most) > 0:
+            self._make_room(number)
 
     def turned_away(self) -> Problem | None:
         """Why a new request is not taken: all connections are in use. The one that waits longest for a request makes
         room, so strangers who hold connections keep nobody out."""
-        if len(self.open) <= self._limits.most:
-            return None
-        new = ("head", 0, math.inf)  # since the last look
-        waiting = [each for each in self.open if _waits_for(each)[0] in ("head", "idle")]
-        if waiting:
-            min(waiting, key=lambda each: self._still.get(each, new)[2]).transport.abort()
+        if len(self.open) <= self._limits.most or self._make_room(1):
             return None
         sentence = f"{self._limits.most:,} connections are open, and no more may be (--max-connections)"
         return Problem(503, sentence, retry_after=_TOO_MANY_AGAIN, closes=True)
+
+    def _make_room(self, number: int) -> int:
+        """End those that wait longest for a request; how many, at most ``number``."""
+        new = ("head", 0, math.inf)  # since the last look
+        waiting = [each for each in self.open if _waits_for(each)[0] in ("head", "idle")]
+        oldest = sorted(waiting, key=lambda each: self._still.get(each, new)[2])[:number]
+        for connection in oldest:
+            connection.transport.abort()
+        return len(oldest)
 
 
 def _waits_for(connection: H11Protocol) -> tuple[str, int]:

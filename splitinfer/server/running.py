@@ -241,9 +241,11 @@ class Server:
 
 
 def _note(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an error that nothing handles; any client can cause one by sending something else than HTTP."""
-    error = context.get("exception")
-    log.debug("%s: %s\n%s", context.get("message"), type(error).__name__, where(error))
+    """Log an error that nothing handles; any client can cause one by sending something else than HTTP, and asyncio
+    reports thousands a second while the process has no files left for connections."""
+    if log.isEnabledFor(logging.DEBUG):
+        error = context.get("exception")
+        log.debug("%s: %s\n%s", context.get("message"), type(error).__name__, where(error))
 
 
 def check_port(host: str, port: int) -> None:

@@ -271,6 +271,7 @@ def test_markers_that_are_special_tokens_are_written_as_such(made: AnswerForms) 
             {"name": "a", "parameters": {"properties": {"b": {"type": "string", "minLength": 3, "maxLength": 2}}}},
             "lengths of .* a.b",
         ),
+        ("json_tools", {"name": "a", "parameters": {"title": "x" * (1 << 18)}}, "tools: a grammar may have 262,144"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused(syntax: str | None, function: dict[str, Any], words: str) -> None:

@@ -87,6 +87,11 @@ def test_json_has_no_blanks_unless_the_schema_wants_them(made: AnswerForms) -> N
         ({"type": "object", "properties": {"a": {"type": "integer", "required": True}}}, "required must be a list"),
         (Grammar.regex("(?=a)b"), "look"),
         (Grammar.lark("start: nowhere"), "nowhere"),
+        # Whoever looks at them by the square of their length takes minutes.
+        (Grammar.json({"type": "string", "pattern": "[" * 250_000}), "regex"),
+        (Grammar.gbnf("root ::= " + "[" * 250_000), "not GBNF"),
+        (Grammar.gbnf("root ::= " + '"\\' * 125_000), "not GBNF"),
+        (Grammar.gbnf("\n" * 250_000 + "x"), "not GBNF"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused(made: AnswerForms, grammar: object, words: str) -> None:

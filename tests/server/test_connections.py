@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import logging
+import select
 import shutil
 import ssl
 import threading
@@ -224,6 +225,17 @@ def test_strangers_keep_nobody_out(connect: Any, sent: bytes):
     made = connect()
     made.socket.sendall(HEALTH)
     assert made.answer().status == 200
+
+
+def test_strangers_who_never_ask_are_no_more_than_may_be():
+    server = Server(Service(Model(), "demo"), Listen(port=0, limits=Limits(most=4)))  # type: ignore[arg-type]
+    try:
+        with ExitStack() as stack:
+            sockets = [stack.enter_context(Connection(server.port)).socket for _ in range(12)]
+            until(lambda: len(select.select(sockets, [], [], 0)[0]) == 8, "all but four are ended", AT_MOST)
+            assert server.num_connections == 4
+    finally:
+        server.close()
 
 
 def test_where_all_are_in_use_the_next_is_told_in_its_apis_words(server: Server, connect: Any):

@@ -58,7 +58,7 @@ def read(service: Service, key: str | None = USER) -> tuple[dict[str, dict[str, 
     ("prefill_share", [0.01, 1, 0.5, None], [0, 0.009, 1.01, -1, math.nan, math.inf, "0.3", True, [], {"a": 1}]),
     ("token_budget", [1, 512, 64.0], [0, -5, 1.5, 10**30, "64", False, math.inf, math.nan]),
     ("max_running", [1], [0, 2.5, "x"]),
-    ("itl_slo_ms", [40, 0.5], [0, -1, math.inf, "40"]),
+    ("itl_slo_ms", [40, 0.5], [0, -1, math.inf, 10**400, "40"]),
     ("kv_low", [0, 0.3], [1.5, -0.1]),
     ("min_dwell", [], [0, 0.5]),
 ])  # fmt: skip

@@ -173,3 +173,7 @@ def test_lines_that_differ_in_every_request_are_left_out_everywhere(http: httpx.
 )
 def test_only_whole_lines_at_the_beginning_are_left_out(pattern: str, text: str, left: str):
     assert without_lines([{"role": "system", "content": text}], pattern)[0]["content"] == left
+
+
+def test_all_lines_may_be_left_out_and_a_pattern_may_match_nothing():
+    assert without_lines([{"role": "system", "content": "x: 1\n"}], "(x:.*)?") == []

@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from splitinfer.core.grammar import Grammar
+from splitinfer.core.grammar import MAX_GRAMMAR, Grammar
 from splitinfer.server.fields import EMPTY, Fields, Kinds, Name, not_a
 from splitinfer.server.problem import Problem, invalid
 from splitinfer.server.refused import STRUCTURED
 
-_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)  # a rule, which Lark writes with a colon alone
+_GBNF = re.compile(r"^[^\S\n]*[\w-]+\s*::=", re.MULTILINE)  # a rule, which Lark writes with a colon alone
 
 
 class PlainFormat(Fields):
@@ -142,4 +142,4 @@ class Formed(Fields):
 
 
 def _written(text: str) -> Grammar:
-    return Grammar.gbnf(text) if _GBNF.search(text) else Grammar.lark(text)
+    return Grammar.gbnf(text) if _GBNF.search(text, 0, MAX_GRAMMAR) else Grammar.lark(text)
