@@ -2,7 +2,7 @@
 
 What comes of each choice is told apart into parts. A choice ends for a reason that every API translates: "stop",
 "length", "tool_calls" where the model called a tool, "abort" or "error". A choice that shall have one call only ends
-with it, whatever the model would add.
+with it, whatever the model would add; one of whose call something was told that turns out to be none, with an error.
 """
 
 import asyncio
@@ -18,16 +18,17 @@ from splitinfer.llm.request import Handling
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.reading import Reader
 from splitinfer.server.spans import ChoiceTimes, Usage
-from splitinfer.text.answer import AnswerParser, AnswerPart, ReasoningPart, TextPart, ToolCallPart
+from splitinfer.text.answer import AnswerParser, AnswerPart, BrokenCall, ReasoningPart, TextPart, ToolCallPart
 from splitinfer.text.conversations import Conversations
 from splitinfer.text.fill import Gap
+from splitinfer.text.growing_calls import CallPiece
 from splitinfer.text.harmony import HarmonyParser
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new of one choice. ``finish_reason``: set on its last piece. ``error``: why it failed, if it did.
-    ``stop``: the stop string that ended it, if one did."""
+    """What is new of one choice. ``finish_reason``: set on its last piece. ``error``: why it failed, if it did;
+    ``status``: what HTTP would say of that. ``stop``: the stop string that ended it, if one did."""
 
     choice: int
     parts: tuple[AnswerPart, ...] = ()
@@ -35,6 +36,10 @@ class Piece:
     finish_reason: str | None = None
     error: str | None = None
     stop: str | None = None
+    status: int = 503
+
+
+_BROKEN = "the model's call of a tool is not valid; ask again"
 
 
 @dataclass(slots=True)
@@ -49,6 +54,7 @@ class ChoiceReader:
     num_tokens: int = 0
     num_reasoning_tokens: int = 0
     has_ended: bool = False  # its last piece was made
+    is_broken: bool = False  # by a call that is none
     _num_told: int = 0  # tokens of the pieces so far
     _has_called: bool = False
     _logprobs: list[TokenLogprobs] = field(default_factory=list)  # of tokens whose text is still held back
@@ -60,12 +66,14 @@ class ChoiceReader:
         self.num_tokens += len(event.token_ids)
         self._logprobs += event.logprobs
         reason, parts = event.finish_reason, self._parsed(event)
-        calls = [i for i, part in enumerate(parts) if isinstance(part, ToolCallPart)]
+        calls = [i for i, part in enumerate(parts) if _ends_call(part)]
         self._has_called |= bool(calls)
         is_cut = self.one_call and bool(calls)
         if is_cut:
             parts = parts[: calls[0] + 1]
-        ends = reason is not None or is_cut
+        if BrokenCall() in parts:
+            parts, self.is_broken = parts[: parts.index(BrokenCall())], True
+        ends = reason is not None or is_cut or self.is_broken
         if not parts and not ends:
             return None
         self.has_ended = ends
@@ -73,19 +81,27 @@ class ChoiceReader:
             self.num_reasoning_tokens += self.num_tokens - self._num_told
         self._num_told = self.num_tokens
         logprobs, self._logprobs = tuple(self._logprobs), []
+        if self.is_broken:
+            return Piece(self.choice, tuple(parts), logprobs, "error", _BROKEN, status=500)
         ended = self._reason(reason) if ends else None
         return Piece(self.choice, tuple(parts), logprobs, ended, event.error, event.stop)
 
     def _parsed(self, event: StreamEvent) -> list[AnswerPart]:
         if self.parser is None:
             return [TextPart(event.text)] if event.text else []
-        parts = self.parser.feed(event.text)
-        return parts if event.finish_reason is None else [*parts, *self.parser.finish()]
+        if event.finish_reason is None:
+            return self.parser.feed(event.text)
+        is_cut = event.finish_reason != "stop" or event.stop is not None
+        return [*self.parser.feed(event.text), *self.parser.finish(is_cut=is_cut)]
 
     def _reason(self, reason: str | None) -> str:
         if self._has_called and reason in (None, "stop"):
             return "tool_calls"
         return reason or "stop"
+
+
+def _ends_call(part: AnswerPart) -> bool:
+    return isinstance(part, ToolCallPart) or (isinstance(part, CallPiece) and part.ends)
 
 
 # -- asking the engine -----------------------------------------------------------------------------
@@ -210,7 +226,7 @@ def _times_of(request: AsyncRequest, reader: ChoiceReader) -> ChoiceTimes:
     output, at = request.output, request.submitted
     first, last = (at + output.token_times[0], at + output.token_times[-1]) if output.token_times else (None, None)
     begun = None if output.queue_seconds is None else at + output.queue_seconds
-    cut = "tool_calls" if reader.has_ended else None  # behind its one call
+    cut = ("error" if reader.is_broken else "tool_calls") if reader.has_ended else None  # behind its one call
     return ChoiceTimes(at, begun, first, last, output.finish_reason or cut)
 
 
@@ -278,4 +294,4 @@ def _parser(llm: LLM, ask: Ask, prompt: Sequence[int], has_form: bool) -> Answer
     if not isinstance(ask.prompt, Chat):
         return None
     tools, begun = ask.prompt.tools, ask.prompt.begun
-    return llm.tokenizer.answer_format.parser(prompt, tools, has_form=has_form, begun=begun)
+    return llm.tokenizer.answer_format.parser(prompt, tools, has_form=has_form, grows=ask.grows, begun=begun)

@@ -76,7 +76,8 @@ Prompt = Chat | Gap | str | tuple[int, ...]
 class Ask:
     """One request. ``sampling``: the fields of ``SamplingParams`` that the client gave. ``max_tokens``: ``None`` is as
     many as the context has room for. ``one_call``: the answer ends with its first call of a tool. ``must_call``: it
-    must call one of these tools, as in OpenAI's API, whatever form an answer would have; empty: it need not."""
+    must call one of these tools, as in OpenAI's API, whatever form an answer would have; empty: it need not. ``grows``:
+    calls are shown while they are written."""
 
     prompt: Prompt
     sampling: Mapping[str, Any]
@@ -84,6 +85,7 @@ class Ask:
     num_choices: int = 1
     one_call: bool = False
     must_call: tuple[Mapping[str, Any], ...] = ()
+    grows: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.prompt, Chat) and self.prompt.continues and "grammar" in self.sampling:

@@ -80,6 +80,6 @@ async def _events(answer: Answer, writer: InfillWriter) -> AsyncGenerator[bytes,
     async with aclosing(answer.batches()) as batches:
         async for batch in batches:
             if (last := batch[-1]).finish_reason == "error":
-                yield event(Problem(503, last.error or "the pipeline has failed").openai())
+                yield event(Problem(last.status, last.error or "the pipeline has failed").openai())
                 return
             yield event(writer.document(batch, answer.usage))

@@ -14,6 +14,8 @@ mlx-lm knows the markers and the forms of calls of many models; this is the one 
 - Without tools in the request, calls are text.
 - Where an answer has a form, all is text once its form has begun: ``{"tag": "<think>"}`` opens no reasoning.
 - Each call of an answer has another id. Where a model gives two calls the same one, the later has none of its own.
+- Where it is asked for, a call comes in pieces while it is written (``text.growing_calls``). One of which something was
+  told cannot become text: if it cannot be parsed it is broken, and if the answer is cut off there, its pieces end.
 """
 
 import json
@@ -22,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from splitinfer.core.plain_text import whole_characters
+from splitinfer.text.growing_calls import CallPiece, GrowingCalls, Whole
 from splitinfer.text.whole_calls import calls_in
 
 Tool = Mapping[str, Any]  # as in OpenAI's API: {"type": "function", "function": {"name": ..., "parameters": ...}}
@@ -54,7 +57,12 @@ class ToolCallPart:
     call_id: str | None = None
 
 
-AnswerPart = TextPart | ReasoningPart | ToolCallPart
+@dataclass(frozen=True, slots=True)
+class BrokenCall:
+    """Pieces of a call were told, and the whole is not a call. It is the answer's last part."""
+
+
+AnswerPart = TextPart | ReasoningPart | ToolCallPart | CallPiece | BrokenCall
 
 
 class AnswerFormat:
@@ -77,23 +85,30 @@ class AnswerFormat:
         tools: Sequence[Tool] = (),
         *,
         has_form: bool = False,
+        grows: bool = False,
         begun: str | None = None,
     ) -> "AnswerParser":
         """A parser for the answer to a prompt. ``tools``: those that it may call; none: calls are text. ``has_form``:
-        a grammar is enforced for what is neither reasoning nor a call. ``begun``: the text with which the prompt ends,
-        if the answer goes on with it."""
+        a grammar is enforced for what is neither reasoning nor a call. ``grows``: calls come in pieces. ``begun``: the
+        text with which the prompt ends, if the answer goes on with it."""
         from mlx_lm.generate import make_text_state_machine  # here, because importing it takes long
 
         wrapper, given = self._wrapper, list(tools)
         machine = make_text_state_machine(wrapper if tools else _WithoutTools(wrapper))
         edges = wrapper.tool_call_start or "", wrapper.tool_call_end or ""
         state = self._initial_state(prompt) if begun is None else self._state_behind(begun)
+
         syntax = str(getattr(wrapper.tool_parser, "__module__", "")).rsplit(".", 1)[-1]
 
         def parse(text: str) -> list[ToolCallPart]:
             return [*map(call_of, calls_in(text, syntax, lambda one: wrapper.tool_parser(one, given)))]
 
-        return AnswerParser(machine, state, *edges, parse, has_form)
+        def whole(text: str) -> Whole:
+            (one,) = parse(text)
+            return whole_of(one)
+
+        grow = (lambda: GrowingCalls(syntax, whole)) if grows else None
+        return AnswerParser(machine, state, *edges, parse, has_form, grow)
 
     def _initial_state(self, prompt: Sequence[int]) -> str:
         if (state := self._wrapper.response_initial_state) is not None:
@@ -139,11 +154,23 @@ def call_of(found: Any) -> ToolCallPart:
     return ToolCallPart(name, text, call_id if isinstance(call_id, str) else None)
 
 
+def whole_of(call: ToolCallPart) -> Whole:
+    return call.name, call.arguments, call.call_id
+
+
+def told_end(growing: GrowingCalls, find: Callable[[], Iterable[ToolCallPart]]) -> list[AnswerPart]:
+    """What is missing of calls that have ended. ``find``: reads them as a whole; it may raise anything."""
+    try:
+        return [*growing.finish([*map(whole_of, find())])]
+    except Exception:  # noqa: BLE001 - any error of a model's parser means that this is no call
+        return [BrokenCall()]
+
+
 @dataclass(slots=True)
 class AnswerParser:
     """Parses one answer as it grows. ``machine``: mlx-lm's ``TextStateMachine``. ``call_start``, ``call_end``: the
     markers around a call. ``parse_call``: finds the calls of which the text between them consists. ``has_form``: text
-    has no markers in it."""
+    has no markers in it. ``grow``: makes what reads a text of calls as it comes; none: calls come whole."""
 
     machine: Any
     initial_state: str
@@ -151,7 +178,9 @@ class AnswerParser:
     call_end: str
     parse_call: Callable[[str], list[ToolCallPart]]
     has_form: bool = False
-    _ids: set[str | None] = field(default_factory=set)
+    grow: Callable[[], GrowingCalls] | None = None
+    _growing: GrowingCalls | None = None
+    _ids: set[str] = field(default_factory=set)
     _state: Any = field(init=False)
     _in_call: str = ""  # the text of a call that has not ended
     _space: str = ""  # that came behind something other than text
@@ -192,14 +221,19 @@ class AnswerParser:
             parts += self._parts(state, inside, is_left=i < len(segments) - 1)
         return parts
 
-    def finish(self) -> list[AnswerPart]:
-        """The parts that were held back when the answer ended."""
+    def finish(self, *, is_cut: bool = False) -> list[AnswerPart]:
+        """The parts that were held back when the answer ended. ``is_cut``: it would have gone on."""
         self._state, held, state = self.machine.flush(self._state)
         parts = self._parts(state, held, is_left=False)
         if self._in_call:
             unfinished, self._in_call = self._in_call, ""
             # Some models do not mark a call's end: then it ends with the answer.
-            parts += [TextPart(self.call_start + unfinished)] if self.call_end else self._called(unfinished)
+            if not self.call_end:
+                ended = self._called(unfinished)
+            else:
+                has_begun = self._growing is not None and self._growing.has_begun
+                ended = [BrokenCall() if has_begun else TextPart(self.call_start + unfinished)]
+            parts += [] if is_cut and isinstance(ended[-1], BrokenCall) else ended
         if self._space and not self._has_others and not parts:
             parts.append(TextPart(self._space))  # an answer of nothing else
         return joined(parts)
@@ -208,26 +242,33 @@ class AnswerParser:
         """What is certain of ``text`` in a state; ``is_left``: the state ends with it."""
         if state == _TOOL:
             self._in_call += text
-            if not is_left:
-                return []
-            call, self._in_call = self._in_call, ""
-            return self._behind_other(self._called(call))
+            if self.grow is not None:
+                self._growing = self._growing or self.grow()
+            grown = self._with_own_ids(self._growing.feed(text)) if self._growing is not None else []
+            if is_left:
+                call, self._in_call = self._in_call, ""
+                grown += self._called(call)
+            return self._behind_other(grown) if grown else []
         if state == _REASONING:
             return self._behind_other([ReasoningPart(text)]) if text else []
         return self._text(text) if state == _NORMAL and text else []  # other states hold headers
 
     def _called(self, text: str) -> list[AnswerPart]:
-        """The calls in a text; the text itself, with its markers, if it is not valid."""
+        """The calls in a text, or what is missing of them; the text itself, with its markers, if it is not valid."""
+        growing, self._growing = self._growing, None
+        if growing is not None and growing.has_begun:
+            return self._with_own_ids(told_end(growing, lambda: self.parse_call(text)))
         try:
             return self._with_own_ids(self.parse_call(text))
         except Exception:  # noqa: BLE001 - any error of a model's parser means that this is no call
             return [TextPart(self.call_start + text + self.call_end)]
 
-    def _with_own_ids(self, calls: Sequence[ToolCallPart]) -> list[AnswerPart]:
-        found = list[AnswerPart]()
-        for call in calls:
-            found.append(replace(call, call_id=None) if call.call_id in self._ids else call)
-            self._ids |= {call.call_id} - {None}
+    def _with_own_ids(self, parts: Sequence[AnswerPart]) -> list[AnswerPart]:
+        found = list(parts)
+        for i, part in enumerate(found):
+            if isinstance(part, ToolCallPart | CallPiece) and part.call_id is not None:
+                found[i] = replace(part, call_id=None) if part.call_id in self._ids else part
+                self._ids.add(part.call_id)
         return found
 
     def _behind_other(self, parts: list[AnswerPart]) -> list[AnswerPart]:
@@ -254,6 +295,10 @@ def joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
                 found[-1] = TextPart(before + text)
             case (ReasoningPart(before), ReasoningPart(text)):
                 found[-1] = ReasoningPart(before + text)
+            case (CallPiece(before, name, call_id, ends=False), CallPiece(text, None, ends=True)) if name is not None:
+                found[-1] = ToolCallPart(name, before + text, call_id)
+            case (CallPiece(before, name, call_id, ends=False), CallPiece(text, None, ends=ends)):
+                found[-1] = CallPiece(before + text, name, call_id, ends)
             case _:
                 found.append(part)
     return found

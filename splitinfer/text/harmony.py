@@ -20,13 +20,14 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from splitinfer.errors import RequestError
-from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, Tool, call_of, joined
+from splitinfer.text.answer import AnswerPart, BrokenCall, ReasoningPart, TextPart, Tool, call_of, joined, told_end
+from splitinfer.text.growing_calls import GrowingCalls
 from splitinfer.text.token_bytes import bytes_of_tokens
 
 log = logging.getLogger(__name__)
@@ -98,12 +99,13 @@ class Harmony:
         tools: Sequence[Tool] = (),
         *,
         has_form: bool = False,
+        grows: bool = False,
         begun: str | None = None,
     ) -> "HarmonyParser":
         """As ``AnswerFormat.parser``. ``has_form`` changes nothing: an answer of a form has Harmony's marks around
         it, too."""
         del has_form
-        parser = HarmonyParser(self._encoding, has_tools=bool(tools))
+        parser = HarmonyParser(self._encoding, has_tools=bool(tools), grows=grows)
         if begun is not None:
             parser.feed(_FINAL)
         return parser
@@ -112,15 +114,16 @@ class Harmony:
 class HarmonyParser:
     """Parses one answer as it grows. Text that is not Harmony is plain text, from the first such message on."""
 
-    def __init__(self, encoding: Any, *, has_tools: bool) -> None:
+    def __init__(self, encoding: Any, *, has_tools: bool, grows: bool = False) -> None:
         import openai_harmony as harmony
 
-        self._encoding, self._has_tools = encoding, has_tools
+        self._encoding, self._has_tools, self._grows = encoding, has_tools, grows
         self._parser = harmony.StreamableParser(encoding, harmony.Role.ASSISTANT, strict=False)
         self._error: type[Exception] = harmony.HarmonyError
         self._ends = frozenset(encoding.stop_tokens())
         self._message: list[int] = []  # the ids of a message that is not shown yet: its header, or a call
         self._arguments = ""  # of the call under way
+        self._growing: GrowingCalls | None = None  # the same, if it comes in pieces
         self._held = ""  # the beginning of a marker
         self._has_failed = False
 
@@ -144,14 +147,16 @@ class HarmonyParser:
                 return joined([*parts, TextPart(rest + held)])
         return joined(parts)
 
-    def finish(self) -> list[AnswerPart]:
-        """The parts that were held back when the answer ended; its end token is not in its text."""
+    def finish(self, *, is_cut: bool = False) -> list[AnswerPart]:
+        """The parts that were held back when the answer ended; its end token is not in its text. ``is_cut``: as of
+        ``AnswerParser``."""
         held, self._held = self._held, ""
         parts = self._take(held)
         if self._has_failed or not self._message:
             return parts
         if self._parser.current_recipient is not None:
-            return joined([*parts, self._call(self._parser.current_recipient)])
+            ended = self._call(self._parser.current_recipient)
+            return joined([*parts, *([] if is_cut and isinstance(ended[-1], BrokenCall) else ended)])
         header = self._encoding.decode(self._message)
         return joined([*parts, *([] if any(one in header for one in _MARKERS) else [TextPart(header)])])
 
@@ -160,24 +165,33 @@ class HarmonyParser:
         self._parser.process(token)
         self._message.append(token)
         if token in self._ends:
-            ended = [self._call(recipient)] if recipient is not None else []
+            ended = self._call(recipient) if recipient is not None else []
             self._message, self._arguments = [], ""
             return ended
         delta = self._parser.last_content_delta or ""
-        if self._parser.current_recipient is not None:
+        if (name := self._parser.current_recipient) is not None:
             self._arguments += delta
-            return []
+            if delta and self._growing is None and self._grows and self._has_tools and name.startswith(_FUNCTIONS):
+                self._growing = GrowingCalls.of_arguments(name.removeprefix(_FUNCTIONS))
+            return [*self._growing.feed(delta)] if self._growing is not None else []
         if not delta:
             return []
         self._message = []
         return [ReasoningPart(delta) if self._parser.current_channel == "analysis" else TextPart(delta)]
 
-    def _call(self, recipient: str) -> AnswerPart:
-        """The call of the message under way; its text, markers included, if it is not valid."""
+    def _call(self, recipient: str) -> list[AnswerPart]:
+        """The call of the message under way, or what is missing of it; its text, markers included, if it is not
+        valid."""
+        growing, self._growing = self._growing, None
+        found = {"name": recipient.removeprefix(_FUNCTIONS), "arguments": self._arguments}
+        if growing is not None:
+            return told_end(growing, lambda: [call_of(found)])
         if self._has_tools and recipient.startswith(_FUNCTIONS):
-            with suppress(ValueError, TypeError, KeyError):
-                return call_of({"name": recipient.removeprefix(_FUNCTIONS), "arguments": self._arguments})
-        return TextPart(self._encoding.decode(self._message))
+            try:
+                return [call_of(found)]
+            except (ValueError, TypeError, KeyError):
+                pass
+        return [TextPart(self._encoding.decode(self._message))]
 
 
 def _without_open_marker(text: str) -> tuple[str, str]:

@@ -24,12 +24,14 @@ _OF_JSON = frozenset({"json_tools", "longcat", "glm47", "laguna", "mistral"})  #
 @dataclass(frozen=True, slots=True)
 class Shape:
     """One call, as regular expressions: what begins it, what begins an argument's value and what ends one (``None``:
-    the arguments are a JSON value), and what ends the call. ``words``: those that a parser finds in values, too."""
+    the arguments are a JSON value), and what ends the call. ``words``: those that a parser finds in values, too.
+    ``ends``: texts that end a value, and a call."""
 
     head: str
     argument: tuple[str, str] | None = None
     tail: str = ""
     words: tuple[str, ...] = ()
+    ends: tuple[str, str] = ("", "")
 
 
 _GLM = r"<{0}arg_key>(?:(?!</{0}arg_key>).)*</{0}arg_key>(?:\\n|\s)*<{0}arg_value>"
@@ -37,16 +39,20 @@ _NAMED = r"(?:(?!<\|sep\|>).)*<\|sep\|>"
 SHAPES: Mapping[str, Shape] = {
     "qwen3_coder": Shape(
         r"<function=[^\s<>]+>?", (r"<parameter=[^<>]*>", "</parameter>"), "</function>",
-        ("</parameter>", "</function>"),
+        ("</parameter>", "</function>"), ("</parameter>", "</function>"),
     ),
-    "glm47": Shape(r"[\w.-]+", (_GLM.format(""), "</arg_value>"), r"\Z", ("<arg_key>", "</arg_value>")),
+    "glm47": Shape(
+        r"[\w.-]+", (_GLM.format(""), "</arg_value>"), r"\Z", ("<arg_key>", "</arg_value>"), ("</arg_value>", "")
+    ),
     "longcat": Shape(
-        r"[\w.-]+", (_GLM.format("longcat_"), "</longcat_arg_value>"), r"\Z", ("</longcat_arg_value>",)
+        r"[\w.-]+", (_GLM.format("longcat_"), "</longcat_arg_value>"), r"\Z", ("</longcat_arg_value>",),
+        ("</longcat_arg_value>", ""),
     ),
     "minimax_m2": Shape(
         r"<invoke name=[^<>]+>",
         (r"<parameter name=[^<>]+>", "</parameter>"),
         "</invoke>",
+        ("</parameter>", "</invoke>"),
         ("</parameter>", "</invoke>"),
     ),
     "minicpm5": Shape(
@@ -54,11 +60,13 @@ SHAPES: Mapping[str, Shape] = {
         (r"<param\s+name\s*=\s*[^<>]+>", "</param>"),
         r"(?:</function>|\Z)",
         ("</param>", "</function>"),
+        ("</param>", "</function>"),
     ),
     "muse_spark": Shape(
         r"<atem:invoke\b[^<>]*>",
         (r"<atem:parameter\b[^<>]*>", "</atem:parameter>"),
         r"(?:</atem:invoke>|\Z)",
+        ("</atem:parameter>", "</atem:invoke>"),
         ("</atem:parameter>", "</atem:invoke>"),
     ),
     "kimi_k3": Shape(
@@ -66,12 +74,14 @@ SHAPES: Mapping[str, Shape] = {
         (r"<\|open\|>(?:argument|json)" + _NAMED, r"<\|close\|>(?:argument|json)<\|sep\|>"),
         r"<\|close\|>call<\|sep\|>",
         ("<|close|>argument<|sep|>", "<|close|>json<|sep|>", "<|close|>call<|sep|>"),
+        ("<|close|>argument<|sep|>", "<|close|>call<|sep|>"),
     ),
     "mistral": Shape(r"[\w-]+\s*\[ARGS\]\s*", words=("[ARGS]",)),
     "kimi_k2": Shape(
         r"(?:<\|tool_call_begin\|>)?\s*[^\s<>]+:\d+\s*<\|tool_call_argument_begin\|>\s*",
         tail=r"(?:<\|tool_call_end\|>|\Z)",
         words=("<|tool_call_end|>", "<|tool_call_argument_begin|>"),
+        ends=("", "<|tool_call_end|>"),
     ),
 }  # fmt: skip
 _QUOTED_ARGUMENTS = re.compile(r"""\s*\[[\w.]+\((?:\w+=(?:"[^"]*"|'[^']*')(?:,\s*|(?=\))))*\)\]\s*""")

@@ -133,11 +133,18 @@ def _same_choice(whole: Any, chunks: list[Any]) -> None:
     assert "".join(delta.model_extra.get("reasoning") or "" for delta in deltas) == reasoning
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [whole.finish_reason]
     calls = [call for delta in deltas for call in delta.tool_calls or []]
-    assert [call.index for call in calls] == list(range(len(calls)))
+    begins = [call for call in calls if call.id is not None]
+    assert [call.index for call in begins] == list(range(len(begins)))
+    assert [call.index for call in calls] == sorted(call.index for call in calls)
+    assert all(call.function.name is None and call.type is None for call in calls if call.id is None)
     told = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or []]
-    assert [(one.function.name, one.function.arguments) for one in calls] == told
+    assert [(one.function.name, _arguments(calls, one.index)) for one in begins] == told
     tokens = [one for chunk in chunks if chunk.logprobs for one in chunk.logprobs.content]
     assert tokens == (whole.logprobs.content if whole.logprobs else [])
+
+
+def _arguments(calls: list[Any], index: int) -> str:
+    return "".join(call.function.arguments or "" for call in calls if call.index == index)
 
 
 def test_completions(http: httpx.Client):
@@ -268,23 +275,56 @@ def _said(block: Any) -> dict[str, Any]:
 # -- calls that are not whole ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("asked", [{"content": BROKEN_TOOL}, {"content": WRITE, "most": 12}], ids=["broken", "cut off"])
-def test_a_call_that_is_none_is_text(client: openai.OpenAI, claude: anthropic.Anthropic, asked: dict[str, Any]):
-    tool, most = asked["content"], asked.get("most", 99)
-    told: Any = {"model": "demo", "messages": ASKED, "max_tokens": most}
-    functions: Any = [{"type": "function", "function": tool}]
-    document = client.chat.completions.create(**told, tools=functions).choices[0]
-    text = document.message.content or ""
-    assert "<tool_call>" in text
-    assert tool is WRITE or text == BROKEN[0]
-    chunks = list(client.chat.completions.create(**told, tools=functions, stream=True))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
-    assert chunks[-1].choices[0].finish_reason == document.finish_reason
-    responses: Any = {"model": "demo", "input": ASKED, "max_output_tokens": most}
-    assert client.responses.create(**responses, tools=[{"type": "function", **tool}]).output_text == text
-    tools: Any = [{"name": tool["name"], "input_schema": tool["parameters"]}]
-    with claude.messages.stream(**told, tools=tools) as stream:
-        assert stream.get_final_text() == text
+def _functions(tool: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """A tool in the words of each API, by its path."""
+    return {
+        "/v1/chat/completions": [{"type": "function", "function": tool}],
+        "/v1/responses": [{"type": "function", **tool}],
+        "/v1/messages": [{"name": tool["name"], "input_schema": tool["parameters"]}],
+    }
+
+
+def test_a_call_that_is_cut_off_ends_as_each_api_says_it(http: httpx.Client):
+    whole = json.dumps({"path": "a.py", "content": "print('ä \U0001f31e')\n\tx = 1\n" * 2}, ensure_ascii=False)
+    for path, tools in _functions(WRITE).items():
+        asked = {"input": ASKED, "max_output_tokens": 12} if "resp" in path else {"messages": ASKED, "max_tokens": 12}
+        streamed = send(http, path, {"model": "demo", "tools": tools, **asked, "stream": True})
+        found = [data for name, data in events(streamed) if data != "[DONE]" and name != "ping"]
+        if "chat" in path:
+            made = [checked(ChatCompletionChunk, data).choices[0] for data in found]
+            said = _arguments([call for one in made for call in one.delta.tool_calls or []], 0)
+            assert made[-1].finish_reason == "length"
+        elif "resp" in path:
+            made = [checked(ResponseStreamEvent, data) for data in found]
+            call = made[-1].response.output[-1]
+            said = "".join(one.delta for one in made if one.type == "response.function_call_arguments.delta")
+            assert (call.status, call.arguments, made[-1].type) == ("incomplete", said, "response.incomplete")
+            assert all(one.type != "response.function_call_arguments.done" for one in made)
+        else:
+            made = [checked(RawMessageStreamEvent, data) for data in found]
+            deltas = [one.delta for one in made if one.type == "content_block_delta"]
+            said = "".join(one.partial_json for one in deltas if one.type == "input_json_delta")
+            assert (made[-3].type, made[-2].delta.stop_reason) == ("content_block_stop", "max_tokens")
+        assert whole.startswith(said)
+        assert len(said) > 10
+
+
+def test_a_call_that_is_none_ends_as_an_error(http: httpx.Client, client: openai.OpenAI, claude: anthropic.Anthropic):
+    tools, sentence = _functions(BROKEN_TOOL), "the model's call of a tool is not valid"
+    asked: Any = {"model": "demo", "stream": True}
+    chunks = client.chat.completions.create(messages=ASKED, tools=tools["/v1/chat/completions"], **asked)
+    with pytest.raises(openai.APIError, match=sentence) as chat:
+        assert all(chunk.choices[0].finish_reason is None for chunk in chunks)
+    assert chat.value.type == "server_error"
+    made = [*client.responses.create(input=ASKED, tools=tools["/v1/responses"], **asked)]
+    assert (made[-1].type, made[-1].response.error.code) == ("response.failed", "server_error")
+    assert sentence in made[-1].response.error.message
+    said = claude.messages.create(messages=ASKED, max_tokens=99, tools=tools["/v1/messages"], **asked)
+    with pytest.raises(anthropic.APIStatusError, match=sentence) as message:
+        assert all(one.type not in ("message_delta", "message_stop") for one in said)
+    assert message.value.body["error"]["type"] == "api_error"
+    document = client.chat.completions.create(model="demo", messages=ASKED, tools=tools["/v1/chat/completions"])
+    assert BROKEN[0] == document.choices[0].message.content, "a document has it as text"
 
 
 # -- Open Responses --------------------------------------------------------------------------------

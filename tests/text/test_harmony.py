@@ -1,6 +1,7 @@
 """Harmony: what a gpt-oss model reads and writes. Most of it needs the package openai-harmony, and its vocabulary
 (``TIKTOKEN_ENCODINGS_BASE``, or a network)."""
 
+import json
 import os
 import sys
 import threading
@@ -14,7 +15,8 @@ import pytest
 
 from splitinfer.demo import TARGET
 from splitinfer.errors import RequestError
-from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
+from splitinfer.text.answer import AnswerPart, BrokenCall, ReasoningPart, TextPart, ToolCallPart, joined
+from splitinfer.text.growing_calls import CallPiece
 from splitinfer.text.harmony import NOT_INSTALLED, OTHER_VOCABULARY, Harmony, load_harmony
 from splitinfer.text.tokenizer import Tokenizer
 
@@ -174,9 +176,27 @@ def test_a_folder_without_a_vocabulary_is_not_used(monkeypatch: pytest.MonkeyPat
     assert os.environ[BASE] == str(tmp_path / "gone")
 
 
-def fed(harmony: Harmony, text: str, *, begun: str | None = None) -> tuple[Any, list[AnswerPart]]:
-    parser = harmony.parser([], [WEATHER], begun=begun)
+def fed(harmony: Harmony, text: str, *, grows: bool = True, begun: str | None = None) -> tuple[Any, list[AnswerPart]]:
+    parser = harmony.parser([], [WEATHER], grows=grows, begun=begun)
     return parser, [part for i in range(0, len(text), 5) for part in parser.feed(text[i : i + 5])]
+
+
+def test_calls_come_in_pieces(harmony: Harmony):
+    arguments = {"city": "Oslo " * 200, "days": [1, None], "note": "é \U0001f914"}
+    text = CALL.replace('{"city": "Oslo"}', json.dumps(arguments, indent=1)) + "<|call|>"
+    (call,), (parser, pieces) = parsed_whole(harmony, text), fed(harmony, text)
+    assert joined([*pieces, *parser.finish()]) == [call]
+    assert sum(isinstance(one, CallPiece) for one in pieces) > 100
+    parser, pieces = fed(harmony, text[:300])
+    assert call.arguments.startswith(joined(pieces)[0].arguments)  # type: ignore[union-attr]
+    assert parser.finish(is_cut=True) == []
+    assert fed(harmony, text[:300])[0].finish() == [BrokenCall()]
+    assert fed(harmony, text.replace('"days":', '"days"'))[1][-1] == BrokenCall()
+
+
+def parsed_whole(harmony: Harmony, text: str) -> list[ToolCallPart]:
+    parser, parts = fed(harmony, text, grows=False)
+    return [part for part in (*parts, *parser.finish()) if isinstance(part, ToolCallPart)]
 
 
 def test_an_answer_goes_on_inside_its_message(harmony: Harmony):

@@ -234,5 +234,6 @@ def message_ask(request: MessageRequest, model: str = "") -> tuple[Ask, Shape]:
         request.max_tokens,
         one_call=request.tool_choice.disable_parallel_tool_use,
         must_call=request.forced_tools(),
+        grows=request.stream,
     )
     return ask, shape

@@ -48,7 +48,7 @@ async def _events(answer: Answer, writer: MessageWriter) -> AsyncGenerator[bytes
             if written := _written([one for piece in batch for one in writer.events(piece)]):
                 yield written
     if last.finish_reason == "error":
-        yield event(Problem(503, last.error or "the pipeline has failed").anthropic(), "error")
+        yield event(Problem(last.status, last.error or "the pipeline has failed").anthropic(), "error")
     else:
         yield _written(writer.end(last, answer.usage))
 

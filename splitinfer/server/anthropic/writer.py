@@ -1,7 +1,7 @@
 """Answers in Anthropic's words: events of a stream, or one message made of the same pieces.
 
 A message is a list of blocks. In a stream a block is open while its parts come and is closed by the next kind of part;
-a call of a tool is a block of its own, whose input comes as JSON.
+a call of a tool is a block of its own, whose input comes as pieces of JSON.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Any
 from splitinfer.server.answer import Piece
 from splitinfer.server.spans import Usage
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
+from splitinfer.text.growing_calls import CallPiece
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "max_tokens"}
 Event = tuple[str, dict[str, Any]]
@@ -56,9 +57,20 @@ class MessageWriter:
                 opened = self._opened("thinking", {"type": "thinking", "thinking": "", "signature": ""})
                 return [*opened, self._delta({"type": "thinking_delta", "thinking": text})]
             case ToolCallPart(name, arguments, call_id):
-                block = {"type": "tool_use", "id": call_id or self.new_id(), "name": name, "input": {}}
-                opened = self._opened("tool_use", block)
-                return [*opened, self._delta({"type": "input_json_delta", "partial_json": arguments}), *self._close()]
+                return self._part(CallPiece(arguments, name, call_id, ends=True))
+            case CallPiece(arguments, name, call_id, ends):
+                opened = list[Event]()
+                if name is not None:
+                    block: dict[str, Any] = {
+                        "type": "tool_use",
+                        "id": call_id or self.new_id(),
+                        "name": name,
+                        "input": {},
+                    }
+                    opened = [*self._close(), *self._opened("tool_use", block)]
+                delta = self._delta({"type": "input_json_delta", "partial_json": arguments})
+                return [*opened, delta, *(self._close() if ends else ())]
+        raise AssertionError(part)
 
     def _opened(self, kind: str, block: dict[str, Any]) -> list[Event]:
         if self._open == kind:
@@ -93,6 +105,7 @@ class MessageWriter:
             case ToolCallPart(name, arguments, call_id):
                 given = json.loads(arguments)
                 return {"type": "tool_use", "id": call_id or self.new_id(), "name": name, "input": given}
+        raise AssertionError(part)
 
     # -- both ----------------------------------------------------------------------------------
 

@@ -141,7 +141,7 @@ def chat_ask(request: ChatRequest, model: str = "") -> tuple[Ask, Shape]:
     most = request.max_completion_tokens or request.max_tokens
     shape = shape_of(request, num_top, model)
     one_call, must_call = not request.parallel_tool_calls, request.forced_tools()
-    return Ask(chat, sampling, most, request.n, one_call, must_call), shape
+    return Ask(chat, sampling, most, request.n, one_call, must_call, request.stream), shape
 
 
 def shape_of(request: Streaming, num_top: int | None, model: str) -> Shape:

@@ -1,6 +1,7 @@
 """Answers of `POST /v1/chat/completions`: chunks of a stream, or one document made of the same pieces.
 
-Reasoning is written under both names that clients know, ``reasoning`` and ``reasoning_content``.
+Reasoning is written under both names that clients know, ``reasoning`` and ``reasoning_content``. The first delta of a
+call of a tool has its index, id and name; those behind it have more of its arguments.
 """
 
 import secrets
@@ -13,6 +14,7 @@ from splitinfer.server.answer import Piece
 from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event, json_line
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
+from splitinfer.text.growing_calls import CallPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +135,14 @@ class ChatWriter:
                 return {"content": text}
             case ReasoningPart(text):
                 return {"reasoning": text, "reasoning_content": text}
-            case ToolCallPart():
+            case ToolCallPart() | CallPiece():
                 return {"tool_calls": [self._call(choice, part)]}
+        raise AssertionError(part)
 
-    def _call(self, choice: int, part: ToolCallPart) -> dict[str, Any]:
+    def _call(self, choice: int, part: ToolCallPart | CallPiece) -> dict[str, Any]:
         index = self._num_calls.get(choice, 0)
+        if part.name is None:
+            return {"index": index - 1, "function": {"arguments": part.arguments}}
         self._num_calls[choice] = index + 1
         function = {"name": part.name, "arguments": part.arguments}
         return {"index": index, "id": part.call_id or self.new_id(), "type": "function", "function": function}

@@ -139,6 +139,7 @@ def response_ask(request: ResponseRequest, model: str = "") -> tuple[Ask, Shape]
         request.max_output_tokens,
         one_call=not request.parallel_tool_calls,
         must_call=request.forced_tools(),
+        grows=request.stream,
     )
     functions = functions_of(request.tools)
     shape = Shape(

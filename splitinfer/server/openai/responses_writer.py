@@ -9,7 +9,7 @@ and is closed by the next kind of part:
         response.reasoning_text.delta | output_text.delta       any number
         response.reasoning_text.done | output_text.done
         response.content_part.done
-        response.function_call_arguments.delta, .done           of a call, instead
+        response.function_call_arguments.delta (any number), .done      of a call, instead
     response.output_item.done                                   the whole item
     response.completed | response.incomplete | response.failed  the whole response
 
@@ -31,6 +31,7 @@ from splitinfer.server.openai.response_items import packed
 from splitinfer.server.openai.responses import Shape
 from splitinfer.server.spans import Usage
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
+from splitinfer.text.growing_calls import CallPiece
 
 Event = dict[str, Any]
 _ENDED_IN_PART = ("length", "abort", "error")
@@ -130,8 +131,11 @@ class ResponseWriter:
             case ReasoningPart(text):
                 opened = self._opened(ReasoningPart)
                 return [*opened, self._delta("response.reasoning_text.delta", text)]
-            case ToolCallPart():
+            case ToolCallPart(name, arguments, call_id):
+                return self._part(CallPiece(arguments, name, call_id, ends=True), tokens)
+            case CallPiece():
                 return self._call(part)
+        raise AssertionError(part)
 
     def _opened(self, kind: type[AnswerPart]) -> list[Event]:
         if self._open is not None and self._open.kind is kind:
@@ -152,39 +156,44 @@ class ResponseWriter:
         if (ending := self._open) is None:
             return []
         text, item = "".join(ending.texts), {**ending.item, "status": status}
-        if ending.kind is TextPart:
+        if ending.kind is CallPiece:  # arguments that are cut off are not done
+            item["arguments"] = text
+            whole = status == "completed"
+            events = [self._arguments_event("done", item, arguments=text)] if whole else []
+        elif ending.kind is TextPart:
             item["content"] = [part := _text_part(text, ending.logprobs)]
             events = [self._part_event("response.output_text.done", text=text, logprobs=ending.logprobs)]
         else:
             item["content"] = [part := _reasoning_part(text)]
             item |= {"encrypted_content": packed(text)} if self.shape.packs_reasoning else {}
             events = [self._part_event("response.reasoning_text.done", text=text)]
-        events += [self._part_event("response.content_part.done", part=part), self._item_event("done", item)]
+        if ending.kind is not CallPiece:
+            events.append(self._part_event("response.content_part.done", part=part))
+        events.append(self._item_event("done", item))
         self._open = None
         self._items.append(item)
         return events
 
-    def _call(self, part: ToolCallPart) -> list[Event]:
-        namespace, name = self.shape.spaces.get(part.name, (None, part.name))
-        closed = self._closed()
-        item = {
-            "id": self.new_id("fc"),
-            "type": "function_call",
-            "status": "in_progress",
-            "call_id": part.call_id or self.new_id("call"),
-            "name": name,
-            "arguments": "",
-            **({} if namespace is None else {"namespace": namespace}),
-        }
-        done = {**item, "status": "completed", "arguments": part.arguments}
-        events = [
-            self._item_event("added", item),
-            self._arguments_event("delta", item, delta=part.arguments),
-            self._arguments_event("done", item, arguments=part.arguments),
-            self._item_event("done", done),
-        ]
-        self._items.append(done)
-        return [*closed, *events]
+    def _call(self, part: CallPiece) -> list[Event]:
+        events = list[Event]()
+        if part.name is not None:
+            namespace, name = self.shape.spaces.get(part.name, (None, part.name))
+            events += self._closed()
+            item = {
+                "id": self.new_id("fc"),
+                "type": "function_call",
+                "status": "in_progress",
+                "call_id": part.call_id or self.new_id("call"),
+                "name": name,
+                "arguments": "",
+                **({} if namespace is None else {"namespace": namespace}),
+            }
+            self._open = _OpenItem(CallPiece, item)
+            events.append(self._item_event("added", item))
+        assert self._open is not None
+        self._open.texts.append(part.arguments)
+        events.append(self._arguments_event("delta", self._open.item, delta=part.arguments))
+        return [*events, *(self._closed() if part.ends else ())]
 
     def _begun(self) -> list[dict[str, Any]]:
         return self._items if self._open is None else [*self._items, self._open.item]

@@ -105,7 +105,7 @@ async def _events(answer: Answer, writer: ChatWriter | CompletionWriter) -> Asyn
             written = b"".join(writer.written(piece) for piece in batch[:failed])
             if failed < len(batch):
                 last = batch[failed]
-                problem = Problem(503, last.error or "the pipeline has failed")
+                problem = Problem(last.status, last.error or "the pipeline has failed")
                 yield written + writer.written(replace(last, finish_reason=None)) + event(problem.openai()) + _DONE
                 return
             yield written

@@ -287,7 +287,7 @@ class Parser:
                 parts.append(ReasoningPart(letter) if self.is_inside else TextPart(letter))
         return parts
 
-    def finish(self) -> list[Any]:
+    def finish(self, *, is_cut: bool) -> list[Any]:
         return [TextPart(self.held)] if self.held else []
 
 
