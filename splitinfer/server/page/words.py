@@ -217,10 +217,10 @@ def _drafts(seen: Seen) -> Iterator[Remark]:
 def _machines(seen: Seen) -> Iterator[Remark]:
     """Memory for KV that is full, and what that costs."""
     for number, stage in enumerate(seen.stages):
-        if stage.kv_budget and stage.kv_bytes >= _FULL * stage.kv_budget:
+        if stage.kv_budget and stage.kv >= _FULL * stage.kv_budget:
             yield Remark(
                 "kv_full",
-                f"{_name(seen, number)} uses {_percent(stage.kv_bytes / stage.kv_budget)} of its KV memory, which "
+                f"{_name(seen, number)} uses {_percent(stage.kv / stage.kv_budget)} of its KV memory, which "
                 "holds what the model remembers of the running conversations.",
                 f"Run shorter or fewer conversations, or give stage {stage.name} fewer layers.",
                 number,

@@ -28,7 +28,7 @@ BUSY = (stage("studio", 0.95, host=0.05), stage("mini", 0.9, upstream=0.1))
 UNEVEN = (stage("studio", 0.95, host=0.05), stage("mini", 0.4, upstream=0.6))
 SLOW_LINK = (stage("studio", 0.4, downstream=0.35, link=0.25), stage("mini", 0.4, upstream=0.35, link=0.25))
 HELD_UP = (stage("studio", 0.5, downstream=0.3, host=0.2), stage("mini", 0.4, upstream=0.3, host=0.3))
-NO_ROOM = (BUSY[0], replace(BUSY[1], kv_bytes=95, kv_budget=100))
+NO_ROOM = (BUSY[0], replace(BUSY[1], kv=95, kv_budget=100))
 DRAFTED = {"drafter": "ngram", "rows": DRAFTS}
 
 SITUATIONS: dict[str, tuple[Seen, list[str], str]] = {
