@@ -6,7 +6,7 @@ text, its thinking and its calls. The system's words stand beside the messages, 
 also put them among the messages; those at the beginning become one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -14,27 +14,22 @@ from pydantic import Field
 
 from splitinfer.pictures.marks import in_lines
 from splitinfer.server.anthropic.blocks import (
-    AnyTool,
     AssistantContent,
-    Effort,
-    SystemTurn,
     Texts,
     Thinking,
     ToolResult,
     ToolUse,
     UserContent,
     block_text,
-    changed_tools,
-    last_effort,
     text_of,
 )
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat
 from splitinfer.server.fields import Count, Fields, Kinds, Name
 from splitinfer.server.openai.forms import grammar_of
-from splitinfer.server.openai.generating import ForTemplate, Sampling, Stops
+from splitinfer.server.openai.generating import ForTemplate, NamedFunction, Sampling, Stops, Told, Word, chosen
 from splitinfer.server.openai.messages import merged_systems
-from splitinfer.server.problem import Problem, invalid
-from splitinfer.server.refused import ANTHROPIC, OUTPUT
+from splitinfer.server.problem import Problem
+from splitinfer.server.refused import OUTPUT, SYSTEM_TURN
 
 _Display = Literal["summarized", "omitted"]
 
@@ -82,12 +77,44 @@ def _call(block: ToolUse) -> dict[str, Any]:
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
 
 
+class SystemTurn(Fields):
+    """The system's words among the messages."""
+
+    refused = SYSTEM_TURN
+    role: Literal["system"]
+    content: Texts = Field(default_factory=list)
+
+
 Turn = UserTurn | AssistantTurn | SystemTurn
+
+
+# Tools whose input only Anthropic's models know; agents run them. Anthropic's servers run all others, and agents list
+# them next to their own.
+_UNKNOWN_INPUT = ("bash_", "text_editor_", "memory_", "computer_", "browser_")
+
+
+class Tool(Fields):
+    type: Literal["custom"]
+    name: str
+    description: str = ""
+    input_schema: dict[str, Any]
+
+    def told(self) -> dict[str, Any]:
+        """The function in OpenAI's form, which templates know."""
+        return {"name": self.name, "description": self.description, "parameters": self.input_schema}
+
+
+AnyTool = Annotated[
+    Tool | None, Kinds("type", default="custom", left_out=lambda kind: not kind.startswith(_UNKNOWN_INPUT))
+]
 
 
 class Choice(Fields):
     type: Literal["auto", "none", "any"]
     disable_parallel_tool_use: bool = False  # the answer ends after its first call
+
+
+_WORDS = {"auto": Word(type="auto"), "none": Word(type="none"), "any": Word(type="required")}
 
 
 class NamedTool(Fields):
@@ -109,15 +136,15 @@ class Thinks(Fields):
     budget_tokens: Count | None = None
 
 
-class Output(Effort):
+class Output(Fields):
     refused = OUTPUT
+    effort: str | None = None
     format: SchemaOutput | None = None
 
 
 class CountRequest(ForTemplate):
     """A request for the number of a conversation's tokens."""
 
-    refused = ANTHROPIC
     model: Name | None = None
     messages: list[Annotated[Turn, Kinds("role")]] = Field(max_length=MAX_MESSAGES, fail_fast=True)
     system: Texts = Field(default_factory=list)
@@ -135,41 +162,41 @@ class CountRequest(ForTemplate):
         """
         system = text_of(self.system)
         messages: list[Mapping[str, Any]] = [{"role": "system", "content": system}] if system else []
-        last_user = max((i for i, turn in enumerate(self.messages) if isinstance(turn, UserTurn)), default=-1)
-        for i, turn in enumerate(self.messages):
-            messages += _told(turn, user_follows=i < last_user)
+        for turn in self.messages:
+            messages += _told(turn)
         if all(message["role"] == "system" for message in messages):
             raise Problem(400, "messages must have at least one message", param="messages")
         goes_on = messages[-1]["role"] == "assistant"
-        turns = [turn for turn in self.messages if isinstance(turn, SystemTurn)]
-        told = tuple(merged_systems(messages))
-        return Chat(told, self._told_tools(turns), self._options(turns), opens_answer=not goes_on, continues=goes_on)
+        told, tools = tuple(merged_systems(messages)), self.functions()[0]
+        return Chat(told, tools, self._options(), opens_answer=not goes_on, continues=goes_on)
 
-    def _told_tools(self, turns: Sequence[SystemTurn]) -> tuple[Mapping[str, Any], ...]:
-        if self.tool_choice.type == "none":
-            return ()
-        tools = changed_tools([tool for tool in self.tools if tool is not None], turns)
-        return tuple(tool.told() for tool in tools)
+    def functions(self) -> tuple[Told, Told]:
+        """As ``chosen``."""
+        choice = self.tool_choice
+        asked = (
+            NamedFunction(type="function", name=choice.name) if isinstance(choice, NamedTool) else _WORDS[choice.type]
+        )
+        return chosen([tool.told() for tool in self.tools if tool is not None], asked)
 
-    def _options(self, turns: Sequence[SystemTurn]) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
         """What the template is told of thinking."""
         options = self.template_options()
-        if (effort := last_effort(turns, self.output_config.effort)) is not None:
+        if (effort := self.output_config.effort) is not None:
             options["reasoning_effort"] = effort
         if self.thinking is not None:
             options["enable_thinking"] = self.thinking.type != "disabled"
         return options
 
 
-def _told(turn: Turn, *, user_follows: bool) -> list[dict[str, Any]]:
+def _told(turn: Turn) -> list[dict[str, Any]]:
     match turn:
         case UserTurn():
             return turn.told()
         case AssistantTurn():
             return [turn.told()]
         case SystemTurn():
-            words = turn.words(user_follows=user_follows)
-            return [] if words is None else [{"role": "system", "content": words}]
+            words = text_of(turn.content)
+            return [{"role": "system", "content": words}] if words else []
 
 
 class MessageRequest(CountRequest, Sampling):
@@ -188,22 +215,6 @@ class MessageRequest(CountRequest, Sampling):
         form = self.output_config.format or self.output_format
         if form is not None:
             found["grammar"] = grammar_of(form.schema_, "output_config.format")
-        return found
-
-    def forced_tools(self) -> tuple[Mapping[str, Any], ...]:
-        """The functions one of which the model must call; none where it need not.
-
-        Raises:
-            Problem: 400, no tool has that name, or no tools were given.
-        """
-        choice = self.tool_choice
-        if choice.type in ("auto", "none"):
-            return ()
-        told = self.chat().tools
-        name = choice.name if isinstance(choice, NamedTool) else None
-        found = tuple(one for one in told if name is None or one["function"]["name"] == name)
-        if not found:
-            raise invalid("tool_choice", "tool_choice must name one of the tools")
         return found
 
 
@@ -233,7 +244,7 @@ def message_ask(request: MessageRequest, model: str = "") -> tuple[Ask, Shape]:
         request.sampling(),
         request.max_tokens,
         one_call=request.tool_choice.disable_parallel_tool_use,
-        must_call=request.forced_tools(),
+        must_call=request.functions()[1],
         grows=request.stream,
     )
     return ask, shape

@@ -14,13 +14,13 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator
 
 from splitinfer.core.sampling_params import MAX_LOGPROBS
-from splitinfer.engine.coordinator.requests import Reading, TokenLogprobs
+from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.server.answer import Piece
 from splitinfer.server.ask import Ask, Chat, Prompt
 from splitinfer.server.fields import MOST_TOKENS, not_a, wrong
 from splitinfer.server.openai.chat import shape_of
-from splitinfer.server.openai.chat_writer import Shape, TokenText, progress_of, usage_of, usage_so_far
+from splitinfer.server.openai.chat_writer import REASONS, ChunkWriter, Shape, usage_of
 from splitinfer.server.openai.forms import TextFormat, form_of
 from splitinfer.server.openai.generating import Choices, Streaming
 from splitinfer.server.problem import Problem, invalid, unsupported
@@ -65,8 +65,7 @@ _Most = Annotated[int, Field(ge=_UNBOUNDED, le=MOST_TOKENS)]
 
 class CompletionRequest(Streaming):
     """``max_tokens``: with ``echo`` also 0, the prompt alone. ``best_of``: must be ``n``. ``logprobs``: of each token
-    and of so many of the likeliest; true is 0, false and -1 are off. ``prompt_logprobs``: as vLLM has it. ``suffix``:
-    what stands behind the answer."""
+    and of so many of the likeliest; true is 0, false and -1 are off. ``suffix``: what stands behind the answer."""
 
     refused = COMPLETIONS
     prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
@@ -79,7 +78,6 @@ class CompletionRequest(Streaming):
         Field(ge=_OFF, le=MAX_LOGPROBS),
         BeforeValidator(lambda given: (0 if given else _OFF) if isinstance(given, bool) else given),
     ] = _OFF
-    prompt_logprobs: _Top | None = None
     top_logprobs: _Top = 0
     echo: bool = False
     suffix: str = ""
@@ -89,13 +87,11 @@ class CompletionRequest(Streaming):
 @dataclass(frozen=True, slots=True)
 class Completions:
     """A request. ``asks``: one for each prompt, all alike in everything else. ``echo``: each choice's text begins with
-    its prompt. ``prompt_top``: most likely tokens beside each of the prompt; ``None``: no field has them.
-    ``answers``: whether the answers are shown."""
+    its prompt. ``answers``: whether the answers are shown."""
 
     asks: tuple[Ask, ...]
     shape: Shape
     echo: bool = False
-    prompt_top: int | None = None
     answers: bool = True
 
 
@@ -114,20 +110,18 @@ def completions_of(request: CompletionRequest, model: str = "") -> Completions:
         raise Problem(400, f"{len(prompts)} prompts by {number} choices are over {MAX_ANSWERS} answers", param="prompt")
     if request.best_of not in (None, number):
         raise unsupported("best_of", "answers are not ranked, so that it can be n only", request.best_of)
-    if request.prompt_logprobs is not None and request.stream:
-        raise unsupported("prompt_logprobs", "a stream has none; use echo with logprobs")
     most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     if not most and not request.echo:
         raise invalid("max_tokens", "max_tokens must be at least 1 without echo")
     shape = shape_of(request, num_top, model)
     sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
     sampling |= request.form(form_of(request.response_format), "response_format")
-    scored = [top for top in (num_top if request.echo else None, request.prompt_logprobs) if top is not None]
-    if scored and number > 1:
-        raise invalid("n", "a prompt's log probabilities are the same for all choices; ask for one")
-    sampling |= {"prompt_logprobs": max(scored)} if scored else {}
+    if request.echo and num_top is not None:
+        if number > 1:
+            raise invalid("n", "a prompt's log probabilities are the same for all choices; ask for one")
+        sampling |= {"prompt_logprobs": num_top}
     asks = tuple(Ask(prompt, sampling, None if most == _UNBOUNDED else max(1, most), number) for prompt in prompts)
-    return Completions(asks, shape, request.echo, request.prompt_logprobs, most != 0)
+    return Completions(asks, shape, request.echo, most != 0)
 
 
 def _num_top(request: CompletionRequest) -> int | None:
@@ -138,91 +132,38 @@ def _num_top(request: CompletionRequest) -> int | None:
 
 
 _NO_LOGPROBS: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-_ROOM = 4  # characters of a text for one that the tokenizer has made of them
-_REASONS = {"stop": "stop", "length": "length", "abort": "length"}
 
 
 @dataclass(slots=True)
-class CompletionWriter:
-    """Writes the answers to all prompts of a request. ``created``: seconds since 1970. ``fingerprint``: while it is the
-    same, a seed gives the same answer. ``wanted``: what is shown of prompts and answers. ``usage_now``: the usage so
-    far. ``prompt_of``: a choice's prompt."""
+class CompletionWriter(ChunkWriter):
+    """Writes the answers to all prompts of a request. ``wanted``: what is shown of prompts and answers. ``prompt_of``:
+    a choice's prompt."""
 
-    answer_id: str
-    created: int
-    wanted: Completions
-    token_text: TokenText
-    fingerprint: str | None = None
-    usage_now: Callable[[], Usage] = lambda: Usage(0)
+    wanted: Completions = field(kw_only=True)
     prompt_of: Callable[[int], AsyncRequest] | None = None
     _offsets: dict[int, "_Offsets"] = field(default_factory=dict)  # by choice that has begun
 
-    @property
-    def shape(self) -> Shape:
-        return self.wanted.shape
-
-    # -- a stream ------------------------------------------------------------------------------
-
-    def chunk(self, piece: Piece) -> dict[str, Any]:
-        return self._chunk([self._choice([piece])])
+    kind = "text_completion"
 
     def written(self, piece: Piece) -> bytes:
-        return event(self.chunk(piece))
+        return event(self.chunk([self._choice([piece])]))
 
-    def progress_chunk(self, reading: Reading) -> dict[str, Any]:
-        return {**self._chunk([_choice(0, "")]), **progress_of(reading)}
-
-    def usage_chunk(self, usage: Usage) -> dict[str, Any] | None:
-        """The chunk with the usage and without choices; ``None`` where it was not asked for."""
-        return {**self._chunk([]), "usage": self._usage_of(usage)} if self.shape.includes_usage else None
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._head(), "choices": choices, **usage_so_far(self.shape, self._usage_now)}
-
-    # -- a document ----------------------------------------------------------------------------
+    def end(self, last: Piece, usage: Usage) -> bytes:
+        return ChunkWriter.end(self, last, self._shown(usage))
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         by_choice: dict[int, list[Piece]] = {}
         for piece in pieces:
             by_choice.setdefault(piece.choice, []).append(piece)
         choices = [self._choice(by_choice[choice]) for choice in sorted(by_choice)]
-        for choice in choices if self.wanted.prompt_top is not None else ():
-            choice["prompt_logprobs"] = self._prompt_logprobs(choice["index"], self.wanted.prompt_top or 0)
-        return {**self._head(), "choices": choices, "usage": self._usage_of(usage)}
-
-    def _usage_of(self, usage: Usage) -> dict[str, Any]:
-        return usage_of(self._shown(usage))
-
-    def _usage_now(self) -> Usage:
-        return self._shown(self.usage_now())
+        return {**self.head(), "choices": choices, "usage": usage_of(self._shown(usage))}
 
     def _shown(self, usage: Usage) -> Usage:
         """Without the token that is generated where the prompt alone is wanted."""
         return usage if self.wanted.answers else replace(usage, generated=0)
 
-    def _prompt_logprobs(self, choice: int, num_top: int) -> list[dict[str, Any] | None]:
-        """As vLLM writes them: by id, each with its rank where that is known."""
-        assert self.prompt_of is not None
-        lines = list[dict[str, Any] | None]([None])
-        for one in self.prompt_of(choice).prompt_logprobs or ():
-            ranked = {token: (rank, logprob) for rank, (token, logprob) in enumerate(one.top[:num_top], 1)}
-            found = {one.token_id: (None, one.logprob), **ranked}
-            lines.append({f"{token}": self._ranked(token, *each) for token, each in found.items()})
-        return lines
-
-    def _ranked(self, token: int, rank: int | None, logprob: float) -> dict[str, Any]:
-        return {"logprob": logprob, "rank": rank, "decoded_token": self.token_text(token).decode("utf-8", "replace")}
-
-    # -- both ----------------------------------------------------------------------------------
-
-    def _head(self) -> dict[str, Any]:
-        return {
-            "id": self.answer_id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.shape.model,
-            "system_fingerprint": self.fingerprint,
-        }
+    def choice(self, index: int) -> dict[str, Any]:
+        return {"index": index, "text": "", "logprobs": None, "finish_reason": None}
 
     def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         index, reason, begins = pieces[0].choice, pieces[-1].finish_reason, pieces[0].choice not in self._offsets
@@ -230,7 +171,7 @@ class CompletionWriter:
         offsets = self._offsets.setdefault(index, _Offsets(len(echo)))
         shown = pieces if self.wanted.answers else ()
         text = "".join(part.text for piece in shown for part in piece.parts if isinstance(part, TextPart))
-        made = _choice(index, echo + text) | {"finish_reason": None if reason is None else _REASONS[reason]}
+        made = self.choice(index) | {"text": echo + text, "finish_reason": REASONS.get(reason or "")}
         if self.shape.num_top is not None:
             before = self._of_prompt(index, echo) if begins and self.wanted.echo else _NO_LOGPROBS
             behind = self._logprobs([one for piece in shown for one in piece.logprobs], offsets.next)
@@ -248,7 +189,7 @@ class CompletionWriter:
     def _of_prompt(self, choice: int, echo: str) -> dict[str, list[Any]]:
         """Those of the prompt's tokens; its first one has none."""
         assert self.prompt_of is not None
-        asked, offsets = self.prompt_of(choice), _EchoOffsets(echo)
+        asked, offsets = self.prompt_of(choice), _Offsets(0, len(echo))
         raw = self.token_text(asked.prompt[0])
         first: dict[str, list[Any]] = {"tokens": [token_name(raw)], "text_offset": [offsets.next(raw)]}
         found = self._logprobs(asked.prompt_logprobs or (), offsets.next)
@@ -268,50 +209,20 @@ class CompletionWriter:
         return {token_name(self.token_text(token_id)): logprob for token_id, logprob in likely}
 
 
-def _decoder() -> Any:
-    return codecs.getincrementaldecoder("utf-8")("replace")
-
-
 @dataclass(slots=True)
 class _Offsets:
-    """Where an answer's tokens begin in its text, in characters. ``_length``: of the text before the next token."""
+    """Where tokens begin in their text, in characters. ``_length``: of the text before the next token; ``_most``: of
+    the whole text, in which a tokenizer's own tokens, such as one that begins a prompt, are not."""
 
     _length: int
-    _decoder: Any = field(default_factory=_decoder)
+    _most: int = 1 << 62
+    _decoder: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def next(self, raw: bytes) -> int:
         """Where the next token begins; one that goes on with a character, where the character does."""
-        begin = self._length
+        begin = min(self._length, self._most)
         self._length += len(self._decoder.decode(raw))
         return begin
-
-
-@dataclass(slots=True)
-class _EchoOffsets:
-    """Where a prompt's tokens begin in its text. Special tokens are not in it, and tokenizers change some characters: a
-    token that is not there takes no room, and those behind it are looked for a little further on, too."""
-
-    echo: str
-    _place: int = 0
-    _room: int = 0  # characters in which the next token may begin
-    _decoder: Any = field(default_factory=_decoder)
-
-    def next(self, raw: bytes) -> int:
-        """Where the next token begins."""
-        text = self._decoder.decode(raw)
-        begin, found = self._found(text)
-        if text:
-            self._room = 0 if found else self._room + _ROOM * len(text)
-        self._place = begin + len(found)
-        return begin
-
-    def _found(self, text: str) -> tuple[int, str]:
-        """A token's place, and what of it is there: all, or all but a blank that the tokenizer has put before it."""
-        for room in (0, self._room):
-            for one in filter(None, (text, text.lstrip())):
-                if (place := self.echo.find(one, self._place, self._place + room + len(one))) >= 0:
-                    return place, one
-        return self._place, ""
 
 
 def token_name(raw: bytes) -> str:
@@ -324,7 +235,3 @@ def token_name(raw: bytes) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-def _choice(index: int, text: str) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
