@@ -22,6 +22,7 @@ from splitinfer.server.openai.chat import Conversation
 from splitinfer.server.openai.messages import Messages
 from splitinfer.server.problem import Problem, unsupported
 from splitinfer.server.reading import with_marks
+from splitinfer.server.refused import TEMPLATE
 from splitinfer.server.service import ApiRoute, Service
 from splitinfer.text.conversations import Conversations
 
@@ -31,6 +32,7 @@ from splitinfer.text.conversations import Conversations
 class TemplateRequest(Conversation):
     """A chat, as it is asked elsewhere: what concerns the answer is ignored."""
 
+    refused = TEMPLATE
     model: Any = None
     messages: Messages | None = None
 

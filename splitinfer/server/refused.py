@@ -53,13 +53,17 @@ _SAMPLING: Table = {
     "truncate_prompt_tokens": Refused("a prompt is taken as it is", (-1,)),
     **_named("thinking_budget", -1, names="reasoning_budget thinking_budget_tokens thinking_token_budget"),
 }
-REFUSED: Table = {
-    **_SAMPLING,
-    # Another prompt.
+TEMPLATE: Table = {
     **_all("the model has its own", "", names="chat_template template"),
     "documents": Refused("give them as messages", EMPTY),
     "mm_processor_kwargs": Refused("the model's own processor says how pictures are read", EMPTY),
     **_all("pictures are parts of messages", *EMPTY, names="image_data images"),
+}
+"""Of a chat as tokens or text."""
+REFUSED: Table = {
+    **_SAMPLING,
+    # Another prompt.
+    **TEMPLATE,
     **_all("give a message of the role system, or a response's instructions", "", names="system instructions"),
     "functions": Refused("it is deprecated; give tools", EMPTY),
     "personality": Refused("the model has none; give instructions"),
@@ -94,7 +98,7 @@ REFUSED: Table = {
     "text": Refused("its name here is response_format", ({}, {"format": {"type": "text"}})),
     "options": Refused("give its fields in the request itself", is_neutral=_has_no_sampling),
 }
-"""Of requests for an answer, and for a text as tokens."""
+"""Of requests for an answer, and for its prompt's number of tokens."""
 
 COMPLETIONS: Table = {
     **REFUSED,
