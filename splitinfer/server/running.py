@@ -23,14 +23,13 @@ from starlette.types import Receive, Scope, Send
 from splitinfer.errors import ConfigError
 from splitinfer.server.anthropic.routes import anthropic_routes
 from splitinfer.server.connections import Connections, Limits
-from splitinfer.server.dials import dial_routes
+from splitinfer.server.dials import dial_routes, plan_routes
 from splitinfer.server.guard import MAX_HEAD_BYTES, Guard, where
 from splitinfer.server.meters.routes import meter_routes
 from splitinfer.server.ollama.routes import ollama_routes
 from splitinfer.server.openai.routes import openai_routes
 from splitinfer.server.own_routes import own_routes
 from splitinfer.server.page.routes import page_routes
-from splitinfer.server.plan import plan_routes
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import Service
 from splitinfer.server.several import Several
