@@ -190,10 +190,10 @@ def _flat(given: Any) -> Any:
         case str():
             return {"type": given}
         case {"type": "function", "function": dict(named)}:
-            return {"type": "function", **named}
+            return {**named, "type": "function"}
         case {"type": "allowed_tools", "allowed_tools": {"tools": list(tools), **rest}}:
             flat = [one.get("function", one) if isinstance(one, dict) else one for one in tools]
-            return {"type": "allowed_tools", **rest, "tools": flat}
+            return {**rest, "type": "allowed_tools", "tools": flat}
     return given
 
 
@@ -210,7 +210,7 @@ def chosen(functions: Sequence[Mapping[str, Any]], choice: Choice) -> tuple[Told
         Problem: 400, the choice names one that is not there, or requires a call, and there are no functions.
     """
     told: Told = tuple({"type": "function", "function": one} for one in functions)
-    names = [one["name"] for one in functions]
+    names = frozenset(one["name"] for one in functions)
     match choice:
         case Word(type="none"):
             return (), ()
@@ -220,10 +220,11 @@ def chosen(functions: Sequence[Mapping[str, Any]], choice: Choice) -> tuple[Told
             return told, tuple(tool for tool in told if tool["function"]["name"] == name)
         case AllowedFunctions(mode=mode, tools=entries):
             for i, one in enumerate(entries):
-                if one.get("name") not in names:
+                if not isinstance(own := one.get("name"), str) or own not in names:
                     where = f"tool_choice.tools[{i}].name"
-                    raise invalid(where, f"{where} must be the name of one of the tools, not {one.get('name')!r:.60}")
-            told = tuple(tool for tool in told if tool["function"]["name"] in [one["name"] for one in entries])
+                    raise invalid(where, f"{where} must be the name of one of the tools, not {own!r:.60}")
+            may = frozenset(one["name"] for one in entries)
+            told = tuple(tool for tool in told if tool["function"]["name"] in may)
         case Word(type=mode):
             pass
     if mode == "required" and not told:
