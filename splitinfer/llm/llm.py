@@ -29,6 +29,7 @@ from splitinfer.core.kv.budget import KVBudget
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.metrics.histogram import Histogram
 from splitinfer.core.sampling_defaults import Recommended
+from splitinfer.core.scheduler.room import seconds_until_room
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
@@ -494,6 +495,14 @@ class LLM:
     def health(self) -> PipelineHealth:
         """The state of each stage, and what is waited for, if a worker is lost."""
         return self._engine.health()
+
+    def seconds_until_room(self, nth: int = 1) -> float:
+        """When to try again after ``QueueFull``: seconds until ``nth`` requests more could be queued, from what steps
+        have cost and answers have lasted so far; between 1 and 60. From any thread."""
+        scheduler = self._engine.scheduler
+        running = list(scheduler.running.values())  # at once, as the engine's thread changes it
+        usual = self._engine.figures.usual_request
+        return seconds_until_room(running, scheduler.config, scheduler.costs, usual, nth)
 
     def drain(self, seconds: float) -> None:
         """Take no new request from now on; those under way have ``seconds`` to end, then they are aborted."""

@@ -79,6 +79,7 @@ async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[
             await submit(service.reader, answer, ask, handling, state.size)
 
     await until_gone(request, submit_all())
+    service.took_one()
     state.answer = answer
     arrival = Arrival(state.route, state.request_id, state.began, request.headers)
     open_things.enter_context(service.measured(answer, arrival))

@@ -22,7 +22,7 @@ from splitinfer.server.gate import Gate, Sessions
 from splitinfer.server.health import Offer
 from splitinfer.server.keys import ApiKey, Rates, Scope
 from splitinfer.server.meters.http import HttpMeters
-from splitinfer.server.problem import AGAIN, Problem, ending
+from splitinfer.server.problem import Problem, ending
 from splitinfer.server.reading import Reader
 from splitinfer.server.spans import Arrival
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=Fields)
 
 _COUNTING = 64  # requests beside those that the engine runs and queues: counted, or tokenized
+_LEAST_TIMES = 16  # different ones, for clients that are turned away
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class Service:
     offers: Callable[[], list[Offer]] = list
     reader: Reader = field(init=False)
     _answers: dict[tuple[str, str], list[Answer]] = field(default_factory=dict)  # by names of keys and request ids
+    _num_turned_away: int = 0  # since the engine took a request
 
     def __post_init__(self) -> None:
         self.reader = Reader(self.llm)
@@ -109,8 +111,7 @@ class Service:
                 self.num_running -= 1
         except QueueFull as error:
             self.rates.give_back(key)
-            self.meters.turned_away += 1
-            raise Problem(429, f"{error}", code="queue_full", retry_after=AGAIN) from error
+            raise self._turned_away(f"{error}") from error
         finally:
             self.rates.end(key, num_answers)
 
@@ -119,6 +120,17 @@ class Service:
         if self.max_running is not None:
             return self.max_running
         return self.llm.max_running + self.llm.settings.max_waiting + _COUNTING
+
+    def _turned_away(self, why: str) -> Problem:
+        """What a client is told for whose request there is no room, and when there will be.
+
+        Each is told of a later place than the one before, up to as many as requests run together: by then all of these
+        have ended. Then the times begin again, so that one client that asks on and on does not put off all others.
+        """
+        nth = 1 + self._num_turned_away % max(_LEAST_TIMES, self.llm.max_running)
+        self._num_turned_away += 1
+        self.meters.turned_away += 1
+        return Problem(429, why, code="queue_full", retry_after=self.llm.seconds_until_room(nth))
 
     async def num_tokens(self, request: Request, model: type[M], chat: Callable[[M], Chat]) -> int:
         """How many tokens a conversation has, which is not answered.
@@ -129,6 +141,9 @@ class Service:
         key, asked = self.caller(request), await read_request(request, model, chat)
         with self.admitted(key):
             return await self.reader.num_tokens(asked, request.state.size)
+
+    def took_one(self) -> None:
+        self._num_turned_away = 0
 
     @contextmanager
     def cancellable(self, request_id: str, key: ApiKey, answer: Answer) -> Iterator[None]:

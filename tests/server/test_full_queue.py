@@ -1,4 +1,4 @@
-"""A full queue: 429 in each API's form, with a time to come again."""
+"""A full queue: 429 in each API's form, with a time that follows from what is under way."""
 
 import asyncio
 from pathlib import Path

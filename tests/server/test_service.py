@@ -31,12 +31,17 @@ class Aborts:
         self.abort()
 
 
-class Library:
+class Foretelling:
+    """A library whose queue has room for one request more every three seconds."""
+
     fingerprint, max_running, settings = "0", 4, Settings(max_waiting=2000)
+
+    def seconds_until_room(self, nth: int) -> float:
+        return 3.0 * nth
 
 
 def service() -> Service:
-    return Service(cast(LLM, Library()), "model", max_running=2)
+    return Service(cast(LLM, Foretelling()), "model", max_running=2)
 
 
 def as_answer(aborts: Aborts) -> Answer:
@@ -70,11 +75,11 @@ def test_an_id_belongs_to_a_key():
 
 def test_the_engines_queue_is_full_before_the_server_is():
     """Else its own bound would never be met, and a larger ``Settings.max_waiting`` would mean nothing."""
-    running = Service(cast(LLM, Library()), "model")
+    running = Service(cast(LLM, Foretelling()), "model")
     with ExitStack() as under_way:
         for _ in range(2004 + 64):
             under_way.enter_context(running.admitted(NOBODY))
-        assert retry_after(running) == "5"
+        assert retry_after(running) == "3"
 
 
 def test_a_key_is_told_of_its_own_limits_first_and_a_full_queue_costs_it_nothing():
@@ -83,6 +88,18 @@ def test_a_key_is_told_of_its_own_limits_first_and_a_full_queue_costs_it_nothing
         assert [refusal(running, slow).code for _ in range(2)] == ["queue_full"] * 2
     with running.admitted(slow), running.admitted(NOBODY):
         assert refusal(running, slow).code == "rate_limit_exceeded"
+
+
+def test_each_that_is_turned_away_is_told_another_time():
+    running = service()
+    with running.admitted(NOBODY), running.admitted(NOBODY):
+        assert [retry_after(running) for _ in range(3)] == ["3", "6", "9"]
+        later = [int(retry_after(running)) for _ in range(100)]  # one client that asks on and on
+        assert max(later) == 16 * 3
+        assert min(later) == 3
+    running.took_one()
+    with running.admitted(NOBODY), running.admitted(NOBODY):
+        assert retry_after(running) == "3"
 
 
 def refusal(running: Service, key: ApiKey) -> Problem:

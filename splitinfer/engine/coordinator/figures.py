@@ -25,6 +25,7 @@ from splitinfer.core.metrics.records import Gained, RequestRecord, Rows, StepRec
 from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.results import TokenEvent
+from splitinfer.core.scheduler.room import UsualRequest
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.engine.coordinator.totals import Totals
 from splitinfer.engine.coordinator.trace import Trace
@@ -257,6 +258,11 @@ class Figures:
     def generated_tokens(self) -> int:
         """Tokens that readers got since the start."""
         return self._after_counting(lambda: int(self._totals.counts["generated_tokens"]))
+
+    @property
+    def usual_request(self) -> UsualRequest:
+        """The means of the requests that have ended."""
+        return self._after_counting(lambda: self._totals.usual_request)
 
     def histograms(self) -> dict[str, Histogram]:
         """Times and sizes of requests, since the start."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from splitinfer.core.metrics.histogram import BETWEEN_TOKENS, LATENCIES, SECONDS, TOKENS, Histogram
 from splitinfer.core.metrics.records import RequestRecord, StepRecord
+from splitinfer.core.scheduler.room import UsualRequest
 from splitinfer.engine.coordinator.health import UNKNOWN_STAGE
 
 _STEP_ROWS = tuple(2**n for n in (0, *range(3, 15)))  # 1, 8, 16, ... 16,384
@@ -105,6 +106,13 @@ class Totals:
         """Count a stage's loss; ``None``: it is not known which stage's."""
         name = stage or UNKNOWN_STAGE
         self._losses[name] = self._losses.get(name, 0) + 1
+
+    @property
+    def usual_request(self) -> UsualRequest:
+        """The means of the requests that have ended."""
+        generated, computed = self.histograms["generated"], self.histograms["computed_prompt"]
+        count = generated.count
+        return UsualRequest(generated.total / count, computed.total / count) if count else UsualRequest()
 
     def read_histograms(self) -> dict[str, Histogram]:
         """What was counted so far, by the names of ``BOUNDS``."""

@@ -197,6 +197,8 @@ def test_the_life_of_a_request():
     }
     stats = told.stats()
     assert [stats[key] for key in ("prompt_tokens", "cached_tokens", "generated_tokens")] == [4, 1, 4]
+    usual = told.figures.usual_request
+    assert (usual.answer, usual.prompt) == (4, 3)
 
 
 def test_a_phase_that_a_request_never_came_to_is_not_counted():

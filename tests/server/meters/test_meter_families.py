@@ -75,7 +75,7 @@ def test_what_there_is_not_is_not_told():
 
 def test_who_is_turned_away_is_counted():
     model = Model()
-    model.max_running = 4
+    model.max_running, model.seconds_until_room = 4, lambda _nth: 1.0  # type: ignore[attr-defined]
     service = Service(cast(LLM, model), "demo", max_running=1)
     with pytest.raises(Problem), service.admitted(NOBODY):
         raise QueueFull("no room")
