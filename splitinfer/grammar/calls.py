@@ -4,7 +4,8 @@ text in which each call, once begun, is one; or calls alone, or else JSON of a s
 A syntax is named as mlx-lm's parser of it is (``mlx_lm.tool_parsers``). Two families are known:
 
     JSON    the arguments are one JSON object, inside words of the model's own: json_tools, longcat, mistral, kimi_k2
-    tags    each argument has a tag around it, text as it is and other values as JSON: qwen3_coder, glm47, minimax_m2
+    tags    each argument has a tag around it, text as it is and other values as JSON: qwen3_coder, glm47, minimax_m2,
+            minicpm5
 
 No value has a word that ends a call, and values between tags are such that the parser reads what was meant
 (``grammar.tags``). Of the schema of a text between tags its choices and its lengths are enforced; what else there is
@@ -26,6 +27,7 @@ from splitinfer.grammar.tags import (
     AS_JSON,
     BY_PYTHON,
     BY_TYPES,
+    BY_TYPES_OR_CDATA,
     Reading,
     guarded,
     json_of_calls,
@@ -91,6 +93,13 @@ SYNTAXES: Mapping[str, _Syntax] = {
         ("</parameter>", "</invoke>", "</minimax:tool_call>"),
         ('<parameter name="KEY">', "</parameter>\n"),
         BY_TYPES,
+    ),
+    "minicpm5": _Syntax(
+        "<function name=",
+        ('"NAME">', "</function>"),
+        ("</param>", "</function>"),
+        ('<param name="KEY">', "</param>"),
+        BY_TYPES_OR_CDATA,
     ),
 }
 """The known syntaxes, by mlx-lm's names."""

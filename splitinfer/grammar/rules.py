@@ -4,8 +4,8 @@
     mask      | all but end tokens          | only the next of them   | what the grammar admits                |
     forced    | -                           | all of them             | what the grammar leaves no choice of   |
 
-Readers find the end of reasoning by its text. So before a form it ends here where that text is whole, whichever tokens
-have written it.
+Readers find the end of reasoning by its text. So before a form only the marker's own tokens write that text: in others
+it would end the reasoning for a reader, and not here.
 
 What must come next is *forced*: its mask has one token. A grammar forces bytes, and which tokens they become is decided
 where they begin, for as far as they reach; else an answer could depend on whether drafts went out. So the run is kept
@@ -42,6 +42,7 @@ class _Place:
     """What holds behind a number of tokens.
 
     reasoned: tokens of reasoning so far; ``None``: it has ended, or there was none.
+    seen: how many tokens of the marker that ends the reasoning have come.
     matched: tokens that the grammar has taken.
     run: the tokens that must follow.
     left: why the tokens before are the last that the rules have followed, if so.
@@ -155,7 +156,9 @@ class AnswerRules:
             return replace(before, run=(), left=_Left.REFUSED)
         run = before.run[1:]
         if before.reasoned is not None:
-            has_ended = self._ends_reasoning(token)
+            has_ended = self._ends_with(self._thinking.end, token)
+            if _has(self._misspelling(), token) and not has_ended:
+                return replace(before, run=(), left=_Left.REFUSED)
             return _Place(None if has_ended and not run else before.reasoned + 1, before.matched, run)
         if self._may_open(before) and token == self._thinking.start[0]:
             return _Place(0, before.matched, ())
@@ -174,15 +177,9 @@ class AnswerRules:
         assert thinking is not None
         return thinking
 
-    def _ends_reasoning(self, token: int) -> bool:
-        marker, vocabulary = self._thinking.end, self.vocabulary
-        if (*self._path, token)[-len(marker) :] == marker:
-            return True
-        if self.matcher is None:  # nothing depends on it
-            return False
-        text = b"".join(vocabulary.tokens[each] for each in marker)
-        tail = [*self._path[-len(text) :], token]  # a token has a byte at least
-        return text in b"".join(vocabulary.tokens[each] for each in tail if each < vocabulary.size)
+    def _ends_with(self, marker: tuple[int, ...], token: int) -> bool:
+        tail = (*self._path[len(self._path) + 1 - len(marker) :], token) if len(marker) > 1 else (token,)
+        return tail == marker
 
     def _may_open(self, place: _Place) -> bool:
         """Whether reasoning may be opened here: by the answer's first token."""
@@ -196,6 +193,8 @@ class AnswerRules:
             return token == place.run[0]
         if place.left is not None:
             return False
+        if place.reasoned is not None and _has(self._misspelling(), token):
+            return self._ends_with(self._thinking.end, token)
         if self._must_go_on(place):
             return token not in self.ends
         if place.reasoned is not None or self.matcher is None or self._may_open(place):
@@ -243,7 +242,7 @@ class AnswerRules:
         if not self._must_go_on(place):
             return mask
         if mask is None:
-            return self._all_but_ends
+            return self._all_but_ends if place.reasoned is None else self._of_reasoning()
         rest = without(mask, self._only_ends)
         return rest if any(rest) else mask  # a form that ends sooner comes first
 
@@ -268,6 +267,23 @@ class AnswerRules:
         first = end - min(place.matched, _BEFORE)
         forced = (at for at in range(end, first, -1) if self._places[at - 1].run)
         return self._path[next((at for at in forced if may_grow(self.vocabulary.tokens[self._path[at - 1]])), first) :]
+
+    def _of_reasoning(self) -> bytes:
+        """What may follow in reasoning before a form."""
+        last, wrong = self._thinking.end[-1], self._misspelling()
+        if self._ends_with(self._thinking.end, last):
+            wrong = without(wrong, self.vocabulary.only((last,)))
+        return without(self._all_but_ends, wrong)
+
+    def _misspelling(self) -> bytes:
+        """The tokens with which the text of the marker that ends the reasoning would be whole where the rules stand,
+        before a form. Its own last token may be among them."""
+        if self.matcher is None:
+            return b""
+        tokens, size = self.vocabulary.tokens, self.vocabulary.size
+        marker = b"".join(tokens[token] for token in self._thinking.end)
+        tail = self._path[-len(marker) :]  # a token has a byte at least
+        return self.vocabulary.completing(b"".join(tokens[token] for token in tail if token < size), marker)
 
     @cached_property
     def _all_but_ends(self) -> bytes:

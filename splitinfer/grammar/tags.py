@@ -25,6 +25,7 @@ _Rest = dict[str, Any]  # of words by their next letter
 _NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"})
 _OF_TEXTS = _NOTES | {"type", "enum", "const", "minLength", "maxLength"}
 _BLANK = r"\s\x1c-\x1f"  # what Python takes off
+_CDATA = ("<![CDATA[", "]]>")
 _ONE_BLANK = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _FRACTION = 9  # digits of a number's fraction
 
@@ -41,12 +42,14 @@ class Way:
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How a parser of tags makes values, by how they are declared. ``typed``: one type; ``listed``: ``type`` is a list;
-    ``either``: ``anyOf``; ``untyped``: choices alone, or a reference. ``None``: as JSON."""
+    ``either``: ``anyOf``; ``untyped``: choices alone, or a reference. ``None``: as JSON. has_cdata: text may stand in
+    ``<![CDATA[`` and ``]]>``."""
 
     typed: Way
     listed: Way | None = None
     either: Way | None = None
     untyped: Way | None = None
+    has_cdata: bool = False
 
 
 _SCALARS = frozenset({"integer", "number", "boolean", "null"})
@@ -66,6 +69,7 @@ BY_PYTHON = Reading(
     Way(f"{_NULL}|{_NESTED}", frozenset({"object", "array"})),
 )
 BY_TYPES = Reading(Way(_NULL, _ALL), Way(_NIL, _ALL), Way(_NIL, _ALL), Way(_NIL))
+BY_TYPES_OR_CDATA = Reading(*(BY_TYPES.typed, BY_TYPES.listed, BY_TYPES.either, BY_TYPES.untyped), has_cdata=True)
 
 
 # -- words that must not come ------------------------------------------------------------------
@@ -181,7 +185,7 @@ def value_rules(
     if way is None:
         raise refused
     if value["type"] == "string":
-        yield from _text_rules(rule, where, value, or_null, _Text(way, words, behind))
+        yield from _text_rules(rule, where, value, or_null, _Text(way, reading.has_cdata, words, behind))
     elif value["type"] not in way.kinds:
         raise refused
     else:
@@ -240,6 +244,7 @@ def _bounded(value: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class _Text:
     way: Way
+    has_cdata: bool
     words: Sequence[str]
     behind: str
 
@@ -249,6 +254,7 @@ class _Text:
             and text == text.strip()
             and not any(word in text for word in self.words)
             and not re.fullmatch(self.way.others or "(?!)", text)
+            and not (self.has_cdata and (text.startswith(_CDATA[0]) or _CDATA[1] in text))
         )
 
     def patterns(self) -> Iterator[str]:
@@ -257,6 +263,13 @@ class _Text:
         yield rf"([^{_BLANK}]((.|\n)*[^{_BLANK}])?)?"
         if '"' in self.behind and "<[" in self.behind:
             yield r"[^\n]*"  # a token behind other text: what is lazy cannot end with it
+
+    def nots(self) -> Iterator[str]:
+        """Of what must not be."""
+        if self.way.others:
+            yield self.way.others
+        if self.has_cdata:
+            yield rf"{re.escape(_CDATA[0])}(.|\n)*|(.|\n)*{re.escape(_CDATA[1])}(.|\n)*"
 
 
 def _text_rules(rule: str, where: str, value: Schema, or_null: bool, text: _Text) -> Iterator[str]:
@@ -267,11 +280,11 @@ def _text_rules(rule: str, where: str, value: Schema, or_null: bool, text: _Text
         form = " | ".join(map(json.dumps, _choices(where, choices, text)))
     else:
         patterns = [*text.patterns(), *_lengths(where, value)]
-        others = [f"~{_lark(text.way.others)}"] if text.way.others else []
-        form = " & ".join([*map(_lark, patterns), *others])
+        form = " & ".join([*map(_lark, patterns), *(f"~{_lark(one)}" for one in text.nots())])
     upper = rule.upper()
     yield f"{upper}_TEXT: {form}"
-    yield f"{upper}: {upper}_TEXT" + ' | "null"' * or_null
+    cdata = f" | {json.dumps(_CDATA[0])} {upper}_TEXT {json.dumps(_CDATA[1])}" if text.has_cdata else ""
+    yield f"{upper}: {upper}_TEXT{cdata}" + ' | "null"' * or_null
     is_lazy = "<[" not in text.behind
     yield f"{rule}[lazy]: {upper} {text.behind}" if is_lazy else f"{rule}: {upper} {text.behind}"
 

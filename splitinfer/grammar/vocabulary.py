@@ -46,11 +46,28 @@ class Vocabulary:
     ) -> None:
         self.size, self.special, self.ends, self.thinking = size, special, ends, thinking
         self._make_tokens, self._encode = tokens, encode
+        self._completing: dict[bytes, bytes] = {}
 
     @cached_property
     def tokens(self) -> list[bytes]:
         """The bytes of each token; of special ones their names. Takes a second for a large vocabulary."""
         return self._make_tokens()
+
+    def completing(self, written: bytes, marker: bytes) -> bytes:
+        """A mask of the tokens behind which a text has a marker. ``written``: the end of the text before, of which no
+        part is the whole marker."""
+        mask = self._beginning(marker, anywhere=True)
+        for num in range(1, len(marker)):
+            if written.endswith(marker[:num]):
+                mask = union(mask, self._beginning(marker[num:], anywhere=False))
+        return mask
+
+    def _beginning(self, text: bytes, *, anywhere: bool) -> bytes:
+        """A mask of the tokens that begin with a text, or have it ``anywhere``."""
+        if text not in self._completing:
+            found = [i for i, raw in enumerate(self.tokens) if (text in raw if anywhere else raw.startswith(text))]
+            self._completing[text] = self.only(found)
+        return self._completing[text]
 
     @cached_property
     def tokenizer(self) -> Any:

@@ -195,6 +195,11 @@ _READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
         ({"type": ["boolean", "null"]}, {"true": True, "null": ...}),
         ({"type": "array", "items": {}}, {'["<",[1]]': ["<", [1]], '[{"a":"</invoke>"}]': None}),
     ],
+    "minicpm5": [
+        ({"type": "string"}, {"a <b> ": None, "a <b>": "a <b>", "<![CDATA[a <b>]]>": "a <b>", "x</param>": None}),
+        ({"type": "string"}, {"<![CDATA[x": None, "null": None}),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, {"5": 5, "null": ..., "x": None}),
+    ],
 }
 
 

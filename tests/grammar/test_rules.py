@@ -155,18 +155,25 @@ def test_reasoning_is_free_but_for_its_end(made: AnswerForms) -> None:
     assert walking.admitted([], [7, 40, 41, *king, 7]) == [False] * 3 + [True] * len(king)
 
 
-def test_the_text_of_its_end_ends_reasoning_before_a_form(made: AnswerForms) -> None:
-    """Whoever reads the text finds the end by it, in whichever tokens it is."""
-    tokens, king = made._vocabulary.tokens, tuple(made._prompts.needed.encode("king", adds_special=False))
+def test_only_the_marker_s_own_tokens_end_reasoning_before_a_form(made: AnswerForms) -> None:
+    """Its text in other tokens would end the reasoning for whoever reads the text."""
+    tokens = made._vocabulary.tokens
     close = (tokens.index(b"the"), tokens.index(b"king"))
-    letters = [tokens.index(b"theking"[i : i + 1]) for i in range(7)]
+    marker = b"theking"
+    letters = [tokens.index(marker[i : i + 1]) for i in range(len(marker))]
     walking = thoughtful(made, close, thinks=True)
-    for ending in (letters, [*close]):
-        assert walking.jump_forward([7, *ending], 9) == king
-        assert walking.jump_forward([7, *ending[:-1]], 9) == ()
-        assert walking.admitted([], [7, *ending]) == [False] * (1 + len(ending))
+    spelt = [7, *letters]
+    masks = [allowed(mask) for mask in walking.masks(spelt, 0)]
+    assert [token in mask for token, mask in zip(spelt, masks, strict=False)] == [True] * len(letters) + [False]
+    assert walking.admitted([], spelt) == [False] * len(letters)
+    assert not walking.refuses(spelt[:-1])
+    assert walking.refuses(spelt)
+    assert not walking.refuses([7, *close])
+    assert close[1] in allowed(walking.masks([7, close[0]], 2)[0])
+    ending = [i for i, raw in enumerate(tokens) if raw.startswith(marker[-1:])]
+    assert not masks[-2].intersection(ending), "a token that begins with the marker's last letter may follow"
     free = thoughtful(made, close, thinks=True, matcher=None, budget=50)  # without a form nothing depends on it
-    assert not free.refuses([7, *letters])
+    assert not free.refuses(spelt)
 
 
 @pytest.mark.parametrize("budget", [0, 1, 3, 4, 9])
