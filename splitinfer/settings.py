@@ -79,6 +79,20 @@ class Settings(ServingOptions):
             "Load the model with what sees pictures, where it has that. Default: yes, if mlx-vlm is installed here.",
         ),
     ] = None
+    picture_dir: Annotated[
+        Path | str | None,
+        Option(
+            "Folder below which clients of the server may name pictures by file:// URLs. Default: none; they send data "
+            "URLs. Addresses are never fetched."
+        ),
+    ] = None
+    control_in_texts: Annotated[
+        bool,
+        Option(
+            "Read the names of control tokens, such as <|im_end|>, as these tokens in the texts of a chat, too. "
+            "Default: there they are text, so that no file and no page that an agent reads can begin a turn."
+        ),
+    ] = False
     left_out: Annotated[
         str,
         Option(

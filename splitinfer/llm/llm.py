@@ -144,7 +144,7 @@ class LLM:
         self._checkpoint = open_model(model_of(self.layout))
         self.layout.check(count_layers(self._checkpoint))
         check_ranks(self.layout, self._checkpoint, self.settings)
-        self._prompts = Prompts(self._checkpoint)
+        self._prompts = Prompts(self._checkpoint, control_in_texts=self.settings.control_in_texts)
         self._forms = AnswerForms(self._prompts)
         check_draft(self.layout, self._prompts.tokenizer)
         by_key = frozenset(stage.name for stage in self.layout.to_find)
@@ -163,7 +163,8 @@ class LLM:
             self._make_drafter,
             by_key,
         )
-        self.seeing = Seeing(self._checkpoint, self._prompts.tokenizer, can_see=setup.sees)
+        folder = None if self.settings.picture_dir is None else Path(self.settings.picture_dir)
+        self.seeing = Seeing(self._checkpoint, self._prompts.tokenizer, can_see=setup.sees, folder=folder)
         """What reads pictures for prompts."""
         self._weights, self._versions = setup.fingerprint.digest(), own_versions()  # once: both read files
         self._engine = Engine(

@@ -30,12 +30,13 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
 
 class Prompts:
     """Checks prompts, and says how answers end and become text. ``tokenizer``: the model's; ``None`` where its folder
-    has none."""
+    has none. ``control_in_texts``: as in ``Settings``."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, control_in_texts: bool = False) -> None:
         self._checkpoint = checkpoint
         self.tokenizer = tokenizer_of(checkpoint)
         if self.tokenizer is not None:
+            self.tokenizer.control_in_texts = control_in_texts
             self.tokenizer.encode("")  # changes what it has to change
 
     @property

@@ -18,7 +18,7 @@ from splitinfer.models.pictures import Pixels, known
 from splitinfer.pictures.decoding import Limits, decode
 from splitinfer.pictures.families import Family, Prepared, family_of, layers_at_once, sees
 from splitinfer.pictures.marks import taken_out
-from splitinfer.pictures.sources import from_url
+from splitinfer.pictures.sources import from_url, read_file
 from splitinfer.text.tokenizer import Tokenizer
 
 Source = bytes | str | os.PathLike[str] | Prepared
@@ -52,12 +52,15 @@ _KEPT_BYTES = 256 * 2**20
 
 
 class Seeing:
-    """For one model; several threads may use it. ``can_see``: whether it was loaded with its tower. A picture that
-    comes again, as in each turn of a conversation, is not decoded again."""
+    """For one model; several threads may use it. ``can_see``: whether it was loaded with its tower. ``folder``:
+    below which a server's clients may name files. A picture that comes again, as in each turn of a conversation, is
+    not decoded again."""
 
-    def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer | None, *, can_see: bool) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, tokenizer: Tokenizer | None, *, can_see: bool, folder: Path | None = None
+    ) -> None:
         self._checkpoint, self._tokenizer, self.can_see = checkpoint, tokenizer, can_see
-        self.limits = Limits()
+        self.limits, self.folder = Limits(), folder
         self._kept: OrderedDict[bytes, Prepared] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -142,8 +145,7 @@ class Seeing:
         if isinstance(source, str) and source.startswith("data:"):
             return from_url(source, self.limits.nbytes)
         try:
-            with Path(source).open("rb") as file:
-                return file.read(self.limits.nbytes + 1)
+            return read_file(Path(source), self.limits.nbytes)
         except OSError as error:
             raise RequestError(f"the picture {source!s} cannot be read: {error.strerror or error}") from error
 

@@ -1,6 +1,6 @@
 """Pictures in prompts: from the bytes that somebody sends to values for a model's tower and tokens for its prompt.
 
-    sources      where a picture may come from: data URLs; nothing is ever fetched
+    sources      where a picture may come from: data URLs, files where allowed; nothing is ever fetched
     decoding     bytes to RGB in a process of its own, with limits; ``decoder`` is that process
     sizes        how large each family of models wants a picture: arithmetic, the same in both processes
     families     a family's values, rows and placeholders, from a checkpoint's configuration

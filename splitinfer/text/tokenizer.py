@@ -47,7 +47,9 @@ _NOT_FOR_TEMPLATES = frozenset(
 
 class Tokenizer:
     """A model's tokenizer, made by ``from_folder``; ``wrapper`` is an mlx-lm ``TokenizerWrapper``. ``harmony``: what
-    writes and reads for a gpt-oss model, or why nothing does."""
+    writes and reads for a gpt-oss model, or why nothing does. ``control_in_texts``: as in ``Settings``."""
+
+    control_in_texts = False
 
     def __init__(self, wrapper: Any, harmony: Harmony | str | None = None) -> None:
         self._wrapper, self._harmony = wrapper, harmony
@@ -148,8 +150,8 @@ class Tokenizer:
         unchanged and they decode to it. ``tools``: those that the model may call, as in OpenAI's API. ``options``:
         further values for the template, such as ``enable_thinking``. ``opens_answer``: false leaves out what opens the
         next answer. ``mark``: what stands for pictures in the texts. All else in them is text, also the names of
-        control tokens; an answer may have what marks reasoning and calls. ``continues``: the last message is an answer
-        that goes on.
+        control tokens, unless ``control_in_texts``; an answer may have what marks reasoning and calls. ``continues``:
+        the last message is an answer that goes on.
 
         Raises:
             RequestError: the template refuses the messages, or there is none for the tools.
@@ -171,7 +173,7 @@ class Tokenizer:
             if (ids := self._generated(message.get("token_ids") or (), message.get("content") or ""))
         }
 
-        if self._reads_templates:
+        if self._reads_templates and not self.control_in_texts:
             chat = self._without_control(chat, mark)
         try:
             form, text = fitting(chat, lambda form: self._render(form, opens_answer, settings))

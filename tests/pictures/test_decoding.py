@@ -2,9 +2,11 @@
 
 import base64
 import io
+import os
 import struct
 import zlib
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -144,14 +146,30 @@ def test_an_answer_that_is_cut_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "url", ["http://[::1/a.png", "http://a\u2100b/", "http://[", "//[x", "data:", "file://[/", "\0"]
 )
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_what_is_no_url_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"was not read|must begin with"):
-        from_url(url, 100)
+        from_url(url, 100, tmp_path)
 
 
 def test_lines_of_base64_may_be_broken() -> None:
     lines = base64.encodebytes(png()).decode()
     assert from_url(f"data:image/png;base64,{lines}", 10**6) == png()
+
+
+def test_nobody_learns_which_files_there_are(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    (tmp_path / "there.png").write_bytes(png())
+    (folder / "circle.png").symlink_to(folder / "circle.png")
+    os.mkfifo(folder / "pipe.png")
+    said = set()
+    for name in ("../there.png", "../none.png", "../open2/a/b.png", "pipe.png"):
+        with pytest.raises(RequestError) as error:
+            from_url(f"file://{folder}/{name}", 10**6, folder)
+        said.add(str(error.value).split("' ")[-1])
+    assert said == {"is in no folder that may be read"}
+    with pytest.raises(RequestError, match="cannot be read"):
+        from_url(f"file://{folder}/circle.png", 10**6, folder)
 
 
 def _family(name: str, fit: Fit, patch: int, merge: int) -> Family:

@@ -43,7 +43,8 @@ INPUT: Any = [{"role": "user", "content": _PARTS}]
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = save_talking(tmp_path_factory.mktemp("talking"))
-    with pipeline(folder, [2, 2]) as running:
+    with pipeline(folder, [2, 2], picture_dir=folder) as running:
+        (folder / "a.png").write_bytes(png())
         yield running
 
 
@@ -205,7 +206,7 @@ def test_the_chat_shows_a_picture(llm: LLM, tmp_path: Path) -> None:
     [
         ("http://169.254.169.254/latest", "addresses are not fetched"),
         ("https://example.com/a.png", "addresses are not fetched"),
-        ("file:///etc/passwd", "files are not read"),
+        ("file:///etc/passwd", "is in no folder that may be read"),
         ("data:text/plain;base64,aGk=", "must begin with data:image/"),
         ("data:image/png;base64,@@@", "is not valid base64"),
         (data_url(b"nothing"), "is not a picture in one of the formats"),
@@ -216,6 +217,17 @@ def test_the_chat_shows_a_picture(llm: LLM, tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_refused_in_a_sentence(client: openai.OpenAI, url: str, sentence: str) -> None:
     with pytest.raises(openai.BadRequestError, match=sentence):
         asked(client, url)
+
+
+def test_files_of_a_folder_that_was_named(llm: LLM, client: openai.OpenAI, tmp_path: Path) -> None:
+    folder = llm.seeing.folder
+    expected = asked(client, data_url(png())).choices[0].message.content
+    assert asked(client, f"file://{folder}/a.png").choices[0].message.content == expected
+    (folder / "away.png").symlink_to(tmp_path / "elsewhere.png")
+    (tmp_path / "elsewhere.png").write_bytes(png())
+    for path in ("away.png", "../" * 9 + "etc/passwd"):
+        with pytest.raises(openai.BadRequestError, match="is in no folder that may be read"):
+            asked(client, f"file://{folder}/{path}")
 
 
 def test_too_many_or_too_few(llm: LLM, client: openai.OpenAI) -> None:

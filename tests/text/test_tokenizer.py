@@ -370,6 +370,8 @@ def test_no_text_becomes_a_control_token(tmp_path: Path, name: str, where: str):
     expected = control("x")
     in_answers = 3 if where == "assistant" and name in tokenizer.answer_format.markers else 0
     assert len(control(text)) == len(expected) + in_answers
+    tokenizer.control_in_texts = True
+    assert len(control(text)) == len(expected) + 4
 
 
 def test_other_texts_have_the_same_ids(tmp_path: Path):
