@@ -1,6 +1,6 @@
 """The form that an answer must have, and what the scheduler asks of whatever enforces it.
 
-A ``Grammar`` is text: a JSON schema, a regular expression, a grammar in Lark, or a list of answers. What it
+A ``Grammar`` is text: a JSON schema, a regular expression, a grammar in Lark or GBNF, or a list of answers. What it
 admits is a function of the answer's own tokens, so it is matched once, on the coordinator, and on no other machine
 (``splitinfer.grammar``): no cut, batch, draft or lost worker changes it. The scheduler sees it as ``TokenRules``.
 
@@ -26,6 +26,7 @@ class GrammarKind(StrEnum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     LARK = "lark"
+    GBNF = "gbnf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,11 @@ class Grammar:
     def lark(cls, text: str) -> "Grammar":
         """Text of a Lark grammar, as llguidance reads it; its first rule is ``start``."""
         return cls(GrammarKind.LARK, text)
+
+    @classmethod
+    def gbnf(cls, text: str) -> "Grammar":
+        """Text of a grammar as llama.cpp has it; its first rule is ``root``."""
+        return cls(GrammarKind.GBNF, text)
 
     @classmethod
     def choice(cls, answers: Iterable[str]) -> "Grammar":

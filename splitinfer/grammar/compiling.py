@@ -5,6 +5,9 @@ llguidance's own limits, which lets the GIL go meanwhile, so that nobody waits. 
 so does this: a schema is enforced as a whole, or not at all. Lenient schemas and approximations are switched off,
 whatever the schema says of them.
 
+A grammar in GBNF becomes one in Lark by llguidance's own translation, which knows neither all of its escapes nor that a
+dot stands for ends of lines, too: these are written otherwise first.
+
 JSON is written without blanks unless the schema asks for them (``"x-guidance": {"whitespace_flexible": true}``).
 """
 
@@ -23,6 +26,10 @@ from splitinfer.grammar.vocabulary import Vocabulary
 _KEPT = 32  # compiled grammars
 _MAX_ITEMS = 10_000  # of the parser for one token: a mask takes 80 ms at most, and usual ones need some hundreds
 _IDS = re.compile(r"<\[[\^\d,-]+\]>")  # tokens by their ids, in Lark
+_MAX_RULES = 1000  # of a grammar in GBNF; their translation takes time by the square of them, up to a second
+_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_GBNF = re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\.', re.DOTALL)
+_ESCAPED = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _DEFAULTS = {"whitespace_flexible": False}
 _OVERRIDES = {"lenient": False, "coerce_one_of": False}
 
@@ -83,8 +90,45 @@ def _as_llguidance(grammar: Grammar, compiler: Any) -> str:
                 return str(compiler.grammar_from_regex(grammar.text))
             case GrammarKind.LARK:
                 return str(compiler.grammar_from_lark(grammar.text))
+            case GrammarKind.GBNF:
+                return str(compiler.grammar_from_lark(_as_lark(grammar.text)))
     except ValueError as error:
         raise RequestError(f"the grammar cannot be enforced: {first_lines(str(error))}") from None
+
+
+def _as_lark(gbnf: str) -> str:
+    """The same grammar in Lark.
+
+    Raises:
+        RequestError: it is not GBNF, or has too many rules.
+    """
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if (count := len(_RULE.findall(gbnf))) > _MAX_RULES:
+        raise RequestError(f"a grammar in GBNF may have {_MAX_RULES:,} rules, not {count:,}")
+    try:
+        return str(gbnf_to_lark(_GBNF.sub(_plainer, gbnf)))
+    except Exception as error:  # noqa: BLE001 - what it raises is of no class of its own
+        raise RequestError(f"the grammar is not GBNF: {first_lines(str(error))}") from None
+
+
+def _plainer(part: re.Match[str]) -> str:
+    """A comment, a text, some characters or a dot of GBNF, as its translation reads it."""
+    if part[0] == ".":
+        return "[\\x00-\U0010ffff]"
+    return "" if part[0].startswith("#") else _ESCAPED.sub(_unescaped, part[0])
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    digits = next(filter(None, escape.groups()), None)
+    if digits is None:
+        return escape[0]
+    code = int(digits, 16)
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+        raise ValueError(f"{escape[0]} is not a character")
+    return chr(code)
 
 
 def json_in_lark(grammar: Grammar) -> str:

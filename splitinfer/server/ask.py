@@ -166,7 +166,7 @@ def check_size(llm: LLM, prompt: Chat | Gap | str) -> None:
         _check_number("messages", len(prompt.messages), MAX_MESSAGES)
         _check_number("tools", len(prompt.tools), MAX_TOOLS)
     parts: Any = (prompt.messages, prompt.tools, prompt.options) if isinstance(prompt, Chat) else prompt
-    parts = (prompt.prefix, prompt.suffix) if isinstance(prompt, Gap) else parts
+    parts = (prompt.prefix, prompt.suffix, prompt.begun, prompt.files) if isinstance(prompt, Gap) else parts
     texts = [*_texts_in(parts)]
     if sum(map(len, texts)) > max(_AT_ONCE, _AT_ONCE_FOR_EACH * llm.context_length):
         _check_pieces(llm, texts)

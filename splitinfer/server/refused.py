@@ -34,6 +34,7 @@ _OLLAMAS = {
 _LLAMA_CPPS_ORDER = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
 _NO_SAMPLER = "this way of sampling is not implemented"
 _STATELESS = "nothing is stored here; give the whole conversation"
+_NO_BLANKS = "JSON is written without blanks, or as its schema says"
 _FORM = "structured_outputs, or the API's own field"
 
 _SAMPLING: Table = {
@@ -71,7 +72,7 @@ REFUSED: Table = {
     "add_generation_prompt": Refused("the prompt always ends where the answer begins", (True,)),
     "continue_final_message": Refused("chats go on, and messages where the last one is the assistant's", (False,)),
     "echo": Refused("a chat has no text that could be repeated", (False,)),
-    "prompt_logprobs": Refused("completions have them, by echo with logprobs"),
+    "prompt_logprobs": Refused("completions have them"),
     "suffix": Refused("give it to /v1/completions", ("",)),
     # What is stored or run elsewhere.
     **_all(_STATELESS, *EMPTY, names="previous_response_id conversation prompt context"),
@@ -86,6 +87,7 @@ REFUSED: Table = {
     "modalities": Refused("answers are text", ([], ["text"])),
     "n": Refused("a request of this API has one answer", (1,)),
     "best_of": Refused("answers are not ranked", (1,)),
+    "guided_whitespace_pattern": Refused(_NO_BLANKS, EMPTY),
     # Other names.
     **_named("repetition_penalty", 0, 1, names="repeat_penalty"),
     **_named("stop", *EMPTY, names="stop_sequences"),
@@ -93,7 +95,7 @@ REFUSED: Table = {
     **_named("max_output_tokens", -1, names="max_tokens max_completion_tokens"),
     **_named("enable_thinking, or the API's own field", names="think thinking"),
     **_named(_FORM, *EMPTY, names="format grammar json_schema structured_outputs"),
-    **_named(_FORM, *EMPTY, names="guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern"),
+    **_named(_FORM, *EMPTY, names="guided_json guided_regex guided_choice guided_grammar"),
     **_named("text.format, or output_config.format of messages", {"type": "text"}, names="response_format"),
     "text": Refused("its name here is response_format", ({}, {"format": {"type": "text"}})),
     "options": Refused("give its fields in the request itself", is_neutral=_has_no_sampling),
@@ -104,13 +106,17 @@ COMPLETIONS: Table = {
     **REFUSED,
     "add_special_tokens": Refused("the tokenizer always adds its own", (True,)),
 }
+INFILL: Table = {
+    **{name: why for name, why in REFUSED.items() if name not in ("samplers", "n_indent", "t_max_predict_ms")},
+    **_named("n_predict", -1, names="max_tokens max_completion_tokens max_output_tokens"),
+}
 OLLAMA_OPTIONS: Table = _SAMPLING
 """Of ``options`` of Ollama's API."""
 
 # Of objects in requests.
 STRUCTURED: Table = {
     "structural_tag": Refused("give tools, or a grammar"),
-    "whitespace_pattern": Refused("JSON is written without blanks, or as its schema says", EMPTY),
+    "whitespace_pattern": Refused(_NO_BLANKS, EMPTY),
     "disable_additional_properties": Refused('say "additionalProperties": false in the schema', (False,)),
 }
 REASONING: Table = {"mode": Refused("there is one mode, standard", ("standard",))}
@@ -119,8 +125,4 @@ EARLIER_ANSWER: Table = {
     "function_call": Refused("it is deprecated; give tool_calls"),
 }
 CITED: Table = {"citations": Refused("answers do not cite", ({}, {"enabled": False}))}
-SYSTEM_TURN: Table = {
-    "clear_at": Refused("the system's words stay", ("never",)),
-    "output_config": Refused("give it beside the messages", EMPTY),
-}
 OUTPUT: Table = {"task_budget": Refused("the model is not told how many tokens are left")}

@@ -25,6 +25,7 @@ from splitinfer.server.anthropic.routes import anthropic_routes
 from splitinfer.server.connections import Connections, Limits
 from splitinfer.server.dials import dial_routes, plan_routes
 from splitinfer.server.guard import MAX_HEAD_BYTES, Guard, where
+from splitinfer.server.infill import infill_routes
 from splitinfer.server.meters.routes import meter_routes
 from splitinfer.server.ollama.routes import ollama_routes
 from splitinfer.server.openai.routes import openai_routes
@@ -108,7 +109,7 @@ def _has_shaken_hands(side: ssl.SSLObject) -> bool:
 
 def router_of(service: Service) -> Router:
     """All routes of one model."""
-    apis = [*openai_routes(service), *anthropic_routes(service), *ollama_routes(service)]
+    apis = [*openai_routes(service), *anthropic_routes(service), *ollama_routes(service), *infill_routes(service)]
     own = [*own_routes(service), *dial_routes(service), *plan_routes(service), *meter_routes(service)]
     routes = [*own, *apis, *page_routes(service)]
     return Router(routes, default=_not_found, redirect_slashes=False)

@@ -2,7 +2,8 @@
 
     <|fim_prefix|>def add(a, b):\\n    return <|fim_suffix|>\\n\\nprint(add(1, 2))\\n<|fim_middle|>   ->   a + b
 
-A tokenizer that has the marks of one family has a model that was trained on them.
+A tokenizer that has the marks of one family has a model that was trained on them. Other files stand before that, each
+behind a mark and its name, where there are such marks (Qwen2.5-Coder's technical report, "Repo-Level FIM").
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,15 +21,19 @@ _SUFFIX_FIRST = (
     ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),  # Seed-Coder
     ("[PREFIX]", "[SUFFIX]", ""),  # Codestral, whose answer goes on with the prefix
 )
-_ENDS = ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|file_separator|>", "<|endoftext|>", "<EOT>", "▁<EOT>")
+_REPOSITORY, _FILE = "<|repo_name|>", "<|file_sep|>"
+_ENDS = ("<|fim_pad|>", _REPOSITORY, _FILE, "<|file_separator|>", "<|endoftext|>", "<EOT>", "▁<EOT>")
+_NAMES = ("project", "file")  # of what a client names nothing of
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A gap in a text: what is before it and behind it."""
+    """A gap in a text: what is before it and behind it, what it surely begins with, and other files by their names."""
 
     prefix: str | tuple[int, ...]
     suffix: str
+    begun: str = ""
+    files: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +50,16 @@ class Marks:
         """A gap as token ids. ``encode``: of a text in which no mark is one."""
         prefix = encode(gap.prefix) if isinstance(gap.prefix, str) else gap.prefix
         before, behind = [self.ids[self.prefix], *prefix], [self.ids[self.suffix], *encode(gap.suffix)]
+        if gap.files and {_REPOSITORY, _FILE} <= self.ids.keys():
+            yield from (self.ids[_REPOSITORY], *encode(f"{_NAMES[0]}\n"))
+            for name, text in gap.files:
+                yield from (self.ids[_FILE], *encode(f"{name}\n{text}\n"))
+            yield from (self.ids[_FILE], *encode(f"{_NAMES[1]}\n"))
+        else:
+            yield from encode("".join(f"{text}\n" for _, text in gap.files))
         yield from (*behind, *before) if self.is_suffix_first else (*before, *behind)
         yield from [self.ids[self.middle]] if self.middle else []
+        yield from encode(gap.begun)
 
 
 def marks_in(vocabulary: Mapping[str, int]) -> Marks | None:

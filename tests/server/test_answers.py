@@ -177,6 +177,12 @@ CLOSED = {**KIND, "additionalProperties": False}
         ({"structured_outputs": {"json": json.dumps(CLOSED)}}, '{"kind":"king"}'),
         ({"structured_outputs": {"grammar": 'start: ("a" | "b") ~ 3'}}, "[ab]{3}"),
         ({"structured_outputs": {"json_object": True}, "max_tokens": 90, "logit_bias": {"95": 100}}, r"\{.*\}"),
+        ({"guided_choice": ["x", "yz"], "guided_json": {}, "guided_regex": ""}, "x|yz"),
+        ({"guided_json": CLOSED}, '{"kind":"king"}'),
+        ({"guided_regex": "[0-9]{4}"}, "[0-9]{4}"),
+        ({"guided_grammar": 'root ::= digit{2} "."\ndigit ::= [0-9]'}, r"[0-9]{2}\."),
+        ({"grammar": r'root ::= ("\u0041" | "\x42" | .) [^\U00000000-\u0063] # of three'}, r"(?s:.)[^\0-c]"),
+        ({"json_schema": CLOSED}, '{"kind":"king"}'),
     ],
 )
 def test_answers_have_the_form_that_other_servers_fields_ask_for(http: httpx.Client, fields: Any, form: str):
@@ -187,10 +193,21 @@ def test_answers_have_the_form_that_other_servers_fields_ask_for(http: httpx.Cli
     assert re.fullmatch(form, said["message"]["content"])
 
 
-def test_a_grammar_that_is_not_one_is_a_400_that_says_so(http: httpx.Client):
-    asked = {"prompt": "Once", "structured_outputs": {"grammar": "start: nowhere"}}
-    said = http.post("/v1/completions", json=asked)
-    assert (said.status_code, "nowhere" in said.json()["error"]["message"]) == (400, True)
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        ('root ::= "a', "not GBNF: Unexpected end"),
+        ("root ::= nowhere", "not GBNF: Rule 'nowhere' not found"),
+        (r'root ::= "\ud800"', "not GBNF: .* is not a character"),
+        ('other ::= "a"', "not GBNF: No 'root' rule"),
+        ("".join(f"r{i} ::= r{i + 1}\n" for i in range(1001)), "may have 1,000 rules, not 1,001"),
+        ("start: nowhere", "nowhere"),
+    ],
+)
+def test_a_grammar_that_is_not_one_is_a_400_that_says_so(http: httpx.Client, grammar: str, words: str):
+    said = http.post("/v1/completions", json={"prompt": "Once", "grammar": grammar})
+    assert said.status_code == 400
+    assert re.search(words, said.json()["error"]["message"])
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """What fills a gap, by a random model whose tokenizer has marks for it, and by one whose has none."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2 as httpx
 import openai
 import pytest
 from constrained import save_with_markers
@@ -29,12 +31,28 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
         yield running
 
 
-def test_a_suffix_makes_a_gap(client: openai.OpenAI, llm: LLM):
+def test_a_suffix_and_an_infill_are_the_same_gap(client: openai.OpenAI, http: httpx.Client, llm: LLM):
     tokens = llm.tokenizer.filling(Gap(BEFORE, BEHIND))
     expected = llm.generate([tokens], SamplingParams(max_tokens=9))[0].text
     greedy: Any = {"model": "demo", "temperature": 0, "max_tokens": 9}
     found = client.completions.create(prompt=BEFORE, suffix=BEHIND, **greedy)
     assert (found.choices[0].text, found.usage and found.usage.prompt_tokens) == (expected, len(tokens))
+    body: dict[str, Any] = {
+        "input_prefix": BEFORE, "input_suffix": BEHIND, "n_predict": 9, "temperature": 0, "stream": False,
+        "samplers": ["top_k", "top_p", "infill"], "n_indent": 4, "t_max_predict_ms": 500, "cache_prompt": True,
+    }  # fmt: skip
+    said = http.post("/infill", json=body)
+    whole = said.json()
+    assert (whole["content"], whole["stop"], whole["stop_type"]) == (expected, True, "limit")
+    assert (whole["tokens_predicted"], whole["tokens_evaluated"]) == (9, len(tokens))
+    assert "n_indent" in said.headers["x-splitinfer-ignored"]
+    lines = http.post("/infill", json={**body, "stream": True}).text.strip().split("\n\n")
+    pieces = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert "".join(piece["content"] for piece in pieces) == expected
+    assert [piece["stop"] for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    begun = llm.tokenizer.filling(Gap(BEFORE, BEHIND, "a", (("x.py", "y = 1"),)))
+    more = {**body, "prompt": "a", "input_extra": [{"filename": "x.py", "text": "y = 1"}]}
+    assert http.post("/infill", json=more).json()["tokens_evaluated"] == len(begun)
 
 
 def test_a_mark_ends_an_answer(client: openai.OpenAI, llm: LLM):
@@ -44,8 +62,25 @@ def test_a_mark_ends_an_answer(client: openai.OpenAI, llm: LLM):
     assert (choice.text, choice.finish_reason) == ("", "stop")
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "sentence"),
+    [
+        ("/v1/completions", {"prompt": "a", "suffix": "b", "echo": True}, "cannot be echoed"),
+        ("/infill", {"input_prefix": "a"}, "input_suffix must be given"),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b", "mirostat": 2}, "mirostat is not supported"),
+    ],
+)
+def test_what_is_no_gap_is_refused(http: httpx.Client, path: str, body: dict[str, Any], sentence: str):
+    said = http.post(path, json=body)
+    assert (said.status_code, sentence in said.json()["error"]["message"]) == (400, True), said.text
+
+
 def test_a_model_without_marks_says_so():
     model = Model()
     model.filling = Tokenizer.from_folder(TARGET).filling  # type: ignore[attr-defined]
-    said = told(make_app(Service(model, "demo")), "/v1/completions", {"prompt": "a", "suffix": "b"})  # type: ignore[arg-type]
-    assert (said.status, said.json["error"]["message"][:27]) == (400, "this model fills no gaps: i")
+    for path, body in (
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}),
+    ):
+        said = told(make_app(Service(model, "demo")), path, body)  # type: ignore[arg-type]
+        assert (said.status, said.json["error"]["message"][:27]) == (400, "this model fills no gaps: i")

@@ -12,7 +12,7 @@ from splitinfer.text.fill import _MARKS, _SUFFIX_FIRST, Gap, marks_in
 from splitinfer.text.tokenizer import Tokenizer
 from tests.text.test_detokenizer import TRIMMING, decode_with, encode
 
-GAP = Gap("a = ", "\nb")
+GAP = Gap("a = ", "\nb", "1", (("x.py", "import y"),))
 
 
 def letters(text: str) -> list[int]:
@@ -24,13 +24,19 @@ def test_each_family_has_its_marks_and_its_order(names: tuple[str, str, str]):
     vocabulary = {name: -1 - i for i, name in enumerate(names) if name}
     marks = marks_in({**vocabulary, "a": 0})
     assert marks is not None
+    files = letters("import y\n")
     prefix, suffix, middle = [-1, *letters("a = ")], [-2, *letters("\nb")], [-3] if names[2] else []
     around = [*suffix, *prefix] if names in _SUFFIX_FIRST else [*prefix, *suffix]
-    assert [*marks.around(GAP, letters)] == [*around, *middle]
+    assert [*marks.around(GAP, letters)] == [*files, *around, *middle, *letters("1")]
     assert {*marks.ids.values()} == {*vocabulary.values()}
 
 
-def test_a_vocabulary_without_all_marks_has_none():
+def test_other_files_have_names_where_there_are_marks_for_them():
+    names = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
+    marks = marks_in({name: -1 - i for i, name in enumerate(names)})
+    assert marks is not None
+    begin = [-4, *letters("project\n"), -5, *letters("x.py\nimport y\n"), -5, *letters("file\n")]
+    assert [*marks.around(GAP, letters)][: len(begin) + 1] == [*begin, -1]
     assert marks_in({"<|fim_prefix|>": 1}) is None
 
 

@@ -6,7 +6,7 @@ text, its thinking and its calls. The system's words stand beside the messages, 
 also put them among the messages; those at the beginning become one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -14,13 +14,18 @@ from pydantic import Field
 
 from splitinfer.pictures.marks import in_lines
 from splitinfer.server.anthropic.blocks import (
+    AnyTool,
     AssistantContent,
+    Effort,
+    SystemTurn,
     Texts,
     Thinking,
     ToolResult,
     ToolUse,
     UserContent,
     block_text,
+    changed_tools,
+    last_effort,
     text_of,
 )
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat
@@ -29,7 +34,7 @@ from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import ForTemplate, NamedFunction, Sampling, Stops, Told, Word, chosen
 from splitinfer.server.openai.messages import merged_systems
 from splitinfer.server.problem import Problem
-from splitinfer.server.refused import OUTPUT, SYSTEM_TURN
+from splitinfer.server.refused import OUTPUT
 
 _Display = Literal["summarized", "omitted"]
 
@@ -77,36 +82,7 @@ def _call(block: ToolUse) -> dict[str, Any]:
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
 
 
-class SystemTurn(Fields):
-    """The system's words among the messages."""
-
-    refused = SYSTEM_TURN
-    role: Literal["system"]
-    content: Texts = Field(default_factory=list)
-
-
 Turn = UserTurn | AssistantTurn | SystemTurn
-
-
-# Tools whose input only Anthropic's models know; agents run them. Anthropic's servers run all others, and agents list
-# them next to their own.
-_UNKNOWN_INPUT = ("bash_", "text_editor_", "memory_", "computer_", "browser_")
-
-
-class Tool(Fields):
-    type: Literal["custom"]
-    name: str
-    description: str = ""
-    input_schema: dict[str, Any]
-
-    def told(self) -> dict[str, Any]:
-        """The function in OpenAI's form, which templates know."""
-        return {"name": self.name, "description": self.description, "parameters": self.input_schema}
-
-
-AnyTool = Annotated[
-    Tool | None, Kinds("type", default="custom", left_out=lambda kind: not kind.startswith(_UNKNOWN_INPUT))
-]
 
 
 class Choice(Fields):
@@ -136,9 +112,8 @@ class Thinks(Fields):
     budget_tokens: Count | None = None
 
 
-class Output(Fields):
+class Output(Effort):
     refused = OUTPUT
-    effort: str | None = None
     format: SchemaOutput | None = None
 
 
@@ -162,8 +137,9 @@ class CountRequest(ForTemplate):
         """
         system = text_of(self.system)
         messages: list[Mapping[str, Any]] = [{"role": "system", "content": system}] if system else []
-        for turn in self.messages:
-            messages += _told(turn)
+        last_user = max((i for i, turn in enumerate(self.messages) if isinstance(turn, UserTurn)), default=-1)
+        for i, turn in enumerate(self.messages):
+            messages += _told(turn, user_follows=i < last_user)
         if all(message["role"] == "system" for message in messages):
             raise Problem(400, "messages must have at least one message", param="messages")
         goes_on = messages[-1]["role"] == "assistant"
@@ -176,27 +152,32 @@ class CountRequest(ForTemplate):
         asked = (
             NamedFunction(type="function", name=choice.name) if isinstance(choice, NamedTool) else _WORDS[choice.type]
         )
-        return chosen([tool.told() for tool in self.tools if tool is not None], asked)
+        tools = changed_tools([tool for tool in self.tools if tool is not None], self._system_turns)
+        return chosen([tool.told() for tool in tools], asked)
+
+    @property
+    def _system_turns(self) -> Sequence[SystemTurn]:
+        return [turn for turn in self.messages if isinstance(turn, SystemTurn)]
 
     def _options(self) -> dict[str, Any]:
         """What the template is told of thinking."""
         options = self.template_options()
-        if (effort := self.output_config.effort) is not None:
+        if (effort := last_effort(self._system_turns, self.output_config.effort)) is not None:
             options["reasoning_effort"] = effort
         if self.thinking is not None:
             options["enable_thinking"] = self.thinking.type != "disabled"
         return options
 
 
-def _told(turn: Turn) -> list[dict[str, Any]]:
+def _told(turn: Turn, *, user_follows: bool) -> list[dict[str, Any]]:
     match turn:
         case UserTurn():
             return turn.told()
         case AssistantTurn():
             return [turn.told()]
         case SystemTurn():
-            words = text_of(turn.content)
-            return [{"role": "system", "content": words}] if words else []
+            words = turn.words(user_follows=user_follows)
+            return [] if words is None else [{"role": "system", "content": words}]
 
 
 class MessageRequest(CountRequest, Sampling):

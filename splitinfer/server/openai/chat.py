@@ -103,5 +103,6 @@ def shape_of(request: Streaming, num_top: int | None, model: str) -> Shape:
         request.stream,
         options.include_usage,
         num_top,
+        options.include_usage and options.continuous_usage_stats,
         request.return_progress,
     )

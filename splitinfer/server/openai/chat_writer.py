@@ -20,12 +20,13 @@ from splitinfer.text.growing_calls import CallPiece
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What a client is shown of an answer. ``num_top``: most likely tokens beside each; ``None``: no probabilities.
-    ``progress``: chunks say how far the prompt is read."""
+    ``always_usage``: every chunk has the usage so far. ``progress``: chunks say how far the prompt is read."""
 
     model: str
     streams: bool = False
     includes_usage: bool = False
     num_top: int | None = None
+    always_usage: bool = False
     progress: bool = False
 
 
@@ -40,13 +41,14 @@ _DONE = event("[DONE]")
 @dataclass(slots=True)
 class ChunkWriter(Writer):
     """What answers of chats and of completions have in common. ``created``: seconds since 1970. ``fingerprint``: while
-    it is the same, a seed gives the same answer."""
+    it is the same, a seed gives the same answer. ``usage_now``: the usage so far."""
 
     answer_id: str
     created: int
     shape: Shape
     token_text: TokenText
     fingerprint: str | None = None
+    usage_now: Callable[[], Usage] = lambda: Usage(0)
 
     kind: ClassVar[str]
 
@@ -63,7 +65,7 @@ class ChunkWriter(Writer):
         finish finds an error instead."""
         if last.finish_reason == "error":
             return event(last.problem.openai()) + _DONE
-        counted = event({**self.chunk([]), "usage": usage_of(usage)}) if self.shape.includes_usage else b""
+        counted = event({**self.chunk([]), "usage": self.usage(usage)}) if self.shape.includes_usage else b""
         return counted + _DONE
 
     def choice(self, index: int) -> dict[str, Any]:
@@ -71,8 +73,11 @@ class ChunkWriter(Writer):
         raise NotImplementedError
 
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        usage = {"usage": None} if self.shape.includes_usage else {}
-        return {**self.head(), "choices": choices, **usage}
+        so_far = self.usage(self.usage_now()) if self.shape.always_usage else None
+        return {**self.head(), "choices": choices, **({"usage": so_far} if self.shape.includes_usage else {})}
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        return usage_of(usage)
 
     def head(self) -> dict[str, Any]:
         head = {"id": self.answer_id, "object": self.kind, "created": self.created, "model": self.shape.model}
@@ -98,7 +103,7 @@ class ChatWriter(ChunkWriter):
     def written(self, piece: Piece) -> bytes:
         has_logprobs = piece.logprobs and self.shape.num_top is not None
         match piece.parts:
-            case (TextPart(text),) if piece.finish_reason is None and not has_logprobs:
+            case (TextPart(text),) if piece.finish_reason is None and not has_logprobs and not self.shape.always_usage:
                 return self._text_event(piece.choice, text)
         return b"".join(event(chunk) for chunk in self.chunks(piece))
 

@@ -65,7 +65,8 @@ _Most = Annotated[int, Field(ge=_UNBOUNDED, le=MOST_TOKENS)]
 
 class CompletionRequest(Streaming):
     """``max_tokens``: with ``echo`` also 0, the prompt alone. ``best_of``: must be ``n``. ``logprobs``: of each token
-    and of so many of the likeliest; true is 0, false and -1 are off. ``suffix``: what stands behind the answer."""
+    and of so many of the likeliest; true is 0, false and -1 are off. ``prompt_logprobs``: as vLLM has it. ``suffix``:
+    what stands behind the answer."""
 
     refused = COMPLETIONS
     prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
@@ -78,6 +79,7 @@ class CompletionRequest(Streaming):
         Field(ge=_OFF, le=MAX_LOGPROBS),
         BeforeValidator(lambda given: (0 if given else _OFF) if isinstance(given, bool) else given),
     ] = _OFF
+    prompt_logprobs: _Top | None = None
     top_logprobs: _Top = 0
     echo: bool = False
     suffix: str = ""
@@ -87,11 +89,13 @@ class CompletionRequest(Streaming):
 @dataclass(frozen=True, slots=True)
 class Completions:
     """A request. ``asks``: one for each prompt, all alike in everything else. ``echo``: each choice's text begins with
-    its prompt. ``answers``: whether the answers are shown."""
+    its prompt. ``prompt_top``: most likely tokens beside each of the prompt; ``None``: no field has them.
+    ``answers``: whether the answers are shown."""
 
     asks: tuple[Ask, ...]
     shape: Shape
     echo: bool = False
+    prompt_top: int | None = None
     answers: bool = True
 
 
@@ -110,18 +114,20 @@ def completions_of(request: CompletionRequest, model: str = "") -> Completions:
         raise Problem(400, f"{len(prompts)} prompts by {number} choices are over {MAX_ANSWERS} answers", param="prompt")
     if request.best_of not in (None, number):
         raise unsupported("best_of", "answers are not ranked, so that it can be n only", request.best_of)
+    if request.prompt_logprobs is not None and request.stream:
+        raise unsupported("prompt_logprobs", "a stream has none; use echo with logprobs")
     most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     if not most and not request.echo:
         raise invalid("max_tokens", "max_tokens must be at least 1 without echo")
     shape = shape_of(request, num_top, model)
     sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
     sampling |= request.form(form_of(request.response_format), "response_format")
-    if request.echo and num_top is not None:
-        if number > 1:
-            raise invalid("n", "a prompt's log probabilities are the same for all choices; ask for one")
-        sampling |= {"prompt_logprobs": num_top}
+    scored = [top for top in (num_top if request.echo else None, request.prompt_logprobs) if top is not None]
+    if scored and number > 1:
+        raise invalid("n", "a prompt's log probabilities are the same for all choices; ask for one")
+    sampling |= {"prompt_logprobs": max(scored)} if scored else {}
     asks = tuple(Ask(prompt, sampling, None if most == _UNBOUNDED else max(1, most), number) for prompt in prompts)
-    return Completions(asks, shape, request.echo, most != 0)
+    return Completions(asks, shape, request.echo, request.prompt_logprobs, most != 0)
 
 
 def _num_top(request: CompletionRequest) -> int | None:
@@ -131,6 +137,7 @@ def _num_top(request: CompletionRequest) -> int | None:
 # -- the answer ------------------------------------------------------------------------------------
 
 
+_ROOM = 4  # characters of a text for one that the tokenizer has made of them
 _NO_LOGPROBS: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
@@ -148,19 +155,31 @@ class CompletionWriter(ChunkWriter):
     def written(self, piece: Piece) -> bytes:
         return event(self.chunk([self._choice([piece])]))
 
-    def end(self, last: Piece, usage: Usage) -> bytes:
-        return ChunkWriter.end(self, last, self._shown(usage))
-
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         by_choice: dict[int, list[Piece]] = {}
         for piece in pieces:
             by_choice.setdefault(piece.choice, []).append(piece)
         choices = [self._choice(by_choice[choice]) for choice in sorted(by_choice)]
-        return {**self.head(), "choices": choices, "usage": usage_of(self._shown(usage))}
+        for choice in choices if self.wanted.prompt_top is not None else ():
+            choice["prompt_logprobs"] = self._prompt_logprobs(choice["index"], self.wanted.prompt_top or 0)
+        return {**self.head(), "choices": choices, "usage": self.usage(usage)}
 
-    def _shown(self, usage: Usage) -> Usage:
+    def usage(self, usage: Usage) -> dict[str, Any]:
         """Without the token that is generated where the prompt alone is wanted."""
-        return usage if self.wanted.answers else replace(usage, generated=0)
+        return usage_of(usage if self.wanted.answers else replace(usage, generated=0))
+
+    def _prompt_logprobs(self, choice: int, num_top: int) -> list[dict[str, Any] | None]:
+        """As vLLM writes them: by id, each with its rank where that is known."""
+        assert self.prompt_of is not None
+        lines = list[dict[str, Any] | None]([None])
+        for one in self.prompt_of(choice).prompt_logprobs or ():
+            ranked = {token: (rank, logprob) for rank, (token, logprob) in enumerate(one.top[:num_top], 1)}
+            found = {one.token_id: (None, one.logprob), **ranked}
+            lines.append({f"{token}": self._ranked(token, *each) for token, each in found.items()})
+        return lines
+
+    def _ranked(self, token: int, rank: int | None, logprob: float) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank, "decoded_token": self.token_text(token).decode("utf-8", "replace")}
 
     def choice(self, index: int) -> dict[str, Any]:
         return {"index": index, "text": "", "logprobs": None, "finish_reason": None}
@@ -189,7 +208,7 @@ class CompletionWriter(ChunkWriter):
     def _of_prompt(self, choice: int, echo: str) -> dict[str, list[Any]]:
         """Those of the prompt's tokens; its first one has none."""
         assert self.prompt_of is not None
-        asked, offsets = self.prompt_of(choice), _Offsets(0, len(echo))
+        asked, offsets = self.prompt_of(choice), _EchoOffsets(echo)
         raw = self.token_text(asked.prompt[0])
         first: dict[str, list[Any]] = {"tokens": [token_name(raw)], "text_offset": [offsets.next(raw)]}
         found = self._logprobs(asked.prompt_logprobs or (), offsets.next)
@@ -209,20 +228,50 @@ class CompletionWriter(ChunkWriter):
         return {token_name(self.token_text(token_id)): logprob for token_id, logprob in likely}
 
 
+def _decoder() -> Any:
+    return codecs.getincrementaldecoder("utf-8")("replace")
+
+
 @dataclass(slots=True)
 class _Offsets:
-    """Where tokens begin in their text, in characters. ``_length``: of the text before the next token; ``_most``: of
-    the whole text, in which a tokenizer's own tokens, such as one that begins a prompt, are not."""
+    """Where an answer's tokens begin in its text, in characters. ``_length``: of the text before the next token."""
 
     _length: int
-    _most: int = 1 << 62
-    _decoder: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+    _decoder: Any = field(default_factory=_decoder)
 
     def next(self, raw: bytes) -> int:
         """Where the next token begins; one that goes on with a character, where the character does."""
-        begin = min(self._length, self._most)
+        begin = self._length
         self._length += len(self._decoder.decode(raw))
         return begin
+
+
+@dataclass(slots=True)
+class _EchoOffsets:
+    """Where a prompt's tokens begin in its text. Special tokens are not in it, and tokenizers change some characters: a
+    token that is not there takes no room, and those behind it are looked for a little further on, too."""
+
+    echo: str
+    _place: int = 0
+    _room: int = 0  # characters in which the next token may begin
+    _decoder: Any = field(default_factory=_decoder)
+
+    def next(self, raw: bytes) -> int:
+        """Where the next token begins."""
+        text = self._decoder.decode(raw)
+        begin, found = self._found(text)
+        if text:
+            self._room = 0 if found else self._room + _ROOM * len(text)
+        self._place = begin + len(found)
+        return begin
+
+    def _found(self, text: str) -> tuple[int, str]:
+        """A token's place, and what of it is there: all, or all but a blank that the tokenizer has put before it."""
+        for room in (0, self._room):
+            for one in filter(None, (text, text.lstrip())):
+                if (place := self.echo.find(one, self._place, self._place + room + len(one))) >= 0:
+                    return place, one
+        return self._place, ""
 
 
 def token_name(raw: bytes) -> str:

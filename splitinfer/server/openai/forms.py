@@ -1,5 +1,6 @@
-"""The form of an answer: OpenAI's own fields for it, and vLLM's, which has every kind."""
+"""The form of an answer: OpenAI's own fields for it, and those of vLLM and llama.cpp."""
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,8 @@ from splitinfer.core.grammar import Grammar
 from splitinfer.server.fields import EMPTY, Fields, Kinds, Name, not_a
 from splitinfer.server.problem import Problem, invalid
 from splitinfer.server.refused import STRUCTURED
+
+_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)  # a rule, which Lark writes with a colon alone
 
 
 class PlainFormat(Fields):
@@ -65,7 +68,7 @@ def form_of(asked: PlainFormat | JsonFormat | SchemaFormat | None, param: str = 
     return {}
 
 
-# -- as vLLM has it -------------------------------------------------------------------------------
+# -- as vLLM and llama.cpp have it ------------------------------------------------------------------
 
 
 def _asked(given: Any) -> Any:
@@ -84,7 +87,7 @@ Texts = Annotated[list[str] | None, BeforeValidator(_asked)]
 
 
 class StructuredOutputs(Fields):
-    """One of these is given. ``grammar``: in Lark."""
+    """vLLM's, one of which is given."""
 
     refused = STRUCTURED
     json_: Schema = Field(None, alias="json")
@@ -95,9 +98,16 @@ class StructuredOutputs(Fields):
 
 
 class Formed(Fields):
-    """The form of an answer under vLLM's name."""
+    """The form of an answer under other servers' names: vLLM's of today and of old, and llama.cpp's. ``grammar``: in
+    Lark or GBNF."""
 
     structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema = None
+    guided_regex: Text = None
+    guided_choice: Texts = None
+    guided_grammar: Text = None
+    json_schema: Schema = None
+    grammar: Text = None
 
     def form(self, own: dict[str, Any], param: str) -> dict[str, Any]:
         """The fields of ``SamplingParams`` for the form. ``own``: those that the API's own field ``param`` asks for.
@@ -106,14 +116,20 @@ class Formed(Fields):
             Problem: 400, there are several forms, or one is not a form.
         """
         other = self.structured_outputs or StructuredOutputs.model_validate({})
-        asked: dict[str, tuple[Callable[[Any], Grammar], Any]] = {
-            "json": (Grammar.json, other.json_),
-            "regex": (Grammar.regex, other.regex),
-            "choice": (Grammar.choice, other.choice),
-            "grammar": (Grammar.lark, other.grammar),
-            "json_object": (lambda _: Grammar.json(), other.json_object or None),
-        }
-        given = [(f"structured_outputs.{name}", *one) for name, one in asked.items() if one[1] is not None]
+        asked: list[tuple[str, Callable[[Any], Grammar], Any]] = [
+            ("structured_outputs.json", Grammar.json, other.json_),
+            ("structured_outputs.regex", Grammar.regex, other.regex),
+            ("structured_outputs.choice", Grammar.choice, other.choice),
+            ("structured_outputs.grammar", _written, other.grammar),
+            ("structured_outputs.json_object", lambda _: Grammar.json(), other.json_object or None),
+            ("guided_json", Grammar.json, self.guided_json),
+            ("guided_regex", Grammar.regex, self.guided_regex),
+            ("guided_choice", Grammar.choice, self.guided_choice),
+            ("guided_grammar", _written, self.guided_grammar),
+            ("json_schema", Grammar.json, self.json_schema),
+            ("grammar", _written, self.grammar),
+        ]
+        given = [one for one in asked if one[2] is not None]
         if len(given) + bool(own) > 1:
             names = [*([param] if own else []), *(name for name, _, _ in given)]
             raise Problem(400, f"an answer has one form; give one of {', '.join(names)}", param=names[-1])
@@ -123,3 +139,7 @@ class Formed(Fields):
             except ValueError as error:
                 raise invalid(name, f"{name}: {error}") from error
         return own
+
+
+def _written(text: str) -> Grammar:
+    return Grammar.gbnf(text) if _GBNF.search(text) else Grammar.lark(text)

@@ -100,7 +100,10 @@ class Generating(Sampling, Formed):
 
 
 class StreamOptions(Fields):
+    """``continuous_usage_stats``: with ``include_usage``, every chunk has the usage so far."""
+
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class Streaming(Generating):

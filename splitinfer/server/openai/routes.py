@@ -24,8 +24,11 @@ def openai_routes(service: Service) -> list[ApiRoute]:
         key = service.caller(request)
         ask, shape = await read_request(request, ChatRequest, lambda one: chat_ask(one, service.model))
         head = f"chatcmpl-{request.state.request_id}", int(time.time())
-        writer = ChatWriter(*head, shape, service.token_text, service.fingerprint)
-        return await answered(service, request, key, [ask], lambda _: writer, streams=shape.streams)
+
+        def writer_of(answer: Answer) -> ChatWriter:
+            return ChatWriter(*head, shape, service.token_text, service.fingerprint, lambda: answer.usage)
+
+        return await answered(service, request, key, [ask], writer_of, streams=shape.streams)
 
     async def completions(request: Request) -> Response | EventStream:
         key = service.caller(request)
@@ -34,7 +37,8 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
         def writer_of(answer: Answer) -> CompletionWriter:
             more: Any = {"wanted": wanted, "prompt_of": lambda choice: answer.requests[choice]}
-            return CompletionWriter(*head, wanted.shape, service.token_text, service.fingerprint, **more)
+            told = service.token_text, service.fingerprint, lambda: answer.usage
+            return CompletionWriter(*head, wanted.shape, *told, **more)
 
         return await answered(service, request, key, wanted.asks, writer_of, streams=wanted.shape.streams)
 

@@ -84,8 +84,8 @@ class Asked:
     prompt_logprobs: tuple[TokenLogprobs, ...] = (TokenLogprobs(6, -0.7, ((4, -0.6),)), TokenLogprobs(4, -0.8))
 
 
-def writer(echoes: tuple[str, ...] = (), **shape: Any) -> CompletionWriter:
-    wanted = Completions(tuple(Ask(echo, {}) for echo in echoes), Shape("m", **shape), bool(echoes))
+def writer(echoes: tuple[str, ...] = (), prompt_top: int | None = None, **shape: Any) -> CompletionWriter:
+    wanted = Completions(tuple(Ask(echo, {}) for echo in echoes), Shape("m", **shape), bool(echoes), prompt_top)
     made = CompletionWriter("cmpl-1", 1_700_000_000, wanted.shape, SPELLED.__getitem__, wanted=wanted)
     made.prompt_of = lambda _: Asked()
     return made
@@ -108,7 +108,7 @@ def checked(document: dict[str, Any]) -> Completion:
 
 
 def test_a_prompt_and_its_answer_have_log_probabilities_in_the_old_form():
-    document = writer(("P!", "P!"), num_top=1).document(PIECES, Usage(1))
+    document = writer(("P!", "P!"), prompt_top=1, num_top=1).document(PIECES, Usage(1))
     assert checked(document).choices[0].text == "P!Hi€!"
     choice, answer = document["choices"][0], ["Hi", "bytes:\\xe2", "bytes:\\x82\\xac", "!"]
     assert choice["logprobs"] == {
@@ -116,8 +116,10 @@ def test_a_prompt_and_its_answer_have_log_probabilities_in_the_old_form():
         "token_logprobs": [None, -0.7, -0.8, -0.1, -0.5, -0.2, -0.3],
         "top_logprobs": [None, {"!": -0.6, " P": -0.7}, {"!": -0.8}, {"Hi": -0.1}, {"!": -0.4, "bytes:\\xe2": -0.5},
                          {"bytes:\\x82\\xac": -0.2}, {"!": -0.3}],
-        "text_offset": [0, 2, 2, 2, 4, 4, 5],
+        "text_offset": [0, 0, 1, 2, 4, 4, 5],
     }  # fmt: skip
+    second, third = choice["prompt_logprobs"][1:]
+    assert (second["6"]["decoded_token"], second["4"]["rank"], third["4"]["logprob"]) == (" P", 1, -0.8)
 
 
 def test_chunks_make_the_same_document():
@@ -136,6 +138,22 @@ def test_chunks_make_the_same_document():
     sent = read_events(b"".join(map(plain.written, PIECES)) + plain.end(PIECES[-1], Usage(1)))
     assert [one["choices"][0]["finish_reason"] for one in sent] == [None, None, "stop", "length"]
     assert "usage" not in sent[1]
+
+
+@pytest.mark.parametrize(
+    ("echo", "tokens", "offsets"),
+    [
+        ("Hi €!", (5, 1, 7, 4), [0, 0, 2, 4]),  # the tokenizer has written the € otherwise
+        ("Hi<s>Hi", (5, 1, 5, 1), [0, 0, 2, 5]),
+        ("Hi!", (1, 4, 5), [0, 2, 3]),
+        ("?" * 40 + "!", (6, 4), [0, 0]),  # too far
+    ],
+)
+def test_an_answers_offsets_begin_behind_its_prompt(echo: str, tokens: tuple[int, ...], offsets: list[int]):
+    made = writer((echo,), num_top=0)
+    made.prompt_of = lambda _: Asked(tokens, tuple(TokenLogprobs(one, -0.1) for one in tokens[1:]))
+    (choice,) = made.document([Piece(0, (TextPart("Hi"),), (TokenLogprobs(1, -0.1),))], Usage(1))["choices"]
+    assert choice["logprobs"]["text_offset"] == [*offsets, len(echo)]
 
 
 def test_a_prompt_as_the_text_that_answers_begin_with():
