@@ -11,7 +11,6 @@ from stub_model import Model
 from splitinfer.server.anthropic.messages import MessageRequest
 from splitinfer.server.fields import Fields
 from splitinfer.server.guard import Guard
-from splitinfer.server.infill import InfillRequest
 from splitinfer.server.openai.chat import ChatRequest
 from splitinfer.server.openai.completions import CompletionRequest
 from splitinfer.server.openai.responses import ResponseRequest
@@ -23,7 +22,6 @@ ROUTES: dict[str, tuple[dict[str, Any], type[Fields]]] = {
     "/v1/chat/completions": ({"messages": HI}, ChatRequest),
     "/v1/completions": ({"prompt": "Once"}, CompletionRequest),
     "/v1/responses": ({"input": "Hello"}, ResponseRequest),
-    "/infill": ({"input_prefix": "a", "input_suffix": "b"}, InfillRequest),
     "/v1/messages": ({"messages": HI, "max_tokens": 9}, MessageRequest),
 }
 IDLE = [

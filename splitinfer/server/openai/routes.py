@@ -37,8 +37,8 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
         def writer_of(answer: Answer) -> CompletionWriter:
             more: Any = {"wanted": wanted, "prompt_of": lambda choice: answer.requests[choice]}
-            told = service.token_text, service.fingerprint, lambda: answer.usage
-            return CompletionWriter(*head, wanted.shape, *told, **more)
+            more["usage_now"] = lambda: answer.usage
+            return CompletionWriter(*head, wanted.shape, service.token_text, service.fingerprint, **more)
 
         return await answered(service, request, key, wanted.asks, writer_of, streams=wanted.shape.streams)
 
