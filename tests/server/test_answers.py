@@ -279,6 +279,22 @@ def test_token_ids_are_continued_in_a_stream(client: openai.OpenAI, llm: LLM):
     assert generated(chunks[-1].usage) == 8
 
 
+def test_vllms_usage_in_every_chunk_and_log_probabilities_of_a_prompt(client: openai.OpenAI, llm: LLM):
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    streamed: Any = {"max_tokens": 5, "stream": True, "stream_options": options}
+    for chunks in (
+        client.chat.completions.create(**GREEDY, messages=TALE, **streamed),
+        client.completions.create(**GREEDY, prompt=ONCE, **streamed),
+    ):
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+        assert (counts, counts[0] < counts[-1]) == (sorted(counts), True)
+    (output,) = llm.generate([ONCE], SamplingParams(max_tokens=1, prompt_logprobs=1))
+    said = client.completions.create(**GREEDY, prompt=ONCE, max_tokens=1, extra_body={"prompt_logprobs": 1})
+    first, *rest = (said.choices[0].model_extra or {})["prompt_logprobs"]
+    found = [line[f"{one.token_id}"]["logprob"] for line, one in zip(rest, output.prompt_logprobs or (), strict=True)]
+    assert (first, found) == (None, [one.logprob for one in output.prompt_logprobs or ()])
+
+
 def test_one_prompt_that_cannot_be_ends_those_before_it(client: openai.OpenAI, service: Service, llm: LLM):
     def aborted() -> int:
         return int(llm.stats()["finished"].get("abort", 0))
