@@ -1,6 +1,9 @@
 """Pictures of a request: read, put into its prompt, and held for the stage that computes their rows."""
 
+import hashlib
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +15,9 @@ from splitinfer.errors import ContextExceeded, RequestError
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.mlx_vlm import is_installed
 from splitinfer.models.pictures import Pixels, known
-from splitinfer.pictures.decoding import Limits
-from splitinfer.pictures.families import Prepared, family_of, layers_at_once, sees
+from splitinfer.pictures.decoding import Limits, decode
+from splitinfer.pictures.families import Family, Prepared, family_of, layers_at_once, sees
 from splitinfer.pictures.marks import taken_out
-from splitinfer.pictures.reader import PictureReader
 from splitinfer.pictures.sources import from_url, read_file
 from splitinfer.text.tokenizer import Tokenizer
 
@@ -46,31 +48,30 @@ def may_see(checkpoint: Checkpoint, wanted: bool | None, first_layers: int) -> b
     return is_installed() and first_layers >= layers_at_once(checkpoint.config)
 
 
+_KEPT_BYTES = 256 * 2**20
+
+
 class Seeing:
-    """For one model. ``can_see``: whether it was loaded with its tower. ``folders``: below which a client of a server
-    may name files."""
+    """For one model; several threads may use it. ``can_see``: whether it was loaded with its tower. ``folder``:
+    below which a server's clients may name files. A picture that comes again, as in each turn of a conversation, is
+    not decoded again."""
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        tokenizer: Tokenizer | None,
-        *,
-        can_see: bool,
-        limits: Limits | None = None,
-        folders: Sequence[Path] = (),
+        self, checkpoint: Checkpoint, tokenizer: Tokenizer | None, *, can_see: bool, folder: Path | None = None
     ) -> None:
         self._checkpoint, self._tokenizer, self.can_see = checkpoint, tokenizer, can_see
-        self.limits, self.folders = limits or Limits(), tuple(folders)
+        self.limits, self.folder = Limits(), folder
+        self._kept: OrderedDict[bytes, Prepared] = OrderedDict()
+        self._lock = threading.Lock()
 
     @cached_property
-    def _reader(self) -> PictureReader | None:
-        family = family_of(self._checkpoint.folder, self._checkpoint.config, self._token_id) if self.can_see else None
-        return None if family is None else PictureReader(family, self.limits)
+    def _family(self) -> Family | None:
+        return family_of(self._checkpoint.folder, self._checkpoint.config, self._token_id) if self.can_see else None
 
     @cached_property
     def mark(self) -> str:
         """What a prompt's text has in the place of a picture: as the model's template writes it."""
-        family = None if self._reader is None else self._reader.family
+        family = self._family
         if family is None or self._tokenizer is None:
             return ""
         written = self._tokenizer.picture_mark()
@@ -80,9 +81,9 @@ class Seeing:
     def taken_out(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[str]]:
         """Messages with ``mark`` in the places of their pictures, and the pictures' sources. What else in them would be
         a placeholder, because somebody wrote its name or the model chose it in an answer, becomes text."""
-        if self._reader is None or self._tokenizer is None:
+        if self._family is None or self._tokenizer is None:
             return taken_out(messages, self.mark)
-        placeholder = self._reader.family.placeholder
+        placeholder = self._family.placeholder
         plain = [
             {name: value for name, value in message.items() if name != "token_ids" or placeholder not in value}
             for message in messages
@@ -92,16 +93,18 @@ class Seeing:
     def _token_id(self, text: str) -> int | None:
         return None if self._tokenizer is None else self._tokenizer.token_id(text)
 
-    def check(self, count: int) -> PictureReader:
-        """What reads ``count`` pictures of a request.
+    def check(self, count: int) -> Family:
+        """The model's family, if it reads ``count`` pictures of a request.
 
         Raises:
-            RequestError: the model does not see, or there are too many.
+            RequestError: the model does not see.
+            ContextExceeded: there are too many.
         """
-        if self._reader is None:
+        if self._family is None:
             raise RequestError(f"this model takes no pictures: {self._why_not}")
-        self._reader.check_count(count)
-        return self._reader
+        if count > self.limits.pictures:
+            raise ContextExceeded(f"a request has {count} pictures; at most {self.limits.pictures} are read")
+        return self._family
 
     @property
     def _why_not(self) -> str:
@@ -116,35 +119,35 @@ class Seeing:
         """One picture. ``room``: pixels that are left for it.
 
         Raises:
-            RequestError: it cannot be read.
+            ContextExceeded: it would have more.
+            RequestError: it cannot be decoded, or not within the limits.
+            NotInstalled: Pillow is missing.
         """
-        reader = self.check(1)
+        family = self.check(1)
         if isinstance(source, Prepared):
             return source
+        data = self._bytes(source)
+        name = hashlib.blake2b(data, digest_size=32).digest()
+        with self._lock:
+            if name in self._kept:
+                self._kept.move_to_end(name)
+                return self._kept[name]
+        made = family.prepared(decode(data, family.fit, self.limits, room))
+        with self._lock:
+            self._kept[name] = made
+            while len(self._kept) > 1 and sum(one.nbytes for one in self._kept.values()) > _KEPT_BYTES:
+                self._kept.popitem(last=False)
+        return made
+
+    def _bytes(self, source: bytes | str | os.PathLike[str]) -> bytes:
+        if isinstance(source, bytes):
+            return source
         if isinstance(source, str) and source.startswith("data:"):
-            return reader.read(from_url(source, self.limits.nbytes), room)
-        return reader.read(source if isinstance(source, bytes) else self._bytes(Path(source)), room)
-
-    def _read_all(self, sources: Sequence[Source], context: int) -> list[Prepared]:
-        """Pictures one by one. What is too large for what the others left is refused before it is decoded."""
-        reader = self.check(len(sources))
-        area, read, left, pixels = reader.family.step**2, list[Prepared](), context, self.limits.fitted
-        for source in sources:
-            one = self.read(source, max(0, min(min(left, MAX_ROWS) * area, pixels)))
-            read.append(one)
-            left, pixels = left - one.num_tokens, pixels - one.nbytes // 3
-            if left < 0 or pixels < 0:  # it was read before, and so not refused
-                raise ContextExceeded(
-                    f"the first {len(read)} pictures take {context - left:,} tokens; the context has {context:,}, and "
-                    f"a request's pictures may have {self.limits.fitted:,} pixels in the sizes that the model wants"
-                )
-        return read
-
-    def _bytes(self, path: Path) -> bytes:
+            return from_url(source, self.limits.nbytes)
         try:
-            return read_file(path, self.limits.nbytes)
+            return read_file(Path(source), self.limits.nbytes)
         except OSError as error:
-            raise RequestError(f"the picture {path} cannot be read: {error.strerror or error}") from error
+            raise RequestError(f"the picture {source!s} cannot be read: {error.strerror or error}") from error
 
     def prompt(self, tokens: Sequence[int], sources: Sequence[Source], context: int) -> SeenPrompt:
         """A prompt with its pictures in the places of its placeholders, in their order. ``context``: its most tokens.
@@ -155,14 +158,36 @@ class Seeing:
         """
         if not sources:
             return SeenPrompt(tuple(map(int, tokens)))
-        reader = self.check(len(sources))
-        reader.check_places(tokens, len(sources))
+        placeholder = self.check(len(sources)).placeholder
+        wanted = sum(token == placeholder for token in tokens)
+        if wanted != len(sources):
+            raise RequestError(
+                f"the prompt has {wanted} places for pictures (token {placeholder}) and came with "
+                f"{len(sources)} pictures"
+            )
         read = self._read_all(sources, context - len(tokens) + len(sources))
-        found, starts = reader.places([int(token) for token in tokens], read)
-        pictures = tuple(
-            Picture(start, one.key, one.sent, one.grid, one.is_whole) for start, one in zip(starts, read, strict=True)
-        )
-        for picture in pictures:
-            found[picture.start : picture.end] = row_ids(picture.key, len(picture.token_ids))
+        found, pictures, left = list[int](), list[Picture](), iter(read)
+        for token in map(int, tokens):
+            if token != placeholder:
+                found.append(token)
+                continue
+            one = next(left)
+            found += one.before
+            pictures.append(Picture(len(found), one.key, one.sent, one.grid, one.is_whole))
+            found += [*row_ids(one.key, len(one.token_ids)), *one.after]
         pixels = tuple(known(Pixels(one.key, one.make, one.nbytes, one.named, one.token_ids)) for one in read)
-        return SeenPrompt(tuple(found), pictures, pixels)
+        return SeenPrompt(tuple(found), tuple(pictures), pixels)
+
+    def _read_all(self, sources: Sequence[Source], context: int) -> list[Prepared]:
+        """Pictures one by one. What is too large for what the others left is refused before it is decoded."""
+        area, read, left, pixels = self.check(1).step ** 2, list[Prepared](), context, self.limits.fitted
+        for source in sources:
+            one = self.read(source, max(0, min(min(left, MAX_ROWS) * area, pixels)))
+            read.append(one)
+            left, pixels = left - one.num_tokens, pixels - one.nbytes // 3
+            if left < 0 or pixels < 0:  # it was read before, and so not refused
+                raise ContextExceeded(
+                    f"the first {len(read)} pictures take {context - left:,} tokens; the context has {context:,}, and "
+                    f"a request's pictures may have {self.limits.fitted:,} pixels in the sizes that the model wants"
+                )
+        return read

@@ -10,14 +10,17 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 from splitinfer.engine.coordinator.requests import Reading, StreamEvent, TokenLogprobs
 from splitinfer.llm import LLM
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.llm.request import Handling
 from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.problem import AGAIN, Problem
 from splitinfer.server.reading import Reader
 from splitinfer.server.spans import ChoiceTimes, Usage
+from splitinfer.server.stream import COMMENT_PING, EVENTS, PING_EVERY
 from splitinfer.text.answer import AnswerParser, AnswerPart, BrokenCall, ReasoningPart, TextPart, ToolCallPart
 from splitinfer.text.conversations import Conversations
 from splitinfer.text.fill import Gap
@@ -37,6 +40,11 @@ class Piece:
     error: str | None = None
     stop: str | None = None
     status: int = 503
+
+    @property
+    def problem(self) -> Problem:
+        """What a client is told where it failed."""
+        return Problem(self.status, self.error or "the pipeline has failed", retry_after=AGAIN)
 
 
 _BROKEN = "the model's call of a tool is not valid; ask again"
@@ -243,6 +251,46 @@ async def _batches_of(request: AsyncRequest, reader: ChoiceReader) -> AsyncGener
                 yield pieces
             if reader.has_ended:
                 return
+
+
+class Writer:
+    """An answer in one API's words: a stream, or the document that is made of the same pieces. A stream ends with the
+    first piece that failed, which is written without its own end."""
+
+    media_type: ClassVar[str] = EVENTS
+
+    @property
+    def ping_every(self) -> float:
+        """Seconds of silence after which a ping is sent."""
+        return PING_EVERY
+
+    def ping(self, answer: Answer) -> bytes:
+        return COMMENT_PING
+
+    def begin(self, answer: Answer) -> bytes:
+        return b""
+
+    def written(self, piece: Piece) -> bytes:
+        raise NotImplementedError
+
+    def end(self, last: Piece, usage: Usage) -> bytes:
+        raise NotImplementedError
+
+    def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+async def written(answer: Answer, writer: Writer) -> AsyncGenerator[bytes, None]:
+    """An answer as a stream."""
+    yield writer.begin(answer)
+    last = Piece(0)
+    async with aclosing(answer.batches()) as batches:
+        async for batch in batches:
+            yield b"".join(map(writer.written, batch))
+            last = next((piece for piece in batch if piece.finish_reason == "error"), batch[-1])
+            if last.finish_reason == "error":
+                break
+    yield writer.end(last, answer.usage)
 
 
 async def submit(reader: Reader, answer: Answer, ask: Ask, handling: Handling, size: int) -> None:

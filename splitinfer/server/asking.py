@@ -2,33 +2,27 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, aclosing
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from splitinfer.llm.request import Handling
-from splitinfer.server.answer import Answer, Piece, submit
+from splitinfer.server.answer import Answer, Piece, Writer, submit, written
 from splitinfer.server.ask import Ask
 from splitinfer.server.keys import ApiKey
-from splitinfer.server.problem import AGAIN, Problem
+from splitinfer.server.problem import Problem
 from splitinfer.server.reading import with_marks
 from splitinfer.server.service import Service
-from splitinfer.server.spans import Arrival, Usage
-from splitinfer.server.stream import COMMENT_PING, EVENTS, EventStream, left
+from splitinfer.server.spans import Arrival
+from splitinfer.server.stream import EventStream, left
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-
-class Writer(Protocol):
-    def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]: ...
-
-
-W = TypeVar("W", bound=Writer)
 
 PRIORITY, TIMEOUT = "x-splitinfer-priority", "x-splitinfer-timeout"
 _MOST_PRIORITY = 100  # either way
@@ -39,14 +33,11 @@ async def answered(
     request: Request,
     key: ApiKey,
     asks: Sequence[Ask],
-    writer_of: Callable[[Answer], W],
-    events: Callable[[Answer, W], AsyncGenerator[bytes, None]] | None,
-    ping: Callable[[Answer, W], bytes] = lambda *_: COMMENT_PING,
-    ping_every: float | None = None,
-    media_type: str = EVENTS,
+    writer_of: Callable[[Answer], Writer],
+    *,
+    streams: bool,
 ) -> Response | EventStream:
-    """The response to a request of several prompts, with as many choices each. ``events``: its stream, if one is
-    wanted; ``ping``: what it says after ``ping_every`` seconds of silence.
+    """The response to a request of several prompts, with as many choices each.
 
     Raises:
         ClientDisconnect: the client has gone.
@@ -55,12 +46,13 @@ async def answered(
     """
     with ExitStack() as open_things:
         answer = await asked(service, request, key, asks, open_things)
-        if events is not None:
-            writer, every = writer_of(answer), {} if ping_every is None else {"ping_every": ping_every}
-            source, end = events(answer, writer), open_things.pop_all().close
-            return EventStream(source, ping=lambda: ping(answer, writer), media_type=media_type, end=end, **every)
+        writer = writer_of(answer)
+        if streams:
+            source, end = written(answer, writer), open_things.pop_all().close
+            how: Any = {"ping_every": writer.ping_every, "media_type": writer.media_type}
+            return EventStream(source, ping=lambda: writer.ping(answer), end=end, **how)
         pieces = await until_gone(request, all_pieces(answer))
-        return JSONResponse(writer_of(answer).document(pieces, answer.usage))
+        return JSONResponse(writer.document(pieces, answer.usage))
 
 
 async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[Ask], open_things: ExitStack) -> Answer:
@@ -129,7 +121,7 @@ async def all_pieces(answer: Answer) -> list[Piece]:
         pieces = [piece async for batch in batches for piece in batch]
     failed = next((piece for piece in pieces if piece.finish_reason == "error"), None)
     if failed is not None:
-        raise Problem(503, failed.error or "the pipeline has failed", retry_after=AGAIN)
+        raise failed.problem
     return pieces
 
 

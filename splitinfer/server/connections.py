@@ -1,20 +1,8 @@
 """The connections of the server: how many there are, and how long one may be still.
 
-Which server carries HTTP was decided by reading what each bounds by its options:
-
-                         uvicorn 0.54   hypercorn 0.18   granian 2.8
-    size of the head     yes            yes              yes
-    time for the head    no             yes              yes
-    time between two     yes            yes              no
-    TLS's handshake      no             yes              no
-    unread answers       no             no               no
-    size of a body       no             no               no
-    connections          in plain text  no               requests, without an answer
-
-None bounds an answer that its client does not read, or a body. hypercorn's writes take a lock and a task each, and it
-does not notice that a client has gone once the client has sent more than its request; granian calls from threads of its
-own, so each event of a stream crosses one. uvicorn writes a token in one call, shows which connections are open, and
-calls back once a second. So uvicorn it is, as it is: ``Connections.look`` is that call, and does what no option does.
+None of uvicorn, hypercorn and granian bounds an answer that its client does not read, or a body. uvicorn writes a token
+in one call, shows which connections are open, and calls back once a second: ``Connections.look`` is that call, and does
+what no option does.
 
 What uvicorn cannot read as HTTP it refuses itself, with 400 and a plain word. Bodies are bounded by `guard` and `body`.
 Whoever opens a server to the internet puts a reverse proxy in front (docs/use/server-proxy.md).

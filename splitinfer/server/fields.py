@@ -139,28 +139,21 @@ def _ignore(name: str, ignored: Ignored | None) -> None:
         ignored[plain] = None
 
 
-_OFF = {"repetition_penalty": (0, 1), "repeat_penalty": (0, 1)}  # other penalties are off at 0
-
-
 @dataclass(frozen=True, slots=True)
 class Refused:
     """A field that would change the answer, and why that is not done.
 
     neutral: values that ask for nothing, so that they may be there; ``is_neutral`` knows others.
-    only_with: penalties of the request, all of which must be off for it to change nothing.
     details: by which a client finds out that it can do without (``Problem.details``).
     """
 
     why: str
     neutral: tuple[Any, ...] = ()
     is_neutral: Callable[[Any], bool] = lambda _: False
-    only_with: tuple[str, ...] = ()
     details: Mapping[str, Any] | None = None
 
-    def allows(self, value: Any, request: Mapping[str, Any]) -> bool:
-        if value in self.neutral or self.is_neutral(value):
-            return True
-        return bool(self.only_with) and all(request.get(name, 0) in _OFF.get(name, (0,)) for name in self.only_with)
+    def allows(self, value: Any) -> bool:
+        return value in self.neutral or self.is_neutral(value)
 
 
 class Fields(BaseModel):
@@ -183,7 +176,7 @@ class Fields(BaseModel):
             refused = cls.refused.get(name)
             if refused is None:
                 _ignore(name, info.context)
-            elif not refused.allows(asked[name], asked):
+            elif not refused.allows(asked[name]):
                 raise not_supported(refused.why, inside=f".{name}", details=refused.details)
         return asked
 

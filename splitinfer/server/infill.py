@@ -3,8 +3,7 @@ other words (llama.cpp, tools/server, "POST /infill"). Its requests bound their 
 nothing here does: such fields are ignored.
 """
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +11,12 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from splitinfer.server.answer import Answer, Piece
+from splitinfer.server.answer import Piece, Writer
 from splitinfer.server.ask import Ask
 from splitinfer.server.asking import answered
 from splitinfer.server.body import read_request
 from splitinfer.server.fields import Fields
 from splitinfer.server.openai.generating import Generating, Limit
-from splitinfer.server.problem import Problem
 from splitinfer.server.refused import INFILL
 from splitinfer.server.service import ApiRoute, Service
 from splitinfer.server.spans import Usage
@@ -51,35 +49,37 @@ class InfillRequest(Generating):
 
 
 @dataclass(frozen=True, slots=True)
-class InfillWriter:
+class InfillWriter(Writer):
     model: str
 
+    def written(self, piece: Piece) -> bytes:
+        text = _text([piece])
+        return event({"content": text, "stop": False}) if text else b""
+
+    def end(self, last: Piece, usage: Usage) -> bytes:
+        if last.finish_reason == "error":
+            return event(last.problem.openai())
+        return event(self._ended("", last, usage))
+
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
-        """What is new, or all of it; the last piece says why it ended."""
-        last, parts = pieces[-1], [part for piece in pieces for part in piece.parts]
-        content = "".join(part.text for part in parts if isinstance(part, TextPart))
-        if last.finish_reason is None:
-            return {"content": content, "stop": False}
+        return self._ended(_text(pieces), pieces[-1], usage)
+
+    def _ended(self, content: str, last: Piece, usage: Usage) -> dict[str, Any]:
         counts = {"tokens_predicted": usage.generated, "tokens_evaluated": usage.prompt, "tokens_cached": usage.cached}
-        why = "word" if last.stop is not None else _STOPS[last.finish_reason]
+        why = "word" if last.stop is not None else _STOPS[last.finish_reason or "stop"]
         ended = {"stop_type": why, "stopping_word": last.stop or "", "truncated": False}
         return {"content": content, "stop": True, "model": self.model, **counts, **ended}
+
+
+def _text(pieces: Sequence[Piece]) -> str:
+    return "".join(part.text for piece in pieces for part in piece.parts if isinstance(part, TextPart))
 
 
 def infill_routes(service: Service) -> list[ApiRoute]:
     async def infill(request: Request) -> Response | EventStream:
         key = service.caller(request)
         ask, streams = await read_request(request, InfillRequest, lambda one: (one.ask(), one.stream))
-        events = _events if streams else None
-        return await answered(service, request, key, [ask], lambda _: InfillWriter(service.model), events)
+        writer = InfillWriter(service.model)
+        return await answered(service, request, key, [ask], lambda _: writer, streams=streams)
 
     return [ApiRoute("/infill", infill, methods=["POST"])]
-
-
-async def _events(answer: Answer, writer: InfillWriter) -> AsyncGenerator[bytes, None]:
-    async with aclosing(answer.batches()) as batches:
-        async for batch in batches:
-            if (last := batch[-1]).finish_reason == "error":
-                yield event(Problem(last.status, last.error or "the pipeline has failed").openai())
-                return
-            yield event(writer.document(batch, answer.usage))

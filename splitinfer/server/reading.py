@@ -86,5 +86,5 @@ class Reader:
         tokens, text = known_tokens(llm, prompt, self.known)
         if not urls:
             return SeenPrompt(tuple(tokens)), tokens, text
-        sources = [from_url(url, llm.seeing.limits.nbytes, llm.seeing.folders) for url in urls]
+        sources = [from_url(url, llm.seeing.limits.nbytes, llm.seeing.folder) for url in urls]
         return llm.seeing.prompt(tokens, sources, llm.context_length), tokens, text

@@ -1,14 +1,14 @@
-"""Fields that would change an answer and that this server does not have: one table for each API.
+"""Fields that would change an answer and that this server does not have.
 
 They are of OpenAI, Anthropic, vLLM, llama.cpp, mlx-lm, LM Studio and Ollama, whose clients send many of them at the
-value that asks for nothing. What changes no word of an answer is in no table: it is ignored (``fields``). So are fields
-that do nothing without one that is refused.
+value that asks for nothing. One table does for all: a field that an API has here is never looked for in it. What
+changes no word of an answer is in no table: it is ignored (``fields``), and so are fields that do nothing without one
+that is refused, and the windows of penalties.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from splitinfer.core.sampling_params import REPETITION_CONTEXT
 from splitinfer.server.fields import EMPTY, Refused
 
 Table = Mapping[str, Refused]
@@ -33,9 +33,9 @@ _OLLAMAS = {
 }  # fmt: skip
 _LLAMA_CPPS_ORDER = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
 _NO_SAMPLER = "this way of sampling is not implemented"
-_WINDOW = f"penalties look at the last {REPETITION_CONTEXT} tokens, or at the whole answer"
 _STATELESS = "nothing is stored here; give the whole conversation"
-_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_NO_BLANKS = "JSON is written without blanks, or as its schema says"
+_FORM = "structured_outputs, or the API's own field"
 
 _SAMPLING: Table = {
     **_all(_NO_SAMPLER, 1, names="typical_p tfs_z"),
@@ -44,11 +44,6 @@ _SAMPLING: Table = {
     **_all(_NO_SAMPLER, 0, 1, names="min_keep"),
     "samplers": Refused("the order of the samplers is fixed", (*EMPTY, _LLAMA_CPPS_ORDER)),
     "use_beam_search": Refused("there is no beam search", (False,)),
-    "repetition_context_size": Refused(_WINDOW, (REPETITION_CONTEXT,), only_with=("repetition_penalty",)),
-    "presence_context_size": Refused(_WINDOW, (REPETITION_CONTEXT,), only_with=("presence_penalty",)),
-    "frequency_context_size": Refused(_WINDOW, (REPETITION_CONTEXT,), only_with=("frequency_penalty",)),
-    "repeat_last_n": Refused(_WINDOW, (-1,), only_with=_PENALTIES),
-    **_named("repetition_penalty", 0, 1, names="repeat_penalty"),
     **_all("logit_bias keeps tokens away", *EMPTY, names="bad_words allowed_token_ids"),
     **_all("no code of a client is run here", *EMPTY, names="logits_processors"),
     **_all("there is one model, without adapters", *EMPTY, names="adapters lora"),
@@ -58,7 +53,6 @@ _SAMPLING: Table = {
     "t_max_predict_ms": Refused("it is the header X-Splitinfer-Timeout", (0, -1)),
     "truncate_prompt_tokens": Refused("a prompt is taken as it is", (-1,)),
     **_named("thinking_budget", -1, names="reasoning_budget thinking_budget_tokens thinking_token_budget"),
-    "options": Refused("give its fields in the request itself", is_neutral=_has_no_sampling),
 }
 TEMPLATE: Table = {
     **_all("the model has its own", "", names="chat_template template"),
@@ -66,94 +60,65 @@ TEMPLATE: Table = {
     "mm_processor_kwargs": Refused("the model's own processor says how pictures are read", EMPTY),
     **_all("pictures are parts of messages", *EMPTY, names="image_data images"),
 }
-
-
-_NO_BLANKS = "JSON is written without blanks, or as its schema says"
-_ENDING: Table = {
+"""Of a chat as tokens or text."""
+REFUSED: Table = {
+    **_SAMPLING,
+    # Another prompt.
+    **TEMPLATE,
+    **_all("give a message of the role system, or a response's instructions", "", names="system instructions"),
+    "functions": Refused("it is deprecated; give tools", EMPTY),
+    "personality": Refused("the model has none; give instructions"),
+    "add_special_tokens": Refused("the model's template always writes its own", (False,)),
     "add_generation_prompt": Refused("the prompt always ends where the answer begins", (True,)),
     "continue_final_message": Refused("chats go on, and messages where the last one is the assistant's", (False,)),
+    "echo": Refused("a chat has no text that could be repeated", (False,)),
+    "prompt_logprobs": Refused("completions have them"),
+    "suffix": Refused("give it to /v1/completions", ("",)),
+    # What is stored or run elsewhere.
+    **_all(_STATELESS, *EMPTY, names="previous_response_id conversation prompt context"),
+    "container": Refused("nothing is run here"),
+    "mcp_servers": Refused("nothing is run here", EMPTY),
+    "web_search_options": Refused("the server runs no searches"),
+    # What makes Anthropic's own helpers send whole conversations (anthropic 2.12.0, ``lib/threads``, recovers_from).
+    "thread": Refused(
+        f"{_STATELESS} as messages", details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    ),
+    # Another answer.
+    "modalities": Refused("answers are text", ([], ["text"])),
+    "n": Refused("a request of this API has one answer", (1,)),
+    "best_of": Refused("answers are not ranked", (1,)),
+    "guided_whitespace_pattern": Refused(_NO_BLANKS, EMPTY),
+    # Other names.
+    **_named("repetition_penalty", 0, 1, names="repeat_penalty"),
+    **_named("stop", *EMPTY, names="stop_sequences"),
+    **_named("max_tokens", -1, names="max_output_tokens n_predict"),
+    **_named("max_output_tokens", -1, names="max_tokens max_completion_tokens"),
+    **_named("enable_thinking, or the API's own field", names="think thinking"),
+    **_named(_FORM, *EMPTY, names="format grammar json_schema structured_outputs"),
+    **_named(_FORM, *EMPTY, names="guided_json guided_regex guided_choice guided_grammar"),
+    **_named("text.format, or output_config.format of messages", {"type": "text"}, names="response_format"),
+    "text": Refused("its name here is response_format", ({}, {"format": {"type": "text"}})),
+    "options": Refused("give its fields in the request itself", is_neutral=_has_no_sampling),
 }
+"""Of requests for an answer, and for its prompt's number of tokens."""
+
+COMPLETIONS: Table = {
+    **REFUSED,
+    "add_special_tokens": Refused("the tokenizer always adds its own", (True,)),
+}
+INFILL: Table = {
+    **{name: why for name, why in REFUSED.items() if name not in ("samplers", "n_indent", "t_max_predict_ms")},
+    **_named("n_predict", -1, names="max_tokens max_completion_tokens max_output_tokens"),
+}
+OLLAMA_OPTIONS: Table = _SAMPLING
+"""Of ``options`` of Ollama's API."""
+
+# Of objects in requests.
 STRUCTURED: Table = {
     "structural_tag": Refused("give tools, or a grammar"),
     "whitespace_pattern": Refused(_NO_BLANKS, EMPTY),
     "disable_additional_properties": Refused('say "additionalProperties": false in the schema', (False,)),
 }
-"""Of vLLM's ``structured_outputs``."""
-
-_OPENAI: Table = {
-    **_SAMPLING,
-    **_named("json_schema, or the API's own field", *EMPTY, names="format"),
-    "guided_whitespace_pattern": Refused(_NO_BLANKS, EMPTY),
-    **_named("stop", *EMPTY, names="stop_sequences"),
-    "modalities": Refused("answers are text", ([], ["text"])),
-    "web_search_options": Refused("the server runs no searches"),
-}
-CHAT: Table = {
-    **_OPENAI,
-    **TEMPLATE,
-    **_named("max_tokens", -1, names="max_output_tokens n_predict"),
-    **_named("enable_thinking", names="think thinking"),
-    **_all("give a message of the role system", "", names="system instructions"),
-    "best_of": Refused("answers are not ranked", (1,)),
-    "functions": Refused("it is deprecated; give tools", EMPTY),
-    "text": Refused("its name here is response_format", ({}, {"format": {"type": "text"}})),
-    "add_special_tokens": Refused("the model's template always writes its own", (False,)),
-    "echo": Refused("a chat has no text that could be repeated", (False,)),
-}
-COMPLETIONS: Table = {
-    **_OPENAI,
-    **_named("max_tokens", -1, names="max_output_tokens n_predict"),
-    "add_special_tokens": Refused("the tokenizer always adds its own", (True,)),
-}
-_EDITORS = ("samplers", "n_indent", "t_max_predict_ms")
-INFILL: Table = {name: why for name, why in _OPENAI.items() if name not in _EDITORS}
-RESPONSES: Table = {
-    **_OPENAI,
-    **TEMPLATE,
-    **_ENDING,
-    **_named("max_output_tokens", -1, names="max_tokens max_completion_tokens n_predict"),
-    **_named("enable_thinking", names="think thinking"),
-    **_named("instructions", "", names="system"),
-    **_all(_STATELESS, names="previous_response_id conversation prompt"),
-    "response_format": Refused("its name here is text.format", ({"type": "text"},)),
-    **_all("a response is one answer", 1, names="n best_of"),
-    "personality": Refused("the model has none; give instructions"),
-}
-"""OpenAI's API, by route: all that is refused, and where another name or another route has it, that."""
-
-ANTHROPIC: Table = {
-    **_SAMPLING,
-    **TEMPLATE,
-    **_ENDING,
-    **_all(
-        "forms are JSON, by output_config.format",
-        *EMPTY,
-        names="format grammar json_schema structured_outputs guided_json guided_regex guided_choice guided_grammar",
-    ),
-    **_named("max_tokens", -1, names="n_predict"),
-    **_named("thinking", names="think"),
-    "response_format": Refused("its name here is output_config.format", ({"type": "text"},)),
-    **_all("a message is one answer", 1, names="n best_of"),
-    "container": Refused("nothing is run here"),
-    "mcp_servers": Refused("nothing is run here", EMPTY),
-    # What makes Anthropic's own helpers send whole conversations (anthropic 2.12.0, ``lib/threads``, recovers_from).
-    "thread": Refused(
-        f"{_STATELESS} as messages", details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    ),
-}
-
-OLLAMA: Table = {
-    "template": Refused("the model has its own", ("",)),
-    "suffix": Refused("give it to /v1/completions", ("",)),
-    "context": Refused(f"{_STATELESS} to /api/chat", EMPTY),
-}
-OLLAMA_OPTIONS: Table = {
-    **{name: why for name, why in _SAMPLING.items() if name not in ("repeat_penalty", "options")},
-    "repeat_last_n": Refused(_WINDOW, (-1,), only_with=("repeat_penalty", *_PENALTIES[1:])),
-}
-"""Ollama's API, and of its ``options``."""
-
-# Of objects in requests.
 REASONING: Table = {"mode": Refused("there is one mode, standard", ("standard",))}
 EARLIER_ANSWER: Table = {
     "audio": Refused("answers are text"),

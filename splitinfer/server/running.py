@@ -23,15 +23,14 @@ from starlette.types import Receive, Scope, Send
 from splitinfer.errors import ConfigError
 from splitinfer.server.anthropic.routes import anthropic_routes
 from splitinfer.server.connections import Connections, Limits
-from splitinfer.server.dials import dial_routes
+from splitinfer.server.dials import dial_routes, plan_routes
 from splitinfer.server.guard import MAX_HEAD_BYTES, Guard, where
 from splitinfer.server.infill import infill_routes
 from splitinfer.server.meters.routes import meter_routes
 from splitinfer.server.ollama.routes import ollama_routes
-from splitinfer.server.openai.routes import openai_routes, responses_routes
+from splitinfer.server.openai.routes import openai_routes
 from splitinfer.server.own_routes import own_routes
 from splitinfer.server.page.routes import page_routes
-from splitinfer.server.plan import plan_routes
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import Service
 from splitinfer.server.several import Several
@@ -110,8 +109,7 @@ def _has_shaken_hands(side: ssl.SSLObject) -> bool:
 
 def router_of(service: Service) -> Router:
     """All routes of one model."""
-    apis = [*openai_routes(service), *responses_routes(service), *anthropic_routes(service)]
-    apis += [*ollama_routes(service), *infill_routes(service)]
+    apis = [*openai_routes(service), *anthropic_routes(service), *ollama_routes(service), *infill_routes(service)]
     own = [*own_routes(service), *dial_routes(service), *plan_routes(service), *meter_routes(service)]
     routes = [*own, *apis, *page_routes(service)]
     return Router(routes, default=_not_found, redirect_slashes=False)

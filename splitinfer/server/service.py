@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -15,7 +15,9 @@ from starlette.types import Scope as ServerScope
 from splitinfer.errors import QueueFull
 from splitinfer.llm import LLM
 from splitinfer.server.answer import Answer
-from splitinfer.server.ask import in_force
+from splitinfer.server.ask import Chat, in_force
+from splitinfer.server.body import read_request
+from splitinfer.server.fields import Fields
 from splitinfer.server.gate import Gate, Sessions
 from splitinfer.server.health import Offer
 from splitinfer.server.keys import ApiKey, Rates, Scope
@@ -26,6 +28,8 @@ from splitinfer.server.spans import Arrival
 
 if TYPE_CHECKING:
     from splitinfer.server.otlp import OtlpSpans
+
+M = TypeVar("M", bound=Fields)
 
 _COUNTING = 64  # requests beside those that the engine runs and queues: counted, or tokenized
 _LEAST_TIMES = 16  # different ones, for clients that are turned away
@@ -127,6 +131,16 @@ class Service:
         self._num_turned_away += 1
         self.meters.turned_away += 1
         return Problem(429, why, code="queue_full", retry_after=self.llm.seconds_until_room(nth))
+
+    async def num_tokens(self, request: Request, model: type[M], chat: Callable[[M], Chat]) -> int:
+        """How many tokens a conversation has, which is not answered.
+
+        Raises:
+            Problem, ClientDisconnect: as ``read_request``, ``admitted`` and ``Reader.read``.
+        """
+        key, asked = self.caller(request), await read_request(request, model, chat)
+        with self.admitted(key):
+            return await self.reader.num_tokens(asked, request.state.size)
 
     def took_one(self) -> None:
         self._num_turned_away = 0

@@ -18,12 +18,10 @@ bytes and a token at least one, so in a byte-level vocabulary 4 tokens prove it.
 character looks like one unfinished run. Hence the bound is the tokens of 4 characters (``MAX_PENDING``); after that all
 but the last U+FFFD is returned.
 
-Guarantee: the pieces and the flush, joined, are the text that ``decode`` gives for all ids at once
-  - for every sequence of ids, in a byte-level vocabulary (its text is that of the bytes, left to right);
-  - for every sequence that spells text, in any vocabulary whose decoder is local (it does not rewrite text that another
-    token follows), with at most 4 characters U+FFFD in a row if it needs byte fallback.
-Elsewhere (byte fallback tokens that spell no text) ``decode`` itself takes back characters that were complete; here
-they stay, and only what came after is U+FFFD.
+Guarantee: the pieces and the flush, joined, are the text that ``decode`` gives for all ids at once, for every sequence
+of a byte-level vocabulary, and for every one that spells text in any vocabulary whose decoder is local (with at most 4
+characters U+FFFD in a row if it needs byte fallback). Elsewhere ``decode`` itself takes back characters that were
+complete; here they stay.
 """
 
 from collections.abc import Callable, Collection, Sequence

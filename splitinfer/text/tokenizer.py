@@ -124,41 +124,13 @@ class Tokenizer:
         """The ids of ``text``. ``adds_special``: with the special tokens that the tokenizer itself adds."""
         return list(self._wrapper.encode(text, **({} if adds_special else {"add_special_tokens": False})))
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Tool] = (),
-        options: Mapping[str, Any] | None = None,
-        opens_answer: bool = True,
-        mark: str = "",
-    ) -> list[int]:
-        """A chat as token ids, as the model's chat template writes it, up to where the next answer begins; a model
-        without a template gets the contents, joined by blank lines.
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> list[int]:
+        """A chat as token ids. ``how``: as of ``write_chat``."""
+        return self.write_chat(messages, **how)[0]
 
-        Each message has ``role`` and ``content``. An answer may have its ``token_ids``, so that its cached KV is found
-        even if the tokenizer would split its text in another way; they are used where the template writes the text
-        unchanged and they decode to it. ``tools``: those that the model may call, as in OpenAI's API. ``options``:
-        further values for the template, such as ``enable_thinking``. ``opens_answer``: false leaves out what opens the
-        next answer. ``mark``: what stands for pictures in the texts. All else in them is text, also the names of
-        control tokens, unless ``control_in_texts``; an answer may have what marks reasoning and calls.
-
-        Raises:
-            RequestError: the template refuses the messages, or there is none for the tools.
-        """
-        return self.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer, mark=mark)[0]
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Tool] = (),
-        options: Mapping[str, Any] | None = None,
-        opens_answer: bool = True,
-        mark: str = "",
-    ) -> str:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
         """The text that ``encode_chat`` encodes."""
-        return self.write_chat(messages, tools=tools, options=options, opens_answer=opens_answer, mark=mark)[1]
+        return self.write_chat(messages, **how)[1]
 
     def write_chat(
         self,
@@ -170,8 +142,20 @@ class Tokenizer:
         mark: str = "",
         continues: bool = False,
     ) -> tuple[list[int], str]:
-        """``encode_chat`` and ``render_chat``, of one rendering. ``continues``: the last message is an answer that goes
-        on, and both end with its text."""
+        """A chat as token ids and as the text of one rendering, as the model's chat template writes it, up to where the
+        next answer begins; a model without a template gets the contents, joined by blank lines.
+
+        Each message has ``role`` and ``content``. An answer may have its ``token_ids``, so that its cached KV is found
+        even if the tokenizer would split its text in another way; they are used where the template writes the text
+        unchanged and they decode to it. ``tools``: those that the model may call, as in OpenAI's API. ``options``:
+        further values for the template, such as ``enable_thinking``. ``opens_answer``: false leaves out what opens the
+        next answer. ``mark``: what stands for pictures in the texts. All else in them is text, also the names of
+        control tokens, unless ``control_in_texts``; an answer may have what marks reasoning and calls. ``continues``:
+        the last message is an answer that goes on.
+
+        Raises:
+            RequestError: the template refuses the messages, or there is none for the tools.
+        """
         chat, settings = self._checked(messages, tools, options)
         opens_answer = opens_answer and not continues
         if isinstance(self._harmony, Harmony):

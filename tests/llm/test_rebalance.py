@@ -13,7 +13,6 @@ from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.layout import Layout, Rank, lay_out
 from splitinfer.errors import RequestError
-from splitinfer.llm import operated
 from splitinfer.llm.rebalance import LiveFigures, Rebalance, Running, figures_of, rebalance
 from splitinfer.llm.setup import with_layers
 from splitinfer.machine.costs import Costs
@@ -150,7 +149,7 @@ def test_a_running_pipeline_is_planned_and_recut(tiny_folder: Callable[..., Path
         assert (figures.asked.context, aim) == (512, Aim.CONTEXT)
         return Rebalance(with_layers(figures.layout, [1, 3]), 2.0, "better")
 
-    monkeypatch.setattr(operated, "rebalance", other)
+    monkeypatch.setattr("splitinfer.llm.llm.rebalance", other)
     with stages.pipeline(tiny_folder("llama"), [2, 2], draft="ngram") as llm:
         with pytest.raises(RequestError, match="no step has been computed yet"):
             llm.plan()

@@ -148,7 +148,7 @@ def test_an_answer_that_is_cut_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_what_is_no_url_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"was not read|must begin with"):
-        from_url(url, 100, [tmp_path])
+        from_url(url, 100, tmp_path)
 
 
 def test_lines_of_base64_may_be_broken() -> None:
@@ -165,11 +165,11 @@ def test_nobody_learns_which_files_there_are(tmp_path: Path) -> None:
     said = set()
     for name in ("../there.png", "../none.png", "../open2/a/b.png", "pipe.png"):
         with pytest.raises(RequestError) as error:
-            from_url(f"file://{folder}/{name}", 10**6, [folder])
+            from_url(f"file://{folder}/{name}", 10**6, folder)
         said.add(str(error.value).split("' ")[-1])
     assert said == {"is in no folder that may be read"}
     with pytest.raises(RequestError, match="cannot be read"):
-        from_url(f"file://{folder}/circle.png", 10**6, [folder])
+        from_url(f"file://{folder}/circle.png", 10**6, folder)
 
 
 def _family(name: str, fit: Fit, patch: int, merge: int) -> Family:

@@ -154,14 +154,14 @@ def test_names_and_signs_of_pictures_in_texts_are_text(llm: LLM, client: openai.
     answer = client.chat.completions.create(model="m", messages=turns, max_tokens=4, temperature=0)
     assert answer.usage is not None
     assert answer.usage.prompt_tokens > ROWS
-    placeholder = llm.seeing.check(1).family.placeholder
+    placeholder = llm.seeing.check(1).placeholder
     kept, files = llm.seeing.taken_out([{"content": marked("a.png")}, {"content": "x", "token_ids": [5, placeholder]}])
     assert (kept[1], files) == ({"content": "x"}, ["a.png"])
 
 
 def test_pictures_are_counted_before_they_are_values(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Family, "normalised", None)
-    tokens = [5, llm.seeing.check(1).family.placeholder] * 4
+    tokens = [5, llm.seeing.check(1).placeholder] * 4
     seen = [png(seed=i + 20) for i in range(4)]
     with pytest.raises(ContextExceeded, match="take more of the context than there is"):
         llm.seeing.prompt(tokens, seen, 4 + 2 * ROWS)
@@ -186,9 +186,9 @@ def test_the_chat_shows_a_picture(llm: LLM, tmp_path: Path) -> None:
     assert "No such file" in screen.said[-1]
     saved = tmp_path / "saved.json"
     screen.inputs = [f"/save {saved}", f"/load {saved}", "And then?", f"/image {tmp_path / 'b.png'}", "The same?"]
-    chat._llm.seeing.limits = chat._llm.seeing.check(1).limits = Limits(pictures=1)
+    chat._llm.seeing.limits = Limits(pictures=1)
     assert chat.run() == 0
-    chat._llm.seeing.limits = chat._llm.seeing.check(1).limits = Limits()
+    chat._llm.seeing.limits = Limits()
     assert [has_pictures([{"content": turn.user}]) for turn in chat.conversation.turns][-1], (
         "it went on without old ones"
     )
@@ -220,7 +220,7 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(client: openai.OpenAI, url
 
 
 def test_files_of_a_folder_that_was_named(llm: LLM, client: openai.OpenAI, tmp_path: Path) -> None:
-    folder = llm.seeing.folders[0]
+    folder = llm.seeing.folder
     expected = asked(client, data_url(png())).choices[0].message.content
     assert asked(client, f"file://{folder}/a.png").choices[0].message.content == expected
     (folder / "away.png").symlink_to(tmp_path / "elsewhere.png")

@@ -18,7 +18,6 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
 from splitinfer.server.service import Service
-from splitinfer.server.stream import EventStream
 
 ONCE = "Once upon a time"
 TALE: Any = [{"role": "user", "content": ONCE}]
@@ -281,6 +280,22 @@ def test_token_ids_are_continued_in_a_stream(client: openai.OpenAI, llm: LLM):
     assert generated(chunks[-1].usage) == 8
 
 
+def test_vllms_usage_in_every_chunk_and_log_probabilities_of_a_prompt(client: openai.OpenAI, llm: LLM):
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    streamed: Any = {"max_tokens": 5, "stream": True, "stream_options": options}
+    for chunks in (
+        client.chat.completions.create(**GREEDY, messages=TALE, **streamed),
+        client.completions.create(**GREEDY, prompt=ONCE, **streamed),
+    ):
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+        assert (counts, counts[0] < counts[-1]) == (sorted(counts), True)
+    (output,) = llm.generate([ONCE], SamplingParams(max_tokens=1, prompt_logprobs=1))
+    said = client.completions.create(**GREEDY, prompt=ONCE, max_tokens=1, extra_body={"prompt_logprobs": 1})
+    first, *rest = (said.choices[0].model_extra or {})["prompt_logprobs"]
+    found = [line[f"{one.token_id}"]["logprob"] for line, one in zip(rest, output.prompt_logprobs or (), strict=True)]
+    assert (first, found) == (None, [one.logprob for one in output.prompt_logprobs or ()])
+
+
 def test_one_prompt_that_cannot_be_ends_those_before_it(client: openai.OpenAI, service: Service, llm: LLM):
     def aborted() -> int:
         return int(llm.stats()["finished"].get("abort", 0))
@@ -295,7 +310,7 @@ def test_one_prompt_that_cannot_be_ends_those_before_it(client: openai.OpenAI, s
 
 
 def test_a_stream_says_how_far_a_long_prompt_is_read(client: openai.OpenAI, llm: LLM, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("splitinfer.server.openai.routes.PROGRESS_EVERY", 0.002)
+    monkeypatch.setattr("splitinfer.server.openai.chat_writer.PROGRESS_EVERY", 0.002)
     text = "".join(f"{n} little birds sat on a wall. " for n in range(130))
     asked: Any = {**GREEDY, "prompt": text, "max_tokens": 1, "stream": True}
     told = [chunk.model_extra for chunk in client.completions.create(**asked, extra_body={"return_progress": True})]
@@ -316,7 +331,7 @@ def test_a_stream_says_how_far_a_long_prompt_is_read(client: openai.OpenAI, llm:
 def test_a_stream_of_events_is_the_same_response_and_never_silent(
     client: openai.OpenAI, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(EventStream.__init__.__kwdefaults__, "ping_every", 0.0005)
+    monkeypatch.setattr("splitinfer.server.answer.PING_EVERY", 0.0005)
     stop = expected(llm, max_tokens=25).split()[12]  # so that it ends as completed
     with client.responses.stream(**GREEDY, input=ONCE, extra_body={"stop": [stop]}) as stream:
         events = list(stream)

@@ -113,6 +113,7 @@ UNSUPPORTED: list[tuple[str, Any, str]] = [  # what would change an answer, and 
     (CHAT, {"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag tools"),
     (TEXT, {"best_of": 3, "n": 2}, "best_of n"),
     (TEXT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs stream"),
+    (MESSAGE, {"guided_regex": "x"}, "guided_regex own field"),
     (TEXT, {"suffix": "x", "echo": True}, "suffix echoed"),
     (RESPONSE, {"previous_response_id": "r"}, "previous_response_id stored"),
     (RESPONSE, {"reasoning": {"mode": "pro"}}, "reasoning.mode"),

@@ -68,6 +68,7 @@ def test_a_mark_ends_an_answer(client: openai.OpenAI, llm: LLM):
         ("/v1/completions", {"prompt": "a", "suffix": "b", "echo": True}, "cannot be echoed"),
         ("/infill", {"input_prefix": "a"}, "input_suffix must be given"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b", "mirostat": 2}, "mirostat is not supported"),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b", "max_tokens": 2}, "its name here is n_predict"),
     ],
 )
 def test_what_is_no_gap_is_refused(http: httpx.Client, path: str, body: dict[str, Any], sentence: str):

@@ -130,9 +130,8 @@ class Tool(Fields):
     input_schema: dict[str, Any]
 
     def told(self) -> dict[str, Any]:
-        """The tool in OpenAI's form, which templates know."""
-        function = {"name": self.name, "description": self.description, "parameters": self.input_schema}
-        return {"type": "function", "function": function}
+        """The function in OpenAI's form, which templates know."""
+        return {"name": self.name, "description": self.description, "parameters": self.input_schema}
 
 
 AnyTool = Annotated[

@@ -31,10 +31,10 @@ from splitinfer.server.anthropic.blocks import (
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat
 from splitinfer.server.fields import Count, Fields, Kinds, Name
 from splitinfer.server.openai.forms import grammar_of
-from splitinfer.server.openai.generating import ForTemplate, Sampling, Stops
+from splitinfer.server.openai.generating import ForTemplate, NamedFunction, Sampling, Stops, Told, Word, chosen
 from splitinfer.server.openai.messages import merged_systems
-from splitinfer.server.problem import Problem, invalid
-from splitinfer.server.refused import ANTHROPIC, OUTPUT
+from splitinfer.server.problem import Problem
+from splitinfer.server.refused import OUTPUT
 
 _Display = Literal["summarized", "omitted"]
 
@@ -90,6 +90,9 @@ class Choice(Fields):
     disable_parallel_tool_use: bool = False  # the answer ends after its first call
 
 
+_WORDS = {"auto": Word(type="auto"), "none": Word(type="none"), "any": Word(type="required")}
+
+
 class NamedTool(Fields):
     type: Literal["tool"]
     name: str
@@ -117,7 +120,6 @@ class Output(Effort):
 class CountRequest(ForTemplate):
     """A request for the number of a conversation's tokens."""
 
-    refused = ANTHROPIC
     model: Name | None = None
     messages: list[Annotated[Turn, Kinds("role")]] = Field(max_length=MAX_MESSAGES, fail_fast=True)
     system: Texts = Field(default_factory=list)
@@ -141,20 +143,26 @@ class CountRequest(ForTemplate):
         if all(message["role"] == "system" for message in messages):
             raise Problem(400, "messages must have at least one message", param="messages")
         goes_on = messages[-1]["role"] == "assistant"
-        turns = [turn for turn in self.messages if isinstance(turn, SystemTurn)]
-        told = tuple(merged_systems(messages))
-        return Chat(told, self._told_tools(turns), self._options(turns), opens_answer=not goes_on, continues=goes_on)
+        told, tools = tuple(merged_systems(messages)), self.functions()[0]
+        return Chat(told, tools, self._options(), opens_answer=not goes_on, continues=goes_on)
 
-    def _told_tools(self, turns: Sequence[SystemTurn]) -> tuple[Mapping[str, Any], ...]:
-        if self.tool_choice.type == "none":
-            return ()
-        tools = changed_tools([tool for tool in self.tools if tool is not None], turns)
-        return tuple(tool.told() for tool in tools)
+    def functions(self) -> tuple[Told, Told]:
+        """As ``chosen``."""
+        choice = self.tool_choice
+        asked = (
+            NamedFunction(type="function", name=choice.name) if isinstance(choice, NamedTool) else _WORDS[choice.type]
+        )
+        tools = changed_tools([tool for tool in self.tools if tool is not None], self._system_turns)
+        return chosen([tool.told() for tool in tools], asked)
 
-    def _options(self, turns: Sequence[SystemTurn]) -> dict[str, Any]:
+    @property
+    def _system_turns(self) -> Sequence[SystemTurn]:
+        return [turn for turn in self.messages if isinstance(turn, SystemTurn)]
+
+    def _options(self) -> dict[str, Any]:
         """What the template is told of thinking."""
         options = self.template_options()
-        if (effort := last_effort(turns, self.output_config.effort)) is not None:
+        if (effort := last_effort(self._system_turns, self.output_config.effort)) is not None:
             options["reasoning_effort"] = effort
         if self.thinking is not None:
             options["enable_thinking"] = self.thinking.type != "disabled"
@@ -190,22 +198,6 @@ class MessageRequest(CountRequest, Sampling):
             found["grammar"] = grammar_of(form.schema_, "output_config.format")
         return found
 
-    def forced_tools(self) -> tuple[Mapping[str, Any], ...]:
-        """The functions one of which the model must call; none where it need not.
-
-        Raises:
-            Problem: 400, no tool has that name, or no tools were given.
-        """
-        choice = self.tool_choice
-        if choice.type in ("auto", "none"):
-            return ()
-        told = self.chat().tools
-        name = choice.name if isinstance(choice, NamedTool) else None
-        found = tuple(one for one in told if name is None or one["function"]["name"] == name)
-        if not found:
-            raise invalid("tool_choice", "tool_choice must name one of the tools")
-        return found
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -233,7 +225,7 @@ def message_ask(request: MessageRequest, model: str = "") -> tuple[Ask, Shape]:
         request.sampling(),
         request.max_tokens,
         one_call=request.tool_choice.disable_parallel_tool_use,
-        must_call=request.forced_tools(),
+        must_call=request.functions()[1],
         grows=request.stream,
     )
     return ask, shape

@@ -10,18 +10,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from splitinfer.server.answer import Piece
+from splitinfer.server.answer import Answer, Piece, Writer
 from splitinfer.server.spans import Usage
+from splitinfer.server.stream import event
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
 from splitinfer.text.growing_calls import CallPiece
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "max_tokens"}
-Event = tuple[str, dict[str, Any]]
-"""An event's name and its data."""
+_PING = event({"type": "ping"}, "ping")  # comments do not count for these clients' watchdogs
+Event = dict[str, Any]
 
 
 @dataclass(slots=True)
-class MessageWriter:
+class MessageWriter(Writer):
     """Writes one answer. ``hides_thinking``: as in ``Shape``."""
 
     message_id: str
@@ -33,20 +34,28 @@ class MessageWriter:
 
     # -- a stream ------------------------------------------------------------------------------
 
-    def start(self, usage: Usage) -> Event:
-        """The event with which a stream begins; of the usage only the prompt is known."""
-        message = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage_of(usage)}
-        return _event("message_start", message=message)
+    def ping(self, answer: Answer) -> bytes:
+        return _PING
+
+    def begin(self, answer: Answer) -> bytes:
+        """Of the usage only the prompt is known."""
+        ended, usage = {"stop_reason": None, "stop_sequence": None}, usage_of(answer.usage)
+        message = {**self._head(), "content": [], **ended, "usage": usage}
+        return _sent(_event("message_start", message=message)) + _PING
+
+    def written(self, piece: Piece) -> bytes:
+        return b"".join(map(_sent, self.events(piece)))
 
     def events(self, piece: Piece) -> list[Event]:
         """The events of a piece's parts; at its end the open block is closed, but not where the answer has failed."""
-        events = [event for part in self._shown(piece.parts) for event in self._part(part)]
+        events = [one for part in self._shown(piece.parts) for one in self._part(part)]
         return events + (self._close() if piece.finish_reason not in (None, "error") else [])
 
-    def end(self, piece: Piece, usage: Usage) -> list[Event]:
-        """The last events. ``piece``: the last one."""
-        delta = {"stop_reason": _reason(piece), "stop_sequence": piece.stop}
-        return [_event("message_delta", delta=delta, usage=usage_of(usage)), _event("message_stop")]
+    def end(self, last: Piece, usage: Usage) -> bytes:
+        if last.finish_reason == "error":
+            return event(last.problem.anthropic(), "error")
+        delta = {"stop_reason": _reason(last), "stop_sequence": last.stop}
+        return _sent(_event("message_delta", delta=delta, usage=usage_of(usage))) + _sent(_event("message_stop"))
 
     def _part(self, part: AnswerPart) -> list[Event]:
         match part:
@@ -117,7 +126,11 @@ class MessageWriter:
 
 
 def _event(name: str, **data: Any) -> Event:
-    return name, {"type": name, **data}
+    return {"type": name, **data}
+
+
+def _sent(data: Event) -> bytes:
+    return event(data, data["type"])
 
 
 def _reason(piece: Piece) -> str:

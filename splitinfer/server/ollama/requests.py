@@ -20,7 +20,7 @@ from splitinfer.server.openai.chat import Conversation
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import Sampling
 from splitinfer.server.openai.messages import merged_systems
-from splitinfer.server.refused import OLLAMA, OLLAMA_OPTIONS
+from splitinfer.server.refused import OLLAMA_OPTIONS
 
 
 class Options(Sampling):
@@ -50,7 +50,6 @@ def _thinks(given: Any) -> Any:
 class _Generating(Conversation):
     """``think``: whether the model reasons, or how much. ``format``: "json", or a schema."""
 
-    refused = OLLAMA
     model: Name | None = None
     stream: bool = True
     options: Options = Options()
@@ -142,9 +141,9 @@ class Asked:
 
 
 def chat_ask(request: ChatRequest, model: str) -> Asked:
-    """Raises Problem: 400, as ``Conversation.told_tools``, or the format is not a schema."""
+    """Raises Problem: 400, as ``chosen``, or the format is not a schema."""
     messages = tuple(merged_systems(template_messages(request.messages)))
-    chat = Chat(messages, request.told_tools(), request.template_options())
+    chat = Chat(messages, request.functions()[0], request.template_options())
     return Asked(request.asked(chat) if messages else None, request.model or model, request.stream, is_chat=True)
 
 

@@ -1,14 +1,13 @@
 """Ollama's routes: each reads a request, asks for an answer, and writes it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from splitinfer.server.answer import Answer, Piece
+from splitinfer.server.answer import Answer
 from splitinfer.server.asking import answered
 from splitinfer.server.body import read_request
 from splitinfer.server.fields import Fields, Name
@@ -17,7 +16,7 @@ from splitinfer.server.ollama.models import listed, running, shown
 from splitinfer.server.ollama.requests import Asked, ChatRequest, GenerateRequest, chat_ask, generate_ask
 from splitinfer.server.ollama.writer import OllamaWriter
 from splitinfer.server.service import ApiRoute, Service
-from splitinfer.server.stream import LINE_PING, NDJSON, EventStream, line
+from splitinfer.server.stream import EventStream
 
 M = TypeVar("M", ChatRequest, GenerateRequest)
 Handler = Callable[[Request], Awaitable[Response | EventStream]]
@@ -32,9 +31,7 @@ class ShowRequest(Fields):
 
 
 def ollama_routes(service: Service) -> list[ApiRoute]:
-    def answering(
-        model: type[M], ask: Callable[[M, str], Asked]
-    ) -> Callable[[Request], Awaitable[Response | EventStream]]:
+    def answering(model: type[M], ask: Callable[[M, str], Asked]) -> Handler:
         async def route(request: Request) -> Response | EventStream:
             key = service.caller(request)
             asked = await read_request(request, model, lambda one: ask(one, service.model))
@@ -44,10 +41,7 @@ def ollama_routes(service: Service) -> list[ApiRoute]:
 
             if asked.ask is None:  # the model is to be loaded, and it is
                 return JSONResponse(writer_of(Answer(1)).loaded())
-            events = _lines if asked.streams else None
-            return await answered(
-                service, request, key, [asked.ask], writer_of, events, lambda *_: LINE_PING, media_type=NDJSON
-            )
+            return await answered(service, request, key, [asked.ask], writer_of, streams=asked.streams)
 
         return route
 
@@ -78,16 +72,3 @@ def ollama_routes(service: Service) -> list[ApiRoute]:
         ApiRoute("/api/show", show, methods=["POST"]),
         ApiRoute("/api/version", version, methods=["GET"]),
     ]
-
-
-async def _lines(answer: Answer, writer: OllamaWriter) -> AsyncGenerator[bytes, None]:
-    last = Piece(0)
-    async with aclosing(answer.batches()) as batches:
-        async for batch in batches:
-            last = batch[-1]
-            if written := b"".join(line(one) for piece in batch for one in writer.lines(piece)):
-                yield written
-    if last.finish_reason == "error":
-        yield line({"error": last.error or "the pipeline has failed"})
-    else:
-        yield line(writer.last(last, answer.usage))

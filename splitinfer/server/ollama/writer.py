@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
-from splitinfer.server.answer import Piece
+from splitinfer.server.answer import Answer, Piece, Writer
 from splitinfer.server.spans import ChoiceTimes, Usage
+from splitinfer.server.stream import LINE_PING, NDJSON, line
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 
 _REASONS = {"stop": "stop", "length": "length", "tool_calls": "stop", "abort": "length"}
@@ -24,7 +25,7 @@ def moment(seconds: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class OllamaWriter:
+class OllamaWriter(Writer):
     """Writes one answer. ``began``: when its request came, in seconds on the monotonic clock. ``times``: of the answer.
     ``is_chat``: its text is a message's."""
 
@@ -33,9 +34,18 @@ class OllamaWriter:
     began: float
     times: Callable[[], ChoiceTimes]
 
-    def lines(self, piece: Piece) -> list[dict[str, Any]]:
-        """The lines of a piece, without the last one of an answer (``last``)."""
-        return [{**self.head(), **self._said([part]), "done": False} for part in piece.parts]
+    media_type: ClassVar[str] = NDJSON
+
+    def ping(self, answer: Answer) -> bytes:
+        return LINE_PING
+
+    def written(self, piece: Piece) -> bytes:
+        """The lines of a piece, without the last one of an answer."""
+        return b"".join(line({**self.head(), **self._said([part]), "done": False}) for part in piece.parts)
+
+    def end(self, last: Piece, usage: Usage) -> bytes:
+        failed = last.finish_reason == "error"
+        return line({"error": last.problem.message} if failed else self.last(last, usage))
 
     def last(self, piece: Piece, usage: Usage, parts: Sequence[AnswerPart] = ()) -> dict[str, Any]:
         """The line that ends an answer. ``parts``: that it has itself."""

@@ -1,29 +1,27 @@
 """`POST /v1/chat/completions`: a request as an `Ask`; ``chat_writer`` writes the answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.server.ask import MAX_TOOLS, Ask, Chat
-from splitinfer.server.fields import AsGiven, Fields, Kinds
+from splitinfer.server.fields import AsGiven, Fields
 from splitinfer.server.openai.chat_writer import Shape
 from splitinfer.server.openai.forms import TextFormat, form_of
 from splitinfer.server.openai.generating import (
     Choices,
-    Entries,
     ForTemplate,
+    FunctionChoice,
     Limit,
     Streaming,
+    Told,
     Word,
-    allowed,
-    as_choice,
-    forced,
+    chosen,
 )
 from splitinfer.server.openai.messages import Answered, Messages, Outcome, Said, template_messages
 from splitinfer.server.problem import invalid, unsupported
-from splitinfer.server.refused import CHAT
 
 
 class Function(Fields):
@@ -42,25 +40,6 @@ class Tool(Fields):
     function: Annotated[dict[str, Any], AsGiven(Function)]
 
 
-class _Allowed(Fields):
-    mode: Literal["auto", "required"] = "auto"
-    tools: Entries
-
-
-class _NamedFunction(Fields):
-    name: str
-
-
-class _Named(Fields):
-    type: Literal["function"]
-    function: _NamedFunction
-
-
-class _Choice(Fields):
-    type: Literal["allowed_tools"]
-    allowed_tools: _Allowed
-
-
 class Conversation(ForTemplate):
     """What a template writes out. ``add_generation_prompt``: up to where the next answer begins; it is not where
     ``continue_final_message``, with which the answer goes on with the last message."""
@@ -68,54 +47,26 @@ class Conversation(ForTemplate):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
-    tool_choice: Annotated[Word | _Choice | _Named, Kinds("type"), BeforeValidator(as_choice)] = Word(type="auto")
+    tool_choice: FunctionChoice = Word(type="auto")
 
     def written(self, messages: Sequence[Said | Answered | Outcome]) -> Chat:
         """The conversation.
 
         Raises:
-            Problem: 400, fields contradict each other, or as ``told_tools``.
+            Problem: 400, fields contradict each other, or as ``chosen``.
         """
         goes_on, opens = self.continue_final_message, self.add_generation_prompt
         if goes_on and opens:
             raise invalid("continue_final_message", "continue_final_message needs add_generation_prompt to be false")
         told, opens = template_messages(messages), not goes_on if opens is None else opens
-        return Chat(told, self.told_tools(), self.template_options(), opens, continues=goes_on)
+        return Chat(told, self.functions()[0], self.template_options(), opens, continues=goes_on)
 
-    def told_tools(self) -> tuple[Mapping[str, Any], ...]:
-        """The functions that the model is told of: those that it may call, none where it shall not.
-
-        Raises:
-            Problem: 400, a choice allows one that is not there.
-        """
-        choice, names = self.tool_choice, [tool.function["name"] for tool in self.tools]
-        tools = [{"type": "function", "function": tool.function} for tool in self.tools]
-        if isinstance(choice, Word):
-            return () if choice.type == "none" else tuple(tools)
-        if isinstance(choice, _Named):
-            if choice.function.name not in names:
-                given = f"not {choice.function.name!r:.60}"
-                raise invalid("tool_choice", f"tool_choice must name one of the tools, {given}")
-            return tuple(tools)
-        may = allowed(
-            "tool_choice.allowed_tools", choice.allowed_tools.tools, names, lambda one: one.get("function")
-        )  # fmt: skip
-        return tuple(tool for tool, name in zip(tools, names, strict=True) if name in may)
-
-    def forced_tools(self) -> tuple[Mapping[str, Any], ...]:
-        """The functions one of which the model must call; none where it need not.
-
-        Raises:
-            Problem: 400, as ``told_tools``, or there are none.
-        """
-        choice = self.tool_choice
-        name = choice.function.name if isinstance(choice, _Named) else None
-        mode = choice.allowed_tools.mode if isinstance(choice, _Choice) else choice.type
-        return forced(self.told_tools(), name, must=mode == "required")
+    def functions(self) -> tuple[Told, Told]:
+        """As ``chosen``."""
+        return chosen([tool.function for tool in self.tools], self.tool_choice)
 
 
 class ChatRequest(Conversation, Streaming):
-    refused = CHAT
     messages: Messages
     max_tokens: Limit = None
     max_completion_tokens: Limit = None  # takes precedence
@@ -140,7 +91,7 @@ def chat_ask(request: ChatRequest, model: str = "") -> tuple[Ask, Shape]:
     sampling |= request.form(form_of(request.response_format), "response_format") | request.budget()
     most = request.max_completion_tokens or request.max_tokens
     shape = shape_of(request, num_top, model)
-    one_call, must_call = not request.parallel_tool_calls, request.forced_tools()
+    one_call, must_call = not request.parallel_tool_calls, request.functions()[1]
     return Ask(chat, sampling, most, request.n, one_call, must_call, request.stream), shape
 
 

@@ -7,12 +7,12 @@ call of a tool has its index, id and name; those behind it have more of its argu
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from splitinfer.engine.coordinator.requests import Reading, TokenLogprobs
-from splitinfer.server.answer import Piece
+from splitinfer.server.answer import Answer, Piece, Writer
 from splitinfer.server.spans import Usage
-from splitinfer.server.stream import event, json_line
+from splitinfer.server.stream import COMMENT_PING, PING_EVERY, PROGRESS_EVERY, event, json_line
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 from splitinfer.text.growing_calls import CallPiece
 
@@ -34,25 +34,71 @@ TokenText = Callable[[int], bytes]
 """The bytes of one token id."""
 
 # A request that was ended, by its id or its deadline, has an answer that is cut off as at its length.
-_REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool_calls", "abort": "length"}
+REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool_calls", "abort": "length"}
+_DONE = event("[DONE]")
 
 
 @dataclass(slots=True)
-class ChatWriter:
-    """Writes one answer. ``created``: seconds since 1970. ``fingerprint``: while it is the same, a seed gives the same
-    answer. ``usage_now``: the usage so far."""
+class ChunkWriter(Writer):
+    """What answers of chats and of completions have in common. ``created``: seconds since 1970. ``fingerprint``: while
+    it is the same, a seed gives the same answer. ``usage_now``: the usage so far."""
 
     answer_id: str
     created: int
     shape: Shape
     token_text: TokenText
-    new_id: Callable[[], str] = lambda: f"call_{secrets.token_hex(12)}"
     fingerprint: str | None = None
     usage_now: Callable[[], Usage] = lambda: Usage(0)
+
+    kind: ClassVar[str]
+
+    @property
+    def ping_every(self) -> float:
+        return PROGRESS_EVERY if self.shape.progress else PING_EVERY
+
+    def ping(self, answer: Answer) -> bytes:
+        reading = answer.reading if self.shape.progress else None
+        return COMMENT_PING if reading is None else event({**self.chunk([self.choice(0)]), **progress_of(reading)})
+
+    def end(self, last: Piece, usage: Usage) -> bytes:
+        """The usage, where it was asked for. An answer that failed has no end of its own: whoever looks for a reason to
+        finish finds an error instead."""
+        if last.finish_reason == "error":
+            return event(last.problem.openai()) + _DONE
+        counted = event({**self.chunk([]), "usage": self.usage(usage)}) if self.shape.includes_usage else b""
+        return counted + _DONE
+
+    def choice(self, index: int) -> dict[str, Any]:
+        """A choice of which nothing is new."""
+        raise NotImplementedError
+
+    def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        so_far = self.usage(self.usage_now()) if self.shape.always_usage else None
+        return {**self.head(), "choices": choices, **({"usage": so_far} if self.shape.includes_usage else {})}
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        return usage_of(usage)
+
+    def head(self) -> dict[str, Any]:
+        head = {"id": self.answer_id, "object": self.kind, "created": self.created, "model": self.shape.model}
+        return {**head, "system_fingerprint": self.fingerprint}
+
+
+@dataclass(slots=True)
+class ChatWriter(ChunkWriter):
+    """Writes one answer."""
+
+    new_id: Callable[[], str] = lambda: f"call_{secrets.token_hex(12)}"
     _num_calls: dict[int, int] = field(default_factory=dict)  # by choice
     _frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # what is around a choice's text
 
+    kind = "chat.completion.chunk"
+
     # -- a stream ------------------------------------------------------------------------------
+
+    def begin(self, answer: Answer) -> bytes:
+        first = {"role": "assistant", "content": ""}
+        return b"".join(event(self.chunk([_choice(i, first)])) for i in range(answer.num_choices))
 
     def written(self, piece: Piece) -> bytes:
         has_logprobs = piece.logprobs and self.shape.num_top is not None
@@ -66,40 +112,29 @@ class ChatWriter:
         frame = self._frames.get(choice)
         if frame is None:
             # What else could hold these characters has its quotation marks escaped, or comes before them.
-            before, name, after = event(self._chunk([_choice(choice, {"content": ""})])).rpartition(b'"content":""')
+            before, name, after = event(self.chunk([_choice(choice, {"content": ""})])).rpartition(b'"content":""')
             frame = self._frames[choice] = before + name[:-2], after
         return frame[0] + json_line(text).encode("utf-8", "replace") + frame[1]
-
-    def first(self, choice: int) -> dict[str, Any]:
-        return self._chunk([_choice(choice, {"role": "assistant", "content": ""})])
 
     def chunks(self, piece: Piece) -> list[dict[str, Any]]:
         """The chunks of a piece: one for each part; the last has the log probabilities, and another the reason."""
         deltas = [self._delta(piece.choice, part) for part in piece.parts]
         chunks = [_choice(piece.choice, delta) for delta in deltas]
         if piece.logprobs and self.shape.num_top is not None:
-            chunks = chunks or [_choice(piece.choice, {})]
+            chunks = chunks or [self.choice(piece.choice)]
             chunks[-1]["logprobs"] = self._logprobs(piece.logprobs)
-        if piece.finish_reason is not None:
-            chunks.append({**_choice(piece.choice, {}), "finish_reason": _REASONS[piece.finish_reason]})
-        return [self._chunk([chunk]) for chunk in chunks]
+        if piece.finish_reason not in (None, "error"):
+            chunks.append({**self.choice(piece.choice), "finish_reason": REASONS[piece.finish_reason]})
+        return [self.chunk([chunk]) for chunk in chunks]
 
-    def progress_chunk(self, reading: Reading) -> dict[str, Any]:
-        return {**self._chunk([_choice(0, {})]), **progress_of(reading)}
-
-    def usage_chunk(self, usage: Usage) -> dict[str, Any] | None:
-        """The chunk with the usage and without choices; ``None`` where it was not asked for."""
-        return {**self._chunk([]), "usage": usage_of(usage)} if self.shape.includes_usage else None
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        usage = usage_so_far(self.shape, self.usage_now)
-        return {**self._head("chat.completion.chunk"), "choices": choices, **usage}
+    def choice(self, index: int) -> dict[str, Any]:
+        return _choice(index, {})
 
     # -- a document ----------------------------------------------------------------------------
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         choices = [self._whole(choice, pieces) for choice in sorted({piece.choice for piece in pieces})]
-        return {**self._head("chat.completion"), "choices": choices, "usage": usage_of(usage)}
+        return {**self.head(), "object": "chat.completion", "choices": choices, "usage": usage_of(usage)}
 
     def _whole(self, choice: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         own = [piece for piece in pieces if piece.choice == choice]
@@ -109,7 +144,7 @@ class ChatWriter:
             "index": choice,
             "message": self._message(choice, parts),
             "logprobs": None if self.shape.num_top is None else self._logprobs(logprobs),
-            "finish_reason": _REASONS[own[-1].finish_reason or "stop"],
+            "finish_reason": REASONS[own[-1].finish_reason or "stop"],
         }
 
     def _message(self, choice: int, parts: Sequence[AnswerPart]) -> dict[str, Any]:
@@ -124,10 +159,6 @@ class ChatWriter:
         return message
 
     # -- both ----------------------------------------------------------------------------------
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        head = {"id": self.answer_id, "object": kind, "created": self.created, "model": self.shape.model}
-        return {**head, "system_fingerprint": self.fingerprint}
 
     def _delta(self, choice: int, part: AnswerPart) -> dict[str, Any]:
         match part:
@@ -164,13 +195,6 @@ def token_logprob(one: TokenLogprobs, num_top: int, token_text: TokenText) -> di
         return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
     return {**written(one.token_id, one.logprob), "top_logprobs": [written(*top) for top in one.top[:num_top]]}
-
-
-def usage_so_far(shape: Shape, usage_now: Callable[[], Usage]) -> dict[str, Any]:
-    """The usage in a chunk that is not the last one: none, null, or what it is by now."""
-    if not shape.includes_usage:
-        return {}
-    return {"usage": usage_of(usage_now()) if shape.always_usage else None}
 
 
 def progress_of(reading: Reading) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator
 
 from splitinfer.core.sampling_params import MAX_LOGPROBS
-from splitinfer.engine.coordinator.requests import Reading, TokenLogprobs
+from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.server.answer import Piece
 from splitinfer.server.ask import Ask, Chat, Prompt
 from splitinfer.server.fields import MOST_TOKENS, not_a, wrong
 from splitinfer.server.openai.chat import shape_of
-from splitinfer.server.openai.chat_writer import Shape, TokenText, progress_of, usage_of, usage_so_far
+from splitinfer.server.openai.chat_writer import REASONS, ChunkWriter, Shape, usage_of
 from splitinfer.server.openai.forms import TextFormat, form_of
 from splitinfer.server.openai.generating import Choices, Streaming
 from splitinfer.server.problem import Problem, invalid, unsupported
@@ -137,49 +137,23 @@ def _num_top(request: CompletionRequest) -> int | None:
 # -- the answer ------------------------------------------------------------------------------------
 
 
-_NO_LOGPROBS: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 _ROOM = 4  # characters of a text for one that the tokenizer has made of them
-_REASONS = {"stop": "stop", "length": "length", "abort": "length"}
+_NO_LOGPROBS: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
 @dataclass(slots=True)
-class CompletionWriter:
-    """Writes the answers to all prompts of a request. ``created``: seconds since 1970. ``fingerprint``: while it is the
-    same, a seed gives the same answer. ``wanted``: what is shown of prompts and answers. ``usage_now``: the usage so
-    far. ``prompt_of``: a choice's prompt."""
+class CompletionWriter(ChunkWriter):
+    """Writes the answers to all prompts of a request. ``wanted``: what is shown of prompts and answers. ``prompt_of``:
+    a choice's prompt."""
 
-    answer_id: str
-    created: int
-    wanted: Completions
-    token_text: TokenText
-    fingerprint: str | None = None
-    usage_now: Callable[[], Usage] = lambda: Usage(0)
+    wanted: Completions = field(kw_only=True)
     prompt_of: Callable[[int], AsyncRequest] | None = None
     _offsets: dict[int, "_Offsets"] = field(default_factory=dict)  # by choice that has begun
 
-    @property
-    def shape(self) -> Shape:
-        return self.wanted.shape
-
-    # -- a stream ------------------------------------------------------------------------------
-
-    def chunk(self, piece: Piece) -> dict[str, Any]:
-        return self._chunk([self._choice([piece])])
+    kind = "text_completion"
 
     def written(self, piece: Piece) -> bytes:
-        return event(self.chunk(piece))
-
-    def progress_chunk(self, reading: Reading) -> dict[str, Any]:
-        return {**self._chunk([_choice(0, "")]), **progress_of(reading)}
-
-    def usage_chunk(self, usage: Usage) -> dict[str, Any] | None:
-        """The chunk with the usage and without choices; ``None`` where it was not asked for."""
-        return {**self._chunk([]), "usage": self._usage_of(usage)} if self.shape.includes_usage else None
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._head(), "choices": choices, **usage_so_far(self.shape, self._usage_now)}
-
-    # -- a document ----------------------------------------------------------------------------
+        return event(self.chunk([self._choice([piece])]))
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         by_choice: dict[int, list[Piece]] = {}
@@ -188,17 +162,11 @@ class CompletionWriter:
         choices = [self._choice(by_choice[choice]) for choice in sorted(by_choice)]
         for choice in choices if self.wanted.prompt_top is not None else ():
             choice["prompt_logprobs"] = self._prompt_logprobs(choice["index"], self.wanted.prompt_top or 0)
-        return {**self._head(), "choices": choices, "usage": self._usage_of(usage)}
+        return {**self.head(), "choices": choices, "usage": self.usage(usage)}
 
-    def _usage_of(self, usage: Usage) -> dict[str, Any]:
-        return usage_of(self._shown(usage))
-
-    def _usage_now(self) -> Usage:
-        return self._shown(self.usage_now())
-
-    def _shown(self, usage: Usage) -> Usage:
+    def usage(self, usage: Usage) -> dict[str, Any]:
         """Without the token that is generated where the prompt alone is wanted."""
-        return usage if self.wanted.answers else replace(usage, generated=0)
+        return usage_of(usage if self.wanted.answers else replace(usage, generated=0))
 
     def _prompt_logprobs(self, choice: int, num_top: int) -> list[dict[str, Any] | None]:
         """As vLLM writes them: by id, each with its rank where that is known."""
@@ -213,16 +181,8 @@ class CompletionWriter:
     def _ranked(self, token: int, rank: int | None, logprob: float) -> dict[str, Any]:
         return {"logprob": logprob, "rank": rank, "decoded_token": self.token_text(token).decode("utf-8", "replace")}
 
-    # -- both ----------------------------------------------------------------------------------
-
-    def _head(self) -> dict[str, Any]:
-        return {
-            "id": self.answer_id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.shape.model,
-            "system_fingerprint": self.fingerprint,
-        }
+    def choice(self, index: int) -> dict[str, Any]:
+        return {"index": index, "text": "", "logprobs": None, "finish_reason": None}
 
     def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         index, reason, begins = pieces[0].choice, pieces[-1].finish_reason, pieces[0].choice not in self._offsets
@@ -230,7 +190,7 @@ class CompletionWriter:
         offsets = self._offsets.setdefault(index, _Offsets(len(echo)))
         shown = pieces if self.wanted.answers else ()
         text = "".join(part.text for piece in shown for part in piece.parts if isinstance(part, TextPart))
-        made = _choice(index, echo + text) | {"finish_reason": None if reason is None else _REASONS[reason]}
+        made = self.choice(index) | {"text": echo + text, "finish_reason": REASONS.get(reason or "")}
         if self.shape.num_top is not None:
             before = self._of_prompt(index, echo) if begins and self.wanted.echo else _NO_LOGPROBS
             behind = self._logprobs([one for piece in shown for one in piece.logprobs], offsets.next)
@@ -324,7 +284,3 @@ def token_name(raw: bytes) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-def _choice(index: int, text: str) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": None}

@@ -1,6 +1,6 @@
 """Fields that OpenAI's requests for an answer have in common, and what they ask of the engine."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
@@ -12,6 +12,7 @@ from splitinfer.server.fields import (
     Count,
     CountOrNone,
     Fields,
+    Kinds,
     Name,
     Several,
     TokenId,
@@ -21,8 +22,8 @@ from splitinfer.server.fields import (
     wrong,
 )
 from splitinfer.server.openai.forms import Formed
-from splitinfer.server.problem import Problem, invalid
-from splitinfer.server.refused import REASONING
+from splitinfer.server.problem import invalid
+from splitinfer.server.refused import REASONING, REFUSED
 
 MAX_STOPS = 16  # OpenAI's own limit is 4
 _MOST_DIGITS = 19  # of a token id; Python reads no more than 4,300 at once
@@ -93,6 +94,7 @@ class Sampling(Fields):
 class Generating(Sampling, Formed):
     """Fields of all of OpenAI's requests for an answer."""
 
+    refused = REFUSED
     model: Name | None = None
     stream: bool = False
 
@@ -133,6 +135,7 @@ class Reasoning(Fields):
 class ForTemplate(Fields):
     """What the template is told beside the conversation: how much to reason and to say, and the client's own values."""
 
+    refused = REFUSED
     reasoning: Reasoning | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
@@ -173,46 +176,60 @@ class Word(Fields):
     type: Literal["auto", "none", "required"]
 
 
-def as_choice(given: Any) -> Any:
-    """A choice of tools that is one word, as an object."""
-    return {"type": given} if isinstance(given, str) else given
+class AllowedFunctions(Fields):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
-Entries = Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)]
+class NamedFunction(Fields):
+    type: Literal["function"]
+    name: str
 
 
-def allowed(
-    name: str,
-    entries: list[dict[str, Any]],
-    known: list[str],
-    named: Callable[[dict[str, Any]], Any] = lambda one: one,
-) -> frozenset[str]:
-    """The names of the tools that a choice allows. ``named``: the object with the name in one of its entries.
-
-    Raises:
-        Problem: 400, there is no tool of a name.
-    """
-    found, there = set[str](), frozenset(known)
-    for i, one in enumerate(entries):
-        inside = named(one)
-        own = inside.get("name") if isinstance(inside, dict) else None
-        if not isinstance(own, str) or own not in there:
-            where = f"{name}.tools[{i}].name"
-            sentence = f"{where} must be the name of one of the tools, not {own!r:.60}"
-            raise Problem(400, sentence, param=where, code="invalid_value")
-        found.add(own)
-    return frozenset(found)
+def _flat(given: Any) -> Any:
+    """A choice as responses have it; a chat's has one more object inside."""
+    match given:
+        case str():
+            return {"type": given}
+        case {"type": "function", "function": dict(named)}:
+            return {**named, "type": "function"}
+        case {"type": "allowed_tools", "allowed_tools": {"tools": list(tools), **rest}}:
+            flat = [one.get("function", one) if isinstance(one, dict) else one for one in tools]
+            return {**rest, "type": "allowed_tools", "tools": flat}
+    return given
 
 
-def forced(told: tuple[Mapping[str, Any], ...], name: str | None, *, must: bool) -> tuple[Mapping[str, Any], ...]:
-    """The functions one of which the model must call; none where it need not. ``told``: those that it is told of.
-    ``name``: of the one that it must call; ``must``: it must call any.
+Choice = Word | AllowedFunctions | NamedFunction
+FunctionChoice = Annotated[Choice, Kinds("type"), BeforeValidator(_flat)]
+Told = tuple[Mapping[str, Any], ...]
+"""Functions, as templates know them."""
+
+
+def chosen(functions: Sequence[Mapping[str, Any]], choice: Choice) -> tuple[Told, Told]:
+    """The functions that the model is told of, and those one of which it must call: none where it need not.
 
     Raises:
-        Problem: 400, there are none.
+        Problem: 400, the choice names one that is not there, or requires a call, and there are no functions.
     """
-    if name is not None:
-        return tuple(tool for tool in told if tool["function"]["name"] == name)
-    if must and not told:
+    told: Told = tuple({"type": "function", "function": one} for one in functions)
+    names = frozenset(one["name"] for one in functions)
+    match choice:
+        case Word(type="none"):
+            return (), ()
+        case NamedFunction(name=name):
+            if name not in names:
+                raise invalid("tool_choice", f"tool_choice must name one of the tools, not {name!r:.60}")
+            return told, tuple(tool for tool in told if tool["function"]["name"] == name)
+        case AllowedFunctions(mode=mode, tools=entries):
+            for i, one in enumerate(entries):
+                if not isinstance(own := one.get("name"), str) or own not in names:
+                    where = f"tool_choice.tools[{i}].name"
+                    raise invalid(where, f"{where} must be the name of one of the tools, not {own!r:.60}")
+            may = frozenset(one["name"] for one in entries)
+            told = tuple(tool for tool in told if tool["function"]["name"] in may)
+        case Word(type=mode):
+            pass
+    if mode == "required" and not told:
         raise invalid("tool_choice", "tool_choice requires a call, but there are no tools")
-    return told if must else ()
+    return told, told if mode == "required" else ()

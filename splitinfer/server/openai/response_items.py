@@ -23,9 +23,7 @@ from pydantic import BeforeValidator, Field
 
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS
 from splitinfer.server.fields import Fields, Kinds, Several
-from splitinfer.server.openai.generating import Entries, Word, allowed, as_choice
 from splitinfer.server.openai.messages import Content, arguments_of, content_text, merged_systems
-from splitinfer.server.problem import invalid
 
 # -- tools -----------------------------------------------------------------------------------------
 
@@ -50,33 +48,24 @@ class Namespace(Fields):
     tools: list[Annotated[ResponseFunction | None, _FUNCTIONS]] = Field(max_length=MAX_TOOLS, fail_fast=True)
 
 
-class AllowedFunctions(Fields):
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"] = "auto"
-    tools: Entries
-
-
-class NamedFunction(Fields):
-    type: Literal["function"]
-    name: str
-
-
 ResponseTools = list[Annotated[ResponseFunction | Namespace | None, _FUNCTIONS]]
-Choice = Word | AllowedFunctions | NamedFunction
-FunctionChoice = Annotated[Choice, Kinds("type"), BeforeValidator(as_choice)]
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function of the client. ``told``: what the model is told of it beside its name."""
+    """A function of the client. ``about``: what the model is told of it beside its name."""
 
     name: str
-    told: Mapping[str, Any]
+    about: Mapping[str, Any]
     namespace: str | None = None
 
     @property
     def told_name(self) -> str:
         return told_name(self.name, self.namespace)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return {"name": self.told_name, **self.about}
 
 
 def told_name(name: str, namespace: str | None) -> str:
@@ -95,25 +84,9 @@ def functions_of(tools: Sequence[ResponseFunction | Namespace | None], namespace
         if isinstance(tool, Namespace):
             found += functions_of(tool.tools, tool.name)
         elif tool is not None:
-            told = {name: getattr(tool, name) for name in _TOLD if name in tool.model_fields_set}
-            found.append(Function(tool.name, told, namespace))
+            about = {name: getattr(tool, name) for name in _TOLD if name in tool.model_fields_set}
+            found.append(Function(tool.name, about, namespace))
     return found
-
-
-def callable_names(choice: Choice, functions: Sequence[Function]) -> frozenset[str]:
-    """The names of the functions that the model may call, as it is told them.
-
-    Raises:
-        Problem: 400, a choice allows one that is not there.
-    """
-    names = [one.told_name for one in functions]
-    if isinstance(choice, Word):
-        return frozenset(() if choice.type == "none" else names)
-    if isinstance(choice, NamedFunction):
-        if choice.name not in names:
-            raise invalid("tool_choice", f"tool_choice must name one of the tools, not {choice.name!r:.60}")
-        return frozenset(names)
-    return allowed("tool_choice", choice.tools, names)
 
 
 # -- items -----------------------------------------------------------------------------------------

@@ -15,23 +15,20 @@ from splitinfer.server.fields import Fields, Kinds, Name, wrong
 from splitinfer.server.openai.forms import JsonFormat, NamedSchema, PlainFormat, form_of, grammar_of
 from splitinfer.server.openai.generating import (
     ForTemplate,
+    FunctionChoice,
     Generating,
     Limit,
+    Told,
     Word,
-    forced,
+    chosen,
 )
 from splitinfer.server.openai.response_items import (
-    AllowedFunctions,
     Function,
-    FunctionChoice,
     Input,
-    NamedFunction,
     ResponseTools,
-    callable_names,
     conversation,
     functions_of,
 )
-from splitinfer.server.refused import RESPONSES
 from splitinfer.server.stream import json_line
 
 _PROBABILITIES, _PACKED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
@@ -60,7 +57,6 @@ class Text(Fields):
 class InputRequest(ForTemplate):
     """A request for the number of a conversation's tokens."""
 
-    refused = RESPONSES
     model: Name | None = None
     input: Input
     instructions: str | None = None
@@ -68,23 +64,17 @@ class InputRequest(ForTemplate):
     tool_choice: FunctionChoice = Word(type="auto")
     text: Text = Text()
 
-    def forced_tools(self) -> tuple[Mapping[str, Any], ...]:
-        """The functions one of which the model must call; none where it need not.
+    @property
+    def functions(self) -> list[Function]:
+        return functions_of(self.tools)
 
-        Raises:
-            Problem: 400, no tool has that name, or no tools were given.
-        """
-        choice = self.tool_choice
-        name = choice.name if isinstance(choice, NamedFunction) else None
-        mode = choice.mode if isinstance(choice, AllowedFunctions) else choice.type
-        return forced(self.chat().tools, name, must=mode == "required")
+    def chosen(self) -> tuple[Told, Told]:
+        """As the function."""
+        return chosen([one.told for one in self.functions], self.tool_choice)
 
     def chat(self) -> Chat:
-        functions = functions_of(self.tools)
-        may = callable_names(self.tool_choice, functions)
-        told = [{"name": one.told_name, **one.told} for one in functions if one.told_name in may]
-        tools = tuple({"type": "function", "function": one} for one in told)
-        return Chat(conversation(self.instructions, self.input), tools, self.template_options(self.text.verbosity))
+        messages = conversation(self.instructions, self.input)
+        return Chat(messages, self.chosen()[0], self.template_options(self.text.verbosity))
 
 
 class ResponseRequest(InputRequest, Generating):
@@ -138,10 +128,10 @@ def response_ask(request: ResponseRequest, model: str = "") -> tuple[Ask, Shape]
         sampling | request.form(request.form_of_text(), "text.format") | request.budget(),
         request.max_output_tokens,
         one_call=not request.parallel_tool_calls,
-        must_call=request.forced_tools(),
+        must_call=request.chosen()[1],
         grows=request.stream,
     )
-    functions = functions_of(request.tools)
+    functions = request.functions
     shape = Shape(
         model if request.model is None else request.model,
         request.stream,
@@ -171,6 +161,6 @@ def _said(request: ResponseRequest, functions: list[Function]) -> dict[str, Any]
         "reasoning": {"effort": request.effort, "summary": None},
         "text": {"format": _format_said(request)},
         "tool_choice": choice.type if isinstance(choice, Word) else choice.model_dump(exclude_unset=True),
-        "tools": [{**untold, "name": one.told_name, **one.told} for one in functions],
+        "tools": [{**untold, **one.told} for one in functions],
         "top_logprobs": request.top_logprobs,
     }

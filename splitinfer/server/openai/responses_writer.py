@@ -25,11 +25,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from splitinfer.engine.coordinator.requests import TokenLogprobs
-from splitinfer.server.answer import Piece
+from splitinfer.server.answer import Answer, Piece, Writer
 from splitinfer.server.openai.chat_writer import TokenText, token_logprob
 from splitinfer.server.openai.response_items import packed
 from splitinfer.server.openai.responses import Shape
 from splitinfer.server.spans import Usage
+from splitinfer.server.stream import event
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 from splitinfer.text.growing_calls import CallPiece
 
@@ -53,7 +54,7 @@ class _OpenItem:
 
 
 @dataclass(slots=True)
-class ResponseWriter:
+class ResponseWriter(Writer):
     """Writes one answer. ``created``, ``clock``: seconds since 1970. ``new_id`` makes an item's id that begins with a
     prefix."""
 
@@ -69,24 +70,29 @@ class ResponseWriter:
 
     # -- the response --------------------------------------------------------------------------
 
-    def start(self) -> list[Event]:
-        return [self._event("response.created", response=self._response("in_progress")), self.ping()]
+    def begin(self, answer: Answer) -> bytes:
+        return _sent(self._event("response.created", response=self._response("in_progress"))) + self.ping(answer)
 
-    def ping(self) -> Event:
-        return self._event("response.in_progress", response=self._response("in_progress"))
+    def ping(self, answer: Answer) -> bytes:
+        return _sent(self._event("response.in_progress", response=self._response("in_progress")))
 
-    def end(self, last: Piece, usage: Usage) -> Event:
-        status, more = _ended(last)
-        if status == "completed":
-            more = {**more, "completed_at": int(self.clock())}
-        response = {**self._response(status), **more, "output": list(self._items), "usage": usage_of(usage)}
-        return self._event(_LAST[status], response=response)
+    def written(self, piece: Piece) -> bytes:
+        return b"".join(map(_sent, self.events(piece)))
+
+    def end(self, last: Piece, usage: Usage) -> bytes:
+        status, response = self._ended(last, usage)
+        return _sent(self._event(_LAST[status], response=response))
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         for piece in pieces:
             self.events(piece)
-        response: dict[str, Any] = self.end(pieces[-1], usage)["response"]
-        return response
+        return self._ended(pieces[-1], usage)[1]
+
+    def _ended(self, last: Piece, usage: Usage) -> tuple[str, dict[str, Any]]:
+        status, more = _ended(last)
+        if status == "completed":
+            more = {**more, "completed_at": int(self.clock())}
+        return status, {**self._response(status), **more, "output": list(self._items), "usage": usage_of(usage)}
 
     def _response(self, status: str) -> dict[str, Any]:
         return {
@@ -227,6 +233,10 @@ class ResponseWriter:
         return {"type": name, "sequence_number": number, **data}
 
 
+def _sent(data: Event) -> bytes:
+    return event(data, data["type"])
+
+
 def _text_part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
@@ -239,8 +249,7 @@ def _ended(last: Piece) -> tuple[str, dict[str, Any]]:
     """An answer's status at its end, and the fields that say why."""
     match last.finish_reason:
         case "error":
-            message = last.error or "the pipeline has failed"
-            return "failed", {"error": {"code": "server_error", "message": message}}
+            return "failed", {"error": {"code": "server_error", "message": last.problem.message}}
         case "length":
             return "incomplete", {"incomplete_details": {"reason": "max_output_tokens"}}
         case "abort":

@@ -6,7 +6,7 @@ the difference of two samples of one cut. Where another cut was loaded, what cam
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from splitinfer.core.kv.budget import KVBudget
@@ -16,6 +16,7 @@ from splitinfer.core.metrics.records import Rows, StepRecord
 from splitinfer.engine.coordinator.health import PipelineHealth
 
 Stats = Mapping[str, Any]
+_LEAST_SHARE = 0.0005  # of standing still; less is not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,14 @@ class StageSeen:
     """A stage in the last seconds. Shares are of the time in which a request was under way.
 
     duty: share of computing. useful: of its rows, those that were kept. gaps: shares of standing still, by cause.
-    kv_bytes, kv_kept: KV of running requests now, and of blocks kept for later; kv_budget: bytes for both.
+    kv, kv_kept: KV of running requests now, and of blocks kept for later; kv_budget: bytes for both.
     ranks: shares of computing of each machine, where the stage is across two.
     """
 
     name: str
     duty: float = 0.0
     gaps: Mapping[Cause, float] = field(default_factory=dict)
-    kv_bytes: int = 0
+    kv: int = 0
     kv_kept: int = 0
     kv_budget: int = 0
     ranks: Sequence[float] = ()
@@ -165,7 +166,7 @@ def _stage(was: Stats, now: Stats, budget: int) -> StageSeen:
     busy = now["busy_seconds"] - was["busy_seconds"]
     gaps = {cause: now["idle_seconds"][cause.value] - was["idle_seconds"][cause.value] for cause in Cause}
     whole = busy + sum(gaps.values())
-    shares = {cause: seconds / whole for cause, seconds in gaps.items() if seconds > 0} if whole > 0 else {}
+    shares = {cause: seconds / whole for cause, seconds in gaps.items() if seconds > _LEAST_SHARE * whole}
     duty = busy / whole if whole > 0 else 0.0
     ranks = zip(was.get("ranks", ()), now.get("ranks", ()), strict=False)
     spent = [one["busy_seconds"] - before["busy_seconds"] for before, one in ranks]
@@ -173,7 +174,7 @@ def _stage(was: Stats, now: Stats, budget: int) -> StageSeen:
         name=now["name"],
         duty=duty,
         gaps=shares,
-        kv_bytes=now.get("kv_bytes", 0),
+        kv=now.get("kv_bytes", 0),
         kv_kept=now.get("kv_bytes_stored", 0),
         kv_budget=budget,
         ranks=[min(1.0, max(0.0, seconds / whole)) if whole > 0 else 0.0 for seconds in spent],
@@ -238,37 +239,13 @@ def pipeline_document(model: str, context: int, sample: Sample, dials: Mapping[s
 
 
 def figures_document(seen_: Seen) -> dict[str, Any]:
-    return {
-        "seconds": round(seen_.seconds, 2),
-        "under_way": round(seen_.under_way, 3),
-        "running": seen_.running,
-        "waiting": seen_.waiting,
-        "max_running": seen_.max_running,
-        "generated_per_second": round(seen_.generated_per_second, 2),
-        "computed_per_second": round(seen_.computed_per_second, 2),
-        "void": round(seen_.void, 3),
-        "drafter": seen_.drafter,
-        "acceptance": None if seen_.acceptance is None else round(seen_.acceptance, 3),
-        "ttft_ms": _rounded(seen_.ttft_ms),
-        "itl_ms": _rounded(seen_.itl_ms),
-        "state": _state(seen_),
-        "waits_for": seen_.waits_for,
-        "failure": seen_.failure,
-        "stages": [
-            {
-                "duty": round(stage.duty, 3),
-                "gaps": {str(cause): round(share, 3) for cause, share in stage.gaps.items() if share >= 0.0005},
-                "kv": stage.kv_bytes,
-                "kv_kept": stage.kv_kept,
-                "kv_budget": stage.kv_budget,
-                "ranks": [round(duty, 3) for duty in stage.ranks],
-            }
-            for stage in seen_.stages
-        ],
-        "links": [
-            {"way_ms": _rounded(link.way_ms), "bytes_per_second": round(link.bytes_per_second)} for link in seen_.links
-        ],
-    }
+    """All figures; the state in place of what it is made of."""
+    found: dict[str, Any] = _rounded(asdict(seen_))
+    for name in ("rows", "preemptions", "is_changing", "is_draining"):
+        del found[name]
+    for stage in found["stages"]:
+        del stage["name"]
+    return {**found, "state": _state(seen_)}
 
 
 def _state(seen_: Seen) -> str:
@@ -277,5 +254,9 @@ def _state(seen_: Seen) -> str:
     return "draining" if seen_.is_draining else "ok" if seen_.waits_for is None else "waiting"
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 2)
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, Mapping):
+        return {str(key): _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from splitinfer.core.metrics.gaps import Cause
-from splitinfer.server.page.figures import Seen, StageSeen
+from splitinfer.server.page.figures import Seen
 
 _RESTS = 0.02  # of the time under way, under which nothing was asked
 _BUSY = 0.85  # of a stage's time: it hardly waits
@@ -77,52 +77,33 @@ def _load(seen: Seen) -> Iterator[Remark]:
         return
     is_full, reads = all(stage.duty >= _BUSY for stage in seen.stages), _reads(seen)
     if reads:
-        yield _prompt(seen)
+        text = (
+            f"A prompt is being read: prompts are {_percent(_prompt_share(seen))} of what the stages compute. Its "
+            "chunks follow each other through the stages, and answers get their tokens in between."
+        )
+        help_ = "If answers stall meanwhile, a smaller token_budget makes the chunks shorter."
+        yield Remark("prompt", text, "" if seen.running <= 1 else help_)
     if is_full:
         yield Remark("full", f"All {num_stages} stages compute nearly all the time: the pipeline is full.")
-    if is_full or reads:
-        return
-    if seen.running == 1 and _waits(seen) >= _MUCH:
-        yield _one_stream(seen)
-    elif 1 < seen.running < num_stages and _waits(seen) >= _MUCH:
+    if not is_full and not reads and 0 < seen.running < num_stages and _waits(seen) >= _MUCH:
         yield _few_streams(seen)
 
 
 def _few_streams(seen: Seen) -> Remark:
-    num_stages = len(seen.stages)
-    return Remark(
-        "few_streams",
-        f"{seen.running} answers share {num_stages} stages. Each answer occupies one stage at a time, so with "
-        "fewer answers than stages some stage always waits.",
-        f"{num_stages} or more answers at once would keep all stages busy.",
-    )
-
-
-def _prompt(seen: Seen) -> Remark:
+    """Fewer answers than stages; drafts let stages work ahead for one."""
+    num_stages, one = len(seen.stages), seen.running == 1
     text = (
-        f"A prompt is being read: prompts are {_percent(_prompt_share(seen))} of what the stages compute. Its chunks "
-        "follow each other through the stages, and answers get their tokens in between."
+        f"{'There is one answer' if one else f'There are {seen.running} answers'} for {num_stages} stages. Each is at "
+        f"one stage at a time, so each stage waits {_percent(_waits(seen))} of the time for others."
     )
-    help_ = "If answers stall meanwhile, a smaller token_budget makes the chunks shorter."
-    return Remark("prompt", text, "" if seen.running <= 1 else help_)
-
-
-def _one_stream(seen: Seen) -> Remark:
-    stages = "both stages" if len(seen.stages) == 2 else f"all {len(seen.stages)} stages"
-    others = "the other" if len(seen.stages) == 2 else "the others"
-    text = f"There is one answer, and its next token cannot start before the last one has passed {stages}. "
-    each_waits = f"each waits {_percent(_waits(seen))} of the time for {others}."
+    help_ = f"{num_stages} or more answers at once would keep all stages busy."
     if seen.rows.draft:
-        text += f"Drafts let the stages work ahead on guessed tokens; {each_waits}"
-        return Remark("one_stream_drafts", text, "You can run more requests at once with little slowdown.")
-    text += f"So only one stage works at a time, and {each_waits}"
-    if seen.drafter is not None:
-        return Remark(
-            "one_stream_no_drafts",
-            text,
-            "Drafts are off for this answer: they made it slower, or it has only just begun.",
-        )
-    return Remark("one_stream", text, "A draft model (draft: in the layout) keeps several tokens in flight.")
+        text += " Drafts let the stages work ahead on guessed tokens."
+    elif one and seen.drafter is None:
+        help_ += " A draft model (draft: in the layout) keeps several tokens of one in flight."
+    elif one:
+        help_ += " Drafts are off for this answer: they made it slower, or it has only just begun."
+    return Remark("few_streams", text, help_)
 
 
 # -- what lies between stages ----------------------------------------------------------------------
@@ -133,15 +114,28 @@ def _flow(seen: Seen) -> Iterator[Remark]:
     if (slow := _slowest(seen)) is not None:
         yield slow
     for number, stage in enumerate(seen.stages):
+        share, name = _percent(stage.gap(Cause.LINK)), _name(seen, number)
         if stage.gap(Cause.LINK) >= _MUCH:
-            yield _link(seen, number, stage)
+            yield Remark(
+                "link",
+                f"{name} waits {share} of the time for what is on its way to it{_way(seen, number)}.",
+                "Use a cable instead of Wi-Fi; Thunderbolt has the lowest latency. For long prompts, codec: int8 in "
+                "the layout halves what is sent.",
+                number,
+            )
     for number, stage in enumerate(seen.stages):
+        share, name = _percent(stage.gap(Cause.HOST)), _name(seen, number)
         if stage.gap(Cause.HOST) >= _MUCH:
-            yield _host(seen, number, stage)
-    for number, stage in enumerate(seen.stages):
-        if stage.gap(Cause.NOTHING) >= _MOSTLY and seen.running:
-            text = f"{_name(seen, number)} has nothing to do: its part of the running answers is done."
-            yield Remark("nothing", text, stage=number)
+            help_ = "Close other programs on that machine, and turn Low Power Mode off."
+            if number == 0 and seen.rows.draft:
+                help_ += " N-gram drafts (draft: ngram in the layout) cost least."
+            yield Remark("host", f"{name} is held up {share} of the time by its own processor.", help_, number)
+
+
+def _way(seen: Seen, number: int) -> str:
+    """How long hidden states take to a stage; to the first one, only tokens come back."""
+    way = seen.links[number - 1].way_ms if 0 < number <= len(seen.links) else None
+    return "" if way is None else f", {way:.1f} ms for each step"
 
 
 def _slowest(seen: Seen) -> Remark | None:
@@ -163,52 +157,16 @@ def _slowest(seen: Seen) -> Remark | None:
     )
 
 
-def _link(seen: Seen, number: int, stage: StageSeen) -> Remark:
-    """A stage that waits for what is on its way: to the first stage that is tokens, to the others hidden states."""
-    share, name = _percent(stage.gap(Cause.LINK)), _name(seen, number)
-    if number == 0:
-        text = f"{name} waits {share} of the time for tokens on their way back."
-        return Remark("link_back", text, "Use a cable instead of Wi-Fi; Thunderbolt has the lowest latency.", 0)
-    link = seen.links[number - 1] if number <= len(seen.links) else None
-    way = "" if link is None or link.way_ms is None else f", {link.way_ms:.1f} ms for each step"
-    text = f"{name} waits {share} of the time for hidden states on their way to it{way}."
-    if _reads(seen):
-        help_ = "Prompts send a lot at once: use a faster cable, or codec: int8 in the layout, which halves them."
-        return Remark("link_bytes", text, help_, number)
-    help_ = "Single tokens send little, so latency decides: use a cable instead of Wi-Fi, or Thunderbolt."
-    return Remark("link_latency", text, help_, number)
-
-
-def _host(seen: Seen, number: int, stage: StageSeen) -> Remark:
-    share, name = _percent(stage.gap(Cause.HOST)), _name(seen, number)
-    if number == 0:
-        work = "scheduling, drafting" if seen.rows.draft else "scheduling"
-        text = f"{name} is held up {share} of the time by its own processor ({work})."
-        help_ = "Close other programs on that machine."
-        help_ += " N-gram drafts (draft: ngram in the layout) cost least." if seen.rows.draft else ""
-        return Remark("host_first", text, help_, 0)
-    text = f"{name} is held up {share} of the time by its own processor: steps are ready before it starts them."
-    return Remark("host", text, "Close other programs on that machine, and turn Low Power Mode off.", number)
-
-
 # -- drafts ----------------------------------------------------------------------------------------
 
 
 def _drafts(seen: Seen) -> Iterator[Remark]:
-    if not seen.rows.draft or seen.acceptance is None:
+    if not seen.rows.draft or seen.acceptance is None or (seen.void < _MUCH and seen.acceptance < _MANY_RIGHT):
         return
-    right = _percent(seen.acceptance)
-    if seen.void >= _MUCH and seen.acceptance < _FEW_RIGHT:
-        yield Remark(
-            "void_drafts",
-            f"Only {right} of the drafts are right: {_percent(seen.void)} of what the stages compute is discarded.",
-            "Try another draft model, or MODEL+ngram; repetitive text drafts best.",
-        )
-    elif seen.acceptance >= _MANY_RIGHT:
-        yield Remark("good_drafts", f"{right} of the drafts are right: most steps give more than one token.")
-    elif seen.void >= _MUCH:
-        text = f"{right} of the drafts are right; {_percent(seen.void)} of what the stages compute is discarded."
-        yield Remark("some_void", text)
+    text = f"{_percent(seen.acceptance)} of the drafts are right"
+    text += f"; {_percent(seen.void)} of what the stages compute is discarded." if seen.void >= _MUCH else "."
+    is_bad = seen.void >= _MUCH and seen.acceptance < _FEW_RIGHT
+    yield Remark("drafts", text, "Try another draft model, or MODEL+ngram; repetitive text drafts best." * is_bad)
 
 
 # -- machines and the queue ------------------------------------------------------------------------
@@ -217,10 +175,10 @@ def _drafts(seen: Seen) -> Iterator[Remark]:
 def _machines(seen: Seen) -> Iterator[Remark]:
     """Memory for KV that is full, and what that costs."""
     for number, stage in enumerate(seen.stages):
-        if stage.kv_budget and stage.kv_bytes >= _FULL * stage.kv_budget:
+        if stage.kv_budget and stage.kv >= _FULL * stage.kv_budget:
             yield Remark(
                 "kv_full",
-                f"{_name(seen, number)} uses {_percent(stage.kv_bytes / stage.kv_budget)} of its KV memory, which "
+                f"{_name(seen, number)} uses {_percent(stage.kv / stage.kv_budget)} of its KV memory, which "
                 "holds what the model remembers of the running conversations.",
                 f"Run shorter or fewer conversations, or give stage {stage.name} fewer layers.",
                 number,

@@ -52,7 +52,6 @@ def test_below_zero_an_answer_has_no_limit(num_predict: int | None, most: int | 
     ("field", "fields"),
     [
         ("options.mirostat", {"options": {"mirostat": 2}}),
-        ("options.repeat_last_n", {"options": {"repeat_last_n": 9, "repeat_penalty": 1.1}}),
         ("options.top_k", {"options": {"top_k": "many"}}),
         ("format", {"format": "xml"}),
         ("think", {"think": 3}),
@@ -131,7 +130,8 @@ def writer(*, is_chat: bool = True) -> OllamaWriter:
 def test_a_stream_and_a_document_say_the_same():
     call = ToolCallPart("look", '{"at": 1}', "own")
     pieces = [Piece(0, (ReasoningPart("Hm."),)), Piece(0, (TextPart("Yes"), call)), Piece(0, (), (), "tool_calls")]
-    lines = [line for piece in pieces for line in writer().lines(piece)] + [writer().last(pieces[-1], Usage(5, 0, 4))]
+    sent = b"".join(map(writer().written, pieces)) + writer().end(pieces[-1], Usage(5, 0, 4))
+    lines = [json.loads(line) for line in sent.splitlines()]
     assert [line["done"] for line in lines] == [False, False, False, True]
     message = writer().document(pieces, Usage(5, 0, 4))["message"]
     said = [line["message"] for line in lines]

@@ -86,9 +86,13 @@ class Asked:
 
 def writer(echoes: tuple[str, ...] = (), prompt_top: int | None = None, **shape: Any) -> CompletionWriter:
     wanted = Completions(tuple(Ask(echo, {}) for echo in echoes), Shape("m", **shape), bool(echoes), prompt_top)
-    made = CompletionWriter("cmpl-1", 1_700_000_000, wanted, SPELLED.__getitem__)
+    made = CompletionWriter("cmpl-1", 1_700_000_000, wanted.shape, SPELLED.__getitem__, wanted=wanted)
     made.prompt_of = lambda _: Asked()
     return made
+
+
+def read_events(raw: bytes) -> list[Any]:
+    return [json.loads(line[6:]) for line in raw.decode().splitlines() if line and line != "data: [DONE]"]
 
 
 def checked(document: dict[str, Any]) -> Completion:
@@ -120,9 +124,8 @@ def test_a_prompt_and_its_answer_have_log_probabilities_in_the_old_form():
 
 def test_chunks_make_the_same_document():
     stream = writer(("P!", "P!"), streams=True, includes_usage=True, num_top=1)
-    usage = stream.usage_chunk(Usage(9, 4, 5))
-    assert usage is not None
-    chunks = [checked(chunk) for chunk in [*map(stream.chunk, PIECES), usage]]
+    sent = b"".join(map(stream.written, PIECES)) + stream.end(PIECES[-1], Usage(9, 4, 5))
+    chunks = [*map(checked, read_events(sent))]
     assert chunks[-1].choices == []
     assert [chunk.usage is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
     for whole in checked(writer(("P!", "P!"), num_top=1).document(PIECES, Usage(9, 4, 5))).choices:
@@ -132,9 +135,9 @@ def test_chunks_make_the_same_document():
         assert whole.logprobs is not None
         assert offsets == whole.logprobs.text_offset
     plain = writer(streams=True)
-    reasons = [plain.chunk(piece)["choices"][0]["finish_reason"] for piece in PIECES]
-    assert (reasons, plain.usage_chunk(Usage(1))) == ([None, None, "stop", "length"], None)
-    assert "usage" not in plain.chunk(PIECES[1])
+    sent = read_events(b"".join(map(plain.written, PIECES)) + plain.end(PIECES[-1], Usage(1)))
+    assert [one["choices"][0]["finish_reason"] for one in sent] == [None, None, "stop", "length"]
+    assert "usage" not in sent[1]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +158,7 @@ def test_an_answers_offsets_begin_behind_its_prompt(echo: str, tokens: tuple[int
 
 def test_a_prompt_as_the_text_that_answers_begin_with():
     asks = (Ask("One", {}, num_choices=2), Ask((1, 2, 3), {}, num_choices=2))
-    made = CompletionWriter("cmpl-1", 0, Completions(asks, Shape("m"), echo=True), SPELLED.__getitem__)
+    wanted = Completions(asks, Shape("m"), echo=True)
+    made = CompletionWriter("cmpl-1", 0, wanted.shape, SPELLED.__getitem__, wanted=wanted)
     document = made.document([Piece(i, finish_reason="stop") for i in range(4)], Usage(1))
     assert [choice["text"] for choice in document["choices"]] == ["One", "One", "Hi€", "Hi€"]

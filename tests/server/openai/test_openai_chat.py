@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
-from splitinfer.server.answer import ChoiceReader, Piece
+from splitinfer.server.answer import ChoiceReader, Piece, written
 from splitinfer.server.anthropic.messages import CountRequest
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
@@ -19,7 +19,6 @@ from splitinfer.server.openai.chat import ChatRequest, chat_ask
 from splitinfer.server.openai.chat_writer import ChatWriter, Shape
 from splitinfer.server.openai.completions import Completions, CompletionWriter
 from splitinfer.server.openai.responses import InputRequest
-from splitinfer.server.openai.routes import _events
 from splitinfer.server.problem import Problem
 from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event as sse
@@ -73,7 +72,7 @@ def test_tools_are_told_unless_none_shall_be_called():
     assert chat(tools=[WEATHER], tool_choice="none").tools == ()
     assert chat(tools=[news, WEATHER], tool_choice=allowed).tools == (WEATHER,)
     assert asked(tools=[WEATHER], parallel_tool_calls=False)[0].one_call
-    with pytest.raises(Problem, match=r"^tool_choice.allowed_tools.tools\[0\].name must be .*, not 'weather'$"):
+    with pytest.raises(Problem, match=r"^tool_choice.tools\[0\].name must be .*, not 'weather'$"):
         asked(tools=[news], tool_choice=allowed)
 
 
@@ -168,7 +167,7 @@ def test_parts_are_joined_alike_in_all_apis(role: str):
 def writer(**shape: Any) -> ChatWriter:
     ids = iter(f"call_{i}" for i in range(9))
     spelled = {1: b"Hi", 2: "€".encode()[:1], 3: b"!"}
-    return ChatWriter("chatcmpl-1", 1_700_000_000, Shape("m", **shape), lambda t: spelled[t], lambda: next(ids))
+    return ChatWriter("chatcmpl-1", 1_700_000_000, Shape("m", **shape), lambda t: spelled[t], new_id=lambda: next(ids))
 
 
 PIECES = [
@@ -221,12 +220,14 @@ def test_every_chunk_has_the_usage_so_far_where_that_is_asked_for():
     _, shape = asked(stream=True, stream_options=options)
     so_far = iter([Usage(3, 0, 1), Usage(3, 0, 2)])
     made = ChatWriter("chatcmpl-1", 1, shape, {}.__getitem__, usage_now=lambda: next(so_far))
-    written = [json.loads(made.written(Piece(0, (TextPart(text),))).removeprefix(b"data: ")) for text in "ab"]
-    assert [chunk["usage"]["completion_tokens"] for chunk in written] == [1, 2]
-    text = CompletionWriter("cmpl-1", 1, Completions((), shape), {}.__getitem__, usage_now=lambda: Usage(3, 0, 1))
-    assert text.chunk(Piece(0, (TextPart("a"),)))["usage"]["total_tokens"] == 4
+    sent = [json.loads(made.written(Piece(0, (TextPart(text),))).removeprefix(b"data: ")) for text in "ab"]
+    assert [chunk["usage"]["completion_tokens"] for chunk in sent] == [1, 2]
+    text = CompletionWriter(
+        "cmpl-1", 1, shape, {}.__getitem__, usage_now=lambda: Usage(3, 0, 1), wanted=Completions((), shape)
+    )
+    assert json.loads(text.written(Piece(0, (TextPart("a"),)))[6:])["usage"]["total_tokens"] == 4
     _, alone = asked(stream=True, stream_options={"continuous_usage_stats": True})
-    assert "usage" not in ChatWriter("chatcmpl-1", 1, alone, {}.__getitem__).first(0)
+    assert "usage" not in ChatWriter("chatcmpl-1", 1, alone, {}.__getitem__).chunk([])
 
 
 class Failing:
@@ -243,14 +244,14 @@ SHAPE = Shape("m", streams=True, includes_usage=True)
     "made",
     [
         ChatWriter("chatcmpl-1", 1, SHAPE, {}.__getitem__),
-        CompletionWriter("cmpl-1", 1, Completions((), SHAPE), {}.__getitem__),
+        CompletionWriter("cmpl-1", 1, SHAPE, {}.__getitem__, wanted=Completions((), SHAPE)),
     ],
     ids=["chat", "text"],
 )
 def test_an_answer_that_fails_has_no_reason_to_finish(made: Any):
     async def sent() -> list[str]:
         answer: Any = Failing()
-        return [line async for part in _events(answer, made) for line in part.decode().splitlines() if line]
+        return [line async for part in written(answer, made) for line in part.decode().splitlines() if line]
 
     *chunks, failed, done = [line.removeprefix("data: ") for line in asyncio.run(sent())]
     assert done == "[DONE]"

@@ -28,7 +28,7 @@ BUSY = (stage("studio", 0.95, host=0.05), stage("mini", 0.9, upstream=0.1))
 UNEVEN = (stage("studio", 0.95, host=0.05), stage("mini", 0.4, upstream=0.6))
 SLOW_LINK = (stage("studio", 0.4, downstream=0.35, link=0.25), stage("mini", 0.4, upstream=0.35, link=0.25))
 HELD_UP = (stage("studio", 0.5, downstream=0.3, host=0.2), stage("mini", 0.4, upstream=0.3, host=0.3))
-NO_ROOM = (BUSY[0], replace(BUSY[1], kv_bytes=95, kv_budget=100))
+NO_ROOM = (BUSY[0], replace(BUSY[1], kv=95, kv_budget=100))
 DRAFTED = {"drafter": "ngram", "rows": DRAFTS}
 
 SITUATIONS: dict[str, tuple[Seen, list[str], str]] = {
@@ -41,27 +41,27 @@ SITUATIONS: dict[str, tuple[Seen, list[str], str]] = {
     "it has failed": (seen(*ALTERNATING, failure="stage mini did not come back"), ["failed"], "mini did not come back"),
     "it drains": (seen(*ALTERNATING, is_draining=True), ["draining"], "new ones are refused"),
     "one stage": (seen(stage("studio", 0.95, host=0.05)), ["one_stage"], "Stage studio holds all layers"),
-    "one answer": (seen(*ALTERNATING), ["one_stream"], "each waits 50 % of the time for the other. A draft model"),
-    "two answers, three stages": (seen(*THREE, running=2), ["few_streams"], "2 answers share 3 stages"),
-    "one answer, no drafts": (seen(*ALTERNATING, drafter="ngram"), ["one_stream_no_drafts"], "Drafts are off"),
+    "one answer": (seen(*ALTERNATING), ["few_streams"], "waits 50 % of the time for others."),
+    "two answers, three stages": (seen(*THREE, running=2), ["few_streams"], "There are 2 answers for 3 stages"),
+    "one answer, no drafts": (seen(*ALTERNATING, drafter="ngram"), ["few_streams"], "Drafts are off"),
     "one answer, bad drafts": (
-        seen(*ALTERNATING, acceptance=0.3, void=0.6, **DRAFTED), ["one_stream_drafts", "void_drafts"],
-        "Only 30 % of the drafts are right: 60 %"),
+        seen(*ALTERNATING, acceptance=0.3, void=0.6, **DRAFTED), ["few_streams", "drafts"],
+        "30 % of the drafts are right; 60 % of what the stages compute is discarded. Try another"),
     "one answer, middling drafts": (
-        seen(*ALTERNATING, acceptance=0.6, void=0.3, **DRAFTED), ["one_stream_drafts", "some_void"], "60 % of the"),
+        seen(*ALTERNATING, acceptance=0.6, void=0.3, **DRAFTED), ["few_streams", "drafts"], "60 % of the"),
     "one answer, good drafts": (
-        seen(*ALTERNATING, acceptance=0.9, void=0.1, **DRAFTED), ["one_stream_drafts", "good_drafts"], "90 % of the"),
+        seen(*ALTERNATING, acceptance=0.9, void=0.1, **DRAFTED), ["few_streams", "drafts"], "90 % of the"),
     "one stage is slow": (
         seen(*UNEVEN, running=4), ["uneven"],
         "Stage studio computes 95 % of the time, stage mini 40 %: the others wait for stage studio. Move layers from "
         "stage studio to stage mini"),
     "a prompt": (seen(UNEVEN[0], stage("mini", 0.8, upstream=0.2), rows=PROMPT), ["prompt"],
                  "prompts are 90 % of what the stages compute"),
-    "a prompt over a thin cable": (seen(*SLOW_LINK, rows=PROMPT), ["prompt", "link_back", "link_bytes"],
-                                   "use a faster cable"),
-    "one answer over Wi-Fi": (seen(*SLOW_LINK), ["one_stream", "link_back", "link_latency"],
-                              "Stage mini waits 25 % of the time for hidden states on their way to it, 1.5 ms for "),
-    "busy processors": (seen(*HELD_UP, running=3), ["host_first", "host"],
+    "a prompt over a thin cable": (seen(*SLOW_LINK, rows=PROMPT), ["prompt", "link", "link"],
+                                   "codec: int8 in the layout halves"),
+    "one answer over Wi-Fi": (seen(*SLOW_LINK), ["few_streams", "link", "link"],
+                              "Stage mini waits 25 % of the time for what is on its way to it, 1.5 ms for "),
+    "busy processors": (seen(*HELD_UP, running=3), ["host", "host"],
                         "Stage mini is held up 30 % of the time by its own processor"),
     "many answers": (seen(*BUSY, running=4), ["full"], "the pipeline is full"),
     "more are asked than answered": (seen(*BUSY, running=4, waiting=3), ["full", "queue_full"],
@@ -69,9 +69,6 @@ SITUATIONS: dict[str, tuple[Seen, list[str], str]] = {
     "little memory for KV": (
         seen(*NO_ROOM, running=3, waiting=1, preemptions=2), ["full", "kv_full", "preempted", "queue"],
         "Stage mini uses 95 % of its KV memory"),
-    "the tail of the answers": (
-        seen(stage("studio", 0.3, nothing_to_do=0.7), stage("mini", 0.6, upstream=0.1), running=3), ["nothing"],
-        "Stage studio has nothing to do"),
     "nothing limits it": (seen(stage("studio", 0.8, host=0.1), stage("mini", 0.8, link=0.1), running=4), ["fine"],
                           "4 answers are running, and the stages compute 80 % of the time"),
 }  # fmt: skip
