@@ -69,10 +69,11 @@ def _help(near: str | None, port: int) -> int:
 
 def _coordinate(near: str | None, model: str, out: Path, uses_all: bool) -> int:
     """Pair, then measure both machines and write the layout."""
-    from splitinfer.models.hub import open_model
+    from splitinfer.models.hub import named_anywhere, open_model
 
     if out.exists():
         raise ConfigError(f"{out} exists already; remove it, or name another file with --out")
+    model = named_anywhere(model)
     open_model(model)  # a wrong name is to be told before anybody types
     other, host = _meet(near, None)
     from splitinfer.cli.opening import write_planned

@@ -100,9 +100,13 @@ def _remembered() -> "Last":
 
 
 def _meant(hosts: Sequence[str] | None, hostfile: Path | None, port: int, model: str | None) -> "Last":
+    """The hosts and the model. Raises SplitinferError: they are not known, or there is no such model."""
     from splitinfer.launch.hosts import choose
+    from splitinfer.models.hub import named_anywhere, open_model
 
-    return choose(_remembered(), _named(hosts, hostfile, port), model)
+    last = choose(_remembered(), _named(hosts, hostfile, port), model and named_anywhere(model))
+    open_model(str(last.model))
+    return last
 
 
 def _known(hosts: Sequence[str] | None, hostfile: Path | None) -> "tuple[Host, ...]":
@@ -129,7 +133,7 @@ def _bring_up(last: "Last") -> list[dict[str, str]]:
     """Bring all hosts up; name, address and key of their workers. Raises ConfigError: one did not start."""
     from splitinfer.console import errors
     from splitinfer.launch.place import state_folder
-    from splitinfer.launch.steps import problems
+    from splitinfer.launch.steps import check_distinct, problems
     from splitinfer.places import write
 
     with _steps() as (steps, ssh), errors.status(f"asking {', '.join(each.name for each in last.hosts)}"):
@@ -139,11 +143,12 @@ def _bring_up(last: "Last") -> list[dict[str, str]]:
             for host, up in started
             if up
         ]
+    check_distinct([(host, up) for host, up in started if up])
     if ready:  # a mistyped host does not replace those that `down` has to know
         write(state_folder() / "last.json", last.encode())
     failed = [host.name for host, up in started if up is None]
     if failed:
-        raise ConfigError(problems(failed))
+        raise ConfigError(problems(failed, others=len(started) > len(failed)))
     return ready
 
 
@@ -168,7 +173,7 @@ def _print(mark: str, line: str, began: float | None = None) -> None:
 
     from splitinfer.console import errors
 
-    line += "" if began is None else f"  {time.monotonic() - began:.1f} s"
+    line += "" if began is None or mark == "✗" else f"  {time.monotonic() - began:.1f} s"  # whose end is a command
     shown = wrapped(line, errors.width - 2) if errors.is_terminal else line
     colour = {"✓": "green", "!": "yellow", "✗": "red"}.get(mark, "default")
     errors.print(f"[{colour}]{mark}[/{colour}] {escape(shown)}", soft_wrap=True)

@@ -113,7 +113,7 @@ class Campaign:
     def first(self) -> None:
         """The line that `up` prints installs splitinfer; then one command, from nothing to tokens."""
         said = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", "--prepare").stderr
-        line = re.search(r"to install the same there: (.*?)(?:  [\d.]+ s)?$", said, re.MULTILINE)
+        line = re.search(r"^    (ssh .*)$", said, re.MULTILINE)
         self.check(line, "no line to install")
         assert line is not None
         self.check(line[1] == install_line("mini.local", own_versions(), Path(f"/home/eve/{self.wheel}")), line[1])
@@ -246,7 +246,7 @@ class Campaign:
         text = metadata.read_text()
         metadata.write_text(re.sub(r"^Version: .*$", "Version: 0.0.9", text, flags=re.MULTILINE))
         done = self.cli(self.studio, "eve", "up", "--prepare")
-        self.expect(done, "mini has splitinfer 0.0.9", "to install the same there:", code=1)
+        self.expect(done, "mini has splitinfer 0.0.9", "this command installs the same there:", code=1)
         metadata.write_text(text)
 
     def changed_key(self) -> None:

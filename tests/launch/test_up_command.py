@@ -1,6 +1,7 @@
 """`splitinfer up`, `down` and `status`, between the command line and machines that are made up."""
 
 import importlib
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +12,8 @@ from test_launch_steps import AIR, MINI, OWN, SEEN, STARTED, WORKER
 from typer.testing import CliRunner
 
 from splitinfer.cli import app
-from splitinfer.errors import ConfigError
+from splitinfer.demo import DEMO_MODELS
+from splitinfer.errors import ConfigError, ModelError
 from splitinfer.keyring import Known
 from splitinfer.launch import background
 from splitinfer.launch.answer import encode, understand
@@ -66,10 +68,26 @@ def test_up_remembers_and_knows_the_workers(machines: MadeUpMachines):
     assert command._known((), None) == last.hosts
 
 
+def test_a_machine_that_is_named_twice_is_told(machines: MadeUpMachines):
+    with pytest.raises(ConfigError, match=r"^mini and air have the same key: they are one machine"):
+        command._bring_up(Last(from_words(["mini", "air"]), "demo"))
+    assert not (state_folder() / "last.json").exists()
+
+
+def test_a_model_is_known_before_anything_is_done_and_from_every_folder(
+    machines: MadeUpMachines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with pytest.raises(ModelError, match="there is no model"):
+        command._meant(["mini"], None, 5577, "./nothing")
+    shutil.copytree(DEMO_MODELS["demo"], tmp_path / "tale")
+    monkeypatch.chdir(tmp_path)
+    assert command._meant(["mini"], None, 5577, "./tale").model == str(tmp_path / "tale")
+
+
 def test_one_that_fails_is_named_and_all_are_remembered(machines: MadeUpMachines, capsys: pytest.CaptureFixture[str]):
     machines.broken = {"air"}
     last = Last(from_words(["mini", "air"]), "demo")
-    with pytest.raises(ConfigError, match=r"^air did not start; the other hosts are unchanged"):
+    with pytest.raises(ConfigError, match=r"^air did not start; the other hosts are unchanged\. Fix it"):
         command._bring_up(last)
     said = capsys.readouterr().err
     assert "worker started, port 5577" in said
