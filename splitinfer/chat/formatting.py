@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from splitinfer.core.layout import Layout, StageSpec
-from splitinfer.core.plain_text import duration, seconds
+from splitinfer.core.plain_text import duration, seconds, wrapped
 from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.coordinator.health import StageState
@@ -201,8 +201,8 @@ def _drawn(columns: Mapping[str, Sequence[str]], width: int) -> str:
 def comparison(found: Comparison, width: int) -> str:
     """Ways to run a model side by side, in ``width`` cells; below each other where there is no room for that."""
     if width < _LEAST_CELL * (1 + len(found.headings)):
-        ways = enumerate(found.headings, 1)
-        return "\n".join("\n  ".join([way, *(f"{row[0]}: {row[at]}" for row in found.rows)]) for at, way in ways)
+        names, *ways = zip(("", *found.headings), *found.rows, strict=True)
+        return _below(names, ways, width)
     drawn = Table("", *found.headings, box=SIMPLE_HEAD, pad_edge=False, header_style="", show_edge=False)
     for row in found.rows:
         drawn.add_row(*map(Text, row))
@@ -268,6 +268,29 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(_pad(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
+
+
+def columns(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
+    """A table in ``width`` cells, ``None``: however many it takes. Its rows are below each other if there are too few.
+
+    >>> columns(("host", "worker"), [("mini", "port 5577")], 16)
+    'host  worker\\nmini  port 5577'
+    >>> columns(("host", "worker"), [("mini", "port 5577")], 14)
+    'mini\\n  worker: port\\n  5577'
+    """
+    side_by_side = table([headings, *rows])
+    if width is None or max(map(cell_len, side_by_side.split("\n"))) <= width:
+        return side_by_side
+    return _below(headings, rows, width)
+
+
+def _below(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+    """Each row as its first cell and, below that, its other ones with their headings."""
+    lines = list[str]()
+    for first, *others in rows:
+        lines += [first] if first else []
+        lines += [f"  {name}: {cell}" for name, cell in zip(headings[1:], others, strict=True) if cell]
+    return wrapped("\n".join(lines), width)
 
 
 def _pad(cell: str, width: int) -> str:

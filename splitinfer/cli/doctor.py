@@ -27,7 +27,7 @@ def doctor(
         from splitinfer.console import errors
         from splitinfer.discovery.discover import find_stages
         from splitinfer.errors import WorkerUnreachable
-        from splitinfer.probes.doctor import run_doctor
+        from splitinfer.probes.doctor import inspect, show
 
         found: PlainLayout | None = None if layout is None else find_layout(layout)
         if found is not None and model is not None:
@@ -40,12 +40,7 @@ def doctor(
                 say(f"splitinfer: {error}")
                 found, is_missing = None, True
         with errors.status("inspecting this machine") as status:
-            code = run_doctor(
-                found,
-                connect_timeout=connect_timeout,
-                as_json=as_json,
-                notice=lambda what: status.update(f"measuring {what}"),
-            )
-        return code or int(is_missing)
+            report = inspect(found, connect_timeout, lambda what: status.update(f"measuring {what}"))
+        return show(report, as_json=as_json) or int(is_missing)
 
     finish(run, verbose)

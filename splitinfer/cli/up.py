@@ -11,7 +11,7 @@ import typer
 
 from splitinfer.cli.chat import is_server, prompt_of, run_pipeline
 from splitinfer.cli.options import ChatOptions, sampling, with_options
-from splitinfer.cli.running import finish
+from splitinfer.cli.running import finish, show_table
 from splitinfer.core.endpoint import WORKER_PORT
 from splitinfer.core.layout import BY_UP
 from splitinfer.core.plain_text import wrapped
@@ -188,18 +188,11 @@ def _down(hosts: "Sequence[Host]") -> int:
 
 
 def _status(hosts: "Sequence[Host]") -> int:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     from splitinfer.launch.steps import COLUMNS
 
     with _steps(makes_key=False) as (steps, _):
         found = steps.status(hosts)
         rows = [row for host, seen in zip(hosts, found, strict=True) if seen for row in steps.rows(host, seen)]
-    table = Table(*COLUMNS, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*map(escape, row))
     if rows:
-        Console(highlight=False).print(table)
+        show_table(COLUMNS, rows)
     return 0 if all(found) else 1

@@ -68,9 +68,8 @@ class Report:
     origin: str = "unknown"
 
 
-def run_doctor(layout: Layout | None, *, connect_timeout: float, as_json: bool, notice: Progress) -> int:
-    """Show this machine, and the links of ``layout`` if there is one; the exit code, 1 if a link cannot be measured."""
-    report = inspect(layout, connect_timeout, notice)
+def show(report: Report, *, as_json: bool) -> int:
+    """Print the report; the exit code, 1 if a link could not be measured."""
     if as_json:
         Console().file.write(dumps(as_document(report), indent=2) + "\n")
     else:
