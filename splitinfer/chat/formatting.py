@@ -24,7 +24,7 @@ _ENDINGS = {"stop": "complete", "length": "token limit reached", "abort": "stopp
 Stats = Mapping[str, Any]  # what LLM.stats returns
 LOOK_EVERY = 0.5  # seconds between two looks at how far a prompt is read
 ERASE = "\r\x1b[K"  # the line
-_NARROW = 60  # cells of a terminal in which /layout goes without some columns
+_NARROW = 60  # cells of a terminal in which /layout is a list
 _LEAST_CELL = 13  # cells of a column in which words wrap
 
 
@@ -141,12 +141,12 @@ def layout_table(
     """The text that /layout shows: what each stage holds and how busy it is. ``before``: the counters at the last look.
 
     ``held``: tokens whose KV is cached. ``states``: of the stages, shown if one is not ready. Names and addresses that
-    are too long are wrapped in their columns.
+    are too long are wrapped in their columns; where the terminal is narrow, stages are below each other.
     """
     lately = 0.0 if before is None else now["active_seconds"] - before["active_seconds"]
-    columns = _layout_columns(layout, now, before if lately > 0 else None, held)
+    cells = _layout_columns(layout, now, before if lately > 0 else None, held)
     if any(state != StageState.READY for state in states):
-        columns["state"] = list(states)
+        cells["state"] = list(states)
     extras = {"model": layout.model, "draft": layout.draft, "dtype": None if layout.dtype == "auto" else layout.dtype}
     legend = {
         "KV": f"KV of the conversation's {held:,} tokens",
@@ -155,10 +155,10 @@ def layout_table(
         "lately": f"lately: the same of the {seconds(lately)} since the last look",
     }
     about = [f"{key} {value}" for key, value in extras.items() if value is not None] + [f"{layout.num_layers:,} layers"]
-    about += [words for heading, words in legend.items() if heading in columns]
-    for heading in ("where", "weights") if width < _NARROW else ():
-        columns.pop(heading, None)
-    return f"{_drawn(columns, width)}\n{wrap(about, width, '; ')}"
+    about += [words for heading, words in legend.items() if heading in cells]
+    rows = list(zip(*cells.values(), strict=True))
+    shown = _below(list(cells), rows, width) if width < _NARROW else _drawn(cells, width)
+    return f"{shown}\n{wrap(about, width, '; ')}"
 
 
 def _layout_columns(layout: Layout, now: Stats, before: Stats | None, held: int) -> dict[str, list[str]]:
