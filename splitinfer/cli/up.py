@@ -15,7 +15,7 @@ from splitinfer.cli.running import finish, show_table
 from splitinfer.core.endpoint import WORKER_PORT
 from splitinfer.core.layout import BY_UP
 from splitinfer.core.plain_text import wrapped
-from splitinfer.errors import ConfigError
+from splitinfer.errors import ConfigError, Refused
 
 if TYPE_CHECKING:
     from splitinfer.launch.hosts import Host, Last
@@ -50,11 +50,10 @@ def _up(
             raise ConfigError("--serve, --prompt and --prepare each say what is to be done; give one of them")
         last = _meant(hosts, hostfile, port, options.model)
         text = None if prepare else prompt_of(options)
-        chosen = _planned(options, str(last.model), _bring_up(last))
+        workers = _bring_up(last)
         if prepare:
-            typer.echo(_layout_file())
-            return 0
-        return run_pipeline(options, choice, text, chosen)
+            return _prepare(options, str(last.model), workers)
+        return run_pipeline(options, choice, text, _planned(options, str(last.model), workers))
 
     finish(run, options.verbose, info=is_server(options))
 
@@ -160,6 +159,18 @@ def _planned(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]
     chosen = write_planned(options, model, workers, path, lambda name, text: _print("✓", f"{name}: {text}"))
     _print("✓", f"the layout is in {path}", began)
     return replace(chosen, layout=replace(chosen.layout, name=BY_UP))
+
+
+def _prepare(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]) -> int:
+    """Write the layout. A worker that serves already, as one that was lost does at once, leaves it as it was."""
+    try:
+        _planned(options, model, workers)
+    except Refused as error:
+        if not _layout_file().exists():
+            raise
+        _print("!", f"{error}. The layout stays as it was.")
+    typer.echo(_layout_file())
+    return 0
 
 
 def _layout_file() -> Path:

@@ -12,14 +12,16 @@ from test_launch_steps import AIR, MINI, OWN, SEEN, STARTED, WORKER
 from typer.testing import CliRunner
 
 from splitinfer.cli import app
+from splitinfer.cli.options import ChatOptions
 from splitinfer.demo import DEMO_MODELS
-from splitinfer.errors import ConfigError, ModelError
+from splitinfer.errors import ConfigError, ModelError, Refused
 from splitinfer.keyring import Known
 from splitinfer.launch import background
 from splitinfer.launch.answer import encode, understand
 from splitinfer.launch.hosts import Host, Last, from_words
 from splitinfer.launch.place import state_folder
 from splitinfer.launch.steps import Steps
+from splitinfer.places import write
 from splitinfer.shutdown import shutdown
 from splitinfer.system.command import Done
 
@@ -66,6 +68,17 @@ def test_up_remembers_and_knows_the_workers(machines: MadeUpMachines):
     ]
     assert command._meant((), None, 5577, None) == last
     assert command._known((), None) == last.hosts
+
+
+def test_to_bring_a_lost_worker_back_is_no_error(monkeypatch: pytest.MonkeyPatch, machines: MadeUpMachines):
+    def refuse(*_: object) -> None:
+        raise Refused("worker mini refused: the worker is busy with studio")
+
+    monkeypatch.setattr(command, "_planned", refuse)
+    with pytest.raises(Refused):
+        command._prepare(ChatOptions(), "demo", [])
+    write(state_folder() / "layout.yaml", "stages: []\n")
+    assert command._prepare(ChatOptions(), "demo", []) == 0
 
 
 def test_a_machine_that_is_named_twice_is_told(machines: MadeUpMachines):
