@@ -21,6 +21,7 @@ from splitinfer.models.memory import size
 from splitinfer.placement.comparison import Comparison
 
 _ENDINGS = {"stop": "complete", "length": "token limit reached", "abort": "stopped", "error": "failed"}
+_STATS = ("stage", "layers", "device", "weights", "busy", "steps", "sent")  # columns of /stats
 Stats = Mapping[str, Any]  # what LLM.stats returns
 LOOK_EVERY = 0.5  # seconds between two looks at how far a prompt is read
 ERASE = "\r\x1b[K"  # the line
@@ -85,9 +86,9 @@ def _sent(stats: Stats) -> float:
     return float(sum(stage["bytes_sent"] for stage in stats["stages"]))
 
 
-def stats_table(layout: Layout, stats: Stats) -> str:
-    """The text that /stats shows."""
-    rows = [("stage", "layers", "device", "weights", "busy", "steps", "sent")]
+def stats_table(layout: Layout, stats: Stats, width: int | None = None) -> str:
+    """The text that /stats shows, in ``width`` cells; ``None``: however many it takes."""
+    rows = list[tuple[str, ...]]()
     for spec, stage in zip(layout.stages, stats["stages"], strict=True):
         device, weights = stage.get("device", ""), stage.get("weight_bytes")
         rows.append(
@@ -111,7 +112,7 @@ def stats_table(layout: Layout, stats: Stats) -> str:
             f"\ndrafts by {found['drafter']}: {right:,} of {found['sent']:,} drafted tokens accepted, "
             f"{lost:,} discarded ({tried - right:,} wrong, {lost - (tried - right):,} behind a wrong one)"
         )
-    return f"{table(rows)}\n{totals}"
+    return f"{columns(_STATS, rows, width)}\n{totals}"
 
 
 def held(output: RequestOutput, stats: Stats) -> int:
