@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from splitinfer.core.plain_text import wrapped
@@ -19,6 +20,8 @@ from splitinfer.llm.automatic import Chosen
 from splitinfer.wire import messages
 
 _WORDS = {"survey": "", "copy": "copying", "download": "downloading", "load": "reading", "try": "trying"}
+
+_NARROW = 60  # cells of a terminal that has no room for bars
 
 errors = Console(stderr=True, highlight=False)
 
@@ -38,7 +41,7 @@ def load_llm(layout: str | Chosen, model: str | None, settings: Settings) -> LLM
     with display.live():
         planned = (layout, None) if isinstance(layout, str) else (layout.layout, layout.profiles)
         llm = LLM(planned[0], model=model, settings=settings, notice=display.notice, profiles=planned[1])
-    display.is_done = True
+        display.end()
     return llm
 
 
@@ -75,8 +78,8 @@ class _LoadDisplay:
         self._progress = Progress(
             SpinnerColumn(finished_text="✓"),
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            DownloadColumn(),
+            *(() if errors.width < _NARROW else (BarColumn(bar_width=24),)),
+            DownloadColumn(table_column=Column(no_wrap=True)),
             console=errors,
             disable=not errors.is_terminal,
         )
@@ -88,6 +91,13 @@ class _LoadDisplay:
     def live(self) -> Iterator[None]:
         with self._progress:
             yield
+
+    def end(self) -> None:
+        """Each stage is ready."""
+        with self._lock:
+            self.is_done = True
+            for stage, task in self._tasks.items():
+                self._progress.update(task, description=stage)
 
     def notice(self, stage: str, progress: messages.Progress) -> None:
         if self.is_done:

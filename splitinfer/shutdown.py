@@ -226,14 +226,18 @@ class _Terminal:
             self._attributes = termios.tcgetattr(_STDIN)
 
     def restore(self) -> None:
-        """Restore echo and line mode, show the cursor, and end bracketed paste."""
+        """Restore echo and line mode, show the cursor, end bracketed paste, and begin a line.
+
+        So many spaces reach the next line from all columns but the first.
+        """
         if self._attributes is not None and _is_in_foreground(_STDIN):
             with contextlib.suppress(OSError, termios.error):
                 termios.tcsetattr(_STDIN, termios.TCSANOW, self._attributes)
         terminal = next(filter(_is_in_foreground, (_STDERR, _STDOUT)), None)
         if terminal is not None:
             with contextlib.suppress(OSError):
-                os.write(terminal, _RESET_TERMINAL)
+                spaces = os.get_terminal_size(terminal).columns - 1
+                os.write(terminal, b" " * spaces + b"\r" + _RESET_TERMINAL)
 
 
 def _is_in_foreground(descriptor: int) -> bool:

@@ -257,13 +257,15 @@ def test_the_terminal_is_as_it_was():
     """
     master, slave = pty.openpty()
     try:
+        termios.tcsetwinsize(slave, (24, 10))
         before = termios.tcgetattr(slave)
         with program(changes, terminal=slave) as running:
             assert termios.tcgetattr(slave) != before
             running.send_signal(signal.SIGINT)
             assert running.wait(AT_MOST) == 130
         assert termios.tcgetattr(slave) == before
-        assert os.read(master, 1000).endswith(b"\x1b[?25h\x1b[?2004l"), "the cursor is shown"
+        said = os.read(master, 1000)
+        assert said.endswith(b" " * 9 + b"\r\x1b[?25h\x1b[?2004l"), "the cursor is shown, where a line begins"
     finally:
         os.close(master)
         os.close(slave)

@@ -80,7 +80,7 @@ class Chat:
             "temp": self._temp,
             "set": self._set,
             "system": self._system,
-            "stats": lambda _: screen.say(formatting.stats_table(llm.layout, llm.stats())),
+            "stats": lambda _: screen.say(formatting.stats_table(llm.layout, llm.stats(), _columns())),
             "layout": self._layout,
             "plan": self._plan,
             "save": self._save,

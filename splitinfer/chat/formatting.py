@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from splitinfer.core.layout import Layout, StageSpec
-from splitinfer.core.plain_text import duration, seconds
+from splitinfer.core.plain_text import duration, seconds, wrapped
 from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.coordinator.health import StageState
@@ -21,10 +21,11 @@ from splitinfer.models.memory import size
 from splitinfer.placement.comparison import Comparison
 
 _ENDINGS = {"stop": "complete", "length": "token limit reached", "abort": "stopped", "error": "failed"}
+_STATS = ("stage", "layers", "device", "weights", "busy", "steps", "sent")  # columns of /stats
 Stats = Mapping[str, Any]  # what LLM.stats returns
 LOOK_EVERY = 0.5  # seconds between two looks at how far a prompt is read
 ERASE = "\r\x1b[K"  # the line
-_NARROW = 60  # cells of a terminal in which /layout goes without some columns
+_NARROW = 60  # cells of a terminal in which /layout is a list
 _LEAST_CELL = 13  # cells of a column in which words wrap
 
 
@@ -85,9 +86,9 @@ def _sent(stats: Stats) -> float:
     return float(sum(stage["bytes_sent"] for stage in stats["stages"]))
 
 
-def stats_table(layout: Layout, stats: Stats) -> str:
-    """The text that /stats shows."""
-    rows = [("stage", "layers", "device", "weights", "busy", "steps", "sent")]
+def stats_table(layout: Layout, stats: Stats, width: int | None = None) -> str:
+    """The text that /stats shows, in ``width`` cells; ``None``: however many it takes."""
+    rows = list[tuple[str, ...]]()
     for spec, stage in zip(layout.stages, stats["stages"], strict=True):
         device, weights = stage.get("device", ""), stage.get("weight_bytes")
         rows.append(
@@ -111,7 +112,7 @@ def stats_table(layout: Layout, stats: Stats) -> str:
             f"\ndrafts by {found['drafter']}: {right:,} of {found['sent']:,} drafted tokens accepted, "
             f"{lost:,} discarded ({tried - right:,} wrong, {lost - (tried - right):,} behind a wrong one)"
         )
-    return f"{table(rows)}\n{totals}"
+    return f"{columns(_STATS, rows, width)}\n{totals}"
 
 
 def held(output: RequestOutput, stats: Stats) -> int:
@@ -141,12 +142,12 @@ def layout_table(
     """The text that /layout shows: what each stage holds and how busy it is. ``before``: the counters at the last look.
 
     ``held``: tokens whose KV is cached. ``states``: of the stages, shown if one is not ready. Names and addresses that
-    are too long are wrapped in their columns.
+    are too long are wrapped in their columns; where the terminal is narrow, stages are below each other.
     """
     lately = 0.0 if before is None else now["active_seconds"] - before["active_seconds"]
-    columns = _layout_columns(layout, now, before if lately > 0 else None, held)
+    cells = _layout_columns(layout, now, before if lately > 0 else None, held)
     if any(state != StageState.READY for state in states):
-        columns["state"] = list(states)
+        cells["state"] = list(states)
     extras = {"model": layout.model, "draft": layout.draft, "dtype": None if layout.dtype == "auto" else layout.dtype}
     legend = {
         "KV": f"KV of the conversation's {held:,} tokens",
@@ -155,10 +156,10 @@ def layout_table(
         "lately": f"lately: the same of the {seconds(lately)} since the last look",
     }
     about = [f"{key} {value}" for key, value in extras.items() if value is not None] + [f"{layout.num_layers:,} layers"]
-    about += [words for heading, words in legend.items() if heading in columns]
-    for heading in ("where", "weights") if width < _NARROW else ():
-        columns.pop(heading, None)
-    return f"{_drawn(columns, width)}\n{wrap(about, width, '; ')}"
+    about += [words for heading, words in legend.items() if heading in cells]
+    rows = list(zip(*cells.values(), strict=True))
+    shown = _below(list(cells), rows, width) if width < _NARROW else _drawn(cells, width)
+    return f"{shown}\n{wrap(about, width, '; ')}"
 
 
 def _layout_columns(layout: Layout, now: Stats, before: Stats | None, held: int) -> dict[str, list[str]]:
@@ -201,8 +202,8 @@ def _drawn(columns: Mapping[str, Sequence[str]], width: int) -> str:
 def comparison(found: Comparison, width: int) -> str:
     """Ways to run a model side by side, in ``width`` cells; below each other where there is no room for that."""
     if width < _LEAST_CELL * (1 + len(found.headings)):
-        ways = enumerate(found.headings, 1)
-        return "\n".join("\n  ".join([way, *(f"{row[0]}: {row[at]}" for row in found.rows)]) for at, way in ways)
+        names, *ways = zip(("", *found.headings), *found.rows, strict=True)
+        return _below(names, ways, width)
     drawn = Table("", *found.headings, box=SIMPLE_HEAD, pad_edge=False, header_style="", show_edge=False)
     for row in found.rows:
         drawn.add_row(*map(Text, row))
@@ -268,6 +269,29 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(_pad(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
+
+
+def columns(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
+    """A table in ``width`` cells, ``None``: however many it takes. Its rows are below each other if there are too few.
+
+    >>> columns(("host", "worker"), [("mini", "port 5577")], 16)
+    'host  worker\\nmini  port 5577'
+    >>> columns(("host", "worker"), [("mini", "port 5577")], 14)
+    'mini\\n  worker: port\\n  5577'
+    """
+    side_by_side = table([headings, *rows])
+    if width is None or max(map(cell_len, side_by_side.split("\n"))) <= width:
+        return side_by_side
+    return _below(headings, rows, width)
+
+
+def _below(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+    """Each row as its first cell and, below that, its other ones with their headings."""
+    lines = list[str]()
+    for first, *others in rows:
+        lines += [first] if first else []
+        lines += [f"  {name}: {cell}" for name, cell in zip(headings[1:], others, strict=True) if cell]
+    return wrapped("\n".join(lines), width)
 
 
 def _pad(cell: str, width: int) -> str:

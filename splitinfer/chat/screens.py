@@ -43,6 +43,7 @@ the signal ends the process."""
 
 CTRL_C_LIMIT = 3  # presses during one answer that end the program though the engine has not stopped
 WAITING = "…"
+STOPPING = "stopping; the step under way ends first"
 
 _MARK_PASTES = "\x1b[?2004h"  # the prompt switches it on itself, and off when it ends
 _STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack", "prompt": "bold"})
@@ -90,6 +91,7 @@ class TerminalScreen:
         self._console = Console(stderr=True, highlight=False)
         self._status: list[str] = []
         self._hint = ""
+        self._is_stopping = False
         self._prompt: PromptSession[str] = PromptSession(
             [("class:prompt", "> ")],
             prompt_continuation="  ",
@@ -131,7 +133,13 @@ class TerminalScreen:
     @contextmanager
     def answering(self, abort: Callable[[], None]) -> Iterator[Callable[[str], None]]:
         flow = MarkdownStream(self._size, None if self._console.is_dumb_terminal else drawn)
-        has_begun = False
+        has_begun = self._is_stopping = False
+
+        def stop() -> None:
+            abort()
+            self._is_stopping = True
+            if not has_begun:
+                self.wait("")
 
         def write(text: str) -> None:
             nonlocal has_begun
@@ -140,13 +148,14 @@ class TerminalScreen:
                 _write(("" if has_begun else formatting.ERASE) + flow.feed(text))
                 has_begun = True
 
-        with self._signals.go_to(abort):
+        with self._signals.go_to(stop):
             _write(WAITING)
             yield write
         _write(flow.end() if has_begun else formatting.ERASE)
 
     def wait(self, text: str) -> None:
-        _write(f"{formatting.ERASE}{text[: self._size()[0] - 1]}")
+        shown = STOPPING if self._is_stopping else text
+        _write(f"{formatting.ERASE}{shown[: self._size()[0] - 1]}")
 
     def _size(self) -> tuple[int, int]:
         size = self._prompt.output.get_size()

@@ -1,12 +1,11 @@
 """`splitinfer cache`: lists, removes and cleans up the KV stored on this machine's disk."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from splitinfer.cli.running import say
+from splitinfer.cli.running import say, show_table, tell
 from splitinfer.core.plain_text import duration, megabytes
 from splitinfer.kvstore.paths import DEFAULT_CAP, default_folder
 
@@ -20,27 +19,22 @@ _Folder = Annotated[
 @cache_app.command("ls")
 def ls(kv_dir: _Folder = None) -> None:
     """List the stored KV by model and layers, the last used first."""
-    from rich.console import Console
-    from rich.table import Table
-
     from splitinfer.kvstore.maintenance import look
 
     folder = kv_dir or default_folder()
     found = look(folder)
     if not found:
-        typer.echo(f"no KV is stored in {folder}")
+        tell(f"no KV is stored in {folder}")
         return
-    table = Table("model", "layers", "blocks", "tokens", "size", "last used", "computed in", box=None)
-    table.add_column("group", no_wrap=True)
-    for one in found:
-        layers = f"{one.layers[0]}-{one.layers[1] - 1}"
-        table.add_row(
-            Path(one.model).name, layers, f"{one.num_blocks:,}", f"{one.num_tokens:,}", megabytes(one.nbytes),
-            f"{duration(one.used)} ago", one.arithmetic, one.group,
-        )  # fmt: skip
-    console = Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False, highlight=False)
-    console.print(table)
-    console.print(f"{megabytes(sum(one.nbytes for one in found))} in {folder}")
+    rows = [
+        (
+            Path(one.model).name, f"{one.layers[0]}-{one.layers[1] - 1}", f"{one.num_blocks:,}", f"{one.num_tokens:,}",
+            megabytes(one.nbytes), f"{duration(one.used)} ago", one.arithmetic, one.group,
+        )
+        for one in found
+    ]  # fmt: skip
+    show_table(("model", "layers", "blocks", "tokens", "size", "last used", "computed in", "group"), rows)
+    tell(f"{megabytes(sum(one.nbytes for one in found))} in {folder}")
 
 
 @cache_app.command("rm")
@@ -60,7 +54,7 @@ def rm(
         say(f"no KV of {model} is stored in {folder}; `splitinfer cache ls` lists what is")
         raise typer.Exit(1)
     removed = [remove(folder, name) for name in names]
-    typer.echo(f"removed {sum(n for n, _ in removed):,} files, {megabytes(sum(size for _, size in removed))}")
+    tell(f"removed {sum(n for n, _ in removed):,} files, {megabytes(sum(size for _, size in removed))}")
 
 
 def _groups_of(model: str, folder: Path) -> set[str]:
@@ -81,7 +75,7 @@ def gc(
     from splitinfer.kvstore.maintenance import clean
 
     done = clean(kv_dir or default_folder(), int(kv_disk_gb * 1e9))
-    typer.echo(
+    tell(
         f"removed {done.damaged} damaged files, {done.orphans} without those before them, {done.unfinished} unfinished "
         f"and {done.surplus} over the cap: {megabytes(done.nbytes)}"
     )

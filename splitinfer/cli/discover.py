@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from splitinfer.cli.options import Verbose, finite
-from splitinfer.cli.running import finish
+from splitinfer.cli.running import finish, show_table, tell
 
 
 def discover(
@@ -21,10 +21,6 @@ def discover(
 
 
 def _discover(seconds: float, *, as_json: bool) -> int:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     from splitinfer.console import errors
     from splitinfer.discovery import report
     from splitinfer.discovery.discover import discover as look_around
@@ -38,12 +34,8 @@ def _discover(seconds: float, *, as_json: bool) -> int:
     if as_json:
         typer.echo(json.dumps(report.as_json(look, found), indent=2))
         return 0 if found else 1
-    table = Table(*report.COLUMNS, box=None, pad_edge=False)
-    table.columns[1].no_wrap = True  # an address is copied
-    for row in report.rows(found):
-        table.add_row(*map(escape, row))
     if found:
-        Console(highlight=False).print(table)
+        show_table(report.COLUMNS, list(report.rows(found)))
     for note in report.notes(look, found):
-        typer.echo(note)
+        tell(note)
     return 0 if found else 1

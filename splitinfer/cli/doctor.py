@@ -1,19 +1,16 @@
 """`splitinfer doctor`: reports what this machine and a layout's links offer, and what is missing.
 `splitinfer selftest`: checks on this machine, and on a worker elsewhere, what has to be right before it is used."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitinfer.cli.options import ModelOption, Timeout, Verbose
+from splitinfer.cli.options import ModelOption, Timeout, Verbose, finite
 from splitinfer.cli.running import finish, say
 
 if TYPE_CHECKING:
     from splitinfer.core.layout import Layout as PlainLayout
-
-from pathlib import Path
-
-from splitinfer.cli.options import finite
 
 
 def doctor(
@@ -32,7 +29,7 @@ def doctor(
         from splitinfer.console import errors
         from splitinfer.discovery.discover import find_stages
         from splitinfer.errors import WorkerUnreachable
-        from splitinfer.probes.doctor import run_doctor
+        from splitinfer.probes.doctor import inspect, show
 
         found: PlainLayout | None = None if layout is None else find_layout(layout)
         if found is not None and model is not None:
@@ -45,13 +42,8 @@ def doctor(
                 say(f"splitinfer: {error}")
                 found, is_missing = None, True
         with errors.status("inspecting this machine") as status:
-            code = run_doctor(
-                found,
-                connect_timeout=connect_timeout,
-                as_json=as_json,
-                notice=lambda what: status.update(f"measuring {what}"),
-            )
-        return code or int(is_missing)
+            seen = inspect(found, connect_timeout, lambda what: status.update(f"measuring {what}"))
+        return show(*seen, as_json=as_json) or int(is_missing)
 
     finish(run, verbose)
 

@@ -57,10 +57,14 @@ def _file_of(model: str) -> Path:
 
 
 def _help(near: str | None, port: int) -> int:
-    """Pair, then run the worker."""
-    _meet(near, port)
+    """Pair, then run the worker, unless one runs."""
+    other, _ = _meet(near, port)
     from splitinfer.cli.serve_worker import serve
+    from splitinfer.launch.background import show
 
+    if any(each.port == port for each in show().workers):
+        say(f"A worker waits at port {port} already. From now on it serves {other.name}, too.")
+        return 0
     say(f"From now on, start this worker with:\n\n    splitinfer worker --host 0.0.0.0 --port {port}\n")
     disk, store = disk_of(None, DEFAULT_CAP / 1e9), store_of(None, None)
     given: dict[str, Any] = {"name": None, "model": None, "child": False, "disk": disk, "store": store}
@@ -69,10 +73,11 @@ def _help(near: str | None, port: int) -> int:
 
 def _coordinate(near: str | None, model: str, out: Path, uses_all: bool) -> int:
     """Pair, then measure both machines and write the layout."""
-    from splitinfer.models.hub import open_model
+    from splitinfer.models.hub import named_anywhere, open_model
 
     if out.exists():
         raise ConfigError(f"{out} exists already; remove it, or name another file with --out")
+    model = named_anywhere(model)
     open_model(model)  # a wrong name is to be told before anybody types
     other, host = _meet(near, None)
     from splitinfer.cli.opening import write_planned
@@ -99,7 +104,7 @@ def _meet(near: str | None, port: int | None) -> "tuple[Hello, str]":
     with meeting.open():
         while True:
             try:
-                typed = ask_code(_read, say, typed)
+                typed = ask_code(_read, say, code, typed)
                 say("waiting for the other machine; type this one's code there")
                 other, found_at = meeting.with_code(code, typed)
             except WrongCode:
@@ -114,4 +119,5 @@ def _read(question: str) -> str:
     try:
         return input(question)
     except EOFError:
+        say("")
         raise ConfigError("no code was typed") from None

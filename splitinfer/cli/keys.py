@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitinfer.cli.running import finish
+from splitinfer.cli.running import finish, say, tell
 
 if TYPE_CHECKING:
     from splitinfer.server.keys import ApiKey
@@ -42,7 +42,7 @@ def add(
         if unknown is not None:
             raise ConfigError(f"there is no scope {unknown!r}; there are {', '.join(Scope)}")
         secret = add_key(file, name, map(Scope, scope or [Scope.USE]), requests_per_minute, concurrent)
-        typer.echo(f"key {name!r} is in {file}; this is shown once:", err=True)
+        say(f"key {name!r} is in {file}; this is shown once:")
         typer.echo(secret)
         return 0
 
@@ -57,7 +57,7 @@ def ls(file: _File) -> None:
         from splitinfer.server.keys import read_keys
 
         found = read_keys(file)
-        typer.echo("\n".join(map(_line, found)) or f"{file} has no key")
+        tell("\n".join(map(_line, found)) or f"{file} has no key")
         return 0
 
     finish(run)
@@ -71,7 +71,7 @@ def rm(name: Annotated[str, typer.Argument(help="Whose key it is.")], file: _Fil
         from splitinfer.server.keys import remove_key
 
         remove_key(file, name)
-        typer.echo("removed; running servers know it already", err=True)
+        say("removed; running servers know it already")
         return 0
 
     finish(run)

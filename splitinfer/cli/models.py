@@ -1,13 +1,12 @@
 """`splitinfer models`: which weights this machine has, copies from other machines, and their removal."""
 
 import re
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from splitinfer.cli.options import ModelsDir, ModelsSize, Timeout, Verbose, finite, store_of
-from splitinfer.cli.running import finish, say
+from splitinfer.cli.running import finish, say, show_table, tell
 from splitinfer.core.endpoint import Endpoint
 from splitinfer.core.plain_text import megabytes
 from splitinfer.errors import ConfigError
@@ -30,9 +29,9 @@ def ls(models_dir: ModelsDir = None) -> None:
     def run() -> int:
         rows = [*map(_row, _store(models_dir).models()), *_hub_rows()]
         if not rows:
-            typer.echo("there are no weights on this machine, neither copied nor from the hub")
+            tell("there are no weights on this machine, neither copied nor from the hub")
             return 0
-        _print_table(rows)
+        show_table(("model", "layers", "size", "id", "where"), rows)
         return 0
 
     finish(run)
@@ -86,7 +85,7 @@ def rm(model: _Model, models_dir: ModelsDir = None) -> None:
             digests = ", ".join(one.digest[:12] for one in found)
             raise ConfigError(f"{len(found)} models here are called {model}; name one by its id: {digests}")
         freed = found[0].remove()
-        typer.echo(f"removed {found[0].manifest.model}: {megabytes(freed)} freed in {store.path}")
+        tell(f"removed {found[0].manifest.model}: {megabytes(freed)} freed in {store.path}")
         return 0
 
     finish(run)
@@ -105,7 +104,7 @@ def _pull(reader: "Reader", store: "ModelStore", model: str, span: tuple[int, in
             reader, store, model, span, lambda at, total: progress.update(task, completed=at, total=total), rate
         )
     manifest = done.stored.manifest
-    typer.echo(f"copied {megabytes(done.nbytes)} of {manifest.model} ({_layers(done.stored)}) to {done.stored.folder}")
+    tell(f"copied {megabytes(done.nbytes)} of {manifest.model} ({_layers(done.stored)}) to {done.stored.folder}")
     if done.lacking:
         say(f"{reader.peer} lacks another {megabytes(done.lacking)} of it; ask others for those")
     return 0
@@ -118,7 +117,7 @@ def _pull_from_hub(model: str, span: tuple[int, int] | None) -> int:
     checkpoint = open_model(model)
     files = checkpoint.files if span is None else survey(checkpoint, *span, None).files
     fetch(model, checkpoint, files, lambda _done, _total, file: typer.echo(file, err=True) if file else None)
-    typer.echo(f"{model} is in {checkpoint.folder}")
+    tell(f"{model} is in {checkpoint.folder}")
     return 0
 
 
@@ -177,17 +176,6 @@ def _hub_rows() -> list[tuple[str, ...]]:
         (model, count, megabytes(sum(blob.stat().st_size for blob in folder.glob("blobs/*"))), "hub", str(folder))
         for model, count, folder in kept()
     ]
-
-
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("model", "layers", "size", "id", "where", box=None)
-    for row in rows:
-        table.add_row(*row)
-    console = Console(width=None if sys.stdout.isatty() else 250, markup=False, emoji=False, highlight=False)
-    console.print(table)
 
 
 # -- which layers some tensors are, by the numbers in their names, as nearly all models have them ----------------------

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from splitinfer.cli.running import finish, say
+from splitinfer.cli.running import finish, say, tell
 
 
 def pair(
@@ -24,9 +24,9 @@ def _pair(key: str | None, name: str, *, remove: bool) -> int:
     keyring = Keyring()
     if key is None:
         public = keyring.own().public
-        typer.echo(f"this machine's key: {public}\nto admit it, run on a worker's machine: splitinfer pair {public}")
+        tell(f"this machine's key: {public}\nto admit it, run on a worker's machine: splitinfer pair {public}")
         for known in keyring.known():
-            typer.echo(f"admitted here: {known.key} {known.name}".rstrip())
+            tell(f"admitted here: {known.key} {known.name}".rstrip())
         return 0
     if remove:
         say("it is no longer admitted" if keyring.forget(key) else "it was not admitted")

@@ -136,8 +136,9 @@ def _measured(
     from splitinfer.console import measuring
     from splitinfer.llm import Settings
     from splitinfer.llm.automatic import as_workers, keys_here, measured_profiles, named
+    from splitinfer.models.hub import named_anywhere
 
-    name = model or (None if base is None else base.model)
+    name = named_anywhere(model) if model else (None if base is None else base.model)
     if name is None:
         raise ConfigError("a model is needed: --model OWNER/MODEL, a folder or 'demo'; or --layout FILE")
     is_named = workers is not None or base is not None

@@ -4,8 +4,10 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TextIO
+
+import typer
 
 from splitinfer.core.plain_text import wrapped
 from splitinfer.errors import SplitinferError
@@ -71,5 +73,17 @@ def say(text: str) -> None:
     sys.stderr.write(f"{_fitted(text)}\n")
 
 
-def _fitted(text: str) -> str:
-    return wrapped(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text
+def tell(text: str) -> None:
+    """The same to standard output."""
+    typer.echo(_fitted(text, sys.stdout))
+
+
+def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows to standard output: side by side where the terminal has room for them, else below each other."""
+    from splitinfer.chat.formatting import columns
+
+    typer.echo(columns(headings, rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+
+
+def _fitted(text: str, stream: TextIO | None = None) -> str:
+    return wrapped(text, shutil.get_terminal_size().columns) if (stream or sys.stderr).isatty() else text

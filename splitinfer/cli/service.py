@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.models import OptionInfo
 
-from splitinfer.cli.running import finish, say
+from splitinfer.cli.running import finish, say, tell
 from splitinfer.cli.worker import worker
 from splitinfer.service.definition import NAME, Definition, absolute, carried
 
@@ -111,7 +111,7 @@ def _status() -> int:
 
     place = here()
     state, is_installed, lines = look(manager_of(place), place)
-    typer.echo("\n".join(lines))
+    tell("\n".join(lines))
     return 0 if is_installed and state.is_running else 1
 
 

@@ -11,11 +11,11 @@ import typer
 
 from splitinfer.cli.chat import is_server, prompt_of, run_pipeline
 from splitinfer.cli.options import ChatOptions, sampling, with_options
-from splitinfer.cli.running import finish
+from splitinfer.cli.running import finish, show_table
 from splitinfer.core.endpoint import WORKER_PORT
 from splitinfer.core.layout import BY_UP
 from splitinfer.core.plain_text import wrapped
-from splitinfer.errors import ConfigError
+from splitinfer.errors import ConfigError, Refused
 
 if TYPE_CHECKING:
     from splitinfer.launch.hosts import Host, Last
@@ -50,11 +50,10 @@ def _up(
             raise ConfigError("--serve, --prompt and --prepare each say what is to be done; give one of them")
         last = _meant(hosts, hostfile, port, options.model)
         text = None if prepare else prompt_of(options)
-        chosen = _planned(options, str(last.model), _bring_up(last))
+        workers = _bring_up(last)
         if prepare:
-            typer.echo(_layout_file())
-            return 0
-        return run_pipeline(options, choice, text, chosen)
+            return _prepare(options, str(last.model), workers)
+        return run_pipeline(options, choice, text, _planned(options, str(last.model), workers))
 
     finish(run, options.verbose, info=is_server(options))
 
@@ -100,9 +99,13 @@ def _remembered() -> "Last":
 
 
 def _meant(hosts: Sequence[str] | None, hostfile: Path | None, port: int, model: str | None) -> "Last":
+    """The hosts and the model. Raises SplitinferError: they are not known, or there is no such model."""
     from splitinfer.launch.hosts import choose
+    from splitinfer.models.hub import named_anywhere, open_model
 
-    return choose(_remembered(), _named(hosts, hostfile, port), model)
+    last = choose(_remembered(), _named(hosts, hostfile, port), model and named_anywhere(model))
+    open_model(str(last.model))
+    return last
 
 
 def _known(hosts: Sequence[str] | None, hostfile: Path | None) -> "tuple[Host, ...]":
@@ -129,7 +132,7 @@ def _bring_up(last: "Last") -> list[dict[str, str]]:
     """Bring all hosts up; name, address and key of their workers. Raises ConfigError: one did not start."""
     from splitinfer.console import errors
     from splitinfer.launch.place import state_folder
-    from splitinfer.launch.steps import problems
+    from splitinfer.launch.steps import check_distinct, problems
     from splitinfer.places import write
 
     with _steps() as (steps, ssh), errors.status(f"asking {', '.join(each.name for each in last.hosts)}"):
@@ -139,11 +142,12 @@ def _bring_up(last: "Last") -> list[dict[str, str]]:
             for host, up in started
             if up
         ]
+    check_distinct([(host, up) for host, up in started if up])
     if ready:  # a mistyped host does not replace those that `down` has to know
         write(state_folder() / "last.json", last.encode())
     failed = [host.name for host, up in started if up is None]
     if failed:
-        raise ConfigError(problems(failed))
+        raise ConfigError(problems(failed, others=len(started) > len(failed)))
     return ready
 
 
@@ -157,6 +161,18 @@ def _planned(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]
     return replace(chosen, layout=replace(chosen.layout, name=BY_UP))
 
 
+def _prepare(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]) -> int:
+    """Write the layout. A worker that serves already, as one that was lost does at once, leaves it as it was."""
+    try:
+        _planned(options, model, workers)
+    except Refused as error:
+        if not _layout_file().exists():
+            raise
+        _print("!", f"{error}. The layout stays as it was.")
+    typer.echo(_layout_file())
+    return 0
+
+
 def _layout_file() -> Path:
     from splitinfer.launch.place import state_folder
 
@@ -168,7 +184,7 @@ def _print(mark: str, line: str, began: float | None = None) -> None:
 
     from splitinfer.console import errors
 
-    line += "" if began is None else f"  {time.monotonic() - began:.1f} s"
+    line += "" if began is None or mark == "✗" else f"  {time.monotonic() - began:.1f} s"  # whose end is a command
     shown = wrapped(line, errors.width - 2) if errors.is_terminal else line
     colour = {"✓": "green", "!": "yellow", "✗": "red"}.get(mark, "default")
     errors.print(f"[{colour}]{mark}[/{colour}] {escape(shown)}", soft_wrap=True)
@@ -183,18 +199,11 @@ def _down(hosts: "Sequence[Host]") -> int:
 
 
 def _status(hosts: "Sequence[Host]") -> int:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     from splitinfer.launch.steps import COLUMNS
 
     with _steps(makes_key=False) as (steps, _):
         found = steps.status(hosts)
         rows = [row for host, seen in zip(hosts, found, strict=True) if seen for row in steps.rows(host, seen)]
-    table = Table(*COLUMNS, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*map(escape, row))
     if rows:
-        Console(highlight=False).print(table)
+        show_table(COLUMNS, rows)
     return 0 if all(found) else 1

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from splitinfer.cli.options import KVDir, KVDirSize, ModelsDir, ModelsSize, Verbose, disk_of, store_of
-from splitinfer.cli.running import finish
+from splitinfer.cli.running import finish, tell
 from splitinfer.core.endpoint import WORKER_PORT
 from splitinfer.kvstore.paths import DEFAULT_CAP
 from splitinfer.shutdown import shutdown
@@ -82,5 +82,8 @@ def _in_background(by: str | None, as_json: bool, *, detach: bool, stop: bool) -
         answer = background.start(background.Wanted(tuple(words), asker))
     else:
         answer = background.stop(key) if stop else background.show()
-    typer.echo(encode(answer) if as_json else "\n".join(lines(answer)))
+    if as_json:
+        typer.echo(encode(answer))
+    else:
+        tell("\n".join(lines(answer)))
     return 0

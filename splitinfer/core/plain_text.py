@@ -3,7 +3,6 @@ show it; and numbers with units. Pure."""
 
 import re
 import textwrap
-from functools import partial
 
 _COMMAND = re.compile(r"`[^`]*`|\{[^}]*\}|splitinfer [a-z]+(?: (?:-\S+|[0-9a-f]{64}|\S+\.\w+|\d+))*")
 _HALF = re.compile("[\ud800-\udfff]")
@@ -35,14 +34,24 @@ def plain(text: str, most: int = 300) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """A text whose lines break between words, and not within commands, so that these can be copied.
+    """A text whose lines break between words, and not within commands, so that these can be copied; a line that is
+    indented by four spaces is a command. Other lines go on as far indented as they begin.
 
     >>> wrapped("one two\\nthree: run splitinfer worker --port 5577", 12)
     'one two\\nthree: run\\nsplitinfer worker --port 5577'
+    >>> wrapped("  one two three\\n    ssh mini ls -l", 12)
+    '  one two\\n  three\\n    ssh mini ls -l'
     """
-    fill = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
     whole = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), text)
-    return "\n".join(map(fill, whole.split("\n"))).replace("\0", " ")
+    lines = [line if line.startswith("    ") else _filled(line, width) for line in whole.split("\n")]
+    return "\n".join(lines).replace("\0", " ")
+
+
+def _filled(line: str, width: int) -> str:
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+    )
 
 
 def megabytes(nbytes: float) -> str:

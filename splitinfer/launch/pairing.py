@@ -32,6 +32,7 @@ PORT = 5576  # one below a worker's
 SERVICE = "_splitinfer-init._tcp.local."
 _LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"  # 32, none of which looks like another
 _HALF = 3  # letters
+_NO_CODE = "a code has six letters and digits, such as K7M-2QX"
 _LONGEST = 4096  # bytes of a line
 _PATIENCE = 20.0  # seconds for a machine that has connected
 _AGAIN = 1.0  # seconds between two rounds of connecting
@@ -248,11 +249,12 @@ def _shut(link: socket.socket) -> None:
         link.shutdown(socket.SHUT_RDWR)
 
 
-def ask_code(read: Callable[[str], str], say: Callable[[str], None], before: str | None) -> str:
-    """The other machine's code, as a person types it. ``before``: what was typed last, which Enter keeps."""
+def ask_code(read: Callable[[str], str], say: Callable[[str], None], own: str, before: str | None) -> str:
+    """The other machine's code, as a person types it. ``own``: this machine's; ``before``: what was typed last, which
+    Enter keeps."""
     while True:
         typed = read("the other machine's code: ")
         code = before if before and not typed.strip() else read_code(typed)
-        if code is not None:
+        if code not in (None, own):
             return code
-        say("a code has six letters and digits, such as K7M-2QX")
+        say("this is this machine's code; type the one that the other machine shows" if code else _NO_CODE)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splitinfer.core.plain_text import duration, plain
+from splitinfer.errors import ConfigError
 from splitinfer.keyring import same_key
 from splitinfer.launch.answer import Answer, Found, OtherVersion, last_line, understand
 from splitinfer.launch.hosts import Host
@@ -139,7 +140,8 @@ class Steps:
             ) from None
 
     def _install(self, host: Host) -> str:
-        return f"to install the same there: {install_line(host.ssh, self.own.versions, self.own.origin)}"
+        line = install_line(host.ssh, self.own.versions, self.own.origin)
+        return f"this command installs the same there:\n\n    {line}\n"
 
     # ----- what is there ---------------------------------------------------------------------------
 
@@ -155,16 +157,28 @@ class Steps:
         return (f"port {worker.port}", since, f"{worker.memory / 1e9:.2f} GB", serves)
 
 
-def problems(hosts: Sequence[str]) -> str:
-    """The sentence in which `up` ends if not all hosts came up."""
-    others = "the other hosts are unchanged. Fix it and run the same command again."
-    return f"{' and '.join(hosts)} did not start; {others}"
+def check_distinct(started: Sequence[tuple[Host, Answer]]) -> None:
+    """Raises ConfigError: one worker has two names."""
+    names = dict[tuple[str | None, int], str]()
+    for host, answer in started:
+        other = names.setdefault((answer.key, host.port), host.name)
+        if other != host.name:
+            raise ConfigError(
+                f"{other} and {host.name} have the same key: they are one machine, which you need to name once, or the "
+                "file `key` was copied from one to the other"
+            )
+
+
+def problems(hosts: Sequence[str], *, others: bool) -> str:
+    """The sentence in which `up` ends if not all hosts came up. ``others``: whether some did."""
+    unchanged = "; the other hosts are unchanged" if others else ""
+    return f"{' and '.join(hosts)} did not start{unchanged}. Fix it and run the same command again."
 
 
 def _lines(ended: Done) -> str:
     """What ssh has said, each line below the last one."""
     lines = [plain(line) for line in ended.complaint.splitlines() if line.strip()][-_MOST_LINES:]
-    return "".join(f"\n    {line}" for line in lines or ["(it said nothing)"])
+    return "".join(f"\n  {line}" for line in lines or ["(it said nothing)"])
 
 
 def _words(v: Versions) -> str:

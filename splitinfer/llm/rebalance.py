@@ -212,11 +212,14 @@ def _relative(own: StageCosts, measured: Costs) -> float:
 
 
 def _as_measured(own: StageCosts) -> Costs:
-    """What a stage's steps have cost, as machines are measured: by rows, and for what single rows attend to."""
+    """What a stage's steps have cost, as machines are measured: by rows, and for what single rows attend to. How a few
+    steps over a few positions differ says nothing of what thousands cost."""
+    says_nothing = own.most_decode < _POSITIONS
+    attending = max(0.0, own.at(Shape(1, min(_POSITIONS, own.most_decode))) - own.at(Shape(1)))
     seconds, most = dict[int, float](), 0.0
     for rows in _ROWS:
-        seconds[rows] = most = max(most, own.at(Shape(rows)))
-    return Costs.through(seconds, max(0.0, own.at(Shape(1, _POSITIONS)) - own.at(Shape(1))) / _POSITIONS)
+        seconds[rows] = most = max(most, own.at(Shape(rows)) + says_nothing * attending)
+    return Costs.through(seconds, 0.0 if says_nothing else attending / _POSITIONS)
 
 
 def _by_bytes(model: ModelProfile, running: Running) -> Profiles:

@@ -140,6 +140,12 @@ def _folder(model: str) -> Path | None:
         return None
 
 
+def named_anywhere(model: str) -> str:
+    """A model's name as every folder knows it: the whole path of one in a folder."""
+    folder = None if model in DEMO_MODELS else _folder(model)
+    return model if folder is None else str(folder.absolute())
+
+
 def _open_hub(repo: str) -> Checkpoint:
     """The checkpoint of a repository: from this machine if all of it is here, else with the headers at the hub."""
     import huggingface_hub

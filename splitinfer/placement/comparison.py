@@ -171,7 +171,9 @@ def _difference(here: str, alone: _Way, way: _Way) -> str:
 
 def _times(gain: float) -> str:
     """
-    >>> _times(1.72), _times(0.98)
-    ('1.7 times as fast', 'no faster')
+    >>> _times(1.72), _times(0.98), _times(0.042)
+    ('1.7 times as fast', 'no faster', '24 times as slow')
     """
-    return "no faster" if 1 / _SAME < gain < _SAME else f"{gain:.2g} times as fast"
+    if 1 / _SAME < gain < _SAME:
+        return "no faster"
+    return f"{rate(gain)} times as fast" if gain > 1 else f"{rate(1 / gain)} times as slow"

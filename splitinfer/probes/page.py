@@ -28,6 +28,7 @@ _FAULTS = {
     Fault.SPEED: "a slow link",
     Fault.TIME: "not everything could be tried",
 }
+_ARROW = "  → "  # before a remedy
 _PLAIN_WIDTH = 140  # columns where there is no terminal to say how many
 
 
@@ -38,7 +39,9 @@ def print_page(parts: Iterable[RenderableType]) -> None:
         out.width = max(out.width, _PLAIN_WIDTH)
     with out.capture() as captured:
         for part in parts:
-            out.print(part, soft_wrap=isinstance(part, Text))  # the terminal wraps text, so that commands can be copied
+            for line in part.split("\n", allow_blank=True) if isinstance(part, Text) else [part]:
+                is_kept = isinstance(line, Text) and (line.plain.startswith(_ARROW) or not out.is_terminal)
+                out.print(line, soft_wrap=is_kept)  # the terminal wraps remedies, so that commands can be copied
     text = captured.get()
     out.file.write(text if out.is_terminal else "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
     out.file.flush()
@@ -52,7 +55,7 @@ def _line(finding: Finding) -> Text:
     subject = f" {finding.name}:" if finding.name else ""
     text = Text.assemble(MARKS[finding.outcome], f"{subject} {finding.sentence}")
     if finding.remedy and finding.outcome not in (Outcome.PASSED, Outcome.NOT_AVAILABLE):
-        text.append(f"\n  → {finding.remedy}", style="bold" if finding.fault else "dim")
+        text.append(f"\n{_ARROW}{finding.remedy}", style="bold" if finding.fault else "dim")
     return text
 
 
@@ -96,7 +99,7 @@ def title(text: str) -> Text:
 def grid(rows: Iterable[tuple[str, str]]) -> Table:
     found = Table.grid(padding=(0, 2))
     found.add_column(style="dim", no_wrap=True)
-    found.add_column()
+    found.add_column(overflow="fold")
     for name, text in rows:
         found.add_row(name, Text(text))
     return found

@@ -99,21 +99,21 @@ class Campaign:
 
     def strangers(self) -> None:
         """mini has never been connected to, then lets nobody in without a password, then has no splitinfer."""
-        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo")
+        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", "--prepare")
         self.expect(done, "`ssh mini.local` must work without a question", "Host key verification failed", code=1)
         known = self.studio.home("eve") / ".ssh/known_hosts"
         self.check(not known.exists() or not known.read_text(), "a host key was accepted unseen")
         self.accept_host_key(self.studio, "eve", self.mini)
-        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo")
+        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", "--prepare")
         self.expect(done, "Permission denied (publickey", code=1)
         self.let_in(self.studio, "eve", self.mini, "eve")
-        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo")
+        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", "--prepare")
         self.expect(done, "mini: splitinfer was not found there", code=1)
 
     def first(self) -> None:
         """The line that `up` prints installs splitinfer; then one command, from nothing to tokens."""
-        said = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo").stderr
-        line = re.search(r"to install the same there: (.*?)(?:  [\d.]+ s)?$", said, re.MULTILINE)
+        said = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", "--prepare").stderr
+        line = re.search(r"^    (ssh .*)$", said, re.MULTILINE)
         self.check(line, "no line to install")
         assert line is not None
         self.check(line[1] == install_line("mini.local", own_versions(), Path(f"/home/eve/{self.wheel}")), line[1])
@@ -245,7 +245,7 @@ class Campaign:
         text = metadata.read_text()
         metadata.write_text(re.sub(r"^Version: .*$", "Version: 0.0.9", text, flags=re.MULTILINE))
         done = self.cli(self.studio, "eve", "up", "--prepare")
-        self.expect(done, "mini has splitinfer 0.0.9", "to install the same there:", code=1)
+        self.expect(done, "mini has splitinfer 0.0.9", "this command installs the same there:", code=1)
         metadata.write_text(text)
 
     def changed_key(self) -> None:

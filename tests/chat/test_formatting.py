@@ -90,6 +90,8 @@ def test_layout_table_fits_a_terminal(name: str):
     assert name in words, "all of it is there, on more lines"
     found = re.findall(r"\d+%|\d \wB", "\n".join(lines))
     assert found == ["5 MB", "2 GB", "7 GB", "46%", "0%", "5 MB", "2 GB", "7 GB", "1%", "0%"]
+    narrow = figures.layout_table(LAYOUT, loaded(2.0, 1.0, 0.5, 0.1), None, 1500, width=40).splitlines()
+    assert narrow[:3] == ["front", "  layers: 0-5 (6)", "  where: here, M4 Max"]
 
 
 def test_ways_are_side_by_side_where_there_is_room():

@@ -2,16 +2,21 @@
 
 import io
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.application import create_app_session
 from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 from terminals import Terminal
 
-from splitinfer.chat import screens
+from splitinfer.chat import formatting, screens
 
 PROMPT = ">"
 
@@ -91,6 +96,27 @@ def test_what_came_from_a_file_cannot_command_the_terminal(capsys: pytest.Captur
         assert capsys.readouterr().err == "the system message is: ]0;title31mred\nand more\n"
     lines = screens.LineScreen(io.StringIO("a\r\n\n b "))
     assert [lines.read() for _ in range(4)] == ["a", "", " b ", None]
+
+
+def test_a_stop_is_seen_at_once(capsys: pytest.CaptureFixture[str]):
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        stopped, takes = list[str](), list[Callable[[int], bool]]()
+
+        def offer(take: Callable[[int], bool]) -> AbstractContextManager[None]:
+            takes.append(take)
+            return nullcontext()
+
+        screen = screens.TerminalScreen(None, offer)
+        with screen.answering(lambda: stopped.append("abort")):
+            screen.wait("reading 512 of 1,850, 40 s left")
+            takes[0](signal.SIGINT)
+            screen.wait("reading 512 of 1,850, 39 s left")
+        assert stopped == ["abort"]
+        *_, before, first, second, _ = capsys.readouterr().out.split(formatting.ERASE)
+        assert (before[:7], first, second) == ("reading", screens.STOPPING, screens.STOPPING)
+        with screen.answering(lambda: None):
+            screen.wait("reading 5 tokens")
+        assert "reading 5 tokens" in capsys.readouterr().out
 
 
 def test_enter():

@@ -54,7 +54,7 @@ def test_every_host_comes_to_its_end():
         "✓ mini: worker started, port 5577; each machine has the other's key; log: /x/worker-5577.log",
     ]
     assert "✗ air: port 5577 is in use by python3; take another port, such as 5578" in made.said
-    assert problems(["air", "old"]).startswith("air and old did not start; the other hosts are unchanged.")
+    assert problems(["air", "old"], others=True).startswith("air and old did not start; the other hosts are unchanged.")
 
 
 def test_a_host_that_has_this_machines_key_is_left_alone():
@@ -88,15 +88,18 @@ def test_down_says_what_it_stopped_and_what_still_runs():
         (Done(0, encode(replace(SEEN, versions=replace(VERSIONS, splitinfer="0.0.9\x1b")))), "has splitinfer 0.0.9 "),
         (
             Done(2, "", "splitinfer: no such option: --show"),
-            "(no such option: --show); to install the same there",
+            "(no such option: --show); this command installs the same there:\n\n    ssh eve@mini.local ",
         ),
-        (Done(127), "splitinfer was not found there; to install the same there: ssh"),
-        (Done(1, "", "Traceback\nImportError: mlx\x1b\n\n"), "mini: ImportError: mlx; to install the same there: ssh"),
+        (Done(127), "splitinfer was not found there; this command installs the same there:\n\n    ssh "),
+        (
+            Done(1, "", "Traceback\nImportError: mlx\x1b\n\n"),
+            "mini: ImportError: mlx; this command installs the same there:\n\n    ssh ",
+        ),
         (Done(0, "This account is currently not available.\n"), "runs no commands as it should"),
-        (DROPPED, "must work without a question. It said:\n    Connection to mini closed by remote host."),
+        (DROPPED, "must work without a question. It said:\n  Connection to mini closed by remote host."),
         (
             Done(255, "", "Host key\x1b[2J has changed\n\nfailed.\n"),
-            ":\n    Host key [2J has changed\n    failed.",
+            ":\n  Host key [2J has changed\n  failed.",
         ),
     ],
 )

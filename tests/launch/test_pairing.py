@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import importlib
 import json
 import socket
 import threading
@@ -12,9 +13,12 @@ from typing import Any
 import pytest
 
 from splitinfer.errors import ConfigError
-from splitinfer.launch import pairing
+from splitinfer.launch import background, pairing
+from splitinfer.launch.answer import Answer, Found, How
 from splitinfer.launch.pairing import Hello, Meeting, WrongCode, ask_code, exchange, new_code, read_code, secret_of
+from splitinfer.wire.messages import Versions
 
+VERSIONS = Versions(11, "0.1.0", "0.32.4", "0.32.2")
 STUDIO, MINI = Hello("studio", "ab" * 32, None, 1), Hello("mini", "cd" * 32, 5577, 1)
 CODES = ("K7M-2QX", "PPA-B34")
 
@@ -174,7 +178,16 @@ def test_strangers_cost_neither_memory_nor_threads_and_keep_nobody_out(monkeypat
 def test_codes_as_people_type_them():
     assert read_code(new_code()) is not None
     said: list[str] = []
-    typed = iter(["", "K7M", "k7m 2qx"])
-    assert ask_code(lambda _: next(typed), said.append, None) == "K7M-2QX"
-    assert len(said) == 2
-    assert ask_code(lambda _: "", said.append, "K7M-2QX") == "K7M-2QX"
+    typed = iter(["", "K7M", "ppab34", "k7m 2qx"])
+    assert ask_code(lambda _: next(typed), said.append, "PPA-B34", None) == "K7M-2QX"
+    assert said[:2] == ["a code has six letters and digits, such as K7M-2QX"] * 2
+    assert said[2:] == ["this is this machine's code; type the one that the other machine shows"]
+    assert ask_code(lambda _: "", said.append, "PPA-B34", "K7M-2QX") == "K7M-2QX"
+
+
+def test_a_worker_that_runs_already_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    command = importlib.import_module("splitinfer.cli.init")  # the package has the command by that name
+    monkeypatch.setattr(command, "_meet", lambda *_: (STUDIO, "10.0.0.1"))
+    monkeypatch.setattr(background, "show", lambda: Answer(VERSIONS, None, 1, 1, (Found(5577, 71, How.UP),)))
+    assert command._help(None, 5577) == 0
+    assert "A worker waits at port 5577 already. From now on it serves studio, too." in capsys.readouterr().err

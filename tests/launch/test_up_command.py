@@ -1,6 +1,7 @@
 """`splitinfer up`, `down` and `status`, between the command line and machines that are made up."""
 
 import importlib
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,13 +12,16 @@ from test_launch_steps import AIR, MINI, OWN, SEEN, STARTED, WORKER
 from typer.testing import CliRunner
 
 from splitinfer.cli import app
-from splitinfer.errors import ConfigError
+from splitinfer.cli.options import ChatOptions
+from splitinfer.demo import DEMO_MODELS
+from splitinfer.errors import ConfigError, ModelError, Refused
 from splitinfer.keyring import Known
 from splitinfer.launch import background
 from splitinfer.launch.answer import encode, understand
 from splitinfer.launch.hosts import Host, Last, from_words
 from splitinfer.launch.place import state_folder
 from splitinfer.launch.steps import Steps
+from splitinfer.places import write
 from splitinfer.shutdown import shutdown
 from splitinfer.system.command import Done
 
@@ -66,10 +70,37 @@ def test_up_remembers_and_knows_the_workers(machines: MadeUpMachines):
     assert command._known((), None) == last.hosts
 
 
+def test_to_bring_a_lost_worker_back_is_no_error(monkeypatch: pytest.MonkeyPatch, machines: MadeUpMachines):
+    def refuse(*_: object) -> None:
+        raise Refused("worker mini refused: the worker is busy with studio")
+
+    monkeypatch.setattr(command, "_planned", refuse)
+    with pytest.raises(Refused):
+        command._prepare(ChatOptions(), "demo", [])
+    write(state_folder() / "layout.yaml", "stages: []\n")
+    assert command._prepare(ChatOptions(), "demo", []) == 0
+
+
+def test_a_machine_that_is_named_twice_is_told(machines: MadeUpMachines):
+    with pytest.raises(ConfigError, match=r"^mini and air have the same key: they are one machine"):
+        command._bring_up(Last(from_words(["mini", "air"]), "demo"))
+    assert not (state_folder() / "last.json").exists()
+
+
+def test_a_model_is_known_before_anything_is_done_and_from_every_folder(
+    machines: MadeUpMachines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with pytest.raises(ModelError, match="there is no model"):
+        command._meant(["mini"], None, 5577, "./nothing")
+    shutil.copytree(DEMO_MODELS["demo"], tmp_path / "tale")
+    monkeypatch.chdir(tmp_path)
+    assert command._meant(["mini"], None, 5577, "./tale").model == str(tmp_path / "tale")
+
+
 def test_one_that_fails_is_named_and_all_are_remembered(machines: MadeUpMachines, capsys: pytest.CaptureFixture[str]):
     machines.broken = {"air"}
     last = Last(from_words(["mini", "air"]), "demo")
-    with pytest.raises(ConfigError, match=r"^air did not start; the other hosts are unchanged"):
+    with pytest.raises(ConfigError, match=r"^air did not start; the other hosts are unchanged\. Fix it"):
         command._bring_up(last)
     said = capsys.readouterr().err
     assert "worker started, port 5577" in said

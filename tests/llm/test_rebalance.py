@@ -58,6 +58,14 @@ def test_what_steps_have_cost_is_divided_over_layers_and_head():
     assert profiles.link("s0", "s1").latency == 1e-4
 
 
+def test_the_first_steps_on_a_busy_machine_say_little_of_long_contexts():
+    own, took = StageCosts(), (0.20, 0.24, 1.10, 0.70, 0.62, 0.30, 0.80)
+    for i, seconds in enumerate(took):
+        own.took(Shape(1, 36 + i), seconds)
+    (machine,) = live(layout(12), CostModel([own])).profiles.machines
+    assert min(took) < costs_of(MODEL, machine, 0, 12).at(Shape(1, 1000)) < max(took)
+
+
 def test_layers_go_to_the_quicker_machine():
     found = layout(8, 4)
     better = rebalance(live(found, ran(found, 3e-3, 1e-3)), Aim.THROUGHPUT)

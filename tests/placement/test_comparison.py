@@ -36,7 +36,7 @@ def test_a_machine_alone_is_shown_with_another_one_like_it():
     assert many[1].endswith("tokens/s in total")
     assert prompt[1] == "49.5 s"
     assert found.sentence.startswith(
-        "With a second machine like this one: one chat 0.92 times as fast, several at once 1."
+        "With a second machine like this one: one chat 1.1 times as slow, several at once 1."
     )
     one_layer = Profiles(replace(MODEL, layers=MODEL.layers[:1]), (STUDIO,))
     assert shown(one_layer).sentence == "It fits on studio."

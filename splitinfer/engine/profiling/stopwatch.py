@@ -125,16 +125,14 @@ class Stopwatch:
         return found
 
     def _median(self, trial: Trial, rows: int, until: float) -> float:
-        """Seconds of a step of so many rows that attend to little: the median of some, behind the first one. A long one
-        counts at once."""
+        """Seconds of a step of so many rows that attend to little: the median of some, behind the first one, which also
+        compiles kernels. Long ones are not repeated."""
         took, sequences = list[float](), list[int]()
-        while len(took) <= _REPEATS and (len(took) < 2 or time.monotonic() + took[-1] < until):
+        while len(took) <= _REPEATS and (len(took) < 2 or (took[-1] < _LONG and time.monotonic() + took[-1] < until)):
             if rows >= CHUNK or not took:
                 sequences = trial.open(1 if rows >= CHUNK else rows)
             took.append(self._step(trial, sequences, rows if rows >= CHUNK else 1))
-            if took[0] > _LONG:
-                break
-        return median(took[1:] or took)
+        return median(took[1:])
 
     def _attending(self, trial: Trial, found: dict[int, float], rows: int) -> Timed:
         """The same with what chunks of so many rows behind each other take longer, and a single row behind them."""
