@@ -3,8 +3,9 @@
 checkpoint         what a model folder holds, read from the headers alone; its fingerprint
 hub                "demo", a local folder or a hub id -> a checkpoint; downloads only what is needed
 generation_config  the sampling values and end tokens that a model folder recommends
-mlx_lm             what is used of mlx-lm, without importing its package, which would import transformers
-mlx_vlm            the same of mlx-vlm, where it is installed
+light_imports      modules of mlx-lm and mlx-vlm without what a stage does not need
+mlx_lm             what is used of mlx-lm
+mlx_vlm            models with mlx-vlm's classes, where it is installed
 cut                one mlx-lm model class, run for the layers [start, end)
 pictures           a picture's rows on the first stage, made by the model's own tower
 stand_ins          what is done in the place of layers, or besides calling them
