@@ -10,10 +10,8 @@ only while this stage runs:
 A *passthrough* returns its arguments and has every attribute of the layer it replaces. *Inject* calls
 its layer with the arrays received in place of the arguments. The *border* stores its arguments for the next
 stage and ends the call. On the last stage there is no border; a *tap* behind the last layer keeps only the
-rows that want logits, so that norm and head compute no others. It may hand them on in float32: MLX then computes
-norm and head in float32, whatever the dtype of their weights. MLX is lazy, so what else the model would
-compute (an embedding that no result reads) is never evaluated: it costs neither time nor the memory of its
-weights.
+rows that want logits, so that norm and head compute no others. MLX is lazy, so what else the model would compute (an
+embedding that no result reads) is never evaluated: it costs neither time nor the memory of its weights.
 
 Where later layers attend to the keys and values of an earlier one, that *source* layer is no passthrough:
 it runs on a replica of its cache, which stores the keys and values received in place of the layer's own.
@@ -34,7 +32,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from splitinfer.core.kv.format import KVFormat
-from splitinfer.errors import CannotCut, ModelError
+from splitinfer.errors import CannotCut
 from splitinfer.models.border import Border
 from splitinfer.models.caches import Place, can_quantise, fresh_caches, make_list, share
 from splitinfer.models.cohort import SequenceCaches
@@ -57,7 +55,6 @@ from splitinfer.models.structure import CannotTrace, ModelStructure
 Positions = Callable[[], mx.array]
 
 _TABLES = (nn.Embedding, nn.QuantizedEmbedding)
-NO_FLOAT32_HEAD = "this model's head cannot be computed in float32; leave float32_head out"
 _PROBED = (3, 7)  # rows; then one, for which some models read other arrays than for many
 
 
@@ -141,16 +138,6 @@ class StageModel:
     def made_up_hidden(self, n: int, seed: int) -> mx.array | None:
         """[n, d] random rows as the previous stage sends them, for a trial; ``None`` on the first stage."""
         return None if self._incoming is None else self._incoming.made_up(n, seed)
-
-    def use_float32_head(self) -> None:
-        """From now on compute the norm and the head in float32, and return float32 logits.
-
-        Raises:
-            ModelError: this model's head cannot be computed in float32.
-        """
-        if not self.taps_rows:
-            raise ModelError(NO_FLOAT32_HEAD)
-        self._relay.head_in_float32 = True
 
     def tap(self, parts: Mapping[int, Callable[[mx.array], mx.array]]) -> None:
         """From now on add up, row by row, what ``parts`` make of the hidden states [rows, d] behind layers of the model

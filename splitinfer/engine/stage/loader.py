@@ -153,8 +153,6 @@ def load(
     drafter = _open_drafter(command, checkpoint, source, report)
     group, cut = None if command.half is None else join(command.half), (command.start, command.end)
     found = survey(checkpoint, *cut, dtype, kv_format, drafter=drafter, sees=command.sees, group=group)
-    if command.float32_head:
-        found = found.with_float32_head()
     scores = score_bytes(found.attention, backend(), STEP_ROWS, command.kv_tokens)
     what = f"stage {name} (layers {command.start} to {command.end - 1})"
     free = reserve(found.need, command.kv_tokens, what, name, scores)
@@ -259,8 +257,6 @@ def _weights(
     else:
         model, heads, tower = load_with_others(*what, drafter, sees=command.sees, group=group)
     use_transposed_products(model.whole)
-    if command.float32_head:
-        model.use_float32_head()
     return model, heads, tower
 
 
