@@ -27,7 +27,7 @@ stage           one stage, the same on coordinator and workers
     sampler         logits to tokens, keyed by position
     disk            the stage's blocks of KV on disk
 device          what computes a step, and when it is done
-    device, mlx_device    the interface; MLX
+    device          MLX's: launches and their tickets
     selection       MLX's device, or in a checkout an emulated accelerator
     steps           the steps under way, completed in their order
 drafts          drafters: an n-gram index, or a small model

@@ -22,7 +22,7 @@ arrays: if anything it computes depends on what a passthrough returned, or on a 
 earlier layer, the cut is refused.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -180,7 +180,6 @@ class StageModel:
         caches: SequenceCaches,
         hidden: mx.array | None = None,
         num_logits: int = 0,
-        known: Callable[[], Collection[int]] = tuple,
     ) -> mx.array:
         """Build the graph of one slice; computes nothing yet.
 
@@ -190,18 +189,14 @@ class StageModel:
             hidden: [1, n, d] from the previous stage; ``None`` on the first stage (and in a survey), but where there
                 are pictures among the tokens: then what ``PictureTower.rows`` returns for them.
             num_logits: the number of last rows that want logits; used only on the last stage.
-            known: returns those of them that want none after all (``rows.Part``).
 
         Returns:
             [1, n, d] for the next stage (d is the hidden size, or more), or on the last stage [1, R, vocabulary]
-            logits of the R rows that want them (if none does, of some that need not be evaluated).
+            logits of the R rows that want them (if none does, of one that need not be evaluated).
         """
-        num_rows = max(num_logits, 1)
-        first = tokens.shape[1] - num_rows
 
         def keep(array: mx.array, axis: int) -> mx.array:
-            last, left = last_rows(array, num_rows, axis), set(range(num_rows)) - {row - first for row in known()}
-            return mx.take(last, mx.array(sorted(left)), axis) if 0 < len(left) < num_rows else last
+            return last_rows(array, max(num_logits, 1), axis)
 
         output = self._run(tokens, caches, hidden, keep)
         return output if self.taps_rows or not self.is_last else keep(output, 1)

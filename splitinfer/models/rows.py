@@ -26,7 +26,7 @@ around it still runs all rows together. A model where even that fails is run seq
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from typing import Any, cast
@@ -50,21 +50,13 @@ class NotByRows(Exception):
 @dataclass(frozen=True, slots=True)
 class Part:
     """One sequence's ``count`` rows of a step, from position ``start``; the last ``num_logits`` want logits. ``block``:
-    where they are a block of drafts and the sequence has states, what is kept to roll these back. ``known`` returns
-    those of the rows that want no logits after all; it is called when the layers are built."""
+    where they are a block of drafts and the sequence has states, what is kept to roll these back."""
 
     caches: SequenceCaches
     start: int
     count: int
     num_logits: int = 0
     block: Block | None = None
-    known: Callable[[], Collection[int]] = tuple
-
-    @property
-    def logit_rows(self) -> list[int]:
-        """Those of its rows, counted from its first, that want logits."""
-        known = self.known()
-        return [row for row in range(self.count - self.num_logits, self.count) if row not in known]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +100,8 @@ class RowStep:
         rows: list[int] = []
         at = 0
         for part in self.parts:
-            rows += [at + row for row in part.logit_rows]
             at += part.count
+            rows += range(at - part.num_logits, at)
         return None if len(rows) == at else mx.array(rows or [at - 1], dtype=mx.int32)
 
 

@@ -193,10 +193,10 @@ class StepModel:
             ids, given = tokens[None, rows], None if hidden is None else hidden[None, rows]
             noting = self._noting(part.block, tokens[rows], None if hidden is None else hidden[rows])
             with children_watched(noting), part.caches.seeing_both_ways(part.start, part.count):
-                y = self.stage(ids, part.caches, given, part.num_logits, part.known)
+                y = self.stage(ids, part.caches, given, part.num_logits)
             kept = self.stage.take_tapped()
             last += [] if kept is None else [kept]
-            if not self.stage.is_last or part.logit_rows:
+            if not self.stage.is_last or part.num_logits:
                 outputs.append(y[0])
         self.tapped = mx.concatenate(last) if last else None
         return outputs
@@ -233,7 +233,7 @@ class StepModel:
         kept = self.stage.take_tapped()
         self.tapped = kept if kept is None or to_step is None else kept[mx.argsort(to_step)]
         if self.stage.is_last:
-            return _in_order(y[:, 0], parts, step) if any(part.logit_rows for part in parts) else []
+            return _in_order(y[:, 0], parts, step) if any(part.num_logits for part in parts) else []
         return [y[:, 0] if to_step is None else y[:, 0][mx.argsort(to_step)]]
 
     # -- grouping attention calls ------------------------------------------------------------
@@ -269,7 +269,7 @@ def _in_order(logits: mx.array, parts: Sequence[Part], step: RowStep) -> list[mx
     """A step's logits in the order of the plan."""
     found, at = {}, 0
     for part in step.parts:
-        found[id(part)] = range(at, at := at + len(part.logit_rows))
+        found[id(part)] = range(at, at := at + part.num_logits)
     order = [row for part in parts for row in found[id(part)]]
     return [logits if order == sorted(order) else logits[mx.array(order)]]
 

@@ -9,7 +9,6 @@ from functools import cache
 from itertools import pairwise
 
 from splitinfer.engine.device.device import Device
-from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.errors import ConfigError
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.memory import on_gpu
@@ -47,7 +46,7 @@ def default_device() -> Device:
     """MLX's default device. A process has one, whatever it computes there."""
     if on_gpu():
         _share_the_interpreter()
-    return MlxDevice(computes_at_launch=not (on_gpu() and Road.WAITER.is_open))
+    return Device(computes_at_launch=not (on_gpu() and Road.WAITER.is_open))
 
 
 def _share_the_interpreter() -> None:

@@ -31,7 +31,7 @@ from splitinfer.core.speculation.speculation import Draft
 from splitinfer.engine.device.device import DRAFT, Device, Ticket, round_of
 from splitinfer.engine.device.selection import default_device
 from splitinfer.engine.stage.masking import mask_of
-from splitinfer.engine.stage.row import Mask, Row
+from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Sampler
 from splitinfer.engine.stage.step_graph import corner
 from splitinfer.errors import ModelError
@@ -98,7 +98,7 @@ class _Line:
         answer = tuple(self._answer) if params.has_answer_penalty else ()
         mask = None
         if self.seq.rules is not None and (raw := self.seq.rules.masks(self._answer, len(self._answer))[0]) is not None:
-            mask = Mask(mask_of(raw, vocab_size).allowed)  # a draft of which one is left has logits, too
+            mask = mask_of(raw, vocab_size)
         return Row(params, self.seq.seed, len(self.stream) + num_unknown, before, answer, mask)
 
 

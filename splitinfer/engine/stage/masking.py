@@ -1,8 +1,6 @@
 """Masks on the last stage: tokens that may not be chosen have no probability, whatever the filters are.
 
 They act behind biases and penalties, on the logits, so log probabilities are those of the tokens that may be chosen.
-Where a mask leaves one token, which is so of all that a grammar forces, that is looked up once, when the mask is read:
-such a row needs no logits (``models.rows.Part.known``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,14 +10,14 @@ import mlx.core as mx
 import numpy as np
 
 from splitinfer.core.plan import Slice
-from splitinfer.engine.stage.row import Mask, Row
+from splitinfer.engine.stage.row import Row
 from splitinfer.errors import ProtocolError
 
 RawMasks = Mapping[tuple[int, int], bytes | memoryview]
 """By sequence and row with logits: a bit for each token, the lowest first, in whole words of 32."""
 
-RowMasks = dict[tuple[int, int], Mask]
-"""By sequence and row with logits."""
+RowMasks = dict[tuple[int, int], mx.array]
+"""By sequence and row with logits: bool [vocabulary], the tokens that may be chosen."""
 
 Masks = Callable[[], RowMasks]
 """Those of a step, which may have to be waited for."""
@@ -29,7 +27,7 @@ def masked(logits: mx.array, rows: Sequence[Row]) -> mx.array:
     """[n, vocabulary] logits, without those of tokens that the rows' masks leave out. A padded vocabulary's are left
     out, too."""
     width = logits.shape[-1]
-    masks = [_fitted(row.mask.allowed, width) for row in rows if row.mask is not None]
+    masks = [_fitted(row.mask, width) for row in rows if row.mask is not None]
     return mx.where(mx.stack(masks), logits, -mx.inf)
 
 
@@ -37,10 +35,9 @@ def _fitted(allowed: mx.array, width: int) -> mx.array:
     return allowed[:width] if width <= allowed.size else mx.pad(allowed, (0, width - allowed.size))
 
 
-def mask_of(raw: bytes | memoryview, vocab_size: int) -> Mask:
+def mask_of(raw: bytes | memoryview, vocab_size: int) -> mx.array:
     """A mask of its bytes."""
-    allowed = np.unpackbits(np.frombuffer(raw, np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
-    return Mask(mx.array(allowed), int(allowed.argmax()) if np.count_nonzero(allowed) == 1 else None)
+    return mx.array(np.unpackbits(np.frombuffer(raw, np.uint8), count=vocab_size, bitorder="little").view(np.bool_))
 
 
 def read_masks(masks: RawMasks, vocab_size: int) -> RowMasks:
@@ -56,18 +53,12 @@ def read_masks(masks: RawMasks, vocab_size: int) -> RowMasks:
     return {place: mask_of(raw, vocab_size) for place, raw in masks.items()}
 
 
-def blank_mask(vocab_size: int) -> Mask:
+def blank_mask(vocab_size: int) -> mx.array:
     """A mask to be filled."""
-    return Mask(mx.array(np.zeros(vocab_size, np.bool_)))
+    return mx.array(np.zeros(vocab_size, np.bool_))
 
 
 def with_masks(slices: Sequence[Slice], rows: Sequence[Row], masks: RowMasks) -> tuple[Row, ...]:
     """The rows with logits of some slices, with their masks."""
     places = [(part.seq_id, row) for part in slices for row in range(part.num_logits)]
     return tuple(replace(row, mask=masks.get(place)) for row, place in zip(rows, places, strict=True))
-
-
-def known_rows(part: Slice, rows: Sequence[Row], masks: Masks) -> set[int]:
-    """Those of a slice's tokens behind which only one may come, by number: they want no logits."""
-    first = len(part.token_ids) - part.num_logits
-    return {first + i for i, row in enumerate(with_masks((part,), rows, masks())) if row.only is not None}

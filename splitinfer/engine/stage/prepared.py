@@ -19,7 +19,6 @@ import mlx.core as mx
 
 from splitinfer.core.plan import Slice, StepPlan
 from splitinfer.engine.stage.masking import Masks
-from splitinfer.engine.stage.row import Mask
 from splitinfer.engine.stage.step_graph import StepGraph
 from splitinfer.models.snapshot import Snapshot
 
@@ -60,19 +59,19 @@ class PreparedStep:
         graph: StepGraph,
         inputs: tuple[mx.array, mx.array | None],
         snapshot: Snapshot,
-        masks: Mapping[int, Mask],
+        masks: Mapping[int, mx.array],
     ) -> "PreparedStep":
         """A prepared step whose ``inputs`` are its token ids and the integers that stand for its hidden states."""
         ids, hidden = (None if array is None else memoryview(array) for array in inputs)  # type: ignore[arg-type]
         assert ids is not None
         raw, outputs = None if hidden is None else hidden.cast("B"), graph.outputs()
-        views = {seq_id: memoryview(mask.allowed) for seq_id, mask in masks.items()}  # type: ignore[arg-type]
+        views = {seq_id: memoryview(mask) for seq_id, mask in masks.items()}  # type: ignore[arg-type]
         return cls(slices, graph.without_pending(), outputs, ids, raw, snapshot, graph.pending, views)
 
     def fill(self, slices: tuple[Slice, ...], hidden: memoryview | None, masks: Masks | None) -> None:
         """Write the inputs."""
         for (seq_id, _), mask in masks().items() if masks is not None else ():  # a row each
-            self.masks[seq_id][:] = memoryview(mask.allowed)  # type: ignore[arg-type]
+            self.masks[seq_id][:] = memoryview(mask)  # type: ignore[arg-type]
         for at, part in enumerate(slices):
             self.ids[at] = part.token_ids[0]
         if self.hidden is not None and hidden is not None:

@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -21,15 +20,14 @@ import numpy as np
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.plan import SampledSlice, Slice, StageFigures, StepPlan
 from splitinfer.core.wire_codec import NONE
-from splitinfer.engine.device.device import Device, Span, Work
-from splitinfer.engine.device.mlx_device import memory_errors
+from splitinfer.engine.device.device import Device, Span, Work, memory_errors
 from splitinfer.engine.stage.checks import check_plan
 from splitinfer.engine.stage.commands import Commands
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.head_drafts import HeadDrafter
 from splitinfer.engine.stage.history import History, rows_of_prompts, verdicts_of
 from splitinfer.engine.stage.launched import DraftsUnderWay, Finished, Launched
-from splitinfer.engine.stage.masking import Masks, RawMasks, blank_mask, known_rows, read_masks, with_masks
+from splitinfer.engine.stage.masking import Masks, RawMasks, blank_mask, read_masks, with_masks
 from splitinfer.engine.stage.outcomes import Outcome
 from splitinfer.engine.stage.prepared import Likely, PreparedStep, PreparedSteps
 from splitinfer.engine.stage.row import Row
@@ -241,8 +239,7 @@ class StageRunner:
             caches = self.pool.at(part.seq_id, part.start)
             block = self.pool.begin(part.seq_id, part.num_drafts, follows=part.begins_with_draft)
             own = [*self._histories[part.seq_id].rows(part)] if self._model.is_last else []
-            known = partial(known_rows, part, own, masks) if own and masks is not None else tuple
-            parts.append(Part(caches, part.start, len(part.token_ids), part.num_rows, block, known))
+            parts.append(Part(caches, part.start, len(part.token_ids), part.num_rows, block))
             rows += own
         token_ids = [t for part in slices for t in part.token_ids]
         return slices, parts, self._build(slices, parts, token_ids, hidden, tuple(rows), masks)
@@ -265,7 +262,7 @@ class StageRunner:
             return StepGraph(joined, self._pack(slices, joined), (), (), pending)
         if masks is not None:
             rows = with_masks(slices, rows, masks())
-        logits, scores = scored(mx.zeros((0, 1)) if joined is None else joined, slices, parts, self._histories)
+        logits, scores = scored(mx.zeros((0, 1)) if joined is None else joined, slices, self._histories)
         choices = tuple(self._sampler.choose(logits, rows)) if rows else ()
         return StepGraph(None, None, rows, choices, pending, scores)
 

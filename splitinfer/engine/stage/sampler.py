@@ -20,7 +20,7 @@ operation on the device, which would wait there for the step launched meanwhile.
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -136,19 +136,13 @@ class Sampler:
         """Build the graph that chooses a token for each row, without evaluating it.
 
         Args:
-            logits: [n, vocabulary], a line for each row but those whose token is known without (``Row.only``).
-            keys: uint32 [n, 2], random keys for these lines where their positions are not known yet.
+            logits: [n, vocabulary], a line for each row.
+            keys: uint32 [n, 2], random keys for them where their positions are not known yet.
         """
-        known = {i: row.only for i, row in enumerate(rows) if row.only is not None}
-        places = [i for i in range(len(rows)) if i not in known]
-        others, alike = [rows[i] for i in places], defaultdict[_Structure, list[int]](list)
-        for line, row in enumerate(others):
-            alike[_Structure.of(row)].append(line)
-        choices = [Choice(tuple(known), mx.array([*known.values()], mx.uint32), None)] if known else []
-        for structure, lines in alike.items():
-            chosen = self._choose_alike(logits, others, keys, structure, lines)
-            choices.append(replace(chosen, rows=tuple(places[line] for line in lines)))
-        return choices
+        alike = defaultdict[_Structure, list[int]](list)
+        for i, row in enumerate(rows):
+            alike[_Structure.of(row)].append(i)
+        return [self._choose_alike(logits, rows, keys, structure, indices) for structure, indices in alike.items()]
 
     def _choose_alike(
         self, logits: mx.array, rows: Sequence[Row], keys: mx.array | None, structure: _Structure, indices: list[int]

@@ -13,7 +13,6 @@ from splitinfer.core.plan import SampledToken, Slice
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.engine.stage.history import History
 from splitinfer.engine.stage.sampler import reported, with_logprobs
-from splitinfer.models.rows import Part
 from splitinfer.models.tensors import on_host
 
 
@@ -29,19 +28,18 @@ class Scores:
 
 
 def scored(
-    logits: mx.array, slices: Sequence[Slice], parts: Sequence[Part], histories: Mapping[int, History]
+    logits: mx.array, slices: Sequence[Slice], histories: Mapping[int, History]
 ) -> tuple[mx.array, tuple[Scores, ...]]:
-    """From the [rows, vocabulary] logits of some slices, run as ``parts``, those that are sampled from, and the scores
-    of the others."""
+    """From the [rows, vocabulary] logits of some slices those that are sampled from, and the scores of the others."""
     if not any(part.scored for part in slices):
         return logits, ()
     sampled, scores, at = list[int](), [], 0
-    for part, run in zip(slices, parts, strict=True):
+    for part in slices:
         behind = at + len(part.scored)
         if part.scored:
             num_top = histories[part.seq_id].params.prompt_logprobs or 0
             scores.append(_scores(logits[at:behind], part, num_top))
-        sampled += range(behind, at := at + len(run.logit_rows))
+        sampled += range(behind, at := at + part.num_rows)
     return logits[mx.array(sampled, dtype=mx.int32)], tuple(scores)
 
 
