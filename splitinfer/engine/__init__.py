@@ -21,7 +21,7 @@ stage           one stage, the same on coordinator and workers
     loader          a Load command becomes a stage in memory
     runner          takes a StepPlan and hidden states, returns hidden states or sampled tokens
     checks, commands, launched    what is checked of a plan; what it does besides computing; a step on its way
-    step_graph, prepared    what a device is given; graphs built ahead
+    prepared        graphs built ahead
     history         a sequence's tokens, for penalties and verdicts
     masking         masks of tokens that may come, as they arrive and on logits
     sampler         logits to tokens, keyed by position

@@ -12,7 +12,6 @@ layer rounds.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import cast
 
@@ -33,23 +32,17 @@ TAIL = 3  # tokens after them
 _SALTS = 3  # kinds of made-up tokens: those in the blocks, the sequence's own after them, those of what starts there
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """``why_not``: why this stage's KV cannot be stored in blocks; ``None`` if it can."""
-
-    why_not: str | None = None
-
-
-def try_blocks(stage: StageModel) -> Trial:
-    """Store blocks of a few made-up tokens and continue from them: at a block's end and, if possible, within one."""
+def why_no_blocks(stage: StageModel) -> str | None:
+    """Why this stage's KV cannot be stored in blocks; ``None`` if it can. Stores blocks of a few made-up tokens and
+    continues from them: at a block's end and, if possible, within one."""
     try:
         for length in (ENDS[1], *((WITHIN,) if _can_cut_anywhere(stage) else ())):
             reason = _why_not_from(stage, length)
             if reason is not None:
-                return Trial(f"continuing from {length} stored tokens: {reason}")
+                return f"continuing from {length} stored tokens: {reason}"
     except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
-        return Trial(f"{type(error).__name__}: {error}")
-    return Trial()
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _why_not_from(stage: StageModel, length: int) -> str | None:

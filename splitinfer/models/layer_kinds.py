@@ -1,9 +1,8 @@
 """Which layers of a model are alike, and what each kind of them holds: found in the model's own modules and graphs.
 
-Two layers are of one *kind* if their modules have the same classes, the same shapes and the same numbers (a window, a
-count of heads or of experts), and caches of the same kind: then a step costs them the same. No table of architectures
-is needed, and no configuration key is read. A number that no two of several layers share says where a layer is, not
-what it costs, and is left out.
+Two layers are of one *kind* if their modules have the same classes, the same shapes and the same switches, and caches
+of the same kind, of windows of one size: then a step costs them the same. No table of architectures is needed, and no
+configuration key is read. Whole numbers are left out: most say where a layer is, and not what it costs.
 
 Nothing is computed: shapes and graphs are those of placeholders (``models.loader``), so a model of any size is
 described in the seconds that it takes to build its graph.
@@ -35,7 +34,6 @@ from splitinfer.models.loader import check_format, kv_need
 from splitinfer.models.structure import ModelStructure
 from splitinfer.models.tables import leave_out
 
-_FEW = 3  # layers: among fewer, a number may differ in all of them and still be a window's size
 _LEAST = 4  # layers of a stage that stands for a longer one: in fewer, rounding cannot be told from mistakes
 _EXPERTS = "Switch"  # in the names of modules that compute experts (mlx_lm.models.switch_layers)
 _CONTEXT = 4096  # tokens at which the memory of attention's scores is taken
@@ -142,9 +140,7 @@ def kinds_of(structure: ModelStructure) -> list[str]:
     own = [[i for i in range(structure.num_caches) if structure.first_user(i) == layer] for layer in range(len(layers))]
     shared = [sum(layer in users for users in structure.users) for layer in range(len(layers))]
     held = [tuple(cache_kind_of(caches[i]) for i in places) for places in own]
-    plain = [(_shapes(layer), held[i], shared[i]) for i, layer in enumerate(layers)]
-    numbers = _telling([_numbers(layer) for layer in layers], plain)
-    signatures: list[Signature] = [(*one, found) for one, found in zip(plain, numbers, strict=True)]
+    signatures = [(_shapes(layer), _switches(layer), held[i], shared[i]) for i, layer in enumerate(layers)]
     words = {
         signature: _words(layers[i], [caches[place] for place in own[i]])
         for i, signature in reversed(list(enumerate(signatures)))
@@ -187,36 +183,15 @@ def _shapes(layer: nn.Module) -> Signature:
     return (*sorted(classes), *parameters)
 
 
-def _numbers(layer: nn.Module) -> dict[tuple[str, str], Hashable]:
-    """The whole numbers, switches and words among the attributes of a layer's modules."""
-    return {
-        (path, name): value
+def _switches(layer: nn.Module) -> Signature:
+    """The switches and words among the attributes of a layer's modules."""
+    found = [
+        (path, name, value)
         for path, module in layer.named_modules()
         for name, value in vars(module).items()
-        if isinstance(value, bool | int | str) and not name.startswith("_")
-    }
-
-
-def _telling(
-    numbers: Sequence[Mapping[tuple[str, str], Hashable]], groups: Sequence[Hashable]
-) -> list[tuple[tuple[tuple[str, str], Hashable], ...]]:
-    """Each layer's numbers without those that differ in every one of all layers, or of those of its group."""
-    members: dict[Hashable, list[int]] = {}
-    for i, group in enumerate(groups):
-        members.setdefault(group, []).append(i)
-    keys = {key for each in numbers for key in each}
-    everywhere = {key for key in keys if _says_where(key, numbers)}
-    found: list[tuple[tuple[tuple[str, str], Hashable], ...]] = [()] * len(numbers)
-    for among in members.values():
-        places = everywhere | {key for key in keys if _says_where(key, [numbers[i] for i in among])}
-        for i in among:
-            found[i] = tuple(sorted(((key, value) for key, value in numbers[i].items() if key not in places), key=repr))
-    return found
-
-
-def _says_where(key: tuple[str, str], numbers: Sequence[Mapping[tuple[str, str], Hashable]]) -> bool:
-    values = [each[key] for each in numbers if key in each]
-    return len(values) >= _FEW and len(set(values)) == len(values)
+        if isinstance(value, bool | str) and not name.startswith("_")
+    ]
+    return tuple(sorted(found, key=repr))
 
 
 def _words(layer: nn.Module, caches: Sequence[Any]) -> str:

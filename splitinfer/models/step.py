@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from splitinfer.models.batch_invariance import is_batch_invariant
+from splitinfer.models.blas import is_batch_invariant
 from splitinfer.models.caches import WindowKVCache, is_plain
 from splitinfer.models.cohort import Cohort, SequenceCaches, can_join, share_calls
 from splitinfer.models.cut import StageModel
@@ -31,7 +31,7 @@ from splitinfer.models.rows import (
     each_sequence,
     find_cache_consumers,
 )
-from splitinfer.models.step_trial import ALL_STEPS, TWO_STEPS, Steps, StepTrial, Together
+from splitinfer.models.step_trial import ALL_STEPS, TWO_STEPS, Steps, StepTrial
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ class StepModel:
 
     def _trial(self, steps: Steps) -> Callable[[], str | None]:
         """Tries the way that is taken."""
-        trial = StepTrial(self.stage, self._one_by_one, steps)
-        return partial(trial.why_wrong, Together(self._by_rows, lambda: tuple(self._caches[0].step.parts)))
+        trial = StepTrial(self.stage, self._one_by_one, lambda: tuple(self._caches[0].step.parts), steps)
+        return partial(trial.why_wrong, self._by_rows)
 
     def why_not_all(self, way: Way, *, shares_calls: bool) -> str | None:
         """Why a way that is right for some of the stage's layers is not for all; ``None`` if it is, as far as two steps

@@ -40,11 +40,12 @@ from splitinfer.models.layers import (
     call_model,
     change,
     find_layers,
+    floating_arrays,
+    get_at,
     replaced,
     type_name,
     walk,
 )
-from splitinfer.models.recipes import Recipe, make_recipe
 
 Named = dict[str, mx.array]
 Spec = tuple[tuple[int, ...], mx.Dtype]
@@ -52,6 +53,39 @@ Spec = tuple[tuple[int, ...], mx.Dtype]
 _STEPS = (3, 7)  # rows of the two calls: an array that grows from the first to the second has a row per token
 _MOST_ROWS = 4096  # of a long call
 _MOST_AGAIN = 3  # layers that run again behind a border
+
+Recipe = Callable[[Any], Any]
+"""What a layer that does not run returns in its place: something of the form of its result, made of its arguments."""
+
+
+class _Unknown:
+    """Replaces a number that only running the layer would tell; using it fails."""
+
+
+def make_recipe(arguments: Any, result: Any) -> Recipe:
+    """A function that makes a result of the same form from other arguments, without running the layer.
+
+    An array becomes some argument of its shape; an object that was an argument is returned again. The contents of the
+    arrays are wrong, so the graph has to show that no result depends on them.
+    """
+    if result is None or isinstance(result, bool | str):
+        return lambda _arguments: result
+    if isinstance(result, mx.array) and not mx.issubdtype(result.dtype, mx.floating):
+        shape, dtype = result.shape, result.dtype
+        return lambda _arguments: mx.zeros(shape, dtype)
+    if isinstance(result, mx.array):
+        inputs = list(floating_arrays(arguments))
+        if not inputs:
+            raise CannotCut("a layer is called without any array")
+        path = next((path for path, a in inputs if a.shape == result.shape), inputs[0][0])
+        return lambda now: get_at(now, path)
+    if isinstance(result, list | tuple):
+        recipes, kind = [make_recipe(arguments, part) for part in result], type(result)
+        return lambda now: kind(recipe(now) for recipe in recipes)
+    same = next((path for path, part in walk(arguments) if part is result), None)
+    if same is not None:
+        return lambda now: get_at(now, same)
+    return lambda _arguments: _Unknown()
 
 
 class CannotTrace(CannotCut):

@@ -8,13 +8,13 @@ state, whatever the number of layers (``StageModel.tap``). Also what such drafte
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from splitinfer.errors import ModelError
-from splitinfer.models.heads import Target, linear
+from splitinfer.models.heads import HeadRows, Target, linear
 from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.mlx_lm import rope_utils
 
@@ -93,3 +93,48 @@ def rope(text: Mapping[str, Any], width: int) -> Any:
     theta = float(given.get("rope_theta") or text.get("rope_theta") or _THETA)
     by_pairs = not text.get("rope_is_neox_style", True)
     return rope_utils.initialize_rope(width, theta, by_pairs, scaling, text.get("max_position_embeddings"))
+
+
+class Attention(nn.Module):  # type: ignore[misc]
+    """Attention of a drafter's layer, over a cache that takes the rows of many sequences."""
+
+    def __init__(self, text: Mapping[str, Any], inputs: int, size: int, name: str, own: Arrays) -> None:
+        super().__init__()
+        heads = int(text["num_attention_heads"])
+        self._width = int(text.get("head_dim") or size // heads)
+        for part in ("q_proj", "k_proj", "v_proj"):
+            self[part] = linear(name + part, own, inputs)
+        self.o_proj = linear(f"{name}o_proj", own, heads * self._width)
+        for part in ("q_norm", "k_norm"):
+            if f"{name}{part}.weight" in own:
+                self[part] = norm(name + part, own, text)
+        if f"{name}attention_sink_bias" in own:
+            self.attention_sink_bias = own[f"{name}attention_sink_bias"]
+        self._rope = rope(text, self._width)
+
+    def _heads(self, part: str, x: mx.array, positions: mx.array | None = None) -> mx.array:
+        found = self[f"{part}_proj"](x).reshape(len(x), 1, -1, self._width).transpose(0, 2, 1, 3)
+        if f"{part}_norm" in self:
+            found = self[f"{part}_norm"](found)
+        return cast(mx.array, found if positions is None else self._rope(found, offset=positions))
+
+    def kv(self, x: mx.array, positions: mx.array) -> tuple[mx.array, mx.array]:
+        """[T, heads, 1, d] keys and values of [T, 1, d] rows."""
+        return self._heads("k", x, positions), self._heads("v", x)
+
+    def __call__(self, x: mx.array, cache: HeadRows) -> mx.array:
+        queries, kv = self._heads("q", x, cache.offset), cache.update_and_fetch(*self.kv(x, cache.offset))
+        found = cache.attend(queries, *kv, self._width**-0.5, None, self.get("attention_sink_bias"))
+        return cast(mx.array, self.o_proj(found.transpose(0, 2, 1, 3).reshape(len(x), 1, -1)))
+
+
+class MLP(nn.Module):  # type: ignore[misc]
+    """The MLP of a drafter's layer."""
+
+    def __init__(self, text: Mapping[str, Any], size: int, name: str, own: Arrays) -> None:
+        super().__init__()
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            self[part] = linear(name + part, own, int(text["intermediate_size"]) if part == "down_proj" else size)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return cast(mx.array, self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x)))

@@ -25,13 +25,13 @@ from splitinfer.engine.cpu_affinity import has_own_processor
 from splitinfer.engine.device.device import Device, Ticket
 from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
-from splitinfer.engine.stage.row import Row
+from splitinfer.engine.stage.history import Row
 from splitinfer.engine.stage.sampler import Sampler, read
 from splitinfer.engine.versions import device_name
 from splitinfer.llm.setup import token_budget_of
 from splitinfer.models import cohort, quantised
 from splitinfer.models.attention import backend
-from splitinfer.models.batch_invariance import is_batch_invariant
+from splitinfer.models.blas import is_batch_invariant
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import open_model
 from splitinfer.models.kv_trial import try_blocks

@@ -17,7 +17,7 @@ import psutil
 from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.kvstore.paths import default_folder
-from splitinfer.models.batch_invariance import has_openblas, is_batch_invariant, preloaded_blas
+from splitinfer.models.blas import has_openblas, is_batch_invariant, preloaded_blas
 from splitinfer.models.memory import free_bytes, on_gpu, resource_limit
 from splitinfer.probes.child import Report
 from splitinfer.probes.finding import Finding, Reason, failed, passed

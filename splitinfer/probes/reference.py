@@ -18,7 +18,7 @@ from splitinfer.core.rng import position_key
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.demo import TARGET
 from splitinfer.llm.prompts import tokenizer_of
-from splitinfer.models.batch_invariance import is_batch_invariant
+from splitinfer.models.blas import is_batch_invariant
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu

@@ -12,8 +12,7 @@ from splitinfer.cli import opening as commands
 from splitinfer.cli.options import PipelineOptions
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.profiling import measure as measuring
-from splitinfer.engine.profiling.measure import Report
-from splitinfer.engine.profiling.question import Question
+from splitinfer.engine.profiling.measure import Question, Report
 from splitinfer.errors import CannotFit, ConfigError, LayoutError, ModelError
 from splitinfer.llm import LLM, Settings, automatic
 from splitinfer.llm.automatic import as_workers, chosen_from

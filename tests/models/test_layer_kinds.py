@@ -11,10 +11,10 @@ import tiny
 from splitinfer.core.kv.format import format_of
 from splitinfer.errors import ModelError
 from splitinfer.llm import LLM, Settings
+from splitinfer.models.building import made_up
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.layer_kinds import describe, kinds_of
 from splitinfer.models.loader import survey
-from splitinfer.models.made_up import made_up
 from splitinfer.models.structure import ModelStructure
 
 KINDS = {
@@ -69,10 +69,10 @@ def test_layers_of_other_sizes_are_of_other_kinds():
     assert kinds_of(ModelStructure(model)) == ["attention", "attention (2)", "attention", "attention"]
 
 
-def test_layers_of_other_numbers_are_of_other_kinds_but_not_by_their_places():
+def test_layers_of_other_switches_are_of_other_kinds_but_not_by_their_places():
     model, _ = tiny.build("llama")
     for i, layer in enumerate(model.layers):
-        layer.number, layer.num_heard = i, 2 if i == 3 else 1
+        layer.number, layer.turns = i, i != 3
     assert kinds_of(ModelStructure(model)) == ["attention"] * 3 + ["attention (2)"]
 
 

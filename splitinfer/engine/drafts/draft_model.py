@@ -30,11 +30,12 @@ from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.engine.device.device import DRAFT, Device, Ticket, round_of
 from splitinfer.engine.device.selection import default_device
+from splitinfer.engine.stage.history import Row
+from splitinfer.engine.stage.launched import corner
 from splitinfer.engine.stage.masking import mask_of
-from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Sampler
-from splitinfer.engine.stage.step_graph import corner
 from splitinfer.errors import ModelError
+from splitinfer.models.blas import use_transposed_products
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
@@ -42,7 +43,6 @@ from splitinfer.models.hub import fetch
 from splitinfer.models.kv_pool import MAX_COPIED
 from splitinfer.models.loader import count_layers, load_stage, resolve_dtype, survey
 from splitinfer.models.memory import check_fit, on_gpu
-from splitinfer.models.openblas import use_transposed_products
 from splitinfer.models.rows import Part
 from splitinfer.models.step import StepModel, arrays_to_evaluate, nbytes
 from splitinfer.models.tensors import on_host

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack
 
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.engine.files.copying import Channel, Remote, copy, copy_small, request_manifest
-from splitinfer.engine.stage.weight_source import FromHub, Report
+from splitinfer.engine.stage.loader import FromHub, Report
 from splitinfer.errors import ModelError, PeerError
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.copied import matches, open_stored

@@ -22,8 +22,7 @@ from splitinfer.core.link_transport import OVER_TCP
 from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.engine.coordinator.worker_group import Notice, WorkerGroup
 from splitinfer.engine.coordinator.worker_handle import WorkerHandle
-from splitinfer.engine.profiling.measure import profile_here
-from splitinfer.engine.profiling.question import Question, described
+from splitinfer.engine.profiling.measure import Question, described, profile_here
 from splitinfer.errors import ProtocolError, WorkerLost
 from splitinfer.machine.numbers import sentence
 from splitinfer.machine.profile import LinkProfile, MachineProfile

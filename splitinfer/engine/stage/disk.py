@@ -15,7 +15,7 @@ from splitinfer.core.plan import Fetch, Save
 from splitinfer.engine.versions import device_name
 from splitinfer.kvstore.record import Record
 from splitinfer.kvstore.store import Disk, KVStore
-from splitinfer.models.batch_invariance import has_openblas
+from splitinfer.models.blas import has_openblas
 from splitinfer.models.kv_blocks import KVBlock, Slot, block_of, parts_of
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu

@@ -28,7 +28,7 @@ import mlx.core as mx
 
 from splitinfer.core.plan import Slice
 from splitinfer.core.rng import position_key
-from splitinfer.engine.stage.row import Row
+from splitinfer.engine.stage.history import Row
 from splitinfer.engine.stage.sampler import Choice, Sampler
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.dflash import DFlash

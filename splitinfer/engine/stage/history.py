@@ -8,7 +8,22 @@ import mlx.core as mx
 
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StepPlan
 from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
-from splitinfer.engine.stage.row import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one row's token depends on: ``position`` is the one it fills, ``recent`` the tokens before it.
+
+    ``answer``: the tokens of the answer so far; empty where no penalty depends on them. ``mask``: which tokens may be
+    chosen, bool [vocabulary]; ``None``: any.
+    """
+
+    params: SamplingParams
+    seed: int
+    position: int
+    recent: tuple[int, ...]
+    answer: tuple[int, ...] = ()
+    mask: mx.array | None = None
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from splitinfer.core.plan import Slice
-from splitinfer.engine.stage.row import Row
+from splitinfer.engine.stage.history import Row
 from splitinfer.errors import ProtocolError
 
 RawMasks = Mapping[tuple[int, int], bytes | memoryview]

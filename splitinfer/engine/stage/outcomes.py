@@ -22,10 +22,10 @@ from splitinfer import models
 from splitinfer.core.kv.format import format_of
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.models.attention import backend
-from splitinfer.models.batch_invariance import has_openblas, is_batch_invariant
+from splitinfer.models.blas import has_openblas, is_batch_invariant
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_trial import off_by, try_blocks
+from splitinfer.models.kv_trial import off_by, why_no_blocks
 from splitinfer.models.layer_kinds import with_each_kind
 from splitinfer.models.rollback import Rollback
 from splitinfer.models.rollback_trial import try_rollback
@@ -78,13 +78,13 @@ def try_stage(stage: StageModel, kv_format: str, say: Callable[[str], None]) -> 
 
 
 def _try(stage: StageModel, kv_error: float, say: Callable[[str], None]) -> tuple[Outcome, bool]:
-    why_no_blocks = try_blocks(stage).why_not
+    no_blocks = why_no_blocks(stage)
     say("how many sequences run together")
     step = StepModel(stage)
     way, shares_calls = step.way, step.shares_calls
     say("how drafts are rolled back")
-    outcome = Outcome(kv_error, why_no_blocks, way, shares_calls, try_rollback(stage, step))
-    return outcome, not any(why.startswith(_OF_A_DEVICE) for why in [why_no_blocks or "", *step.refusals])
+    outcome = Outcome(kv_error, no_blocks, way, shares_calls, try_rollback(stage, step))
+    return outcome, not any(why.startswith(_OF_A_DEVICE) for why in [no_blocks or "", *step.refusals])
 
 
 def path_of(command: Load, checkpoint: Checkpoint, dtype: str | None) -> Path:

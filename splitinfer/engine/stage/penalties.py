@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import mlx.core as mx
 
 from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
-from splitinfer.engine.stage.row import Row
+from splitinfer.engine.stage.history import Row
 from splitinfer.models.mlx_lm import make_repetition_penalty
 
 

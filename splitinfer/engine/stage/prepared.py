@@ -7,22 +7,71 @@ its graph is built ahead, on inputs whose memory is filled when the step comes. 
 graphs are launched on in vLLM, too; MLX documents that writing to an array's memory through a view changes the array.)
 
 A step that comes otherwise, because a sequence has ended or drafts are verified, finds the caches as they were: what
-building has changed in them is put back first.
+building has changed in them is put back first (``Snapshot``). MLX computes nothing while a graph is built, but offsets
+grow, and the arrays that caches name become those of the graph. Handles of the arrays before cost nothing; but while
+they are held, computing the graph copies what it would write in place, so a snapshot is dropped before that.
 """
 
+import copy
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from splitinfer.core.plan import Slice, StepPlan
+from splitinfer.engine.stage.launched import StepGraph
 from splitinfer.engine.stage.masking import Masks
-from splitinfer.engine.stage.step_graph import StepGraph
-from splitinfer.models.snapshot import Snapshot
+from splitinfer.models.caches import is_list
+from splitinfer.models.cohort import SequenceCaches
 
 _MAX_NOTED = 8  # more than the groups of any pipeline
+_PLAIN = (int, float, bool, str, type(None))  # most values, and a call for each of them would cost more than the rest
+
+
+class Snapshot:
+    """The state of some sequences' caches, and of the cohorts that they are in."""
+
+    def __init__(self, sequences: Iterable[SequenceCaches]) -> None:
+        self._before: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for sequence in sequences:
+            self._take(sequence.place)
+            if id(sequence) in self._before:
+                continue  # it was taken with its cohort
+            if sequence.cohort is not None:
+                self._take(sequence.cohort)
+            for member in (sequence, *(sequence.cohort.members if sequence.cohort else ())):
+                self._take(member)
+                for cache in member.own:
+                    self._take_cache(cache)
+
+    def _take_cache(self, cache: Any) -> None:
+        self._take(cache)
+        for one in cache.caches if is_list(cache) else ():
+            self._take_cache(one)
+
+    def _take(self, thing: Any) -> None:
+        if id(thing) not in self._before:
+            before = {name: v if type(v) in _PLAIN else _handle(v) for name, v in vars(thing).items()}
+            self._before[id(thing)] = (thing, before)
+
+    def restore(self) -> None:
+        """Put everything back. Only once, because handles are handed out."""
+        for thing, before in self._before.values():
+            vars(thing).clear()
+            vars(thing).update(before)
+
+
+def _handle(value: Any) -> Any:
+    """The value, with arrays replaced by handles of their own, which assignments to the originals do not change."""
+    if isinstance(value, mx.array):
+        return copy.copy(value)
+    if type(value) in (list, tuple):
+        return type(value)(map(_handle, value))
+    if type(value) is dict:
+        return {key: _handle(one) for key, one in value.items()}
+    return value
 
 
 class Likely(NamedTuple):

@@ -25,15 +25,12 @@ from splitinfer.engine.stage.checks import check_plan
 from splitinfer.engine.stage.commands import Commands
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.head_drafts import HeadDrafter
-from splitinfer.engine.stage.history import History, rows_of_prompts, verdicts_of
-from splitinfer.engine.stage.launched import DraftsUnderWay, Finished, Launched
+from splitinfer.engine.stage.history import History, Row, rows_of_prompts, verdicts_of
+from splitinfer.engine.stage.launched import DraftsUnderWay, Finished, Launched, StepGraph
 from splitinfer.engine.stage.masking import Masks, RawMasks, blank_mask, read_masks, with_masks
 from splitinfer.engine.stage.outcomes import Outcome
-from splitinfer.engine.stage.prepared import Likely, PreparedStep, PreparedSteps
-from splitinfer.engine.stage.row import Row
-from splitinfer.engine.stage.sampler import Sampler, read
-from splitinfer.engine.stage.scores import read_scores, scored
-from splitinfer.engine.stage.step_graph import StepGraph
+from splitinfer.engine.stage.prepared import Likely, PreparedStep, PreparedSteps, Snapshot
+from splitinfer.engine.stage.sampler import Sampler, read, read_scores, scored
 from splitinfer.errors import DeviceFailed
 from splitinfer.models.cut import StageModel
 from splitinfer.models.halves import Group
@@ -42,7 +39,6 @@ from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.pictures import PictureTower
 from splitinfer.models.rollback import Rollback
 from splitinfer.models.rows import Part
-from splitinfer.models.snapshot import Snapshot
 from splitinfer.models.step import StepModel, arrays_to_evaluate
 from splitinfer.models.with_heads import WithHeads
 from splitinfer.system.gpu_roads import Road

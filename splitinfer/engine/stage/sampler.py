@@ -14,24 +14,25 @@ with a line for each row. What remains is a row's *structure* (``_Structure``): 
 the partition that it is computed with chooses among equal numbers by k. Rows of one structure share one call.
 
 All that is reported of a step is computed with it: what is read afterwards lies in evaluated arrays, and costs no
-operation on the device, which would wait there for the step launched meanwhile.
+operation on the device, which would wait there for the step launched meanwhile. So are the log probabilities of a
+prompt's own tokens, each from the row before it: what the model gives, whatever else the request asks for, in float32.
 """
 
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from splitinfer.core.plan import SampledToken
+from splitinfer.core.plan import SampledToken, Slice
 from splitinfer.core.rng import position_key
 from splitinfer.core.sampling_params import MAX_LOGPROBS
+from splitinfer.engine.stage.history import History, Row
 from splitinfer.engine.stage.masking import masked
 from splitinfer.engine.stage.penalties import adjusted
-from splitinfer.engine.stage.row import Row
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.mlx_lm import apply_top_k, apply_top_p
 from splitinfer.models.tensors import on_host
@@ -242,3 +243,51 @@ def _with_min_p(logprobs: mx.array, log_min_p: mx.array) -> mx.array:
 
 def _column(values: list[float]) -> mx.array:
     return mx.array(values, dtype=mx.float32)[:, None]
+
+
+# -- a prompt's own tokens -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Those of one slice, not yet evaluated. ``logprobs``: a line for each of ``tokens``, as in ``Choice``;
+    ``num_top``: of the most likely tokens, how many are wanted."""
+
+    seq_id: int
+    tokens: tuple[int, ...]
+    num_top: int
+    logprobs: mx.array
+
+
+def scored(
+    logits: mx.array, slices: Sequence[Slice], histories: Mapping[int, History]
+) -> tuple[mx.array, tuple[Scores, ...]]:
+    """From the [rows, vocabulary] logits of some slices those that are sampled from, and the scores of the others."""
+    if not any(part.scored for part in slices):
+        return logits, ()
+    sampled, scores, at = list[int](), [], 0
+    for part in slices:
+        behind = at + len(part.scored)
+        if part.scored:
+            num_top = histories[part.seq_id].params.prompt_logprobs or 0
+            scores.append(_scores(logits[at:behind], part, num_top))
+        sampled += range(behind, at := at + part.num_rows)
+    return logits[mx.array(sampled, dtype=mx.int32)], tuple(scores)
+
+
+def _scores(logits: mx.array, part: Slice, num_top: int) -> Scores:
+    values = logits.astype(mx.float32)
+    logprobs = values - mx.logsumexp(values, axis=-1, keepdims=True)
+    lines = reported(logprobs, mx.array(part.scored, dtype=mx.int32), MAX_LOGPROBS if num_top else 0)
+    return Scores(part.seq_id, part.scored, num_top, lines)
+
+
+def read_scores(scores: Sequence[Scores]) -> dict[int, tuple[SampledToken, ...]]:
+    """By sequence, its slice's tokens with their log probabilities. Waits until they are evaluated."""
+    return {
+        one.seq_id: tuple(
+            with_logprobs(token, line, one.num_top)
+            for token, line in zip(one.tokens, on_host(one.logprobs), strict=True)
+        )
+        for one in scores
+    }

@@ -13,7 +13,7 @@ from splitinfer.engine.files.reader import Reader
 from splitinfer.engine.files.weight_source import FromPeers, NoCopies
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import options_to
-from splitinfer.engine.stage.weight_source import WeightSource
+from splitinfer.engine.stage.loader import WeightSource
 from splitinfer.engine.worker.control_channel import ControlChannel
 from splitinfer.errors import ProtocolError
 from splitinfer.store.models import ModelStore

@@ -14,8 +14,7 @@ from splitinfer.core.speculation.speculation import Draft
 from splitinfer.demo import TARGET
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.drafts.draft_model import DraftModel
-from splitinfer.engine.drafts.drafters import Drafter, has_heads, model_in
-from splitinfer.engine.drafts.with_ngrams import ModelWithNGrams
+from splitinfer.engine.drafts.drafters import Drafter, ModelWithNGrams, has_heads, model_in
 from splitinfer.errors import LayoutError, ModelError
 from splitinfer.machine.costs import Costs
 from splitinfer.models.hub import open_model

@@ -11,8 +11,14 @@ from splitinfer.core.costs.shape import Shape
 from splitinfer.engine.drafts import draft_model
 from splitinfer.engine.profiling import drafts, measure, stopwatch
 from splitinfer.engine.profiling.drafts import measure_draft
-from splitinfer.engine.profiling.measure import measure_machine, profile_here, profiles_folder
-from splitinfer.engine.profiling.question import Question, checkpoint_of, described
+from splitinfer.engine.profiling.measure import (
+    Question,
+    checkpoint_of,
+    described,
+    measure_machine,
+    profile_here,
+    profiles_folder,
+)
 from splitinfer.engine.stage import runner
 from splitinfer.errors import ProtocolError
 from splitinfer.machine.profile import MachineProfile

@@ -9,7 +9,7 @@ import stages
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.engine.profiling import measure, survey
-from splitinfer.engine.profiling.question import Question
+from splitinfer.engine.profiling.measure import Question
 from splitinfer.engine.profiling.stopwatch import Report
 from splitinfer.engine.profiling.survey import Surveyor
 from splitinfer.keyring import Keyring

@@ -23,6 +23,7 @@ from splitinfer.engine.device.device import Device
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.masking import RowMasks, mask_of
 from splitinfer.engine.stage.outcomes import try_stage
+from splitinfer.engine.stage.prepared import Snapshot
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.models.caches import Place, WindowKVCache
 from splitinfer.models.checkpoint import open_folder
@@ -31,7 +32,6 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import ReceivedRows
 from splitinfer.models.loader import load_stage, survey
 from splitinfer.models.mlx_lm import CacheList, KVCache
-from splitinfer.models.snapshot import Snapshot
 from splitinfer.models.tensors import spec_of, to_buffer
 
 VOCAB = 160

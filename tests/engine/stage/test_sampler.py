@@ -15,8 +15,8 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logi
 from splitinfer.core.plan import SampledToken
 from splitinfer.core.rng import position_key
 from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
+from splitinfer.engine.stage.history import Row
 from splitinfer.engine.stage.masking import mask_of
-from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Sampler, read
 from splitinfer.models.graph import uncompiled
 
