@@ -1,25 +1,18 @@
 """Runs the layers [start, end) of one mlx-lm model class, without code per architecture.
 
-The class and its lists of layers keep their length, so ``zip(self.layers, cache)``, ``layer_types[i]`` and
-``fa_idx`` stay valid, and its own ``__call__`` runs unchanged. Only what the lists hold changes, and
-only while this stage runs:
+The class and its lists of layers keep their length, so ``zip(self.layers, cache)``, ``layer_types[i]`` and ``fa_idx``
+stay valid, and its own ``__call__`` runs unchanged. Only what the lists hold changes, while this stage runs:
 
     index      0 ... start-1      start         ...      end-1           end
     holds      passthrough        inject(real)  real     real            border
 
-A *passthrough* returns its arguments and has every attribute of the layer it replaces. *Inject* calls
-its layer with the arrays received in place of the arguments. The *border* stores its arguments for the next
-stage and ends the call. On the last stage there is no border; a *tap* behind the last layer keeps only the
-rows that want logits, so that norm and head compute no others. MLX is lazy, so what else the model would compute (an
-embedding that no result reads) is never evaluated: it costs neither time nor the memory of its weights.
+A *passthrough* returns its arguments. *Inject* calls its layer with the arrays received in place of the arguments. The
+*border* stores its arguments for the next stage and ends the call. On the last stage a *tap* behind the last layer
+keeps only the rows that want logits. MLX is lazy, so what else the model would compute is never evaluated. A layer to
+whose keys and values later ones attend runs on a replica of its cache, which stores those received.
 
-Where later layers attend to the keys and values of an earlier one, that *source* layer is no passthrough:
-it runs on a replica of its cache, which stores the keys and values received in place of the layer's own.
-The rest of what it would compute is not evaluated either.
-
-``structure`` finds out what has to cross. Before a stage is used it is called once on marked
-arrays: if anything it computes depends on what a passthrough returned, or on a parameter of an
-earlier layer, the cut is refused.
+``structure`` finds out what has to cross. Before a stage is used it is called once on marked arrays: if anything it
+computes depends on a passthrough, or on a parameter of an earlier layer, the cut is refused.
 """
 
 from collections.abc import Callable, Iterator, Mapping

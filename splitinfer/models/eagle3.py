@@ -1,14 +1,11 @@
-"""EAGLE-3: a decoder layer that drafts from hidden states of a low, a middle and a high layer of the target.
+"""EAGLE-3: a decoder layer that drafts from hidden states of a low, a middle and a high layer (arXiv 2503.01840).
 
-    three hidden states, concatenated ─ fc ─────────────┐
+    three hidden states, concatenated ─ fc (``taps``) ───┐
                                                         ├─ norms ─ decoder layer ─┬─ norm ─ own head, own vocabulary
     embedding, the target's where the drafter has none ─┘                         └─ for the next draft
 
-See EAGLE-3 (arXiv 2503.01840); ``taps`` has the projection.
-
-Layers are numbered in two ways. ``eagle_aux_hidden_state_layer_ids`` at the top of a config.json are hidden states as
-they enter a layer, and so are 2, half and all but 3 of the target's layers where there are none; in ``eagle_config``
-they are as they leave it.
+``eagle_aux_hidden_state_layer_ids`` at the top of a config.json are hidden states as they enter a layer, and so are 2,
+half and all but 3 of the target's layers where there are none; in ``eagle_config`` they are as they leave it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

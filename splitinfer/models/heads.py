@@ -1,12 +1,10 @@
 """Drafters on the last stage, trained on the target's own hidden states: what the kinds of them have in common.
 
     hidden state of token i, or a row made of several ─┐
-    embedding of token i + 1 ──────────────────────────┴─ a decoder layer or two, own KV ─ logits of token i + 2
-                                                                              └─ in the place of the hidden state, for
-                                                                                 the next draft
+    embedding of token i + 1 ──────────────────────────┴─ layers, own KV ─┬─ logits of token i + 2
+                                                                          └─ in its place, for the next draft
 
-The prediction heads of a checkpoint (``mtp``) and ``eagle3`` draft one token after the other, ``dflash`` several at
-once. ``with_heads`` runs them all.
+``mtp`` and ``eagle3`` draft one token after the other, ``dflash`` several at once. ``with_heads`` runs them all.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,14 +1,11 @@
 """Hidden states on a link: a step's rows as the parts of a frame, and back.
 
-A step's rows are sent in at most two groups: those that are packed (``models.codecs``), as a few arrays, and the
-others, as they are. The step's message says which rows are which, so the receiver needs nothing but the frame.
-
     rows of a step      [ decode | prompt, packed .......... | decode ]
     parts of its frame  [ decode, decode ]  [ codes ]  [ scales ] ...
 
-Packing is part of the step's graph, so it is done when the step is. What happens to a finished step, because slices
-were dropped or rows do not fit the codec, the host does in the arrays' buffers: an operation on the device would wait
-for the step that was launched meanwhile.
+The step's message says which rows are packed (``models.codecs``), so the receiver needs nothing but the frame. Packing
+is part of the step's graph. What happens to a finished step, because slices were dropped or rows do not fit the codec,
+the host does in the arrays' buffers: an operation on the device would wait for the step launched meanwhile.
 """
 
 from collections.abc import Sequence as Seq

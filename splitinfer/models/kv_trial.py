@@ -2,12 +2,8 @@
 
 A cache of an unknown kind may hold more than its arrays show. So a few tokens are computed without blocks, and once
 more from blocks, after the sequence that they were cut from has continued with other tokens. Blocks are stored only
-where both agree up to rounding, which is decided layer by layer (``rounding``). An architecture that fails is at worst
-slow.
-
-Every sequence of a trial computes its tokens in the same chunks, and each layer of a later one is given what it was
-given in the first (``layer_trace``): so whatever a machine's arithmetic depends on, keys and values differ by what one
-layer rounds.
+where both agree up to rounding (``rounding``). Every sequence computes its tokens in the same chunks, and each layer of
+a later one is given what it was given in the first (``layer_trace``): keys and values differ by what one layer rounds.
 """
 
 from collections.abc import Iterator, Sequence

@@ -4,10 +4,8 @@
                       | rows             | rows
     trial       layer 0 -> error   layer 1 -> error   layer 2      each layer is given the reference's rows
 
-``recording`` notes what each layer of a stage returns. ``following`` runs the stage again, in whichever way, and puts
-the recorded rows in the place of what each layer has returned; what it returned is compared first. Caches are
-written by the layers themselves in both runs. A row's error is relative to what its layer adds to it: a layer that
-changes its input little would hide any mistake behind it.
+Caches are written by the layers themselves in both runs. A row's error is relative to what its layer adds to it: a
+layer that changes its input little would hide any mistake behind it.
 """
 
 from collections.abc import Callable, Iterator, Sequence

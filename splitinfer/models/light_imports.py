@@ -1,19 +1,15 @@
 """Imports modules of mlx-lm and mlx-vlm without what a stage does not need.
 
-Their packages import transformers, the Hugging Face hub's client, OpenCV, servers and trainers, which takes seconds and
-more memory than everything else a worker has before its weights. So a package is put into ``sys.modules`` without its
-``__init__`` having run, which runs when code first reads a name of it. While one of its modules is imported that needs
-such things at its top, everything that is neither MLX, NumPy nor the standard library is replaced by a promise
-(``_Later``), which imports it when it is first used; loading a model uses none of it. Nothing exists twice: code that
-imports the package later, or did so before, has the same modules and classes.
+Their packages import transformers, the hub's client, OpenCV and servers, which takes seconds and more memory than
+everything else a worker has before its weights. So a package is put into ``sys.modules`` without its ``__init__``
+having run, which runs when code first reads a name of it. In modules that import such things at their top, everything
+that is neither MLX, NumPy nor the standard library is a promise (``_Later``), imported when it is first used. Nothing
+exists twice.
 
-Models that evaluate arrays while they are called cut their graph into pieces. They do it to start the GPU early; an
-engine evaluates a step when its graph is complete. So in mlx-vlm's modules ``eval`` and ``async_eval`` do nothing.
-
-MLX checks no index. Qwen4's indexer has -1 for each block that it does not choose, and writes into a mask at all of
-that block's tokens, which for a prompt shorter than a block lie before the mask's memory. What was there was the
-allocator's, so MLX counted petabytes as held, and launched nothing ahead from then on. (mlx-vlm,
-``qwen4_exp.build_mask``)
+Models that evaluate arrays while they are called cut their graph into pieces, so in mlx-vlm's modules ``eval`` and
+``async_eval`` do nothing: an engine evaluates a step when its graph is complete. And MLX checks no index: Qwen4's
+indexer has -1 for blocks that it does not choose, and would write before a mask's memory (mlx-vlm,
+``qwen4_exp.build_mask``).
 """
 
 import builtins

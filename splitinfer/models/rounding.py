@@ -1,22 +1,17 @@
 """Tells rounding from error, where two ways of computing the same rows do not agree to the last bit.
 
-A GPU chooses another kernel for another number of rows, so honest results differ. Any fixed tolerance for what a stage
-returns fails: rounding grows over layers, and where it makes one router choose another expert, the whole row is
-another one. In 32 layers of experts in bfloat16 that is every row. So three things are done instead.
+A GPU chooses another kernel for another number of rows, so honest results differ. A fixed tolerance for what a stage
+returns fails: rounding grows over layers, and where a router chooses another expert, the whole row is another one. So:
 
-*Each layer is compared alone* (``layer_trace``): it is given what the reference's layer was given, so nothing
-compounds, and what depth there is does not matter. Comparing a few layers, or the model in float32, would do the same
-at the price of not having tried what will run: other layers, or other kernels.
+*Each layer is compared alone* (``layer_trace``), given what the reference's layer was given: nothing compounds.
 
-*What may be rounding is measured*: the reference's rows are computed once more, one row at a time. A layer's limit
-is a few times the median error of that, and never less than a tolerance (which is all there is on a machine that
-rounds every row alike). The median does not see the few rows that chose another expert.
+*What may be rounding is measured*: the reference's rows are computed once more, one at a time. A layer's limit is a few
+times the median error of that, and never less than a tolerance. The median does not see the few rows that chose another
+expert.
 
-*What rounding does moves, what a mistake does stays.* A wrong mask, position or neighbour's key is at its place
-whatever the tokens are: the same row of the same layer. A router's near-tie is somewhere else with other tokens. So the
-trial is repeated with other tokens until no place has been off every time, which is rounding, or until it is less
-likely than one in a thousand that rounding alone was off at some place every time, by the measured share of rows that
-it moves: which is an error. On a machine without rounding the first trial decides that all is right.
+*What rounding does moves, what a mistake does stays.* A wrong mask or position is at its place whatever the tokens are;
+a router's near-tie is elsewhere with other tokens. The trial is repeated with other tokens until no place has been off
+every time, which is rounding, or until it is less likely than one in a thousand that rounding alone was: an error.
 """
 
 from collections.abc import Callable

@@ -1,22 +1,20 @@
 """Reads the structure of an mlx-lm model: its layers, the caches they use, and what they pass to each other.
 
-No table of architectures is needed. The whole model is called twice on a few tokens with every layer's arguments and
-every cache update marked; nothing is computed, and MLX's graph shows which array depends on which. A *border* is a cut
-in front of some layer. What crosses it is
+The whole model is called twice on a few tokens with every layer's arguments and every cache update marked; nothing is
+computed, and MLX's graph shows which array depends on which. A *border* is a cut in front of some layer. What crosses
+it is
 
-* each of the layer's arguments that comes from earlier layers and has one row per token: for most models
-  the hidden state, for some also a first value or a residual of each block;
+* each of the layer's arguments that comes from earlier layers and has one row per token: the hidden state, for some
+  models also a first value or a residual of each block;
 * the new keys and values of an earlier layer's cache, where later layers attend to it;
 * else, where later layers read something else of an earlier one (a choice of tokens, a pool of compressed keys), what
   that layer was given: it runs again behind the border, of which only what is read is computed.
 
-All of it is packed into one array of rows, so that the rest of the project knows only hidden states. Whole numbers (an
-indexer's choice of tokens) keep their bits there. If the later layers need anything else of the earlier ones, there is
-no border and the cut is refused.
+All of it is packed into one array of rows (``border``). If later layers need anything else, the cut is refused.
 
-A few tokens do not show everything: a layer may choose among tokens only once there are more than it may attend to.
-Where a few leave some parameter of a layer unread, the model is called on more of them than any number in its layers'
-modules; what only such a call hands on crosses once there are as many tokens (``Row.since``).
+A layer may choose among tokens only once there are more than it may attend to. Where a few tokens leave some parameter
+unread, the model is called on more of them than any number in its layers' modules; what only such a call hands on
+crosses once there are as many tokens (``Row.since``).
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,11 +1,8 @@
-"""Taps: the hidden states of some of a target's layers, as a drafter with a folder of its own takes them.
-
-    hidden states of several layers, concatenated ─ fc ─▶ one row for each token
-
-``fc`` is linear, and a product with a concatenation is a sum of products: so each stage multiplies the hidden states of
-its layers by its columns of ``fc`` (``taps_of``), and what the last stage needs comes as one row beside the hidden
-state, whatever the number of layers (``StageModel.tap``). Also what such drafters have in common beyond that.
-"""
+"""Taps: the hidden states of some of a target's layers, concatenated and projected (``fc``) to one row for each
+token, as a drafter with a folder of its own takes them. ``fc`` is linear, and a product with a concatenation is a
+sum of products: so each stage multiplies the hidden states of its layers by its columns of ``fc``, and what the last
+stage needs comes as one row beside the hidden state (``StageModel.tap``). Also what such drafters have in common
+beyond that."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast

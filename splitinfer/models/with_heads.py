@@ -1,9 +1,6 @@
-"""Runs a drafter on the last stage (``heads``), with the rows of many sequences as a stage has them (``rows``).
-
-Its KV is one more cache of each sequence: it is rolled back, kept, written to disk and joined as a layer's is. The
-entry of token i comes from hidden state i - 1 and token i, or, where several tokens are drafted at once, from hidden
-state i alone; so this KV has the length of the layers'.
-"""
+"""Runs a drafter on the last stage (``heads``), with the rows of many sequences as a stage has them (``rows``). Its KV
+is one more cache of each sequence, as long as the layers'. The entry of token i comes from hidden state i - 1 and token
+i, or, where several tokens are drafted at once, from hidden state i alone."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, cast

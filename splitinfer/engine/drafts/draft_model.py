@@ -1,16 +1,12 @@
 """A drafter that is a small model of the same tokenizer, whole on the coordinator.
 
-It samples with the key of the position, as the target does: where both models spread their probability over the same
-tokens, the same noise makes them choose the same one, so at a temperature above 0 more drafts are accepted.
-
+It samples with the key of the position, as the target does: the same noise makes both choose the same token more often.
 Its KV holds the tokens of each sequence's last stream; what the current stream does not share is rolled back.
 
 Several sequences are drafted for in *rounds*: one step of the model, in which each sequence has a row, gives one draft
-of each. In the first round a sequence catches up, with as many rows as tokens came since its last draft. The rows of a
-step are computed as a stage computes those of many requests (``models.step``), and sampled row by row with their own
-keys; so a sequence's drafts are those that it would get alone, where arithmetic permits.
-
-Where not every token may come it draws among those that may, as the target does; what is forced it does not compute.
+of each. In the first round a sequence catches up, with as many rows as tokens came since its last draft. A sequence's
+drafts are those that it would get alone, where arithmetic permits. Where not every token may come it draws among those
+that may; what is forced it does not compute.
 
 On a GPU the next round is launched before the one before it has been read: its input is the array, not the numbers.
 """

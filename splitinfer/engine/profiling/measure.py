@@ -1,19 +1,14 @@
-"""Measures this machine for one model: seconds of layers of each kind, of the head, of a step; what is free.
-Remembers it, and answers a coordinator that asks for it.
+"""Measures this machine for one model: seconds of layers of each kind, of the head, of a step; what is free. Remembers
+it, and answers a coordinator that asks for it.
 
 The model need not be here: its configuration and the shapes of its tensors suffice, and its numbers are made up
-(``models.building``). They travel in a part of the frame, as JSON, for a model with experts in tensors of their own has
-tens of thousands of them. A few layers are timed, within some seconds (``stopwatch``).
+(``models.building``). They travel in a part of the frame, as JSON:
 
     {"files": {"config.json": "...", ...}, "tensors": {"model.norm.weight": {"dtype": "BF16", "shape": [5120]}, ...}}
 
-    splitinfer/profiles/DIGEST.json      in the user's folder of caches, beside ``kv``
-
-The digest is of all that the figures depend on: the machine's name (home folders may be shared), its device and, where
-that is emulated, its file; the versions of splitinfer, MLX and mlx-lm; the model's shapes. What memory is free is never
-remembered. A file that cannot be read or written is as good as none.
-
-What is not measured: what a device does after having been idle, which ``Device.stay_awake`` prevents.
+A profile is remembered in the user's folder of caches (``profiles/DIGEST.json``), by all that the figures depend on:
+the machine's name (home folders may be shared), its device, an emulated one's file, the versions, the model's shapes.
+What memory is free is never remembered. A file that cannot be read or written is as good as none.
 """
 
 import contextlib

@@ -5,12 +5,9 @@
     two layers                what they take less than each of them alone is the fixed time of a step
     the last layer            what it takes longer than another of its kind is norm, head and sampler
 
-Each has a share of the seconds that there are. A number of rows that would take too long is left to the line through
-those before it. Where the last layer is the only one of its kind, it and the head share its seconds in proportion to
-the bytes of their weights. No difference counts as less than nothing.
-
-Layers are made up when it is their turn, and given up when no other step needs them, so a model that is larger than the
-memory is timed, too.
+Each has a share of the seconds that there are. Where the last layer is the only one of its kind, it and the head share
+its seconds by the bytes of their weights. Layers are made up when it is their turn, and given up when no other step
+needs them, so a model that is larger than the memory is timed, too.
 """
 
 import time

@@ -4,8 +4,8 @@
                 ◀─Profiled──
     then, one after the other:  coordinator ── worker 1, coordinator ── worker 2, worker 1 ── worker 2 ...
 
-Workers of one machine, as those that the coordinator starts itself, are measured one after the other, and share what
-memory is free there. Links are measured over tcp, in both directions; an RDMA link is at least as quick.
+Workers of one machine are measured one after the other, and share what memory is free there. Links are measured over
+tcp, in both directions; an RDMA link is at least as quick.
 """
 
 import json

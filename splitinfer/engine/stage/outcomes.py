@@ -1,12 +1,10 @@
 """What was found when a stage was tried on this machine (``models.step_trial``, ``kv_trial``, ``rollback_trial``), and
-the memory of it: the same stage is tried once.
+the memory of it in the user's folder of state (``trials/DIGEST.json``): the same stage is tried once.
 
-    splitinfer/trials/DIGEST.json      in the user's folder of state
-
-The digest is of all that an outcome depends on: the weights' fingerprint, the layers, the formats of numbers and KV;
-the versions and the code that tries; the machine's name (home folders may be shared), its device and its BLAS. A file
-that cannot be read or written is as good as none: the stage is tried again. So is one where the device may have failed
-a trial, which costs speed and may have been a passing thing, until trials have found the same twice.
+The digest is of all that an outcome depends on: the weights' fingerprint, the layers, the formats; the versions and the
+code that tries; the machine's name (home folders may be shared), its device and its BLAS. A file that cannot be read or
+written is as good as none. The stage is tried again where the device may have failed a trial, which may have been a
+passing thing, until trials have found the same twice.
 """
 
 import contextlib

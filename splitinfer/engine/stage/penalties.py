@@ -1,14 +1,13 @@
 """Changes logits by what a request asks for and by what came before: biases and penalties.
 
-They act on the logits before they become log probabilities, in mlx-lm's order: bias, repetition, then presence and
-frequency. The repetition penalty is mlx-lm's own function, over the last tokens of prompt and answer. The other three
-are those of OpenAI's API, where presence and frequency count the tokens of the *answer*, all of them:
+They act on the logits before they become log probabilities, in mlx-lm's order: bias, repetition (mlx-lm's own function,
+over the last tokens of prompt and answer), then presence and frequency, which count all tokens of the *answer*, as in
+OpenAI's API (mlx-lm's count the last 20 tokens, the prompt's included):
 
     logit[t] + bias[t] - (presence if count[t] > 0) - frequency * count[t]
 
-(mlx-lm's functions of these names count the last 20 tokens, the prompt's included.) All depend on a row's own sequence
-and position alone, so no batch, cut or draft changes them. Ids without a logit are left out: MLX does not check bounds,
-and plans come from a peer.
+All depend on a row's own sequence and position alone, so no batch, cut or draft changes them. Ids without a logit are
+left out: MLX does not check bounds, and plans come from a peer.
 """
 
 from collections import Counter

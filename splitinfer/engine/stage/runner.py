@@ -1,12 +1,12 @@
 """Carries out a StepPlan on one stage's layers: the same class on the coordinator and on every worker.
 
-A step is split in two, because a device may be asynchronous: ``launch`` builds the graph and hands it to the device;
-``finish`` reads the results once the device is done. Between the two the loop may launch the next step, so the device
-never waits for Python; and ``finish`` may run on another thread than ``launch``, so no result waits for a launch.
+``launch`` builds a step's graph and hands it to the device; ``finish`` reads the results once the device is done.
+Between the two the loop may launch the next step, and ``finish`` may run on another thread, so no result waits for a
+launch.
 
-Drafts are verified on the last stage, which is therefore the first to know that some slices are rejected: those behind
-a wrong draft are not computed there, and their results have no tokens. A stage in the middle hears of it from the
-coordinator (``drop_rejected``): what it has not launched by then it leaves out, also for the stages behind it.
+Drafts are verified on the last stage: slices behind a wrong draft are not computed there, and their results have no
+tokens. A stage in the middle hears of it from the coordinator (``drop_rejected``): what it has not launched by then it
+leaves out.
 """
 
 import logging

@@ -1,21 +1,15 @@
 """Samples tokens from logits, keyed by position.
 
-Sampling adds Gumbel noise to the scaled log probabilities and takes the largest (the Gumbel-max trick), which draws
-from their softmax. The noise of a row comes from the key of the position it fills (``core.rng``) and is drawn at the
-*tokenizer's* vocabulary size, so neither the other rows of the batch, nor the cut, nor a model's padding of its
-vocabulary can change it. Filters are mlx-lm's own functions in mlx-lm's order.
+Sampling adds Gumbel noise to the scaled log probabilities and takes the largest, which draws from their softmax. The
+noise of a row comes from the key of the position it fills (``core.rng``) and is drawn at the *tokenizer's* vocabulary
+size, so neither the other rows, nor the cut, nor a padded vocabulary can change it. Filters are mlx-lm's, in its order.
 
-What follows the head is a dozen small operations on one row for each sequence. On a GPU each would be a launch of its
-own, so there they are compiled into one call. MLX's CPU backend has no launches to save, and its compiler takes seconds
-for the first token of each kind; there they are not compiled.
+On a GPU the dozen small operations behind the head are compiled into one call; MLX's CPU backend has no launches to
+save. A compiled function is compiled anew for each constant, so settings are data wherever that changes no bit. What
+remains is a row's *structure* (``_Structure``); rows of one structure share one call.
 
-A compiled function is compiled anew for each constant in it, so settings are data wherever that changes no bit: arrays
-with a line for each row. What remains is a row's *structure* (``_Structure``): which filters are on, and top_k, because
-the partition that it is computed with chooses among equal numbers by k. Rows of one structure share one call.
-
-All that is reported of a step is computed with it: what is read afterwards lies in evaluated arrays, and costs no
-operation on the device, which would wait there for the step launched meanwhile. So are the log probabilities of a
-prompt's own tokens, each from the row before it: what the model gives, whatever else the request asks for, in float32.
+All that is reported of a step is computed with it, for an operation on the device would wait for the step launched
+meanwhile. So are the log probabilities of a prompt's own tokens, each from the row before it, in float32.
 """
 
 import math
