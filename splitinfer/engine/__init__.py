@@ -28,7 +28,6 @@ stage           one stage, the same on coordinator and workers
     disk            the stage's blocks of KV on disk
 device          what computes a step, and when it is done
     device          MLX's: launches and their tickets
-    selection       MLX's device, or in a checkout an emulated accelerator
     steps           the steps under way, completed in their order
 drafts          drafters: an n-gram index, or a small model
 links           connects by rdma, or by tcp where that is unavailable; measures links

@@ -24,7 +24,55 @@ from splitinfer.models.growing import GrowingKVCache, fitted
 from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.mlx_lm import create_causal_mask, make_prompt_cache
 from splitinfer.models.quantised import QuantisedKVCache
-from splitinfer.models.whole_state import with_state
+
+_whole_classes: dict[type, type] = {}
+
+
+class WholeState:
+    """Goes before the own class of a cache of a form that is not known among its bases: all that it holds is a state,
+    which can be saved and put back. A class that can put back what it tells as its ``state`` is believed; of any other,
+    the state is its attributes."""
+
+    def empty(self) -> bool:
+        """Whether nothing was ever stored."""
+        return not any(isinstance(leaf, mx.array) and leaf.size for _, leaf in tree_flatten(vars(self)))
+
+    @property
+    def state(self) -> Any:
+        """Everything that it holds."""
+        base: Any = super()
+        return (base.state, base.meta_state) if _puts_back(type(self)) else dict(vars(self))
+
+    @state.setter
+    def state(self, found: Any) -> None:
+        if not _puts_back(type(self)):
+            vars(self).update(found)
+            return
+        for name, value in zip(("state", "meta_state"), found, strict=True):
+            _own(type(self), name).fset(self, value)
+
+
+def with_state(cache: Any) -> Any:
+    """A cache that can be saved and put back as a state, if it cannot be told how else it is."""
+    cls = type(cache)
+    if hasattr(cache, "empty") and _own(cls, "state").fset is not None:
+        return cache
+    if cls not in _whole_classes:
+        _whole_classes[cls] = type(f"Whole{cls.__name__}", (WholeState, cls), {"cache_kind": cls})
+    cache.__class__ = _whole_classes[cls]
+    return cache
+
+
+def _puts_back(cls: type) -> bool:
+    return all(_own(cls, name).fset is not None for name in ("state", "meta_state"))
+
+
+def _own(cls: type, name: str) -> Any:
+    """A property of the cache's own class; a read-only one if it has no such property."""
+    bases = (base for base in cls.__mro__ if base is not WholeState and name in vars(base))
+    found = vars(next(bases, object)).get(name)
+    return found if isinstance(found, property) else property()
+
 
 Cache = Any  # mlx-lm's cache protocol is duck-typed
 

@@ -1,6 +1,6 @@
 """DFlash and DFlash2: a few layers that draft a block of tokens at once, from hidden states of several layers.
 
-    hidden states of the tokens so far, concatenated ─ fc (``taps``) ─ norm ─▶ keys and values of every layer, kept
+    hidden states of the tokens so far, concatenated ─ fc ─ norm ─▶ keys and values of every layer, kept
     [ last token | mask | mask | mask ]  ─ embedding of the target ─▶ layers ─ norm ─ head of the target
                    draft  draft  draft   ◀───────────────────────────────────────────────┘
 
@@ -19,11 +19,10 @@ from mlx.utils import tree_flatten
 
 from splitinfer.core.model_config import mapping, strings
 from splitinfer.errors import ModelError
-from splitinfer.models import taps
+from splitinfer.models import heads
 from splitinfer.models.cut import StageModel
-from splitinfer.models.heads import BlockPart, HeadRows, Target, linear
+from splitinfer.models.heads import MLP, Arrays, Attention, BlockPart, HeadRows, Target, linear, norm
 from splitinfer.models.layers import find_layers, type_name
-from splitinfer.models.taps import MLP, Arrays, Attention, norm
 
 _BLOCK = 16  # tokens, the one before the drafts among them, where a configuration says nothing
 _NOT_READ = ("fc.", "embed_tokens.", "lm_head.", "rotary_emb.")  # here, or at all
@@ -45,7 +44,7 @@ def at_once(config: Mapping[str, Any]) -> int:
 
 
 def taps_of(config: Mapping[str, Any], model: nn.Module, arrays: Arrays) -> dict[int, Callable[[mx.array], mx.array]]:
-    """See ``taps.taps_of``.
+    """See ``heads.taps_of``.
 
     Raises:
         ModelError: the drafter belongs to another model.
@@ -59,7 +58,7 @@ def taps_of(config: Mapping[str, Any], model: nn.Module, arrays: Arrays) -> dict
     layers = told.get("target_layer_ids")
     if not layers:
         raise ModelError("the drafter's config.json does not say which hidden states it reads (target_layer_ids)")
-    return taps.taps_of([int(i) for i in layers], model, renamed(arrays))
+    return heads.taps_of([int(i) for i in layers], model, renamed(arrays))
 
 
 def renamed(arrays: Arrays) -> dict[str, mx.array]:
@@ -79,7 +78,7 @@ class DFlash(nn.Module):  # type: ignore[misc]
         super().__init__()
         told, own, target = told_in(config), renamed(arrays), Target.of(model)
         rows = target.embed.weight.shape[0]
-        taps.check_vocabulary(told, model, rows)
+        heads.check_vocabulary(told, model, rows)
         self.at_once, self.like = at_once(config), len(find_layers(model)) - 1
         size = self._size = int(own["fc.weight"].shape[0])
         self._told, self._mask = told, int(told.get("mask_token_id", -1))
@@ -103,10 +102,10 @@ class DFlash(nn.Module):  # type: ignore[misc]
 
     def _check(self, model: nn.Module, own: Arrays) -> None:
         width = self._embed(mx.zeros((1,), mx.int32)).shape[-1]
-        if width != self._size or taps.size_of(model) != self._size:
+        if width != self._size or heads.size_of(model) != self._size:
             raise ModelError(
                 f"the drafter computes {self._size} numbers, and the embedding and the head of {type_name(model)} have "
-                f"{taps.size_of(model)}; it belongs to another model"
+                f"{heads.size_of(model)}; it belongs to another model"
             )
         known = {name for name, _ in tree_flatten(self.parameters())}
         unknown = sorted(name for name in own if name not in known and not name.startswith(_NOT_READ))

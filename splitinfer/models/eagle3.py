@@ -1,6 +1,6 @@
 """EAGLE-3: a decoder layer that drafts from hidden states of a low, a middle and a high layer (arXiv 2503.01840).
 
-    three hidden states, concatenated ─ fc (``taps``) ───┐
+    three hidden states, concatenated ─ fc ───┐
                                                         ├─ norms ─ decoder layer ─┬─ norm ─ own head, own vocabulary
     embedding, the target's where the drafter has none ─┘                         └─ for the next draft
 
@@ -16,11 +16,10 @@ import mlx.nn as nn
 
 from splitinfer.core.model_config import mapping, strings
 from splitinfer.errors import ModelError
-from splitinfer.models import taps
+from splitinfer.models import heads
 from splitinfer.models.cut import StageModel
-from splitinfer.models.heads import HeadRows, Target, linear
+from splitinfer.models.heads import MLP, Arrays, Attention, HeadRows, Target, linear, norm
 from splitinfer.models.layers import find_layers, type_name
-from splitinfer.models.taps import MLP, Arrays, Attention, norm
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -46,7 +45,7 @@ def taps_of(config: Mapping[str, Any], model: nn.Module, arrays: Arrays) -> dict
     """
     if config.get("norm_before_fc"):
         raise ModelError("the drafter normalises three hidden states together (norm_before_fc), which stages cannot")
-    return taps.taps_of(layers_of(config, len(find_layers(model))), model, renamed(arrays))
+    return heads.taps_of(layers_of(config, len(find_layers(model))), model, renamed(arrays))
 
 
 def renamed(arrays: Arrays) -> dict[str, mx.array]:
@@ -67,7 +66,7 @@ class Eagle3(nn.Module):  # type: ignore[misc]
         super().__init__()
         text, own, target = config.get("transformer_layer_config") or config, renamed(arrays), Target.of(model)
         rows = target.embed.weight.shape[0]
-        taps.check_vocabulary(text, model, rows)
+        heads.check_vocabulary(text, model, rows)
         self.like = len(find_layers(model)) - 1
         size = self._size = int(own["fc.weight"].shape[0])
         try:
@@ -157,4 +156,4 @@ class _Layer(nn.Module):  # type: ignore[misc]
             x = mx.concatenate([self.input_layernorm(embedded), normed], axis=-1)
             residual = normed if self._norm_before_residual else hidden
         hidden = residual + self.self_attn(x, cache)
-        return cast(mx.array, hidden + self.mlp(self.post_attention_layernorm(hidden)))
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))

@@ -13,8 +13,7 @@ from pathlib import Path
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.demo import DEMO_MODELS
 from splitinfer.errors import ModelError
-from splitinfer.models.checkpoint import GGUF, Checkpoint, in_gguf, open_folder, read_config, read_header
-from splitinfer.models.copied import open_stored
+from splitinfer.models.checkpoint import GGUF, Checkpoint, in_gguf, open_folder, open_stored, read_config, read_header
 from splitinfer.models.weight_files import IncompleteModel, read_index, resolve, weight_files
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.store.paths import default_folder

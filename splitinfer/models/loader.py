@@ -35,9 +35,8 @@ from splitinfer.models.mlx_vlm import hash_on_host
 from splitinfer.models.pictures import PictureTower
 from splitinfer.models.quantised import CannotQuantise
 from splitinfer.models.tables import Table, find_tables, leave_on_disk
+from splitinfer.models.trained import WithHeads, is_trained, join
 from splitinfer.models.trained import arrays_of as drafter_arrays
-from splitinfer.models.trained import is_trained, join
-from splitinfer.models.with_heads import WithHeads
 from splitinfer.system.open_files import make_room
 
 Report = Callable[[int, int], None]  # bytes done, bytes in all

@@ -10,7 +10,7 @@ rows given to each module that updates one, and the results of that module's lin
     rollback   S0 -----> S1 -----> S2                          where row 2 is wrong
 
 The graph of that becomes a part of the next step's: no weight is read again and no other layer runs. Where a model's
-modules cannot be run so, the whole stage runs those rows again. Which is right is found by trial (``rollback_trial``).
+modules cannot be run so, the whole stage runs those rows again. Which is right is found by trial (``kv_trial``).
 """
 
 from collections.abc import Callable, Iterator

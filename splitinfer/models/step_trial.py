@@ -13,8 +13,16 @@ import mlx.core as mx
 
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
-from splitinfer.models.layer_trace import LayerCall, RowErrors, following, joined, recording, rows_of
-from splitinfer.models.rounding import Errors, reason_to_refuse
+from splitinfer.models.rounding import (
+    Errors,
+    LayerCall,
+    RowErrors,
+    following,
+    joined,
+    reason_to_refuse,
+    recording,
+    rows_of,
+)
 from splitinfer.models.rows import Part
 
 Steps = Sequence[Sequence[tuple[int, int, int]]]

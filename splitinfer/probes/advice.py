@@ -24,7 +24,7 @@ from splitinfer.core.wire_codec import CODECS, MOST_WIDTH, NONE, bytes_per_row, 
 from splitinfer.demo import DEMO_MODELS
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import read_config
-from splitinfer.models.codecs import seconds_per_row
+from splitinfer.models.hidden_states import seconds_per_row
 from splitinfer.models.hub import local_snapshot
 from splitinfer.models.memory import on_gpu
 

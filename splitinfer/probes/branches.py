@@ -22,8 +22,7 @@ from splitinfer.core.kv.format import format_of
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import ServingOptions
 from splitinfer.engine.cpu_affinity import has_own_processor
-from splitinfer.engine.device.device import Device, Ticket
-from splitinfer.engine.device.selection import open_device
+from splitinfer.engine.device.device import Device, Ticket, open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.stage.history import Row
 from splitinfer.engine.stage.sampler import Sampler, read
@@ -34,7 +33,7 @@ from splitinfer.models.attention import backend
 from splitinfer.models.blas import is_batch_invariant
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import open_model
-from splitinfer.models.kv_trial import try_blocks
+from splitinfer.models.kv_trial import why_no_blocks
 from splitinfer.models.loader import whole_model
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.quantised import QuantisedKVCache
@@ -224,7 +223,7 @@ def _large_steps(step: StepModel) -> dict[str, Any]:
 
 def _trials(step: StepModel) -> dict[str, Any]:
     """What loading decides: how rows of many sequences are computed, and whether KV is kept."""
-    return {"way": step.way.value, "kept_kv": try_blocks(step.stage).why_not is None}
+    return {"way": step.way.value, "kept_kv": why_no_blocks(step.stage) is None}
 
 
 # -- what is right -----------------------------------------------------------------------------------------------------

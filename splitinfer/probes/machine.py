@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import psutil
 
-from splitinfer.engine.device.selection import open_device
+from splitinfer.engine.device.device import open_device
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.kvstore.paths import default_folder
 from splitinfer.models.blas import has_openblas, is_batch_invariant, preloaded_blas

@@ -23,7 +23,7 @@ from splitinfer.core.layout import LOCAL
 from splitinfer.core.link_transport import JACCL, RDMA, RING
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
-from splitinfer.engine.device.selection import open_device
+from splitinfer.engine.device.device import open_device
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.keyring import Keyring

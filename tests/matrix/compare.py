@@ -33,9 +33,8 @@ from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.graph import arrays_read
 from splitinfer.models.kv_pool import KVPool
-from splitinfer.models.kv_trial import why_no_blocks
+from splitinfer.models.kv_trial import try_rollback, why_no_blocks
 from splitinfer.models.rollback import Rollback
-from splitinfer.models.rollback_trial import try_rollback
 from splitinfer.models.rounding import Errors
 from splitinfer.models.rows import Part
 from splitinfer.models.step import StepModel, Way, arrays_to_evaluate

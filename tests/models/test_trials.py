@@ -18,7 +18,7 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_blocks import KVBlock, PackedTree, Piece
 from splitinfer.models.kv_trial import why_no_blocks
 from splitinfer.models.layer_kinds import with_each_kind
-from splitinfer.models.layer_trace import RowErrors
+from splitinfer.models.rounding import RowErrors
 from splitinfer.models.rows import RowCache, attend_by_rows
 from splitinfer.models.step import StepModel, Way
 from splitinfer.models.step_trial import StepTrial

@@ -42,8 +42,7 @@ from splitinfer.engine.coordinator.ranks import halves_of
 from splitinfer.engine.coordinator.worker_group import SILENCE, Notice, WorkerGroup, start_command
 from splitinfer.engine.coordinator.worker_handle import Event, WorkerHandle
 from splitinfer.engine.cpu_affinity import yield_own_processor
-from splitinfer.engine.device.device import Device
-from splitinfer.engine.device.selection import open_device
+from splitinfer.engine.device.device import Device, open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.links.sending import outgoing
 from splitinfer.engine.stage.disk import kept_here

@@ -13,21 +13,30 @@ may wait for them. A GPU does not say when it began a step: that was when the st
 before was done, for the queue is in order.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, wraps
+from itertools import pairwise
 from typing import ParamSpec, TypeVar
 
 import mlx.core as mx
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.errors import DeviceFailed
+from splitinfer.errors import ConfigError, DeviceFailed
+from splitinfer.machine.selection import emulated_machine
+from splitinfer.models.memory import on_gpu
+from splitinfer.system.gpu_roads import Road
+from transports import AddressError
+from transports.emulation import emulator
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_SWITCH = 0.0001  # seconds until a thread that waits for the interpreter's lock gets it; reading a result waits thrice
 
 # What MLX and the drivers below it say when there is no memory: Metal, MLX's allocators, CUDA, C++.
 _NO_MEMORY = (
@@ -182,3 +191,41 @@ def _failed(error: Exception) -> DeviceFailed:
     text, no_memory = " ".join(str(error).split()) or type(error).__name__, _is_no_memory(error)
     what = "has no memory left" if no_memory else "failed"
     return DeviceFailed(f"the device {what} ({text:.200})", no_memory)
+
+
+# -- which device ----------------------------------------------------------------------------------
+
+
+def open_device(stage: int, bounds: tuple[int, ...], num_ranks: int = 1, *, sums: bool = True) -> Device:
+    """The device of stage ``stage``, whose layers are ``bounds[stage]`` to ``bounds[stage + 1]``, or of one of
+    ``num_ranks`` ranks that have these together. ``sums``: whether its steps sum with the other's.
+
+    Raises:
+        ConfigError: the machine file cannot be read, or does not fit the layout; or there are no emulators here.
+    """
+    file = emulated_machine()
+    if file is None:
+        return default_device()
+    try:
+        emulated = emulator("device")
+    except AddressError as error:
+        raise ConfigError(str(error)) from error
+    _share_the_interpreter()
+    layers = [end - start for start, end in pairwise(bounds)]
+    device: Device = emulated.open_device(
+        file, stage, layers, num_ranks, sums=sums, computes_at_launch=not Road.WAITER.is_open
+    )
+    return device
+
+
+@cache
+def default_device() -> Device:
+    """MLX's default device. A process has one, whatever it computes there."""
+    if on_gpu():
+        _share_the_interpreter()
+    return Device(computes_at_launch=not (on_gpu() and Road.WAITER.is_open))
+
+
+def _share_the_interpreter() -> None:
+    """Let the thread that waits for a step go on soon, though another builds the next one's graph."""
+    sys.setswitchinterval(_SWITCH)

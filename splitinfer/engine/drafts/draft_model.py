@@ -24,8 +24,7 @@ from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Draft
-from splitinfer.engine.device.device import DRAFT, Device, Ticket, round_of
-from splitinfer.engine.device.selection import default_device
+from splitinfer.engine.device.device import DRAFT, Device, Ticket, default_device, round_of
 from splitinfer.engine.stage.history import Row
 from splitinfer.engine.stage.launched import corner
 from splitinfer.engine.stage.masking import mask_of

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError, PeerError, ProtocolError, Refused
-from splitinfer.models.copied import open_stored
+from splitinfer.models.checkpoint import open_stored
 from splitinfer.models.loader import count_layers, survey
 from splitinfer.store.copied_file import CopiedFile, write_whole
 from splitinfer.store.manifest import MAX_BYTES, Manifest, unpack

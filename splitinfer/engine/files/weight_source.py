@@ -16,8 +16,7 @@ from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.engine.files.copying import Channel, Remote, copy, copy_small, request_manifest
 from splitinfer.engine.stage.loader import FromHub, Report
 from splitinfer.errors import ModelError, PeerError
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.copied import matches, open_stored
+from splitinfer.models.checkpoint import Checkpoint, matches, open_stored
 from splitinfer.models.hub import fetch, local_snapshot, open_local
 from splitinfer.models.memory import size
 from splitinfer.store.models import ModelStore, StoredModel

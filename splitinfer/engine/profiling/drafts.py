@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.sequence import Sequence as Tokens
-from splitinfer.engine.device.selection import open_device
+from splitinfer.engine.device.device import open_device
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import model_in
 from splitinfer.machine.profile import DraftProfile

@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from splitinfer.core.plan import NewSequence, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.device.selection import open_device
+from splitinfer.engine.device.device import open_device
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.machine.costs import Costs
 from splitinfer.models.blas import use_transposed_products

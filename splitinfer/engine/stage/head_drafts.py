@@ -29,7 +29,7 @@ from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.dflash import DFlash
 from splitinfer.models.heads import BlockPart
 from splitinfer.models.rows import Part
-from splitinfer.models.with_heads import WithHeads
+from splitinfer.models.trained import WithHeads
 
 
 @dataclass(frozen=True, slots=True)

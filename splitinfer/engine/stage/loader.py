@@ -15,8 +15,7 @@ from splitinfer.core.kv.block_tree import DiskBlock, Key
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.kv.rewind import NEVER, WITHIN_DRAFTS
 from splitinfer.core.plan import TensorSpec
-from splitinfer.engine.device.device import Device
-from splitinfer.engine.device.selection import open_device
+from splitinfer.engine.device.device import Device, open_device
 from splitinfer.engine.stage import outcomes
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.outcomes import Outcome

@@ -3,6 +3,7 @@
 They act behind biases and penalties, on the logits, so log probabilities are those of the tokens that may be chosen.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -10,8 +11,10 @@ import mlx.core as mx
 import numpy as np
 
 from splitinfer.core.plan import Slice
+from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
 from splitinfer.engine.stage.history import Row
 from splitinfer.errors import ProtocolError
+from splitinfer.models.mlx_lm import make_repetition_penalty
 
 RawMasks = Mapping[tuple[int, int], bytes | memoryview]
 """By sequence and row with logits: a bit for each token, the lowest first, in whole words of 32."""
@@ -62,3 +65,50 @@ def with_masks(slices: Sequence[Slice], rows: Sequence[Row], masks: RowMasks) ->
     """The rows with logits of some slices, with their masks."""
     places = [(part.seq_id, row) for part in slices for row in range(part.num_logits)]
     return tuple(replace(row, mask=masks.get(place)) for row, place in zip(rows, places, strict=True))
+
+
+# -- biases and penalties --------------------------------------------------------------------------
+
+
+def adjusted(logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    """[n, vocabulary] logits with each row's bias and penalties; none is evaluated."""
+    logits = _added(logits, [dict(row.params.logit_bias) for row in rows])
+    if any(row.params.repetition_penalty != 1.0 for row in rows):
+        logits = _with_repetition_penalty(logits, rows)
+    return _added(logits, [answer_penalty(row.params, row.answer) for row in rows])
+
+
+def answer_penalty(params: SamplingParams, answer: Sequence[int]) -> dict[int, float]:
+    """What the tokens of an answer add to their logits.
+
+    >>> answer_penalty(SamplingParams(presence_penalty=0.5, frequency_penalty=0.25), (7, 9, 7))
+    {7: -1.0, 9: -0.75}
+    """
+    if not params.has_answer_penalty:
+        return {}
+    counts = Counter(answer)
+    return {token: -params.presence_penalty - params.frequency_penalty * n for token, n in counts.items()}
+
+
+def _added(logits: mx.array, additions: Sequence[Mapping[int, float]]) -> mx.array:
+    """Logits plus each row's numbers by token, as one operation for all rows."""
+    entries = [
+        (row, token, number)
+        for row, addition in enumerate(additions)
+        for token, number in addition.items()
+        if 0 <= token < logits.shape[-1]
+    ]
+    if not entries:
+        return logits
+    rows, tokens, numbers = zip(*entries, strict=True)
+    return logits.at[mx.array(rows), mx.array(tokens)].add(mx.array(numbers, dtype=logits.dtype))
+
+
+def _with_repetition_penalty(logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    """Apply mlx-lm's repetition penalty, row by row, because each has other recent tokens."""
+    lines = []
+    for i, row in enumerate(rows):
+        penalty = make_repetition_penalty(row.params.repetition_penalty, REPETITION_CONTEXT)
+        recent = [token for token in row.recent if 0 <= token < logits.shape[-1]]
+        lines.append(penalty(mx.array(recent), logits[i : i + 1]))
+    return mx.concatenate(lines) if len(lines) > 1 else lines[0]

@@ -1,4 +1,4 @@
-"""What was found when a stage was tried on this machine (``models.step_trial``, ``kv_trial``, ``rollback_trial``), and
+"""What was found when a stage was tried on this machine (``models.step_trial``, ``kv_trial``), and
 the memory of it in the user's folder of state (``trials/DIGEST.json``): the same stage is tried once.
 
 The digest is of all that an outcome depends on: the weights' fingerprint, the layers, the formats; the versions and the
@@ -23,10 +23,9 @@ from splitinfer.models.attention import backend
 from splitinfer.models.blas import has_openblas, is_batch_invariant
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_trial import off_by, why_no_blocks
+from splitinfer.models.kv_trial import off_by, try_rollback, why_no_blocks
 from splitinfer.models.layer_kinds import with_each_kind
 from splitinfer.models.rollback import Rollback
-from splitinfer.models.rollback_trial import try_rollback
 from splitinfer.models.step import StepModel, Way
 from splitinfer.places import replace_file, state
 from splitinfer.wire.messages import Load

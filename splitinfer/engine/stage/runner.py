@@ -40,7 +40,7 @@ from splitinfer.models.pictures import PictureTower
 from splitinfer.models.rollback import Rollback
 from splitinfer.models.rows import Part
 from splitinfer.models.step import StepModel, arrays_to_evaluate
-from splitinfer.models.with_heads import WithHeads
+from splitinfer.models.trained import WithHeads
 from splitinfer.system.gpu_roads import Road
 
 log = logging.getLogger(__name__)

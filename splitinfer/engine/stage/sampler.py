@@ -25,8 +25,7 @@ from splitinfer.core.plan import SampledToken, Slice
 from splitinfer.core.rng import position_key
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.engine.stage.history import History, Row
-from splitinfer.engine.stage.masking import masked
-from splitinfer.engine.stage.penalties import adjusted
+from splitinfer.engine.stage.masking import adjusted, masked
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.mlx_lm import apply_top_k, apply_top_p
 from splitinfer.models.tensors import on_host
