@@ -201,20 +201,16 @@ def fetch(model: str, checkpoint: Checkpoint, files: Sequence[str], report: Repo
     for file in missing:
         if checkpoint.revision is None:
             raise ModelError(f"{checkpoint.folder} lacks {file}")
+        import huggingface_hub
+
         report(done, total, file)
-        _download(model, file, checkpoint.revision)
+        try:
+            huggingface_hub.hf_hub_download(model, file, revision=checkpoint.revision)
+        except Exception as error:
+            raise ModelError(f"{file} of {model} could not be downloaded: {why_not(model, error)}") from error
         done += sizes[file]
     if missing:
         report(total, total, "")
-
-
-def _download(model: str, file: str, revision: str) -> None:
-    import huggingface_hub
-
-    try:
-        huggingface_hub.hf_hub_download(model, file, revision=revision)
-    except Exception as error:
-        raise ModelError(f"{file} of {model} could not be downloaded: {why_not(model, error)}") from error
 
 
 # -- why the hub gave nothing ----------------------------------------------------------------------

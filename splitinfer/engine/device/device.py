@@ -57,9 +57,6 @@ class Work:
     is_draft: bool = False
 
 
-DRAFT = Work(Shape(1), is_draft=True)
-
-
 def round_of(sequences: int) -> Work:
     """The work of a round of drafts: one for each of some sequences."""
     return Work(Shape(sequences), is_draft=True)

@@ -24,7 +24,7 @@ from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Draft
-from splitinfer.engine.device.device import DRAFT, Device, Ticket, default_device, round_of
+from splitinfer.engine.device.device import Device, Ticket, default_device, round_of
 from splitinfer.engine.stage.history import Row
 from splitinfer.engine.stage.launched import corner
 from splitinfer.engine.stage.masking import mask_of
@@ -162,7 +162,7 @@ class DraftModel:
         parts = [Part(entry.caches, start, len(chunk))]
         self._step.run(parts, chunk, None)
         written = arrays_to_evaluate(parts)
-        self._device.wait(self._device.launch([corner(written[-1])], written, DRAFT, time.monotonic()))
+        self._device.wait(self._device.launch([corner(written[-1])], written, round_of(1), time.monotonic()))
         entry.tokens += chunk
         return True
 

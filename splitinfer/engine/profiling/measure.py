@@ -16,7 +16,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -198,19 +198,10 @@ def _measured(name: str, question: Question, report: Report, seconds: float) -> 
     left = max(_LEAST * seconds, seconds - (time.monotonic() - began))
     found = Stopwatch(described, question.checkpoint.vocab_size or 2, report, left, room).measure()
     halves = _halves(question, dtype, report, _FOR_HALVES * seconds, room)
-    return MachineProfile(
-        name=name,
-        layers=found.layers,
-        halves=halves,
-        step=found.step,
-        head=found.head,
-        free_bytes=free,
-        scores=described.scores,
-        launches_ahead=found.launches_ahead,
-    )
+    return replace(found, name=name, halves=halves, free_bytes=free, scores=described.scores)
 
 
-def _halves(question: Question, dtype: str | None, report: Report, seconds: float, room: int) -> dict[str, Costs]:
+def _halves(question: Question, dtype: str | None, report: Report, seconds: float, room: int) -> Mapping[str, Costs]:
     """What one of two ranks' part of a layer costs, by the layer's kind, without sums; nothing if the model cannot be
     divided."""
     checkpoint, kv_format = question.checkpoint, format_of(question.kv_format)

@@ -23,6 +23,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.device import open_device
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.machine.costs import Costs
+from splitinfer.machine.profile import MachineProfile
 from splitinfer.models.blas import use_transposed_products
 from splitinfer.models.cut import StageModel
 from splitinfer.models.layer_kinds import DescribedModel
@@ -108,16 +109,6 @@ class Timed:
     chunk: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What one layer of each kind, a step and the head cost; whether the device computes while its host goes on."""
-
-    layers: dict[str, Costs]
-    step: float
-    head: Costs
-    launches_ahead: bool
-
-
 class Stopwatch:
     """Times layers of a model in about ``seconds`` seconds. ``room``: bytes of weights that may be in memory;
     ``num_ranks``: that have these layers together."""
@@ -148,8 +139,8 @@ class Stopwatch:
         self._ends, self._done, self._total = time.monotonic() + seconds, 0, len(self._spans) * len(ROWS) * _REPEATS
         self._launches_ahead = False
 
-    def measure(self) -> Measured:
-        """Time everything."""
+    def measure(self) -> MachineProfile:
+        """Time everything: what one layer of each kind, a step and the head cost on a machine without a name."""
         timed = dict[tuple[int, int], Timed]()
         for number, span in enumerate(self._spans):
             left = max(0.0, self._ends - time.monotonic()) / (len(self._spans) - number)
@@ -237,7 +228,7 @@ def _fitted(
     pair: tuple[int, int] | None,
     *,
     launches_ahead: bool,
-) -> Measured:
+) -> MachineProfile:
     """What the timings say."""
     layers, model = described.profile.layers, described.profile
     last, last_of_kind = model.num_layers - 1, of_kind[layers[-1].kind]
@@ -262,7 +253,7 @@ def _fitted(
         beside = {rows: step + (head.get(rows, head[1]) if place == last else 0.0) for rows in alone(place).seconds}
         seconds = {rows: max(0.0, took - beside[rows]) for rows, took in alone(place).seconds.items()}
         found[kind] = Costs.through(_rising(seconds), alone(place).decode, alone(place).chunk)
-    return Measured(found, step, Costs.through(_rising(head)), launches_ahead)
+    return MachineProfile("", found, step=step, head=Costs.through(_rising(head)), launches_ahead=launches_ahead)
 
 
 def _rising(seconds: Mapping[int, float]) -> dict[int, float]:

@@ -1,14 +1,12 @@
 """A step on one stage, from its launch to its results: what a runner returns, and takes back."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
-from splitinfer.core.costs.shape import Shape
 from splitinfer.core.plan import SampledSlice, Save, Slice, StageFigures, StepPlan
-from splitinfer.engine.device.device import Device, Ticket, Work, round_of
+from splitinfer.engine.device.device import Ticket
 from splitinfer.engine.stage.head_drafts import HeadDrafts
 from splitinfer.engine.stage.history import Row
 from splitinfer.engine.stage.sampler import Choice, Scores
@@ -78,36 +76,17 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftsUnderWay:
-    """Drafts on the device, behind their step: a launch for each round."""
-
-    drafts: HeadDrafts
-    tickets: tuple[Ticket, ...]
-
-    @classmethod
-    def of(cls, device: Device, drafts: HeadDrafts, written: list[mx.array], began: float) -> "DraftsUnderWay | None":
-        """Launch drafts, of which building ``began`` then, and with the last of them what they write."""
-        if not drafts.rounds:
-            device.launch((), written, Work(Shape()), began)
-            return None
-        work, last = round_of(len(drafts.counts)), len(drafts.rounds) - 1
-        tickets = [
-            device.launch((one,), written if number == last else (), work, time.monotonic() if number else began)
-            for number, one in enumerate(drafts.rounds)
-        ]
-        return cls(drafts, tuple(tickets))
-
-
-@dataclass(frozen=True, slots=True)
 class Launched:
-    """A step under way on the device: this process's one record of it."""
+    """A step under way on the device: this process's one record of it. ``drafts``: behind it, with a ticket for each
+    round."""
 
     plan: StepPlan
     slices: tuple[Slice, ...]  # those that are computed here
     graph: StepGraph
     applied: Applied
     ticket: Ticket
-    drafts: DraftsUnderWay | None = None
+    drafts: HeadDrafts
+    draft_tickets: tuple[Ticket, ...]
 
     @property
     def seq_ids(self) -> list[int]:

@@ -251,7 +251,7 @@ def _read(
         log.info("no KV is cached for other requests: %s", outcome.why_no_blocks)
     sample = heads.sample() if heads and block is not None else block
     places = heads.own_places if heads else model.own_places
-    on_disk = StageDisk.open(disk, command, dtype, places, sample) if disk is not None and sample is not None else None
+    on_disk = StageDisk(disk, command, dtype, places, sample) if disk is not None and sample is not None else None
     runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, heads, tower, group)
     runner.use(outcome)
     if heads and not runner.may_have_heads:

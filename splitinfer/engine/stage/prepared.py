@@ -13,9 +13,8 @@ place, so a snapshot is dropped before that.
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
@@ -80,62 +79,45 @@ class Likely(NamedTuple):
     masked: frozenset[int] = frozenset()
 
 
-@dataclass(slots=True)
-class PreparedStep:
-    """A graph whose inputs are to be filled.
+def _memory(array: mx.array) -> memoryview:
+    return memoryview(cast(Any, array))  # MLX's stubs lack the buffer protocol
 
-    graph: without what it writes, which is ``pending``.
-    outputs: of the graph, those that are read when the step is done.
-    ids: the memory of the [T] int32 token ids.
-    hidden: the memory of the [T, d] hidden states; ``None`` on the first stage.
-    masks: by sequence, the memory of the [vocabulary] mask of its row.
+
+class PreparedStep:
+    """A graph of ``slices`` whose inputs are to be filled: [T] int32 token ids, the integers that stand for [T, d]
+    hidden states (``None`` on the first stage), and by sequence the [vocabulary] mask of its row.
+
+    ``outputs``: of the graph, those that are read when the step is done; ``pending``: what it writes.
     """
 
-    slices: tuple[Slice, ...]
-    graph: StepGraph
-    outputs: list[mx.array]
-    ids: memoryview
-    hidden: memoryview | None
-    snapshot: Snapshot | None
-    pending: Sequence[mx.array] = ()
-    masks: Mapping[int, memoryview] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         slices: tuple[Slice, ...],
         graph: StepGraph,
         inputs: tuple[mx.array, mx.array | None],
         snapshot: Snapshot,
         masks: Mapping[int, mx.array],
-    ) -> "PreparedStep":
-        """A prepared step whose ``inputs`` are its token ids and the integers that stand for its hidden states."""
-        ids, hidden = (None if array is None else memoryview(array) for array in inputs)  # type: ignore[arg-type]
-        assert ids is not None
-        raw, outputs = None if hidden is None else hidden.cast("B"), graph.outputs()
-        views = {seq_id: memoryview(mask) for seq_id, mask in masks.items()}  # type: ignore[arg-type]
-        return cls(slices, graph.without_pending(), outputs, ids, raw, snapshot, graph.pending, views)
+    ) -> None:
+        self.slices, self.snapshot = slices, cast(Snapshot | None, snapshot)
+        self.graph, self.outputs, self.pending = graph.without_pending(), graph.outputs(), graph.pending
+        ids, hidden = inputs
+        self._ids, self._masks = _memory(ids), {seq_id: _memory(mask) for seq_id, mask in masks.items()}
+        self._hidden = None if hidden is None else _memory(hidden).cast("B")
 
     def fill(self, slices: tuple[Slice, ...], hidden: memoryview | None, masks: Masks | None) -> None:
         """Write the inputs."""
         for (seq_id, _), mask in masks().items() if masks is not None else ():  # a row each
-            self.masks[seq_id][:] = memoryview(mask)  # type: ignore[arg-type]
+            self._masks[seq_id][:] = _memory(mask)
         for at, part in enumerate(slices):
-            self.ids[at] = part.token_ids[0]
-        if self.hidden is not None and hidden is not None:
-            self.hidden[:] = hidden
+            self._ids[at] = part.token_ids[0]
+        if self._hidden is not None and hidden is not None:
+            self._hidden[:] = hidden
 
     def takes(self, hidden: memoryview | None, masks: Masks | None) -> bool:
         """Whether these hidden states and masks fill its inputs. Waits for the masks if the hidden states do."""
-        return (
-            self._takes(hidden)
-            and {seq_id for seq_id, _ in (masks() if masks is not None else ())} == self.masks.keys()
-        )
-
-    def _takes(self, hidden: memoryview | None) -> bool:
-        if self.hidden is None or hidden is None:
-            return self.hidden is None and hidden is None
-        return self.hidden.nbytes == hidden.nbytes
+        if (0 if self._hidden is None else self._hidden.nbytes) != (0 if hidden is None else hidden.nbytes):
+            return False
+        return {seq_id for seq_id, _ in (masks() if masks is not None else ())} == self._masks.keys()
 
 
 class PreparedSteps:

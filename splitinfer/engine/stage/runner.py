@@ -20,13 +20,13 @@ import numpy as np
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.plan import SampledSlice, Slice, StageFigures, StepPlan
 from splitinfer.core.wire_codec import NONE
-from splitinfer.engine.device.device import Device, Span, Work, memory_errors
+from splitinfer.engine.device.device import Device, Span, Ticket, Work, memory_errors, round_of
 from splitinfer.engine.stage.checks import check_plan
 from splitinfer.engine.stage.commands import Commands
 from splitinfer.engine.stage.disk import StageDisk
-from splitinfer.engine.stage.head_drafts import HeadDrafter
+from splitinfer.engine.stage.head_drafts import HeadDrafter, HeadDrafts
 from splitinfer.engine.stage.history import History, Row, rows_of_prompts, verdicts_of
-from splitinfer.engine.stage.launched import DraftsUnderWay, Finished, Launched, StepGraph
+from splitinfer.engine.stage.launched import Finished, Launched, StepGraph
 from splitinfer.engine.stage.masking import Masks, RawMasks, blank_mask, read_masks, with_masks
 from splitinfer.engine.stage.outcomes import Outcome
 from splitinfer.engine.stage.prepared import Likely, PreparedStep, PreparedSteps, Snapshot
@@ -195,7 +195,7 @@ class StageRunner:
         self._end_first(slices, under_way)
         try:
             ticket = self.device.launch(outputs, pending, Work(Shape.of(slices)), began)
-            drafts = self._draft(slices, parts, graph)
+            drafts, tickets = self._draft(slices, parts, graph)
         except DeviceFailed as failure:
             self._failure = failure
             raise
@@ -203,17 +203,31 @@ class StageRunner:
         self._prepared.note(plan, masks)
         self._rejected = {(step, seq_id) for step, seq_id in self._rejected if step > plan.step}
         plan = plan if self._model.is_last or len(slices) == len(plan.slices) else replace(plan, slices=slices)
-        return Launched(plan, slices, graph, applied, ticket, drafts)
+        return Launched(plan, slices, graph, applied, ticket, drafts, tickets)
 
-    def _draft(self, slices: tuple[Slice, ...], parts: list[Part], graph: StepGraph) -> DraftsUnderWay | None:
-        """Launch the drafts behind a step, a round at a time, where this stage makes some."""
+    def _draft(
+        self, slices: tuple[Slice, ...], parts: list[Part], graph: StepGraph
+    ) -> tuple[HeadDrafts, tuple[Ticket, ...]]:
+        """Launch the drafts behind a step where this stage makes some: a launch for each round, with the last of them
+        what they write."""
         hidden, self._step.tapped = self._step.tapped, None
         if self._drafter is None or hidden is None or not parts:
-            return None
+            return HeadDrafts(), ()
         began = time.monotonic()
         drafts = self._drafter.of(slices, parts, hidden, graph.rows, graph.choices)
-        written = self._drafter.written(parts)
-        return DraftsUnderWay.of(self.device, drafts, written, began)
+        written, last = self._drafter.written(parts), len(drafts.rounds) - 1
+        if not drafts.rounds:
+            self.device.launch((), written, Work(Shape()), began)
+        tickets = [
+            self.device.launch(
+                (one,),
+                written if number == last else (),
+                round_of(len(drafts.counts)),
+                time.monotonic() if number else began,
+            )
+            for number, one in enumerate(drafts.rounds)
+        ]
+        return drafts, tuple(tickets)
 
     def _end_first(self, slices: tuple[Slice, ...], under_way: Sequence[Launched]) -> None:
         """Wait for steps under way where launching now would copy too much of what they write."""
@@ -297,7 +311,7 @@ class StageRunner:
             hidden, raw = blank_rows(len(slices) * self._model.rows_in, width, dtype)
         last = slices if self._model.is_last else ()
         rows = tuple(self._histories[part.seq_id].row_at(part.end, masks.get(part.seq_id)) for part in last)
-        return PreparedStep.of(slices, self._build(slices, parts, ids, hidden, rows), (ids, raw), snapshot, masks)
+        return PreparedStep(slices, self._build(slices, parts, ids, hidden, rows), (ids, raw), snapshot, masks)
 
     def _fill(self, prepared: PreparedStep, plan: StepPlan, received: memoryview | None, masks: Masks | None) -> None:
         """Give a prepared step its inputs, and the sequences their tokens."""
@@ -359,10 +373,9 @@ class StageRunner:
             raise self._failure  # of the launch that came next: MLX tells it then, and this step's event hid it
         self._busy_at = max(self._busy_at, span.ended)
         graph, figures = launched.graph, self._figures(launched, span)
-        tokens, drafts = read(graph.choices, graph.rows), dict[int, tuple[int, ...]]()
-        if launched.drafts is not None:
-            spans = [self.device.wait(ticket) for ticket in launched.drafts.tickets]
-            drafts = launched.drafts.drafts.read()
+        tokens = read(graph.choices, graph.rows)
+        spans = [self.device.wait(ticket) for ticket in launched.draft_tickets]
+        if drafts := launched.drafts.read():
             figures = replace(figures, drafting=sum(one.ended - one.started for one in spans))
         verdicts: tuple[SampledSlice, ...] = ()
         if self._model.is_last:

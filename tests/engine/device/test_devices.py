@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.engine.device.device import DRAFT, Device, Span, Ticket, Work, device_errors, memory_errors
+from splitinfer.engine.device.device import Device, Span, Ticket, Work, device_errors, memory_errors, round_of
 from splitinfer.errors import DeviceFailed
 from splitinfer.machine.costs import Costs
 from tests.emulation import device as emulated_module
@@ -68,7 +68,7 @@ def seconds(device: EmulatedDevice, work: Work = STEP) -> float:
 
 def test_a_step_takes_the_seconds_of_the_machine_and_its_launch_none_of_them(clock: Clock) -> None:
     device = emulated(ms=20, wait=1 * MS)
-    assert seconds(emulated(ms=50, draft_ms=8), DRAFT) == pytest.approx(8 * MS)
+    assert seconds(emulated(ms=50, draft_ms=8), round_of(1)) == pytest.approx(8 * MS)
     began = clock.now
     tickets = [launch(device), launch(device)]
     assert clock.now == pytest.approx(began, abs=MS / 10)
@@ -98,7 +98,7 @@ def test_a_step_that_takes_longer_to_compute_is_late(clock: Clock, monkeypatch: 
         span = device.wait(launch(device))
         assert span.ended - span.started == pytest.approx(5 * MS)
         before = steps()
-        launch(device, DRAFT)
+        launch(device, round_of(1))
         takes = 0
         launch(device)  # it stands behind a draft that was late
         launch(device)
