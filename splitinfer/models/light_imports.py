@@ -15,6 +15,7 @@ indexer has -1 for blocks that it does not choose, and would write before a mask
 import builtins
 import importlib
 import importlib.util
+import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -157,6 +158,7 @@ def _register(name: str) -> None:
         loader.exec_module(package)
         return getattr(package, attribute)
 
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # as mlx-lm's own __init__ does
     vars(package)["__getattr__"] = complete
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
