@@ -23,7 +23,7 @@ from pydantic import ConfigDict, Field
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.numbers import Bytes, NotNegative, Numbers
 
-VERSION = 4  # of what is remembered
+VERSION = 5  # of what is remembered
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,11 +238,6 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
         """The arrays, which have to be evaluated, and what they hold."""
         return self.keys, self.values, self.offset, self.base, self.window
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
-
 
 def own_cache(cache: Cache, format: KVFormat | None = None, phases: Phases = IN_STEP) -> Cache:
     """The cache a stage uses for an own layer: a ``WindowKVCache`` for a sliding window, for plain keys and values one

@@ -6,7 +6,6 @@ it costs. Nothing is computed: shapes and graphs are those of placeholders, so a
 seconds. Layers of one kind also run the same code, so a stage can be tried by a few of its layers (``with_each_kind``).
 """
 
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,7 +30,6 @@ from splitinfer.models.structure import ModelStructure
 from splitinfer.models.tables import leave_out
 
 _LEAST = 4  # layers of a stage that stands for a longer one: in fewer, rounding cannot be told from mistakes
-_EXPERTS = "Switch"  # in the names of modules that compute experts (mlx_lm.models.switch_layers)
 _CONTEXT = 4096  # tokens at which the memory of attention's scores is taken
 
 Signature = tuple[Hashable, ...]
@@ -129,20 +127,16 @@ def with_half(profile: ModelProfile, found: DescribedModel, kv_format: KVFormat 
 
 
 def kinds_of(structure: ModelStructure) -> list[str]:
-    """The kind of each layer, by a name that says what can be seen of it: "attention", "window of 1,024, experts" ...
-    Names are the same on every machine that builds the same model, in whatever dtype."""
+    """The kind of each layer: "kind 1", "kind 2" ... by their first layers, so they are the same on every machine that
+    builds the same model, in whatever dtype."""
     layers = structure.layers
     caches = fresh_caches(structure.model)
     own = [[i for i in range(structure.num_caches) if structure.first_user(i) == layer] for layer in range(len(layers))]
     shared = [sum(layer in users for users in structure.users) for layer in range(len(layers))]
     held = [tuple(cache_kind_of(caches[i]) for i in places) for places in own]
     signatures = [(_shapes(layer), _switches(layer), held[i], shared[i]) for i, layer in enumerate(layers)]
-    words = {
-        signature: _words(layers[i], [caches[place] for place in own[i]])
-        for i, signature in reversed(list(enumerate(signatures)))
-    }
-    names = _distinct({signature: words[signature] for signature in dict.fromkeys(signatures)})
-    return [names[signature] for signature in signatures]
+    numbers = {signature: number for number, signature in enumerate(dict.fromkeys(signatures), 1)}
+    return [f"kind {numbers[signature]}" for signature in signatures]
 
 
 def with_each_kind(stage: StageModel) -> StageModel:
@@ -188,27 +182,6 @@ def _switches(layer: nn.Module) -> Signature:
         if isinstance(value, bool | str) and not name.startswith("_")
     ]
     return tuple(sorted(found, key=repr))
-
-
-def _words(layer: nn.Module, caches: Sequence[Any]) -> str:
-    """What can be seen of a layer, in words."""
-    window = next((cache.max_size for cache in caches if getattr(cache, "max_size", None)), None)
-    has_state = any(cache_kind_of(cache)[0] == "state" for cache in caches)
-    mixer = "no cache" if not caches else "state" if has_state else "attention"
-    if window is not None:
-        mixer = f"window of {window:,}"
-    has_experts = any(_EXPERTS in type(module).__name__ for _, module in layer.named_modules())
-    return f"{mixer}, experts" if has_experts else mixer
-
-
-def _distinct(words: Mapping[Signature, str]) -> dict[Signature, str]:
-    """Words for each signature, numbered where several have the same."""
-    seen: Counter[str] = Counter()
-    names = {}
-    for signature, said in words.items():
-        seen[said] += 1
-        names[signature] = said if seen[said] == 1 else f"{said} ({seen[said]})"
-    return names
 
 
 # -- bytes --------------------------------------------------------------------------------------

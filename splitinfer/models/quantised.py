@@ -128,16 +128,6 @@ class QuantisedKVCache(mlx_caches.KVCache):  # type: ignore[misc]
         """All stored keys and values."""
         return tree_map(lambda array: array[:, :, : self.offset], (self.keys, self.values))
 
-    @state.setter
-    def state(self, value: Any) -> None:
-        self.keys, self.values = value
-        self.offset = self.keys[0].shape[2]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(array.nbytes for array in (*(self.keys or ()), *(self.values or ())))
-
 
 def attention(
     queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, sinks: mx.array | None = None

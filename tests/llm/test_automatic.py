@@ -39,7 +39,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def machine(name: str, seconds: float = 3e-3, free: int = 10**9, address: str | None = None) -> MachineProfile:
     costs = Costs.line(seconds / 8, seconds)
-    return MachineProfile(name, {"attention": costs}, address, step=1e-4, free_bytes=free)
+    return MachineProfile(name, {"kind 1": costs}, address, step=1e-4, free_bytes=free)
 
 
 # -- one machine ----------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_workers_that_are_none(workers: list[str], words: str):
 
 # -- the choice -----------------------------------------------------------------------------------
 
-MODEL = ModelProfile("m", (LayerProfile("attention", 10**7, 100),) * 12, 10**6, 10**6, hidden_row=100)
+MODEL = ModelProfile("m", (LayerProfile("kind 1", 10**7, 100),) * 12, 10**6, 10**6, hidden_row=100)
 
 
 def test_the_quicker_machine_gets_more_and_that_is_said():

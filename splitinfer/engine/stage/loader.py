@@ -9,7 +9,6 @@ import gc
 import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from splitinfer.core.kv.block_tree import DiskBlock, Key
 from splitinfer.core.kv.format import format_of
@@ -60,27 +59,15 @@ Join = Callable[[Half], Group]
 """Meets the other rank of a stage across two machines."""
 
 
-class WeightSource(Protocol):
-    """Finds a model, and brings the tensors that a stage of it reads to this machine."""
+class WeightSource:
+    """Finds a model, and brings the tensors that a stage of it reads to this machine: from its files, or the hub."""
 
     def open(self, command: Load) -> Checkpoint:
         """The model that a command names; its weights may still be missing. Raises ModelError, PeerError."""
-        ...
-
-    def fetch(self, command: Load, checkpoint: Checkpoint, tensors: Collection[str], report: Report) -> Checkpoint:
-        """The same, with these tensors on this machine. Raises ModelError, PeerError."""
-        ...
-
-
-class FromHub:
-    """This machine's own files, and the hub."""
-
-    def open(self, command: Load) -> Checkpoint:
-        """As ``WeightSource.open``."""
         return open_model(command.model)
 
     def fetch(self, command: Load, checkpoint: Checkpoint, tensors: Collection[str], report: Report) -> Checkpoint:
-        """As ``WeightSource.fetch``."""
+        """The same, with these tensors on this machine. Raises ModelError, PeerError."""
         missing = checkpoint.missing(tensors)
         if missing and checkpoint.origin is not None:
             layers = "" if command.is_of_drafter else f" --layers {command.start}-{command.end - 1}"
@@ -170,7 +157,10 @@ def load(
         ConfigError: the emulated accelerator does not fit the layout.
     """
     _check_classes(command, name)
-    device, source = open_device(command.stage, command.bounds, 1 + (command.half is not None)), source or FromHub()
+    device, source = (
+        open_device(command.stage, command.bounds, 1 + (command.half is not None)),
+        source or WeightSource(),
+    )
     checkpoint = source.open(command)
     difference = command.fingerprint.difference(checkpoint.fingerprint())
     if difference:

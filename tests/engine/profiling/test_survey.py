@@ -18,7 +18,7 @@ from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.layer_kinds import describe
 
 COSTS = {"points": [[1, 0.001], [8, 0.002]]}
-QUICK = MachineProfile.from_dict({"name": "x", "layers": {"attention": COSTS}, "head": COSTS, "free_bytes": 9})
+QUICK = MachineProfile.from_dict({"name": "x", "layers": {"kind 1": COSTS}, "head": COSTS, "free_bytes": 9})
 
 
 @pytest.fixture
