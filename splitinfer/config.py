@@ -54,7 +54,7 @@ class Layout(core.Layout):
         )
         return cls(
             stages, model=shape.model, draft=shape.draft, dtype=shape.dtype, name=name, kv_format=shape.kv_format,
-            serving=_serving_options(shape, name),
+            float32_head=shape.float32_head, serving=_serving_options(shape, name),
         )  # fmt: skip
 
 
@@ -176,6 +176,7 @@ class _LayoutShape(_Shape):
     dtype: _Text = "auto"
     serving: _ServingShape | None = None  # type: ignore[valid-type] # it is made above
     kv_format: _Text = EXACT
+    float32_head: pydantic.StrictBool = False
 
 
 _UNKNOWN_KEY = {"extra_forbidden", "invalid_key"}

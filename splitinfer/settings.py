@@ -164,6 +164,13 @@ class Settings(ServingOptions):
             _LINKS,
         ),
     ] = False
+    float32_head: Annotated[
+        bool | None,
+        Option(
+            "Compute the norm and the head in float32, so that fewer tokens are ties. The tokens depend on it. "
+            "Default: as the layout says."
+        ),
+    ] = None
     trace: Annotated[
         Path | None,
         Option("Write a timeline of every step to this file, for ui.perfetto.dev; an existing file is overwritten."),

@@ -89,4 +89,4 @@ def _key_of(stage: StageModel, kv_format: str) -> Hashable:
     key = getattr(stage, _KEY, None)
     if key is None or (nn.Linear.__call__, nn.QuantizedLinear.__call__) != _OWN_LAYERS:
         return None
-    return key, kv_format, kv_blocks._ROOM
+    return key, kv_format, stage._relay.head_in_float32, kv_blocks._ROOM

@@ -108,7 +108,7 @@ def test_what_is_not_a_layout_file(tmp_path: Path, text: str, message: str):
     assert error_of_text(tmp_path, text).startswith(message)
 
 
-KEYS = "stages, model, draft, dtype, serving, kv_format"
+KEYS = "stages, model, draft, dtype, serving, kv_format, float32_head"
 
 
 @pytest.mark.parametrize(

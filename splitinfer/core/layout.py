@@ -113,6 +113,7 @@ class Layout:
     name: used in messages; mostly the file's name.
     serving: how requests share the stages.
     kv_format: how keys and values are stored (``core.kv.format``).
+    float32_head: whether what comes behind the last layer, the norm and the head, is computed in float32.
 
     Raises:
         LayoutError: the stages contradict each other, or a value is not allowed.
@@ -125,6 +126,7 @@ class Layout:
     name: str = UNNAMED
     serving: ServingOptions = field(default_factory=ServingOptions)
     kv_format: str = EXACT
+    float32_head: bool = False
 
     def __post_init__(self) -> None:
         _check_stages(self.stages, self.name)

@@ -82,6 +82,7 @@ class PipelineSetup:
                 max_tokens=self._most_context,
                 kv_root=self._kv_root if self.settings.disk is not None else b"",
                 kv_format=layout.kv_format,
+                float32_head=False,
                 drafter=self._drafter_at_end,
                 drafter_fingerprint=None if trained is None else trained.fingerprint(),
                 sees=self.sees,
@@ -265,6 +266,8 @@ def with_settings(layout: PlainLayout, settings: Settings) -> PlainLayout:
         layout = replace(layout, draft=None if settings.draft == NO_DRAFT else settings.draft)
     if settings.kv_format is not None:
         layout = replace(layout, kv_format=settings.kv_format)
+    if settings.float32_head is not None:
+        layout = replace(layout, float32_head=settings.float32_head)
     return layout if settings.codec is None else layout.with_codec(settings.codec)
 
 

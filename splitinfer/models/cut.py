@@ -8,8 +8,9 @@ stay valid, and its own ``__call__`` runs unchanged. Only what the lists hold ch
 
 A *passthrough* returns its arguments. *Inject* calls its layer with the arrays received in place of the arguments. The
 *border* stores its arguments for the next stage and ends the call. On the last stage a *tap* behind the last layer
-keeps only the rows that want logits. MLX is lazy, so what else the model would compute is never evaluated. A layer to
-whose keys and values later ones attend runs on a replica of its cache, which stores those received.
+keeps only the rows that want logits; it may hand them on in float32, in which MLX then computes norm and head. MLX is
+lazy, so what else the model would compute is never evaluated. A layer to whose keys and values later ones attend runs
+on a replica of its cache, which stores those received.
 
 ``structure`` finds out what has to cross. Before a stage is used it is called once on marked arrays: if anything it
 computes depends on a passthrough, or on a parameter of an earlier layer, the cut is refused.
@@ -25,7 +26,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from splitinfer.core.kv.format import KVFormat
-from splitinfer.errors import CannotCut
+from splitinfer.errors import CannotCut, ModelError
 from splitinfer.models.border import Border
 from splitinfer.models.caches import Place, can_quantise, fresh_caches, make_list, share
 from splitinfer.models.cohort import SequenceCaches
@@ -48,6 +49,7 @@ from splitinfer.models.structure import CannotTrace, ModelStructure
 Positions = Callable[[], mx.array]
 
 _TABLES = (nn.Embedding, nn.QuantizedEmbedding)
+NO_FLOAT32_HEAD = "this model's head cannot be computed in float32; leave float32_head out"
 _PROBED = (3, 7)  # rows; then one, for which some models read other arrays than for many
 
 
@@ -131,6 +133,16 @@ class StageModel:
     def made_up_hidden(self, n: int, seed: int) -> mx.array | None:
         """[n, d] random rows as the previous stage sends them, for a trial; ``None`` on the first stage."""
         return None if self._incoming is None else self._incoming.made_up(n, seed)
+
+    def use_float32_head(self) -> None:
+        """From now on compute the norm and the head in float32, and return float32 logits.
+
+        Raises:
+            ModelError: this model's head cannot be computed in float32.
+        """
+        if not self.taps_rows:
+            raise ModelError(NO_FLOAT32_HEAD)
+        self._relay.head_in_float32 = True
 
     def tap(self, parts: Mapping[int, Callable[[mx.array], mx.array]]) -> None:
         """From now on add up, row by row, what ``parts`` make of the hidden states [rows, d] behind layers of the model

@@ -8,7 +8,7 @@ parameters a few at a time; the peak is the stage and those few. A placeholder a
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -24,7 +24,7 @@ from splitinfer.models.attention import Attention, from_config, layers_of, obser
 from splitinfer.models.building import build_model, build_with_pictures, placeholders_of
 from splitinfer.models.caches import grow_in_step, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.cut import StageModel
+from splitinfer.models.cut import NO_FLOAT32_HEAD, StageModel
 from splitinfer.models.divided import divide
 from splitinfer.models.graph import arrays_read, uncompiled
 from splitinfer.models.halves import Group
@@ -52,16 +52,28 @@ class Survey:
     """What a stage reads and needs.
 
     ``tensors``: names of the checkpoint's tensors that it reads, which are in ``files``. ``rewind``: tokens that its
-    caches can be rolled back (``core.kv.rewind``). ``attention``: that of its layers, without repetitions. ``tables``:
-    what stays on disk.
+    caches can be rolled back (``core.kv.rewind``). ``head_bytes``: of a float32 copy of the head, where a step in
+    float32 makes one; ``None`` if it cannot be computed in float32. ``attention``: that of its layers, without
+    repetitions. ``tables``: what stays on disk.
     """
 
     tensors: frozenset[str]
     files: tuple[str, ...]
     need: Need
     rewind: int | None
+    head_bytes: int | None = 0
     attention: tuple[Attention, ...] = ()
     tables: tuple[Table, ...] = ()
+
+    def with_float32_head(self) -> "Survey":
+        """The same with a head in float32, for which a step makes a copy of weights in half precision.
+
+        Raises:
+            ModelError: this model's head cannot be computed in float32.
+        """
+        if self.head_bytes is None:
+            raise ModelError(NO_FLOAT32_HEAD)
+        return replace(self, need=replace(self.need, weights=self.need.weights + self.head_bytes))
 
 
 def resolve_dtype(dtype: str, *, gpu: bool) -> str | None:
@@ -182,9 +194,22 @@ def survey(
         files=tuple(files),
         need=Need(sum(parameters[name].nbytes for name in read), kv_fixed, kv_per_token, kv_stored),
         rewind=least_rewind(rewind_limit(c) for c in own),
+        head_bytes=_head_bytes(stage, output.shape[-1]) if stage.is_last else 0,
         attention=attention,
         tables=tables,
     )
+
+
+def _head_bytes(stage: StageModel, logits_size: int) -> int | None:
+    """Bytes of a float32 copy of the head; 0 if its products read its words as they are, or are in float32 already."""
+    if not stage.taps_rows:
+        return None
+    tables = [
+        module.weight
+        for _, module in stage.whole.named_modules()
+        if isinstance(module, nn.Linear | nn.Embedding) and module.weight.shape[0] == logits_size
+    ]
+    return max((4 * table.size for table in tables if table.dtype != mx.float32), default=0)
 
 
 def count_layers(checkpoint: Checkpoint) -> int:

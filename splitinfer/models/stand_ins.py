@@ -27,6 +27,7 @@ class Relay:
         self.keep: Keep | None = None  # on the last stage: the rows that want logits
         self.tapped: list[mx.array] = []  # what is taken of the layers' results, [rows, d] each
         self.deep: list[mx.array] = []  # what is added to the results of the first layers
+        self.head_in_float32 = False
         self.stale: Named | None = None  # while a stage is checked: what passthroughs returned
 
 
@@ -65,7 +66,8 @@ def keep_rows(relay: Relay, rows: Sequence[tuple[Path, int]], layer: Any, args: 
     if relay.keep is None:
         return result
     for path, axis in rows:
-        result = put_at(result, path, relay.keep(get_at(result, path), axis))
+        kept = relay.keep(get_at(result, path), axis)
+        result = put_at(result, path, kept.astype(mx.float32) if relay.head_in_float32 else kept)
     return result
 
 

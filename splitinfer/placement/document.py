@@ -168,7 +168,7 @@ def _top(layout: Layout) -> dict[str, Any]:
     plain = Layout(layout.stages)
     found: dict[str, Any] = {
         name: getattr(layout, name)
-        for name in ("model", "draft", "dtype", "kv_format")
+        for name in ("model", "draft", "dtype", "kv_format", "float32_head")
         if getattr(layout, name) != getattr(plain, name)
     }
     options = {name: value for name, value in asdict(layout.serving).items() if value is not None}

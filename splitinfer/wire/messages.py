@@ -121,6 +121,7 @@ class Load:
     kv_tokens: int  # tokens of KV that must fit in memory
     kv_root: Key  # the root of the keys of KV on disk; empty: none is written
     kv_format: str  # how keys and values are stored (``core.kv.format``)
+    float32_head: bool  # for the last stage: compute the norm and the head in float32
     max_tokens: int = 0  # of a sequence, if there turns out to be memory for more than ``kv_tokens``
     peers: tuple[Peer, ...] = ()  # the other workers, to ask for weights that the coordinator lacks
     reader_keys: tuple[str, ...] = ()  # the keys of those that may ask this one for weights

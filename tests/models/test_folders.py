@@ -98,7 +98,7 @@ def read(checkpoint: Checkpoint) -> dict[str, int]:
 
 
 def load(fingerprint: Fingerprint) -> Load:
-    return Load(REPO, "auto", 0, (0, 1), fingerprint, 9, 0, b"", "exact")
+    return Load(REPO, "auto", 0, (0, 1), fingerprint, 9, 0, b"", "exact", float32_head=False)
 
 
 class NoPeer:

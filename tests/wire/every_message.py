@@ -62,6 +62,7 @@ EXAMPLES: dict[str, Message] = {
             kv_tokens=8192,
             kv_root=b"root",
             kv_format="k8v4",
+            float32_head=True,
             max_tokens=32_768,
             peers=(messages.Peer("mini", "tcp://10.0.0.3:5577", "cd" * 32),),
             reader_keys=("cd" * 32,),

@@ -32,6 +32,7 @@ class PipelineConfig:
             self.first,
             stage=stage,
             bounds=(0, *(spec.end for spec in stages)),
+            float32_head=self.layout.float32_head and stage == len(stages) - 1,
             peers=tuple(self._peers(stage)),
             reader_keys=tuple(peer.key for peer in self._peers(stage) if peer.key),
             half=half,

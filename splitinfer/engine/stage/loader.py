@@ -170,6 +170,8 @@ def load(
     drafter = _open_drafter(command, checkpoint, source, report)
     group, cut = None if command.half is None else join(command.half), (command.start, command.end)
     found = survey(checkpoint, *cut, dtype, kv_format, drafter=drafter, sees=command.sees, group=group)
+    if command.float32_head:
+        found = found.with_float32_head()
     scores = score_bytes(found.attention, backend(), STEP_ROWS, command.kv_tokens)
     what = f"stage {name} (layers {command.start} to {command.end - 1})"
     free = reserve(found.need, command.kv_tokens, what, name, scores)
@@ -235,6 +237,8 @@ def _read(
     what = checkpoint, found, command.start, command.end, dtype, reading, drafter
     model, heads, tower = load_with_others(*what, sees=command.sees, group=group)
     use_transposed_products(model.whole)
+    if command.float32_head:
+        model.use_float32_head()
     outcome = _tried(command, checkpoint, dtype, model, report, group)
     block = sample_block(model) if outcome.why_no_blocks is None else None
     if block is None:

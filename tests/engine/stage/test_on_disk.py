@@ -182,7 +182,7 @@ def test_all_that_kv_depends_on_is_in_the_name_of_its_group() -> None:
     processor, which computes in float32. Stages of other layers find each other's files."""
 
     def command(root: bytes, stage: int = 0) -> Load:
-        return Load("demo", "auto", stage, (0, 2, 4), Fingerprint("f"), 9, 64, root, "exact")
+        return Load("demo", "auto", stage, (0, 2, 4), Fingerprint("f"), 9, 64, root, "exact", float32_head=False)
 
     groups = [group_of(command(root), dtype) for root in (b"root", b"other") for dtype in (None, "float32", "float16")]
     assert len(set(groups)) == 6

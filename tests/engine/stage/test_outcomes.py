@@ -29,7 +29,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def command(folder: Path, kv_format: str = "exact") -> Load:
     fingerprint = open_folder(folder).fingerprint()
-    return Load(str(folder), "float32", 1, (0, 2, 4), fingerprint, 100, 64, b"", kv_format)
+    return Load(str(folder), "float32", 1, (0, 2, 4), fingerprint, 100, 64, b"", kv_format, float32_head=False)
 
 
 @pytest.mark.parametrize(("name", "kv_format"), [("llama", "k8v8"), ("qwen3_next", "exact")])
@@ -85,6 +85,7 @@ def test_what_an_outcome_depends_on(tiny_folder: Callable[..., Path], monkeypatc
         replace(given, stage=0),
         replace(given, bounds=(0, 2, 3, 4)),
         replace(given, kv_format="k8v8"),
+        replace(given, float32_head=True),
         replace(given, drafter="mtp"),
         replace(given, drafter="eagle", drafter_fingerprint=Fingerprint("c")),
         replace(given, sees=True),
