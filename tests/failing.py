@@ -10,7 +10,6 @@ import mlx.core as mx
 import pytest
 
 from splitinfer.engine.device.device import Device, Span, Ticket, Work
-from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.engine.stage import loader
 from splitinfer.errors import DeviceFailed
 
@@ -28,29 +27,25 @@ class _Failing(Ticket):
     error: Exception
 
 
-class FailingDevice:
+class FailingDevice(Device):
     """MLX's device, asynchronous or not. ``at_launch`` and ``at_wait`` get what a step writes, and return what is to be
     raised."""
 
     def __init__(self, *, computes_at_launch: bool, at_launch: Wish = never, at_wait: Wish = never) -> None:
-        self._device = MlxDevice(computes_at_launch=computes_at_launch)
-        self.computes_at_launch = computes_at_launch
+        super().__init__(computes_at_launch=computes_at_launch)
         self._at_launch, self._at_wait = at_launch, at_wait
 
     def launch(self, outputs: Sequence[mx.array], pending: Sequence[mx.array], work: Work, began: float) -> Ticket:
         if (error := self._at_launch(pending)) is not None:
             raise error
-        ticket = self._device.launch(outputs, pending, work, began)
+        ticket = super().launch(outputs, pending, work, began)
         error = self._at_wait(pending)
         return ticket if error is None else _Failing(ticket.outputs, ticket.launched, error=error)
 
     def wait(self, ticket: Ticket) -> Span:
         if isinstance(ticket, _Failing):
             raise ticket.error
-        return self._device.wait(ticket)
-
-    def stay_awake(self) -> None:
-        self._device.stay_awake()
+        return super().wait(ticket)
 
 
 class StuckDevice(FailingDevice):
@@ -111,6 +106,4 @@ def beyond(num_bytes: int) -> Wish:
 
 def use(monkeypatch: pytest.MonkeyPatch, devices: Mapping[int, Device]) -> None:
     """Have stages that are loaded from now on compute on these devices; the others' are asynchronous."""
-    monkeypatch.setattr(
-        loader, "open_device", lambda stage, *_: devices.get(stage) or MlxDevice(computes_at_launch=False)
-    )
+    monkeypatch.setattr(loader, "open_device", lambda stage, *_: devices.get(stage) or Device(computes_at_launch=False))

@@ -31,10 +31,10 @@ _OWN_LAYERS = (nn.Linear.__call__, nn.QuantizedLinear.__call__)
 
 def look_up(patch: pytest.MonkeyPatch) -> None:
     """Let the loading of stages look up what an earlier loading of the same found."""
-    survey, load_stage = _surveyed_once(stage_loader.survey), _noted(stage_loader.load_stage)
+    survey = _surveyed_once(stage_loader.survey)
     for module in (stage_loader, draft_model):
         patch.setattr(module, "survey", survey)
-        patch.setattr(module, "load_stage", load_stage)
+    patch.setattr(stage_loader, "load_with_others", _noted(stage_loader.load_with_others))
     patch.setattr(outcomes, "remembered", lambda _path: None)  # here, a stage's model may have been changed by a test
     patch.setattr(outcomes, "try_stage", _tried_once(outcomes.try_stage))
 
@@ -54,18 +54,19 @@ def _surveyed_once(survey: Callable[..., Survey]) -> Callable[..., Survey]:
     return looked_up
 
 
-def _noted(load_stage: Callable[..., StageModel]) -> Callable[..., StageModel]:
-    """The same, and the stage has a note of what it was loaded from."""
+def _noted(load: Callable[..., tuple[StageModel, Any, Any]]) -> Callable[..., tuple[StageModel, Any, Any]]:
+    """The same, and a stage without a drafter, pictures or a half has a note of what it was loaded from."""
 
-    def load(checkpoint: Checkpoint, found: Survey, *asked: Any) -> StageModel:
-        stage = load_stage(checkpoint, found, *asked)
-        files = [path.stat() for path in checkpoint.paths_of(found.tensors)]
-        written = tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in files)
-        config = json.dumps(checkpoint.config, sort_keys=True)
-        setattr(stage, _KEY, (checkpoint.folder, config, written, asked[:3]))
-        return stage
+    def noted(checkpoint: Checkpoint, found: Survey, *asked: Any, **more: Any) -> tuple[StageModel, Any, Any]:
+        loaded = load(checkpoint, found, *asked, **more)
+        if asked[-1] is None and not any(more.values()):
+            files = [path.stat() for path in checkpoint.paths_of(found.tensors)]
+            written = tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in files)
+            config = json.dumps(checkpoint.config, sort_keys=True)
+            setattr(loaded[0], _KEY, (checkpoint.folder, config, written, asked[:3]))
+        return loaded
 
-    return load
+    return noted
 
 
 def _tried_once(try_stage: Callable[..., tuple[Outcome, bool]]) -> Callable[..., tuple[Outcome, bool]]:

@@ -34,14 +34,13 @@ from splitinfer.core.kv.format import FORMATS
 from splitinfer.core.plan import NewSequence, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.wire_codec import INT8, NONE
-from splitinfer.engine.device.device import Device
-from splitinfer.engine.device.selection import open_device
+from splitinfer.engine.device.device import Device, open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import to_parts
-from splitinfer.models.kv_trial import try_blocks
+from splitinfer.models.kv_trial import why_no_blocks
 from splitinfer.models.quantised import QuantisedKVCache, attention, over_words
 from splitinfer.models.rows import attend_by_rows
 from splitinfer.models.step import StepModel, Way
@@ -133,7 +132,7 @@ def _trials(stage: StageModel) -> dict[str, Any]:
     """What loading decides, and the seconds that it takes."""
     began = time.monotonic()
     way, chosen = StepModel(stage).way, time.monotonic()
-    why_not = try_blocks(stage).why_not
+    why_not = why_no_blocks(stage)
     seconds = {"way_seconds": chosen - began, "kept_seconds": time.monotonic() - chosen}
     return {"way": way.value, "kept_kv": why_not is None, "why_not": why_not, **seconds}
 

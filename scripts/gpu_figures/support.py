@@ -21,7 +21,7 @@ import mlx.nn as nn
 from gpu_figures.steps import row_errors
 from splitinfer.errors import CannotCut, ConfigError
 from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_trial import try_blocks
+from splitinfer.models.kv_trial import why_no_blocks
 from splitinfer.models.step import StepModel
 from splitinfer.models.structure import ModelStructure
 from splitinfer.probes.child import Report
@@ -83,7 +83,7 @@ def _compare(compare: Any, config: Mapping[str, Any], dtype: mx.Dtype) -> dict[s
         "to_mlx_lm": max(row_errors(ours[0], plain[0])),
         "to_mlx_lm_without_cache": max(row_errors(ours[0], model(tokens)[0])),
         "way": StepModel(whole).way.value,
-        "kept_kv": try_blocks(whole).why_not is None,
+        "kept_kv": why_no_blocks(whole) is None,
     }
     try:
         split = compare.run(_cut(compare, model), tokens, compare.CHUNK)

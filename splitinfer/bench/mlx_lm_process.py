@@ -28,7 +28,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from splitinfer.bench.child_process import Handle, serve
-from splitinfer.models.batch_invariance import is_batch_invariant
+from splitinfer.models.blas import is_batch_invariant
 
 _STEP = 2048  # prompt tokens at once, mlx-lm's default
 _MOST_ROWS = 256  # from which rounding is measured

@@ -35,7 +35,7 @@ from splitinfer.core.serving_options import MAX_RUNNING
 from splitinfer.errors import ModelError
 from splitinfer.llm import LLM
 from splitinfer.machine.selection import emulated_machine
-from splitinfer.models.batch_invariance import is_batch_invariant
+from splitinfer.models.blas import is_batch_invariant
 from splitinfer.probes.machine import describe
 
 _SETTLE = 0.05  # seconds of idleness before each turn, in which the previous one's rest is done

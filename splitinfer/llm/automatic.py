@@ -21,8 +21,7 @@ from splitinfer.engine.coordinator.ranks import halves_of
 from splitinfer.engine.coordinator.worker_group import Notice
 from splitinfer.engine.drafts.drafters import has_heads
 from splitinfer.engine.profiling.drafts import describe_heads, measure_draft
-from splitinfer.engine.profiling.measure import remembered
-from splitinfer.engine.profiling.question import Question
+from splitinfer.engine.profiling.measure import Question, remembered
 from splitinfer.engine.profiling.survey import Surveyor
 from splitinfer.engine.versions import machine_name
 from splitinfer.errors import CannotFit, ConfigError, LayoutError, WorkerUnreachable

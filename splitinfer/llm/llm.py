@@ -64,7 +64,7 @@ from splitinfer.llm.setup import (
     with_settings,
 )
 from splitinfer.machine.profile import Profiles
-from splitinfer.models.generation_config import read_recommended
+from splitinfer.models.checkpoint import read_recommended
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
 from splitinfer.placement.asked import Aim

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import Detokenizing
 from splitinfer.errors import ContextExceeded, ModelError, RequestError
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.generation_config import end_tokens
+from splitinfer.models.checkpoint import Checkpoint, end_tokens
 from splitinfer.text.tokenizer import Tokenizer
 
 

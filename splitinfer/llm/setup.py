@@ -25,8 +25,7 @@ from splitinfer.discovery.discover import find_again
 from splitinfer.engine.coordinator.pipeline import Pipeline, PipelineConfig
 from splitinfer.engine.coordinator.worker_group import Notice as Notice
 from splitinfer.engine.drafts.draft_model import DraftModel
-from splitinfer.engine.drafts.drafters import WITH_NGRAMS, Drafter, NGramDrafter, has_heads, model_in
-from splitinfer.engine.drafts.with_ngrams import ModelWithNGrams
+from splitinfer.engine.drafts.drafters import WITH_NGRAMS, Drafter, ModelWithNGrams, NGramDrafter, has_heads, model_in
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, LayoutError, ModelError
 from splitinfer.keyring import Keyring

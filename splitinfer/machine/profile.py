@@ -23,7 +23,7 @@ from pydantic import ConfigDict, Field
 from splitinfer.core.link_transport import RING
 from splitinfer.machine.costs import Bytes, Costs, NotNegative, Numbers
 
-VERSION = 4  # of what is remembered
+VERSION = 5  # of what is remembered
 
 
 @dataclass(frozen=True, slots=True)

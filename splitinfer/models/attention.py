@@ -1,26 +1,15 @@
 """How much memory attention takes besides keys and values: none to speak of where MLX has a fused kernel; elsewhere the
-scores of a whole chunk against the whole context, in the numbers' own dtype.
+scores of a whole chunk against the whole context, in the numbers' own dtype, one tensor at a time.
 
     unfused   q [heads, rows, d] @ k^T  ─▶  scores [heads, rows, context]  ─softmax, in place─▶  @ v
 
-Softmax sums in float32, but reads and writes the scores where they are, so one tensor of them is alive at a time (for
-24 heads of 256 numbers and chunks of 2048 rows 3.2 GB at 32k tokens and 12.9 GB at 128k were measured on a Mac, which
-is that tensor in half precision: jundot/omlx #2025). Chunks of 512 rows and 32 heads make 1 GiB at 32k.
+Chunks of 512 rows and 32 heads make 1 GiB at 32k (jundot/omlx #2025 measured as much on a Mac). Which layers are fused
+follows from MLX's source, ``ScaledDotProductAttention::use_fallback`` (MLX 0.32): on Metal, for more than 8 rows, those
+of one head size for queries and values that has a kernel (192 and 256 are passed over as slower); on CUDA
+(``supports_sdpa_cudnn``) half precision, both sizes multiples of 8 and at most 128; on the CPU none.
 
-Which layers are fused follows from MLX's source, ``ScaledDotProductAttention::use_fallback`` (MLX 0.32):
-
-- Metal (mlx/backend/metal/scaled_dot_product_attention.cpp), more than 8 rows: queries and values of equal head size,
-  which is 64, 72, 80, 96 or 128. There are kernels for 192 and 256, too, but they are passed over as slower. One
-  exception, 256 on GPUs with neural accelerators from 1024 rows on, is longer than the steps here.
-- CUDA (mlx/backend/cuda/scaled_dot_product_attention.cpp, ``supports_sdpa_cudnn``): half precision, both sizes
-  multiples of 8 and at most 128.
-- CPU: never.
-
-Some models compute scores of their own beside MLX's, and pass them as a mask: mlx-lm's DeepSeek V3 those of the rotated
-part of a head. These are there whether MLX's part is fused or not.
-
-A step of single rows, as decoding is, takes as much for each token of KV as ``heads`` numbers: little beside the
-token's keys and values on all layers, and there is half of the free memory for it.
+Some models compute scores of their own, and pass them as a mask (DeepSeek V3): these are there whether MLX's part is
+fused or not. Decoding takes little beside the keys and values.
 """
 
 import threading

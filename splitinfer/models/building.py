@@ -1,12 +1,15 @@
 """Builds a model from a checkpoint's configuration and any arrays: mlx-lm's class, else mlx-vlm's.
 
 With placeholders for all tensors (lazy zeros, which take no memory) the model shows what it reads before anything is
-read.
+read. With numbers that are made up it can be timed though it is not there: the time of a step does not depend on them,
+but for the choice of experts, which must fall on all alike. (Trained routers prefer some; so steps of a few rows read a
+little less of a trained model's weights.)
 """
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -33,6 +36,9 @@ _DTYPES = {
 }  # fmt: skip
 
 _NAMED = 3  # tensors of many that are missing
+_FEW = 2**20 - 3  # numbers that are drawn: odd, so that no two rows of a tensor are alike
+_SMALL = 0.02
+
 CONFIGURATION = CONFIGS
 """The files of a model's folder that say how to build it."""
 
@@ -157,3 +163,21 @@ def cast_floats(model: nn.Module, dtype: str | None) -> nn.Module:
     ]
     model.update(tree_unflatten(changed))
     return model
+
+
+# -- made up ---------------------------------------------------------------------------------------
+
+
+def made_up(checkpoint: Checkpoint) -> dict[str, mx.array]:
+    """A lazy array for every tensor of a checkpoint: floating-point numbers are random, so small that no sum overflows
+    half precision, and repeat, for drawing them takes longer than reading; words of quantised weights are zeros."""
+    few = mx.random.uniform(-_SMALL, _SMALL, (_FEW,), key=mx.random.key(0))
+    return {name: _tensor(info, few) for name, info in checkpoint.tensors.items()}
+
+
+def _tensor(info: TensorInfo, few: mx.array) -> mx.array:
+    dtype, size = dtype_of(info), prod(info.shape)
+    if not mx.issubdtype(dtype, mx.floating):
+        return mx.zeros(info.shape, dtype)
+    many = mx.broadcast_to(few.astype(dtype), (-(-size // _FEW), _FEW)).reshape(-1)
+    return many[:size].reshape(info.shape)

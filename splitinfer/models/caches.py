@@ -1,14 +1,13 @@
 """The caches in a stage's cache list: its own, and ghosts for the layers of other stages.
 
-A model's cache list stays at full length, because its own code indexes it: masks are made from
-``cache[self.fa_idx]``, on whichever stage that layer is. So the place of another stage's cache holds a *ghost*: it
-has the offset and the mask of the first own cache of the same kind, and raises if anything writes to it.
+A model's cache list stays at full length, because its own code indexes it: masks are made from ``cache[self.fa_idx]``,
+on whichever stage that layer is. So the place of another stage's cache holds a *ghost*: it has the offset and the mask
+of the first own cache of the same kind, and raises if anything writes to it. Where both sides of a border need the keys
+and values of one layer, its cache is *shared*: the earlier stage's records what was stored last, the later stage's
+replica stores what was received instead.
 
-Where both sides of a border need the keys and values of one layer, its cache is *shared*: the earlier
-stage's records what was stored last, the later stage's replica stores what was received instead.
-
-A sliding window gets another cache than mlx-lm's (``WindowKVCache``): mlx-lm's rotating one stores in ring order,
-so its sums depend on how the tokens were chunked, and it cannot be rolled back.
+A sliding window gets another cache than mlx-lm's (``WindowKVCache``): mlx-lm's rotating one stores in ring order, so
+its sums depend on how the tokens were chunked, and it cannot be rolled back.
 """
 
 import itertools
@@ -25,7 +24,55 @@ from splitinfer.models.growing import GrowingKVCache, fitted
 from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.mlx_lm import create_causal_mask, make_prompt_cache
 from splitinfer.models.quantised import QuantisedKVCache
-from splitinfer.models.whole_state import with_state
+
+_whole_classes: dict[type, type] = {}
+
+
+class WholeState:
+    """Goes before the own class of a cache of a form that is not known among its bases: all that it holds is a state,
+    which can be saved and put back. A class that can put back what it tells as its ``state`` is believed; of any other,
+    the state is its attributes."""
+
+    def empty(self) -> bool:
+        """Whether nothing was ever stored."""
+        return not any(isinstance(leaf, mx.array) and leaf.size for _, leaf in tree_flatten(vars(self)))
+
+    @property
+    def state(self) -> Any:
+        """Everything that it holds."""
+        base: Any = super()
+        return (base.state, base.meta_state) if _puts_back(type(self)) else dict(vars(self))
+
+    @state.setter
+    def state(self, found: Any) -> None:
+        if not _puts_back(type(self)):
+            vars(self).update(found)
+            return
+        for name, value in zip(("state", "meta_state"), found, strict=True):
+            _own(type(self), name).fset(self, value)
+
+
+def with_state(cache: Any) -> Any:
+    """A cache that can be saved and put back as a state, if it cannot be told how else it is."""
+    cls = type(cache)
+    if hasattr(cache, "empty") and _own(cls, "state").fset is not None:
+        return cache
+    if cls not in _whole_classes:
+        _whole_classes[cls] = type(f"Whole{cls.__name__}", (WholeState, cls), {"cache_kind": cls})
+    cache.__class__ = _whole_classes[cls]
+    return cache
+
+
+def _puts_back(cls: type) -> bool:
+    return all(_own(cls, name).fset is not None for name in ("state", "meta_state"))
+
+
+def _own(cls: type, name: str) -> Any:
+    """A property of the cache's own class; a read-only one if it has no such property."""
+    bases = (base for base in cls.__mro__ if base is not WholeState and name in vars(base))
+    found = vars(next(bases, object)).get(name)
+    return found if isinstance(found, property) else property()
+
 
 Cache = Any  # mlx-lm's cache protocol is duck-typed
 
@@ -190,11 +237,6 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
     def state(self) -> tuple[Any, ...]:
         """The arrays, which have to be evaluated, and what they hold."""
         return self.keys, self.values, self.offset, self.base, self.window
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
 
 
 def own_cache(cache: Cache, format: KVFormat | None = None, phases: Phases = IN_STEP) -> Cache:

@@ -5,26 +5,36 @@ names every tensor with its dtype, shape and place. That is enough to plan a cut
 needs, and to tell two sets of weights apart.
 """
 
+import contextlib
 import hashlib
 import json
+import logging
 import struct
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from splitinfer.core.fingerprint import FileFingerprint, Fingerprint
-from splitinfer.core.model_config import positive
+from splitinfer.core.model_config import positive, token_ids
+from splitinfer.core.sampling_defaults import Recommended, recommended
 from splitinfer.core.tensor_info import ITEM_BITS, TensorInfo
 from splitinfer.errors import ModelError
 from splitinfer.models.weight_files import read_index, resolve, weight_files
-from splitinfer.store.models import Hold
+from splitinfer.store.manifest import Manifest, SmallFile, is_small_file
+from splitinfer.store.models import Hold, StoredModel
+from splitinfer.store.ranges import Span, merged
+from splitinfer.store.source import Place, Source
 
+GENERATION_CONFIG = "generation_config.json"
 GGUF = ".gguf"
 _MAX_HEADER = 100 * 2**20  # the format's own bound
 _NUM_SAMPLES = 32
 _SAMPLE_BYTES = 4096
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,3 +221,110 @@ def _sample(path: Path) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# -- copied from other machines, and for them ------------------------------------------------------
+
+
+def open_stored(stored: StoredModel, snapshot: Path | None = None) -> Checkpoint:
+    """The checkpoint of a model in the store, of which some tensors may be missing. ``snapshot``: a folder with files
+    of the same model, which are read rather than the copies.
+
+    Raises:
+        ModelError: it is being removed, its configuration is damaged or missing, or its tensors are others than its
+            fingerprint says.
+    """
+    hold = stored.hold()
+    tensors, origin = table_of(stored.manifest.tensors), stored.manifest.fingerprint
+    here = {**stored.tensors(), **_beside(snapshot, tensors)}
+    config = read_config(stored.folder)
+    checkpoint = Checkpoint(stored.folder, config, tensors, origin.revision, here, origin, hold)
+    difference = origin.difference(checkpoint.table_fingerprint())
+    if difference:
+        remedy = f"remove it with: splitinfer models rm {stored.digest}"
+        raise ModelError(f"{stored.folder} is damaged ({difference}); {remedy}")
+    return checkpoint
+
+
+def _beside(snapshot: Path | None, tensors: Mapping[str, TensorInfo]) -> dict[str, Path]:
+    """The tensors in those files that the snapshot has and that can be read."""
+    found = dict[str, Path]()
+    paths = [] if snapshot is None else [snapshot / file for file in {info.file for info in tensors.values()}]
+    for path in paths:
+        with contextlib.suppress(ModelError):
+            found |= {info.name: path for info in read_header(path) if info == tensors.get(info.name)}
+    return found
+
+
+def matches(told: Manifest, config: bytes, wanted: Fingerprint) -> str | None:
+    """How a model that a peer describes differs from the ``wanted`` one, as a phrase; ``None`` if it does not.
+    ``config``: its config.json."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_bytes(config)
+        described = Checkpoint(folder, read_config(folder), table_of(told.tensors), wanted.revision)
+        difference = wanted.difference(described.table_fingerprint())
+    return difference or (None if told.fingerprint.digest() == wanted.digest() else "it has another fingerprint")
+
+
+def source_of(checkpoint: Checkpoint, model: str) -> Source:
+    """What other machines may copy of a checkpoint: its tensors that are here, and its small files.
+
+    Raises:
+        ModelError: a file is gone or damaged.
+    """
+    small = tuple(
+        SmallFile(path.name, path.stat().st_size)
+        for path in sorted(checkpoint.folder.iterdir())
+        if is_small_file(path.name) and path.is_file()
+    )
+    places, held = dict[str, Place](), dict[str, tuple[Span, ...]]()
+    for name in checkpoint.files:
+        path, spans = _held(checkpoint, name)
+        if spans:
+            places[name], held[name] = Place(path, data_begin(path), grows=path.parent != checkpoint.folder), spans
+    made = Manifest(model, checkpoint.fingerprint(), small, tuple(checkpoint.tensors.values()), held)
+    return Source(made, places | {file.name: Place(checkpoint.folder / file.name) for file in small})
+
+
+def _held(checkpoint: Checkpoint, file: str) -> tuple[Path, tuple[Span, ...]]:
+    """Where a file of weights lies on this machine, and which bytes of its tensors are there."""
+    wanted = [info for info in checkpoint.tensors.values() if info.file == file]
+    here = [info for info in wanted if info.name in checkpoint.copied] or wanted
+    path = checkpoint.path_of(here[0].name)
+    there = {info.name: (info.begin, info.end) for info in read_header(path)} if path.exists() else {}
+    return path, merged(there[info.name] for info in here if there.get(info.name) == (info.begin, info.end))
+
+
+# -- what its maker recommends ---------------------------------------------------------------------
+
+
+def read_recommended(folder: Path) -> Recommended:
+    """The sampling values that the folder's generation config recommends; nothing where there is no such file."""
+    config, problem = _generation_config(folder)
+    if problem is not None:
+        log.warning("%s is ignored: %s", folder / GENERATION_CONFIG, problem)
+    found = recommended(config)
+    if found.problems:
+        log.warning("ignored values in %s: %s", folder / GENERATION_CONFIG, "; ".join(found.problems))
+    return found
+
+
+def end_tokens(folder: Path, config: Mapping[str, Any]) -> int | list[int] | None:
+    """The token ids that end an answer: the generation config's, else those of the model's ``config``, as in mlx-lm;
+    else those of its language model's part, as in transformers."""
+    given = token_ids(_generation_config(folder)[0], "eos_token_id")
+    return token_ids(config, "eos_token_id") if given is None else given
+
+
+def _generation_config(folder: Path) -> tuple[Mapping[str, Any], str | None]:
+    """The file's fields, and what is wrong with the file, if anything."""
+    try:
+        config = json.loads((folder / GENERATION_CONFIG).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, None
+    except (ValueError, RecursionError, OSError) as error:
+        return {}, f"it cannot be read ({error})"
+    if not isinstance(config, dict):
+        return {}, "it is not a JSON object"
+    return config, None

@@ -1,23 +1,16 @@
 """Stores the keys and values of sequences that decode together side by side, so that one call attends for all.
 
-::
-
     layer i     keys [B, heads, room, d]          member    length
                 |#########........|               0          9
                 |############.....|               1         12
                 |#######..........|               2          7
 
-A *cohort* is made of sequences that decode in the same steps; as long as its members stay
-the same, a step writes one position of each and attends once, with neither a loop nor a copy. When one
-joins or leaves, the arrays are rebuilt: a copy of the cohort, once for many steps.
+As long as the members of a *cohort* stay the same, a step writes one position of each and attends once, with neither a
+loop nor a copy. When one joins or leaves, the arrays are rebuilt. Members of equal length need no mask, and their sums
+are bitwise those of each alone; others are padded to the longest and masked, which adds in another order.
 
-``share_calls`` decides which sequences may share a call. Members of equal length need no mask, and their
-sums are bitwise those of each alone. Others are padded to the longest and masked: a vector unit then adds
-in another order, so they do not share a call where arithmetic is batch invariant (the reference BLAS of MLX's
-Linux wheels).
-
-While a sequence is in a cohort its own caches are empty and know only their offset; ``release`` gives them
-their arrays back, and every other use of a sequence begins with that.
+While a sequence is in a cohort its own caches are empty and know only their offset; ``release`` gives them their arrays
+back, and every other use of a sequence begins with that.
 """
 
 import math

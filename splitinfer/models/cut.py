@@ -1,30 +1,22 @@
 """Runs the layers [start, end) of one mlx-lm model class, without code per architecture.
 
-The class and its lists of layers keep their length, so ``zip(self.layers, cache)``, ``layer_types[i]`` and
-``fa_idx`` stay valid, and its own ``__call__`` runs unchanged. Only what the lists hold changes, and
-only while this stage runs:
+The class and its lists of layers keep their length, so ``zip(self.layers, cache)``, ``layer_types[i]`` and ``fa_idx``
+stay valid, and its own ``__call__`` runs unchanged. Only what the lists hold changes, while this stage runs:
 
     index      0 ... start-1      start         ...      end-1           end
     holds      passthrough        inject(real)  real     real            border
 
-A *passthrough* returns its arguments and has every attribute of the layer it replaces. *Inject* calls
-its layer with the arrays received in place of the arguments. The *border* stores its arguments for the next
-stage and ends the call. On the last stage there is no border; a *tap* behind the last layer keeps only the
-rows that want logits, so that norm and head compute no others. It may hand them on in float32: MLX then computes
-norm and head in float32, whatever the dtype of their weights. MLX is lazy, so what else the model would
-compute (an embedding that no result reads) is never evaluated: it costs neither time nor the memory of its
-weights.
+A *passthrough* returns its arguments. *Inject* calls its layer with the arrays received in place of the arguments. The
+*border* stores its arguments for the next stage and ends the call. On the last stage a *tap* behind the last layer
+keeps only the rows that want logits; it may hand them on in float32, in which MLX then computes norm and head. MLX is
+lazy, so what else the model would compute is never evaluated. A layer to whose keys and values later ones attend runs
+on a replica of its cache, which stores those received.
 
-Where later layers attend to the keys and values of an earlier one, that *source* layer is no passthrough:
-it runs on a replica of its cache, which stores the keys and values received in place of the layer's own.
-The rest of what it would compute is not evaluated either.
-
-``structure`` finds out what has to cross. Before a stage is used it is called once on marked
-arrays: if anything it computes depends on what a passthrough returned, or on a parameter of an
-earlier layer, the cut is refused.
+``structure`` finds out what has to cross. Before a stage is used it is called once on marked arrays: if anything it
+computes depends on a passthrough, or on a parameter of an earlier layer, the cut is refused.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -193,7 +185,6 @@ class StageModel:
         caches: SequenceCaches,
         hidden: mx.array | None = None,
         num_logits: int = 0,
-        known: Callable[[], Collection[int]] = tuple,
     ) -> mx.array:
         """Build the graph of one slice; computes nothing yet.
 
@@ -203,18 +194,14 @@ class StageModel:
             hidden: [1, n, d] from the previous stage; ``None`` on the first stage (and in a survey), but where there
                 are pictures among the tokens: then what ``PictureTower.rows`` returns for them.
             num_logits: the number of last rows that want logits; used only on the last stage.
-            known: returns those of them that want none after all (``rows.Part``).
 
         Returns:
             [1, n, d] for the next stage (d is the hidden size, or more), or on the last stage [1, R, vocabulary]
-            logits of the R rows that want them (if none does, of some that need not be evaluated).
+            logits of the R rows that want them (if none does, of one that need not be evaluated).
         """
-        num_rows = max(num_logits, 1)
-        first = tokens.shape[1] - num_rows
 
         def keep(array: mx.array, axis: int) -> mx.array:
-            last, left = last_rows(array, num_rows, axis), set(range(num_rows)) - {row - first for row in known()}
-            return mx.take(last, mx.array(sorted(left)), axis) if 0 < len(left) < num_rows else last
+            return last_rows(array, max(num_logits, 1), axis)
 
         output = self._run(tokens, caches, hidden, keep)
         return output if self.taps_rows or not self.is_last else keep(output, 1)

@@ -5,12 +5,9 @@
                    draft  draft  draft   ◀───────────────────────────────────────────────┘
 
 A block's rows see the hidden states of all tokens before it and, unless the drafter is causal, each other. Nothing of
-them is kept: the tokens' own hidden states come when they are verified. The projection is ``taps``'s.
-
-DFlash2 puts short convolutions over the block around each attention and MLP, whose kernels depend on the row; and of
-the best tokens of each place it chooses by the one chosen before, with a score of two small tables.
-
-Known forms are those of mlx-vlm's ``qwen3_dflash`` and ``dflash2``, with which drafts are compared.
+them is kept: the tokens' own hidden states come when they are verified. DFlash2 puts short convolutions over the block
+around each attention and MLP, whose kernels depend on the row; and of the best tokens of each place it chooses by the
+one chosen before, with a score of two small tables. Forms are those of mlx-vlm's ``qwen3_dflash`` and ``dflash2``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +19,10 @@ from mlx.utils import tree_flatten
 
 from splitinfer.core.model_config import mapping, strings
 from splitinfer.errors import ModelError
-from splitinfer.models import taps
+from splitinfer.models import heads
 from splitinfer.models.cut import StageModel
-from splitinfer.models.heads import BlockPart, Target, linear
+from splitinfer.models.heads import MLP, Arrays, Attention, BlockPart, HeadRows, Target, linear, norm
 from splitinfer.models.layers import find_layers, type_name
-from splitinfer.models.quantised import attention
-from splitinfer.models.taps import Arrays, norm, rope
 
 _BLOCK = 16  # tokens, the one before the drafts among them, where a configuration says nothing
 _NOT_READ = ("fc.", "embed_tokens.", "lm_head.", "rotary_emb.")  # here, or at all
@@ -49,7 +44,7 @@ def at_once(config: Mapping[str, Any]) -> int:
 
 
 def taps_of(config: Mapping[str, Any], model: nn.Module, arrays: Arrays) -> dict[int, Callable[[mx.array], mx.array]]:
-    """See ``taps.taps_of``.
+    """See ``heads.taps_of``.
 
     Raises:
         ModelError: the drafter belongs to another model.
@@ -63,7 +58,7 @@ def taps_of(config: Mapping[str, Any], model: nn.Module, arrays: Arrays) -> dict
     layers = told.get("target_layer_ids")
     if not layers:
         raise ModelError("the drafter's config.json does not say which hidden states it reads (target_layer_ids)")
-    return taps.taps_of([int(i) for i in layers], model, renamed(arrays))
+    return heads.taps_of([int(i) for i in layers], model, renamed(arrays))
 
 
 def renamed(arrays: Arrays) -> dict[str, mx.array]:
@@ -83,7 +78,7 @@ class DFlash(nn.Module):  # type: ignore[misc]
         super().__init__()
         told, own, target = told_in(config), renamed(arrays), Target.of(model)
         rows = target.embed.weight.shape[0]
-        taps.check_vocabulary(told, model, rows)
+        heads.check_vocabulary(told, model, rows)
         self.at_once, self.like = at_once(config), len(find_layers(model)) - 1
         size = self._size = int(own["fc.weight"].shape[0])
         self._told, self._mask = told, int(told.get("mask_token_id", -1))
@@ -107,10 +102,10 @@ class DFlash(nn.Module):  # type: ignore[misc]
 
     def _check(self, model: nn.Module, own: Arrays) -> None:
         width = self._embed(mx.zeros((1,), mx.int32)).shape[-1]
-        if width != self._size or taps.size_of(model) != self._size:
+        if width != self._size or heads.size_of(model) != self._size:
             raise ModelError(
                 f"the drafter computes {self._size} numbers, and the embedding and the head of {type_name(model)} have "
-                f"{taps.size_of(model)}; it belongs to another model"
+                f"{heads.size_of(model)}; it belongs to another model"
             )
         known = {name for name, _ in tree_flatten(self.parameters())}
         unknown = sorted(name for name in own if name not in known and not name.startswith(_NOT_READ))
@@ -140,13 +135,18 @@ class DFlash(nn.Module):  # type: ignore[misc]
         """Write [C, d] hidden states into the caches of the sequences that they are of."""
         positions = mx.concatenate([mx.arange(part.start, part.start + part.context) for part in parts])
         for number, layer in enumerate(self.layers):
-            layer.keep(context[:, None], positions, [(part, self._cache(part, number)) for part in parts])
+            (keys, values), at = layer.self_attn.kv(context[:, None], positions), 0
+            for part in parts:
+                rows = slice(at, at := at + part.context)
+                kv = keys[rows].transpose(2, 1, 0, 3), values[rows].transpose(2, 1, 0, 3)
+                self._cache(part, number).update_and_fetch(*kv)
 
     def __call__(self, embedded: mx.array, parts: Sequence[BlockPart]) -> mx.array:
         """[B, 1, d] of the rows of all blocks, whose embeddings are given."""
-        x = embedded
+        x, positions = embedded, mx.concatenate([part.positions for part in parts])
         for number, layer in enumerate(self.layers):
-            x = layer(x, [(part, self._cache(part, number)) for part in parts])
+            rows = [(self._cache(part, number), part.rows, layer.visible(part)) for part in parts]
+            x = layer(x, HeadRows(rows, positions), [part.rows for part in parts])
         return cast(mx.array, self.norm(x))
 
     def _cache(self, part: BlockPart, layer: int) -> Any:
@@ -184,82 +184,29 @@ class _Layer(nn.Module):  # type: ignore[misc]
         name = f"layers.{number}."
         self.input_layernorm = norm(f"{name}input_layernorm", own, told)
         self.post_attention_layernorm = norm(f"{name}post_attention_layernorm", own, told)
-        self.self_attn = _Attention(told, size, number, own)
-        self.mlp = _MLP(told, size, f"{name}mlp.", own)
+        self.self_attn = Attention(told, size, size, f"{name}self_attn.", own)
+        self.mlp = MLP(told, size, f"{name}mlp.", own)
         for part in ("attention_conv", "mlp_conv"):
             if f"{name}{part}.base_kernel" in own:
                 self[part] = _Convolution(told, size, f"{name}{part}.", own)
-
-    def keep(self, context: mx.array, positions: mx.array, parts: Sequence[tuple[BlockPart, Any]]) -> None:
-        """Write the keys and values of [C, 1, d] hidden states."""
-        keys, values = self.self_attn.kv(context, positions)
-        at = 0
-        for part, cache in parts:
-            rows = slice(at, at := at + part.context)
-            cache.update_and_fetch(keys[rows].transpose(2, 1, 0, 3), values[rows].transpose(2, 1, 0, 3))
-
-    def __call__(self, x: mx.array, parts: Sequence[tuple[BlockPart, Any]]) -> mx.array:
-        """[B, 1, d] of the rows of all blocks."""
-        blocks = [part.rows for part, _ in parts]
-        x = x + self._around("attention_conv", self.input_layernorm(x), lambda y: self.self_attn(y, parts), blocks)
-        return x + self._around("mlp_conv", self.post_attention_layernorm(x), self.mlp, blocks)
-
-    def _around(self, name: str, x: mx.array, inner: Callable[[mx.array], mx.array], blocks: Sequence[int]) -> mx.array:
-        convolution = self.get(name)
-        return inner(x) if convolution is None else convolution(x, inner, blocks)
-
-
-class _Attention(nn.Module):  # type: ignore[misc]
-    def __init__(self, told: Mapping[str, Any], size: int, number: int, own: Arrays) -> None:
-        super().__init__()
-        name = f"layers.{number}.self_attn."
-        heads = int(told["num_attention_heads"])
-        self._width = int(told.get("head_dim") or size // heads)
-        for part in ("q_proj", "k_proj", "v_proj"):
-            self[part] = linear(f"{name}{part}", own, size)
-        self.o_proj = linear(f"{name}o_proj", own, heads * self._width)
-        self.q_norm, self.k_norm = norm(f"{name}q_norm", own, told), norm(f"{name}k_norm", own, told)
-        if f"{name}attention_sink_bias" in own:
-            self.attention_sink_bias = own[f"{name}attention_sink_bias"]
-        self._rope = rope(told, self._width)
         kinds = told.get("layer_types") or ()
         slides = number < len(kinds) and kinds[number] == "sliding_attention"
         few = told.get("draft_window_size")
         self._window = int(told["sliding_window"]) if slides else int(few) + 1 if few else None
         self._is_causal = bool(told.get("causal", told.get("dflash_query_causal", told.get("is_causal", False))))
 
-    def _heads(self, x: mx.array) -> mx.array:
-        return x.reshape(len(x), 1, -1, self._width).transpose(0, 2, 1, 3)
+    def visible(self, part: BlockPart) -> mx.array:
+        """Bool [rows, entries]: what each row of a block sees."""
+        return _visible(part, self._window, is_causal=self._is_causal)
 
-    def kv(self, x: mx.array, positions: mx.array) -> tuple[mx.array, mx.array]:
-        """[T, heads, 1, d] keys and values of [T, 1, d] rows."""
-        keys = self._rope(self.k_norm(self._heads(self.k_proj(x))), offset=positions)
-        return keys, self._heads(self.v_proj(x))
+    def __call__(self, x: mx.array, cache: HeadRows, blocks: Sequence[int]) -> mx.array:
+        """[B, 1, d] of the rows of all blocks, which have so many each."""
+        x = x + self._around("attention_conv", self.input_layernorm(x), lambda y: self.self_attn(y, cache), blocks)
+        return x + self._around("mlp_conv", self.post_attention_layernorm(x), self.mlp, blocks)
 
-    def __call__(self, x: mx.array, parts: Sequence[tuple[BlockPart, Any]]) -> mx.array:
-        positions = mx.concatenate([part.positions for part, _ in parts])
-        queries = self._rope(self.q_norm(self._heads(self.q_proj(x))), offset=positions)
-        keys, values = self.kv(x, positions)
-        found, at = [], 0
-        for part, cache in parts:
-            rows = slice(at, at := at + part.rows)
-            q, k, v = (array[rows].transpose(2, 1, 0, 3) for array in (queries, keys, values))
-            k, v = cache.update_and_fetch(k, v)
-            visible = _visible(part, self._window, is_causal=self._is_causal)
-            sinks = self.get("attention_sink_bias")
-            found.append(attention(q, k, v, self._width**-0.5, visible, sinks).transpose(2, 1, 0, 3))
-        joined = mx.concatenate(found).transpose(0, 2, 1, 3)
-        return cast(mx.array, self.o_proj(joined.reshape(len(x), 1, -1)))
-
-
-class _MLP(nn.Module):  # type: ignore[misc]
-    def __init__(self, told: Mapping[str, Any], size: int, name: str, own: Arrays) -> None:
-        super().__init__()
-        for part in ("gate_proj", "up_proj", "down_proj"):
-            self[part] = linear(name + part, own, int(told["intermediate_size"]) if part == "down_proj" else size)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return cast(mx.array, self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x)))
+    def _around(self, name: str, x: mx.array, inner: Callable[[mx.array], mx.array], blocks: Sequence[int]) -> mx.array:
+        convolution = self.get(name)
+        return inner(x) if convolution is None else convolution(x, inner, blocks)
 
 
 # -- DFlash2 -----------------------------------------------------------------------------------------

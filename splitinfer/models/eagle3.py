@@ -1,14 +1,11 @@
-"""EAGLE-3: a decoder layer that drafts from hidden states of a low, a middle and a high layer of the target.
+"""EAGLE-3: a decoder layer that drafts from hidden states of a low, a middle and a high layer (arXiv 2503.01840).
 
-    three hidden states, concatenated ─ fc ─────────────┐
+    three hidden states, concatenated ─ fc ───┐
                                                         ├─ norms ─ decoder layer ─┬─ norm ─ own head, own vocabulary
     embedding, the target's where the drafter has none ─┘                         └─ for the next draft
 
-See EAGLE-3 (arXiv 2503.01840); ``taps`` has the projection.
-
-Layers are numbered in two ways. ``eagle_aux_hidden_state_layer_ids`` at the top of a config.json are hidden states as
-they enter a layer, and so are 2, half and all but 3 of the target's layers where there are none; in ``eagle_config``
-they are as they leave it.
+``eagle_aux_hidden_state_layer_ids`` at the top of a config.json are hidden states as they enter a layer, and so are 2,
+half and all but 3 of the target's layers where there are none; in ``eagle_config`` they are as they leave it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +16,10 @@ import mlx.nn as nn
 
 from splitinfer.core.model_config import mapping, strings
 from splitinfer.errors import ModelError
-from splitinfer.models import taps
+from splitinfer.models import heads
 from splitinfer.models.cut import StageModel
-from splitinfer.models.heads import HeadRows, Target, linear
+from splitinfer.models.heads import MLP, Arrays, Attention, HeadRows, Target, linear, norm
 from splitinfer.models.layers import find_layers, type_name
-from splitinfer.models.taps import Arrays, norm, rope
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -49,7 +45,7 @@ def taps_of(config: Mapping[str, Any], model: nn.Module, arrays: Arrays) -> dict
     """
     if config.get("norm_before_fc"):
         raise ModelError("the drafter normalises three hidden states together (norm_before_fc), which stages cannot")
-    return taps.taps_of(layers_of(config, len(find_layers(model))), model, renamed(arrays))
+    return heads.taps_of(layers_of(config, len(find_layers(model))), model, renamed(arrays))
 
 
 def renamed(arrays: Arrays) -> dict[str, mx.array]:
@@ -70,7 +66,7 @@ class Eagle3(nn.Module):  # type: ignore[misc]
         super().__init__()
         text, own, target = config.get("transformer_layer_config") or config, renamed(arrays), Target.of(model)
         rows = target.embed.weight.shape[0]
-        taps.check_vocabulary(text, model, rows)
+        heads.check_vocabulary(text, model, rows)
         self.like = len(find_layers(model)) - 1
         size = self._size = int(own["fc.weight"].shape[0])
         try:
@@ -148,17 +144,9 @@ class _Layer(nn.Module):  # type: ignore[misc]
         self.post_attention_layernorm = norm(f"{name}post_attention_layernorm", own, text)
         if is_first:
             self.hidden_norm = norm(f"{name}hidden_norm", own, text)
-        for part in ("q_proj", "k_proj", "v_proj"):
-            self[part] = linear(f"{name}self_attn.{part}", own, (1 + is_first) * size)
-        self._heads = int(text["num_attention_heads"])
-        self._kv_heads = int(text.get("num_key_value_heads") or self._heads)
-        self._width = int(text.get("head_dim") or size // self._heads)
-        self.o_proj = linear(f"{name}self_attn.o_proj", own, self._heads * self._width)
-        for part in ("gate_proj", "up_proj", "down_proj"):
-            inputs = int(text["intermediate_size"]) if part == "down_proj" else size
-            self[part] = linear(f"{name}mlp.{part}", own, inputs)
+        self.self_attn = Attention(text, (1 + is_first) * size, size, f"{name}self_attn.", own)
+        self.mlp = MLP(text, size, f"{name}mlp.", own)
         self._norm_before_residual = bool(config.get("norm_before_residual"))
-        self._rope = rope(text, self._width)
 
     def __call__(self, hidden: mx.array, embedded: mx.array | None, cache: HeadRows) -> mx.array:
         if embedded is None:
@@ -167,13 +155,5 @@ class _Layer(nn.Module):  # type: ignore[misc]
             normed = self.hidden_norm(hidden)
             x = mx.concatenate([self.input_layernorm(embedded), normed], axis=-1)
             residual = normed if self._norm_before_residual else hidden
-        hidden = residual + self._attend(x, cache)
-        x = self.post_attention_layernorm(hidden)
-        return cast(mx.array, hidden + self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x)))
-
-    def _attend(self, x: mx.array, cache: HeadRows) -> mx.array:
-        counts = (("q_proj", self._heads), ("k_proj", self._kv_heads), ("v_proj", self._kv_heads))
-        q, k, v = (self[part](x).reshape(len(x), 1, n, self._width).transpose(0, 2, 1, 3) for part, n in counts)
-        q, k = self._rope(q, offset=cache.offset), self._rope(k, offset=cache.offset)
-        found = cache.attend(q, *cache.update_and_fetch(k, v), self._width**-0.5, None, None)
-        return cast(mx.array, self.o_proj(found.transpose(0, 2, 1, 3).reshape(len(x), 1, -1)))
+        hidden = residual + self.self_attn(x, cache)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))

@@ -1,24 +1,26 @@
 """Copies a sequence's KV into blocks, from which other sequences start.
 
 A cache that holds something for each token (plain, quantised, a sliding window in temporal order) is cut along the
-tokens, and joined again from blocks up to any token. Any other cache (a recurrent state, a ring) only has a *state*,
-which summarises all tokens so far: a block stores the state at its end, and a sequence can start only there.
+tokens, and joined again up to any token. Any other cache only has a *state*, which summarises all tokens so far: a
+sequence can start only at the end of its block.
 
 Outside this process a block is a list of *parts*, one for each cache that it holds something of. Parts read from a file
 must have the form of a block that was cut here (a *sample*), or they are refused.
 
-A block's arrays are its own: cut out and copied, so that it holds neither the sequence's arrays nor the graph. Those of
-one cache are packed into one (``packed_tree``), because a GPU can hold only so many. All sequences that start from a
-block share it; each copies it once more into arrays with room to grow.
+A block's arrays are copies of its own. Those of one cache are packed into one, byte by byte (``PackedTree``): a GPU has
+a limited number of buffers (``memory.counted_bytes``), each array of MLX is one, and quantised keys and values of one
+layer are six. Sequences that start from a block copy it once more, into arrays with room to grow.
 """
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from splitinfer.core.kv.growth import BLOCK, room
@@ -28,9 +30,71 @@ from splitinfer.models.caches import Cache, WindowKVCache, copied_state, is_list
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.growing import of_both, phases_at
 from splitinfer.models.mlx_lm import cache as mlx_caches
-from splitinfer.models.packed_tree import PackedTree, nbytes_of, specs_of
+from splitinfer.models.tensors import mlx_dtype, spec_of, to_buffer
 
 _ROOM = BLOCK  # tokens of a full block
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTree:
+    """``form``: a tree with a ``TensorSpec`` for each array; other leaves are as they were. ``data``: uint8 [bytes],
+    the widest numbers first, so that each array begins at a multiple of its item size."""
+
+    form: Any
+    data: mx.array
+
+    @classmethod
+    def of(cls, tree: Any) -> "PackedTree":
+        """Pack a tree; computes nothing yet. Of several arrays it is a copy, which does not hold their memory."""
+        arrays = [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]
+        form = tree_map(lambda leaf: spec_of(leaf) if isinstance(leaf, mx.array) else leaf, tree)
+        pieces = [arrays[i].reshape(-1).view(mx.uint8) for i in _order(specs_of(form))]
+        return cls(form, mx.concatenate(pieces) if pieces else mx.zeros((0,), mx.uint8))
+
+    @classmethod
+    def from_buffers(cls, form: Any, buffers: Sequence[memoryview | bytes]) -> "PackedTree":
+        """Pack the bytes of a form's arrays, in the order of the tree, which must have the sizes that it says."""
+        found = [np.frombuffer(buffers[i], np.uint8) for i in _order(specs_of(form))]
+        return cls(form, mx.array(np.concatenate(found)) if found else mx.zeros((0,), mx.uint8))
+
+    def tree(self) -> Any:
+        """The tree again, its arrays cut out of ``data``; computes nothing yet."""
+        specs = specs_of(self.form)
+        arrays = [
+            self.data[at : at + nbytes_of(spec)].view(mlx_dtype(spec.dtype)).reshape(spec.shape)
+            for spec, at in zip(specs, _offsets(specs), strict=True)
+        ]
+        following = iter(arrays)
+        return tree_map(lambda leaf: next(following) if isinstance(leaf, TensorSpec) else leaf, self.form)
+
+    def buffers(self) -> list[memoryview]:
+        """The bytes of each array, in the order of the tree. ``data`` must be computed."""
+        specs, whole = specs_of(self.form), to_buffer(self.data)
+        return [whole[at : at + nbytes_of(spec)] for spec, at in zip(specs, _offsets(specs), strict=True)]
+
+
+def specs_of(form: Any) -> list[TensorSpec]:
+    """The arrays of a form, in the order of the tree."""
+    return [leaf for _, leaf in tree_flatten(form) if isinstance(leaf, TensorSpec)]
+
+
+def nbytes_of(spec: TensorSpec) -> int:
+    """The bytes of an array."""
+    return prod(spec.shape) * mlx_dtype(spec.dtype).size
+
+
+def _order(specs: Sequence[TensorSpec]) -> list[int]:
+    """The arrays' numbers in the order in which they are packed."""
+    return sorted(range(len(specs)), key=lambda i: -mlx_dtype(specs[i].dtype).size)
+
+
+def _offsets(specs: Sequence[TensorSpec]) -> list[int]:
+    """Where each array begins."""
+    offsets, at = [0] * len(specs), 0
+    for i in _order(specs):
+        offsets[i] = at
+        at += nbytes_of(specs[i])
+    return offsets
 
 
 @dataclass(frozen=True, slots=True)

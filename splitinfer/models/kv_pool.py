@@ -19,7 +19,7 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_blocks import KVBlock, cut, join
 from splitinfer.models.rollback import Block, Rollback, state_caches
 from splitinfer.models.step import nbytes
-from splitinfer.models.with_heads import WithHeads
+from splitinfer.models.trained import WithHeads
 
 MAX_COPIED = 64 * 2**20  # bytes: read and written in less than a millisecond, which is what a launch takes
 

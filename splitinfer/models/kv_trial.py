@@ -1,18 +1,14 @@
-"""Tries, when a stage is loaded, whether a sequence can start from stored KV blocks.
+"""Tries, when a stage is loaded, whether a sequence can start from stored KV blocks, and how its states roll back.
 
 A cache of an unknown kind may hold more than its arrays show. So a few tokens are computed without blocks, and once
 more from blocks, after the sequence that they were cut from has continued with other tokens. Blocks are stored only
-where both agree up to rounding, which is decided layer by layer (``rounding``). An architecture that fails is at worst
-slow.
-
-Every sequence of a trial computes its tokens in the same chunks, and each layer of a later one is given what it was
-given in the first (``layer_trace``): so whatever a machine's arithmetic depends on, keys and values differ by what one
-layer rounds.
+where both agree up to rounding (``rounding``). Every sequence computes its tokens in the same chunks, and each layer of
+a later one is given what it was given in the first (``rounding``): keys and values differ by what one layer rounds.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import cast
 
@@ -20,36 +16,44 @@ import mlx.core as mx
 
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS, least_rewind
-from splitinfer.models.caches import rewind_limit
+from splitinfer.models.caches import rewind_limit, trim
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_blocks import KVBlock, cut, join
-from splitinfer.models.layer_trace import LayerCall, RowErrors, following, recording, rows_of
-from splitinfer.models.rounding import Errors, reason_to_refuse
+from splitinfer.models.layers import type_name
+from splitinfer.models.rollback import Block, Rollback
+from splitinfer.models.rounding import (
+    Errors,
+    LayerCall,
+    RowErrors,
+    following,
+    joined,
+    reason_to_refuse,
+    recording,
+    rows_of,
+)
+from splitinfer.models.rows import Part
+from splitinfer.models.step import StepModel
 
 ENDS = (5, 9)  # of two blocks
 WITHIN = 7  # tokens of both, to start within the second
 TAIL = 3  # tokens after them
+log = logging.getLogger(__name__)
+
 _SALTS = 3  # kinds of made-up tokens: those in the blocks, the sequence's own after them, those of what starts there
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """``why_not``: why this stage's KV cannot be stored in blocks; ``None`` if it can."""
-
-    why_not: str | None = None
-
-
-def try_blocks(stage: StageModel) -> Trial:
-    """Store blocks of a few made-up tokens and continue from them: at a block's end and, if possible, within one."""
+def why_no_blocks(stage: StageModel) -> str | None:
+    """Why this stage's KV cannot be stored in blocks; ``None`` if it can. Stores blocks of a few made-up tokens and
+    continues from them: at a block's end and, if possible, within one."""
     try:
         for length in (ENDS[1], *((WITHIN,) if _can_cut_anywhere(stage) else ())):
             reason = _why_not_from(stage, length)
             if reason is not None:
-                return Trial(f"continuing from {length} stored tokens: {reason}")
+                return f"continuing from {length} stored tokens: {reason}"
     except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
-        return Trial(f"{type(error).__name__}: {error}")
-    return Trial()
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _why_not_from(stage: StageModel, length: int) -> str | None:
@@ -178,3 +182,73 @@ def inputs(stage: StageModel, start: int, end: int, salt: int) -> tuple[mx.array
     ids = mx.array([[(7 * i + salt) % 32 for i in range(start, end)]], dtype=mx.int32)
     noise = stage.made_up_hidden(ENDS[1] + TAIL, salt)
     return ids, None if noise is None else noise[None, start:end]
+
+
+# -- rollback --------------------------------------------------------------------------------------
+#
+# A few tokens are computed without drafts, and once more with a block of which two rows are right and two are rolled
+# back.
+
+
+def try_rollback(stage: StageModel, step: StepModel) -> Rollback | None:
+    """The best way to roll a stage's states back; ``None`` if there is none. The best one where it has no states."""
+    _ = step.cache_consumers  # found by a call, which must not be one of those that are compared
+    for way in Rollback:
+        reason = _why_not(stage, step, way)
+        if reason is None:
+            return way
+        step.refusals.append(reason)
+        log.debug("%s cannot roll back by %s: %s", type_name(stage.whole), way.value, reason)
+    return None
+
+
+def _why_not(stage: StageModel, step: StepModel, way: Rollback) -> str | None:
+    at = cache(lambda number: _RolledBack(stage, step, way, _SALTS * number))
+    try:
+        return reason_to_refuse(lambda number: at(number).errors(), lambda number: at(number).noise())
+    except _NoStates:
+        return None
+    except Exception as error:  # noqa: BLE001 - a model's code may raise anything when it is run in parts
+        return f"{type(error).__name__}: {error}"
+
+
+class _NoStates(Exception):
+    """All caches can be cut."""
+
+
+class _RolledBack(Continued):
+    """A sequence of ``WITHIN`` tokens that continues, once behind a block of drafts that was rolled back."""
+
+    def __init__(self, stage: StageModel, step: StepModel, way: Rollback, salt: int) -> None:
+        super().__init__(stage, WITHIN, salt)
+        self._step, self._way = step, way
+
+    def errors(self) -> Errors:
+        """Of continuing behind the block, against continuing without it."""
+        caches, start, end = self._stage.make_caches(), ENDS[0], ENDS[1]
+        self._fill(caches, 0, start)
+        block = Block.of(caches, self._way)
+        if block is None:
+            raise _NoStates
+        calls, _ = self._reference
+        right, wrong = self._chunks[start], rows_of(calls, 0, end - WITHIN)
+        with following(self._stage, end - start, lambda: joined([right, wrong]), RowErrors()):
+            mx.eval(self._run(caches, block), block.arrays(), caches.arrays())
+        resumed = block.resumes_at(WITHIN)
+        assert all(trim(cache, end - resumed) for cache in caches.own), "its other caches cannot be cut"
+        caches.place.position = resumed
+        with following(self._stage, WITHIN - start, lambda: right, RowErrors()):
+            block.restore(self._stage, caches, WITHIN - start)
+        caches.place.position = WITHIN
+        mx.eval(caches.arrays())
+        return self._errors(caches, [TAIL])
+
+    def _run(self, caches: SequenceCaches, block: Block) -> list[mx.array]:
+        """Run the block: its first rows are those of the reference."""
+        start, end = ENDS[0], ENDS[1]
+        ids, hidden = inputs(self._stage, start, WITHIN, self._salt)
+        more_ids, more_hidden = inputs(self._stage, WITHIN, end, self._salt + 2)
+        ids = mx.concatenate([ids, more_ids], axis=1)
+        if hidden is not None and more_hidden is not None:
+            hidden = mx.repeat(mx.concatenate([hidden, more_hidden], axis=1)[0], self._stage.rows_in, axis=0)
+        return self._step.run([Part(caches, start, end - start, 1, block)], ids[0], hidden)

@@ -1,17 +1,11 @@
 """Which layers of a model are alike, and what each kind of them holds: found in the model's own modules and graphs.
 
-Two layers are of one *kind* if their modules have the same classes, the same shapes and the same numbers (a window, a
-count of heads or of experts), and caches of the same kind: then a step costs them the same. No table of architectures
-is needed, and no configuration key is read. A number that no two of several layers share says where a layer is, not
-what it costs, and is left out.
-
-Nothing is computed: shapes and graphs are those of placeholders (``models.loader``), so a model of any size is
-described in the seconds that it takes to build its graph.
-
-Layers of one kind also run the same code, so a stage can be tried by a few of its layers (``with_each_kind``).
+Two layers are of one *kind* if their modules have the same classes, the same shapes and the same switches, and caches
+of the same kind: then a step costs them the same. Whole numbers are left out: most say where a layer is, and not what
+it costs. Nothing is computed: shapes and graphs are those of placeholders, so a model of any size is described in
+seconds. Layers of one kind also run the same code, so a stage can be tried by a few of its layers (``with_each_kind``).
 """
 
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,9 +29,7 @@ from splitinfer.models.loader import check_format, kv_need
 from splitinfer.models.structure import ModelStructure
 from splitinfer.models.tables import leave_out
 
-_FEW = 3  # layers: among fewer, a number may differ in all of them and still be a window's size
 _LEAST = 4  # layers of a stage that stands for a longer one: in fewer, rounding cannot be told from mistakes
-_EXPERTS = "Switch"  # in the names of modules that compute experts (mlx_lm.models.switch_layers)
 _CONTEXT = 4096  # tokens at which the memory of attention's scores is taken
 
 Signature = tuple[Hashable, ...]
@@ -135,22 +127,16 @@ def with_half(profile: ModelProfile, found: DescribedModel, kv_format: KVFormat 
 
 
 def kinds_of(structure: ModelStructure) -> list[str]:
-    """The kind of each layer, by a name that says what can be seen of it: "attention", "window of 1,024, experts" ...
-    Names are the same on every machine that builds the same model, in whatever dtype."""
+    """The kind of each layer: "kind 1", "kind 2" ... by their first layers, so they are the same on every machine that
+    builds the same model, in whatever dtype."""
     layers = structure.layers
     caches = fresh_caches(structure.model)
     own = [[i for i in range(structure.num_caches) if structure.first_user(i) == layer] for layer in range(len(layers))]
     shared = [sum(layer in users for users in structure.users) for layer in range(len(layers))]
     held = [tuple(cache_kind_of(caches[i]) for i in places) for places in own]
-    plain = [(_shapes(layer), held[i], shared[i]) for i, layer in enumerate(layers)]
-    numbers = _telling([_numbers(layer) for layer in layers], plain)
-    signatures: list[Signature] = [(*one, found) for one, found in zip(plain, numbers, strict=True)]
-    words = {
-        signature: _words(layers[i], [caches[place] for place in own[i]])
-        for i, signature in reversed(list(enumerate(signatures)))
-    }
-    names = _distinct({signature: words[signature] for signature in dict.fromkeys(signatures)})
-    return [names[signature] for signature in signatures]
+    signatures = [(_shapes(layer), _switches(layer), held[i], shared[i]) for i, layer in enumerate(layers)]
+    numbers = {signature: number for number, signature in enumerate(dict.fromkeys(signatures), 1)}
+    return [f"kind {numbers[signature]}" for signature in signatures]
 
 
 def with_each_kind(stage: StageModel) -> StageModel:
@@ -187,57 +173,15 @@ def _shapes(layer: nn.Module) -> Signature:
     return (*sorted(classes), *parameters)
 
 
-def _numbers(layer: nn.Module) -> dict[tuple[str, str], Hashable]:
-    """The whole numbers, switches and words among the attributes of a layer's modules."""
-    return {
-        (path, name): value
+def _switches(layer: nn.Module) -> Signature:
+    """The switches and words among the attributes of a layer's modules."""
+    found = [
+        (path, name, value)
         for path, module in layer.named_modules()
         for name, value in vars(module).items()
-        if isinstance(value, bool | int | str) and not name.startswith("_")
-    }
-
-
-def _telling(
-    numbers: Sequence[Mapping[tuple[str, str], Hashable]], groups: Sequence[Hashable]
-) -> list[tuple[tuple[tuple[str, str], Hashable], ...]]:
-    """Each layer's numbers without those that differ in every one of all layers, or of those of its group."""
-    members: dict[Hashable, list[int]] = {}
-    for i, group in enumerate(groups):
-        members.setdefault(group, []).append(i)
-    keys = {key for each in numbers for key in each}
-    everywhere = {key for key in keys if _says_where(key, numbers)}
-    found: list[tuple[tuple[tuple[str, str], Hashable], ...]] = [()] * len(numbers)
-    for among in members.values():
-        places = everywhere | {key for key in keys if _says_where(key, [numbers[i] for i in among])}
-        for i in among:
-            found[i] = tuple(sorted(((key, value) for key, value in numbers[i].items() if key not in places), key=repr))
-    return found
-
-
-def _says_where(key: tuple[str, str], numbers: Sequence[Mapping[tuple[str, str], Hashable]]) -> bool:
-    values = [each[key] for each in numbers if key in each]
-    return len(values) >= _FEW and len(set(values)) == len(values)
-
-
-def _words(layer: nn.Module, caches: Sequence[Any]) -> str:
-    """What can be seen of a layer, in words."""
-    window = next((cache.max_size for cache in caches if getattr(cache, "max_size", None)), None)
-    has_state = any(cache_kind_of(cache)[0] == "state" for cache in caches)
-    mixer = "no cache" if not caches else "state" if has_state else "attention"
-    if window is not None:
-        mixer = f"window of {window:,}"
-    has_experts = any(_EXPERTS in type(module).__name__ for _, module in layer.named_modules())
-    return f"{mixer}, experts" if has_experts else mixer
-
-
-def _distinct(words: Mapping[Signature, str]) -> dict[Signature, str]:
-    """Words for each signature, numbered where several have the same."""
-    seen: Counter[str] = Counter()
-    names = {}
-    for signature, said in words.items():
-        seen[said] += 1
-        names[signature] = said if seen[said] == 1 else f"{said} ({seen[said]})"
-    return names
+        if isinstance(value, bool | str) and not name.startswith("_")
+    ]
+    return tuple(sorted(found, key=repr))
 
 
 # -- bytes --------------------------------------------------------------------------------------

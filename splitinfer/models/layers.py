@@ -1,9 +1,8 @@
 """Finds a model's layers, replaces them for a while, and walks their arguments.
 
-mlx-lm's models keep their layers in lists and run them from there, so changing such a list changes the model:
-``find_layers`` finds the lists and ``replaced`` changes them. A layer's arguments and its result are trees: tuples,
-lists, dicts and the small objects that models make, with arrays in them. A ``Path`` of indices, keys and names says
-where in such a tree something is. Modules and caches are leaves.
+Models keep their layers in lists and run them from there, so changing such a list changes the model. A layer's
+arguments and its result are trees: tuples, lists, dicts and the small objects that models make, with arrays in them. A
+``Path`` of indices, keys and names says where in such a tree something is. Modules and caches are leaves.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

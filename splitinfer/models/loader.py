@@ -1,12 +1,10 @@
 """Loads one stage: survey, fit, fetch, load.
 
-*Survey*: the model is built with a placeholder for every tensor of the checkpoint (lazy zeros of the
-header's shape, which take no memory), cut, and called on a few tokens. MLX's graph then shows which
-tensors this stage reads, through everything that ``sanitize`` and quantisation do to them. *Fit* compares
-the bytes needed with those free, before anything is read. *Fetch* downloads only the files that hold those
-tensors. *Load* builds the model again with the real tensors and evaluates the stage's parameters a few at a
-time, so that reads overlap; the peak is the stage and those few, or one large tensor. Every parameter the
-stage reads must come from a file; a placeholder among them is an error, never a silent zero.
+*Survey*: the model is built with a placeholder for every tensor (lazy zeros, which take no memory), cut, and called on
+a few tokens. MLX's graph then shows which tensors this stage reads, through everything that ``sanitize`` and
+quantisation do to them. *Fit* compares the bytes needed with those free, before anything is read. *Fetch* downloads
+only the files that hold those tensors. *Load* builds the model again with the real tensors and evaluates the stage's
+parameters a few at a time; the peak is the stage and those few. A placeholder among what the stage reads is an error.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,9 +35,8 @@ from splitinfer.models.mlx_vlm import hash_on_host
 from splitinfer.models.pictures import PictureTower
 from splitinfer.models.quantised import CannotQuantise
 from splitinfer.models.tables import Table, find_tables, leave_on_disk
+from splitinfer.models.trained import WithHeads, is_trained, join
 from splitinfer.models.trained import arrays_of as drafter_arrays
-from splitinfer.models.trained import is_trained, join
-from splitinfer.models.with_heads import WithHeads
 from splitinfer.system.open_files import make_room
 
 Report = Callable[[int, int], None]  # bytes done, bytes in all

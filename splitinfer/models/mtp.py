@@ -4,14 +4,12 @@
     embedding ───────────────────────── norm ──┴─ fc ─ decoder layer ─ norm ─ the target's head
                                                                         └─ for the next draft
 
-See DeepSeek-V3 (arXiv 2412.19437), section 2.2. Checkpoints have them in one of two forms, and mlx-lm leaves both out
-when it converts or loads; any file ``model*.safetensors`` of the model's folder may hold them:
+See DeepSeek-V3 (arXiv 2412.19437), section 2.2. mlx-lm leaves them out; checkpoints have them in one of two forms:
 
     mtp.*                   Qwen3-Next, Qwen3.5 to 3.8; there, norms are about 0 in place of 1
     model.layers.N.*        GLM, DeepSeek: the layer behind the last of N; its copies of embedding and head are not read
 
-The decoder layer is a copy of one of the target's own layers with attention, with the heads' weights: so no
-architecture is written twice.
+The decoder layer is a copy of one of the target's own layers with attention, with the heads' weights.
 """
 
 import copy

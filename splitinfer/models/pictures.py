@@ -1,12 +1,9 @@
 """Pictures as a model's first stage sees them: rows that take the place of tokens' embeddings.
 
-The rows come from the model's own tower, by the class of mlx-vlm that the checkpoint has (``get_input_embeddings``),
-and are a part of the graph of the step that needs them first; they are kept as long as any request has the picture.
-Some models bring more for each row (Qwen3-VL's *deepstack*): arrays that are added to what the first layers return.
-They lie side by side with the rows, zero where there is no picture.
-
-The process that reads pictures is the one that has the first stage. Their values are kept here by the key of their
-content, so that plans, which go to all stages, hold keys alone.
+The rows come from the model's own tower, by the class of mlx-vlm (``get_input_embeddings``), in the graph of the step
+that needs them first. Some models bring more for each row (Qwen3-VL's *deepstack*): arrays that are added to what the
+first layers return; they lie side by side with the rows. The process that reads pictures has the first stage: values
+are kept here by the key of their content, so that plans, which go to all stages, hold keys alone.
 """
 
 import threading

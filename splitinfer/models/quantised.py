@@ -3,15 +3,10 @@
     layer's k, v [B, heads, n, d] --quantise--> words, scales, biases, each [B, heads, n, *]
     attention    <--few rows on Metal: products with the words themselves; else: dequantised, then MLX's own--
 
-On CUDA MLX takes words that are broadcast over the queries of a head for one head's, so every head would read the first
-one's (``qmm_utils.h``; MLX 0.32). There they are dequantised.
-
-The cache returns a placeholder (``Packed``) instead of arrays, which the attention function that replaces mlx-lm's
-(``models.rows``) can read. A model that does anything else with its keys and values fails while its graph is built,
-and is refused.
-
-Numbers are quantised in float32 in every model: in half precision scale and bias would be rounded, which doubles the
-error.
+On CUDA MLX takes words that are broadcast over the queries of a head for one head's (``qmm_utils.h``; MLX 0.32), so
+there they are dequantised. The cache returns a placeholder (``Packed``), which the attention function that replaces
+mlx-lm's (``models.rows``) can read; a model that does anything else with it is refused. Numbers are quantised in
+float32 in every model: scale and bias in half precision would double the error.
 """
 
 from dataclasses import dataclass
@@ -132,16 +127,6 @@ class QuantisedKVCache(mlx_caches.KVCache):  # type: ignore[misc]
     def state(self) -> Any:
         """All stored keys and values."""
         return tree_map(lambda array: array[:, :, : self.offset], (self.keys, self.values))
-
-    @state.setter
-    def state(self, value: Any) -> None:
-        self.keys, self.values = value
-        self.offset = self.keys[0].shape[2]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(array.nbytes for array in (*(self.keys or ()), *(self.values or ())))
 
 
 def attention(

@@ -7,13 +7,10 @@ rows given to each module that updates one, and the results of that module's lin
     block          row 0    row 1    row 2    row 3
     projections    kept     kept     kept     kept
     state      S0 -----> S1 -----> S2 -----> S3 -----> S4      S0 is kept, S4 is there
-    verdict        right    right    wrong
-    rollback   S0 -----> S1 -----> S2                          from the kept projections of rows 0 and 1
+    rollback   S0 -----> S1 -----> S2                          where row 2 is wrong
 
-To roll back to row k, S0 is put back, and the modules run their first k rows again while their linear layers return
-what they returned before. No weight is read again and no other layer runs, so a wrong draft costs neither a step nor a
-row. The graph of that becomes a part of the next step's. Where a model's modules cannot be run so, the whole stage runs
-those rows again, which reads its weights once more. Which of the two is right is found by trial (``rollback_trial``).
+The graph of that becomes a part of the next step's: no weight is read again and no other layer runs. Where a model's
+modules cannot be run so, the whole stage runs those rows again. Which is right is found by trial (``kv_trial``).
 """
 
 from collections.abc import Callable, Iterator

@@ -1,32 +1,37 @@
 """Tells rounding from error, where two ways of computing the same rows do not agree to the last bit.
 
-A GPU chooses another kernel for another number of rows, so honest results differ. Any fixed tolerance for what a stage
-returns fails: rounding grows over layers, and where it makes one router choose another expert, the whole row is
-another one. In 32 layers of experts in bfloat16 that is every row. So three things are done instead.
+A GPU chooses another kernel for another number of rows, so honest results differ. A fixed tolerance for what a stage
+returns fails: rounding grows over layers, and where a router chooses another expert, the whole row is another one. So:
 
-*Each layer is compared alone* (``layer_trace``): it is given what the reference's layer was given, so nothing
-compounds, and what depth there is does not matter. Comparing a few layers, or the model in float32, would do the same
-at the price of not having tried what will run: other layers, or other kernels.
+*Each layer is compared alone*, given what the reference's layer was given: nothing compounds.
 
-*What may be rounding is measured*: the reference's rows are computed once more, one row at a time. A layer's limit
-is a few times the median error of that, and never less than a tolerance (which is all there is on a machine that
-rounds every row alike). The median does not see the few rows that chose another expert.
+*What may be rounding is measured*: the reference's rows are computed once more, one at a time. A layer's limit is a few
+times the median error of that, and never less than a tolerance. The median does not see the few rows that chose another
+expert.
 
-*What rounding does moves, what a mistake does stays.* A wrong mask, position or neighbour's key is at its place
-whatever the tokens are: the same row of the same layer. A router's near-tie is somewhere else with other tokens. So the
-trial is repeated with other tokens until no place has been off every time, which is rounding, or until it is less
-likely than one in a thousand that rounding alone was off at some place every time, by the measured share of rows that
-it moves: which is an error. On a machine without rounding the first trial decides that all is right.
+*What rounding does moves, what a mistake does stays.* A wrong mask or position is at its place whatever the tokens are;
+a router's near-tie is elsewhere with other tokens. The trial is repeated with other tokens until no place has been off
+every time, which is rounding, or until it is less likely than one in a thousand that rounding alone was: an error.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
+import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from splitinfer.models.cut import StageModel
+from splitinfer.models.layers import Path, floating_arrays, put_at
+
 Floats = NDArray[np.float64]
 
+_TOLERANCE = {mx.float32: 1e-3}  # relative error of a row of one layer that may be rounding
+_TOLERANCE_HALF = 0.02  # the same in half precision
+_BEHIND = -1  # the number of what comes behind the last layer, among the layers
+_QUANTUM = 0.5  # how much of a row's last bit, relative, counts as added to it
 _TIMES_NOISE = 4.0  # a layer's limit, in medians of its own noise
 _MAX_LIMIT = 0.25  # relative; a layer whose noise is larger cannot be compared with anything
 _MAX_SHARE = 0.1  # of places off in one trial beyond what noise explains: more is an error at once
@@ -100,3 +105,155 @@ def _share_of_noise(noise: list[Errors]) -> float:
     """The share of rows that the reference's own rounding moves beyond their limits; never 0, as few were seen."""
     moved = [~(one.values <= _limits(one, noise)) for one in noise]
     return float((sum(each.sum() for each in moved) + 1) / (sum(each.size for each in moved) + 1))
+
+
+# -- layer by layer --------------------------------------------------------------------------------
+#
+#    reference   layer 0 ---------> layer 1 ---------> layer 2      each layer's rows are recorded
+#                      | rows             | rows
+#    trial       layer 0 -> error   layer 1 -> error   layer 2      each layer is given the reference's rows
+#
+# Caches are written by the layers themselves in both runs. A row's error is relative to what its layer adds to it: a
+# layer that changes its input little would hide any mistake behind it.
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """One call of one layer for n rows: arrays [n, ...]. ``given``: the rows that it was given, if they are of the form
+    of what it returns."""
+
+    given: mx.array | None
+    returned: dict[Path, mx.array]
+
+
+@dataclass(slots=True)
+class RowErrors:
+    """Errors found so far, unevaluated, each [n]; layers are numbered in the order of their calls."""
+
+    layers: list[int] = field(default_factory=list)
+    tolerances: list[float] = field(default_factory=list)
+    values: list[mx.array] = field(default_factory=list)
+
+    def add(self, layer: int, got: mx.array, wanted: mx.array, given: mx.array | None = None) -> None:
+        """Note the errors of rows [n, ...] of a layer."""
+        tolerance = _TOLERANCE.get(got.dtype, _TOLERANCE_HALF)
+        self.layers.append(layer)
+        self.tolerances.append(tolerance)
+        self.values.append(_relative_errors(got, wanted, given, tolerance))
+
+    def add_outputs(self, got: mx.array, wanted: mx.array) -> None:
+        """Note the errors of a stage's own output rows. Whole numbers cross as bits, and the bits of -1, a choice that
+        was not made, are no float: they count as right where both rows have them. A layer that returns such rows has
+        told so already."""
+        same = mx.isnan(got) & mx.isnan(wanted)
+        self.add(_BEHIND, mx.where(same, 0, got), mx.where(same, 0, wanted))
+
+    def evaluated(self) -> Errors:
+        """All of them, computed."""
+        sizes = [array.shape[0] for array in self.values]
+        flat = np.array(mx.concatenate(self.values)).astype(np.float64)
+        return Errors(
+            np.repeat(np.array(self.layers, dtype=np.int64), sizes), np.repeat(np.array(self.tolerances), sizes), flat
+        )
+
+
+def joined(runs: Sequence[Sequence[LayerCall]]) -> list[LayerCall]:
+    """Call by call the rows of several runs of the same layers, one below the other."""
+    return [_side_by_side(calls) for calls in zip(*runs, strict=True)]
+
+
+def rows_of(calls: Sequence[LayerCall], start: int, end: int) -> list[LayerCall]:
+    """Some of the rows of each call."""
+    return [
+        LayerCall(
+            None if call.given is None else call.given[start:end],
+            {path: array[start:end] for path, array in call.returned.items()},
+        )
+        for call in calls
+    ]
+
+
+@contextmanager
+def recording(stage: StageModel, num_rows: int) -> Iterator[list[LayerCall]]:
+    """Note each call of the stage's layers, for one run of ``num_rows`` rows in a ``with`` block."""
+    calls: list[LayerCall] = []
+
+    def watch(layer: Any, args: Any, kwargs: Any) -> Any:
+        before = _rows((args, kwargs), num_rows)
+        result = layer(*args, **kwargs)
+        returned = _rows(result, num_rows)
+        shapes = {array.shape for array in returned.values()}
+        calls.append(LayerCall(next((a for a in before.values() if a.shape in shapes), None), returned))
+        return result
+
+    with stage.watched(watch):
+        yield calls
+
+
+@contextmanager
+def following(
+    stage: StageModel, num_rows: int, reference: Callable[[], Sequence[LayerCall]], errors: RowErrors
+) -> Iterator[None]:
+    """Give every layer what the reference's was given, and note errors, for one run in a ``with`` block.
+
+    ``reference``: the calls to follow, asked for once the first layer has returned.
+    """
+    calls: list[LayerCall] = []
+    at = 0
+
+    def watch(layer: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal at
+        result = layer(*args, **kwargs)
+        if not calls:
+            calls.extend(reference())
+        call, number, at = calls[at], at, at + 1
+        for path, array in _rows(result, num_rows).items():
+            wanted = call.returned.get(path)
+            if wanted is not None and wanted.shape == array.shape:
+                errors.add(number, array, wanted, call.given)
+                result = put_at(result, path, wanted.reshape(_at(result, path).shape))
+        return result
+
+    with stage.watched(watch):
+        yield
+
+
+def _at(value: Any, path: Path) -> mx.array:
+    return next(array for found, array in floating_arrays(value) if found == path)
+
+
+def _rows(value: Any, num_rows: int) -> dict[Path, mx.array]:
+    """The arrays [1, n, ...] or [n, 1, ...] in a tree, as [n, ...]."""
+    shapes = ((1, num_rows), (num_rows, 1))
+    return {
+        path: array.reshape(num_rows, *array.shape[2:])
+        for path, array in floating_arrays(value)
+        if array.ndim > 2 and array.shape[:2] in shapes
+    }
+
+
+def _side_by_side(calls: Sequence[LayerCall]) -> LayerCall:
+    # An array that has as many heads as one run has rows seems to have rows there, but not in the others.
+    first = calls[0]
+    given = [call.given for call in calls if call.given is not None]
+    return LayerCall(
+        mx.concatenate(given) if len(given) == len(calls) else None,
+        {
+            path: mx.concatenate([call.returned[path] for call in calls])
+            for path in first.returned
+            if len({call.returned[path].shape[1:] if path in call.returned else None for call in calls}) == 1
+        },
+    )
+
+
+def _relative_errors(got: mx.array, wanted: mx.array, given: mx.array | None, tolerance: float) -> mx.array:
+    """[n]: each row's distance, relative to what its layer added and to the last bit of what it added it to."""
+    quantum = _QUANTUM * mx.finfo(got.dtype).eps / tolerance
+    a, b = got.astype(mx.float32), wanted.astype(mx.float32)
+    added = b if given is None or given.shape != b.shape else b - given.astype(mx.float32)
+    error = _norms(a - b) / (_norms(added) + quantum * _norms(b) + 1e-9)
+    return mx.where(mx.isnan(error), mx.inf, error)
+
+
+def _norms(rows: mx.array) -> mx.array:
+    return mx.linalg.norm(rows.reshape(rows.shape[0], -1), axis=-1)

@@ -1,32 +1,28 @@
 """Runs many sequences in one step, their tokens as rows of one batch.
 
-A step's T tokens, of any number of sequences, go through the model as [T, 1, d]: a batch of T with one
-position each. Embeddings, norms, linear layers, MLPs and experts treat rows alike, so weights are read
-once per step, whichever sequences the rows belong to, and nothing is padded. Only what touches a cache must
-see sequences, and that is one call in each layer:
+A step's T tokens, of any number of sequences, go through the model as [T, 1, d]: a batch of T with one position each.
+What treats rows alike reads its weights once per step, and nothing is padded. Only what touches a cache must see
+sequences, and that is one call in each layer:
 
     q, k, v = projections of [T, 1, d]          all rows
     rope(q, offset), rope(k, offset)            a vector of T positions
     cache.update_and_fetch(k, v)                a RowCache takes the place of the layer's cache ...
     scaled_dot_product_attention(q, k, v, ...)  ... and the attention of each sequence is done here
 
-The cache list holds ``RowCache`` objects, which know every sequence of the step. For keys and values they
-return placeholders (``NewKV``) and not arrays, so a model that does anything else with them fails while the
-graph is built, and no wrong number is ever computed. The function that a model's module imported as
-``scaled_dot_product_attention`` is replaced by one that resolves those placeholders and passes everything
-else to mlx-lm's.
+For keys and values a ``RowCache`` returns placeholders (``NewKV``), so a model that does anything else with them fails
+while the graph is built, and no wrong number is ever computed. What a model's module imported as
+``scaled_dot_product_attention`` is replaced by a function that resolves them and passes everything else on.
 
     rows      0 1 2 3 | 4 | 5 6 7 8 9 ...
     attention cohort  one  a chunk              several sequences of one position each: one call (``cohort``)
 
-Some sub-modules cannot be run this way: they have a recurrent state, branch on the number of positions (MLA),
-or compute attention themselves. Where such a module takes the cache as an argument, it alone is called once
-for each sequence (``each_sequence``), with that sequence's rows as [1, n, d] and its own cache, and everything
-around it still runs all rows together. A model where even that fails is run sequence by sequence.
+Some sub-modules cannot be run so: they have a recurrent state, branch on the number of positions (MLA), or compute
+attention themselves. Such a module alone is called once for each sequence (``each_sequence``). A model where even that
+fails is run sequence by sequence.
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from typing import Any, cast
@@ -50,21 +46,13 @@ class NotByRows(Exception):
 @dataclass(frozen=True, slots=True)
 class Part:
     """One sequence's ``count`` rows of a step, from position ``start``; the last ``num_logits`` want logits. ``block``:
-    where they are a block of drafts and the sequence has states, what is kept to roll these back. ``known`` returns
-    those of the rows that want no logits after all; it is called when the layers are built."""
+    where they are a block of drafts and the sequence has states, what is kept to roll these back."""
 
     caches: SequenceCaches
     start: int
     count: int
     num_logits: int = 0
     block: Block | None = None
-    known: Callable[[], Collection[int]] = tuple
-
-    @property
-    def logit_rows(self) -> list[int]:
-        """Those of its rows, counted from its first, that want logits."""
-        known = self.known()
-        return [row for row in range(self.count - self.num_logits, self.count) if row not in known]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +96,8 @@ class RowStep:
         rows: list[int] = []
         at = 0
         for part in self.parts:
-            rows += [at + row for row in part.logit_rows]
             at += part.count
+            rows += range(at - part.num_logits, at)
         return None if len(rows) == at else mx.array(rows or [at - 1], dtype=mx.int32)
 
 

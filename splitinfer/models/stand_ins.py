@@ -9,8 +9,7 @@ import mlx.core as mx
 from splitinfer.errors import ModelError
 from splitinfer.models.border import Border, Row
 from splitinfer.models.layers import Path, Watched, change, floating_arrays, get_at, put_at
-from splitinfer.models.recipes import Recipe
-from splitinfer.models.structure import ModelStructure, Named, mark
+from splitinfer.models.structure import ModelStructure, Named, Recipe, mark
 
 Keep = Callable[[mx.array, int], mx.array]  # an array and the axis of its rows -> the array with the wanted rows
 

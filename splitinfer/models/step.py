@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from splitinfer.models.batch_invariance import is_batch_invariant
+from splitinfer.models.blas import is_batch_invariant
 from splitinfer.models.caches import WindowKVCache, is_plain
 from splitinfer.models.cohort import Cohort, SequenceCaches, can_join, share_calls
 from splitinfer.models.cut import StageModel
@@ -31,7 +31,7 @@ from splitinfer.models.rows import (
     each_sequence,
     find_cache_consumers,
 )
-from splitinfer.models.step_trial import ALL_STEPS, TWO_STEPS, Steps, StepTrial, Together
+from splitinfer.models.step_trial import ALL_STEPS, TWO_STEPS, Steps, StepTrial
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ class StepModel:
 
     def _trial(self, steps: Steps) -> Callable[[], str | None]:
         """Tries the way that is taken."""
-        trial = StepTrial(self.stage, self._one_by_one, steps)
-        return partial(trial.why_wrong, Together(self._by_rows, lambda: tuple(self._caches[0].step.parts)))
+        trial = StepTrial(self.stage, self._one_by_one, lambda: tuple(self._caches[0].step.parts), steps)
+        return partial(trial.why_wrong, self._by_rows)
 
     def why_not_all(self, way: Way, *, shares_calls: bool) -> str | None:
         """Why a way that is right for some of the stage's layers is not for all; ``None`` if it is, as far as two steps
@@ -193,10 +193,10 @@ class StepModel:
             ids, given = tokens[None, rows], None if hidden is None else hidden[None, rows]
             noting = self._noting(part.block, tokens[rows], None if hidden is None else hidden[rows])
             with children_watched(noting), part.caches.seeing_both_ways(part.start, part.count):
-                y = self.stage(ids, part.caches, given, part.num_logits, part.known)
+                y = self.stage(ids, part.caches, given, part.num_logits)
             kept = self.stage.take_tapped()
             last += [] if kept is None else [kept]
-            if not self.stage.is_last or part.logit_rows:
+            if not self.stage.is_last or part.num_logits:
                 outputs.append(y[0])
         self.tapped = mx.concatenate(last) if last else None
         return outputs
@@ -233,7 +233,7 @@ class StepModel:
         kept = self.stage.take_tapped()
         self.tapped = kept if kept is None or to_step is None else kept[mx.argsort(to_step)]
         if self.stage.is_last:
-            return _in_order(y[:, 0], parts, step) if any(part.logit_rows for part in parts) else []
+            return _in_order(y[:, 0], parts, step) if any(part.num_logits for part in parts) else []
         return [y[:, 0] if to_step is None else y[:, 0][mx.argsort(to_step)]]
 
     # -- grouping attention calls ------------------------------------------------------------
@@ -269,7 +269,7 @@ def _in_order(logits: mx.array, parts: Sequence[Part], step: RowStep) -> list[mx
     """A step's logits in the order of the plan."""
     found, at = {}, 0
     for part in step.parts:
-        found[id(part)] = range(at, at := at + len(part.logit_rows))
+        found[id(part)] = range(at, at := at + part.num_logits)
     order = [row for part in parts for row in found[id(part)]]
     return [logits if order == sorted(order) else logits[mx.array(order)]]
 

@@ -13,8 +13,16 @@ import mlx.core as mx
 
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
-from splitinfer.models.layer_trace import LayerCall, RowErrors, following, joined, recording, rows_of
-from splitinfer.models.rounding import Errors, reason_to_refuse
+from splitinfer.models.rounding import (
+    Errors,
+    LayerCall,
+    RowErrors,
+    following,
+    joined,
+    reason_to_refuse,
+    recording,
+    rows_of,
+)
 from splitinfer.models.rows import Part
 
 Steps = Sequence[Sequence[tuple[int, int, int]]]
@@ -34,14 +42,7 @@ _SEQUENCES = 3
 _TOKENS = 32  # ids below this; every vocabulary has them
 
 Run = Callable[[Sequence[Part], Sequence[int], mx.array | None], list[mx.array]]
-
-
-@dataclass(frozen=True, slots=True)
-class Together:
-    """A way on trial. ``parts_in_order``: while its step is built, the step's parts in the order of its rows."""
-
-    run: Run
-    parts_in_order: Callable[[], Sequence[Part]]
+InOrder = Callable[[], Sequence[Part]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +58,26 @@ class _Slice:
 
 
 class StepTrial:
-    """Trials of a stage. ``alone``: runs a step one sequence after the other."""
+    """Trials of a stage. ``alone``: runs a step one sequence after the other; ``in_order``: while a step of several is
+    built, its parts in the order of its rows."""
 
-    def __init__(self, stage: StageModel, alone: Run, steps: Steps = ALL_STEPS) -> None:
-        self._round = cache(lambda number: _Round(stage, alone, number, steps))  # whose reference serves every way
+    def __init__(self, stage: StageModel, alone: Run, in_order: InOrder, steps: Steps = ALL_STEPS) -> None:
+        # Whose reference serves every way.
+        self._round = cache(lambda number: _Round(stage, alone, in_order, number, steps))
 
-    def why_wrong(self, way: Together) -> str | None:
-        """Why steps of several sequences are not what each has alone; ``None`` if they differ by rounding at most."""
-        return reason_to_refuse(lambda n: self._round(n).errors(way), lambda n: self._round(n).noise)
+    def why_wrong(self, run: Run) -> str | None:
+        """Why steps of several sequences, as ``run``, are not what each has alone; ``None`` if they differ by rounding
+        at most."""
+        return reason_to_refuse(lambda n: self._round(n).errors(run), lambda n: self._round(n).noise)
 
 
 class _Round:
     """The trial with the tokens of one round."""
 
-    def __init__(self, stage: StageModel, alone: Run, number: int, steps: Steps) -> None:
-        self._stage, self._run_alone, self._number, self._steps = stage, alone, number, steps
+    def __init__(self, stage: StageModel, alone: Run, in_order: InOrder, number: int, steps: Steps) -> None:
+        self._stage, self._run_alone, self._in_order, self._number, self._steps = stage, alone, in_order, number, steps
 
-    def errors(self, way: Together) -> Errors:
+    def errors(self, run: Run) -> Errors:
         """Of the way on trial, against one sequence at a time."""
         errors, caches = RowErrors(), self._caches()
         for number, step in enumerate(self._steps):
@@ -82,11 +86,11 @@ class _Round:
             of_part = {id(part): slices[i] for part, (i, _, _) in zip(parts, step, strict=True)}
 
             def calls(of_part: dict[int, _Slice] = of_part) -> list[LayerCall]:
-                return joined([of_part[id(part)].calls for part in way.parts_in_order()])
+                return joined([of_part[id(part)].calls for part in self._in_order()])
 
             ids, hidden = self._tokens(number, step)
             with following(self._stage, len(ids), calls, errors):
-                outputs = way.run(parts, ids, hidden)
+                outputs = run(parts, ids, hidden)
             wanted = [output for i, _, _ in step for output in slices[i].outputs]
             errors.add_outputs(mx.concatenate(outputs), mx.concatenate(wanted))
         return errors.evaluated()

@@ -1,22 +1,20 @@
 """Reads the structure of an mlx-lm model: its layers, the caches they use, and what they pass to each other.
 
-No table of architectures is needed. The whole model is called twice on a few tokens with every layer's arguments and
-every cache update marked; nothing is computed, and MLX's graph shows which array depends on which. A *border* is a cut
-in front of some layer. What crosses it is
+The whole model is called twice on a few tokens with every layer's arguments and every cache update marked; nothing is
+computed, and MLX's graph shows which array depends on which. A *border* is a cut in front of some layer. What crosses
+it is
 
-* each of the layer's arguments that comes from earlier layers and has one row per token: for most models
-  the hidden state, for some also a first value or a residual of each block;
+* each of the layer's arguments that comes from earlier layers and has one row per token: the hidden state, for some
+  models also a first value or a residual of each block;
 * the new keys and values of an earlier layer's cache, where later layers attend to it;
 * else, where later layers read something else of an earlier one (a choice of tokens, a pool of compressed keys), what
   that layer was given: it runs again behind the border, of which only what is read is computed.
 
-All of it is packed into one array of rows, so that the rest of the project knows only hidden states. Whole numbers (an
-indexer's choice of tokens) keep their bits there. If the later layers need anything else of the earlier ones, there is
-no border and the cut is refused.
+All of it is packed into one array of rows (``border``). If later layers need anything else, the cut is refused.
 
-A few tokens do not show everything: a layer may choose among tokens only once there are more than it may attend to.
-Where a few leave some parameter of a layer unread, the model is called on more of them than any number in its layers'
-modules; what only such a call hands on crosses once there are as many tokens (``Row.since``).
+A layer may choose among tokens only once there are more than it may attend to. Where a few tokens leave some parameter
+unread, the model is called on more of them than any number in its layers' modules; what only such a call hands on
+crosses once there are as many tokens (``Row.since``).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,11 +38,12 @@ from splitinfer.models.layers import (
     call_model,
     change,
     find_layers,
+    floating_arrays,
+    get_at,
     replaced,
     type_name,
     walk,
 )
-from splitinfer.models.recipes import Recipe, make_recipe
 
 Named = dict[str, mx.array]
 Spec = tuple[tuple[int, ...], mx.Dtype]
@@ -52,6 +51,39 @@ Spec = tuple[tuple[int, ...], mx.Dtype]
 _STEPS = (3, 7)  # rows of the two calls: an array that grows from the first to the second has a row per token
 _MOST_ROWS = 4096  # of a long call
 _MOST_AGAIN = 3  # layers that run again behind a border
+
+Recipe = Callable[[Any], Any]
+"""What a layer that does not run returns in its place: something of the form of its result, made of its arguments."""
+
+
+class _Unknown:
+    """Replaces a number that only running the layer would tell; using it fails."""
+
+
+def make_recipe(arguments: Any, result: Any) -> Recipe:
+    """A function that makes a result of the same form from other arguments, without running the layer.
+
+    An array becomes some argument of its shape; an object that was an argument is returned again. The contents of the
+    arrays are wrong, so the graph has to show that no result depends on them.
+    """
+    if result is None or isinstance(result, bool | str):
+        return lambda _arguments: result
+    if isinstance(result, mx.array) and not mx.issubdtype(result.dtype, mx.floating):
+        shape, dtype = result.shape, result.dtype
+        return lambda _arguments: mx.zeros(shape, dtype)
+    if isinstance(result, mx.array):
+        inputs = list(floating_arrays(arguments))
+        if not inputs:
+            raise CannotCut("a layer is called without any array")
+        path = next((path for path, a in inputs if a.shape == result.shape), inputs[0][0])
+        return lambda now: get_at(now, path)
+    if isinstance(result, list | tuple):
+        recipes, kind = [make_recipe(arguments, part) for part in result], type(result)
+        return lambda now: kind(recipe(now) for recipe in recipes)
+    same = next((path for path, part in walk(arguments) if part is result), None)
+    if same is not None:
+        return lambda now: get_at(now, same)
+    return lambda _arguments: _Unknown()
 
 
 class CannotTrace(CannotCut):

@@ -1,10 +1,8 @@
 """Converts arrays to raw buffers and back, without a copy that can be avoided.
 
-Sending: the buffer of an evaluated, contiguous array is its memory. Receiving: one copy, into MLX's memory. numpy does
-not know bfloat16, so it is read as 16-bit integers and viewed.
-
-An operation on the device waits there for every step that was launched before it, on a step that is already done, too.
-So what is sent of a finished step is read and cut in its buffer, by the host (``HostRows``).
+Sending: the buffer of an evaluated, contiguous array is its memory. Receiving: one copy, into MLX's memory (bfloat16 as
+16-bit integers, which numpy knows). An operation on the device would wait for every step launched before it, so what is
+sent of a finished step is read and cut in its buffer, by the host (``HostRows``).
 """
 
 from collections.abc import Sequence as Seq

@@ -1,7 +1,5 @@
-"""Decides which tensors a model folder holds, and which file each of them is read from.
-
-It is decided here once, from the names in the folder, the headers of its files and its index, whether the folder has a
-path, is a repository at the hub, is what the hub's client keeps of one, or is a worker's:
+"""Decides which tensors a model folder holds, and which file each of them is read from, by the names in the folder, the
+headers of its files and its index.
 
 - The index counts only if a file that it names is in the folder: converters leave the index of their source behind.
 - A tensor is read from the file that the index names, if that file has it; else from the only file that has it. If

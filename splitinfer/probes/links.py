@@ -33,7 +33,7 @@ from splitinfer.engine.coordinator.worker_group import WorkerGroup
 from splitinfer.errors import ModelError, PeerError
 from splitinfer.keyring import Keyring
 from splitinfer.models.checkpoint import read_config
-from splitinfer.models.codecs import seconds_per_row
+from splitinfer.models.hidden_states import seconds_per_row
 from splitinfer.models.hub import local_snapshot
 from splitinfer.models.memory import on_gpu
 from splitinfer.probes.child import Report

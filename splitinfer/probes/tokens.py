@@ -36,7 +36,7 @@ from splitinfer.engine.worker.worker import Worker
 from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Settings
 from splitinfer.llm.prompts import tokenizer_of
-from splitinfer.models.batch_invariance import is_batch_invariant
+from splitinfer.models.blas import is_batch_invariant
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu

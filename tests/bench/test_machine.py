@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from splitinfer.bench import machine
 from splitinfer.core.layout import lay_out
-from splitinfer.models.batch_invariance import preloaded_blas
+from splitinfer.models.blas import preloaded_blas
 
 OPENBLAS = "/usr/lib/x86_64-linux-gnu/openblas-pthread/libblas.so.3"
 TWO_THREADS = """

@@ -52,9 +52,9 @@ HANGS_ONCE = """\
 import os
 import threading
 from pathlib import Path
-from splitinfer.engine.device.mlx_device import MlxDevice
+from splitinfer.engine.device.device import Device
 
-launch, launches = MlxDevice.launch, iter(range(12))
+launch, launches = Device.launch, iter(range(12))
 
 def hang(self, *given):
     if next(launches, None) is None and not Path(HUNG).exists():
@@ -62,7 +62,7 @@ def hang(self, *given):
         threading.Event().wait()
     return launch(self, *given)
 
-MlxDevice.launch = hang
+Device.launch = hang
 """
 
 

@@ -11,7 +11,6 @@ Where computing takes longer than the device would, the step is late, and counte
 With ``strict`` rules an error is told where the launch is waited for, as a GPU tells it.
 """
 
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -20,8 +19,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from splitinfer.engine.device.device import Span, Ticket, Work
-from splitinfer.engine.device.mlx_device import device_errors
+from splitinfer.engine.device.device import Device, Span, Ticket, Work, device_errors
 from splitinfer.errors import DeviceFailed
 from tests.emulation.device_queue import DeviceQueue
 from tests.emulation.files import read_devices
@@ -46,14 +44,14 @@ def open_device(
     return EmulatedDevice(machine, computes_at_launch=computes_at_launch, strict=strict_device())
 
 
-class EmulatedDevice:
+class EmulatedDevice(Device):
     """One stage's device, with the times of ``machine``, which has this stage only. ``computes_at_launch``: whether the
     loops are to use it as one that does, and wait for each step before they launch the next."""
 
     def __init__(self, machine: Machine, *, computes_at_launch: bool = False, strict: Strict | None = None) -> None:
-        self._machine, self.computes_at_launch, self._strict = machine, computes_at_launch, strict
+        super().__init__(computes_at_launch=computes_at_launch)
+        self._machine, self._strict = machine, strict
         self._queue = DeviceQueue(machine.device)
-        self._lock = threading.Lock()
         self._is_late = False  # a draft was; so is the step behind it
         self._held: deque[tuple[float, Sequence[mx.array]]] = deque()
 
@@ -106,12 +104,8 @@ class EmulatedDevice:
         while self._held and self._held[0][0] <= now:
             self._held.popleft()
 
-    def wait(self, ticket: Ticket) -> Span:
-        """See ``Device``."""
+    def _wait(self, ticket: Ticket) -> Span:
         assert isinstance(ticket, _Emulated)
-        return ticket.once(lambda: self._wait(ticket))
-
-    def _wait(self, ticket: "_Emulated") -> Span:
         with nullcontext() if self._strict is None else self._strict.waiting(ticket):
             sleep_until(ticket.done)
         if ticket.failure is not None:

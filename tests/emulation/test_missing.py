@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import transports
-from splitinfer.engine.device.selection import open_device
+from splitinfer.engine.device.device import open_device
 from splitinfer.errors import ConfigError
 from splitinfer.machine.selection import VARIABLE
 from transports import AddressError, registry

@@ -12,8 +12,7 @@ from splitinfer.cli import opening as commands
 from splitinfer.cli.options import PipelineOptions
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.profiling import measure as measuring
-from splitinfer.engine.profiling.measure import Report
-from splitinfer.engine.profiling.question import Question
+from splitinfer.engine.profiling.measure import Question, Report
 from splitinfer.errors import CannotFit, ConfigError, LayoutError, ModelError
 from splitinfer.llm import LLM, Settings, automatic
 from splitinfer.llm.automatic import as_workers, chosen_from
@@ -40,7 +39,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def machine(name: str, seconds: float = 3e-3, free: int = 10**9, address: str | None = None) -> MachineProfile:
     costs = Costs.line(seconds / 8, seconds)
-    return MachineProfile(name, {"attention": costs}, address, step=1e-4, free_bytes=free)
+    return MachineProfile(name, {"kind 1": costs}, address, step=1e-4, free_bytes=free)
 
 
 # -- one machine ----------------------------------------------------------------------------------
@@ -129,7 +128,7 @@ def test_workers_that_are_none(workers: list[str], words: str):
 
 # -- the choice -----------------------------------------------------------------------------------
 
-MODEL = ModelProfile("m", (LayerProfile("attention", 10**7, 100),) * 12, 10**6, 10**6, hidden_row=100)
+MODEL = ModelProfile("m", (LayerProfile("kind 1", 10**7, 100),) * 12, 10**6, 10**6, hidden_row=100)
 
 
 def test_the_quicker_machine_gets_more_and_that_is_said():

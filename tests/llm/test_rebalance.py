@@ -164,7 +164,7 @@ def test_a_running_pipeline_is_planned_and_recut(tiny_folder: Callable[..., Path
         before = llm.generate([prompt], SamplingParams(max_tokens=12))[0].token_ids
         found = llm.plan(Aim.CONTEXT)
         assert [machine.name for machine in seen[0].machines] == ["s0", "s1"]
-        assert seen[0].machines[1].layers["attention"].at(Shape(1)) > 0
+        assert seen[0].machines[1].layers["kind 1"].at(Shape(1)) > 0
         assert llm.recut(found.layout) > 0
         assert llm.layout.cut == "1-3"
         assert llm.generate([prompt], SamplingParams(max_tokens=12))[0].token_ids == before

@@ -33,9 +33,8 @@ from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.graph import arrays_read
 from splitinfer.models.kv_pool import KVPool
-from splitinfer.models.kv_trial import try_blocks
+from splitinfer.models.kv_trial import try_rollback, why_no_blocks
 from splitinfer.models.rollback import Rollback
-from splitinfer.models.rollback_trial import try_rollback
 from splitinfer.models.rounding import Errors
 from splitinfer.models.rows import Part
 from splitinfer.models.step import StepModel, Way, arrays_to_evaluate
@@ -328,8 +327,8 @@ def _together(stage: StageModel) -> str:
     step, found = StepModel(stage, exact=True), list[Errors]()
     errors = step_trial._Round.errors
 
-    def noted(one: Any, way: step_trial.Together) -> Errors:
-        found.append(errors(one, way))
+    def noted(one: Any, run: step_trial.Run) -> Errors:
+        found.append(errors(one, run))
         return found[-1]
 
     with mock.patch.object(step_trial._Round, "errors", noted):  # the last is of the way that was chosen
@@ -341,7 +340,7 @@ def _together(stage: StageModel) -> str:
 
 def _kept(stage: StageModel) -> str:
     """Where a sequence can go on that begins with what another computed."""
-    if try_blocks(stage).why_not is not None:
+    if why_no_blocks(stage) is not None:
         return "no"
     limit = least_rewind(rewind_limit(cache) for cache in stage.make_caches().own)
     return "block ends" if limit in (WITHIN_DRAFTS, NEVER) else "anywhere"

@@ -20,7 +20,7 @@ import vlm_configs
 from mlx.utils import tree_flatten
 
 from splitinfer.errors import ModelError
-from splitinfer.models import mlx_vlm
+from splitinfer.models import light_imports, mlx_vlm
 from splitinfer.models.border import Border, Row
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.cut import StageModel
@@ -143,8 +143,8 @@ def test_whole_numbers_cross_with_every_bit(dtype: mx.Dtype) -> None:
 
 
 def test_indices_before_an_array_write_into_it():
-    """MLX checks none; see ``models.mlx_vlm``."""
-    put = mlx_vlm._mx.put_along_axis
+    """MLX checks none; see ``models.light_imports``."""
+    put = light_imports._mx.put_along_axis
     ones = mx.ones((1, 4), mx.bool_)
     for indices, wanted in (([-9, -4, -5, -6], [1, 0, 0]), ([-1, 0, 2, 2], [1, 0, 1])):
         written = put(mx.zeros((1, 3), mx.bool_), mx.array([indices]), ones, axis=-1)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from splitinfer.core.wire_codec import CODECS, FP8, FP16, INT8, columns
-from splitinfer.models.codecs import columns_of, pack, unpack
+from splitinfer.models.hidden_states import columns_of, pack, unpack
 
 WIDTHS = [64, 200, 1024]
 MOST_OFF = {FP16: 5e-4, FP8: 4e-2, INT8: 1.2e-2}  # of a row's root mean square, on values of like size

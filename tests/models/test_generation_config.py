@@ -9,14 +9,13 @@ import pytest
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.demo import DEMO_MODELS
 from splitinfer.models.attention import from_config
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.generation_config import FILE, end_tokens, read_recommended
+from splitinfer.models.checkpoint import GENERATION_CONFIG, Checkpoint, end_tokens, read_recommended
 from splitinfer.models.trained import is_trained
 from splitinfer.pictures.families import layers_at_once
 
 
 def write(folder: Path, content: str | bytes) -> Path:
-    (folder / FILE).write_bytes(content.encode() if isinstance(content, str) else content)
+    (folder / GENERATION_CONFIG).write_bytes(content.encode() if isinstance(content, str) else content)
     return folder
 
 
@@ -31,7 +30,7 @@ def test_what_a_file_says_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 def test_a_file_that_is_none_is_one_warning(content: str | bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     assert read_recommended(write(tmp_path, content)) == Recommended({})
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert f"{FILE} is ignored: it " in caplog.text
+    assert f"{GENERATION_CONFIG} is ignored: it " in caplog.text
 
 
 def test_all_values_out_of_range_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -39,7 +38,7 @@ def test_all_values_out_of_range_are_one_warning(tmp_path: Path, caplog: pytest.
     assert found.values == {"min_p": 0.1}
     (record,) = caplog.records
     assert record.getMessage() == (
-        f"ignored values in {tmp_path / FILE}: temperature must be from 0 to 2, not nan; "
+        f"ignored values in {tmp_path / GENERATION_CONFIG}: temperature must be from 0 to 2, not nan; "
         "top_p must be over 0 and at most 1, not 7.0"
     )
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from splitinfer.core.plan import TensorSpec
 from splitinfer.core.wire_codec import CODECS, FP16, INT8, Packing
 from splitinfer.errors import ProtocolError
-from splitinfer.models.codecs import pack, unpack
-from splitinfer.models.hidden_states import PackedRows, ReceivedRows, to_parts
+from splitinfer.models.hidden_states import PackedRows, ReceivedRows, pack, to_parts, unpack
 from splitinfer.models.tensors import HostRows, Rows, to_buffer
 
 WIDTH = 200

@@ -23,10 +23,9 @@ from splitinfer.models.caches import Place, WindowKVCache
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.cohort import Cohort, SequenceCaches
 from splitinfer.models.growing import GrowingKVCache
-from splitinfer.models.kv_blocks import KVBlock, block_of, cut, join, parts_of
-from splitinfer.models.kv_trial import try_blocks
+from splitinfer.models.kv_blocks import KVBlock, PackedTree, block_of, cut, join, parts_of
+from splitinfer.models.kv_trial import why_no_blocks
 from splitinfer.models.loader import load_stage, survey
-from splitinfer.models.packed_tree import PackedTree
 from splitinfer.models.quantised import QuantisedKVCache
 
 BY_TOKEN: dict[str, Callable[[], Any]] = {
@@ -174,4 +173,4 @@ def test_what_a_trial_raises_is_its_reason(tiny_folder: Callable[..., Path], mon
     checkpoint = open_folder(tiny_folder("llama"))
     stage = load_stage(checkpoint, survey(checkpoint, 0, 2, "float32"), 0, 2, "float32", lambda *_: None)
     monkeypatch.setattr(kv_trial, "cut", cut_never)
-    assert try_blocks(stage).why_not == "RuntimeError: never seen"
+    assert why_no_blocks(stage) == "RuntimeError: never seen"

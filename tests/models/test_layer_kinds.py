@@ -11,20 +11,20 @@ import tiny
 from splitinfer.core.kv.format import format_of
 from splitinfer.errors import ModelError
 from splitinfer.llm import LLM, Settings
+from splitinfer.models.building import made_up
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.layer_kinds import describe, kinds_of
 from splitinfer.models.loader import survey
-from splitinfer.models.made_up import made_up
 from splitinfer.models.structure import ModelStructure
 
 KINDS = {
-    "llama": ["attention"] * 4,
-    "qwen3": ["attention"] * 4,
-    "gemma3_text": ["window of 24", "window of 24", "attention"] * 2,
-    "gpt_oss": ["window of 24, experts", "attention, experts"] * 2,
-    "qwen3_moe": ["attention, experts"] * 4,
-    "qwen3_next": ["state, experts", "attention, experts"] * 2,
-    "deepseek_v3": ["attention"] + ["attention, experts"] * 3,
+    "llama": [1] * 4,
+    "qwen3": [1] * 4,
+    "gemma3_text": [1, 1, 2] * 2,
+    "gpt_oss": [1, 2] * 2,
+    "qwen3_moe": [1] * 4,
+    "qwen3_next": [1, 2] * 2,
+    "deepseek_v3": [1, 2, 2, 2],
 }
 
 
@@ -34,7 +34,7 @@ KINDS = {
 def test_kinds_and_bytes(name: str, tiny_folder: Callable[..., Path]):
     checkpoint = open_folder(tiny_folder(name))
     model = describe(checkpoint, None, name).profile
-    assert [layer.kind for layer in model.layers] == KINDS[name]
+    assert [layer.kind for layer in model.layers] == [f"kind {number}" for number in KINDS[name]]
     for start, end in [(0, model.num_layers), (0, 1), (1, model.num_layers)]:
         need = survey(checkpoint, start, end, None).need
         assert model.weights(start, end) == need.weights
@@ -66,14 +66,14 @@ def test_layers_of_other_sizes_are_of_other_kinds():
     model, _ = tiny.build("llama")
     larger, _ = tiny.build("llama", intermediate_size=192)
     model.layers[1].mlp = larger.layers[1].mlp
-    assert kinds_of(ModelStructure(model)) == ["attention", "attention (2)", "attention", "attention"]
+    assert kinds_of(ModelStructure(model)) == ["kind 1", "kind 2", "kind 1", "kind 1"]
 
 
-def test_layers_of_other_numbers_are_of_other_kinds_but_not_by_their_places():
+def test_layers_of_other_switches_are_of_other_kinds_but_not_by_their_places():
     model, _ = tiny.build("llama")
     for i, layer in enumerate(model.layers):
-        layer.number, layer.num_heard = i, 2 if i == 3 else 1
-    assert kinds_of(ModelStructure(model)) == ["attention"] * 3 + ["attention (2)"]
+        layer.number, layer.turns = i, i != 3
+    assert kinds_of(ModelStructure(model)) == ["kind 1"] * 3 + ["kind 2"]
 
 
 @pytest.mark.parametrize("bits", [None, 4])

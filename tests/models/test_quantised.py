@@ -10,6 +10,7 @@ from mlx_lm.models.base import create_causal_mask
 
 from splitinfer.core.kv.format import FORMATS
 from splitinfer.models import quantised, rows
+from splitinfer.models.caches import arrays_of
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.kv_trial import off_by
 from splitinfer.models.loader import load_stage, survey
@@ -38,7 +39,7 @@ def test_bytes(name: str, bits: int, dim: int):
     cache = QuantisedKVCache(FORMATS[name])
     cache.update_and_fetch(numbers(1, 2, 256, dim), numbers(1, 2, 256, dim))
     mx.eval(cache.state)
-    assert cache.nbytes * 8 == bits * 2 * 256 * dim
+    assert sum(array.nbytes for array in arrays_of(cache)) * 8 == bits * 2 * 256 * dim
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])

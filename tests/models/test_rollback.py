@@ -11,8 +11,8 @@ from splitinfer.models import rollback as kept
 from splitinfer.models.caches import rewind_limit
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_pool import KVPool
+from splitinfer.models.kv_trial import try_rollback
 from splitinfer.models.rollback import Rollback
-from splitinfer.models.rollback_trial import try_rollback
 from splitinfer.models.rows import Part
 from splitinfer.models.step import StepModel, Way, arrays_to_evaluate
 

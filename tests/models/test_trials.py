@@ -15,14 +15,13 @@ from splitinfer.models import kv_blocks, kv_trial, rows
 from splitinfer.models.caches import Cache
 from splitinfer.models.cohort import Cohort, SequenceCaches
 from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_blocks import KVBlock, Piece
-from splitinfer.models.kv_trial import try_blocks
+from splitinfer.models.kv_blocks import KVBlock, PackedTree, Piece
+from splitinfer.models.kv_trial import why_no_blocks
 from splitinfer.models.layer_kinds import with_each_kind
-from splitinfer.models.layer_trace import RowErrors
-from splitinfer.models.packed_tree import PackedTree
+from splitinfer.models.rounding import RowErrors
 from splitinfer.models.rows import RowCache, attend_by_rows
 from splitinfer.models.step import StepModel, Way
-from splitinfer.models.step_trial import StepTrial, Together
+from splitinfer.models.step_trial import StepTrial
 
 DEEP, SHALLOW = 40, 10  # layers: rounding needs many of them to grow, a mistake does not
 ODD = 7  # the only layer with a mistake, where only one has it
@@ -41,11 +40,11 @@ class Tried:
 
     stage: StageModel
     trial: StepTrial
+    step: StepModel
 
     def refuses_rows(self, *, cohorts: bool = True) -> str | None:
-        step = StepModel(self.stage, exact=False)
-        together = Together(step._by_rows, lambda: tuple(step._caches[0].step.parts))
-        return step._try(lambda: self.trial.why_wrong(together), Way.ROWS, step._plain_places if cohorts else [])
+        step = self.step
+        return step._try(lambda: self.trial.why_wrong(step._by_rows), Way.ROWS, step._plain_places if cohorts else [])
 
 
 def noisy_stage(kind: str, num_layers: int) -> Iterator[Tried]:
@@ -57,7 +56,8 @@ def noisy_stage(kind: str, num_layers: int) -> Iterator[Tried]:
         RowNoise(noise).install(patch)
         stage = StageModel(model, 0, num_layers)
         attend_by_rows(model)
-        yield Tried(stage, StepTrial(stage, StepModel(stage)._one_by_one))
+        step = StepModel(stage, exact=False)
+        yield Tried(stage, StepTrial(stage, step._one_by_one, lambda: tuple(step._caches[0].step.parts)), step)
 
 
 @pytest.fixture(scope="module", params=list(KINDS))
@@ -75,7 +75,7 @@ def test_rounding_is_no_reason_to_refuse(deep: Tried):
     step = StepModel(deep.stage, exact=False)
     assert step.way is Way.ROWS
     assert step._places, "members of a cohort attend together"
-    assert try_blocks(deep.stage).why_not is None
+    assert why_no_blocks(deep.stage) is None
 
 
 # -- mistakes in steps of rows -------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def shared_memory(patch: pytest.MonkeyPatch) -> None:
 
 def test_mistakes_in_blocks_are_refused(shallow: Tried, monkeypatch: pytest.MonkeyPatch):
     shared_memory(monkeypatch)
-    reason = try_blocks(shallow.stage).why_not
+    reason = why_no_blocks(shallow.stage)
     assert reason is not None
     assert "differ" in reason, "found by what was computed, not by an exception"
 
@@ -179,7 +179,7 @@ def test_blocks_are_kept_where_no_two_calls_agree(shallow: Tried):
     """Not even the same rows computed again, as with sums in no fixed order."""
     with pytest.MonkeyPatch.context() as patch:
         RowNoise(1e-4, each_call=True).install(patch)
-        assert try_blocks(shallow.stage).why_not is None
+        assert why_no_blocks(shallow.stage) is None
 
 
 def test_a_layer_that_adds_little_hides_nothing():

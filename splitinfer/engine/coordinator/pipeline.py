@@ -35,8 +35,7 @@ from splitinfer.core.wire_codec import NONE, packs
 from splitinfer.engine.coordinator.local_workers import LocalWorker, take
 from splitinfer.engine.coordinator.ranks import halves_of
 from splitinfer.engine.coordinator.worker_group import SILENCE, Event, Notice, WorkerGroup, WorkerHandle, start_command
-from splitinfer.engine.device.device import Device
-from splitinfer.engine.device.selection import open_device
+from splitinfer.engine.device.device import Device, open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.files.answering import Running
 from splitinfer.engine.links.connection import outgoing

@@ -1,4 +1,4 @@
-"""The interface of a device. A step's result leaves when the device is done with it, and nothing guesses when that is.
+"""MLX's default device. A step's result leaves when the device is done with it, and nothing guesses when that is.
 
     launching thread    build the graph ── launch ─▶ ticket ── build the next ...
     device                                   └─ started ........ ended
@@ -6,28 +6,55 @@
 
 A device that ``computes_at_launch`` needs no waiting thread: the step is done when ``launch`` returns, or soon after.
 Any other may hold the launching thread for most of a step, so whatever needs a step's end waits on another thread.
+
+Arrays are evaluated in the order of their launches, on the launching thread's stream. ``mx.eval`` of arrays that are
+already scheduled only waits for their event, and releases the interpreter's lock: so a thread that has launched nothing
+may wait for them. A GPU does not say when it began a step: that was when the step was launched, or when the launch
+before was done, for the queue is in order.
 """
 
+import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import cache, wraps
+from itertools import pairwise
+from typing import ParamSpec, TypeVar
 
 import mlx.core as mx
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.errors import DeviceFailed
+from splitinfer.errors import ConfigError, DeviceFailed
+from splitinfer.machine.selection import emulated_machine
+from splitinfer.models.memory import on_gpu
+from splitinfer.system.gpu_roads import Road
+from transports import AddressError
+from transports.emulation import emulator
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SWITCH = 0.0001  # seconds until a thread that waits for the interpreter's lock gets it; reading a result waits thrice
+
+# What MLX and the drivers below it say when there is no memory: Metal, MLX's allocators, CUDA, C++.
+_NO_MEMORY = (
+    "insufficient memory",
+    "out of memory",
+    "unable to allocate",
+    "attempting to allocate",  # more than Metal's largest buffer
+    "resource limit exceeded",
+    "bad_alloc",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is launched, for devices whose times follow from that: a step of this shape, or one draft."""
+    """What is launched: a step of this shape, or one draft."""
 
     shape: Shape
     is_draft: bool = False
-
-
-DRAFT = Work(Shape(1), is_draft=True)
 
 
 def round_of(sequences: int) -> Work:
@@ -72,13 +99,17 @@ class Ticket:
             return self.span
 
 
-class Device(Protocol):
-    """Computes launches in their order. One thread launches; any thread may wait."""
+class Device:
+    """MLX's default device; computes launches in their order. One thread launches; any thread may wait.
 
-    @property
-    def computes_at_launch(self) -> bool:
-        """Whether a launch takes as long as computing it, so that launching ahead would only delay results."""
-        ...
+    ``computes_at_launch``: whether a launch takes as long as computing it, as on a CPU, so that launching ahead would
+    only delay results.
+    """
+
+    def __init__(self, *, computes_at_launch: bool) -> None:
+        self.computes_at_launch = computes_at_launch
+        self._lock = threading.Lock()
+        self._free_at = time.monotonic()
 
     def launch(self, outputs: Sequence[mx.array], pending: Sequence[mx.array], work: Work, began: float) -> Ticket:
         """Have the device compute arrays.
@@ -87,13 +118,17 @@ class Device(Protocol):
             outputs: what the host reads when the ticket is done. No later launch may read it: on CUDA an array that the
                 host reads moves to other memory.
             pending: what has to be computed too, and is read by later launches only.
-            work: what it is.
-            began: when the host began to prepare it, in seconds on the monotonic clock.
+            work: what it is, for devices whose times follow from that.
+            began: when the host began to prepare it, in seconds on the monotonic clock. On a CPU that counts as
+                computing, too: both take the processor.
 
         Raises:
             DeviceFailed: the device did.
         """
-        ...
+        launched = began if self.computes_at_launch else time.monotonic()
+        with device_errors():
+            mx.async_eval(*outputs, *pending)  # type: ignore[no-untyped-call]
+        return Ticket(outputs, launched)
 
     def wait(self, ticket: Ticket) -> Span:
         """Wait until a launch is done.
@@ -101,9 +136,93 @@ class Device(Protocol):
         Raises:
             DeviceFailed: the device did.
         """
-        ...
+        return ticket.once(lambda: self._wait(ticket))
+
+    def _wait(self, ticket: Ticket) -> Span:
+        with device_errors():
+            mx.eval(*ticket.outputs)
+        ended = time.monotonic()
+        with self._lock:
+            span = Span(min(max(ticket.launched, self._free_at), ended), ended)
+            self._free_at = max(self._free_at, ended)
+        return span
 
     def stay_awake(self) -> None:
         """Give the device next to nothing to compute, so that it does not lower its clock. Call on the launching
         thread."""
-        ...
+        if not self.computes_at_launch:
+            with device_errors():
+                mx.async_eval(mx.zeros((1,)) + 1)  # type: ignore[no-untyped-call] # an array of this thread
+
+
+def memory_errors(function: Callable[P, R]) -> Callable[P, R]:
+    """Translate what MLX raises in a function when there is no memory left for an array; other errors are not the
+    device's."""
+
+    @wraps(function)
+    def translated(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (RuntimeError, MemoryError) as error:
+            if not _is_no_memory(error):
+                raise
+            raise _failed(error) from error
+
+    return translated
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Translate what MLX raises when the device fails, or has no memory left."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        raise _failed(error) from error
+
+
+def _is_no_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_MEMORY)
+
+
+def _failed(error: Exception) -> DeviceFailed:
+    text, no_memory = " ".join(str(error).split()) or type(error).__name__, _is_no_memory(error)
+    what = "has no memory left" if no_memory else "failed"
+    return DeviceFailed(f"the device {what} ({text:.200})", no_memory)
+
+
+# -- which device ----------------------------------------------------------------------------------
+
+
+def open_device(stage: int, bounds: tuple[int, ...], num_ranks: int = 1, *, sums: bool = True) -> Device:
+    """The device of stage ``stage``, whose layers are ``bounds[stage]`` to ``bounds[stage + 1]``, or of one of
+    ``num_ranks`` ranks that have these together. ``sums``: whether its steps sum with the other's.
+
+    Raises:
+        ConfigError: the machine file cannot be read, or does not fit the layout; or there are no emulators here.
+    """
+    file = emulated_machine()
+    if file is None:
+        return default_device()
+    try:
+        emulated = emulator("device")
+    except AddressError as error:
+        raise ConfigError(str(error)) from error
+    _share_the_interpreter()
+    layers = [end - start for start, end in pairwise(bounds)]
+    device: Device = emulated.open_device(
+        file, stage, layers, num_ranks, sums=sums, computes_at_launch=not Road.WAITER.is_open
+    )
+    return device
+
+
+@cache
+def default_device() -> Device:
+    """MLX's default device. A process has one, whatever it computes there."""
+    if on_gpu():
+        _share_the_interpreter()
+    return Device(computes_at_launch=not (on_gpu() and Road.WAITER.is_open))
+
+
+def _share_the_interpreter() -> None:
+    """Let the thread that waits for a step go on soon, though another builds the next one's graph."""
+    sys.setswitchinterval(_SWITCH)

@@ -1,10 +1,6 @@
-"""The steps under way on a device: each is completed when it is done, in their order.
-
-On a device that computes at launch that is at once, on the launching thread. On any other a thread waits for the steps,
-one after the other, and completes them, so that nothing on the way of a result waits for a launch.
-
-Behind a step that failed none is completed: its result would be taken for the missing one's.
-"""
+"""The steps under way on a device: each is completed when it is done, in their order. On a device that computes at
+launch that is at once; on any other a thread waits for the steps, so that nothing on the way of a result waits for a
+launch. Behind a step that failed none is completed: its result would be taken for the missing one's."""
 
 import queue
 import threading

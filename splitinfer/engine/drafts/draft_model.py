@@ -1,16 +1,12 @@
 """A drafter that is a small model of the same tokenizer, whole on the coordinator.
 
-It samples with the key of the position, as the target does: where both models spread their probability over the same
-tokens, the same noise makes them choose the same one, so at a temperature above 0 more drafts are accepted.
-
+It samples with the key of the position, as the target does: the same noise makes both choose the same token more often.
 Its KV holds the tokens of each sequence's last stream; what the current stream does not share is rolled back.
 
 Several sequences are drafted for in *rounds*: one step of the model, in which each sequence has a row, gives one draft
-of each. In the first round a sequence catches up, with as many rows as tokens came since its last draft. The rows of a
-step are computed as a stage computes those of many requests (``models.step``), and sampled row by row with their own
-keys; so a sequence's drafts are those that it would get alone, where arithmetic permits.
-
-Where not every token may come it draws among those that may, as the target does; what is forced it does not compute.
+of each. In the first round a sequence catches up, with as many rows as tokens came since its last draft. A sequence's
+drafts are those that it would get alone, where arithmetic permits. Where not every token may come it draws among those
+that may; what is forced it does not compute.
 
 On a GPU the next round is launched before the one before it has been read: its input is the array, not the numbers.
 """
@@ -28,13 +24,13 @@ from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Draft
-from splitinfer.engine.device.device import DRAFT, Device, Ticket, round_of
-from splitinfer.engine.device.selection import default_device
+from splitinfer.engine.device.device import Device, Ticket, default_device, round_of
+from splitinfer.engine.stage.history import Row
+from splitinfer.engine.stage.launched import corner
 from splitinfer.engine.stage.masking import mask_of
-from splitinfer.engine.stage.row import Mask, Row
 from splitinfer.engine.stage.sampler import Sampler
-from splitinfer.engine.stage.step_graph import corner
 from splitinfer.errors import ModelError
+from splitinfer.models.blas import use_transposed_products
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
@@ -42,7 +38,6 @@ from splitinfer.models.hub import fetch
 from splitinfer.models.kv_pool import MAX_COPIED
 from splitinfer.models.loader import count_layers, load_stage, resolve_dtype, survey
 from splitinfer.models.memory import check_fit, on_gpu
-from splitinfer.models.openblas import use_transposed_products
 from splitinfer.models.rows import Part
 from splitinfer.models.step import StepModel, arrays_to_evaluate, nbytes
 from splitinfer.models.tensors import on_host
@@ -98,7 +93,7 @@ class _Line:
         answer = tuple(self._answer) if params.has_answer_penalty else ()
         mask = None
         if self.seq.rules is not None and (raw := self.seq.rules.masks(self._answer, len(self._answer))[0]) is not None:
-            mask = Mask(mask_of(raw, vocab_size).allowed)  # a draft of which one is left has logits, too
+            mask = mask_of(raw, vocab_size)
         return Row(params, self.seq.seed, len(self.stream) + num_unknown, before, answer, mask)
 
 
@@ -167,7 +162,7 @@ class DraftModel:
         parts = [Part(entry.caches, start, len(chunk))]
         self._step.run(parts, chunk, None)
         written = arrays_to_evaluate(parts)
-        self._device.wait(self._device.launch([corner(written[-1])], written, DRAFT, time.monotonic()))
+        self._device.wait(self._device.launch([corner(written[-1])], written, round_of(1), time.monotonic()))
         entry.tokens += chunk
         return True
 

@@ -16,8 +16,7 @@ from typing import Protocol
 
 from splitinfer.engine.links.connection import Connection
 from splitinfer.errors import ModelError, ProtocolError, SplitinferError
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.copied import open_stored, source_of
+from splitinfer.models.checkpoint import Checkpoint, open_stored, source_of
 from splitinfer.models.hub import local_snapshot, open_local
 from splitinfer.store.manifest import pack
 from splitinfer.store.models import ModelStore

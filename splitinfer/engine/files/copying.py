@@ -20,7 +20,7 @@ from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import ModelError, PeerError, ProtocolError, Refused, WorkerUnreachable
-from splitinfer.models.copied import open_stored
+from splitinfer.models.checkpoint import open_stored
 from splitinfer.models.loader import count_layers, survey
 from splitinfer.store.copied_file import CopiedFile, write_whole
 from splitinfer.store.manifest import MAX_BYTES, Manifest, unpack

@@ -14,10 +14,9 @@ from contextlib import AbstractContextManager, ExitStack
 
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.engine.files.copying import Channel, Remote, copy, copy_small, request_manifest
-from splitinfer.engine.stage.weight_source import FromHub, Report
+from splitinfer.engine.stage.loader import Report, WeightSource
 from splitinfer.errors import ModelError, PeerError
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.copied import matches, open_stored
+from splitinfer.models.checkpoint import Checkpoint, matches, open_stored
 from splitinfer.models.hub import fetch, local_snapshot, open_local
 from splitinfer.models.memory import size
 from splitinfer.store.models import ModelStore, StoredModel
@@ -28,8 +27,8 @@ log = logging.getLogger(__name__)
 OpenReader = Callable[[Peer], AbstractContextManager[Channel]]
 
 
-class FromPeers:
-    """A ``WeightSource`` for a worker. ``channel``: to its coordinator. ``reader``: opens a link to another worker."""
+class FromPeers(WeightSource):
+    """For a worker. ``channel``: to its coordinator. ``reader``: opens a link to another worker."""
 
     def __init__(self, channel: Channel, store: ModelStore, reader: OpenReader) -> None:
         self._channel, self._store, self._reader = channel, store, reader
@@ -41,7 +40,7 @@ class FromPeers:
         if here is not None:
             return here
         stored = self._store.find(command.fingerprint.digest()) or self._begin(command)
-        return FromHub().open(command) if stored is None else self._open_stored(command, stored)
+        return super().open(command) if stored is None else self._open_stored(command, stored)
 
     def _open_stored(self, command: Load, stored: StoredModel) -> Checkpoint:
         needed = stored.manifest.small(tokenizer=False)
@@ -80,7 +79,7 @@ class FromPeers:
         """As ``WeightSource.fetch``."""
         stored = self._store.find(command.fingerprint.digest())
         if checkpoint.origin is None or stored is None:
-            return FromHub().fetch(command, checkpoint, tensors, report)
+            return super().fetch(command, checkpoint, tensors, report)
         missing = [stored.manifest.by_name[name] for name in checkpoint.missing(tensors)]
         if not missing:
             return checkpoint
@@ -136,8 +135,8 @@ class FromPeers:
         fetch(command.model, checkpoint, files, lambda *at: report(Progress("download", *at)))
 
 
-class NoCopies(FromHub):
-    """A ``WeightSource`` for a worker that keeps no copies."""
+class NoCopies(WeightSource):
+    """For a worker that keeps no copies."""
 
     def open(self, command: Load) -> Checkpoint:
         """As ``WeightSource.open``."""

@@ -10,19 +10,18 @@ from mlx.utils import tree_flatten
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.sequence import Sequence as Tokens
-from splitinfer.engine.device.selection import open_device
+from splitinfer.engine.device.device import open_device
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import model_in
 from splitinfer.machine.profile import DraftProfile
-from splitinfer.models.building import build_model, placeholders_of
+from splitinfer.models.blas import use_transposed_products
+from splitinfer.models.building import build_model, made_up, placeholders_of
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import open_model
 from splitinfer.models.layer_kinds import DescribedModel
 from splitinfer.models.loader import in_bunches, kv_need, resolve_dtype
-from splitinfer.models.made_up import made_up
 from splitinfer.models.memory import on_gpu
-from splitinfer.models.openblas import use_transposed_products
 from splitinfer.models.structure import ModelStructure
 from splitinfer.models.trained import join
 

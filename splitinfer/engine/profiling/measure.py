@@ -1,16 +1,14 @@
-"""Measures this machine for one model: seconds of layers of each kind, of the head, of a step; what is free.
-Remembers it, and answers a coordinator that asks for it.
+"""Measures this machine for one model: seconds of layers of each kind, of the head, of a step; what is free. Remembers
+it, and answers a coordinator that asks for it.
 
 The model need not be here: its configuration and the shapes of its tensors suffice, and its numbers are made up
-(``models.made_up``). A few layers are timed, within some seconds (``stopwatch``).
+(``models.building``). They travel in a part of the frame, as JSON:
 
-    splitinfer/profiles/DIGEST.json      in the user's folder of caches, beside ``kv``
+    {"files": {"config.json": "...", ...}, "tensors": {"model.norm.weight": {"dtype": "BF16", "shape": [5120]}, ...}}
 
-The digest is of all that the figures depend on: the machine's name (home folders may be shared), its device and, where
-that is emulated, its file; the versions of splitinfer, MLX and mlx-lm; the model's shapes. What memory is free is never
-remembered. A file that cannot be read or written is as good as none.
-
-What is not measured: what a device does after having been idle, which ``Device.stay_awake`` prevents.
+A profile is remembered in the user's folder of caches (``profiles/DIGEST.json``), by all that the figures depend on:
+the machine's name (home folders may be shared), its device, an emulated one's file, the versions, the model's shapes.
+What memory is free is never remembered. A file that cannot be read or written is as good as none.
 """
 
 import contextlib
@@ -18,25 +16,30 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
-from splitinfer.core.kv.format import format_of
+from splitinfer import cleanup
+from splitinfer.core.kv.format import EXACT, format_of
 from splitinfer.core.layout import DTYPES
-from splitinfer.engine.profiling.question import Question, checkpoint_of
+from splitinfer.core.tensor_info import ITEM_BITS
 from splitinfer.engine.profiling.stopwatch import Report, Stopwatch
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.errors import CannotFit, ModelError, ProtocolError
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import VERSION, MachineProfile, ModelProfile
 from splitinfer.machine.selection import emulated_machine
+from splitinfer.models.building import CONFIGURATION, made_up
+from splitinfer.models.checkpoint import Checkpoint, parse_entries, read_config, table_of
 from splitinfer.models.divided import alone
 from splitinfer.models.layer_kinds import describe, half_of
 from splitinfer.models.loader import resolve_dtype
-from splitinfer.models.made_up import made_up
 from splitinfer.models.memory import free_bytes, on_gpu, size, unloaded_bytes
 from splitinfer.places import caches, replace_file
 from splitinfer.wire.messages import Profile, Profiled, Progress
@@ -48,6 +51,63 @@ _FOR_HALVES = 0.4  # of them, and beside them, for what two ranks would have of 
 _LEAST = 0.4  # of them, for the steps that are timed, however long it took to describe the model
 _ROOM = 0.5  # of the free memory, for weights
 _MAX_NAME = 4096  # characters of a model's name
+_MOST_BYTES = 64 * 2**20  # of a description
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A model, the layout's ``dtype`` and format of keys and values, with which it would be loaded."""
+
+    name: str
+    checkpoint: Checkpoint
+    dtype: str = "auto"
+    kv_format: str = EXACT
+
+    def shape(self) -> str:
+        """A digest of all that the profile of a machine depends on: not of the weights."""
+        return hashlib.sha256(described(self.checkpoint) + f"{self.dtype} {self.kv_format}".encode()).hexdigest()
+
+
+def described(checkpoint: Checkpoint) -> bytes:
+    """A checkpoint's configuration and tensors, without the weights."""
+    paths = [checkpoint.folder / name for name in CONFIGURATION]
+    files = {path.name: path.read_text() for path in paths if path.exists()}
+    tensors = {info.name: {"dtype": info.dtype, "shape": list(info.shape)} for info in checkpoint.tensors.values()}
+    return json.dumps({"files": files, "tensors": tensors}, sort_keys=True).encode()
+
+
+@contextmanager
+def checkpoint_of(description: bytes | memoryview) -> Iterator[Checkpoint]:
+    """The checkpoint that ``described`` has described, in a temporary folder without weights.
+
+    Raises:
+        ProtocolError: a peer sent something else.
+        ModelError: a dtype that MLX does not load.
+    """
+    if len(description) > _MOST_BYTES:
+        raise ProtocolError(f"a model was described in {len(description):,} bytes; it may have {_MOST_BYTES:,}")
+    try:
+        found = json.loads(bytes(description))
+        files = {name: str(found["files"][name]) for name in CONFIGURATION if name in dict(found["files"])}
+        if "config.json" not in files:
+            raise ValueError("it has no config.json")
+        entries = {str(name): _entry(one) for name, one in found["tensors"].items()}
+        tensors = table_of(parse_entries(entries, ""))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ProtocolError(f"a model's description cannot be read ({type(error).__name__}: {error})") from error
+    with cleanup.temporary_folder("splitinfer-") as name:
+        folder = Path(name)
+        for file, text in files.items():
+            (folder / file).write_text(text)
+        yield Checkpoint(folder, read_config(folder), tensors)
+
+
+def _entry(one: dict[str, Any]) -> dict[str, Any]:
+    """A tensor as a safetensors header has it, as if it were alone in a file."""
+    dtype, shape = str(one["dtype"]), [int(size) for size in one["shape"]]
+    if dtype not in ITEM_BITS:
+        raise ModelError(f"a model has tensors in {dtype!r:.20}, which MLX does not load")
+    return {"dtype": dtype, "shape": shape, "data_offsets": [0, prod(shape) * ITEM_BITS[dtype] // 8]}
 
 
 def answer(command: Profile, parts: Sequence[memoryview], name: str, report: Callable[[Progress], None]) -> Profiled:
@@ -138,19 +198,10 @@ def _measured(name: str, question: Question, report: Report, seconds: float) -> 
     left = max(_LEAST * seconds, seconds - (time.monotonic() - began))
     found = Stopwatch(described, question.checkpoint.vocab_size or 2, report, left, room).measure()
     halves = _halves(question, dtype, report, _FOR_HALVES * seconds, room)
-    return MachineProfile(
-        name=name,
-        layers=found.layers,
-        halves=halves,
-        step=found.step,
-        head=found.head,
-        free_bytes=free,
-        scores=described.scores,
-        launches_ahead=found.launches_ahead,
-    )
+    return replace(found, name=name, halves=halves, free_bytes=free, scores=described.scores)
 
 
-def _halves(question: Question, dtype: str | None, report: Report, seconds: float, room: int) -> dict[str, Costs]:
+def _halves(question: Question, dtype: str | None, report: Report, seconds: float, room: int) -> Mapping[str, Costs]:
     """What one of two ranks' part of a layer costs, by the layer's kind, without sums; nothing if the model cannot be
     divided."""
     checkpoint, kv_format = question.checkpoint, format_of(question.kv_format)

@@ -5,12 +5,9 @@
     two layers                what they take less than each of them alone is the fixed time of a step
     the last layer            what it takes longer than another of its kind is norm, head and sampler
 
-Each has a share of the seconds that there are. A number of rows that would take too long is left to the line through
-those before it. Where the last layer is the only one of its kind, it and the head share its seconds in proportion to
-the bytes of their weights. No difference counts as less than nothing.
-
-Layers are made up when it is their turn, and given up when no other step needs them, so a model that is larger than the
-memory is timed, too.
+Each has a share of the seconds that there are. Where the last layer is the only one of its kind, it and the head share
+its seconds by the bytes of their weights. Layers are made up when it is their turn, and given up when no other step
+needs them, so a model that is larger than the memory is timed, too.
 """
 
 import time
@@ -21,10 +18,17 @@ from statistics import median
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
-from splitinfer.engine.profiling.trial import Trial
+from splitinfer.core.plan import NewSequence, Slice, StepPlan
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.engine.device.device import open_device
+from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.machine.costs import Costs
+from splitinfer.machine.profile import MachineProfile
+from splitinfer.models.blas import use_transposed_products
+from splitinfer.models.cut import StageModel
 from splitinfer.models.layer_kinds import DescribedModel
 from splitinfer.models.loader import in_bunches
+from splitinfer.models.structure import ModelStructure
 
 ROWS = (1, 8, 32, 128, 512)
 CHUNK = 128  # rows from which they are those of one sequence
@@ -34,8 +38,65 @@ _BEHIND = 4  # chunks of a sequence, behind which a decode is timed
 _ATTENDING = 0.4  # of a layer's seconds, for that
 _MOST_STEP = 0.9  # of the quickest layer's step: however noisy the timings are, no layer costs nothing
 _TOGETHER = 64 * 2**20  # bytes of weights made at a time
+_PARAMS = SamplingParams(temperature=0.7)  # noise is drawn for each row, as in most chats
+_FIRST_ID = 5  # of the made-up prompts
 
 Report = Callable[[int, int], None]  # steps done, and how many there may be; raises to end the measuring
+
+
+class Trial:
+    """A stage of a few layers, timed by the stage's own runner, and its sequences of made-up rows. One thread uses it,
+    the one that made it. ``num_ranks``: that have these layers together."""
+
+    def __init__(self, structure: ModelStructure, span: tuple[int, int], vocab_size: int, num_ranks: int = 1) -> None:
+        stage = StageModel(structure.model, *span, structure, checks=False)
+        use_transposed_products(stage.whole)
+        self.device = open_device(0, (0, span[1] - span[0]), num_ranks, sums=False)
+        self._runner = StageRunner(stage, 0, vocab_size, self.device)
+        self._runner.choose_by_form()
+        self._spec, self._vocab_size = stage.hidden_spec, vocab_size
+        self._num_steps = self._num_sequences = 0
+        self._lengths: dict[int, int] = {}
+
+    def open(self, count: int) -> list[int]:
+        """Open sequences; they come to be with their first step."""
+        first, self._num_sequences = self._num_sequences, self._num_sequences + count
+        return list(range(first, self._num_sequences))
+
+    def step(self, sequences: Sequence[int], rows: int) -> float:
+        """Compute a step of so many rows of each sequence; its seconds."""
+        while self._runner.prepare_next():
+            pass
+        plan = self._plan(sequences, rows)
+        launched = self._runner.launch(plan, self._hidden(plan.num_tokens))
+        self._runner.wait(launched)
+        figures = self._runner.finish(launched).figures
+        return figures.ended - figures.started - figures.copying
+
+    def close(self) -> None:
+        """Forget all sequences."""
+        self._lengths.clear()
+        self._runner.reset()
+
+    def _plan(self, sequences: Sequence[int], rows: int) -> StepPlan:
+        new = tuple(NewSequence(i, _PARAMS, seed=i, num_prompt=1) for i in sequences if i not in self._lengths)
+        slices = []
+        for i in sequences:
+            start = self._lengths.get(i, 0)
+            ids = tuple((_FIRST_ID + 7 * at + 31 * i) % self._vocab_size for at in range(start, start + rows))
+            slices.append(Slice(i, start, ids, 1))
+            self._lengths[i] = start + rows
+        self._num_steps += 1
+        return StepPlan(self._num_steps, new=new, slices=tuple(slices))
+
+    def _hidden(self, rows: int) -> mx.array | None:
+        """Made-up hidden states [rows, d]; ``None`` on the first stage."""
+        if self._spec is None:
+            return None
+        width, dtype = self._spec
+        hidden = mx.random.normal((rows, width)).astype(dtype)
+        mx.eval(hidden)
+        return hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +107,6 @@ class Timed:
     seconds: Mapping[int, float]
     decode: float = 0.0
     chunk: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What one layer of each kind, a step and the head cost; whether the device computes while its host goes on."""
-
-    layers: dict[str, Costs]
-    step: float
-    head: Costs
-    launches_ahead: bool
 
 
 class Stopwatch:
@@ -88,8 +139,8 @@ class Stopwatch:
         self._ends, self._done, self._total = time.monotonic() + seconds, 0, len(self._spans) * len(ROWS) * _REPEATS
         self._launches_ahead = False
 
-    def measure(self) -> Measured:
-        """Time everything."""
+    def measure(self) -> MachineProfile:
+        """Time everything: what one layer of each kind, a step and the head cost on a machine without a name."""
         timed = dict[tuple[int, int], Timed]()
         for number, span in enumerate(self._spans):
             left = max(0.0, self._ends - time.monotonic()) / (len(self._spans) - number)
@@ -175,7 +226,7 @@ def _fitted(
     pair: tuple[int, int] | None,
     *,
     launches_ahead: bool,
-) -> Measured:
+) -> MachineProfile:
     """What the timings say."""
     layers, model = described.profile.layers, described.profile
     last, last_of_kind = model.num_layers - 1, of_kind[layers[-1].kind]
@@ -200,7 +251,7 @@ def _fitted(
         beside = {rows: step + (head.get(rows, head[1]) if place == last else 0.0) for rows in alone(place).seconds}
         seconds = {rows: max(0.0, took - beside[rows]) for rows, took in alone(place).seconds.items()}
         found[kind] = Costs.through(_rising(seconds), alone(place).decode, alone(place).chunk)
-    return Measured(found, step, Costs.through(_rising(head)), launches_ahead)
+    return MachineProfile("", found, step=step, head=Costs.through(_rising(head)), launches_ahead=launches_ahead)
 
 
 def _rising(seconds: Mapping[int, float]) -> dict[int, float]:

@@ -27,8 +27,7 @@ from splitinfer.core.link_transport import JACCL, OVER_TCP, RING
 from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.engine.coordinator.ranks import halves_of
 from splitinfer.engine.coordinator.worker_group import Notice, WorkerGroup, WorkerHandle
-from splitinfer.engine.profiling.measure import profile_here
-from splitinfer.engine.profiling.question import Question, described
+from splitinfer.engine.profiling.measure import Question, described, profile_here
 from splitinfer.errors import PeerError, ProtocolError, WorkerLost
 from splitinfer.machine.costs import Costs, sentence
 from splitinfer.machine.profile import LinkProfile, MachineProfile

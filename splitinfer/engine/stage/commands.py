@@ -60,7 +60,7 @@ class Commands:
         lacking = tuple(fetch.block_id for fetch, is_here in zip(plan.fetches, are_here, strict=True) if not is_here)
         fetching = time.monotonic() - began if plan.fetches else 0.0
         for_disk = self._for_disk(saved)
-        if self._disk is not None:
+        if self._disk is not None and plan.erased:
             self._disk.erase(plan.erased)
         applied = Applied(layer_by_layer([block for _, block in saved]), for_disk, fetching, lacking)
         applied.bytes_copied = sum(array.nbytes for array in copied)
@@ -86,7 +86,8 @@ class Commands:
         """Drop blocks; those that sequences begin with count as used, also on disk."""
         if self._disk is not None:
             begun = {block_id for new in plan.new for block_id in new.blocks}
-            self._disk.touch([self._keys[block_id] for block_id in begun if block_id in self._keys])
+            if keys := [self._keys[block_id] for block_id in begun if block_id in self._keys]:
+                self._disk.touch(keys)
         for block_id in plan.dropped:
             self._pool.drop(block_id)
             self._keys.pop(block_id, None)

@@ -15,7 +15,7 @@ from splitinfer.core.plan import Fetch, Save
 from splitinfer.engine.versions import device_name
 from splitinfer.kvstore.record import Record
 from splitinfer.kvstore.store import Disk, KVStore
-from splitinfer.models.batch_invariance import has_openblas
+from splitinfer.models.blas import has_openblas
 from splitinfer.models.kv_blocks import KVBlock, Slot, block_of, parts_of
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
@@ -31,26 +31,18 @@ def group_of(command: Load, dtype: str | None) -> str:
     return hashlib.blake2b(command.kv_root + arithmetic.encode(), digest_size=8).hexdigest()
 
 
-class StageDisk:
-    """The block files of a stage whose own caches are at ``places``, and whose blocks are shaped like ``sample``."""
+class StageDisk(KVStore):
+    """The block files of the stage that ``command`` loads, whose own caches are at ``places``, and whose blocks are
+    shaped like ``sample``. ``dtype``: in which it computes; ``None``: as the weights are."""
 
-    def __init__(self, store: KVStore, places: list[int], sample: KVBlock) -> None:
-        self._store, self._places, self._sample = store, places, sample
-
-    @classmethod
-    def open(cls, disk: Disk, command: Load, dtype: str | None, places: list[int], sample: KVBlock) -> "StageDisk":
-        """The block files of the stage that ``command`` loads."""
+    def __init__(self, disk: Disk, command: Load, dtype: str | None, places: list[int], sample: KVBlock) -> None:
         about = {"model": command.model, "dtype": dtype or "as the weights", "device": device_name()}
-        store = KVStore(disk, group_of(command, dtype), (command.start, command.end), about)
-        return cls(store, places, sample)
-
-    def offer(self) -> tuple[Key, ...]:
-        """The keys of the stored blocks."""
-        return self._store.offer()
+        super().__init__(disk, group_of(command, dtype), (command.start, command.end), about)
+        self._places, self._sample = places, sample
 
     def kept(self, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:
         """These blocks with their tokens, as far as their files can be read."""
-        return tuple(record.kept for record in self._store.headers(keys))
+        return tuple(record.kept for record in self.headers(keys))
 
     def write(self, save: Save, block: KVBlock) -> None:
         """Write a computed block, in the background."""
@@ -58,11 +50,11 @@ class StageDisk:
         if parts is None:
             return
         record = Record(save.parent, save.tokens, save.start, tuple(part for part, _ in parts.values()))
-        self._store.put(record, [buffer for _, buffers in parts.values() for buffer in buffers])
+        self.put(record, [buffer for _, buffers in parts.values() for buffer in buffers])
 
     def read(self, fetch: Fetch) -> KVBlock | None:
         """Read a block; ``None`` if it is not stored, or is not what the plan says."""
-        found = self._store.get(fetch.key)
+        found = self.get(fetch.key)
         if found is None:
             return None
         try:
@@ -71,24 +63,6 @@ class StageDisk:
         except ValueError as error:
             log.warning("a block of KV on disk does not fit this stage and is recomputed: %s", error)
             return None
-
-    def touch(self, keys: list[Key]) -> None:
-        """Mark these blocks as used now."""
-        if keys:
-            self._store.touch(keys)
-
-    def erase(self, keys: tuple[Key, ...]) -> None:
-        """Remove blocks that will not be fetched again."""
-        if keys:
-            self._store.erase(keys)
-
-    def written(self) -> tuple[Key, ...]:
-        """The keys of the blocks written since the last call."""
-        return self._store.written()
-
-    def close(self, seconds: float) -> None:
-        """Write the blocks still in the queue, for at most ``seconds``."""
-        self._store.close(seconds)
 
 
 def kept_here(disk: Disk, command: Load, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:

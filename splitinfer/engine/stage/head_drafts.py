@@ -1,22 +1,17 @@
 """Drafts with heads (``models.heads``) on the last stage, behind each step, in one graph.
 
-Nothing is read between the step and its drafts: which row is the last right one is computed from the sampled tokens
-and the drafts that they are compared with.
+Nothing is read between the step and its drafts: which row is the last right one is computed from the sampled tokens and
+the drafts that they are compared with.
 
     step     rows of a slice          t3   d4   d5   d6        sampled s4 s5 s6 s7; r = 1 if s4 = d4 and s5 is not d5
     heads    entries of these tokens  t3   d4   d5   d6        from the hidden states of the rows before them
              and the first draft                         s5    from that of row r: predicts the token behind s5
              and each further one                        ...   from the heads' own hidden state
+    at once  a block                                     s5   mask mask mask     sees all entries up to r, and itself
 
-The heads' KV gets an entry for each of the slice's tokens, and is rolled back with the layers'. Those of the drafts are
-taken out again at once. All sequences of a step go through the heads together, each with its own r. What the first
-entry of a slice needs of the slice before is one hidden state (``_tails``); where a sequence begins from stored blocks
-it is missing, and zeros are taken: a draft may be a little worse, and the tokens are the target's in any case.
-
-Heads that draft a block at once take the hidden states of the slice's rows as entries, and need none before:
-
-    heads    entries of these rows    t3   d4   d5   d6
-             a block                            s5   mask mask mask     sees all entries up to r, and itself
+The heads' KV gets an entry for each of the slice's tokens, and is rolled back with the layers'; those of the drafts are
+taken out again at once. What a slice's first entry needs of the slice before is one hidden state (``_tails``); where a
+sequence begins from stored blocks, zeros are taken: a draft may be worse, and the tokens are the target's in any case.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,13 +23,13 @@ import mlx.core as mx
 
 from splitinfer.core.plan import Slice
 from splitinfer.core.rng import position_key
-from splitinfer.engine.stage.row import Row
+from splitinfer.engine.stage.history import Row
 from splitinfer.engine.stage.sampler import Choice, Sampler
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.dflash import DFlash
 from splitinfer.models.heads import BlockPart
 from splitinfer.models.rows import Part
-from splitinfer.models.with_heads import WithHeads
+from splitinfer.models.trained import WithHeads
 
 
 @dataclass(frozen=True, slots=True)

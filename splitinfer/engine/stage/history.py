@@ -4,9 +4,26 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import mlx.core as mx
+
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StepPlan
 from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
-from splitinfer.engine.stage.row import Mask, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one row's token depends on: ``position`` is the one it fills, ``recent`` the tokens before it.
+
+    ``answer``: the tokens of the answer so far; empty where no penalty depends on them. ``mask``: which tokens may be
+    chosen, bool [vocabulary]; ``None``: any.
+    """
+
+    params: SamplingParams
+    seed: int
+    position: int
+    recent: tuple[int, ...]
+    answer: tuple[int, ...] = ()
+    mask: mx.array | None = None
 
 
 @dataclass(slots=True)
@@ -31,7 +48,7 @@ class History:
         """The tokens of the answer that precede a position, where a penalty depends on them."""
         return tuple(self.tokens[self.num_prompt : position]) if self.params.has_answer_penalty else ()
 
-    def row_at(self, position: int, mask: Mask | None = None) -> Row:
+    def row_at(self, position: int, mask: mx.array | None = None) -> Row:
         """The row that fills a position, whatever the tokens before it are; for parameters without a penalty."""
         return Row(self.params, self.seed, position, (), mask=mask)
 

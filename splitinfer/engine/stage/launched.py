@@ -1,18 +1,59 @@
 """A step on one stage, from its launch to its results: what a runner returns, and takes back."""
 
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
-from splitinfer.core.costs.shape import Shape
 from splitinfer.core.plan import SampledSlice, Save, Slice, StageFigures, StepPlan
-from splitinfer.engine.device.device import Device, Ticket, Work, round_of
+from splitinfer.engine.device.device import Ticket
 from splitinfer.engine.stage.head_drafts import HeadDrafts
-from splitinfer.engine.stage.step_graph import StepGraph
+from splitinfer.engine.stage.history import Row
+from splitinfer.engine.stage.sampler import Choice, Scores
 from splitinfer.models.hidden_states import PackedRows
 from splitinfer.models.kv_blocks import KVBlock
 from splitinfer.models.tensors import HostRows, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraph:
+    """The arrays of a step, not yet evaluated.
+
+    hidden: [T, d] for the next stage; ``None`` on the last one.
+    packed: the rows of them that cross the link in fewer bytes.
+    rows, choices: on the last stage, the rows that want logits, and what is chosen for them.
+    pending: arrays that the step writes, and that only later steps read.
+    scores: on the last stage, the log probabilities of prompts' tokens.
+    """
+
+    hidden: mx.array | None
+    packed: PackedRows | None
+    rows: tuple[Row, ...]
+    choices: tuple[Choice, ...]
+    pending: Sequence[mx.array]
+    scores: tuple[Scores, ...] = ()
+
+    def without_pending(self) -> "StepGraph":
+        """The same without ``pending``: whoever held these arrays would make the next step copy them."""
+        return replace(self, pending=())
+
+    def outputs(self, also: Sequence[mx.array] = ()) -> list[mx.array]:
+        """Make the list of the arrays that are read when the step is done. One element of the last array written is
+        among them, which is evaluated when all is: holding that array itself would make the next step copy it instead
+        of writing in place. ``also``: arrays written beside the graph, before its own.
+        """
+        found = [] if self.hidden is None else [self.hidden]
+        found += [] if self.packed is None else self.packed.arrays()
+        for choice in self.choices:
+            found += choice.arrays()
+        found += [scores.logprobs for scores in self.scores]
+        return found + [corner(array) for array in [*also, *self.pending][-1:]]
+
+
+def corner(array: mx.array) -> mx.array:
+    """One new element that depends on all of ``array``."""
+    piece = array[tuple(slice(0, 1) for _ in array.shape)]
+    return piece + piece
 
 
 @dataclass(slots=True)
@@ -35,36 +76,17 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftsUnderWay:
-    """Drafts on the device, behind their step: a launch for each round."""
-
-    drafts: HeadDrafts
-    tickets: tuple[Ticket, ...]
-
-    @classmethod
-    def of(cls, device: Device, drafts: HeadDrafts, written: list[mx.array], began: float) -> "DraftsUnderWay | None":
-        """Launch drafts, of which building ``began`` then, and with the last of them what they write."""
-        if not drafts.rounds:
-            device.launch((), written, Work(Shape()), began)
-            return None
-        work, last = round_of(len(drafts.counts)), len(drafts.rounds) - 1
-        tickets = [
-            device.launch((one,), written if number == last else (), work, time.monotonic() if number else began)
-            for number, one in enumerate(drafts.rounds)
-        ]
-        return cls(drafts, tuple(tickets))
-
-
-@dataclass(frozen=True, slots=True)
 class Launched:
-    """A step under way on the device: this process's one record of it."""
+    """A step under way on the device: this process's one record of it. ``drafts``: behind it, with a ticket for each
+    round."""
 
     plan: StepPlan
     slices: tuple[Slice, ...]  # those that are computed here
     graph: StepGraph
     applied: Applied
     ticket: Ticket
-    drafts: DraftsUnderWay | None = None
+    drafts: HeadDrafts
+    draft_tickets: tuple[Ticket, ...]
 
     @property
     def seq_ids(self) -> list[int]:

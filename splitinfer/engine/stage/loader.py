@@ -7,38 +7,37 @@ The memory that is needed and that is free is reported before anything is read.
 
 import gc
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from splitinfer.core.kv.block_tree import DiskBlock, Key
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.kv.rewind import NEVER, WITHIN_DRAFTS
 from splitinfer.core.plan import TensorSpec
-from splitinfer.engine.device.device import Device
-from splitinfer.engine.device.selection import open_device
+from splitinfer.engine.device.device import Device, open_device
 from splitinfer.engine.stage import outcomes
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.outcomes import Outcome
 from splitinfer.engine.stage.runner import StageRunner
-from splitinfer.engine.stage.weight_source import FromHub, WeightSource
 from splitinfer.engine.versions import device_name
 from splitinfer.errors import ModelError, ProtocolError
 from splitinfer.kvstore.store import CLOSE_SECONDS, Disk
 from splitinfer.models import mlx_vlm
 from splitinfer.models.attention import STEP_ROWS, backend, score_bytes
+from splitinfer.models.blas import use_transposed_products
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
 from splitinfer.models.halves import Group
+from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.kv_trial import sample_block
 from splitinfer.models.layers import type_name
-from splitinfer.models.loader import Survey, load_stage, load_with_others, resolve_dtype, survey
+from splitinfer.models.loader import Survey, load_with_others, resolve_dtype, survey
 from splitinfer.models.memory import (
     HeldReport,
     Need,
     announce_idle,
     announce_loaded,
     counted_bytes,
-    free_bytes,
     limit_to,
     on_gpu,
     reserve,
@@ -47,11 +46,8 @@ from splitinfer.models.memory import (
     withdraw,
 )
 from splitinfer.models.mtp import MTP
-from splitinfer.models.openblas import use_transposed_products
-from splitinfer.models.pictures import PictureTower
 from splitinfer.models.tensors import name_of
 from splitinfer.models.trained import read_of
-from splitinfer.models.with_heads import WithHeads
 from splitinfer.wire.messages import Half, Load, Progress, Ready
 
 log = logging.getLogger(__name__)
@@ -64,15 +60,34 @@ Join = Callable[[Half], Group]
 """Meets the other rank of a stage across two machines."""
 
 
+class WeightSource:
+    """Finds a model, and brings the tensors that a stage of it reads to this machine: from its files, or the hub."""
+
+    def open(self, command: Load) -> Checkpoint:
+        """The model that a command names; its weights may still be missing. Raises ModelError, PeerError."""
+        return open_model(command.model)
+
+    def fetch(self, command: Load, checkpoint: Checkpoint, tensors: Collection[str], report: Report) -> Checkpoint:
+        """The same, with these tensors on this machine. Raises ModelError, PeerError."""
+        missing = checkpoint.missing(tensors)
+        if missing and checkpoint.origin is not None:
+            layers = "" if command.is_of_drafter else f" --layers {command.start}-{command.end - 1}"
+            remedy = f"splitinfer models pull {command.model} --from ADDRESS{layers}"
+            raise ModelError(f"this machine lacks tensors of {command.model}; copy these, too: {remedy}")
+        files = sorted({checkpoint.tensors[name].file for name in missing})
+        fetch(command.model, checkpoint, files, lambda *at: report(Progress("download", *at)))
+        return checkpoint
+
+
 def _alone(_half: Half) -> Group:
     raise ProtocolError("a stage across two machines is loaded by workers alone")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedStage:
-    """A stage in memory, the command that loaded it, and the model it is of. ``name``: the stage's. ``disk``: its KV on
-    disk, if it stores any. ``kv_stored``, ``arrays_per_block``: the bytes and the arrays of a stored block. ``need``,
-    ``scores``: bytes that it takes, the latter for attention that is not fused."""
+    """A stage in memory, the command that loaded it, and the model it is of. ``name``: the stage's. ``ready``: what
+    stays the same while it is loaded. ``disk``: its KV on disk, if it stores any. ``arrays_per_block``: of a stored
+    one. ``need``, ``scores``: bytes that it takes, the latter for attention that is not fused."""
 
     command: Load
     name: str
@@ -80,7 +95,6 @@ class LoadedStage:
     runner: StageRunner
     ready: Ready
     disk: StageDisk | None
-    kv_stored: int
     arrays_per_block: int
     need: Need
     scores: int
@@ -96,7 +110,7 @@ class LoadedStage:
         kept = None if self.disk is None else self.disk.offer()
         free = announce_loaded(self.need, self.command.kv_tokens, self.name, self.scores)
         limit_to(free)
-        stored = counted_bytes(self.kv_stored, self.arrays_per_block, free, resource_limit())
+        stored = counted_bytes(self.need.kv_stored, self.arrays_per_block, free, resource_limit())
         return replace(self.ready, free_bytes=free, kv_bytes_stored=stored, kept=kept, sum_seconds=sum_seconds)
 
     def kept(self, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:
@@ -146,7 +160,10 @@ def load(
         ConfigError: the emulated accelerator does not fit the layout.
     """
     _check_classes(command, name)
-    device, source = open_device(command.stage, command.bounds, 1 + (command.half is not None)), source or FromHub()
+    device, source = (
+        open_device(command.stage, command.bounds, 1 + (command.half is not None)),
+        source or WeightSource(),
+    )
     checkpoint = source.open(command)
     difference = command.fingerprint.difference(checkpoint.fingerprint())
     if difference:
@@ -214,57 +231,37 @@ def _read(
     disk: Disk | None,
     group: Group | None,
 ) -> LoadedStage:
-    model, heads, tower = _weights(command, checkpoint, drafter, found, dtype, report, group)
-    outcome = _tried(command, checkpoint, dtype, model, report, group)
-    block = sample_block(model) if outcome.why_no_blocks is None else None
-    if block is None:
-        log.info("no KV is cached for other requests: %s", outcome.why_no_blocks)
-    num_arrays = 0 if block is None else len(block.arrays())
-    sample = heads.sample() if heads and block is not None else block
-    places = heads.own_places if heads else model.own_places
-    on_disk = StageDisk.open(disk, command, dtype, places, sample) if disk is not None and sample is not None else None
-    runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, heads, tower, group)
-    runner.use(outcome)
-    if heads and not runner.may_have_heads:
-        raise ModelError(
-            f"draft {command.drafter}: states of {type_name(model.whole)} cannot be rolled back beside its heads' KV"
-        )
-    ready = _ready(command, found, model, runner, num_arrays, keeps_blocks=block is not None)
-    # Modules and layers stay alive. A full garbage collection in the middle of a step takes 60 ms if it has to visit
-    # them, and next to nothing once they are frozen.
-    gc.collect()
-    gc.freeze()
-    need = found.need
-    return LoadedStage(
-        command, name, checkpoint, runner, ready, on_disk, need.kv_stored, num_arrays, need, scores, group
-    )
-
-
-def _weights(
-    command: Load,
-    checkpoint: Checkpoint,
-    drafter: Checkpoint | None,
-    found: Survey,
-    dtype: str | None,
-    report: Report,
-    group: Group | None,
-) -> tuple[StageModel, WithHeads | None, PictureTower | None]:
-    """Read the stage's weights, and those that it has of a drafter and for pictures."""
     held = HeldReport()
 
     def reading(done: int, total: int) -> None:
         held.now()
         report(Progress("load", done, total))
 
-    what, heads, tower = (checkpoint, found, command.start, command.end, dtype, reading), None, None
-    if drafter is None and not command.sees and group is None:
-        model = load_stage(*what)
-    else:
-        model, heads, tower = load_with_others(*what, drafter, sees=command.sees, group=group)
+    what = checkpoint, found, command.start, command.end, dtype, reading, drafter
+    model, heads, tower = load_with_others(*what, sees=command.sees, group=group)
     use_transposed_products(model.whole)
     if command.float32_head:
         model.use_float32_head()
-    return model, heads, tower
+    outcome = _tried(command, checkpoint, dtype, model, report, group)
+    block = sample_block(model) if outcome.why_no_blocks is None else None
+    if block is None:
+        log.info("no KV is cached for other requests: %s", outcome.why_no_blocks)
+    sample = heads.sample() if heads and block is not None else block
+    places = heads.own_places if heads else model.own_places
+    on_disk = StageDisk(disk, command, dtype, places, sample) if disk is not None and sample is not None else None
+    runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, heads, tower, group)
+    runner.use(outcome)
+    if heads and not runner.may_have_heads:
+        raise ModelError(
+            f"draft {command.drafter}: states of {type_name(model.whole)} cannot be rolled back beside its heads' KV"
+        )
+    ready = _ready(command, found, model, runner, keeps_blocks=block is not None)
+    # Modules and layers stay alive. A full garbage collection in the middle of a step takes 60 ms if it has to visit
+    # them, and next to nothing once they are frozen.
+    gc.collect()
+    gc.freeze()
+    num_arrays = 0 if block is None else len(block.arrays())
+    return LoadedStage(command, name, checkpoint, runner, ready, on_disk, num_arrays, found.need, scores, group)
 
 
 def _tried(
@@ -290,29 +287,22 @@ def _tried(
     return outcome
 
 
-def _ready(
-    command: Load, found: Survey, model: StageModel, runner: StageRunner, num_arrays: int, *, keeps_blocks: bool
-) -> Ready:
-    """What the coordinator is told of a stage. ``num_arrays``: of a stored block."""
-    need, free = found.need, free_bytes()
+def _ready(command: Load, found: Survey, model: StageModel, runner: StageRunner, *, keeps_blocks: bool) -> Ready:
+    """What the coordinator is told of a stage, but for what ``begin_anew`` finds."""
+    row = None  # of the hidden states that the stage takes
+    if model.hidden_spec is not None:
+        width, dtype = model.hidden_spec
+        row = TensorSpec(name_of(dtype), (width,))
     return Ready(
         stage=command.stage,
-        weight_bytes=need.weights,
-        kv_bytes_per_token=need.kv_per_token,
-        kv_bytes_fixed=need.kv_fixed,
-        kv_bytes_stored=counted_bytes(need.kv_stored, num_arrays, free, resource_limit()),
-        free_bytes=free,
+        weight_bytes=found.need.weights,
+        kv_bytes_per_token=found.need.kv_per_token,
+        kv_bytes_fixed=found.need.kv_fixed,
+        kv_bytes_stored=0,
+        free_bytes=0,
         rewind=NEVER if found.rewind == WITHIN_DRAFTS and not runner.rolls_back else found.rewind,
         keeps_blocks=keeps_blocks,
         kept=None,
-        hidden=_row(model),
+        hidden=row,
         device=device_name(),
     )
-
-
-def _row(model: StageModel) -> TensorSpec | None:
-    """One row of the hidden states that the stage takes; ``None`` for the first stage."""
-    if model.hidden_spec is None:
-        return None
-    width, dtype = model.hidden_spec
-    return TensorSpec(name_of(dtype), (width,))

@@ -1,10 +1,9 @@
 """Masks on the last stage: tokens that may not be chosen have no probability, whatever the filters are.
 
 They act behind biases and penalties, on the logits, so log probabilities are those of the tokens that may be chosen.
-Where a mask leaves one token, which is so of all that a grammar forces, that is looked up once, when the mask is read:
-such a row needs no logits (``models.rows.Part.known``).
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,14 +11,16 @@ import mlx.core as mx
 import numpy as np
 
 from splitinfer.core.plan import Slice
-from splitinfer.engine.stage.row import Mask, Row
+from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
+from splitinfer.engine.stage.history import Row
 from splitinfer.errors import ProtocolError
+from splitinfer.models.mlx_lm import make_repetition_penalty
 
 RawMasks = Mapping[tuple[int, int], bytes | memoryview]
 """By sequence and row with logits: a bit for each token, the lowest first, in whole words of 32."""
 
-RowMasks = dict[tuple[int, int], Mask]
-"""By sequence and row with logits."""
+RowMasks = dict[tuple[int, int], mx.array]
+"""By sequence and row with logits: bool [vocabulary], the tokens that may be chosen."""
 
 Masks = Callable[[], RowMasks]
 """Those of a step, which may have to be waited for."""
@@ -29,7 +30,7 @@ def masked(logits: mx.array, rows: Sequence[Row]) -> mx.array:
     """[n, vocabulary] logits, without those of tokens that the rows' masks leave out. A padded vocabulary's are left
     out, too."""
     width = logits.shape[-1]
-    masks = [_fitted(row.mask.allowed, width) for row in rows if row.mask is not None]
+    masks = [_fitted(row.mask, width) for row in rows if row.mask is not None]
     return mx.where(mx.stack(masks), logits, -mx.inf)
 
 
@@ -37,10 +38,9 @@ def _fitted(allowed: mx.array, width: int) -> mx.array:
     return allowed[:width] if width <= allowed.size else mx.pad(allowed, (0, width - allowed.size))
 
 
-def mask_of(raw: bytes | memoryview, vocab_size: int) -> Mask:
+def mask_of(raw: bytes | memoryview, vocab_size: int) -> mx.array:
     """A mask of its bytes."""
-    allowed = np.unpackbits(np.frombuffer(raw, np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
-    return Mask(mx.array(allowed), int(allowed.argmax()) if np.count_nonzero(allowed) == 1 else None)
+    return mx.array(np.unpackbits(np.frombuffer(raw, np.uint8), count=vocab_size, bitorder="little").view(np.bool_))
 
 
 def read_masks(masks: RawMasks, vocab_size: int) -> RowMasks:
@@ -56,9 +56,9 @@ def read_masks(masks: RawMasks, vocab_size: int) -> RowMasks:
     return {place: mask_of(raw, vocab_size) for place, raw in masks.items()}
 
 
-def blank_mask(vocab_size: int) -> Mask:
+def blank_mask(vocab_size: int) -> mx.array:
     """A mask to be filled."""
-    return Mask(mx.array(np.zeros(vocab_size, np.bool_)))
+    return mx.array(np.zeros(vocab_size, np.bool_))
 
 
 def with_masks(slices: Sequence[Slice], rows: Sequence[Row], masks: RowMasks) -> tuple[Row, ...]:
@@ -67,7 +67,48 @@ def with_masks(slices: Sequence[Slice], rows: Sequence[Row], masks: RowMasks) ->
     return tuple(replace(row, mask=masks.get(place)) for row, place in zip(rows, places, strict=True))
 
 
-def known_rows(part: Slice, rows: Sequence[Row], masks: Masks) -> set[int]:
-    """Those of a slice's tokens behind which only one may come, by number: they want no logits."""
-    first = len(part.token_ids) - part.num_logits
-    return {first + i for i, row in enumerate(with_masks((part,), rows, masks())) if row.only is not None}
+# -- biases and penalties --------------------------------------------------------------------------
+
+
+def adjusted(logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    """[n, vocabulary] logits with each row's bias and penalties; none is evaluated."""
+    logits = _added(logits, [dict(row.params.logit_bias) for row in rows])
+    if any(row.params.repetition_penalty != 1.0 for row in rows):
+        logits = _with_repetition_penalty(logits, rows)
+    return _added(logits, [answer_penalty(row.params, row.answer) for row in rows])
+
+
+def answer_penalty(params: SamplingParams, answer: Sequence[int]) -> dict[int, float]:
+    """What the tokens of an answer add to their logits.
+
+    >>> answer_penalty(SamplingParams(presence_penalty=0.5, frequency_penalty=0.25), (7, 9, 7))
+    {7: -1.0, 9: -0.75}
+    """
+    if not params.has_answer_penalty:
+        return {}
+    counts = Counter(answer)
+    return {token: -params.presence_penalty - params.frequency_penalty * n for token, n in counts.items()}
+
+
+def _added(logits: mx.array, additions: Sequence[Mapping[int, float]]) -> mx.array:
+    """Logits plus each row's numbers by token, as one operation for all rows."""
+    entries = [
+        (row, token, number)
+        for row, addition in enumerate(additions)
+        for token, number in addition.items()
+        if 0 <= token < logits.shape[-1]
+    ]
+    if not entries:
+        return logits
+    rows, tokens, numbers = zip(*entries, strict=True)
+    return logits.at[mx.array(rows), mx.array(tokens)].add(mx.array(numbers, dtype=logits.dtype))
+
+
+def _with_repetition_penalty(logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    """Apply mlx-lm's repetition penalty, row by row, because each has other recent tokens."""
+    lines = []
+    for i, row in enumerate(rows):
+        penalty = make_repetition_penalty(row.params.repetition_penalty, REPETITION_CONTEXT)
+        recent = [token for token in row.recent if 0 <= token < logits.shape[-1]]
+        lines.append(penalty(mx.array(recent), logits[i : i + 1]))
+    return mx.concatenate(lines) if len(lines) > 1 else lines[0]

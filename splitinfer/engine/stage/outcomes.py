@@ -1,12 +1,10 @@
-"""What was found when a stage was tried on this machine (``models.step_trial``, ``kv_trial``, ``rollback_trial``), and
-the memory of it: the same stage is tried once.
+"""What was found when a stage was tried on this machine (``models.step_trial``, ``kv_trial``), and
+the memory of it in the user's folder of state (``trials/DIGEST.json``): the same stage is tried once.
 
-    splitinfer/trials/DIGEST.json      in the user's folder of state
-
-The digest is of all that an outcome depends on: the weights' fingerprint, the layers, the formats of numbers and KV;
-the versions and the code that tries; the machine's name (home folders may be shared), its device and its BLAS. A file
-that cannot be read or written is as good as none: the stage is tried again. So is one where the device may have failed
-a trial, which costs speed and may have been a passing thing, until trials have found the same twice.
+The digest is of all that an outcome depends on: the weights' fingerprint, the layers, the formats; the versions and the
+code that tries; the machine's name (home folders may be shared), its device and its BLAS. A file that cannot be read or
+written is as good as none. The stage is tried again where the device may have failed a trial, which may have been a
+passing thing, until trials have found the same twice.
 """
 
 import contextlib
@@ -22,13 +20,12 @@ from splitinfer import models
 from splitinfer.core.kv.format import format_of
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.models.attention import backend
-from splitinfer.models.batch_invariance import has_openblas, is_batch_invariant
+from splitinfer.models.blas import has_openblas, is_batch_invariant
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_trial import off_by, try_blocks
+from splitinfer.models.kv_trial import off_by, try_rollback, why_no_blocks
 from splitinfer.models.layer_kinds import with_each_kind
 from splitinfer.models.rollback import Rollback
-from splitinfer.models.rollback_trial import try_rollback
 from splitinfer.models.step import StepModel, Way
 from splitinfer.places import replace_file, state
 from splitinfer.wire.messages import Load
@@ -78,13 +75,13 @@ def try_stage(stage: StageModel, kv_format: str, say: Callable[[str], None]) -> 
 
 
 def _try(stage: StageModel, kv_error: float, say: Callable[[str], None]) -> tuple[Outcome, bool]:
-    why_no_blocks = try_blocks(stage).why_not
+    no_blocks = why_no_blocks(stage)
     say("how many sequences run together")
     step = StepModel(stage)
     way, shares_calls = step.way, step.shares_calls
     say("how drafts are rolled back")
-    outcome = Outcome(kv_error, why_no_blocks, way, shares_calls, try_rollback(stage, step))
-    return outcome, not any(why.startswith(_OF_A_DEVICE) for why in [why_no_blocks or "", *step.refusals])
+    outcome = Outcome(kv_error, no_blocks, way, shares_calls, try_rollback(stage, step))
+    return outcome, not any(why.startswith(_OF_A_DEVICE) for why in [no_blocks or "", *step.refusals])
 
 
 def path_of(command: Load, checkpoint: Checkpoint, dtype: str | None) -> Path:

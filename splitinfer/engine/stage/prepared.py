@@ -2,28 +2,74 @@
 
 Building a step's graph takes Python milliseconds, and a device that has nothing in line stands still meanwhile. Most
 steps are decodes of the same sequences as some step before, one position on: all that is not known of such a step is
-its token ids and, but for the first stage, its hidden states; on the last one also the masks of answers in a form. So
-its graph is built ahead, on inputs whose memory is filled when the step comes. (Fixed input buffers are what CUDA
-graphs are launched on in vLLM, too; MLX documents that writing to an array's memory through a view changes the array.)
+its token ids, its hidden states but for the first stage, and on the last one the masks of answers in a form. So its
+graph is built ahead, on inputs whose memory is filled when the step comes.
 
-A step that comes otherwise, because a sequence has ended or drafts are verified, finds the caches as they were: what
-building has changed in them is put back first.
+A step that comes otherwise finds the caches as they were: what building has changed in them is put back first
+(``Snapshot``). MLX computes nothing while a graph is built, but offsets grow, and caches name the graph's arrays.
+Handles of the arrays before cost nothing; but while they are held, computing the graph copies what it would write in
+place, so a snapshot is dropped before that.
 """
 
+import copy
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
 from splitinfer.core.plan import Slice, StepPlan
+from splitinfer.engine.stage.launched import StepGraph
 from splitinfer.engine.stage.masking import Masks
-from splitinfer.engine.stage.row import Mask
-from splitinfer.engine.stage.step_graph import StepGraph
-from splitinfer.models.snapshot import Snapshot
+from splitinfer.models.caches import is_list
+from splitinfer.models.cohort import SequenceCaches
 
 _MAX_NOTED = 8  # more than the groups of any pipeline
+_PLAIN = (int, float, bool, str, type(None))  # most values, and a call for each of them would cost more than the rest
+
+
+class Snapshot:
+    """The state of some sequences' caches, and of the cohorts that they are in."""
+
+    def __init__(self, sequences: Iterable[SequenceCaches]) -> None:
+        self._before: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for sequence in sequences:
+            self._take(sequence.place)
+            if id(sequence) in self._before:
+                continue  # it was taken with its cohort
+            if sequence.cohort is not None:
+                self._take(sequence.cohort)
+            for member in (sequence, *(sequence.cohort.members if sequence.cohort else ())):
+                self._take(member)
+                for cache in member.own:
+                    self._take_cache(cache)
+
+    def _take_cache(self, cache: Any) -> None:
+        self._take(cache)
+        for one in cache.caches if is_list(cache) else ():
+            self._take_cache(one)
+
+    def _take(self, thing: Any) -> None:
+        if id(thing) not in self._before:
+            before = {name: v if type(v) in _PLAIN else _handle(v) for name, v in vars(thing).items()}
+            self._before[id(thing)] = (thing, before)
+
+    def restore(self) -> None:
+        """Put everything back. Only once, because handles are handed out."""
+        for thing, before in self._before.values():
+            vars(thing).clear()
+            vars(thing).update(before)
+
+
+def _handle(value: Any) -> Any:
+    """The value, with arrays replaced by handles of their own, which assignments to the originals do not change."""
+    if isinstance(value, mx.array):
+        return copy.copy(value)
+    if type(value) in (list, tuple):
+        return type(value)(map(_handle, value))
+    if type(value) is dict:
+        return {key: _handle(one) for key, one in value.items()}
+    return value
 
 
 class Likely(NamedTuple):
@@ -33,62 +79,45 @@ class Likely(NamedTuple):
     masked: frozenset[int] = frozenset()
 
 
-@dataclass(slots=True)
-class PreparedStep:
-    """A graph whose inputs are to be filled.
+def _memory(array: mx.array) -> memoryview:
+    return memoryview(cast(Any, array))  # MLX's stubs lack the buffer protocol
 
-    graph: without what it writes, which is ``pending``.
-    outputs: of the graph, those that are read when the step is done.
-    ids: the memory of the [T] int32 token ids.
-    hidden: the memory of the [T, d] hidden states; ``None`` on the first stage.
-    masks: by sequence, the memory of the [vocabulary] mask of its row.
+
+class PreparedStep:
+    """A graph of ``slices`` whose inputs are to be filled: [T] int32 token ids, the integers that stand for [T, d]
+    hidden states (``None`` on the first stage), and by sequence the [vocabulary] mask of its row.
+
+    ``outputs``: of the graph, those that are read when the step is done; ``pending``: what it writes.
     """
 
-    slices: tuple[Slice, ...]
-    graph: StepGraph
-    outputs: list[mx.array]
-    ids: memoryview
-    hidden: memoryview | None
-    snapshot: Snapshot | None
-    pending: Sequence[mx.array] = ()
-    masks: Mapping[int, memoryview] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         slices: tuple[Slice, ...],
         graph: StepGraph,
         inputs: tuple[mx.array, mx.array | None],
         snapshot: Snapshot,
-        masks: Mapping[int, Mask],
-    ) -> "PreparedStep":
-        """A prepared step whose ``inputs`` are its token ids and the integers that stand for its hidden states."""
-        ids, hidden = (None if array is None else memoryview(array) for array in inputs)  # type: ignore[arg-type]
-        assert ids is not None
-        raw, outputs = None if hidden is None else hidden.cast("B"), graph.outputs()
-        views = {seq_id: memoryview(mask.allowed) for seq_id, mask in masks.items()}  # type: ignore[arg-type]
-        return cls(slices, graph.without_pending(), outputs, ids, raw, snapshot, graph.pending, views)
+        masks: Mapping[int, mx.array],
+    ) -> None:
+        self.slices, self.snapshot = slices, cast(Snapshot | None, snapshot)
+        self.graph, self.outputs, self.pending = graph.without_pending(), graph.outputs(), graph.pending
+        ids, hidden = inputs
+        self._ids, self._masks = _memory(ids), {seq_id: _memory(mask) for seq_id, mask in masks.items()}
+        self._hidden = None if hidden is None else _memory(hidden).cast("B")
 
     def fill(self, slices: tuple[Slice, ...], hidden: memoryview | None, masks: Masks | None) -> None:
         """Write the inputs."""
         for (seq_id, _), mask in masks().items() if masks is not None else ():  # a row each
-            self.masks[seq_id][:] = memoryview(mask.allowed)  # type: ignore[arg-type]
+            self._masks[seq_id][:] = _memory(mask)
         for at, part in enumerate(slices):
-            self.ids[at] = part.token_ids[0]
-        if self.hidden is not None and hidden is not None:
-            self.hidden[:] = hidden
+            self._ids[at] = part.token_ids[0]
+        if self._hidden is not None and hidden is not None:
+            self._hidden[:] = hidden
 
     def takes(self, hidden: memoryview | None, masks: Masks | None) -> bool:
         """Whether these hidden states and masks fill its inputs. Waits for the masks if the hidden states do."""
-        return (
-            self._takes(hidden)
-            and {seq_id for seq_id, _ in (masks() if masks is not None else ())} == self.masks.keys()
-        )
-
-    def _takes(self, hidden: memoryview | None) -> bool:
-        if self.hidden is None or hidden is None:
-            return self.hidden is None and hidden is None
-        return self.hidden.nbytes == hidden.nbytes
+        if (0 if self._hidden is None else self._hidden.nbytes) != (0 if hidden is None else hidden.nbytes):
+            return False
+        return {seq_id for seq_id, _ in (masks() if masks is not None else ())} == self._masks.keys()
 
 
 class PreparedSteps:

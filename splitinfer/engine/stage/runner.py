@@ -1,19 +1,18 @@
 """Carries out a StepPlan on one stage's layers: the same class on the coordinator and on every worker.
 
-A step is split in two, because a device may be asynchronous: ``launch`` builds the graph and hands it to the device;
-``finish`` reads the results once the device is done. Between the two the loop may launch the next step, so the device
-never waits for Python; and ``finish`` may run on another thread than ``launch``, so no result waits for a launch.
+``launch`` builds a step's graph and hands it to the device; ``finish`` reads the results once the device is done.
+Between the two the loop may launch the next step, and ``finish`` may run on another thread, so no result waits for a
+launch.
 
-Drafts are verified on the last stage, which is therefore the first to know that some slices are rejected: those behind
-a wrong draft are not computed there, and their results have no tokens. A stage in the middle hears of it from the
-coordinator (``drop_rejected``): what it has not launched by then it leaves out, also for the stages behind it.
+Drafts are verified on the last stage: slices behind a wrong draft are not computed there, and their results have no
+tokens. A stage in the middle hears of it from the coordinator (``drop_rejected``): what it has not launched by then it
+leaves out.
 """
 
 import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -21,21 +20,17 @@ import numpy as np
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.plan import SampledSlice, Slice, StageFigures, StepPlan
 from splitinfer.core.wire_codec import NONE
-from splitinfer.engine.device.device import Device, Span, Work
-from splitinfer.engine.device.mlx_device import memory_errors
+from splitinfer.engine.device.device import Device, Span, Ticket, Work, memory_errors, round_of
 from splitinfer.engine.stage.checks import check_plan
 from splitinfer.engine.stage.commands import Commands
 from splitinfer.engine.stage.disk import StageDisk
-from splitinfer.engine.stage.head_drafts import HeadDrafter
-from splitinfer.engine.stage.history import History, rows_of_prompts, verdicts_of
-from splitinfer.engine.stage.launched import DraftsUnderWay, Finished, Launched
-from splitinfer.engine.stage.masking import Masks, RawMasks, blank_mask, known_rows, read_masks, with_masks
+from splitinfer.engine.stage.head_drafts import HeadDrafter, HeadDrafts
+from splitinfer.engine.stage.history import History, Row, rows_of_prompts, verdicts_of
+from splitinfer.engine.stage.launched import Finished, Launched, StepGraph
+from splitinfer.engine.stage.masking import Masks, RawMasks, blank_mask, read_masks, with_masks
 from splitinfer.engine.stage.outcomes import Outcome
-from splitinfer.engine.stage.prepared import Likely, PreparedStep, PreparedSteps
-from splitinfer.engine.stage.row import Row
-from splitinfer.engine.stage.sampler import Sampler, read
-from splitinfer.engine.stage.scores import read_scores, scored
-from splitinfer.engine.stage.step_graph import StepGraph
+from splitinfer.engine.stage.prepared import Likely, PreparedStep, PreparedSteps, Snapshot
+from splitinfer.engine.stage.sampler import Sampler, read, read_scores, scored
 from splitinfer.errors import DeviceFailed
 from splitinfer.models.cut import StageModel
 from splitinfer.models.halves import Group
@@ -44,9 +39,8 @@ from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.pictures import PictureTower
 from splitinfer.models.rollback import Rollback
 from splitinfer.models.rows import Part
-from splitinfer.models.snapshot import Snapshot
 from splitinfer.models.step import StepModel, arrays_to_evaluate
-from splitinfer.models.with_heads import WithHeads
+from splitinfer.models.trained import WithHeads
 from splitinfer.system.gpu_roads import Road
 
 log = logging.getLogger(__name__)
@@ -201,7 +195,7 @@ class StageRunner:
         self._end_first(slices, under_way)
         try:
             ticket = self.device.launch(outputs, pending, Work(Shape.of(slices)), began)
-            drafts = self._draft(slices, parts, graph)
+            drafts, tickets = self._draft(slices, parts, graph)
         except DeviceFailed as failure:
             self._failure = failure
             raise
@@ -209,17 +203,31 @@ class StageRunner:
         self._prepared.note(plan, masks)
         self._rejected = {(step, seq_id) for step, seq_id in self._rejected if step > plan.step}
         plan = plan if self._model.is_last or len(slices) == len(plan.slices) else replace(plan, slices=slices)
-        return Launched(plan, slices, graph, applied, ticket, drafts)
+        return Launched(plan, slices, graph, applied, ticket, drafts, tickets)
 
-    def _draft(self, slices: tuple[Slice, ...], parts: list[Part], graph: StepGraph) -> DraftsUnderWay | None:
-        """Launch the drafts behind a step, a round at a time, where this stage makes some."""
+    def _draft(
+        self, slices: tuple[Slice, ...], parts: list[Part], graph: StepGraph
+    ) -> tuple[HeadDrafts, tuple[Ticket, ...]]:
+        """Launch the drafts behind a step where this stage makes some: a launch for each round, with the last of them
+        what they write."""
         hidden, self._step.tapped = self._step.tapped, None
         if self._drafter is None or hidden is None or not parts:
-            return None
+            return HeadDrafts(), ()
         began = time.monotonic()
         drafts = self._drafter.of(slices, parts, hidden, graph.rows, graph.choices)
-        written = self._drafter.written(parts)
-        return DraftsUnderWay.of(self.device, drafts, written, began)
+        written, last = self._drafter.written(parts), len(drafts.rounds) - 1
+        if not drafts.rounds:
+            self.device.launch((), written, Work(Shape()), began)
+        tickets = [
+            self.device.launch(
+                (one,),
+                written if number == last else (),
+                round_of(len(drafts.counts)),
+                time.monotonic() if number else began,
+            )
+            for number, one in enumerate(drafts.rounds)
+        ]
+        return drafts, tuple(tickets)
 
     def _end_first(self, slices: tuple[Slice, ...], under_way: Sequence[Launched]) -> None:
         """Wait for steps under way where launching now would copy too much of what they write."""
@@ -241,8 +249,7 @@ class StageRunner:
             caches = self.pool.at(part.seq_id, part.start)
             block = self.pool.begin(part.seq_id, part.num_drafts, follows=part.begins_with_draft)
             own = [*self._histories[part.seq_id].rows(part)] if self._model.is_last else []
-            known = partial(known_rows, part, own, masks) if own and masks is not None else tuple
-            parts.append(Part(caches, part.start, len(part.token_ids), part.num_rows, block, known))
+            parts.append(Part(caches, part.start, len(part.token_ids), part.num_rows, block))
             rows += own
         token_ids = [t for part in slices for t in part.token_ids]
         return slices, parts, self._build(slices, parts, token_ids, hidden, tuple(rows), masks)
@@ -265,7 +272,7 @@ class StageRunner:
             return StepGraph(joined, self._pack(slices, joined), (), (), pending)
         if masks is not None:
             rows = with_masks(slices, rows, masks())
-        logits, scores = scored(mx.zeros((0, 1)) if joined is None else joined, slices, parts, self._histories)
+        logits, scores = scored(mx.zeros((0, 1)) if joined is None else joined, slices, self._histories)
         choices = tuple(self._sampler.choose(logits, rows)) if rows else ()
         return StepGraph(None, None, rows, choices, pending, scores)
 
@@ -304,7 +311,7 @@ class StageRunner:
             hidden, raw = blank_rows(len(slices) * self._model.rows_in, width, dtype)
         last = slices if self._model.is_last else ()
         rows = tuple(self._histories[part.seq_id].row_at(part.end, masks.get(part.seq_id)) for part in last)
-        return PreparedStep.of(slices, self._build(slices, parts, ids, hidden, rows), (ids, raw), snapshot, masks)
+        return PreparedStep(slices, self._build(slices, parts, ids, hidden, rows), (ids, raw), snapshot, masks)
 
     def _fill(self, prepared: PreparedStep, plan: StepPlan, received: memoryview | None, masks: Masks | None) -> None:
         """Give a prepared step its inputs, and the sequences their tokens."""
@@ -366,10 +373,9 @@ class StageRunner:
             raise self._failure  # of the launch that came next: MLX tells it then, and this step's event hid it
         self._busy_at = max(self._busy_at, span.ended)
         graph, figures = launched.graph, self._figures(launched, span)
-        tokens, drafts = read(graph.choices, graph.rows), dict[int, tuple[int, ...]]()
-        if launched.drafts is not None:
-            spans = [self.device.wait(ticket) for ticket in launched.drafts.tickets]
-            drafts = launched.drafts.drafts.read()
+        tokens = read(graph.choices, graph.rows)
+        spans = [self.device.wait(ticket) for ticket in launched.draft_tickets]
+        if drafts := launched.drafts.read():
             figures = replace(figures, drafting=sum(one.ended - one.started for one in spans))
         verdicts: tuple[SampledSlice, ...] = ()
         if self._model.is_last:

@@ -1,37 +1,31 @@
 """Samples tokens from logits, keyed by position.
 
-Sampling adds Gumbel noise to the scaled log probabilities and takes the largest (the Gumbel-max trick), which draws
-from their softmax. The noise of a row comes from the key of the position it fills (``core.rng``) and is drawn at the
-*tokenizer's* vocabulary size, so neither the other rows of the batch, nor the cut, nor a model's padding of its
-vocabulary can change it. Filters are mlx-lm's own functions in mlx-lm's order.
+Sampling adds Gumbel noise to the scaled log probabilities and takes the largest, which draws from their softmax. The
+noise of a row comes from the key of the position it fills (``core.rng``) and is drawn at the *tokenizer's* vocabulary
+size, so neither the other rows, nor the cut, nor a padded vocabulary can change it. Filters are mlx-lm's, in its order.
 
-What follows the head is a dozen small operations on one row for each sequence. On a GPU each would be a launch of its
-own, so there they are compiled into one call. MLX's CPU backend has no launches to save, and its compiler takes seconds
-for the first token of each kind; there they are not compiled.
+On a GPU the dozen small operations behind the head are compiled into one call; MLX's CPU backend has no launches to
+save. A compiled function is compiled anew for each constant, so settings are data wherever that changes no bit. What
+remains is a row's *structure* (``_Structure``); rows of one structure share one call.
 
-A compiled function is compiled anew for each constant in it, so settings are data wherever that changes no bit: arrays
-with a line for each row. What remains is a row's *structure* (``_Structure``): which filters are on, and top_k, because
-the partition that it is computed with chooses among equal numbers by k. Rows of one structure share one call.
-
-All that is reported of a step is computed with it: what is read afterwards lies in evaluated arrays, and costs no
-operation on the device, which would wait there for the step launched meanwhile.
+All that is reported of a step is computed with it, for an operation on the device would wait for the step launched
+meanwhile. So are the log probabilities of a prompt's own tokens, each from the row before it, in float32.
 """
 
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from splitinfer.core.plan import SampledToken
+from splitinfer.core.plan import SampledToken, Slice
 from splitinfer.core.rng import position_key
 from splitinfer.core.sampling_params import MAX_LOGPROBS
-from splitinfer.engine.stage.masking import masked
-from splitinfer.engine.stage.penalties import adjusted
-from splitinfer.engine.stage.row import Row
+from splitinfer.engine.stage.history import History, Row
+from splitinfer.engine.stage.masking import adjusted, masked
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.mlx_lm import apply_top_k, apply_top_p
 from splitinfer.models.tensors import on_host
@@ -136,19 +130,13 @@ class Sampler:
         """Build the graph that chooses a token for each row, without evaluating it.
 
         Args:
-            logits: [n, vocabulary], a line for each row but those whose token is known without (``Row.only``).
-            keys: uint32 [n, 2], random keys for these lines where their positions are not known yet.
+            logits: [n, vocabulary], a line for each row.
+            keys: uint32 [n, 2], random keys for them where their positions are not known yet.
         """
-        known = {i: row.only for i, row in enumerate(rows) if row.only is not None}
-        places = [i for i in range(len(rows)) if i not in known]
-        others, alike = [rows[i] for i in places], defaultdict[_Structure, list[int]](list)
-        for line, row in enumerate(others):
-            alike[_Structure.of(row)].append(line)
-        choices = [Choice(tuple(known), mx.array([*known.values()], mx.uint32), None)] if known else []
-        for structure, lines in alike.items():
-            chosen = self._choose_alike(logits, others, keys, structure, lines)
-            choices.append(replace(chosen, rows=tuple(places[line] for line in lines)))
-        return choices
+        alike = defaultdict[_Structure, list[int]](list)
+        for i, row in enumerate(rows):
+            alike[_Structure.of(row)].append(i)
+        return [self._choose_alike(logits, rows, keys, structure, indices) for structure, indices in alike.items()]
 
     def _choose_alike(
         self, logits: mx.array, rows: Sequence[Row], keys: mx.array | None, structure: _Structure, indices: list[int]
@@ -248,3 +236,51 @@ def _with_min_p(logprobs: mx.array, log_min_p: mx.array) -> mx.array:
 
 def _column(values: list[float]) -> mx.array:
     return mx.array(values, dtype=mx.float32)[:, None]
+
+
+# -- a prompt's own tokens -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Those of one slice, not yet evaluated. ``logprobs``: a line for each of ``tokens``, as in ``Choice``;
+    ``num_top``: of the most likely tokens, how many are wanted."""
+
+    seq_id: int
+    tokens: tuple[int, ...]
+    num_top: int
+    logprobs: mx.array
+
+
+def scored(
+    logits: mx.array, slices: Sequence[Slice], histories: Mapping[int, History]
+) -> tuple[mx.array, tuple[Scores, ...]]:
+    """From the [rows, vocabulary] logits of some slices those that are sampled from, and the scores of the others."""
+    if not any(part.scored for part in slices):
+        return logits, ()
+    sampled, scores, at = list[int](), [], 0
+    for part in slices:
+        behind = at + len(part.scored)
+        if part.scored:
+            num_top = histories[part.seq_id].params.prompt_logprobs or 0
+            scores.append(_scores(logits[at:behind], part, num_top))
+        sampled += range(behind, at := at + part.num_rows)
+    return logits[mx.array(sampled, dtype=mx.int32)], tuple(scores)
+
+
+def _scores(logits: mx.array, part: Slice, num_top: int) -> Scores:
+    values = logits.astype(mx.float32)
+    logprobs = values - mx.logsumexp(values, axis=-1, keepdims=True)
+    lines = reported(logprobs, mx.array(part.scored, dtype=mx.int32), MAX_LOGPROBS if num_top else 0)
+    return Scores(part.seq_id, part.scored, num_top, lines)
+
+
+def read_scores(scores: Sequence[Scores]) -> dict[int, tuple[SampledToken, ...]]:
+    """By sequence, its slice's tokens with their log probabilities. Waits until they are evaluated."""
+    return {
+        one.seq_id: tuple(
+            with_logprobs(token, line, one.num_top)
+            for token, line in zip(one.tokens, on_host(one.logprobs), strict=True)
+        )
+        for one in scores
+    }

@@ -16,7 +16,7 @@ from splitinfer.engine.files.answering import Readers, Running, find_anywhere
 from splitinfer.engine.files.copying import Reader
 from splitinfer.engine.files.weight_source import FromPeers, NoCopies
 from splitinfer.engine.links.connection import Connection, options_to
-from splitinfer.engine.stage.weight_source import WeightSource
+from splitinfer.engine.stage.loader import WeightSource
 from splitinfer.errors import ProtocolError
 from splitinfer.store.models import ModelStore
 from splitinfer.wire.messages import Gather, Message, Peer

@@ -31,7 +31,6 @@ from engine.door import (
 from processes import until
 
 from splitinfer.engine.device.device import Device
-from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.engine.worker import worker
 from splitinfer.engine.worker.handshake import Acceptor
 from splitinfer.errors import SplitinferError
@@ -240,7 +239,7 @@ def test_a_worker_serves_who_comes_while_it_starts(pipeline: Open, monkeypatch: 
 # -- kept awake ------------------------------------------------------------------------------------
 
 
-class Ticked(MlxDevice):
+class Ticked(Device):
     """Notes when it was kept awake; a step takes so many seconds."""
 
     def __init__(self, pause: float = 0.0, *, computes_at_launch: bool = False) -> None:

@@ -8,8 +8,7 @@ import mlx.core as mx
 import pytest
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.engine.device.device import DRAFT, Span, Ticket, Work
-from splitinfer.engine.device.mlx_device import MlxDevice, device_errors, memory_errors
+from splitinfer.engine.device.device import Device, Span, Ticket, Work, device_errors, memory_errors, round_of
 from splitinfer.errors import DeviceFailed
 from splitinfer.machine.costs import Costs
 from tests.emulation import device as emulated_module
@@ -69,7 +68,7 @@ def seconds(device: EmulatedDevice, work: Work = STEP) -> float:
 
 def test_a_step_takes_the_seconds_of_the_machine_and_its_launch_none_of_them(clock: Clock) -> None:
     device = emulated(ms=20, wait=1 * MS)
-    assert seconds(emulated(ms=50, draft_ms=8), DRAFT) == pytest.approx(8 * MS)
+    assert seconds(emulated(ms=50, draft_ms=8), round_of(1)) == pytest.approx(8 * MS)
     began = clock.now
     tickets = [launch(device), launch(device)]
     assert clock.now == pytest.approx(began, abs=MS / 10)
@@ -99,7 +98,7 @@ def test_a_step_that_takes_longer_to_compute_is_late(clock: Clock, monkeypatch: 
         span = device.wait(launch(device))
         assert span.ended - span.started == pytest.approx(5 * MS)
         before = steps()
-        launch(device, DRAFT)
+        launch(device, round_of(1))
         takes = 0
         launch(device)  # it stands behind a draft that was late
         launch(device)
@@ -140,7 +139,7 @@ def test_a_device_that_was_idle_is_slow_and_one_that_was_kept_awake_is_not(clock
 
 @pytest.mark.parametrize("at_launch", [False, True])
 def test_spans_of_mlx_follow_each_other(at_launch: bool) -> None:
-    device = MlxDevice(computes_at_launch=at_launch)
+    device = Device(computes_at_launch=at_launch)
     began = time.monotonic()
     outputs = [one(), one()]
     tickets = [device.launch([output], (), STEP, began) for output in outputs]
@@ -169,7 +168,7 @@ class SlowEval:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_one_thread_waits_for_a_launch_and_the_others_for_it(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    device, slow = MlxDevice(computes_at_launch=False), SlowEval(fails=fails)
+    device, slow = Device(computes_at_launch=False), SlowEval(fails=fails)
     ticket, found = device.launch([one()], (), STEP, 0.0), list[Span | str]()
     monkeypatch.setattr(mx, "eval", slow)
 

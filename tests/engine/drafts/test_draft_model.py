@@ -12,10 +12,9 @@ from stages import plain_greedy, plain_sampled
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.demo import TARGET
-from splitinfer.engine.device.mlx_device import MlxDevice
+from splitinfer.engine.device.device import Device
 from splitinfer.engine.drafts.draft_model import DraftModel
-from splitinfer.engine.drafts.drafters import Drafter, has_heads, model_in
-from splitinfer.engine.drafts.with_ngrams import ModelWithNGrams
+from splitinfer.engine.drafts.drafters import Drafter, ModelWithNGrams, has_heads, model_in
 from splitinfer.errors import LayoutError, ModelError
 from splitinfer.machine.costs import Costs
 from splitinfer.models.hub import open_model
@@ -33,7 +32,7 @@ def model(request: pytest.FixtureRequest) -> DraftModel:
     made = DraftModel.load("draft", open_model("demo-draft"), "float32", 2048, 512)
     accelerator = Machine((Costs.through({1: 1e-5}),), (Hop(),), (1,), draft=1e-5)
     ahead = EmulatedDevice(accelerator, strict=strict_device())  # on which a round is launched ahead
-    made.use_device(ahead if request.param else MlxDevice(computes_at_launch=True))
+    made.use_device(ahead if request.param else Device(computes_at_launch=True))
     return made
 
 

@@ -21,8 +21,7 @@ from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import ModelError, PeerError, Refused, SplitinferError
 from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Settings
-from splitinfer.models.checkpoint import Checkpoint, open_folder
-from splitinfer.models.copied import open_stored, source_of
+from splitinfer.models.checkpoint import Checkpoint, open_folder, open_stored, source_of
 from splitinfer.models.hub import open_local
 from splitinfer.models.loader import survey
 from splitinfer.store.manifest import Manifest

@@ -16,8 +16,8 @@ from splitinfer import Flight
 from splitinfer.core.wire_codec import CODECS, FP16, INT8, NONE
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.checkpoint import open_folder
-from splitinfer.models.codecs import pack, unpack
 from splitinfer.models.cut import StageModel
+from splitinfer.models.hidden_states import pack, unpack
 from splitinfer.models.loader import load_stage, survey
 
 NIGHTLY = pytest.mark.nightly

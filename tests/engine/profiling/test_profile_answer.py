@@ -13,7 +13,7 @@ import stages
 from peers import Peer
 
 from splitinfer.engine.profiling import measure
-from splitinfer.engine.profiling.question import described
+from splitinfer.engine.profiling.measure import described
 from splitinfer.engine.profiling.stopwatch import Report
 from splitinfer.errors import CannotFit
 from splitinfer.machine.profile import MachineProfile

@@ -13,7 +13,7 @@ from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import JACCL, RING
 from splitinfer.engine.coordinator.ranks import halves_of
 from splitinfer.engine.profiling import measure, survey
-from splitinfer.engine.profiling.question import Question
+from splitinfer.engine.profiling.measure import Question
 from splitinfer.engine.profiling.stopwatch import Report
 from splitinfer.engine.profiling.survey import Surveyor
 from splitinfer.keyring import Keyring
@@ -23,7 +23,7 @@ from splitinfer.models.layer_kinds import describe
 from splitinfer.wire.messages import Half
 
 COSTS = {"points": [[1, 0.001], [8, 0.002]]}
-QUICK = MachineProfile.from_dict({"name": "x", "layers": {"attention": COSTS}, "head": COSTS, "free_bytes": 9})
+QUICK = MachineProfile.from_dict({"name": "x", "layers": {"kind 1": COSTS}, "head": COSTS, "free_bytes": 9})
 
 
 @pytest.fixture

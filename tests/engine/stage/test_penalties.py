@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from splitinfer.core.plan import SampledToken, Slice
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.stage.history import History
-from splitinfer.engine.stage.penalties import adjusted
-from splitinfer.engine.stage.row import Row
+from splitinfer.engine.stage.history import History, Row
+from splitinfer.engine.stage.masking import adjusted
 
 VOCAB = 12
 tokens = st.lists(st.integers(0, VOCAB - 1), max_size=30).map(tuple)

@@ -19,10 +19,11 @@ from stages import prompt
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.plan import NewSequence, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.device.mlx_device import MlxDevice
+from splitinfer.engine.device.device import Device
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.masking import RowMasks, mask_of
 from splitinfer.engine.stage.outcomes import try_stage
+from splitinfer.engine.stage.prepared import Snapshot
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.models.caches import Place, WindowKVCache
 from splitinfer.models.checkpoint import open_folder
@@ -31,7 +32,6 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import ReceivedRows
 from splitinfer.models.loader import load_stage, survey
 from splitinfer.models.mlx_lm import CacheList, KVCache
-from splitinfer.models.snapshot import Snapshot
 from splitinfer.models.tensors import spec_of, to_buffer
 
 VOCAB = 160
@@ -62,7 +62,7 @@ def load(folder: Path, kv_format: str, cut: int) -> list[StageModel]:
 
 
 def runners(models: list[StageModel], kv_format: str = "exact") -> list[StageRunner]:
-    made = [StageRunner(model, i, VOCAB, MlxDevice(computes_at_launch=False)) for i, model in enumerate(models)]
+    made = [StageRunner(model, i, VOCAB, Device(computes_at_launch=False)) for i, model in enumerate(models)]
     for model, runner in zip(models, made, strict=True):
         runner.use(try_stage(model, kv_format, lambda _what: None)[0])
     return made

@@ -15,8 +15,8 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logi
 from splitinfer.core.plan import SampledToken
 from splitinfer.core.rng import position_key
 from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
+from splitinfer.engine.stage.history import Row
 from splitinfer.engine.stage.masking import mask_of
-from splitinfer.engine.stage.row import Mask, Row
 from splitinfer.engine.stage.sampler import Sampler, read
 from splitinfer.models.graph import uncompiled
 
@@ -45,12 +45,7 @@ def row(params: SamplingParams, position: int = 5, seed: int = 1, recent: Sequen
 
 
 def choose(logits: mx.array, rows: Sequence[Row], vocab: int = VOCAB) -> list[SampledToken]:
-    """Of logits for each row, also where they are not wanted."""
-    return read(Sampler(vocab).choose(wanted(logits, rows), rows), rows)
-
-
-def wanted(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    return logits[mx.array([i for i, one in enumerate(rows) if one.only is None], dtype=mx.int32)]
+    return read(Sampler(vocab).choose(logits, rows), rows)
 
 
 def ids(logits: mx.array, rows: Sequence[Row], vocab: int = VOCAB) -> list[int]:
@@ -130,7 +125,7 @@ MANY_PARAMS = [
 ]
 
 
-def mask(allowed: set[int]) -> Mask:
+def mask(allowed: set[int]) -> mx.array:
     return mask_of(np.packbits([i in allowed for i in range(128)], bitorder="little").tobytes(), VOCAB)
 
 
@@ -176,24 +171,10 @@ def test_the_choice_follows_the_distribution():
 # -- masks -----------------------------------------------------------------------------------------
 
 
-@given(st.lists(some_rows, min_size=1, max_size=7), st.integers(0, 100))
-def test_a_token_that_alone_may_come_is_the_one_that_would_be_drawn(rows: list[Row], seed: int):
-    logits = made_up(len(rows), seed=seed)
-    drawn = [replace(one, mask=one.mask and replace(one.mask, only=None)) for one in rows]
-    assert choose(logits, rows) == choose(logits, drawn)
-
-
-def test_nothing_is_computed_for_a_token_that_alone_may_come():
-    sampler, allowed = Sampler(VOCAB), [{4}, {96}, {7, 9}, {30}]
-    kinds = [WARM, GREEDY, WARM, replace(WARM, logprobs=1)]
-    rows = [replace(row(params), mask=mask(one)) for params, one in zip(kinds, allowed, strict=True)]
-    known = sampler.choose(made_up(0), rows[:2])
-    assert sampler.num_traced == 0
-    assert [token.token_id for token in read(known, rows[:2])] == [4, 96]
-    tokens = read(sampler.choose(made_up(2), rows), rows)
-    assert [token.token_id in one for token, one in zip(tokens, allowed, strict=True)] == [True] * 4
-    assert sampler.num_traced == 2
-    assert (tokens[0].logprob, tokens[3].logprob) == (None, 0.0)
+def test_of_one_token_that_alone_may_come_the_log_probability_is_0():
+    rows = [replace(row(params), mask=mask({30})) for params in (WARM, GREEDY, replace(WARM, logprobs=1))]
+    tokens = choose(made_up(3), rows)
+    assert [(token.token_id, token.logprob) for token in tokens] == [(30, None), (30, None), (30, 0.0)]
 
 
 # -- widths ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from stages import plain_greedy, plain_sampled, prompt
 
 from splitinfer.core.plan import NewSequence, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.device.mlx_device import MlxDevice
+from splitinfer.engine.device.device import Device
 from splitinfer.engine.stage.launched import Finished, Launched
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.errors import DeviceFailed, ProtocolError
@@ -28,7 +28,7 @@ def load_runner(folder: Path, start: int, end: int, stage: int = 0) -> StageRunn
     checkpoint = open_folder(folder)
     found = survey(checkpoint, start, end, "float32")
     model = load_stage(checkpoint, found, start, end, "float32", lambda _done, _total: None)
-    return StageRunner(model, stage, VOCAB, MlxDevice(computes_at_launch=True))
+    return StageRunner(model, stage, VOCAB, Device(computes_at_launch=True))
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ import mlx.nn as nn
 import pytest
 from mlx.nn.layers.distributed import shard_linear
 
-from splitinfer.models import openblas as products
-from splitinfer.models.openblas import MAX_ROWS, transposed_product, use_transposed_products
+from splitinfer.models import blas as products
+from splitinfer.models.blas import MAX_ROWS, transposed_product, use_transposed_products
 
 
 class Block(nn.Module):  # type: ignore[misc]

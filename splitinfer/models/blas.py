@@ -1,25 +1,61 @@
-"""Computes products of weights with few rows in the order that OpenBLAS does faster.
+"""Which BLAS computes this process's products: what holds of them, and how OpenBLAS computes few rows faster.
 
-A layer computes x·Wᵀ with x [rows, in] and W [out, in]. For few rows OpenBLAS spends much of the time on packing W for
-its kernels, and less of it when the same product is computed as (W·xᵀ)ᵀ: decode reads its weights 1.1 to 1.45 times as
-fast, for 1 to 64 rows; with more rows the usual order is faster (``scripts/README.md``). Transposing the few results
-costs little.
+The reference BLAS in MLX's Linux wheels sums each element of a product by itself and in one order, so a row computed
+among many is bitwise the row computed alone. OpenBLAS, Accelerate and GPUs choose another kernel for another shape, and
+results differ by rounding.
 
-It is not used where arithmetic is batch invariant (the reference BLAS), on a GPU, or for any dtype but float32, the
-only one that MLX passes to a BLAS unchanged.
+A layer computes x·Wᵀ with x [rows, in] and W [out, in]. For few rows OpenBLAS spends much of the time on packing W,
+and less of it on (W·xᵀ)ᵀ: decode reads its weights 1.1 to 1.45 times as fast (``scripts/README.md``). Only float32
+reaches a BLAS unchanged.
 """
 
+import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.nn.layers.distributed import AllToShardedLinear, ShardedToAllLinear
 
-from splitinfer.models.batch_invariance import has_openblas
+from splitinfer.models.memory import on_gpu
 
+_A_BLAS = re.compile(r"/lib(open)?blas[^/]*\.so[^/]*$")
 MAX_ROWS = 64
 MIN_SIZE = 2**18  # numbers of a weight; for smaller ones transposing costs more than it saves
+
+
+def preloaded_blas(maps: str) -> str | None:
+    """The BLAS that replaces the wheel's, from a process's table of mapped files; ``None`` if there is none."""
+    paths = {line.split()[-1] for line in maps.splitlines() if "/" in line}
+    found = sorted(path for path in paths if _A_BLAS.search(path) and "/mlx" not in path)
+    return found[0] if found else None
+
+
+def is_batch_invariant() -> bool:
+    """Whether a row's result is bitwise the same for any number of rows."""
+    maps = _maps()
+    return maps is not None and preloaded_blas(maps) is None
+
+
+def has_openblas() -> bool:
+    """Whether OpenBLAS computes this process's products."""
+    maps = _maps()
+    return maps is not None and "openblas" in (preloaded_blas(maps) or "")
+
+
+def _maps() -> str | None:
+    """This process's table of mapped files, on Linux without a GPU; else ``None``."""
+    if on_gpu() or sys.platform != "linux":
+        return None
+    try:
+        return Path("/proc/self/maps").read_text(encoding="utf-8")
+    except OSError:
+        return None
+
+
+# -- products of few rows --------------------------------------------------------------------------
 
 
 def transposed_product(weight: mx.array, x: mx.array) -> mx.array:

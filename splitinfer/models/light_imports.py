@@ -1,0 +1,165 @@
+"""Imports modules of mlx-lm and mlx-vlm without what a stage does not need.
+
+Their packages import transformers, the hub's client, OpenCV and servers, which takes seconds and more memory than
+everything else a worker has before its weights. So a package is put into ``sys.modules`` without its ``__init__``
+having run, which runs when code first reads a name of it. In modules that import such things at their top, everything
+that is neither MLX, NumPy nor the standard library is a promise (``_Later``), imported when it is first used. Nothing
+exists twice.
+
+Models that evaluate arrays while they are called cut their graph into pieces, so in mlx-vlm's modules ``eval`` and
+``async_eval`` do nothing: an engine evaluates a step when its graph is complete. And MLX checks no index: Qwen4's
+indexer has -1 for blocks that it does not choose, and would write before a mask's memory (mlx-vlm,
+``qwen4_exp.build_mask``).
+"""
+
+import builtins
+import importlib
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+
+_VLM = "mlx_vlm."
+_WITH_PROMISES = (_VLM, "mlx_lm.utils")  # how the names of modules begin that get promises
+_AT_ONCE = {*sys.stdlib_module_names, "mlx", "numpy"}
+_NOT_FOR_STAGES = ("process", "image_process", "tokenizer_utils", "trainer", "generate")  # how its modules' names begin
+_loading = threading.Lock()
+
+
+class _Later:
+    """A name that is imported when it is first used: called, read from, or derived from."""
+
+    def __init__(self, module: str, name: str = "") -> None:
+        self._module, self._name = module, name
+
+    def _real(self) -> Any:
+        found: Any = importlib.import_module(self._module)
+        for part in filter(None, self._name.split(".")):
+            if not hasattr(found, part):
+                importlib.import_module(f"{found.__name__}.{part}")
+            found = getattr(found, part)
+        return found
+
+    def __getattr__(self, name: str) -> "_Later":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Later(self._module, f"{self._name}.{name}".lstrip("."))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._real()(*args, **kwargs)
+
+    def __mro_entries__(self, _bases: Any) -> tuple[Any, ...]:
+        return (self._real(),)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, self._real())
+
+    def __or__(self, _other: Any) -> Any:  # in annotations
+        return Any
+
+    __ror__ = __or__
+
+
+def _is_later(name: str, package: str) -> bool:
+    """Whether what a module of the package imports, by its full name, is imported only when it is used."""
+    top, _, rest = name.partition(".")
+    if top != package:
+        return top not in _AT_ONCE
+    return any(part.startswith(_NOT_FOR_STAGES) for part in rest.split("."))
+
+
+def _import(
+    name: str,
+    variables: Mapping[str, Any] | None = None,
+    _local: Any = None,
+    wanted: Sequence[str] | None = None,
+    level: int = 0,
+) -> Any:
+    """``__import__`` for modules that get promises."""
+    package = (variables or {}).get("__package__") or ""
+    full, own = importlib.util.resolve_name("." * level + name, package) if level else name, package.partition(".")[0]
+    if _is_later(full, own):
+        return _Later(full if wanted else full.partition(".")[0])
+    later = [one for one in wanted or () if full.startswith(own) and _is_later(f"{full}.{one}", own)]
+    now = [one for one in wanted or () if one not in later]
+    found = builtins.__import__(name, variables, _local, now or (wanted and ("__name__",)), level)
+    for one in later:
+        vars(found).setdefault(one, _Later(f"{full}.{one}"))
+    return found
+
+
+def _nothing(*_arrays: Any) -> None:
+    """``eval`` and ``async_eval`` of mlx-vlm's modules."""
+
+
+def _put_along_axis(array: mx.array, indices: mx.array, values: mx.array, axis: int | None = None) -> mx.array:
+    """``put_along_axis`` that writes nowhere before the array: what would be there goes to its first entry."""
+    if mx.issubdtype(indices.dtype, mx.signedinteger):
+        indices = mx.maximum(indices, -(array.size if axis is None else array.shape[axis]))
+    return mx.put_along_axis(array, indices, values, axis)
+
+
+_BUILTINS = {**vars(builtins), "__import__": _import}
+_mx = SimpleNamespace(**{**vars(mx), "eval": _nothing, "async_eval": _nothing, "put_along_axis": _put_along_axis})
+
+
+class _Loader(SourceFileLoader):
+    """Runs one module's code with ``_import``, and mlx-vlm's with ``_mx``."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code."""
+        vars(module)["__builtins__"] = _BUILTINS
+        super().exec_module(module)
+        if module.__name__.startswith(_VLM) and getattr(module, "mx", None) is mx:
+            vars(module)["mx"] = _mx
+
+
+class _Finder(MetaPathFinder):
+    """Has modules that get promises loaded by ``_Loader``."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's spec; ``None`` for every other module."""
+        if not fullname.startswith(_WITH_PROMISES) or _is_later(fullname, fullname.partition(".")[0]):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+def module(package: str, name: str) -> Any:
+    """A module of a package, by its name there."""
+    with _loading:
+        if package not in sys.modules:
+            _register(package)
+    return importlib.import_module(f"{package}.{name}")
+
+
+def _register(name: str) -> None:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    package, loader = importlib.util.module_from_spec(spec), spec.loader
+    waiting = [True]
+
+    def complete(attribute: str) -> Any:
+        if not waiting or (attribute.startswith("__") and attribute not in ("__all__", "__version__")):
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+        waiting.clear()
+        loader.exec_module(package)
+        return getattr(package, attribute)
+
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # as mlx-lm's own __init__ does
+    vars(package)["__getattr__"] = complete
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+    sys.modules[name] = package
