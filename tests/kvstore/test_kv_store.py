@@ -190,11 +190,6 @@ def test_the_last_used_are_offered_first(open_store: Open, path: Path, monkeypat
     assert store.offer() == keys_of([records[2], records[0]])
 
 
-def test_another_groups_blocks_are_not_there(open_store: Open):
-    put(open_store(), block())
-    assert open_store(group=OTHER_GROUP).offer() == ()
-
-
 def test_headers_tell_what_can_be_read(open_store: Open, path: Path):
     store, records = open_store(), chain(4)
     put(store, *records)
