@@ -454,7 +454,7 @@ def test_half_of_what_is_free_is_left_to_others(open_store: Open, path: Path, mo
 # -- processes that are killed -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_pieces", range(4))
+@pytest.mark.parametrize("num_pieces", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2)), 3])
 def test_a_process_killed_in_the_middle_of_a_file_leaves_none(open_store: Open, path: Path, num_pieces: int):
     record = kv_writer.FIRST
     with writer(path) as process:

@@ -47,7 +47,7 @@ def test_drafts_give_what_the_sum_over_verdicts_says(acceptance: float, buffers:
     """Another way to the same number: the scheduler's plans on a clock, against ``core.speculation.chooser``'s
     formula. Where devices launch ahead, drafts stand in line behind the first stage's step, so its time is divided in
     the same way; what the coordinator hears while it waits for a draft, it takes in behind that draft."""
-    flight, count = Flight(first=3, further=3, in_flight=2), 3000
+    flight, count = Flight(first=3, further=3, in_flight=2), 1000
     rig = machine(2, hop=0.0005, draft=0.001)
     if buffers is not None:
         rig = replace(rig, launches_ahead=True, buffers=(buffers,) * 2)
