@@ -7,6 +7,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from jaccl import carriers_of
 from processes import are_gone, coordinator, until
 
 import splitinfer
@@ -34,16 +35,8 @@ def expected() -> list[int]:
         return llm.generate(PROMPT, PARAMS)[0].token_ids
 
 
-def carriers(of: psutil.Process | None = None) -> list[psutil.Process]:
-    """All living processes below one (this one) that a group lives in."""
-    found = []
-    for child in (of or psutil.Process()).children(recursive=True):
-        try:
-            if "transports.rdma.child" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
-                found.append(child)
-        except psutil.Error:
-            continue
-    return found
+def carriers() -> list[psutil.Process]:
+    return carriers_of(psutil.Process().pid)
 
 
 def lose(victim: psutil.Process, llm: LLM, expected: list[int]) -> None:

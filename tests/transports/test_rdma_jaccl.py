@@ -11,12 +11,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
-from contract import SECONDS, pair, reason_at, until
+from contract import SECONDS, pair, reason_at
 from echoes import echo
 from interrupts import freeze
-from jaccl import READER, WRITER, all_received, make_world, until_free
+from jaccl import READER, WRITER, all_received, child_of, make_world, until_free
+from processes import until
 
 import transports
 from tests.emulation.jaccl.world import Fault, What, World
@@ -43,11 +43,6 @@ def frame(index: int, size: int) -> Frame:
 def joined(listener: Listener) -> tuple[Link, Link]:
     here = transports.connect(listener.address, timeout=SECONDS, options=BRISK)
     return here, listener.accept(SECONDS)
-
-
-def child_of(one: Link) -> psutil.Process:
-    assert isinstance(one, link.RdmaLink)
-    return psutil.Process(one.child_pid)
 
 
 # -- what arrives otherwise than it was sent ---------------------------------------------------------------------------

@@ -12,25 +12,13 @@ from splitinfer.engine.device.mlx_device import MlxDevice, device_errors, memory
 from splitinfer.errors import DeviceFailed
 from splitinfer.machine.costs import Costs
 from tests.emulation import device as emulated_module
+from tests.emulation.clock import Clock
 from tests.emulation.device import EmulatedDevice
 from tests.emulation.device_queue import DeviceTraits
 from tests.emulation.machine import Hop, Machine
 
 MS = 1e-3
 STEP = Work(Shape(1))
-
-
-class Clock:
-    """Time that passes by sleeping only."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += max(seconds, 1e-6)  # to yield takes a moment, too
 
 
 @pytest.fixture
