@@ -329,9 +329,9 @@ _OF_SERVER = (
     ),
     Fault(
         "errors of count_tokens have OpenAI's form",
-        f"{_SERVER}/guard.py",
-        'if path.startswith("/v1/messages")',
-        'if path == "/v1/messages"',
+        f"{_SERVER}/problem.py",
+        "if path.startswith(ANTHROPIC)",
+        "if path == ANTHROPIC",
     ),
     Fault(
         "the room of bodies is not given back",
