@@ -176,18 +176,6 @@ def test_options_exist():
     assert wrong(CURRENT, unknown_options) == {}
 
 
-FRONT_COMMANDS = ("scripts/demo", 'splitinfer coord --layout demo.yaml --prompt "The wolf"')
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("command", FRONT_COMMANDS)
-def test_the_front_page_s_commands_run(command: str):
-    assert command in FRONT.read_text()
-    line = command.replace("splitinfer coord", f"{sys.executable} -m splitinfer coord")
-    done = subprocess.run(line, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert (done.returncode, bool(done.stdout.strip())) == (0, True), done.stderr
-
-
 LOCAL_COMMANDS = (  # of other pages, with what ends them
     (
         "docs/fast/drafts.md",

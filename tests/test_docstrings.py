@@ -1,4 +1,4 @@
-"""The examples in docstrings are true, also where no other test has them."""
+"""The examples in docstrings are true."""
 
 import doctest
 import importlib
@@ -6,7 +6,7 @@ import pkgutil
 
 import pytest
 
-ROOMS = ("bench", "discovery", "kvstore", "launch", "probes", "store", "system")
+ROOMS = ("bench", "core", "discovery", "kvstore", "launch", "probes", "store", "system")
 NAMES = [
     module.name
     for room in ROOMS

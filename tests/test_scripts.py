@@ -38,6 +38,7 @@ def test_campaigns_start_without_a_search_path(monkeypatch: pytest.MonkeyPatch):
     assert done.stderr.split() == [word for name in NAMES for word in (name, "0")]
 
 
+@pytest.mark.nightly
 def test_a_campaign_that_finds_something_wrong_ends_with_1_and_one_document(tmp_path: Path):
     out = tmp_path / "found.json"
     done = run("-m", "tests.campaigns", "deaths", "--trial", "one", "--seed", "7", "--out", str(out))

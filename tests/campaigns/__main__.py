@@ -3,7 +3,7 @@
     python -m tests.campaigns NAME --minutes M --seed S [--out FILE]      NAME --help: its own options
 
     soak            requests of every kind, agents and watchers on a server whose worker dies now and then
-    deaths          kills, freezes, cuts, dead coordinators and KV writers, over tcp and over a stand-in for rdma
+    deaths          kills, freezes, cuts and dead coordinators, over tcp and over a stand-in for rdma
     strangers       damaged frames at a worker's port
     clients         OpenAI's, Anthropic's and LiteLLM's libraries, and what agents were recorded to send
     up              `splitinfer up`, `chat` and `init` on simulated machines with ssh

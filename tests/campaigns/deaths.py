@@ -15,8 +15,7 @@ does so.
     stutter       any of the processes, the coordinator among them, stand still and go on, again and again
     twice         any of the first three, and a worker is killed before the pipeline has got over it
     coordinator   the coordinator is killed under its clients and started again; they ask again
-    kv            a pipeline is killed while it writes KV; the next one answers with what is left (``kv_kills.py``)
-    link          with ``--link rdma`` only: an end of a bare link, or one of its processes (``link_kills.py``)
+    carrier       with ``--link rdma`` only: a process that carries one end of a link is killed
 
 Afterwards all streams must have said exactly what they say undisturbed, and nothing may be left over: no process, no
 KV or plan of nobody's, no half written file but those of killed writers, no descriptors, no threads. A rig that showed
@@ -36,12 +35,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import kv_kills
-import link_kills
 import psutil
 import rig as rigs
 import trained
 from coordinating import Answer
+from jaccl import carriers_of
+from processes import until
 from rig import LOCAL, REMOTE, SHAPES, STREAMS, Rig, Shape, prompt, wait_for
 
 from splitinfer.core.json_text import dumps
@@ -51,8 +50,8 @@ from tests.emulation.jaccl.world import World
 
 from .report import Report
 
-WEIGHTS = {"kill": 40, "freeze": 12, "cut": 15, "stutter": 6, "twice": 7, "coordinator": 10, "kv": 10}
-RDMA_WEIGHTS = {"kill": 20, "freeze": 8, "cut": 8, "stutter": 4, "twice": 4, "coordinator": 6, "link": 50}
+WEIGHTS = {"kill": 40, "freeze": 12, "cut": 15, "stutter": 6, "twice": 7, "coordinator": 20}
+RDMA_WEIGHTS = {"kill": 20, "freeze": 8, "cut": 8, "stutter": 4, "twice": 4, "coordinator": 6, "carrier": 50}
 KINDS = tuple(dict.fromkeys([*WEIGHTS, *RDMA_WEIGHTS]))
 _AT_ONCE = 4  # strikes between two looks at the clock
 _NO_LIMITS = Limits(regions=10**6, queue_pairs=10**5)  # killed readers leave some at their device
@@ -195,7 +194,17 @@ def twice(rig: Rig, chance: random.Random) -> tuple[str, float]:
     return f"{first.__name__} first", struck
 
 
-STRIKES: dict[str, Strike] = {"kill": kill, "freeze": freeze, "cut": cut, "stutter": stutter, "twice": twice}
+def carrier(rig: Rig, chance: random.Random) -> tuple[str, float]:
+    """Both engines live on, and make a new link."""
+    engine = chance.choice([rig.coordinator.process, *(machine.worker.process for machine in rig.machines.values())])
+    found = list[psutil.Process]()
+    until(lambda: found.extend(carriers_of(engine.pid)) or found, "a link is carried", 10)
+    struck = time.monotonic()
+    _each([chance.choice(found)], psutil.Process.kill)
+    return "writer" if engine == rig.coordinator.process else "reader", struck
+
+
+STRIKES: dict[str, Strike] = {each.__name__: each for each in (kill, freeze, cut, stutter, twice, carrier)}
 
 
 def _victim(rig: Rig, chance: random.Random) -> tuple[str, str]:
@@ -363,13 +372,10 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 class Deaths:
     def __init__(self, report: Report, given: argparse.Namespace, folder: Path) -> None:
-        self._report, self._given, self._folder = report, given, folder
+        self._report, self._given = report, given
         self._is_rdma = given.link == "rdma"
         self.numbers = Counter[str]()
         self.outcomes: list[Outcome] = []
-        self.kv: list[kv_kills.Trial] = []
-        self.links = link_kills.Count()
-        self._undisturbed: list[list[int]] = []
         self._way = Way(given.codec, {}, given.drafter)
         if self._is_rdma:
             self.world = World.make(folder / "jaccl", limits=_NO_LIMITS)
@@ -391,40 +397,21 @@ class Deaths:
         return found
 
     def strike(self, trials: Sequence[Trial]) -> None:
-        """Carry them out, each kind where it belongs."""
-        seed, kinds = self._report.seed, {kind: [t for t in trials if t.kind == kind] for kind in KINDS}
-        for trial in kinds["kv"]:
-            self._strike_kv(trial)
-        if bare := kinds["link"]:
-            folder = self._folder / f"links-{self.links.kills.total()}"
-            count = link_kills.several([seed * 1_000_003 + trial.number for trial in bare], folder)
-            self._report.expect_none(count.faults, "link")
-            self.links.add(count)
-        outcomes = run([trial for trial in trials if trial.kind not in ("kv", "link")], seed, self._way)
+        outcomes = run(trials, self._report.seed, self._way)
         for bad in (outcome for outcome in outcomes if not outcome.is_good):
             self._report.wrong(f"{bad.trial}, {bad.how}: {bad.troubles or 'other tokens'}")
         self.outcomes += outcomes
-
-    def _strike_kv(self, trial: Trial) -> None:
-        self._undisturbed = self._undisturbed or kv_kills.answers(None)[0]
-        with _folder() as folder:
-            found = kv_kills.trial(Path(folder), self._report.seed + trial.number, self._undisturbed)
-        self.kv.append(found)
-        self._report.say(dumps(asdict(found)))
-        self._report.check(found.same, f"{trial.name}: with what was left, other tokens: {found}")
 
     def figures(self) -> dict[str, Any]:
         found: dict[str, Any] = {
             "strikes": self.numbers.total(), "kinds": self.numbers, "link": self._given.link,
             "codec": self._given.codec, "drafter": self._given.drafter,
-            "same": sum(o.same for o in self.outcomes) + sum(each.same for each in self.kv),
+            "same": sum(o.same for o in self.outcomes),
             "missed": sum(o.is_missed for o in self.outcomes),
             "wrong": [o.trial for o in self.outcomes if not o.is_good],
-            "kv_found": sum(each.cached_tokens > 0 for each in self.kv),
             "trials": [asdict(outcome) for outcome in self.outcomes],
         }  # fmt: skip
         if self._is_rdma:
-            found |= {"link_kills": self.links.kills, "frames": self.links.frames, "reasons": self.links.reasons}
             self._report.check(
                 not sum(map(self.world.overlaps, self.world.ports)), "two operations at once on one rdma device"
             )

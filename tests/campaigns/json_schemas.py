@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+from constrained import LEAVES, PATTERNS, composed
 from referencing.exceptions import Unresolvable
 from stages import pipeline
 
@@ -59,25 +60,12 @@ _CLOSED = {"type": "object", "additionalProperties": False}
 
 # -- schemas of our own ----------------------------------------------------------------------------
 
-_PATTERNS = ("^[a-z]{2,5}$", "^\\d{3}-\\d{4}$", "^(ab|cd)+$", "x.?y", "^[A-Z][a-z]*( [A-Z][a-z]*){0,2}$", "^\\S{1,4}$")
 _FORMATS = ("date", "time", "date-time", "email", "uuid", "ipv4", "ipv6", "hostname", "uri", "duration")
-_LEAVES: tuple[Schema, ...] = (
-    {"type": "boolean"}, {"type": "null"}, {"type": "integer", "minimum": -5, "maximum": 250},
-    {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 10},
-    {"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 99},
-    {"type": "number", "minimum": 0, "maximum": 1}, {"type": "number", "exclusiveMinimum": -2.5, "maximum": 3.75},
-    {"type": "number", "multipleOf": 0.25, "minimum": 0, "maximum": 8}, {"type": "string", "maxLength": 0},
-    {"type": "string", "minLength": 3, "maxLength": 9}, {"type": "string", "maxLength": 20},
-    {"enum": ["a", "the king", "ä ö", 3, 2.5, None, True, [1, 2], {"k": "v"}]},
-    {"const": "yes"}, {"const": {"a": [1, None]}}, {"const": 12345678901234567890}, {"enum": [-1, 0, 1.5, 1e3]},
-    {"enum": ["quote \" and \\ slash", "line\nbreak", "tab\t"]}, {"type": ["string", "null"], "maxLength": 4},
-    {"type": ["integer", "boolean"], "minimum": 0, "maximum": 5},
-)  # fmt: skip
 
 
 def keywords() -> Iterator[Schema]:
-    yield from _LEAVES
-    yield from ({"type": "string", "pattern": one} for one in _PATTERNS)
+    yield from (*LEAVES, {"const": 12345678901234567890})
+    yield from ({"type": "string", "pattern": one} for one in PATTERNS)
     yield from ({"type": "string", "format": one} for one in _FORMATS)
     some, number = {"type": "string", "maxLength": 5}, {"type": "integer", "minimum": 0, "maximum": 9}
     for low, high in ((0, 0), (0, 3), (2, 2), (1, 4)):
@@ -115,36 +103,7 @@ def compositions(seed: int) -> Iterator[Schema]:
     """Schemas made of others, without end."""
     drawn = random.Random(seed)
     while True:
-        yield {"$defs": {f"d{i}": _composed(drawn, 0) for i in range(3)}, **_composed(drawn, 3)}
-
-
-def _composed(drawn: random.Random, depth: int) -> Schema:
-    kind = drawn.choice(("leaf", "object", "object", "array", "anyOf", "ref")) if depth else "leaf"
-    match kind:
-        case "object":
-            names = drawn.sample(["id", "name", "the key", "x_1", "ä", "items", "type", "$ref2"], drawn.randint(0, 4))
-            properties = {name: _composed(drawn, depth - 1) for name in names}
-            required = [name for name in names if drawn.random() < 0.6]
-            drawn.shuffle(required)
-            return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-        case "array":
-            low = drawn.randint(0, 2)
-            return {
-                "type": "array",
-                "items": _composed(drawn, depth - 1),
-                "minItems": low,
-                "maxItems": low + drawn.randint(0, 2),
-            }
-        case "anyOf":
-            return {"anyOf": [_composed(drawn, depth - 1) for _ in range(drawn.randint(1, 3))]}
-        case "ref":
-            return {"anyOf": [{"$ref": f"#/$defs/d{drawn.randint(0, 2)}"}, _composed(drawn, depth - 1)]}
-    leaves = (
-        *_LEAVES,
-        *({"type": "string", "pattern": one} for one in _PATTERNS),
-        {"type": "string", "format": "date"},
-    )
-    return drawn.choice(leaves)
+        yield composed(drawn)
 
 
 # -- schemas of others -----------------------------------------------------------------------------

@@ -7,12 +7,11 @@ import threading
 from dataclasses import asdict
 from typing import Any
 
+from coordinating import looked
+
 from splitinfer.core.json_text import dumps
 from splitinfer.engine.coordinator.loop import Loop
 from splitinfer.server.running import Server
-from tests.core import invariants
-
-_LOOK_SECONDS = 30.0
 
 
 def look(server: Server) -> dict[str, Any]:
@@ -20,27 +19,20 @@ def look(server: Server) -> dict[str, Any]:
 
     All of ``held`` is 0 when no request is under way. ``broken``: what must always hold and does not.
     """
-    found: dict[str, Any] = {"broken": ""}
-    engine, done = server.service.llm._engine, threading.Event()
+    service = server.service
+    engine = service.llm._engine
 
-    def on_engine(loop: Loop) -> None:
+    def on_engine(loop: Loop) -> dict[str, Any]:
         scheduler = loop.scheduler
-        try:
-            invariants.check(scheduler)
-        except AssertionError as error:
-            found["broken"] = str(error) or "an invariant of the scheduler does not hold"
-        found["held"] = {
+        held = {
             **{f"kv_{name}": count for name, count in asdict(scheduler.kv.used).items()},
             "waiting": len(scheduler.waiting), "running": len(scheduler.running),
             "plans": len(scheduler.in_flight),
             "requests": len(loop.requests), "arriving": len(engine._shared._arriving),
         }  # fmt: skip
-        found["stored"] = len(scheduler.prefix_cache.tree)
-        done.set()
+        return {"held": held, "stored": len(scheduler.prefix_cache.tree)}
 
-    engine.call(on_engine)
-    assert done.wait(_LOOK_SECONDS), "the engine does not answer"
-    service = server.service
+    found = looked(service.llm, on_engine)
     found["held"] |= {
         "under_way": service.num_running, "cancellable": len(service._answers), "connections": server.num_connections,
         "tasks": len(server._server.server_state.tasks),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -13,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import tiny
+from constrained import save
 from processes import Running, RunningWorker, are_gone, until, write_layout
 
-from splitinfer.demo import TARGET
 from splitinfer.llm import LLM, Settings
 
 LOCAL = "local"
@@ -113,12 +111,7 @@ NUM_LAYERS = 2
 
 def quick_model(folder: Path, context: int = 4096) -> Path:
     """A random model of two layers with the demo's tokenizer: what is under way is tested, not what is said."""
-    made = tiny.save(
-        folder, "llama", num_hidden_layers=NUM_LAYERS, vocab_size=2048, max_position_embeddings=context, eos_token_id=0
-    )
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(Path(TARGET) / name, made / name)
-    return made
+    return save(folder, num_hidden_layers=NUM_LAYERS, max_position_embeddings=context, eos_token_id=0)
 
 
 @contextmanager

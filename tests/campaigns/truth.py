@@ -24,7 +24,6 @@ import math
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -109,12 +108,11 @@ def ratio_of(text: str) -> tuple[float, ...]:
 @dataclass(frozen=True, slots=True)
 class Effort:
     """``trials`` of each cut; ``tokens`` of an answer alone, of which streams side by side get a quarter each. Whether
-    drafts are measured, too, and the first token of a long prompt."""
+    drafts are measured, too."""
 
     trials: int
     tokens: int
     drafts: bool = True
-    long: bool = False
 
 
 # -- measuring ---------------------------------------------------------------------------------
@@ -126,7 +124,7 @@ Lines = dict[Cut, dict[str, Any]]  # what was measured of each cut of a rig
 def measure(report: Report, given: argparse.Namespace, model: Path, ratio: str, hop: float) -> tuple[Lines, int]:
     """A rig's cuts, as many as there is time for; and how many there are."""
     rig = profiles(ratio_of(ratio), hop / 1000, slower=given.slower)
-    effort = Effort(given.trials, given.tokens, not given.plain, given.long)
+    effort = Effort(given.trials, given.tokens)
     found: Lines = {}
     cuts = _to_measure(rig, given.best, given.random, report.chance(ratio, hop))
     for cut in cuts:
@@ -216,8 +214,6 @@ def _measured(
         found = live.measured(effort.trials, OFF)
         if effort.drafts:
             found |= live.measured(effort.trials, None, "_with_drafts")
-        if effort.long:
-            found["ttft_4k"] = live.long_prompt()
         return found if sums is not None else {**found, "longest": _longest(llm, rig, cut)}
 
 
@@ -246,12 +242,6 @@ class Live:
             "many": statistics.median(many), "steps": counted_steps.steps, "late": counted_steps.late,
         }  # fmt: skip
         return {f"{name}{suffix}": value for name, value in found.items()}
-
-    def long_prompt(self) -> float:
-        """Seconds from a prompt of 4,096 tokens to its first token."""
-        began = time.monotonic()
-        self.llm.submit(self.prompts("long", 1, 4096)[0], SamplingParams(max_tokens=1)).result()
-        return time.monotonic() - began
 
     def _turn(self, number: int) -> list[int]:
         return self.prompts(f"turn {number}", 1, PROMPT)[0]
@@ -400,8 +390,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--random", type=int, default=10, help="with --best, so many others")
     parser.add_argument("--trials", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=400, help="of an answer alone")
-    parser.add_argument("--plain", action="store_true", help="without drafts")
-    parser.add_argument("--long", action="store_true", help="also the first token of a long prompt")
     parser.add_argument("--slower", type=float, default=1.0, help="factor on all times, for a busy machine")
     parser.add_argument("--least", type=float, default=0.97, help="of the best cut's figure, that a plan must give")
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,7 +32,7 @@ from tests.core import invariants
 from tests.emulation.replay import Replay
 
 WRONG = 0.3  # of the drafts
-_LOOK_SECONDS = 20.0
+_LOOK_SECONDS = 30.0
 _END_SECONDS = 10.0
 
 # -- the process's side ----------------------------------------------------------------------------
@@ -91,21 +91,24 @@ def _answer(number: int, request: Request, mouth: _Mouth) -> None:
 
 
 def _look(llm: LLM) -> dict[str, Any]:
-    """What the scheduler holds, and whether what must hold does: asked on the engine's thread."""
-    found: dict[str, Any] = {"stats": llm.stats()}
-    done = threading.Event()
+    held = looked(llm, lambda loop: {"idle": loop.scheduler.is_idle, "used": asdict(loop.scheduler.kv.used)})
+    return {"stats": llm.stats(), **held}
 
-    def look(loop: Loop) -> None:
-        scheduler = loop.scheduler
+
+def looked(llm: LLM, look: Callable[[Loop], dict[str, Any]]) -> dict[str, Any]:
+    """What is found on the engine's thread; ``broken``: what must always hold of the scheduler, and does not."""
+    found, done = dict[str, Any](broken=""), threading.Event()
+
+    def on_engine(loop: Loop) -> None:
         try:
-            invariants.check(scheduler)
+            invariants.check(loop.scheduler)
         except AssertionError as error:
             found["broken"] = str(error) or "an invariant of the scheduler does not hold"
-        found["idle"], found["used"] = scheduler.is_idle, asdict(scheduler.kv.used)
+        found.update(look(loop))
         done.set()
 
-    llm._engine.call(look)
-    done.wait(_LOOK_SECONDS)
+    llm._engine.call(on_engine)
+    assert done.wait(_LOOK_SECONDS), "the engine does not answer"
     return found
 
 

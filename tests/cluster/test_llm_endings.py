@@ -9,8 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 from processes import until
+from stages import pipeline
 
 import splitinfer
+from splitinfer.demo import TARGET
 from splitinfer.engine.coordinator import loop
 from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.errors import SplitinferError, WorkerUnreachable
@@ -72,7 +74,7 @@ def test_a_local_worker_whose_engine_hangs_is_replaced(tmp_path: Path, monkeypat
     (tmp_path / "sitecustomize.py").write_text(HANGS_ONCE.replace("HUNG", repr(str(hung))))
     monkeypatch.setattr(loop, "limit_of", lambda _predicted: 2.0)
     params = splitinfer.SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.8, seed=3)
-    with LLM(LAYOUT) as llm:
+    with pipeline(TARGET, [12]) as llm:
         undisturbed = llm.generate("Once upon a time", params)[0].text
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     with LLM(LAYOUT) as llm:
@@ -85,7 +87,11 @@ def test_a_local_worker_whose_engine_hangs_is_replaced(tmp_path: Path, monkeypat
 
 def test_a_program_that_does_not_close_it_ends_well():
     """With its code, and with its local worker."""
-    program = f"import splitinfer; llm = splitinfer.LLM({LAYOUT}); print(llm.generate('Once')[0].finish_reason)"
+    program = f"""
+from splitinfer import LLM, SamplingParams
+llm = LLM({LAYOUT})
+print(llm.generate("Once", SamplingParams(max_tokens=4, ignore_eos=True))[0].finish_reason)
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "length\n", "")
 

@@ -28,7 +28,7 @@ def serving(*args: str) -> Iterator[tuple[Running, httpx.Client]]:
     running = Running(*args, "--kv-dir", "none", env={"SPLITINFER_API_KEY": "sesame"})
     try:
         url = running.sees(r"serving \S+ at (http://127.0.0.1:\d+)/v1, .* a key is needed")[1]
-        with httpx.Client(base_url=url, headers={"Authorization": "Bearer sesame"}, timeout=60) as client:
+        with httpx.Client(base_url=url, headers={"Authorization": "Bearer sesame"}, timeout=120) as client:
             yield running, client
     finally:
         running.end()

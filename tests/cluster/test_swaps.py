@@ -4,31 +4,19 @@ dies meanwhile."""
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 from campaigns.serving import LOCAL, restarted_worker
-from processes import Running, write_layout
+from processes import write_layout
+from test_serve import serving
 
 from splitinfer.demo import DEMO_MODELS
 
 PROMPT, NUM_TOKENS = "Once upon a time", 12
 CHAT = "/v1/completions"
-
-
-@contextmanager
-def serving(*args: str) -> Iterator[tuple[Running, httpx.Client]]:
-    running = Running("serve", "--port", "0", "--kv-dir", "none", *args)
-    try:
-        url = running.sees(r"serving \S+ at (http://127.0.0.1:\d+)/v1")[1]
-        with httpx.Client(base_url=url, timeout=120) as client:
-            yield running, client
-    finally:
-        running.end()
 
 
 def asked(client: httpx.Client, model: str, num: int = NUM_TOKENS) -> httpx.Response:
@@ -45,7 +33,7 @@ def test_two_layouts_take_turns_on_one_worker(tmp_path: Path):
     with restarted_worker() as worker:
         one = write_layout(tmp_path, [worker.address], "demo", 12)
         other = write_layout(tmp_path, [worker.address], str(DEMO_MODELS["demo-draft"]), 2)
-        with serving("--layout", str(one), "--also", f"small={other}") as (running, client):
+        with serving("serve", "--port", "0", "--layout", str(one), "--also", f"small={other}") as (running, client):
             first, small, again = (text(asked(client, name, 4)) for name in ("demo", "small", "demo"))
             assert first == again != small
             assert "small is unloaded" in running.err
@@ -66,7 +54,7 @@ def test_two_hundred_requests_change_the_model_at_random(seed: int, tmp_path: Pa
         }
         also = [word for name in ("twin", "small") for word in ("--also", f"{name}={layouts[name]}")]
         more = ("--max-loaded", str(rng.choice([1, 2])), "--ttl", "2", "--rejoin-timeout", "2", "--kv-gb", "0.2")
-        with serving("--layout", str(layouts["demo"]), *also, *more) as (running, client):
+        with serving("serve", "--port", "0", "--layout", str(layouts["demo"]), *also, *more) as (running, client):
             right = {name: text(asked(client, name)) for name in layouts}
 
             def ask(nth: int) -> None:

@@ -79,10 +79,6 @@ def test_the_ends_of_the_ranges_are_inside(right: dict[str, Any]):
     SamplingParams(**right)
 
 
-def test_a_lone_string_is_one_stop():
-    assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
-
-
 def test_equal_biases_are_equal_values():
     params = SamplingParams(logit_bias={9: 1, 2: -3.5})  # type: ignore[arg-type]
     assert params.logit_bias == ((2, -3.5), (9, 1.0))

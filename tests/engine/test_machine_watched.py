@@ -50,15 +50,6 @@ def test_the_coordinator_is_awake_while_requests_are_open_and_a_worker_while_it_
     until_held(0, "the worker's coordinator is gone")
 
 
-def test_a_system_that_refuses_changes_nothing(monkeypatch: pytest.MonkeyPatch, pipeline: Open) -> None:
-    def refuse() -> None:
-        raise OSError("no power daemon")
-
-    monkeypatch.setattr(keep_awake, "prevent_idle_sleep", refuse)
-    with pipeline("llama", [2, 2]) as there:
-        there.answers()
-
-
 def test_the_loops_of_both_sides_are_scheduled_for_requests(monkeypatch: pytest.MonkeyPatch, pipeline: Open) -> None:
     seen = set[int]()
     monkeypatch.setattr(qos, "serve_requests", lambda: seen.add(threading.get_ident()))

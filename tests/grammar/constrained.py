@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import mlx.core as mx
@@ -107,30 +108,53 @@ def plain(folder: Path, tokens: Seq[int], params: SamplingParams, end: int = 0) 
     return answer
 
 
-_names = st.sampled_from(["a", "name", "the king", "ä", "x_1"])
-_leaves = st.one_of(
-    st.builds(lambda n: {"type": "string", "maxLength": n}, st.integers(0, 9)),
-    st.builds(
-        lambda a, b: {"type": "integer", "minimum": a, "maximum": a + b}, st.integers(-99, 99), st.integers(0, 99)
-    ),
-    st.builds(lambda values: {"enum": values}, st.lists(st.one_of(_names, st.integers(0, 9), st.none()), min_size=1)),
-    st.just({"type": "boolean"}),
-    st.just({"type": "string", "pattern": "^(ab|ba){1,4}$"}),
-)
-schemas = st.recursive(
-    _leaves,
-    lambda inner: st.one_of(
-        st.builds(
-            lambda fields: {
-                "type": "object",
-                "properties": fields,
-                "required": sorted(fields)[::2],
-                "additionalProperties": False,
-            },
-            st.dictionaries(_names, inner, max_size=4),
-        ),
-        st.builds(lambda items, most: {"type": "array", "items": items, "maxItems": most}, inner, st.integers(0, 3)),
-    ),
-    max_leaves=5,
-)
-"""Random schemas of bounded size."""
+PATTERNS = ("^[a-z]{2,5}$", "^\\d{3}-\\d{4}$", "^(ab|cd)+$", "x.?y", "^[A-Z][a-z]*( [A-Z][a-z]*){0,2}$", "^\\S{1,4}$")
+LEAVES: tuple[dict[str, Any], ...] = (
+    {"type": "boolean"}, {"type": "null"}, {"type": "integer", "minimum": -5, "maximum": 250},
+    {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 10},
+    {"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 99},
+    {"type": "number", "minimum": 0, "maximum": 1}, {"type": "number", "exclusiveMinimum": -2.5, "maximum": 3.75},
+    {"type": "number", "multipleOf": 0.25, "minimum": 0, "maximum": 8}, {"type": "string", "maxLength": 0},
+    {"type": "string", "minLength": 3, "maxLength": 9}, {"type": "string", "maxLength": 20},
+    {"enum": ["a", "the king", "ä ö", 3, 2.5, None, True, [1, 2], {"k": "v"}]},
+    {"const": "yes"}, {"const": {"a": [1, None]}}, {"enum": [-1, 0, 1.5, 1e3]},
+    {"enum": ["quote \" and \\ slash", "line\nbreak", "tab\t"]}, {"type": ["string", "null"], "maxLength": 4},
+    {"type": ["integer", "boolean"], "minimum": 0, "maximum": 5},
+)  # fmt: skip
+
+
+def composed(drawn: Random, depth: int = 3) -> dict[str, Any]:
+    """A schema made of others."""
+    return {"$defs": {f"d{i}": _composed(drawn, 0) for i in range(3)}, **_composed(drawn, depth)}
+
+
+def _composed(drawn: Random, depth: int) -> dict[str, Any]:
+    kind = drawn.choice(("leaf", "object", "object", "array", "anyOf", "ref")) if depth else "leaf"
+    match kind:
+        case "object":
+            names = drawn.sample(["id", "name", "the key", "x_1", "ä", "items", "type", "$ref2"], drawn.randint(0, 4))
+            properties = {name: _composed(drawn, depth - 1) for name in names}
+            required = [name for name in names if drawn.random() < 0.6]
+            drawn.shuffle(required)
+            return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        case "array":
+            low = drawn.randint(0, 2)
+            return {
+                "type": "array",
+                "items": _composed(drawn, depth - 1),
+                "minItems": low,
+                "maxItems": low + drawn.randint(0, 2),
+            }
+        case "anyOf":
+            return {"anyOf": [_composed(drawn, depth - 1) for _ in range(drawn.randint(1, 3))]}
+        case "ref":
+            return {"anyOf": [{"$ref": f"#/$defs/d{drawn.randint(0, 2)}"}, _composed(drawn, depth - 1)]}
+    leaves = (
+        *LEAVES,
+        *({"type": "string", "pattern": one} for one in PATTERNS),
+        {"type": "string", "format": "date"},
+    )
+    return drawn.choice(leaves)
+
+
+schemas = st.builds(composed, st.randoms(use_true_random=False), st.integers(0, 2))

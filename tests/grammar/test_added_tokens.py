@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import added_tokens
@@ -103,12 +104,15 @@ def test_forced_text_is_what_the_tokenizer_makes_of_it(made: AnswerForms) -> Non
 
 
 MORE = ("markup, special", "byte fallback, a blank before")
+USUAL = ("json_tools", "qwen3_coder", "glm47", "kimi_k3", "pythonic")  # in JSON, between tags, of keys, in Python
 
 
-@pytest.mark.parametrize("syntax", SYNTAXES)
 @pytest.mark.parametrize(
-    "shape",
-    ["markup", *(pytest.param(name, marks=pytest.mark.nightly) for name in MORE)],
+    ("shape", "syntax"),
+    [
+        pytest.param(shape, syntax, marks=() if shape == "markup" and syntax in USUAL else pytest.mark.nightly)
+        for shape, syntax in product(("markup", *MORE), SYNTAXES)
+    ],
 )
 def test_calls_parse_whatever_their_markers_are(syntax: str, shape: str, tmp_path: Path) -> None:
     """As of Qwen and GLM, whose markers are one token that is not special."""

@@ -190,11 +190,6 @@ def test_the_last_used_are_offered_first(open_store: Open, path: Path, monkeypat
     assert store.offer() == keys_of([records[2], records[0]])
 
 
-def test_another_groups_blocks_are_not_there(open_store: Open):
-    put(open_store(), block())
-    assert open_store(group=OTHER_GROUP).offer() == ()
-
-
 def test_headers_tell_what_can_be_read(open_store: Open, path: Path):
     store, records = open_store(), chain(4)
     put(store, *records)
@@ -459,7 +454,7 @@ def test_half_of_what_is_free_is_left_to_others(open_store: Open, path: Path, mo
 # -- processes that are killed -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_pieces", range(4))
+@pytest.mark.parametrize("num_pieces", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2)), 3])
 def test_a_process_killed_in_the_middle_of_a_file_leaves_none(open_store: Open, path: Path, num_pieces: int):
     record = kv_writer.FIRST
     with writer(path) as process:

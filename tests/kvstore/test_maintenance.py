@@ -98,21 +98,6 @@ def spoil(file: Path) -> None:
     file.write_bytes(data)
 
 
-def test_damaged_files_go_and_what_comes_after_them(path: Path):
-    records, others = chain(4), chain(4, 100)
-    fill(path, [*records, *others])
-    before = total(path)
-    spoil(path / GROUP / str(name_of(records[1])))
-    (path / GROUP / str(name_of(others[3]))).write_bytes(b"")
-    done = clean(path, LARGE)
-    assert (done.damaged, done.orphans, done.unfinished, done.surplus) == (2, 2, 0, 0)
-    assert {file.name for file in Folder(path).files(GROUP)} == {
-        name_of(record) for record in [records[0], *others[:3]]
-    }
-    assert before - total(path) > done.nbytes > 6000, "one was empty when it went"
-    assert clean(path, LARGE) == Cleaned(0, 0, 0, 0, 0)
-
-
 def test_what_was_left_half_written_goes_if_it_is_not_new(path: Path):
     record = block()
     fill(path, [record])
@@ -123,19 +108,6 @@ def test_what_was_left_half_written_goes_if_it_is_not_new(path: Path):
     assert clean(path, LARGE) == Cleaned(0, 0, 1, 0, 1000)
     assert not old.exists()
     assert new.exists()
-
-
-def test_over_the_cap_the_least_recently_used_go(path: Path):
-    old, new = chain(3), chain(3, 100)
-    nbytes = fill(path, old, used=1000)
-    fill(path, new, OTHER_GROUP, used=2000)
-    done = clean(path, total(path) - 1)
-    assert (done.surplus, done.nbytes) == (1, nbytes // 3)
-    assert {file.name for file in Folder(path).files(GROUP)} == {name_of(record) for record in old[:2]}
-    assert clean(path, nbytes).surplus == 2
-    assert {file.name for file in Folder(path).all_files()} == {name_of(record) for record in new}
-    assert clean(path, 0).surplus == 3
-    assert Folder(path).all_files() == []
 
 
 def test_a_stage_at_work_survives_that_all_is_removed(path: Path):

@@ -136,9 +136,3 @@ def test_code_that_fails_is_one_sentence() -> None:
 
     with pytest.raises(ModelError, match=r"toy does not answer tokens alone: .*AttributeError: no pixels"):
         _logits(failing, [2])
-
-
-@pytest.mark.parametrize(("start", "end"), [(0, 5), (2, 2), (-1, 3)])
-def test_layers_that_are_not_there(start: int, end: int) -> None:
-    with pytest.raises(CannotCut, match="of 4 layers"):
-        StageModel(Toy(straight), start, end)

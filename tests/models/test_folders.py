@@ -6,6 +6,7 @@ A tensor's value says which file it was read from.
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import httpx2
@@ -290,8 +291,13 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("when", ["nothing is here", "half is here", "all is here", "a file is downloaded"])
+@pytest.mark.parametrize(
+    ("when", "kind"),
+    [
+        *(("nothing is here", kind) for kind in KINDS),
+        *product(("half is here", "all is here", "a file is downloaded"), ("nobody", "gated", "portal")),
+    ],
+)
 def test_errors_of_the_hub(kind: str, when: str, hub: FakeHub, request: pytest.FixtureRequest, tmp_path: Path):
     hub.answer, (answer, words) = hub.answer, KINDS[kind]
     hub.repos[REPO] = write(tmp_path / "source", CASES["shards and index"])

@@ -211,8 +211,9 @@ def test_a_configuration_that_does_not_fit_is_one_sentence(tiny_folder: Folder, 
         survey(open_folder(folder), 0, 4, None)
 
 
-@pytest.mark.parametrize("name", ["model.norm.weight", UP, "model.embed_tokens.weight"])
-@pytest.mark.parametrize("dtype", [None, "float16"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("model.norm.weight", None), (UP, "float16"), ("model.embed_tokens.weight", None)]
+)
 def test_weights_that_are_not_numbers_are_named(name: str, dtype: str | None, tiny_folder: Folder, tmp_path: Path):
     def break_one(tensors: dict[str, mx.array]) -> None:
         if name in tensors:

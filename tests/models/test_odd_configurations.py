@@ -41,14 +41,6 @@ def test_odd_values_of_the_demos_configuration(key: str, tmp_path: Path):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("odd", ODD, ids=str)
-@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "generation_config.json"])
-def test_every_value_of_the_demos_files(file: str, odd: Any, tmp_path: Path):
-    for key in (*json.loads((TARGET / file).read_text()), *(MORE if file == "config.json" else ())):
-        opens(TARGET, tmp_path / "m", file, **{key: odd})
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("odd", ODD, ids=str)
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "qwen3_next", "deepseek_v3"])
 def test_every_value_of_other_architectures(name: str, odd: Any, tmp_path: Path):
     folder = tiny.save(tmp_path / name, name)

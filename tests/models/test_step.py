@@ -188,12 +188,12 @@ def test_what_ended_is_held_by_nobody():
     """Neither by the cache list of the last step, nor by a cohort with one sequence left in it."""
     both = Both("llama", ())
     numbers = [both.open() for _ in range(8)]
-    both.step(*[(n, 200) for n in numbers])
+    both.step(*[(n, 20) for n in numbers])
     both.step(*[(n, 1) for n in numbers])
-    pool, gone = both.pools[0], [weakref.ref(both.pools[0].at(numbers[0], 201).cohort)]
+    pool, gone = both.pools[0], [weakref.ref(both.pools[0].at(numbers[0], 21).cohort)]
     for number in numbers[1:]:
         both.close(number)
-    assert pool.at(numbers[0], 201).cohort is None
+    assert pool.at(numbers[0], 21).cohort is None
     both.close(numbers[0])
     assert pool.nbytes == 0
     assert gone[0]() is None

@@ -65,7 +65,7 @@ def deep(request: pytest.FixtureRequest) -> Iterator[Tried]:
     yield from noisy_stage(request.param, DEEP)
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+@pytest.fixture(scope="module", params=["dense", pytest.param("experts", marks=pytest.mark.nightly)])
 def shallow(request: pytest.FixtureRequest) -> Iterator[Tried]:
     yield from noisy_stage(request.param, SHALLOW)
 
@@ -117,7 +117,15 @@ def _with_fitting_mask(attend: Callable[..., mx.array]) -> Callable[..., mx.arra
     return fitting
 
 
-@pytest.mark.parametrize("fault", [sees_what_comes, neighbours_keys])
+@pytest.mark.parametrize(
+    ("shallow", "fault"),
+    [
+        ("dense", neighbours_keys), ("experts", sees_what_comes),
+        *(pytest.param(*one, marks=pytest.mark.nightly) for one in
+          [("dense", sees_what_comes), ("experts", neighbours_keys)]),
+    ],
+    indirect=["shallow"],
+)  # fmt: skip
 def test_mistakes_in_rows_are_refused(shallow: Tried, fault: Fault, monkeypatch: pytest.MonkeyPatch):
     fault(monkeypatch)
     reason = shallow.refuses_rows()

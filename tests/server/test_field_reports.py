@@ -71,7 +71,9 @@ def test_an_answer_that_is_cut_ends_with_a_whole_character(client: openai.OpenAI
         assert _written(client, stream=stream, max_tokens=most) == (whole, "length")
 
 
-@pytest.mark.parametrize("most", [CONTEXT, CONTEXT - 1, 10**9, None])
+@pytest.mark.parametrize(
+    "most", [CONTEXT, *(pytest.param(n, marks=pytest.mark.nightly) for n in (CONTEXT - 1, 10**9)), None]
+)
 def test_an_answer_is_as_long_as_the_context_has_room(client: openai.OpenAI, most: int | None) -> None:
     free = {**ASKED, "extra_body": {"ignore_eos": True}}
     answer = client.chat.completions.create(**free, max_completion_tokens=most)

@@ -45,7 +45,26 @@ def test_a_call_that_must_be_made_is_one(client: openai.OpenAI, choice: Any, tem
     asked = {**ASKED, "tools": [TOOL], "tool_choice": choice, "temperature": temperature}
     (answer,) = client.chat.completions.create(**asked).choices
     (call,) = answer.message.tool_calls or ()
+    assert (call.function.name, answer.finish_reason) == ("f", "tool_calls")
     assert json.loads(call.function.arguments).keys() <= {"x"}
+
+
+def test_a_strict_call_that_is_begun_keeps_its_schema_and_other_text_is_free(client: openai.OpenAI, llm: LLM) -> None:
+    (marker,) = llm.tokenizer.encode("<tool_call>")
+    function = {**TOOL["function"], "name": "Ünï_日本", "strict": True}  # characters of several tokens
+    asked = {**ASKED, "tools": [{"type": "function", "function": function}], "temperature": 1.0}
+    begun = client.chat.completions.create(**asked, logit_bias={marker: 100}, parallel_tool_calls=False).choices[0]
+    (call,) = begun.message.tool_calls or ()
+    assert call.function.name == "Ünï_日本"
+    assert json.loads(call.function.arguments).keys() <= {"x"}
+    assert client.chat.completions.create(**asked).choices[0].message.content
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused_by_its_keyword(client: openai.OpenAI) -> None:
+    function = {"name": "f", "parameters": {"properties": {"a": {"uniqueItems": True}}}}
+    asked = {**ASKED, "tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    with pytest.raises(openai.BadRequestError, match=r'cannot be enforced: Unimplemented keys: \["uniqueItems"\]'):
+        client.chat.completions.create(**asked)
 
 
 @pytest.mark.parametrize("name", MARKERS)

@@ -109,6 +109,8 @@ def test_a_line_for_each_request_and_nothing_of_a_prompt(
         (said,) = [record.getMessage() for record in caplog.records]
         assert said.startswith(f"request mine-{number} laptop POST {CHAT} 200, ")
         assert "3 generated" in said
+    for odd in ("mine 1", "mine\t200", "x" * 65, ""):
+        assert http.get("/health", headers={"X-Request-Id": odd}).headers["x-request-id"].startswith("req_")
     assert http.get("/v1/heron%0Arequest", headers={"x-api-key": "wrong"}).status_code == 404
     assert "\n" not in caplog.records[-1].getMessage()
     assert "a heron" not in caplog.text

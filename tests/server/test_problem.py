@@ -57,6 +57,8 @@ def test_errors_of_the_library(error: Exception, failure: str | None, status: in
 def test_a_pipeline_that_ends_may_be_there_again_soon():
     """A request is tokenized while SIGTERM comes. A model that has no tokenizer will have none later."""
     assert problem_of(Draining("the coordinator is shutting down")).headers == {"Retry-After": "10"}
+    for seconds, told in ((0.2, "1"), (1.2, "2")):
+        assert Problem(429, "No.", retry_after=seconds).headers == {"Retry-After": told}, "whole, and never 0"
     assert problem_of(ModelError("it has no tokenizer")).headers == {}
     assert Problem(401, "A key is needed.").headers == {"WWW-Authenticate": "Bearer"}
 

@@ -1,16 +1,11 @@
 """How much a key may ask, and what a refusal costs."""
 
 import pytest
-from asgi import told
 from hypothesis import given
 from hypothesis import strategies as st
-from stub_model import Model
 
-from splitinfer.server.gate import Gate
-from splitinfer.server.keys import ApiKey, ApiKeys, Rates, digest
+from splitinfer.server.keys import ApiKey, Rates
 from splitinfer.server.problem import Problem
-from splitinfer.server.running import make_app
-from splitinfer.server.service import Service
 
 
 def key(per_minute: float | None = None, concurrent: int | None = None) -> ApiKey:
@@ -33,16 +28,6 @@ def test_what_is_not_carried_out_costs_nothing():
         rates.end(one)
     rates.begin(one, 0)
     assert refusal(rates, one, 0) is not None
-
-
-def test_a_full_queue_costs_nothing():
-    """A polite client asks again after the time that it is told."""
-    keys = ApiKeys([ApiKey("one", digest("secret"), requests_per_minute=1, concurrent=2)])
-    application = make_app(Service(Model(), "demo", Gate(keys=keys)))  # type: ignore[arg-type]
-    asked = {"messages": [{"role": "user", "content": "Hello"}], "n": 2}
-    for _ in range(3):
-        said = told(application, "/v1/chat/completions", asked, ("Authorization", "Bearer secret"))
-        assert (said.status, said.json["error"]["code"]) == (429, "queue_full")
 
 
 def test_each_answer_takes_a_place():

@@ -1,7 +1,6 @@
 """Virtual time: what the simulated pipeline does is what the formulas say."""
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -39,14 +38,6 @@ def run(rig: Machine, answers: list[int], **more: object) -> Simulator:
     return clockwork
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3])
-def test_one_stream_takes_one_way_through_all_stages_for_each_token(num_stages: int):
-    clockwork = run(machine(num_stages, hop=0.001, host=0.0005), [50])
-    hops = 0.001 * num_stages if num_stages > 1 else 0.0
-    for a, b in pairwise(clockwork.served[0].token_times):
-        assert b - a == pytest.approx(0.01 * num_stages + hops + 0.0005)
-
-
 @pytest.mark.parametrize(
     "buffers", [pytest.param(None, marks=pytest.mark.nightly), 88], ids=["computes at launch", "launches ahead"]
 )
@@ -57,7 +48,7 @@ def test_drafts_give_what_the_sum_over_verdicts_says(acceptance: float, buffers:
     """Another way to the same number: the scheduler's plans on a clock, against ``core.speculation.chooser``'s
     formula. Where devices launch ahead, drafts stand in line behind the first stage's step, so its time is divided in
     the same way; what the coordinator hears while it waits for a draft, it takes in behind that draft."""
-    flight, count = Flight(first=3, further=3, in_flight=2), 3000
+    flight, count = Flight(first=3, further=3, in_flight=2), 1000
     rig = machine(2, hop=0.0005, draft=0.001)
     if buffers is not None:
         rig = replace(rig, launches_ahead=True, buffers=(buffers,) * 2)

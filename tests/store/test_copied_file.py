@@ -25,9 +25,14 @@ def told() -> Manifest:
     return described()
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("model")
+
+
 @pytest.fixture
-def source(tmp_path: Path, told: Manifest) -> Source:
-    return written(tmp_path / "model", told)
+def source(model: Path, told: Manifest) -> Source:
+    return written(model, told)
 
 
 @pytest.fixture
@@ -54,13 +59,13 @@ def journal(path: Path) -> Path:
     return path.with_name(f"{FILE}.ranges")
 
 
-def test_a_whole_file_is_the_senders(path: Path, told: Manifest, source: Source, tmp_path: Path):
+def test_a_whole_file_is_the_senders(path: Path, told: Manifest, source: Source, model: Path):
     with CopiedFile(path, told.tensors) as file:
         assert fill(file, source) == 6
         assert copied(path, told.tensors) == ()
         file.finish()
     assert copied(path, told.tensors) == tuple(ALL)
-    assert path.read_bytes() == (tmp_path / "model" / FILE).read_bytes()
+    assert path.read_bytes() == (model / FILE).read_bytes()
 
 
 def test_some_tensors_leave_holes_that_take_no_room(path: Path, told: Manifest, source: Source):
@@ -82,7 +87,7 @@ def test_mlx_reads_a_tensor_beside_holes(path: Path):
 
 
 def test_only_what_was_forced_to_the_disk_is_here_after_a_kill(
-    path: Path, told: Manifest, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, told: Manifest, source: Source, model: Path, monkeypatch: pytest.MonkeyPatch
 ):
     file, real = CopiedFile(path, told.tensors), os.fsync
     fill(file, source, most=2)
@@ -100,7 +105,7 @@ def test_only_what_was_forced_to_the_disk_is_here_after_a_kill(
     with CopiedFile(path, told.tensors) as file:
         assert fill(file, source) == 4
         file.finish()
-    assert path.read_bytes() == (tmp_path / "model" / FILE).read_bytes()
+    assert path.read_bytes() == (model / FILE).read_bytes()
 
 
 @pytest.mark.parametrize("tail", [b"", bytes(RECORD), b"x" * 7, b"\xfe" + b"\xff" * (RECORD - 1)])
@@ -180,7 +185,8 @@ def test_a_small_file_replaces_a_link(tmp_path: Path):
 # ----- the sender's side -------------------------------------------------------------------------------
 
 
-def test_a_file_that_is_written_to_is_not_sent(source: Source, tmp_path: Path):
+def test_a_file_that_is_written_to_is_not_sent(told: Manifest, tmp_path: Path):
+    source = written(tmp_path / "model", told)
     source.read(FILE, 0, 9)
     path = tmp_path / "model" / FILE
     with path.open("r+b") as file:

@@ -7,11 +7,13 @@ from typing import Any
 
 import psutil
 import pytest
-from contract import SECONDS, until
+from contract import SECONDS
+from processes import until
 
 from tests.emulation.jaccl.world import World
 from transports import Frame, Link, LinkClosed
 from transports.rdma import transport
+from transports.rdma.link import RdmaLink
 
 WRITER, READER = "rdma_en0", "rdma_en1"
 
@@ -43,16 +45,15 @@ def is_free(world: World) -> bool:
     return all(world.usage(device).num_alive == 0 for device in world.ports)
 
 
+def child_of(one: Link) -> psutil.Process:
+    """The process that carries this end."""
+    assert isinstance(one, RdmaLink)
+    return psutil.Process(one.child_pid)
+
+
 def until_free(world: World) -> None:
     """Wait until the links' processes have ended."""
     until(lambda: is_free(world), "the devices are free")
-
-
-def is_gone(one: psutil.Process) -> bool:
-    try:
-        return not one.is_running() or one.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # it went between the two
-        return True
 
 
 def carriers_of(pid: int) -> list[psutil.Process]:

@@ -6,19 +6,13 @@ import statistics
 import time
 
 import pytest
-from contract import SECONDS, pair
+from contract import SECONDS
 
 import transports
 from tests.emulation import links as emulated
 from tests.emulation.links import PRESETS, LinkProfile
 from tests.emulation.links.wire import Timing
-from transports import AddressError, Frame, LinkClosed
-
-CARRIERS = {"inproc": "inproc://emulated", "tcp": "tcp://127.0.0.1:0"}
-
-
-both_carriers = pytest.mark.parametrize("carrier", ["inproc", pytest.param("tcp", marks=pytest.mark.nightly)])
-
+from transports import AddressError, Frame
 
 # -- delays ------------------------------------------------------------------------------------------------------------
 # When a frame is due is arithmetic. A real wire is held to one thing: no frame is early. How late one is depends on
@@ -35,30 +29,6 @@ def test_frames_arrive_after_latency_and_jitter(name: str) -> None:
     assert statistics.median(delays) == pytest.approx(
         profile.latency + profile.jitter / 2, abs=profile.jitter / 4 + 1e-9
     )
-
-
-@pytest.mark.parametrize("name", sorted(PRESETS)[:2])
-def test_frames_queue_behind_each_other(name: str) -> None:
-    profile = PRESETS[name]
-    assert profile.bytes_per_second is not None
-    timing = Timing(profile)
-    last = [timing.arrival(0.0, int(profile.bytes_per_second / 100)) for _ in range(20)][-1]  # 10 ms each
-    assert 0.2 + profile.latency - 1e-3 <= last <= 0.2 + profile.latency + profile.jitter + 1e-3
-
-
-@both_carriers
-def test_no_frame_is_early_from_one_side(carrier: str) -> None:
-    with emulated.installed(LinkProfile(latency=0.001)), pair(CARRIERS[carrier]) as (here, there):
-        there.deliver_to(lambda item: None if isinstance(item, LinkClosed) else there.send(item))
-        for _ in range(20):
-            started = time.monotonic()
-            here.send(Frame(b"step", (bytes(4096),)))
-            here.recv(SECONDS)
-            assert time.monotonic() - started >= 0.002
-        here.close()
-
-
-# -- ends --------------------------------------------------------------------------------------------------------------
 
 
 # -- addresses and profiles --------------------------------------------------------------------------------------------

@@ -11,13 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
-from contract import QUICK, SECONDS, num_threads_of_links, pair, reason_at, until
+from contract import QUICK, SECONDS, num_threads_of_links, pair, reason_at
 from curve import OWN, secured
 from echoes import echo, process
-from jaccl import WRITER, carriers_of, is_gone, make_world
+from jaccl import WRITER, carriers_of, child_of, make_world
+from processes import are_gone, until
 
 import transports
-from transports import Frame, KeyPair, Link, LinkOptions, LinkRefused, TransportUnavailable
+from transports import Frame, KeyPair, LinkOptions, LinkRefused, TransportUnavailable
 from transports.framing import Kind, encode
 from transports.rdma import link, transport
 
@@ -27,13 +28,8 @@ BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)
 USUAL = {("ring", (0,)), ("jaccl", (1,))}  # cases of the kills that are not nightly
 
 
-def child_of(one: Link) -> psutil.Process:
-    assert isinstance(one, link.RdmaLink)
-    return psutil.Process(one.child_pid)
-
-
 def all_gone(processes: list[psutil.Process]) -> None:
-    until(lambda: all(map(is_gone, processes)), "the processes end")
+    until(lambda: are_gone(processes), "the processes end")
 
 
 # -- children that end -------------------------------------------------------------------------------------------------
@@ -94,7 +90,7 @@ time.sleep(60)
         orphan = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
         parent.wait(SECONDS)
-        assert not is_gone(orphan), "it waits for a peer"
+        assert not are_gone([orphan]), "it waits for a peer"
         all_gone([orphan])
 
 
@@ -112,7 +108,7 @@ def test_nothing_is_left_over() -> None:
             there.recv(SECONDS)
             getattr(here, how)("the end")
     until(lambda: num_threads_of_links() == 0, "threads end")
-    assert all(map(is_gone, children))
+    assert are_gone(children)
     until(lambda: me.num_fds() <= num_files, "descriptors are given back")
     assert named_segments() <= shared
 

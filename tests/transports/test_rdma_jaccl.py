@@ -11,17 +11,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
-from contract import SECONDS, pair, reason_at, until
+from contract import SECONDS, pair, reason_at
 from echoes import echo
 from interrupts import freeze
-from jaccl import READER, WRITER, all_received, make_world, until_free
+from jaccl import READER, WRITER, all_received, child_of, make_world, until_free
+from processes import until
 
 import transports
 from tests.emulation.jaccl.world import Fault, What, World
 from transports import Frame, Link, LinkClosed, LinkOptions, Listener, TransportUnavailable
-from transports.rdma import child_process, link, transport
+from transports.rdma import child_process, link, probe, transport
 
 BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)
 SMALL, LARGE = 10_000, 3 << 20  # a generated token's hidden state, a prompt's
@@ -43,11 +43,6 @@ def frame(index: int, size: int) -> Frame:
 def joined(listener: Listener) -> tuple[Link, Link]:
     here = transports.connect(listener.address, timeout=SECONDS, options=BRISK)
     return here, listener.accept(SECONDS)
-
-
-def child_of(one: Link) -> psutil.Process:
-    assert isinstance(one, link.RdmaLink)
-    return psutil.Process(one.child_pid)
 
 
 # -- what arrives otherwise than it was sent ---------------------------------------------------------------------------
@@ -226,3 +221,14 @@ def test_an_old_framing_is_refused_before_a_group_is_joined(world: World, monkey
     ):
         transports.connect(listener.address, timeout=SECONDS, options=BRISK)
     assert world.usage(READER).num_groups == 0
+
+
+def test_the_tools_show_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World.make(tmp_path / "world", num_cables=2, macos=("26.1", "26.3"))
+    with pytest.raises(TransportUnavailable):  # no Mac, and not emulated
+        probe.device_for("jaccl", "rdma_en1")
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+    assert probe.device_for("jaccl", "rdma_en1") == "rdma_en1"
+    with pytest.raises(TransportUnavailable, match=r"needs macOS 26\.2 or later, and this is 26\.1"):
+        probe.device_for("jaccl", "rdma_en0")

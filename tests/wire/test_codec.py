@@ -101,19 +101,21 @@ def _replace_somewhere(random: Random, value: Any) -> Any:
     return [*value[:at], _replace_somewhere(random, value[at]), *value[at + 1 :]]
 
 
-def test_any_value_anywhere():
+@pytest.mark.parametrize("count", [10_000, pytest.param(50_000, marks=pytest.mark.nightly)])
+def test_any_value_anywhere(count: int):
     random = Random(2)
     wholes = [msgpack.unpackb(encode(message)) for message in EXAMPLES.values()]
-    for _ in range(50_000):
+    for _ in range(count):
         is_message(msgpack.packb(_replace_somewhere(random, random.choice(wholes))))
 
 
-def test_damaged_headers():
+@pytest.mark.parametrize("count", [20_000, pytest.param(100_000, marks=pytest.mark.nightly)])
+def test_damaged_headers(count: int):
     """Many of them, the same every time."""
     chance = Random(1)
     headers = [encode(message) for message in EXAMPLES.values()]
-    num_accepted = sum(is_message(mutate(chance.choice(headers), chance)) for _ in range(100_000))
-    assert 0 < num_accepted < 30_000, "some damage gives another legal message: a letter of a name, a digit"
+    num_accepted = sum(is_message(mutate(chance.choice(headers), chance)) for _ in range(count))
+    assert 0 < num_accepted < 0.3 * count, "some damage gives another legal message: a letter of a name, a digit"
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)

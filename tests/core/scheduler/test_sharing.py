@@ -234,13 +234,3 @@ def test_nothing_is_kept_where_that_is_not_wanted():
     assert house.sequences[last].num_cached == 0
     assert not house.toy.blocks
     house.check_answers()
-
-
-def test_a_longer_block_takes_the_place_of_the_shorter_one():
-    house = House(token_budget=100)
-    house.add([1] * 6, max_tokens=1)
-    house.run()
-    house.add([1] * 8 + [2], max_tokens=1)
-    house.run()
-    assert sorted(block.tokens for block in house.scheduler.prefix_cache.tree) == [(1, 1, 1, 1), (1, 1, 1, 1), (2,)]
-    house.check_kv()

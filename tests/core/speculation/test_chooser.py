@@ -235,7 +235,7 @@ def test_it_is_never_slower_than_no_drafts(name: str, streams: int, *, at_end: b
 
 
 @pytest.mark.parametrize("name", ["two-large", pytest.param("three-large", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("acceptance", [(0.9, 0.0), (0.9, 0.9, 0.0, 0.3)])
+@pytest.mark.parametrize("acceptance", [(0.9, 0.0), pytest.param((0.9, 0.9, 0.0, 0.3), marks=pytest.mark.nightly)])
 def test_nobody_is_slower_because_of_others_drafts(name: str, acceptance: tuple[float, ...]) -> None:
     machine = read_machine(Path(name))
     none = drafts.without_drafts(Crowd(machine, (0.0,) * len(acceptance), 200))

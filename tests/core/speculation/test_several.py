@@ -82,7 +82,7 @@ def steps_of(num_streams: int, acceptance: float, flight: Flight | None = None) 
     return sim
 
 
-@pytest.mark.parametrize("num_streams", [2, 4, 8])
+@pytest.mark.parametrize("num_streams", [4, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 8))])
 def test_right_drafts_take_a_fraction_of_the_time(num_streams: int) -> None:
     none, drafts = steps_of(num_streams, 0.9, Flight()), steps_of(num_streams, 0.9)
     assert drafts.tokens == none.tokens

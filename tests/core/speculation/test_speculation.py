@@ -137,41 +137,6 @@ def test_a_result_that_agrees_overtakes_a_proposal() -> None:
     found.check_answers()
 
 
-def test_a_result_that_differs_overtakes_a_proposal() -> None:
-    found = house()
-    seq_id = decoding(found, Flight(2, 3, 2))
-    found.guess = right_guesses
-    found.step()
-    (proposal,) = found.scheduler.proposals()
-    proposal.drafts = [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(proposal)]
-    found.deliver()
-    assert not proposal.stands
-    found.scheduler.take(proposal)
-    assert found.sequences[seq_id].drafts.waiting == []
-    found.run()
-    found.check_answers()
-
-
-@pytest.mark.parametrize("num_requests", [2, 3, 5])
-def test_the_members_of_a_group_get_drafts_in_one_step(num_requests: int) -> None:
-    found = house(max_running=8, num_groups=2, fixed_groups=True)
-    found.guess = right_guesses
-    ids = prompted(found, *[3] * num_requests, max_tokens=40, flight=Flight(3))
-    while not all(found.sequences[i] in found.scheduler.batches for i in ids):
-        found.step() or found.deliver()
-    drafts = []
-    while not found.reasons:
-        plan = found.step()
-        if plan is None:
-            found.deliver()
-        else:
-            drafts.append([part.num_drafts for part in plan.slices])
-    assert [3] * (num_requests // 2) in drafts[2:]
-    assert [3] * -(-num_requests // 2) in drafts[2:]
-    found.run()
-    found.check_answers()
-
-
 def test_each_member_gets_its_own_number_of_drafts() -> None:
     found = house(num_groups=1, max_in_flight=2)
     found.guess = right_guesses
@@ -350,18 +315,6 @@ def test_a_rejected_slice_must_not_be_answered() -> None:
     found.toy.under_way.clear()
     with pytest.raises(ValueError, match="asked for"):
         found.scheduler.update(StepResult(plan.step, (SampledSlice(seq_id, (SampledToken(1),)),)))
-
-
-def test_blocks_of_a_request_that_has_ended_may_have_any_verdict() -> None:
-    found = house(num_groups=3, max_in_flight=4)
-    seq_id = decoding(found, Flight(2, 3, 3))
-    found.guess = lambda proposal: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(proposal)]
-    assert found.step()
-    assert found.step()
-    found.finish(seq_id)
-    found.run()
-    found.check_answers()
-    found.check_kv()
 
 
 # -- verdicts ------------------------------------------------------------------------------------

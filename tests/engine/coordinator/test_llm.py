@@ -145,12 +145,6 @@ def test_requests_that_cannot_be_are_refused(llm: LLM, prompt: Any, options: dic
         llm.submit(prompt, **options)
 
 
-@pytest.mark.parametrize("field", ["max_tokens", "top_k", "seed", "logprobs"])
-def test_counts_are_whole_numbers(field: str) -> None:
-    with pytest.raises(ValueError, match=f"{field} must be a whole number, not 2.5"):
-        params(**{field: 2.5})
-
-
 def test_the_largest_values_that_parameters_take_reach_every_stage(llm: LLM) -> None:
     largest = params(max_tokens=2**63 - 1, top_k=2**63 - 1, temperature=1.0, stop_token_ids=(2**63 - 1,))
     request = llm.submit(TALE, largest)

@@ -2,7 +2,6 @@
 
 import threading
 import time
-import weakref
 
 import mlx.core as mx
 import pytest
@@ -12,27 +11,13 @@ from splitinfer.engine.device.device import Device, Span, Ticket, Work, device_e
 from splitinfer.errors import DeviceFailed
 from splitinfer.machine.costs import Costs
 from tests.emulation import device as emulated_module
+from tests.emulation.clock import Clock
 from tests.emulation.device import EmulatedDevice
 from tests.emulation.device_queue import DeviceTraits
-from tests.emulation.late_steps import counted
 from tests.emulation.machine import Hop, Machine
 
 MS = 1e-3
 STEP = Work(Shape(1))
-NOTHING = Work(Shape())
-
-
-class Clock:
-    """Time that passes by sleeping only."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += max(seconds, 1e-6)  # to yield takes a moment, too
 
 
 @pytest.fixture
@@ -42,10 +27,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def emulated(ms: float = 10, buffers: int = 1, draft_ms: float = 0, **traits: float) -> EmulatedDevice:
+def emulated(ms: float, draft_ms: float = 0, **traits: float) -> EmulatedDevice:
     costs = Costs.through({1: ms * MS})
     device = DeviceTraits(**traits)  # type: ignore[arg-type]
-    return EmulatedDevice(Machine((costs,), (Hop(),), (1,), draft=draft_ms * MS, buffers=(buffers,), device=device))
+    return EmulatedDevice(Machine((costs,), (Hop(),), (1,), draft=draft_ms * MS, device=device))
 
 
 def one() -> mx.array:
@@ -57,18 +42,13 @@ def launch(device: EmulatedDevice, work: Work = STEP) -> Ticket:
     return device.launch([one()], (), work, 0.0)
 
 
-def seconds(device: EmulatedDevice, work: Work = STEP) -> float:
-    """What a step takes that is waited for."""
-    span = device.wait(launch(device, work))
-    return span.ended - span.started
-
-
 # -- emulated --------------------------------------------------------------------------------------
 
 
 def test_a_step_takes_the_seconds_of_the_machine_and_its_launch_none_of_them(clock: Clock) -> None:
     device = emulated(ms=20, wait=1 * MS)
-    assert seconds(emulated(ms=50, draft_ms=8), round_of(1)) == pytest.approx(8 * MS)
+    (drafting := emulated(ms=50, draft_ms=8)).wait(launch(drafting, round_of(1)))
+    assert clock.now == pytest.approx(100.0 + 8 * MS, abs=MS / 10)
     began = clock.now
     tickets = [launch(device), launch(device)]
     assert clock.now == pytest.approx(began, abs=MS / 10)
@@ -78,60 +58,6 @@ def test_a_step_takes_the_seconds_of_the_machine_and_its_launch_none_of_them(clo
     assert second.started == first.ended, "steps stand in line"
     assert second.ended == pytest.approx(began + 40 * MS)
     assert device.wait(tickets[0]) is first
-
-
-def test_a_launch_is_held_until_few_command_buffers_are_left(clock: Clock) -> None:
-    device, began = emulated(ms=40, buffers=20, max_buffers=5), clock.now
-    launch(device)
-    assert clock.now == pytest.approx(began + 30 * MS, abs=MS / 10), "15 of 20 are complete"
-
-
-def test_a_step_that_takes_longer_to_compute_is_late(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    device, evaluate, takes = emulated(ms=1, draft_ms=1), mx.eval, 5 * MS
-
-    def slowly(*arrays: mx.array) -> None:
-        clock.sleep(takes)
-        evaluate(*arrays)
-
-    monkeypatch.setattr(mx, "eval", slowly)
-    with counted() as steps:
-        span = device.wait(launch(device))
-        assert span.ended - span.started == pytest.approx(5 * MS)
-        before = steps()
-        launch(device, round_of(1))
-        takes = 0
-        launch(device)  # it stands behind a draft that was late
-        launch(device)
-        takes = 5 * MS
-        launch(device, NOTHING)  # a plan without rows has no time to keep
-        found = steps().since(before)
-    assert (found.steps, found.late) == (3, 1)
-
-
-def test_arrays_are_held_until_their_launch_is_done(clock: Clock) -> None:
-    """So that the next step copies what a GPU would have to copy."""
-    device, array = emulated(ms=5), mx.zeros((2**20,))
-    mx.eval(array)
-    ticket = device.launch([array[:1] + 1], [array], STEP, 0.0)
-    there = weakref.ref(array)
-    del array
-    launch(device)
-    assert there() is not None
-    device.wait(ticket)
-    launch(device)
-    assert there() is None
-
-
-def test_a_device_that_was_idle_is_slow_and_one_that_was_kept_awake_is_not(clock: Clock) -> None:
-    device = emulated(ms=4, idle_after=1, idle_factor=3)
-    assert seconds(device) == pytest.approx(4 * MS)
-    clock.sleep(1.2)
-    assert seconds(device) == pytest.approx(12 * MS)
-    for _ in range(2):
-        clock.sleep(0.6)
-        device.stay_awake()
-    clock.sleep(0.6)
-    assert seconds(device) == pytest.approx(4 * MS)
 
 
 # -- MLX's own -------------------------------------------------------------------------------------

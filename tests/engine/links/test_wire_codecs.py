@@ -1,18 +1,16 @@
 """Links that pack prompts: other tokens than exact links may give, but the same ones on every road."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import pytest
-from engine.door import Ask, Guesses, Open, ask, num_layers, some_wrong
+from engine.door import Ask, Open, ask, num_layers
 from stages import prompt
 
-from splitinfer import Flight
 from splitinfer.core.wire_codec import CODECS, FP16, INT8, NONE
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.checkpoint import open_folder
@@ -78,26 +76,6 @@ def test_something_is_rounded_and_fewer_bytes_are_sent(
     off = {codec: abs(likely[codec] - likely[NONE]) for codec in CODECS}
     assert off["fp8"] > 0 < off[INT8] < 0.3, off  # a small random model is anything but forgiving
     assert off[FP16] < 0.01, off
-
-
-def together_and_alone(pipeline: Open, asks: Iterable[Ask], codec: str, **options: Any) -> dict[str, Any]:
-    """Check that all get together, with options, what they get alone without; the figures."""
-    asks = list(asks)
-    with pipeline("llama", [1, 1, 2], codec=codec, prefix_cache=False, **PACKED) as there:
-        alone = [there.answers(replace(one, flight=Flight()))[0] for one in asks]
-    if options.pop("drafts", False):
-        drafter = Guesses([[*one.tokens, *answer] for one, answer in zip(asks, alone, strict=True)], some_wrong)
-        options |= {"drafter": lambda: drafter, "flight": Flight(2, 3, 2)}
-    with pipeline("llama", [1, 1, 2], codec=codec, **PACKED, **options) as there:
-        for _ in range(2):
-            assert there.answers(*asks) == alone
-        return there.stats
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("codec", CODECS)
-def test_with_drafts(codec: str, pipeline: Open) -> None:
-    assert together_and_alone(pipeline, [SAMPLED], codec, drafts=True)["speculation"]["sent"] > 0
 
 
 @pytest.mark.nightly

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 from engine import door
-from engine.door import SEVERAL, Guesses, Open, ask, some_wrong
+from engine.door import SEVERAL, Open, ask
 
-from splitinfer import Flight
 from splitinfer.errors import ModelError
 from splitinfer.kvstore.store import Disk
 
@@ -45,17 +44,6 @@ def test_something_is_rounded_and_less_memory_is_taken(
     shares = [sizes[name] / sizes["exact"] for name in ("k8v8", "k8v4")]
     assert shares == pytest.approx([0.2813, 0.2188] if dtype == "auto" else [0.5625, 0.4375], abs=1e-3)
     assert door.alone(folder, asks, kv_format="k8v4", dtype=dtype) != door.alone(folder, asks, dtype=dtype)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kv_format", ["k8v8", "k8v4"])
-def test_with_drafts(kv_format: str, tiny_folder: Callable[..., Path], pipeline: Open) -> None:
-    folder, one = tiny_folder("llama", head_dim=64), ask(70, temperature=0.8)
-    (right,) = door.alone(folder, [one], kv_format=kv_format)
-    drafter = Guesses([[*one.tokens, *right]], some_wrong)
-    with pipeline(folder, [1, 3], kv_format=kv_format, drafter=lambda: drafter, flight=Flight(2, 3, 2)) as there:
-        there.answers(one)
-        assert there.stats["speculation"]["sent"] > there.stats["speculation"]["accepted"] > 0
 
 
 @pytest.mark.parametrize("kv_format", ["k8v8", pytest.param("k8v4", marks=NIGHTLY)])

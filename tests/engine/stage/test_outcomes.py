@@ -48,7 +48,7 @@ def test_the_second_load_tries_nothing(name: str, kv_format: str, tiny_folder: C
     assert (first.runner.rolls_back, first.arrays_per_block) == (second.runner.rolls_back, second.arrays_per_block)
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_next"])
+@pytest.mark.parametrize("name", [pytest.param("gpt_oss", marks=pytest.mark.nightly), "qwen3_next"])
 def test_a_few_layers_stand_for_all(name: str, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
     told, folder = list[Progress](), tiny_folder(name, num_hidden_layers=12)
     given = replace(command(folder), stage=0, bounds=(0, 12))

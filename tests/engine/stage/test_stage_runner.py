@@ -196,21 +196,6 @@ NEW = (NewSequence(1, GREEDY, 0),)
 ONE = (Slice(1, 0, (1, 2), 1),)
 
 
-def test_wrong_plans_are_refused(whole: StageRunner):
-    whole.reset()
-    assert refused(whole, StepPlan(0, (), ONE)) == "the plan runs sequence 1, which was never opened"
-    assert "sequence 1 from 3, but it is at 0" in refused(whole, StepPlan(0, NEW, (Slice(1, 3, (1,), 1),)))
-    assert refused(whole, StepPlan(0, NEW)) == "sequence 1 was opened twice"
-    orphan = (NewSequence(2, GREEDY, 0, blocks=(9,), prefix=(1,)),)
-    assert (
-        refused(whole, StepPlan(0, orphan)) == "the plan starts a sequence from block 9, but that block is not stored"
-    )
-    whole.finish(whole.launch(StepPlan(0, (), ONE), None))
-    assert "from 5, but it is at 2" in refused(whole, StepPlan(1, (), (Slice(1, 5, (1,), 1),)))
-    freed = replace(StepPlan(1, (), (Slice(1, 2, (1,), 1),)), freed=(1,))
-    assert "never opened" in refused(whole, freed)
-
-
 @pytest.mark.parametrize(("stage", "hidden"), [(1, mx.zeros((1, 64))), (1, None), (0, mx.zeros((2, 64)))])
 def test_hidden_states_of_another_number_are_refused(halves: list[StageRunner], stage: int, hidden: mx.array | None):
     halves[stage].reset()
