@@ -12,8 +12,10 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ FENCE = re.compile(r"^ *(```+|~~~+).*?^ *\1 *$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(\s*<?([^()\s>]+)>?[^()]*\)")
 CALL = re.compile(r"(?:\$ )?(?:time )?(?:\.venv/bin/)?(?:splitinfer +|scripts/(?=bench))([a-z].*)", re.DOTALL)
+MEMBER = re.compile(r"`([A-Z]\w+)\.(\w+)[`(]")
 HEADING = re.compile(r"^#{1,6} +(.+?) *#* *$", re.MULTILINE)
 
 
@@ -113,6 +116,29 @@ def missing_files(page: Path) -> set[str]:
 
 def test_files_exist():
     assert wrong(CURRENT, missing_files) == {}
+
+
+def missing_names(page: Path) -> set[str]:
+    """``Class.name`` in code of ``page`` where no class of the product of that name has such a member."""
+    return {f"{each}.{name}" for each, name in set(MEMBER.findall(page.read_text())) if name not in members()[each]}
+
+
+@cache
+def members() -> Mapping[str, set[str]]:
+    """By the name of a class: the methods and the fields of classes of that name."""
+    found = defaultdict[str, set[str]](set)
+    for path in sorted([*(ROOT / "splitinfer").rglob("*.py"), *(ROOT / "transports").rglob("*.py")]):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found[node.name] |= {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+                found[node.name] |= {
+                    str(getattr(one.target, "id", "")) for one in node.body if isinstance(one, ast.AnnAssign)
+                }
+    return found
+
+
+def test_members_of_classes_exist():
+    assert wrong(sorted((ROOT / "docs" / "change").glob("*.md")), missing_names) == {}
 
 
 # ----- commands and options ----------------------------------------------------------------------------

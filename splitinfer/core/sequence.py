@@ -239,7 +239,7 @@ class Sequence:
         return max(self.num_scheduled, self.kv_floor)
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def precedence(self) -> tuple[int, int]:
         """The order in which memory is granted, smaller first: higher priority, then who came first."""
         return -self.priority, self.seq_id
 

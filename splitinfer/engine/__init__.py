@@ -1,8 +1,9 @@
 """Everything that acts: the loops of coordinator and worker, and what they run.
 
-coordinator     the engine's loop: plan, run, update; the pipeline of stages, the group of workers, requests, figures
+coordinator     the engine's loop: receive, draft, plan, launch, take; pipeline, group of workers, requests
 worker          the loop on the other machines, the handshake on its port, access by keys, the stage that it holds
-housekeeping    the queue of a loop's events, and what both loops do besides acting on them
+mailbox         the inbox of both loops
+housekeeping    what both loops do besides acting on events
 stage           one stage, the same on coordinator and workers: loading, running a plan, sampling, its KV on disk
 device          what computes a step, and when it is done
 drafts          drafters: an n-gram index, or a small model

@@ -1,59 +1,19 @@
-"""A loop's queue of events, and what both loops do besides acting on them, the coordinator's and the workers': the
-machine stays awake, its other processes know what this one holds, what computes preempts nothing on a pinned stage,
-likely steps are built ahead, and an idle device is kept awake.
-
-A processor that sleeps while another stage computes resumes slowly: after 100 ms of halt, a virtual machine's computed
-the same layers up to a fifth slower than one that never slept (``scripts/README.md``). So a loop that is pinned to a
-processor of its own, and computes on it, does not sleep while an event is expected: it polls, and yields to the other
-threads of that processor. A stage on a GPU gains nothing by polling, and one that shares its processors would take them
-from those that compute; both sleep.
+"""What both loops do besides acting on events, the coordinator's and the workers': the machine stays awake, its other
+processes know what this one holds, what computes preempts nothing on a pinned stage, likely steps are built ahead, and
+an idle device is kept awake.
 """
 
 import queue
 import time
 from typing import Generic, TypeVar
 
+from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.stage.runner import StageRunner
-from splitinfer.engine.threads import ComputingThread, has_own_processor, yield_processor
+from splitinfer.engine.threads import ComputingThread
 from splitinfer.models.memory import HeldReport
 from splitinfer.system.keep_awake import KeepAwake
 
-AWAKE = 0.5  # seconds without an event after which none is expected soon
 T = TypeVar("T")
-
-
-class Mailbox(Generic[T]):
-    """A queue of events for one reading thread. Any thread may put."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[T] = queue.SimpleQueue()
-
-    def put(self, event: T) -> None:
-        """Add an event; never waits."""
-        self._queue.put(event)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the queue is empty at the moment."""
-        return self._queue.empty()
-
-    def get(self, timeout: float | None, *, expecting: bool = False) -> T:
-        """Return the next event, waiting at most ``timeout`` seconds; ``None`` waits without a limit.
-
-        ``expecting``: an event is likely soon, so poll for it where that helps.
-
-        Raises:
-            queue.Empty: no event came in time.
-        """
-        if expecting and (timeout is None or timeout > 0) and has_own_processor():
-            awake = AWAKE if timeout is None else min(AWAKE, timeout)
-            until = time.monotonic() + awake
-            while self._queue.empty() and time.monotonic() < until:
-                yield_processor()
-            timeout = None if timeout is None else timeout - awake
-        if timeout is not None and timeout <= 0:
-            return self._queue.get_nowait()
-        return self._queue.get(timeout=timeout)
 
 
 class Housekeeping(Generic[T]):

@@ -16,7 +16,7 @@ from splitinfer.core.endpoint import Endpoint, free_name
 from splitinfer.core.kv.format import EXACT, format_of
 from splitinfer.core.layout import LOCAL, Layout, Rank, StageSpec, lay_out
 from splitinfer.discovery.workers import is_same_name
-from splitinfer.engine.coordinator.local_workers import LocalWorker, give_back, take
+from splitinfer.engine.coordinator.local_workers import LocalWorker, give_back, started
 from splitinfer.engine.coordinator.ranks import halves_of
 from splitinfer.engine.coordinator.worker_group import Notice
 from splitinfer.engine.drafts.drafters import has_heads
@@ -159,7 +159,7 @@ def measured_profiles(
     with ExitStack() as stack:
 
         def take_local(name: str) -> LocalWorker:
-            worker = take(name, settings.disk)
+            worker = started(name, settings.disk)
             stack.push(lambda kind, *_: (LocalWorker.kill if kind else give_back)(worker))
             return worker
 

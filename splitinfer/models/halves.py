@@ -6,7 +6,7 @@ in the same order, and a sum of two has the same bits on both. What is behind th
 sampler, both compute alike.
 
 A rank that evaluates a sum which the other does not waits for ever. So whatever decides about a graph must be the same
-on both: what only one of them can know (a file on its disk, what it remembers) is agreed on first (``Group.all_of``).
+on both: what only one of them can know (a file on its disk, what it remembers) is agreed on first (``Pair.all_of``).
 """
 
 import time
@@ -27,7 +27,7 @@ _KNOWN = 4096  # numbers of the sum at each load: as many as of a few tokens' hi
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Pair:
     """Both ranks, as one of them sees them. ``sums``: MLX's group."""
 
     rank: int

@@ -1,4 +1,4 @@
-"""Holds every sequence's caches on this stage, and stored blocks; opens, saves, rolls back, leaves and frees them as
+"""Holds every sequence's caches on this stage, and stored blocks; opens, saves, rolls back, retains and frees them as
 plans command.
 
 A step that writes to a sequence's arrays while another step with them is in flight copies all of them: MLX writes in

@@ -27,7 +27,7 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import NO_FLOAT32_HEAD, StageModel
 from splitinfer.models.divided import divide
 from splitinfer.models.graph import arrays_read, uncompiled
-from splitinfer.models.halves import Group
+from splitinfer.models.halves import Pair
 from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.memory import Need, on_gpu
@@ -108,7 +108,7 @@ def _build(
     drafter: Checkpoint | None,
     of_drafter: Callable[[Checkpoint, StageModel], Mapping[str, mx.array]],
     kv_format: KVFormat | None,
-    group: Group | None,
+    group: Pair | None,
     *,
     sees: bool,
 ) -> _Built:
@@ -155,7 +155,7 @@ def survey(
     *,
     drafter: Checkpoint | None = None,
     sees: bool = False,
-    group: Group | None = None,
+    group: Pair | None = None,
 ) -> Survey:
     """What the stage of layers [start, end) reads and needs, also of a ``drafter`` that was trained on hidden states of
     this model (``trained``): its checkpoint, or again the model's for prediction heads. Reads no weight.
@@ -256,7 +256,7 @@ def load_with_others(
     drafter: Checkpoint | None,
     *,
     sees: bool,
-    group: Group | None = None,
+    group: Pair | None = None,
 ) -> tuple[StageModel, WithHeads | None, PictureTower | None]:
     """The same with what the stage has of a drafter: its heads, if it is the last one; and with its tower for pictures,
     if it is the first of a model that ``sees``; of a rank in a ``group``, its halves."""

@@ -389,7 +389,7 @@ class House:
                     break
             assert len(proposal.drafts) <= proposal.count
         for proposal in proposals:
-            self.scheduler.take(proposal)
+            self.scheduler.take_drafts(proposal)
 
     def limit(self, anybody_decodes: bool) -> int:
         config = self.scheduler.config

@@ -32,7 +32,7 @@ from splitinfer.engine.worker.ranks import Sampled
 from splitinfer.errors import ConfigError, DeviceFailed, ModelError, WorkerLost
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, Settings
-from splitinfer.models.halves import Group
+from splitinfer.models.halves import Pair
 from splitinfer.wire.messages import Digest, Gather, NextStage
 from transports import LinkOptions, LinkRefused
 from transports.rdma import probe
@@ -303,7 +303,7 @@ def test_what_both_ranks_have_sampled_is_compared() -> None:
 
 
 def test_sums_that_are_wrong_show_when_a_stage_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = Group(0, mx.distributed.init())  # alone, so that nothing is added
+    group = Pair(0, mx.distributed.init())  # alone, so that nothing is added
     with pytest.raises(DeviceFailed, match="add up to other numbers"):
         group.check()
     monkeypatch.setattr(mx.distributed, "all_sum", lambda x, group: 3 * x)

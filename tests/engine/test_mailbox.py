@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from splitinfer.engine import housekeeping
-from splitinfer.engine.housekeeping import Mailbox
+from splitinfer.engine import mailbox
+from splitinfer.engine.mailbox import Mailbox
 
 
 @pytest.fixture(params=[False, True], ids=["shared processor", "own processor"])
 def is_awake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(housekeeping, "has_own_processor", lambda: request.param)
+    monkeypatch.setattr(mailbox, "has_own_processor", lambda: request.param)
     return bool(request.param)
 
 
@@ -43,7 +43,7 @@ def test_whose_processor_is_its_own_looks_again_for_what_it_expects(
     if len(os.sched_getaffinity(0)) == 1:
         pytest.skip("these tests run on one processor")
     box, heard = Mailbox[str](), list[str]()
-    monkeypatch.setattr(housekeeping, "yield_processor", lambda: box.put("seen awake"))
+    monkeypatch.setattr(mailbox, "yield_processor", lambda: box.put("seen awake"))
     later = threading.Timer(1.0, box.put, ["slept"])
     later.start()
 

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from splitinfer.models.checkpoint import open_folder
-from splitinfer.models.halves import Group, check_halves
+from splitinfer.models.halves import Pair, check_halves
 from splitinfer.models.loader import count_layers, load_with_others, survey
 
 PROMPT = [(i * 37 + 11 + i * i) % 100 for i in range(24)]
@@ -33,7 +33,7 @@ def mlx_lms(folder: Path, group: mx.distributed.Group) -> list[int]:
     return found
 
 
-def ours(folder: Path, group: Group) -> list[int]:
+def ours(folder: Path, group: Pair) -> list[int]:
     checkpoint = open_folder(folder)
     whole = (0, count_layers(checkpoint))
     found = survey(checkpoint, *whole, "float32", group=group)
@@ -55,7 +55,7 @@ def main(rank: int, hosts: str, folder: Path, names: list[str]) -> None:
         where, said = folder / name.replace("/", "-"), dict[str, Any]()
         try:
             check_halves(open_folder(where))
-            said = {"plain": mlx_lms(where, group), "ours": ours(where, Group(rank, group))}
+            said = {"plain": mlx_lms(where, group), "ours": ours(where, Pair(rank, group))}
         except Exception as error:  # noqa: BLE001 - the same on both ranks, as all that is looked at
             said["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
         print(json.dumps({"name": name, **said}), flush=True)  # noqa: T201

@@ -189,7 +189,7 @@ class Simulator:
             speculation.asked(proposals)
             are_overtaken = not all(proposal.stands for proposal in proposals)
             for proposal in proposals:
-                self.scheduler.take(proposal)
+                self.scheduler.take_drafts(proposal)
 
     def guess(self, proposal: Proposal) -> int:
         """The next draft for a proposal; for subclasses."""

@@ -108,11 +108,12 @@ class KVManager:
     def _make_room(self, need: KVUse, seq: Sequence, running: Iterable[Sequence]) -> list[Sequence] | None:
         if self._is_short:
             return None
-        # Sequences with KV granted in this step rank higher, or are just being admitted.
+        # Sequences with KV granted in this step come first, or are just being admitted.
         idle = [one for one in running if one.kv_tokens and not one.num_in_flight and one.seq_id not in self._granted]
-        victims = sorted((one for one in idle if one.rank > seq.rank), key=lambda one: one.rank, reverse=True)
+        later = [one for one in idle if one.precedence > seq.precedence]
+        victims = sorted(later, key=lambda one: one.precedence, reverse=True)
         found = self.cache.make_room(self.used + self._promised + self.cache.use + need, self._pinned, victims)
-        # One block is the least that a sequence needs, and lower ranks have fewer victims.
+        # One block is the least that a sequence needs, and who comes later has fewer victims.
         self._is_short = found is None and need == KVUse(0, self.budget.block)
         return found
 

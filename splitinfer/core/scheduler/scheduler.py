@@ -132,7 +132,7 @@ class Scheduler:
     def finish(self, seq_id: int, reason: FinishReason) -> bool:
         """End a sequence from outside (abort, a stop string); False if it has ended already.
 
-        Its slices under way still run and are ignored; what becomes of its KV: see the module.
+        Its slices under way still run and are ignored; its KV is stored, and freed or retained (``KVManager.end``).
         """
         seq = self.running.get(seq_id) or self.waiting.get(seq_id)
         if seq is None:
@@ -403,7 +403,7 @@ class Scheduler:
         room = self.config.token_budget - sum(seq.num_to_compute for seq in members)
         return self.speculation.proposals(members, room // 2 if self._reads_prompts else room, self.config.longest)
 
-    def take(self, proposal: Proposal) -> None:
+    def take_drafts(self, proposal: Proposal) -> None:
         """Take in the drafts made for a proposal: all, fewer or none. Results may have come since it was made."""
         if self.speculation is not None and self.running.get(proposal.seq.seq_id) is proposal.seq:
             self.speculation.take(proposal, self.config.longest(proposal.seq))
@@ -477,7 +477,7 @@ class Scheduler:
         ready = [(seq, seq.num_scheduled) for seq in running if seq.num_to_compute]
         ready += [(seq, match.num_tokens) for seq, match in admissions]
         # Decodes of all groups: lower ranks must not take the KV they need next.
-        ready.sort(key=lambda one: one[0].rank)
+        ready.sort(key=lambda one: one[0].precedence)
         prompts = [one for one in ready if one[0] not in self.batches]
         room, share = self._chunks.room(
             self.config, rules, going, prompts, situation.num_decoding, begins=bool(admissions)
@@ -551,7 +551,7 @@ class Scheduler:
         taken, growth = {seq.seq_id for seq in decodes}, self.kv.budget.growth
         others = [one for one in self.running.values() if one.seq_id not in taken and one.num_awaited]
         reserve = sum((growth(one.kv_tokens, len(one.tokens) + 1) for one in others), NOTHING)
-        for seq in sorted(drafted, key=lambda one: one.rank):
+        for seq in sorted(drafted, key=lambda one: one.precedence):
             end = max(seq.num_scheduled, len(seq.tokens))
             for count in range(min(len(seq.drafts.waiting), room), 0, -1):
                 if self.kv.allocate_spare(seq.kv_tokens, end + count, reserve):
@@ -585,7 +585,7 @@ class Scheduler:
         for group in self._groups_in_turn():
             self.kv.begin_step()
             situation, decodes = self._policy_input(group), list[Sequence]()
-            for seq in sorted(self.batches.going_on(group, self._follows), key=lambda one: one.rank):
+            for seq in sorted(self.batches.going_on(group, self._follows), key=lambda one: one.precedence):
                 if seq.seq_id in self._preempted:
                     continue  # for one before it in this loop
                 if seq.num_awaited or self._promise(seq, seq.num_scheduled + 1):

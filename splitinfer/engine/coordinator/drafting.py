@@ -39,7 +39,7 @@ class Drafting:
                 speculation.asked(ready)
             are_overtaken = not all(proposal.stands for proposal in proposals)
             for proposal in proposals:
-                scheduler.take(proposal)
+                scheduler.take_drafts(proposal)
 
     def _ready(self, proposals: list[Proposal], speculation: Speculation, receive: Receive) -> list[Proposal]:
         """The proposals whose sequences the drafter has read; of one alone the rest is read."""

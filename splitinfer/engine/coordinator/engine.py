@@ -29,7 +29,8 @@ from splitinfer.engine.coordinator.shared import Shared
 from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.coordinator.worker_group import Notice
 from splitinfer.engine.drafts.drafters import Drafter
-from splitinfer.engine.housekeeping import Housekeeping, Mailbox
+from splitinfer.engine.housekeeping import Housekeeping
+from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.threads import clears_streams
 from splitinfer.errors import PeerError, SplitinferError
 from splitinfer.system import qos

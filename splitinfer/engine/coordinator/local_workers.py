@@ -44,7 +44,7 @@ def end_early() -> None:
         _early.popitem()[1].kill()
 
 
-def take(name: str, disk: Disk | None) -> "LocalWorker":
+def started(name: str, disk: Disk | None) -> "LocalWorker":
     """Return the worker of that name that was started early, once; otherwise a new one."""
     early = _early.pop(name, None)
     if early is not None and early.disk == disk:

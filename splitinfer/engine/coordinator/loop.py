@@ -1,10 +1,10 @@
-"""The coordinator's loop: receive, draft, plan, launch, learn. It reacts to events, and waits for nothing else.
+"""The coordinator's loop: receive, draft, plan, launch, take. It reacts to events, and waits for nothing else.
 
     receive     calls of other threads (submissions, aborts), results of steps
     draft       if the scheduler proposes drafts, the drafter makes them
     plan        the scheduler writes the next step, if a stage can take it
     launch      hand the step to the pipeline, which sends it when this machine's device is done
-    learn       a result brings tokens; tokens go to their readers
+    take        a result brings tokens; tokens go to their readers
 
 One thread decides and launches, and what it has is here. Between two draft tokens the loop looks for results: one may
 have rejected them. Several plans under way keep every stage busy, and where the device computes while Python goes on,
@@ -29,7 +29,7 @@ from splitinfer.engine.coordinator.figures import Figures
 from splitinfer.engine.coordinator.open_requests import OpenRequests
 from splitinfer.engine.coordinator.pipeline import LocalResult, Pipeline, StageEvent
 from splitinfer.engine.coordinator.shared import InForce, Shared
-from splitinfer.engine.coordinator.worker_group import Event
+from splitinfer.engine.coordinator.worker_group import LinkEvent
 from splitinfer.engine.device.steps import StepFailed
 from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.housekeeping import Housekeeping
@@ -182,7 +182,7 @@ class Loop:
 
     def _handle(self, event: StageEvent | Call) -> None:
         """Act on an event."""
-        if isinstance(event, Event | LocalResult):
+        if isinstance(event, LinkEvent | LocalResult):
             if (result := self._pipeline.receive(event)) is not None:
                 self._take_result(result, event.at)
         elif isinstance(event, StepFailed):

@@ -32,9 +32,16 @@ from splitinfer.core.layout import BY_UP, Layout, StageSpec
 from splitinfer.core.plan import StageFigures, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.wire_codec import NONE, packs
-from splitinfer.engine.coordinator.local_workers import LocalWorker, take
+from splitinfer.engine.coordinator.local_workers import LocalWorker, started
 from splitinfer.engine.coordinator.ranks import halves_of
-from splitinfer.engine.coordinator.worker_group import SILENCE, Event, Notice, WorkerGroup, WorkerHandle, start_command
+from splitinfer.engine.coordinator.worker_group import (
+    SILENCE,
+    LinkEvent,
+    Notice,
+    WorkerGroup,
+    WorkerHandle,
+    start_command,
+)
 from splitinfer.engine.device.device import Device, open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.files.answering import Running
@@ -102,7 +109,7 @@ class LocalResult(NamedTuple):
     group: WorkerGroup
 
 
-StageEvent = Event | LocalResult | StepFailed
+StageEvent = LinkEvent | LocalResult | StepFailed
 """What stages bring to the loop."""
 
 
@@ -287,7 +294,7 @@ class Pipeline:
             if name in self._children and not self._children[name].is_alive:
                 self._children.pop(name).stop()
             if name not in self._children:
-                self._children[name] = take(name, self._config.disk)
+                self._children[name] = started(name, self._config.disk)
 
     def _load_local(self) -> LoadedStage | None:
         if self._local is None and self.layout.has_own_stage:
@@ -442,7 +449,7 @@ class Pipeline:
                     "worker %s was not told of rejected drafts: %s", handle.spec.name, error
                 )  # its end is an event
 
-    def receive(self, event: Event | LocalResult) -> StepResult | None:
+    def receive(self, event: LinkEvent | LocalResult) -> StepResult | None:
         """Read what a stage brings: the result, of a worker's without the first stage's figures, or ``None``.
 
         Raises:

@@ -81,7 +81,9 @@ class Reopening:
         self._shared.lost_stage = name or "of a worker"
         self._figures.lost(name, time.monotonic())
         log.warning("%s; %s", loss, self._remedy(loss))
-        pipeline.renew_links(str(loss))
+        pipeline.renew_links(
+            str(loss)
+        )  # at once, so that no worker computes for nobody; each attempt renews them again
         if is_local:
             self._loop.draft_again()
         self._open(loss, self._next_wanted())
@@ -159,18 +161,18 @@ class Reopening:
         self._figures.opened(layout, time.monotonic())
         self._shared.lost_stage = None
 
-    def _open_again(self, cut: Layout, patience: RejoinDeadline) -> str | None:
+    def _open_again(self, layout: Layout, patience: RejoinDeadline) -> str | None:
         """Open the pipeline with the cut in force; the reason if that cannot be done yet."""
         loop, pipeline = self._loop, self._pipeline
         loop.hear()
-        pipeline.use_layout(cut)
+        pipeline.use_layout(layout)
         try:
             pipeline.open(_RECONNECT, patience.left(time.monotonic()), loop.hear)
         except (PeerError, CannotFit) as error:  # memory that another process has taken may be free again
             return str(error)
         loop.scheduler.requeue_all(pipeline.kept())
         loop.use(loop.scheduler)
-        self._figures.opened(cut, time.monotonic())
+        self._figures.opened(layout, time.monotonic())
         self._shared.lost_stage = None
         return None
 

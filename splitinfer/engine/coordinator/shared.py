@@ -24,7 +24,7 @@ from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.coordinator.pipeline import StageEvent
 from splitinfer.engine.coordinator.requests import RequestState
 from splitinfer.engine.drafts.drafters import Drafter
-from splitinfer.engine.housekeeping import Mailbox
+from splitinfer.engine.mailbox import Mailbox
 from splitinfer.errors import Draining, RequestError, SplitinferError
 from splitinfer.models.memory import size
 

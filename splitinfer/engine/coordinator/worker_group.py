@@ -144,7 +144,7 @@ class WorkerHandle:
         return message
 
 
-class Event(NamedTuple):
+class LinkEvent(NamedTuple):
     """A worker's frame, or the end of its link, and when it arrived, in seconds on the monotonic clock."""
 
     worker: WorkerHandle
@@ -168,7 +168,7 @@ def _nothing() -> None:
 class WorkerGroup:
     """Links to the workers, in the order of the stages, and of the ranks of one.
 
-    ``own_key``: returns this machine's key pair, where a worker has a key. ``put`` receives an ``Event`` for every
+    ``own_key``: returns this machine's key pair, where a worker has a key. ``put`` receives an ``LinkEvent`` for every
     frame and link's end once ``start_delivery`` was called. ``notice`` receives a stage's name and its progress.
     ``running``: the models that workers may copy.
     """
@@ -176,14 +176,14 @@ class WorkerGroup:
     def __init__(
         self,
         own_key: Callable[[], KeyPair],
-        put: Callable[[Event], None] = lambda _event: None,
+        put: Callable[[LinkEvent], None] = lambda _event: None,
         notice: Notice = lambda _name, _progress: None,
         running: tuple[Running, ...] = (),
     ) -> None:
         self._own_key, self._put, self._notice = own_key, put, notice
         self._find = find_running(lambda: running)
         self._session_id = uuid.uuid4().hex
-        self._opening: queue.SimpleQueue[Event] | None = queue.SimpleQueue()
+        self._opening: queue.SimpleQueue[LinkEvent] | None = queue.SimpleQueue()
         self._delivery_lock = threading.Lock()
         self.workers: list[WorkerHandle] = []
         self._keepers: list[WorkerHandle] = []  # that have started the process of a rank
@@ -391,7 +391,7 @@ class WorkerGroup:
             return
         else:
             worker.last_frame, worker.spoken_at = item, time.monotonic()
-        event = Event(worker, item, time.monotonic())
+        event = LinkEvent(worker, item, time.monotonic())
         with self._delivery_lock:
             put = self._put if self._opening is None else self._opening.put
             put(event)

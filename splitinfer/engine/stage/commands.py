@@ -1,4 +1,4 @@
-"""What a plan has a stage do besides computing: save, leave, free, open, drop, fetch and erase, in this order."""
+"""What a plan has a stage do besides computing: save, retain, free, open, drop, fetch and erase, in this order."""
 
 import time
 from collections.abc import Callable

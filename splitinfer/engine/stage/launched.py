@@ -77,8 +77,8 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step under way on the device: this process's one record of it. ``drafts``: behind it, with a ticket for each
-    round."""
+    """A step under way on this process's device; the coordinator's record from plan to result is ``StepInFlight``.
+    ``drafts``: behind it, with a ticket for each round."""
 
     plan: StepPlan
     slices: tuple[Slice, ...]  # those that are computed here

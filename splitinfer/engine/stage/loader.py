@@ -27,7 +27,7 @@ from splitinfer.models.attention import STEP_ROWS, backend, score_bytes
 from splitinfer.models.blas import use_transposed_products
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
-from splitinfer.models.halves import Group
+from splitinfer.models.halves import Pair
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.kv_trial import sample_block
 from splitinfer.models.layers import type_name
@@ -56,7 +56,7 @@ _ROW = 4096  # numbers: about as many as a token's hidden states
 _MAX_ERROR = 0.7  # relative, by quantized KV; a larger one is not rounding
 
 Report = Callable[[Progress], None]
-Join = Callable[[Half], Group]
+Join = Callable[[Half], Pair]
 """Meets the other rank of a stage across two machines."""
 
 
@@ -79,7 +79,7 @@ class WeightSource:
         return checkpoint
 
 
-def _alone(_half: Half) -> Group:
+def _alone(_half: Half) -> Pair:
     raise ProtocolError("a stage across two machines is loaded by workers alone")
 
 
@@ -98,7 +98,7 @@ class LoadedStage:
     arrays_per_block: int
     need: Need
     scores: int
-    group: Group | None = None
+    group: Pair | None = None
 
     def begin_anew(self) -> Ready:
         """Forget all sequences; return the Ready message with the current free memory and stored blocks."""
@@ -229,7 +229,7 @@ def _read(
     device: Device,
     report: Report,
     disk: Disk | None,
-    group: Group | None,
+    group: Pair | None,
 ) -> LoadedStage:
     held = HeldReport()
 
@@ -265,7 +265,7 @@ def _read(
 
 
 def _tried(
-    command: Load, checkpoint: Checkpoint, dtype: str | None, model: StageModel, report: Report, group: Group | None
+    command: Load, checkpoint: Checkpoint, dtype: str | None, model: StageModel, report: Report, group: Pair | None
 ) -> Outcome:
     """What trials of the stage found, now or when it was loaded before.
 

@@ -33,7 +33,7 @@ from splitinfer.engine.stage.prepared import Likely, PreparedStep, PreparedSteps
 from splitinfer.engine.stage.sampler import Sampler, read, read_scores, scored
 from splitinfer.errors import DeviceFailed
 from splitinfer.models.cut import StageModel
-from splitinfer.models.halves import Group
+from splitinfer.models.halves import Pair
 from splitinfer.models.hidden_states import PackedRows, ReceivedRows, blank_rows
 from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.pictures import PictureTower
@@ -65,7 +65,7 @@ class StageRunner:
         disk: StageDisk | None = None,
         heads: WithHeads | None = None,
         tower: PictureTower | None = None,
-        group: Group | None = None,
+        group: Pair | None = None,
     ) -> None:
         self._model, self._stage, self.device = model, stage, device
         self._is_rank = group is not None

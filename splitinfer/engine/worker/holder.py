@@ -16,7 +16,7 @@ from splitinfer.engine.worker.ranks import join_ranks
 from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import CannotFit, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
-from splitinfer.models.halves import Group
+from splitinfer.models.halves import Pair
 from splitinfer.wire.messages import Half, Load, Met, Profile, Progress, Refuse
 from transports import Frame, LinkClosed
 
@@ -40,7 +40,7 @@ class StageHolder:
     def __init__(self, name: str, model: str | None, disk: Disk | None, access: AccessControl) -> None:
         self._name, self._model, self._disk, self._access = name, model, disk, access
         self.stage: LoadedStage | None = None
-        self._group: Group | None = None
+        self._group: Pair | None = None
         self._nonce = ""
 
     def running(self) -> tuple[Running, ...]:
@@ -88,7 +88,7 @@ class StageHolder:
                 raise Abandoned from None
 
     def _join(self, weights: Weights) -> Join:
-        def join(half: Half) -> Group:
+        def join(half: Half) -> Pair:
             """The group with the other rank: joined now, or when another stage was loaded in this process."""
             if self._group is None:
                 self._nonce, self._group = half.nonce, join_ranks(half, weights.gather)

@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.errors import PeerError
-from splitinfer.models.halves import Group
+from splitinfer.models.halves import Pair
 from splitinfer.wire.messages import Digest, Half
 from transports import FrameError, TransportUnavailable
 from transports.rdma.joining import check_sum, join_group
@@ -43,7 +43,7 @@ class RankProcess(Protocol):
         ...
 
 
-def join_ranks(half: Half, gather: Callable[[bytes], bytes]) -> Group:
+def join_ranks(half: Half, gather: Callable[[bytes], bytes]) -> Pair:
     """The group of both ranks. ``gather``: exchanges bytes with the other one.
 
     Raises:
@@ -67,7 +67,7 @@ def join_ranks(half: Half, gather: Callable[[bytes], bytes]) -> Group:
     if device:
         threading.Thread(target=_end_with, args=(device,), name="cable", daemon=True).start()
     mx.clear_cache()
-    return Group(half.rank, sums)
+    return Pair(half.rank, sums)
 
 
 def _end_with(device: str) -> None:

@@ -31,9 +31,10 @@ from functools import partial
 from splitinfer.core.plain_text import plain
 from splitinfer.core.plan import StepResult
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
-from splitinfer.engine.housekeeping import Housekeeping, Mailbox
+from splitinfer.engine.housekeeping import Housekeeping
 from splitinfer.engine.links.connection import Connection, open_connection, outgoing
 from splitinfer.engine.links.probe import probe_next, reply_to
+from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.stage.checks import payload_of
 from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.loader import LoadedStage
@@ -137,21 +138,21 @@ class Worker:
     @clears_streams
     def _serve(self) -> None:
         qos.serve_requests()
-        while self._take(self._next_event()):
+        while self._guarded(self._next_event()):
             pass
         self._housekeeping.close()
         self._holder.close()
         self._steps.close()
         self._ended()
 
-    def _take(self, event: Event | StepFailed | str | None) -> bool:
+    def _guarded(self, event: Event | StepFailed | str | None) -> bool:
         """Act on an event, and see to what goes wrong; whether to go on."""
         self._expecting = False
         try:
             if isinstance(event, StepFailed):
                 event.raise_if_due()
             elif isinstance(event, tuple):
-                self._handle(*event)
+                self._on_item(*event)
             elif event is _STOP:
                 self._steps.drain()
                 self._end_session("the worker was stopped")
@@ -199,7 +200,7 @@ class Worker:
         which cannot wake it. A coordinator that sleeps itself falls silent, and then the session ends."""
         self._housekeeping.watch_machine(is_needed=self._owner is not None)
 
-    def _handle(self, connection: Connection, item: Frame | LinkClosed, received: float) -> None:
+    def _on_item(self, connection: Connection, item: Frame | LinkClosed, received: float) -> None:
         """Act on one frame, or on a link's end."""
         if isinstance(item, LinkClosed):
             self._on_closed(connection, item)
@@ -209,9 +210,9 @@ class Worker:
         if connection.role == "probe":
             connection.link.send(reply_to(item))
         else:
-            self._act(connection, connection.receive(item), item, received)
+            self._on_message(connection, connection.receive(item), item, received)
 
-    def _act(self, connection: Connection, message: Message, item: Frame, received: float) -> None:
+    def _on_message(self, connection: Connection, message: Message, item: Frame, received: float) -> None:
         """Act on a message."""
         match message:
             case Step():

@@ -127,7 +127,7 @@ def test_a_result_that_agrees_overtakes_a_proposal() -> None:
     found.deliver()  # with the token in the place of the first of them
     assert proposal.stands
     assert len(proposal.unsampled) == len(proposal.drafts) - 1
-    found.scheduler.take(proposal)
+    found.scheduler.take_drafts(proposal)
     plan = found.scheduler.schedule()
     assert plan is not None
     assert [d.token_id for d in proposal.drafts] == list(plan.slices[0].token_ids)
