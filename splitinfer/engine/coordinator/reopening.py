@@ -81,9 +81,8 @@ class Reopening:
         self._shared.lost_stage = name or "of a worker"
         self._figures.lost(name, time.monotonic())
         log.warning("%s; %s", loss, self._remedy(loss))
-        pipeline.renew_links(
-            str(loss)
-        )  # at once, so that no worker computes for nobody; each attempt renews them again
+        # At once, so that no worker computes for nobody; each attempt renews them again.
+        pipeline.renew_links(str(loss))
         if is_local:
             self._loop.draft_again()
         self._open(loss, self._next_wanted())
