@@ -44,14 +44,8 @@ def _beginning(kind: str) -> bytes:
     return bytes(msgpack.packb({"kind": kind})[1:])
 
 
-_REJECTED = _beginning("rejected")
 _ASKING = tuple(map(_beginning, ("askmanifest", "askranges")))
-_LONGEST = 1 + max(map(len, (_REJECTED, *_ASKING)))
-
-
-def is_rejected(header: bytes | memoryview) -> bool:
-    """Whether a header is that of a Rejected message, as far as can be told without decoding it."""
-    return bytes(header[1:_LONGEST]).startswith(_REJECTED)
+_LONGEST = 1 + max(map(len, _ASKING))
 
 
 def asks_for_weights(header: bytes | memoryview) -> bool:
@@ -106,7 +100,7 @@ _ALLOWED: dict[tuple[str, Phase], tuple[Kinds, Kinds]] = {  # down, up
         _ASKS | {m.Progress, m.Profiled, m.Probed, m.Ready, m.Refuse, m.Fault, m.Gather, m.Spawned, m.Met},
     ),
     ("coordinator", Phase.RUN): (
-        frozenset({m.Connect, m.Step, m.Rejected}),
+        frozenset({m.Connect, m.Step}),
         frozenset({m.Connected, m.Result, m.Fault, m.Digest}),
     ),
     ("upstream", Phase.RUN): (frozenset({m.Step}), frozenset({m.Fault})),

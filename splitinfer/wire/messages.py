@@ -1,6 +1,6 @@
 """The messages on a link, by sender and receiver.
 
-    coordinator -> worker      Hello, Profile, Probe, Load, Connect, Step, Rejected
+    coordinator -> worker      Hello, Profile, Probe, Load, Connect, Step
     worker -> coordinator      Welcome, Refuse, Progress, Profiled, Probed, Ready, Connected, Result, Fault
     ranks, by the coordinator  Gather, Digest, Meet, Met    (of a stage across two machines)
     coordinator -> worker      Spawn    (answered by Spawned: a process for a rank, and where it listens)
@@ -306,18 +306,6 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
-    """Slices that a result has rejected while they are under way, as (step, sequence): a stage in the middle need not
-    compute those that still wait in front of it. It overtakes steps that wait; there is no reply."""
-
-    slices: tuple[tuple[int, int], ...]
-
-    def __post_init__(self) -> None:
-        if not self.slices or any(step < 0 or seq_id < 0 for step, seq_id in self.slices):
-            raise ValueError("rejected slices are one or more pairs of a step and a sequence")
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
     """The last stage's result of a plan."""
 
@@ -458,6 +446,6 @@ class Unavailable:
 
 Message = (
     Hello | Welcome | Refuse | Profile | Profiled | Probe | Probed | Load | Progress | Ready | Connect | Connected
-    | Step | Rejected | Result | Fault | Gather | Digest | Spawn | Spawned | Meet | Met
+    | Step | Result | Fault | Gather | Digest | Spawn | Spawned | Meet | Met
     | AskManifest | TellManifest | AskRanges | TellRange | Unavailable
 )  # fmt: skip

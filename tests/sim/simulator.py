@@ -127,7 +127,6 @@ class Simulator:
         self._queues = [DeviceQueue(traits) for _ in machine.stages]
         self._sent = [0.0] * machine.num_stages  # when the last step's rows had left for the next stage
         self._in_line: list[deque[tuple[StepPlan, float]]] = [deque() for _ in machine.stages]
-        self._void: set[tuple[int, int]] = set()  # slices that the stages in the middle know to be void
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._inbox: list[Callable[[], None]] = []
         self._figures: dict[int, list[StageFigures]] = {}
@@ -289,7 +288,7 @@ class Simulator:
         line = self._in_line[stage]
         while line and self._queues[stage].free_at <= self.now:
             plan, received = line.popleft()
-            self._begin(stage, self._without_void(plan), received)
+            self._begin(stage, plan, received)
         if line:
             self._at(self._queues[stage].free_at, lambda: self._serve(stage))
 
@@ -326,11 +325,6 @@ class Simulator:
         places = range(first, first + part.num_next)
         return replace(one, drafts=tuple(_TARGET if self._is_right(one.seq_id, at) else _WRONG for at in places))
 
-    def _without_void(self, plan: StepPlan) -> StepPlan:
-        """What a stage in the middle computes of a plan: it was told what is void."""
-        left = tuple(part for part in plan.slices if (plan.step, part.seq_id) not in self._void)
-        return plan if len(left) == len(plan.slices) else replace(plan, slices=left)
-
     def _answer(self, plan: StepPlan, sampled: tuple[SampledSlice, ...], returned_at: float) -> None:
         result = StepResult(plan.step, sampled, tuple(self._figures.pop(plan.step)))
         self._at(returned_at, lambda: self._inbox.append(lambda: self._update(result, returned_at)))
@@ -342,8 +336,6 @@ class Simulator:
             served.delay = None if begun is None else begun - served.at
             self.got(event.seq_id, event.token.token_id)
         self.scheduler.leave_out_rejected()
-        if void := self.scheduler.rejected_slices():
-            self._at(self.now + self.machine.hops[0].fixed, lambda: self._void.update(void))
 
     def got(self, seq_id: int, token_id: int) -> None:
         """Called when a request gets a token; for subclasses."""

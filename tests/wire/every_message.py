@@ -93,7 +93,6 @@ EXAMPLES: dict[str, Message] = {
         messages.Step(
             PLAN, TensorSpec("bfloat16", (6, 4096)), (FIGURES,), Packing("int8", ((0, 2), (4, 5))), ((2, 0), (2, 2))
         ),
-        messages.Rejected(((3, 7), (4, 7))),
         messages.Result(StepResult(3, (SAMPLED,), (FIGURES,))),
         messages.Fault("the disk is gone", False, True),
         messages.AskManifest("3f" * 16, "owner/name"),

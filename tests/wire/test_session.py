@@ -17,7 +17,7 @@ WELCOME = [("down", "hello"), ("up", "welcome")]
 LOADED = [*WELCOME, ("down", "load"), ("up", "progress"), ("up", "ready")]
 PROBE = [("down", "probe"), ("up", "probed")]
 PROFILE = [("down", "profile"), ("up", "progress"), ("up", "profiled")]
-STEPS = [("down", "step"), ("down", "step"), ("up", "result"), ("down", "rejected"), ("down", "step"), ("up", "result")]
+STEPS = [("down", "step"), ("down", "step"), ("up", "result"), ("down", "step"), ("up", "result")]
 
 CONVERSATIONS: list[tuple[str, list[Word]]] = [
     ("coordinator", [*LOADED, ("down", "connect"), ("up", "connected"), *STEPS, ("up", "fault")]),

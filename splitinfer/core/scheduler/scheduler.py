@@ -92,7 +92,6 @@ class Scheduler:
         self._next_step = 0
         self._now = self._returned_at = 0.0  # the latest known time and the last result's, on the first stage's clock
         self._preempted = set[int]()  # for the step being planned
-        self._missed = set[int]()  # sequences with wrong drafts in the last result
         self._is_lowered = False  # the budget, below the config's
 
     def _speculation(self) -> Speculation | None:
@@ -312,7 +311,6 @@ class Scheduler:
     def _tokens(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Append what was sampled for a plan."""
         sampled = {one.seq_id: one for one in result.sampled}
-        self._missed.clear()
         events, decoding = list[TokenEvent](), list[Sequence]()
         for part in plan.slices:
             seq = self.running.get(part.seq_id)
@@ -342,8 +340,6 @@ class Scheduler:
         found = seq.extend([token.token_id for token in tokens], self.config.max_len, self._now)
         if found.verdicts and speculation is not None:
             speculation.judged(seq.seq_id, part, found)
-            if found.num_right < len(found.verdicts):
-                self._missed.add(seq.seq_id)
         events = [TokenEvent(seq.seq_id, token, None) for token in tokens[: len(seq.tokens) - found.first]]
         if found.reason is not None:
             events[-1] = replace(events[-1], finish_reason=found.reason)
@@ -365,14 +361,6 @@ class Scheduler:
             step.plan = replace(step.plan, slices=tuple(part for part in step.plan.slices if part not in rejected))
             self.batches.balance()  # a sequence without a step under way may move
 
-    def rejected_slices(self) -> tuple[tuple[int, int], ...]:
-        """Return the slices under way that the last result has rejected, as (step, sequence); call it after each."""
-        missed, self._missed = self._missed, set()
-        if not missed:
-            return ()
-        parts = ((step.plan.step, part) for step in self.in_flight for part in step.plan.slices)
-        return tuple((step, part.seq_id) for step, part in parts if part.seq_id in missed and self._is_rejected(part))
-
     def _is_rejected(self, part: Slice) -> bool:
         seq = self.running.get(part.seq_id) if part.begins_with_draft else None
         return seq is not None and not seq.num_awaited
@@ -381,7 +369,7 @@ class Scheduler:
 
     def proposals(self) -> list[Proposal]:
         """Return the drafts that the next plan could contain, a proposal for each of its sequences that gets some. Hand
-        each to ``take`` with its drafts before the next ``schedule``. Asking twice is harmless."""
+        each to ``take_drafts`` with its drafts before the next ``schedule``. Asking twice is harmless."""
         if self.speculation is None or not self.config.speculates or self._is_full:
             return []
         self._jump_forward()

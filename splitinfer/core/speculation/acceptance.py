@@ -6,7 +6,6 @@ together, as a part of the prior of a new request; and by place in the block. Ol
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _MEMORY = 0.995  # a try's weight is multiplied by this with each try after it
@@ -73,21 +72,12 @@ class Counts:
     blocks: int = 0
     rejected: int = 0  # blocks behind a wrong draft, discarded as a whole
     unsent: int = 0  # blocks discarded before they were sent to the other stages
-    spared: dict[int, int] = field(default_factory=dict)  # by stage: rejected rows that it did not compute
-    spared_steps: dict[int, int] = field(default_factory=dict)  # by stage: steps of which it computed nothing
 
     def add(self, place: int, *, accepted: bool) -> None:
         """Count one tried draft."""
         place = min(place, PLACES - 1)
         self.tried_at[place] += 1
         self.accepted_at[place] += accepted
-
-    def computed(self, rows: Sequence[int]) -> None:
-        """Count what the stages behind the first did not compute of a step. ``rows``: computed, by stage."""
-        for stage, count in enumerate(rows[1:], 1):
-            if count < rows[0]:
-                self.spared[stage] = self.spared.get(stage, 0) + rows[0] - count
-                self.spared_steps[stage] = self.spared_steps.get(stage, 0) + (count == 0)
 
     def as_dict(self) -> dict[str, object]:
         """The counts as plain numbers."""
@@ -102,6 +92,4 @@ class Counts:
             "blocks": self.blocks,
             "void_blocks": self.rejected,
             "unsent_blocks": self.unsent,
-            "spared_rows": dict(sorted(self.spared.items())),
-            "spared_steps": dict(sorted(self.spared_steps.items())),
         }

@@ -210,11 +210,10 @@ class Speculation:
             self.chooser.tried(seq_id, len(found.verdicts), found.num_right)
 
     def returned(self, plan: StepPlan, result: StepResult) -> None:
-        """Count a step, and the drafts that the last stage has made behind it."""
+        """Learn what the drafts cost that the last stage has made behind a step."""
         figures = result.figures
         if len(figures) != len(self.costs.stages):
             return
-        self.counts.computed([each.rows for each in figures])
         asked = [part.num_next for part in plan.slices if part.num_next]
         if asked and figures[-1].drafting:
             rounds = 1 if self.costs.drafts_at_once else max(asked)

@@ -201,8 +201,6 @@ class Loop:
         assert step is not None, "the scheduler took the result of a step"
         with self._pipeline.leaving:
             self.scheduler.leave_out_rejected()
-        if self._pipeline.layout.num_stages > 2 and (rejected := self.scheduler.rejected_slices()):
-            self._pipeline.send_rejected(rejected)
         self._watch.answered_at = now
         self._figures.returned(step, result, events, heard, now)
         self.requests.take(events, now)

@@ -55,7 +55,7 @@ from splitinfer.engine.threads import yield_own_processor
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
-from splitinfer.wire.messages import Digest, Half, Load, Peer, Progress, Ready, Rejected, Result
+from splitinfer.wire.messages import Digest, Half, Load, Peer, Progress, Ready, Result
 from transports import LinkClosed, TransportError, address_for_others
 
 
@@ -435,19 +435,6 @@ class Pipeline:
         for each in group.workers:
             each.link.set_progress(done.plan.step + 1)
         yield_own_processor()
-
-    def send_rejected(self, slices: tuple[tuple[int, int], ...]) -> None:
-        """Tell the stages between the first and the last which slices are rejected, given as (step, sequence)."""
-        for handle in self._worker_group.workers[:-1]:
-            if handle.rank is not None:
-                continue  # of two ranks one might hear of it too late
-            try:
-                with self._sending:
-                    handle.send(Rejected(slices))
-            except TransportError as error:
-                log.info(
-                    "worker %s was not told of rejected drafts: %s", handle.spec.name, error
-                )  # its end is an event
 
     def receive(self, event: LinkEvent | LocalResult) -> StepResult | None:
         """Read what a stage brings: the result, of a worker's without the first stage's figures, or ``None``.

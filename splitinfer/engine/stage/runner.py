@@ -5,13 +5,12 @@ Between the two the loop may launch the next step, and ``finish`` may run on ano
 launch.
 
 Drafts are verified on the last stage: slices behind a wrong draft are not computed there, and their results have no
-tokens. A stage in the middle hears of it from the coordinator (``drop_rejected``): what it has not launched by then it
-leaves out.
+tokens.
 """
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -82,7 +81,6 @@ class StageRunner:
         self._codec = NONE
         self._prepared = PreparedSteps()
         self._busy_at = 0.0  # when the device was last seen to compute, on the monotonic clock
-        self._rejected: set[tuple[int, int]] = set()  # step and sequence of slices not to compute
         self._failure: DeviceFailed | None = None  # of a launch
 
     def use_codec(self, codec: str) -> None:
@@ -109,7 +107,6 @@ class StageRunner:
         """Forget every sequence and block, and the codec to the next stage. Call while no step is under way."""
         self._codec = NONE
         self._prepared.clear()
-        self._rejected.clear()
         self._failure = None
         self.pool.clear()
         self._histories.clear()
@@ -137,12 +134,6 @@ class StageRunner:
             self.device.stay_awake()
 
     # -- steps ---------------------------------------------------------------------------------
-
-    def drop_rejected(self, slices: Iterable[tuple[int, int]]) -> None:
-        """Leave out these slices of drafts, given as (step, sequence), of steps that will be launched."""
-        # The last stage knows by itself, and says so in its results. Of two ranks one may hear of it too late.
-        if not self._model.is_last and not self._is_rank:
-            self._rejected |= set(slices)
 
     def read_masks(self, masks: RawMasks) -> Masks | None:
         """The masks of a step that has come; ``None`` where there are none, or on a stage that is not the last.
@@ -201,7 +192,6 @@ class StageRunner:
             raise
         self._busy_at = time.monotonic()
         self._prepared.note(plan, masks)
-        self._rejected = {(step, seq_id) for step, seq_id in self._rejected if step > plan.step}
         plan = plan if self._model.is_last or len(slices) == len(plan.slices) else replace(plan, slices=slices)
         return Launched(plan, slices, graph, applied, ticket, drafts, tickets)
 
@@ -334,24 +324,19 @@ class StageRunner:
 
     def _without_rejected(self, plan: StepPlan, hidden: mx.array | None) -> tuple[tuple[Slice, ...], mx.array | None]:
         """The slices to compute, and their rows."""
-        if not self.needs_verdict(plan) and not self._rejected:
+        if not self.needs_verdict(plan):
             return plan.slices, hidden
         keep, rows, at = list[Slice](), list[int](), 0
         for part in plan.slices:
             first = at
             at += len(part.token_ids) * self._model.rows_in
-            if not self._is_rejected(plan.step, part):
+            history = self._histories.get(part.seq_id)
+            if history is None or not history.is_rejected(part):
                 keep.append(part)
                 rows += range(first, at)
         if hidden is not None and len(rows) < at:
             hidden = hidden[mx.array(rows, dtype=mx.int32)] if rows else None
         return tuple(keep), hidden
-
-    def _is_rejected(self, step: int, part: Slice) -> bool:
-        history = self._histories.get(part.seq_id)
-        if not self._model.is_last:
-            return part.begins_with_draft and (step, part.seq_id) in self._rejected
-        return history is not None and history.is_rejected(part)
 
     def wait(self, launched: Launched) -> Span:
         """Wait until the device is done with a step.

@@ -11,7 +11,6 @@ the thread that waits for that (``engine.device.steps``); where the device compu
           -> Connect   -> open the data link to the next stage -> Connected (stage 1 has steps from the control link)
           -> Probe     -> measure a link to the next stage -> Probed
           -> a probe's frame -> another frame (``engine.links.probe``)
-          -> Rejected      -> forget slices that wait to be computed
           -> Step      -> launch ... done -> Step to the next stage, or Result to the coordinator
                       of the first rank of two: -> at once to the other one, which sends what both have computed
           -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
@@ -23,7 +22,6 @@ a device that fails ends it, unless that was for lack of memory: then the coordi
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -50,7 +48,6 @@ from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
 from splitinfer.store.models import ModelStore
 from splitinfer.system import qos
-from splitinfer.wire import codec
 from splitinfer.wire.messages import (
     MOST_NAME,
     Connect,
@@ -61,7 +58,6 @@ from splitinfer.wire.messages import (
     Message,
     Probe,
     Profile,
-    Rejected,
     Result,
     Spawn,
     Spawned,
@@ -107,7 +103,6 @@ class Worker:
         # Who names a folder of this machine wants that one.
         self._weights = Weights(store, self._holder.running, self._own_key, copies=model is None)
         self._inbox: Mailbox[Event | StepFailed | str] = Mailbox()
-        self._rejected: deque[tuple[Connection, Frame]] = deque()  # messages that overtake the steps in the inbox
         self._expecting = False  # the last event was a step, so another may follow soon
         self._owner: Connection | None = None
         self._guests: dict[str, Connection] = {}  # by role: the stage before, and who measures this worker's link
@@ -175,8 +170,6 @@ class Worker:
             return
         if isinstance(item, LinkClosed) and self._holder.is_rank:
             self._tell_later(connection, item)
-        elif isinstance(item, Frame) and codec.is_rejected(item.header):
-            self._rejected.append((connection, item))
         self._inbox.put((connection, item, time.monotonic()))
 
     def _next_event(self) -> Event | StepFailed | str | None:
@@ -218,8 +211,6 @@ class Worker:
             case Step():
                 self._launch(message, item, received)
                 self._expecting = True
-            case Rejected():
-                self._take_rejected()
             case Profile():
                 self._holder.profile(connection, message, item)
             case Load():
@@ -288,7 +279,6 @@ class Worker:
         stage = self._holder.loaded()
         if stage.command.passes_on:
             self._pass_on(frame)
-        self._take_rejected()
         hidden, raw = payload_of(step, frame, stage.command.longest)
         if stage.runner.needs_verdict(step.plan):
             self._steps.drain()
@@ -307,13 +297,6 @@ class Worker:
             self._downstream.link.send(frame)
         except TransportError as error:
             raise PeerError(f"{self.name} lost the other rank: {error}") from error
-
-    def _take_rejected(self) -> None:
-        """Learn which slices are rejected, also of steps that are in front of that message in the inbox."""
-        while self._rejected:
-            connection, frame = self._rejected.popleft()
-            if connection is self._owner and isinstance(message := codec.decode(frame.header), Rejected):
-                self._holder.loaded().runner.drop_rejected(message.slices)
 
     def _send(
         self,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pipeline_sim import PipelineSim, Stage
-from toy import alone, blocks, config_of, small
+from toy import blocks, config_of, small
 
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.config import SchedulerConfig
@@ -129,17 +129,3 @@ def test_whoever_is_never_right_does_not_wait_for_whoever_is() -> None:
     assert drafts.tokens == none.tokens
     assert drafts.times[0][-1] < 1.08 * none.times[0][-1], "and nothing was known of it at first"
     assert drafts.times[1][-1] < 0.9 * none.times[1][-1]
-
-
-def test_a_stage_in_the_middle_leaves_out_what_it_knows_to_be_rejected() -> None:
-    sim = PipelineSim(
-        config(3), [Stage(0.01, 0.0, 0.001), Stage(0.05, 0.0, 0.001), Stage(0.005, 0.0, 0.001)], draft=0.001,
-        acceptance=0.5,
-    )  # fmt: skip
-    sim.submit(0.0, sequence(0, 5, 100, flight=Flight(2, 2, 3)))
-    sim.run()
-    assert sim.tokens[0] == alone(sequence(0, 5, 100), sequence(0, 5, 100).tokens, 100_000)[0]
-    assert sim.scheduler.speculation is not None
-    counts = sim.scheduler.speculation.counts
-    assert counts.spared_steps[1] > 3, "the middle"
-    assert counts.spared_steps[2] >= counts.spared_steps[1], "what it left out does not reach the last one"

@@ -263,28 +263,6 @@ def test_a_step_that_may_be_void_waits_for_the_verdict_before_it(whole: StageRun
     assert not halves[0].needs_verdict(StepPlan(0, slices=(guessed,))), "only the last stage knows verdicts"
 
 
-def test_a_stage_in_the_middle_leaves_out_what_it_is_told(halves: list[StageRunner]):
-    steps, first = Steps(halves[0]), halves[0]
-    first.finish(
-        first.launch(steps.plan(
-            *(Slice(i, 0, tuple(PROMPT), 1) for i in (1, 2)), new=[NewSequence(i, GREEDY, 0) for i in (1, 2)]
-        ), None)
-    )  # fmt: skip
-    guessed, sure = Slice(1, 20, (3, 4), 2, num_drafts=2), Slice(2, 20, (5, 6), 2, num_drafts=1)
-    plan = steps.plan(guessed, sure)
-    first.drop_rejected([(plan.step, 1), (plan.step, 2)])
-    done = first.finish(first.launch(plan, None))
-    assert done.plan == replace(plan, slices=(sure,)), "what begins with a sampled token is never void"
-    assert done.hidden is not None
-    assert done.hidden.shape[0] == done.figures.rows == 2
-    again = steps.plan(Slice(1, 20, (9,), 1))
-    assert first.finish(first.launch(again, None)).figures.rows == 1, "its KV is where it was"
-    void = steps.plan(Slice(1, 21, (3,), 1, num_drafts=1))
-    first.drop_rejected([(void.step, 1)])
-    nothing = first.finish(first.launch(void, None))
-    assert (nothing.hidden, nothing.plan.slices, nothing.figures.rows) == (None, (), 0)
-
-
 def test_a_step_without_some_of_its_slices_has_no_tokens_for_them(whole: StageRunner, expected: list[int]):
     """On a first stage that is the last one, too."""
     steps = Steps(whole)
