@@ -175,6 +175,26 @@ def test_help_gives_no_type_for_flags(
     assert "bool" not in said
 
 
+@pytest.mark.parametrize("words", ["chat", "serve", "up", "plan", "bench"])
+def test_help_shows_whole_names_of_options_in_80_columns(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    monkeypatch.setattr(sys, "argv", ["splitinfer", words, "--help"])
+    monkeypatch.setattr(cli.shutdown, "exit", lambda _: None)
+    cli.main()
+    said = capsys.readouterr().out
+    assert "…" not in said
+    assert "<=x" not in said
+
+
+def test_a_second_init_for_a_model_writes_a_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file_of = importlib.import_module("splitinfer.cli.init")._file_of
+    monkeypatch.chdir(tmp_path)
+    Path("m-pair.yaml").touch()
+    assert file_of("OWNER/M") == Path("m-pair-2.yaml")
+
+
 def test_each_declared_option_reaches_the_settings(tmp_path: Path):
     given: dict[str, Any] = {
         "kv_bytes": 2.5, "kv_dir": str(tmp_path), "kv_dir_bytes": math.inf, "policy": "watermark", "context": 99,

@@ -21,7 +21,7 @@ class Mode(StrEnum):
 
 def bench(
     layout: Annotated[
-        str | None, typer.Option("--layout", help="A layout file, or the name of one; link needs none.")
+        str | None, typer.Option("--layout", help="A layout file, or the name of one. Not needed with --mode link.")
     ] = None,
     model: ModelOption = None,
     mode: Annotated[
