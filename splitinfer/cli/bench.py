@@ -48,8 +48,9 @@ def bench(
     ssh: Annotated[
         bool,
         typer.Option(
+            "--ssh",
             help="With compare: start mlx-lm's own pipeline on the layout's machines by ssh. Each needs this Python "
-            "environment and the whole model at the same paths."
+            "environment and the whole model at the same paths.",
         ),
     ] = False,
 ) -> None:

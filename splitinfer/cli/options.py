@@ -111,7 +111,12 @@ UseAllOption = Annotated[
 ]
 AimOption = Annotated[
     Aim,
-    typer.Option("--for", help="What to optimise the cut for: chat, throughput or context.", rich_help_panel=_CUT),
+    typer.Option(
+        "--for",
+        metavar="GOAL",
+        help="What to optimise the cut for: chat, throughput or context.",
+        rich_help_panel=_CUT,
+    ),
 ]
 MeasureOption = Annotated[
     bool, typer.Option("--measure", help="Ignore saved measurements and measure again.", rich_help_panel=_CUT)

@@ -18,7 +18,7 @@ _GB = 1e9
 _DEFAULTS = Asked()
 _MEMORY = "Memory"
 _FIGURES = "Workload"
-_FOR = "What to optimise the cut for, which is compared with this machine alone: chat, throughput or context."
+_FOR = "What to optimise the cut for, in the table and in --out: chat, throughput or context."
 
 
 def plan(
@@ -37,7 +37,7 @@ def plan(
             "--layout", help="A layout whose stages may get layers, in place of --workers; its cut is ignored."
         ),
     ] = None,
-    aim: Annotated[Aim, typer.Option("--for", help=_FOR)] = Aim.CHAT,
+    aim: Annotated[Aim, typer.Option("--for", metavar="GOAL", help=_FOR)] = Aim.CHAT,
     out: Annotated[Path | None, typer.Option("--out", help="Write the layout to this file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
     uses_all: UseAllOption = False,
