@@ -76,7 +76,7 @@ class Settings(ServingOptions):
     pictures: Annotated[
         bool | None,
         Option(
-            "Load the model with what sees pictures, where it has that. Default: yes, if mlx-vlm is installed here.",
+            "Load the part of the model that sees pictures, if it has one. Default: yes, if mlx-vlm is installed here.",
         ),
     ] = None
     picture_dir: Annotated[
@@ -89,15 +89,15 @@ class Settings(ServingOptions):
     control_in_texts: Annotated[
         bool,
         Option(
-            "Read the names of control tokens, such as <|im_end|>, as these tokens in the texts of a chat, too. "
-            "Default: there they are text, so that no file and no page that an agent reads can begin a turn."
+            "Treat control tokens such as <|im_end|> in messages as real tokens. Unsafe for agents that read files or "
+            "pages."
         ),
     ] = False
     left_out: Annotated[
         str,
         Option(
-            "Regular expression of the lines that the server leaves out at the beginning of the system's words. They "
-            "differ in every request, and no cached KV would be found behind them. '' leaves out none."
+            "Lines at the start of the system message to leave out (a regular expression), because they change with "
+            "every request and defeat the cache. Default: Claude Code's billing header; '' leaves out none."
         ),
     ] = BILLING
     kv_bytes: Annotated[

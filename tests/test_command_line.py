@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -173,6 +174,37 @@ def test_help_gives_no_type_for_flags(
     said = capsys.readouterr().out
     assert "--help" in said
     assert "bool" not in said
+
+
+@pytest.mark.parametrize("words", ["chat", "serve", "up", "plan", "bench"])
+def test_help_shows_whole_names_of_options_in_80_columns(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    monkeypatch.setattr(sys, "argv", ["splitinfer", words, "--help"])
+    monkeypatch.setattr(cli.shutdown, "exit", lambda _: None)
+    cli.main()
+    said = capsys.readouterr().out
+    assert "…" not in said
+    assert "<=x" not in said
+
+
+def test_a_second_init_for_a_model_writes_a_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file_of = importlib.import_module("splitinfer.cli.init")._file_of
+    monkeypatch.chdir(tmp_path)
+    Path("m-pair.yaml").touch()
+    assert file_of("OWNER/M") == Path("m-pair-2.yaml")
+
+
+def test_a_long_wait_for_the_other_machine_is_explained(monkeypatch: pytest.MonkeyPatch):
+    pairing, said = importlib.import_module("splitinfer.cli.init"), list[str]()
+    is_said = threading.Event()
+    monkeypatch.setattr(pairing, "say", lambda text: (said.append(text), is_said.set()))
+    with pairing._said_after(60.0, "not yet"):
+        pass
+    with pairing._said_after(0.0, "now"):
+        assert is_said.wait(30)
+    assert said == ["now"]
 
 
 def test_each_declared_option_reaches_the_settings(tmp_path: Path):

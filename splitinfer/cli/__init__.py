@@ -10,6 +10,8 @@ Answers go to standard output; everything else goes to standard error.
 import re
 import sys
 from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -44,7 +46,8 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
 _KEPT = "What is kept here"
 for panel, commands in _PANELS.items():
     for name, command in commands.items():
-        app.command(name, rich_help_panel=panel)(command)
+        short = "Same as `coord`." if name == "chat" else None
+        app.command(name, rich_help_panel=panel, short_help=short)(command)
 for group, name in ((cache_app, "cache"), (keys_app, "keys"), (models_app, "models"), (service_app, "service")):
     app.add_typer(group, name=name, rich_help_panel=_KEPT)
 
@@ -94,18 +97,31 @@ def main() -> NoReturn:
 
 
 def command_line() -> Any:
-    """All commands. Help shows flags without a type: they take no value, and newer versions of typer say ``<bool>``."""
+    """All commands. Help shows short types, no ranges (an error says them), and none for flags, which take no value,
+    so that 80 columns have room for every option's name."""
     root = typer.main.get_command(app)
 
     def strip(command: Any) -> None:
         for option in command.get_params(typer.Context(command)):
+            option._get_number_range_help_str = str
             if getattr(option, "is_flag", False):
                 option.metavar = ""
+            elif option.param_type_name == "option":
+                option.metavar = option.metavar or _type_of(option)
         for inner in getattr(command, "commands", {}).values():
             strip(inner)
 
     strip(root)
     return root
+
+
+def _type_of(option: Any) -> str:
+    """The word for an option's value in its help, which lists the choices."""
+    described = getattr(option, "type_descriptor", None)  # newer versions of typer have it
+    kind = str if described is None else described.annotation
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return str(option.opts[0]).strip("-").upper().replace("-", "_")
+    return {int: "N", float: "N", Path: "PATH"}.get(kind, "TEXT")
 
 
 def sentence_of(error: Any) -> str:

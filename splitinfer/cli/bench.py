@@ -21,7 +21,7 @@ class Mode(StrEnum):
 
 def bench(
     layout: Annotated[
-        str | None, typer.Option("--layout", help="A layout file, or the name of one; link needs none.")
+        str | None, typer.Option("--layout", help="A layout file, or the name of one. Not needed with --mode link.")
     ] = None,
     model: ModelOption = None,
     mode: Annotated[
@@ -48,8 +48,9 @@ def bench(
     ssh: Annotated[
         bool,
         typer.Option(
+            "--ssh",
             help="With compare: start mlx-lm's own pipeline on the layout's machines by ssh. Each needs this Python "
-            "environment and the whole model at the same paths."
+            "environment and the whole model at the same paths.",
         ),
     ] = False,
 ) -> None:

@@ -71,7 +71,7 @@ def gc(
         float, typer.Option("--kv-disk-gb", min=0, max=1e9, help="GB to leave at most.")
     ] = DEFAULT_CAP / 1e9,
 ) -> None:
-    """Read every file, and remove those that are damaged, half-written, of no use without others, or over the cap."""
+    """Check every file; remove damaged, incomplete and useless ones, then the oldest beyond the limit."""
     from splitinfer.kvstore.maintenance import clean
 
     done = clean(kv_dir or default_folder(), int(kv_disk_gb * 1e9))

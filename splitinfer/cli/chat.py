@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 @with_options
 def chat(options: ChatOptions) -> None:
-    """Chat with a model, or answer one prompt: over a layout's machines, over workers, or on this machine alone.
-    `coord` and `chat` are one command."""
+    """Chat with a model, or answer one prompt: over a layout's machines, over workers, or on this machine alone."""
     if options.model is None and options.layout is None and options.workers is None and not options.auto:
         options = _with_demo(options)
     check_named(options)

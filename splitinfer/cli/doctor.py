@@ -59,7 +59,7 @@ def selftest(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only what could make answers wrong.")] = False,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=10, callback=finite, help="At most, for everything.")
+        float, typer.Option("--seconds", min=10, callback=finite, help="Time limit for all tests, in seconds.")
     ] = 180.0,
     verbose: Verbose = False,
 ) -> None:

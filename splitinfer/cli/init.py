@@ -1,6 +1,10 @@
 """`splitinfer init`: two machines become a pipeline, without ssh and without typing keys."""
 
+import itertools
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +21,11 @@ if TYPE_CHECKING:
     from splitinfer.launch.pairing import Hello
 
 _READY = 60.0  # seconds for the other machine's worker to come up
+_LONG = 60.0  # seconds without the other machine, after which it is said what may be wrong
+_NOBODY = """The other machine has not answered yet. Three things can be wrong:
+- `splitinfer init` does not run there, or this machine's code was not typed there;
+- the two are in different networks, or macOS has not allowed this: splitinfer doctor;
+- they do not find each other: end this with Ctrl-C, and name the other one: splitinfer init HOST"""
 
 
 def init(
@@ -24,15 +33,15 @@ def init(
         str | None,
         typer.Argument(
             metavar="HOST[:PORT]",
-            help="The other machine, where multicast DNS does not find it; PORT is the one that it shows.",
+            help="The other machine's address, if it is not found by itself. PORT: shown beside its code.",
         ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="Where you will chat, and only there: a hub id, a folder or 'demo'."),
+        typer.Option("--model", help="The model. Give it only on the machine where you will chat."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="The layout to write; named after the model if not given.")
+        Path | None, typer.Option("--out", help="The layout to write. Default: a new file named after the model.")
     ] = None,
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the worker.")] = WORKER_PORT,
     uses_all: UseAllOption = False,
@@ -41,19 +50,20 @@ def init(
     if uses_all and model is None:
         raise typer.BadParameter("--use-all is for the machine where you chat; add --model")
     finish(
-        lambda: _help(near, port) if model is None else _coordinate(near, model, out or _file_of(model), uses_all),
+        lambda: _help(near, port) if model is None else _coordinate(near, model, out, uses_all),
         info=model is None,
     )
 
 
 def _file_of(model: str) -> Path:
-    """The layout of a model, beside the commands that use it.
+    """A new file for the layout of a model, beside the commands that use it.
 
     >>> str(_file_of("mlx-community/Qwen3-8B-4bit"))
     'qwen3-8b-4bit-pair.yaml'
     """
-    name = re.sub(r"[^a-z0-9.]+", "-", Path(model).name.lower()).strip("-.")
-    return Path(f"{name or 'model'}-pair.yaml")
+    name = re.sub(r"[^a-z0-9.]+", "-", Path(model).name.lower()).strip("-.") or "model"
+    names = (Path(f"{name}-pair{'' if i == 1 else f'-{i}'}.yaml") for i in itertools.count(1))
+    return next(each for each in names if not each.exists())
 
 
 def _help(near: str | None, port: int) -> int:
@@ -71,13 +81,13 @@ def _help(near: str | None, port: int) -> int:
     return serve("0.0.0.0", port, shutdown, **given, shows_stage=False)  # who is paired needs no line for a layout
 
 
-def _coordinate(near: str | None, model: str, out: Path, uses_all: bool) -> int:
+def _coordinate(near: str | None, model: str, out: Path | None, uses_all: bool) -> int:
     """Pair, then measure both machines and write the layout."""
     from splitinfer.models.hub import named_anywhere, open_model
 
-    if out.exists():
+    if out is not None and out.exists():
         raise ConfigError(f"{out} exists already; remove it, or name another file with --out")
-    model = named_anywhere(model)
+    model, out = named_anywhere(model), out or _file_of(model)
     open_model(model)  # a wrong name is to be told before anybody types
     other, host = _meet(near, None)
     from splitinfer.cli.opening import write_planned
@@ -106,13 +116,26 @@ def _meet(near: str | None, port: int | None) -> "tuple[Hello, str]":
             try:
                 typed = ask_code(_read, say, code, typed)
                 say("waiting for the other machine; type this one's code there")
-                other, found_at = meeting.with_code(code, typed)
+                with _said_after(_LONG, _NOBODY):
+                    other, found_at = meeting.with_code(code, typed)
             except WrongCode:
                 say("The codes do not match. Type the other machine's code again; Enter keeps it.")
                 continue
             keyring.admit(other.key, other.name)
             say(f"paired with {other.name} at {found_at}")
             return other, found_at
+
+
+@contextmanager
+def _said_after(seconds: float, text: str) -> Iterator[None]:
+    """Say ``text`` if what runs inside takes longer."""
+    timer = threading.Timer(seconds, say, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _read(question: str) -> str:

@@ -22,7 +22,9 @@ def add(
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            "--scope", help="metrics (figures only), use (requests) or admin (also serving options); repeatable."
+            "--scope",
+            help="metrics (figures only), use (requests) or admin (also serving options); may be repeated. "
+            "Default: use.",
         ),
     ] = None,
     requests_per_minute: Annotated[

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitinfer.cli.options import ModelsDir, ModelsSize, Timeout, Verbose, finite, store_of
+from splitinfer.cli.options import ModelsSize, StoreDir, Timeout, Verbose, finite, store_of
 from splitinfer.cli.running import finish, say, show_table, tell
 from splitinfer.core.endpoint import Endpoint
 from splitinfer.core.plain_text import megabytes
@@ -19,11 +19,11 @@ from collections.abc import Iterable
 
 models_app = typer.Typer(no_args_is_help=True, help="List, copy and remove weights on this machine.")
 
-_Model = Annotated[str, typer.Argument(help="The model's name, or the digits that `ls` lists for it.")]
+_Model = Annotated[str, typer.Argument(help="The model's name, or the fingerprint that `ls` shows.")]
 
 
 @models_app.command("ls")
-def ls(models_dir: ModelsDir = None) -> None:
+def ls(models_dir: StoreDir = None) -> None:
     """List the models on this machine: which layers of each, how many bytes, and where."""
 
     def run() -> int:
@@ -31,7 +31,7 @@ def ls(models_dir: ModelsDir = None) -> None:
         if not rows:
             tell("there are no weights on this machine, neither copied nor from the hub")
             return 0
-        show_table(("model", "layers", "size", "id", "where"), rows)
+        show_table(("model", "layers", "size", "fingerprint", "where"), rows)
         return 0
 
     finish(run)
@@ -52,7 +52,7 @@ def pull(
     rate: Annotated[
         float | None, typer.Option("--rate", min=0.001, callback=finite, help="MB a second, at most.")
     ] = None,
-    models_dir: ModelsDir = None,
+    models_dir: StoreDir = None,
     models_gb: ModelsSize = None,
     timeout: Timeout = 10.0,
     verbose: Verbose = False,
@@ -71,7 +71,7 @@ def pull(
 
 
 @models_app.command("rm")
-def rm(model: _Model, models_dir: ModelsDir = None) -> None:
+def rm(model: _Model, models_dir: StoreDir = None) -> None:
     """Remove a model that was copied to this machine."""
 
     def run() -> int:
@@ -83,7 +83,7 @@ def rm(model: _Model, models_dir: ModelsDir = None) -> None:
                     f"nothing of {model} was copied to this machine; `splitinfer models ls` lists what was"
                 )
             digests = ", ".join(one.digest[:12] for one in found)
-            raise ConfigError(f"{len(found)} models here are called {model}; name one by its id: {digests}")
+            raise ConfigError(f"{len(found)} models here are called {model}; name one by its fingerprint: {digests}")
         freed = found[0].remove()
         tell(f"removed {found[0].manifest.model}: {megabytes(freed)} freed in {store.path}")
         return 0

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
 import typer
 from typer.models import ArgumentInfo
 
-from splitinfer.core.sampling_defaults import ANSWER_TOKENS, SamplingChoice
+from splitinfer.core.sampling_defaults import ANSWER_TOKENS, DEMO_TOKENS, SamplingChoice
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import SERVING, Declared, declared
 from splitinfer.kvstore.paths import default_folder
@@ -38,7 +38,7 @@ _CHOICE: Any = StrEnum  # whose values typer shows; mypy takes a made one for a 
 _FIRST = ("hosts", "model", "layout", "workers", "prompt", "host", "port", "max_tokens")
 """The options that matter most, in the first panel of a command's help."""
 _MORE = "More"
-_CUT = "Cut: which machine gets which layers, without a layout"
+_CUT = "Cut: which machine gets which layers (if you give no layout)"
 _SAMPLING = "Sampling: defaults come from the model's generation_config.json"
 
 
@@ -60,8 +60,9 @@ def option(name: str) -> Any:
     said, flag = each.option, _flag(each)
     is_scaled, is_number = said.per != 1, each.kind in (int, float)
     return typer.Option(
-        f"{flag}/--no-{flag[2:]}" if each.kind is bool else flag,
+        f"{flag}/--no-{flag[2:]}" if each.kind is bool and each.may_be_none else flag,
         help=said.help,
+        show_default=is_number,  # of others, the help says it
         rich_help_panel=said.panel or None,
         min=said.least,
         max=said.most,
@@ -108,7 +109,15 @@ AutoOption = Annotated[
 UseAllOption = Annotated[
     bool, typer.Option("--use-all", help="Use every machine, even if fewer would be faster.", rich_help_panel=_CUT)
 ]
-AimOption = Annotated[Aim, typer.Option("--for", help="What to optimise the cut for.", rich_help_panel=_CUT)]
+AimOption = Annotated[
+    Aim,
+    typer.Option(
+        "--for",
+        metavar="GOAL",
+        help="What to optimise the cut for: chat, throughput or context.",
+        rich_help_panel=_CUT,
+    ),
+]
 MeasureOption = Annotated[
     bool, typer.Option("--measure", help="Ignore saved measurements and measure again.", rich_help_panel=_CUT)
 ]
@@ -116,7 +125,7 @@ ModelOption = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="The model: OWNER/MODEL at the hub, a folder or 'demo'. Default: the layout's; for `up`, the last one.",
+        help="The model: OWNER/MODEL at the hub, a folder or 'demo'. Default: the layout's.",
     ),
 ]
 Budget = Annotated[int | None, option("token_budget")]
@@ -131,10 +140,17 @@ ModelsDir = Annotated[
         "for no copies.",
     ),
 ]
+StoreDir = Annotated[
+    str | None,
+    typer.Option("--models-dir", help="Folder of the copied weights; one in your data folder if not given."),
+]
 ModelsSize = Annotated[
     float | None,
     typer.Option(
-        "--models-gb", min=0, callback=finite, help="GB that folder may hold; if not given, what its disk has free."
+        "--models-gb",
+        min=0,
+        callback=finite,
+        help="GB that folder may hold. Default: what its disk has free, but for 5 GB.",
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log more, and show an error's traceback.")]
@@ -164,7 +180,14 @@ class ChatOptions(PipelineOptions):
     """The options of every command that answers in the terminal."""
 
     prompt: Annotated[str | None, typer.Option("--prompt", help="Answer this and end.")] = None
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Token limit of an answer.")] = ANSWER_TOKENS
+    max_tokens: Annotated[
+        int,
+        typer.Option(
+            "--max-tokens",
+            show_default=False,
+            help=f"Token limit of an answer. Default: {ANSWER_TOKENS:,}, or {DEMO_TOKENS} with the demo.",
+        ),
+    ] = ANSWER_TOKENS
     temp: Annotated[float | None, _sampled("Temperature; 0 always takes the likeliest token.", "--temp")] = None
     top_p: Annotated[
         float | None, _sampled("Sample from the likeliest tokens that hold this probability.", "--top-p")

@@ -18,6 +18,7 @@ _GB = 1e9
 _DEFAULTS = Asked()
 _MEMORY = "Memory"
 _FIGURES = "Workload"
+_FOR = "What to optimise the cut for, in the table and in --out: chat, throughput or context."
 
 
 def plan(
@@ -26,7 +27,8 @@ def plan(
         str | None,
         typer.Option(
             "--workers",
-            help=f"The workers that may get layers, {WORKERS_FORM} separated by commas; default: the paired ones.",
+            help=f"The workers that may get layers, {WORKERS_FORM} separated by commas. "
+            "Default: the paired ones that run.",
         ),
     ] = None,
     layout: Annotated[
@@ -35,11 +37,13 @@ def plan(
             "--layout", help="A layout whose stages may get layers, in place of --workers; its cut is ignored."
         ),
     ] = None,
-    aim: Annotated[Aim, typer.Option("--for", help="Which of the three cuts to write with --out.")] = Aim.CHAT,
+    aim: Annotated[Aim, typer.Option("--for", metavar="GOAL", help=_FOR)] = Aim.CHAT,
     out: Annotated[Path | None, typer.Option("--out", help="Write the layout to this file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
     uses_all: UseAllOption = False,
-    draft: Annotated[str | None, typer.Option("--draft", help="The drafter, or 'none'; default: the layout's.")] = None,
+    draft: Annotated[
+        str | None, typer.Option("--draft", help="The draft model, or 'none'. Default: the layout's.")
+    ] = None,
     acceptance: Annotated[
         float,
         typer.Option("--acceptance", min=0, max=1, help="Share of drafts that are accepted.", rich_help_panel=_FIGURES),
@@ -60,7 +64,7 @@ def plan(
         ),
     ] = None,
     context: Annotated[
-        int, typer.Option("--context", min=1, help="Tokens of a sequence that have to fit.", rich_help_panel=_MEMORY)
+        int, typer.Option("--context", min=1, help="The context that must fit, in tokens.", rich_help_panel=_MEMORY)
     ] = _DEFAULTS.context,
     spare_gb: Annotated[
         float,

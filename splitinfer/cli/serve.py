@@ -20,7 +20,12 @@ _MODELS = "Several models"
 def serve(
     options: PipelineOptions,
     host: Annotated[
-        str, typer.Option("--host", help="Interface to listen on; 0.0.0.0 for all.", rich_help_panel=_ACCESS)
+        str,
+        typer.Option(
+            "--host",
+            help="Address to listen on: 127.0.0.1, only this machine; 0.0.0.0, all networks.",
+            rich_help_panel=_ACCESS,
+        ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = DEFAULT_PORT,
     model_name: Annotated[
@@ -33,7 +38,8 @@ def serve(
             envvar="SPLITINFER_API_KEY",
             show_default=False,
             rich_help_panel=_ACCESS,
-            help="A key that clients must show; may be repeated. Better in the variable: other users see options.",
+            help="A key that clients must show; may be repeated. Safer in the variable SPLITINFER_API_KEY: other users "
+            "can see command lines.",
         ),
     ] = None,
     api_keys: Annotated[
@@ -41,7 +47,10 @@ def serve(
         typer.Option("--api-keys", help="A file of keys, see `splitinfer keys`.", rich_help_panel=_ACCESS),
     ] = None,
     no_auth: Annotated[
-        bool, typer.Option("--no-auth", help="Need no key, also beyond this machine.", rich_help_panel=_ACCESS)
+        bool,
+        typer.Option(
+            "--no-auth", help="Let everyone who can reach the server use it without a key.", rich_help_panel=_ACCESS
+        ),
     ] = False,
     allow_host: Annotated[
         list[str] | None,
@@ -101,9 +110,7 @@ def serve(
             "--otlp", help="A collector of OpenTelemetry, as http://127.0.0.1:4318, for a span of each answer."
         ),
     ] = None,
-    log_prompts: Annotated[
-        bool, typer.Option("--log-prompts", help="Write what is asked to the log, which has nothing of it otherwise.")
-    ] = False,
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Also write prompts to the log.")] = False,
 ) -> None:
     """Serve models over HTTP, for clients of OpenAI's, Anthropic's and Ollama's APIs."""
     check_named(options)

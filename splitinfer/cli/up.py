@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,15 +26,31 @@ if TYPE_CHECKING:
 _Hosts = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="HOST", help="[NAME=][USER@]HOST[:PORT], as ssh knows it; if none is given, those of the last time."
+        metavar="HOST",
+        help=r"\[NAME=]\[USER@]HOST\[:PORT]. HOST as in `ssh HOST`; PORT is the worker's, not ssh's. Default: the "
+        "hosts of the last time.",
     ),
 ]
-_Hostfile = Annotated[Path | None, typer.Option("--hostfile", help="The hosts of a hostfile of mlx.launch.")]
+_Hostfile = Annotated[
+    Path | None, typer.Option("--hostfile", help="Read the hosts from this file, as `mlx.launch` uses it.")
+]
 _Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of workers where the host names none.")]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions(ChatOptions):
+    """The options of `up`, which remembers the model."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", help="The model: OWNER/MODEL at the hub, a folder or 'demo'. Default: that of the last time."
+        ),
+    ] = None
+
+
 def _up(
-    options: ChatOptions,
+    options: UpOptions,
     hosts: _Hosts = None,
     hostfile: _Hostfile = None,
     port: _Port = WORKER_PORT,

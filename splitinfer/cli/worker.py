@@ -13,7 +13,10 @@ from splitinfer.shutdown import shutdown
 
 
 def worker(
-    host: Annotated[str, typer.Option("--host", help="Interface to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    host: Annotated[
+        str,
+        typer.Option("--host", help="Address to listen on: 127.0.0.1, only this machine; 0.0.0.0, all networks."),
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = WORKER_PORT,
     model: Annotated[
         str | None,
@@ -25,18 +28,21 @@ def worker(
     models_dir: ModelsDir = None,
     models_gb: ModelsSize = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Admit every coordinator and encrypt nothing, also beyond this machine.")
+        bool,
+        typer.Option(
+            "--insecure", help="No keys: anyone who can reach the port can use this worker and read its traffic."
+        ),
     ] = False,
     announce: Annotated[
         bool | None,
         typer.Option(
             "--announce/--no-announce",
-            help="Let `splitinfer discover` find this worker by multicast DNS; so by default if other machines reach "
-            "it and it has a key.",
+            help="Let `splitinfer discover` find this worker by multicast DNS. Default: yes, if other machines can "
+            "reach it and it has a key.",
         ),
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Run in the background; end when the worker waits, or waits already.")
+        bool, typer.Option("--detach", help="Start the worker in the background, and return when it is ready.")
     ] = False,
     stop: Annotated[bool, typer.Option("--stop", help="Stop the workers that --detach has started.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Show which workers run on this machine.")] = False,
