@@ -115,8 +115,8 @@ class ServingOptions:
         str | None,
         Option(
             "Whether prompts or answers go first. stall_free: answers never wait for prompts. prefill_first: prompts "
-            "go first. watermark: prompts go first until KV memory is nearly full, then answers. decode_first: no "
-            "request is admitted until all are answered.",
+            "go first. watermark: prompts go first until KV memory is nearly full, then answers. decode_first: a "
+            "new request waits until all running ones are answered.",
             SERVING,
             choices=tuple(map(str, PolicyName)),
         ),

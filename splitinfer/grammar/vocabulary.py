@@ -16,7 +16,7 @@ from typing import Any
 
 from splitinfer.errors import NotInstalled
 
-MISSING = "the llguidance package is needed for grammars; install it with `pip install 'splitinfer[grammar]'`"
+MISSING = "the llguidance package is needed for grammars; install it with `pip install llguidance`"
 
 
 @dataclass(frozen=True, slots=True)

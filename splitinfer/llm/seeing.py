@@ -111,7 +111,7 @@ class Seeing:
         if not sees(self._checkpoint.config):
             return "it does not see, or its family is not supported (docs/use/pictures.md lists those that are)"
         least = layers_at_once(self._checkpoint.config)
-        return "pictures are off (--no-pictures), mlx-vlm is not installed (pip install 'splitinfer[vlm]')" + (
+        return "pictures are off (--no-pictures), mlx-vlm is not installed (pip install mlx-vlm)" + (
             f", or the first machine has not the first {least} layers" if least else ""
         )
 

@@ -97,7 +97,7 @@ def _built(folder: Path, origin: Path, arrays: Mapping[str, mx.array]) -> nn.Mod
             return cast(nn.Module, mlx_lm_utils.load_model(folder, lazy=True, get_model_classes=_classes)[0])
     except _NoClass as error:
         if not mlx_vlm.is_installed():
-            raise ValueError(f"{error} pip install 'splitinfer[vlm]' adds mlx-vlm's models") from error
+            raise ValueError(f"{error} pip install mlx-vlm adds mlx-vlm's models") from error
     try:
         return cast(nn.Module, _seeing(folder, origin, arrays).language_model)
     except ValueError as error:
@@ -107,7 +107,7 @@ def _built(folder: Path, origin: Path, arrays: Mapping[str, mx.array]) -> nn.Mod
 def _seeing(folder: Path, origin: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
     """mlx-vlm's model, with its tower for pictures."""
     if not mlx_vlm.is_installed():
-        raise ValueError("pictures need mlx-vlm: pip install 'splitinfer[vlm]' on every machine, or --no-pictures")
+        raise ValueError("pictures need mlx-vlm: pip install mlx-vlm on every machine, or --no-pictures")
     with _found_in(mlx_vlm.module("utils"), arrays):
         return mlx_vlm.whole(folder, origin)
 

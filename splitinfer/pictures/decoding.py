@@ -49,7 +49,7 @@ def decode(data: bytes, fit: Fit, limits: Limits, room: int | None = None) -> RG
         NotInstalled: Pillow is missing.
     """
     if find_spec("PIL") is None:
-        raise NotInstalled("pictures need Pillow: pip install 'splitinfer[vlm]'")
+        raise NotInstalled("pictures need Pillow: pip install pillow")
     if len(data) > limits.nbytes:
         raise RequestError(f"a picture has {len(data):,} bytes; at most {limits.nbytes:,} are read")
     room = limits.fitted if room is None else room

@@ -33,7 +33,7 @@ from splitinfer.text.token_bytes import bytes_of_tokens
 log = logging.getLogger(__name__)
 
 MODEL_TYPE = "gpt_oss"
-NOT_INSTALLED = "a gpt-oss model's calls are read by openai-harmony; install it with pip install 'splitinfer[harmony]'"
+NOT_INSTALLED = "a gpt-oss model's calls are read by openai-harmony; install it with pip install openai-harmony"
 OTHER_VOCABULARY = "the model's vocabulary is not that of gpt-oss, by which its calls are read"
 
 _ENCODING, _FILE, _BASE = "HarmonyGptOss", "o200k_base.tiktoken", "TIKTOKEN_ENCODINGS_BASE"

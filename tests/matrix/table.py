@@ -43,7 +43,7 @@ A name after `/` is a variant of the configuration. In brackets: cuts that are r
 _VLM_TITLE = "## Language models of mlx-vlm\n"
 _VLM_TEXT = """\
 {num_right} of the {num_all} that were examined are right at every cut (mlx-vlm {mlx_vlm}); {some} at some cuts,
-{none} at none. They are used where mlx-lm has no class (`pip install 'splitinfer[vlm]'`), and compared in the same
+{none} at none. They are used where mlx-lm has no class (`pip install mlx-vlm`), and compared in the same
 way with plain mlx-vlm. Refused, with a sentence: what fills in masked tokens (`llada2_moe`, `diffusion_gemma`),
 decodes what an encoder has read (`florence2`, `nemotron_parse`), or fails by itself on text alone (`minicpmo`).
 

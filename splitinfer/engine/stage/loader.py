@@ -196,7 +196,7 @@ def _check_classes(command: Load, name: str) -> None:
     lacks = f"has mlx-vlm {here}" if here else "lacks mlx-vlm"
     raise ModelError(
         f"{name} {lacks}, and {command.model} needs version {command.mlx_vlm} of it on every machine: "
-        f"pip install 'splitinfer[vlm]' 'mlx-vlm=={command.mlx_vlm}'"
+        f"pip install 'mlx-vlm=={command.mlx_vlm}'"
     )
 
 

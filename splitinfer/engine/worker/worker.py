@@ -354,7 +354,7 @@ class Worker:
 
     def _on_closed(self, connection: Connection, ending: LinkClosed) -> None:
         if connection is self._owner:
-            log.info("%s is gone: %s", connection.name, ending.reason or "it closed the link")
+            log.info("%s has left: %s", connection.name, ending.reason or "it closed the link")
             self._end_session("the coordinator is gone")
         elif connection.role != "probe" and self._owner and connection.session_id == self._owner.session_id:
             self._fail(self._lost(connection, ending))
