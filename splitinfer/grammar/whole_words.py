@@ -39,8 +39,7 @@ def whole_words(matcher: Any, vocabulary: Vocabulary, mask: bytes, before: Seque
     if not 1 < int.from_bytes(mask, "little").bit_count() <= _FEW:
         return mask
     texts = [token for token in _tokens_of(mask) if token not in vocabulary.special | vocabulary.ends]
-    last = vocabulary.tokens[before[-1]] if before else b""
-    if not _may_be_parts([vocabulary.tokens[token] for token in texts], last, vocabulary):
+    if not _may_be_parts([vocabulary.tokens[token] for token in texts], before[-1:], vocabulary):
         return mask
     following = _Following(matcher.deep_copy(), vocabulary, before)
     try:
@@ -51,11 +50,20 @@ def whole_words(matcher: Any, vocabulary: Vocabulary, mask: bytes, before: Seque
     return whole if any(whole) else mask
 
 
-def _may_be_parts(texts: list[bytes], last: bytes, vocabulary: Vocabulary) -> bool:
-    """Whether any of some tokens is the beginning of another, or with the ``last`` one is a token."""
+def _may_be_parts(texts: list[bytes], last: Sequence[int], vocabulary: Vocabulary) -> bool:
+    """Whether any of some tokens is the beginning of another, or is split in another way behind the ``last`` token."""
     in_order = sorted(texts)
-    begins = any(longer.startswith(text) for text, longer in pairwise(in_order))
-    return begins or (bool(last) and any(vocabulary.is_token(last + text) for text in texts))
+    return any(longer.startswith(text) for text, longer in pairwise(in_order)) or any(
+        _is_split_anew(text, token, vocabulary) for token in last for text in texts
+    )
+
+
+def _is_split_anew(text: bytes, behind: int, vocabulary: Vocabulary) -> bool:
+    last = vocabulary.tokens[behind]
+    try:
+        return vocabulary.split(last + text)[:1] != [behind]
+    except UnicodeDecodeError:
+        return vocabulary.is_token(last + text)
 
 
 def _tokens_of(mask: bytes) -> Iterator[int]:

@@ -162,7 +162,7 @@ def test_what_is_not_strict_has_any_arguments_or_is_refused(made: AnswerForms) -
 def test_without_the_library_that_enforces_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     grammar = call_grammar("json_tools", [{**FUNCTIONS[0], "strict": True}], json.dumps, must=False)
-    with pytest.raises(NotInstalled, match=r"pip install 'splitinfer\[grammar\]'"):
+    with pytest.raises(NotInstalled, match="pip install llguidance"):
         rules(forms(), SamplingParams(grammar=grammar))
 
 
