@@ -165,6 +165,22 @@ def test_the_last_answer_is_saved_though_the_pipeline_is_closed_at_once(
     assert [out.num_cached_tokens for out in outs] == [0, len(FIRST.tokens) - 1]
 
 
+def test_what_an_answer_under_way_has_read_is_saved_when_the_pipeline_is_closed(
+    tiny_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorten_blocks(monkeypatch, BLOCK)
+    monkeypatch.setattr(setup, "WORTH", 1)
+    where, tokens = disks([tmp_path / "0", tmp_path / "1"]), list(FIRST.tokens)
+    with stages.pipeline(tiny_folder("llama"), [2, 2], disks=where, token_budget=BLOCK) as llm:
+        request = llm.submit(tokens, replace(FIRST.params, max_tokens=500, ignore_eos=True))
+        next(iter(request))
+    answer = request.result()
+    assert answer.finish_reason == "abort"
+    with stages.pipeline(tiny_folder("llama"), [2, 2], disks=where, token_budget=BLOCK) as llm:
+        again = llm.generate([[*tokens, *answer.token_ids]], FIRST.params)[0]
+    assert again.num_cached_tokens == len(tokens) + len(answer.token_ids) - 1
+
+
 @pytest.mark.parametrize("cuts", [[1, 3], *(pytest.param(one, marks=NIGHTLY) for one in ([3, 1], [4], [1, 1, 2]))])
 def test_other_cuts_reuse_what_lies_on_the_same_machine(cuts: list[int], tmp_path: Path, pipeline: Open) -> None:
     with pipeline("llama", [2, 2], disks=disks([tmp_path] * 2), **USUAL) as there:
