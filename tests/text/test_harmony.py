@@ -40,7 +40,7 @@ def test_without_the_package_tools_are_refused(monkeypatch: pytest.MonkeyPatch):
     tokenizer = Tokenizer.from_folder(TARGET, 0, "gpt_oss")
     assert tokenizer.no_tools == NOT_INSTALLED
     assert tokenizer.encode_chat(CHAT) == Tokenizer.from_folder(TARGET, 0).encode_chat(CHAT)
-    with pytest.raises(RequestError, match="tools are not supported: .* pip install openai-harmony"):
+    with pytest.raises(RequestError, match=r"tools are not supported: .* pip install openai-harmony"):
         tokenizer.encode_chat(CHAT, tools=[WEATHER])
 
 
