@@ -38,6 +38,7 @@ from splitinfer.discovery.discover import find_stages
 from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.engine.coordinator.figures import Watch
 from splitinfer.engine.coordinator.health import PipelineHealth
+from splitinfer.engine.coordinator.local_workers import end_early, start_early
 from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent
 from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.versions import own_versions
@@ -129,6 +130,7 @@ class LLM:
             self._open(notice)
         except BaseException:
             self.close()
+            end_early(self.layout)
             raise
 
     def _planned(
@@ -144,6 +146,7 @@ class LLM:
         self._checkpoint = open_model(model_of(self.layout))
         self.layout.check(count_layers(self._checkpoint))
         check_ranks(self.layout, self._checkpoint, self.settings)
+        start_early(self.layout, self.settings.disk)  # while the tokenizer's packages are imported
         self._prompts = Prompts(self._checkpoint, control_in_texts=self.settings.control_in_texts)
         self._forms = AnswerForms(self._prompts)
         check_draft(self.layout, self._prompts.tokenizer)

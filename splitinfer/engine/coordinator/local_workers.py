@@ -31,17 +31,18 @@ _early: dict[str, "LocalWorker"] = {}  # started, not yet taken
 
 
 def start_early(layout: Layout, disk: Disk | None) -> None:
-    """Start a layout's local workers before they are needed; ``take`` returns them."""
+    """Start a layout's local workers that are not started yet, before they are needed; ``started`` returns them."""
     for spec in layout.workers:
-        if spec.is_local:
+        if spec.is_local and spec.name not in _early:
             _early[spec.name] = LocalWorker(spec.name, disk)
     atexit.register(end_early)
 
 
-def end_early() -> None:
-    """End those never taken: a child that is still starting would not notice that its parent is gone."""
-    while _early:
-        _early.popitem()[1].kill()
+def end_early(layout: Layout | None = None) -> None:
+    """End those never taken, of a layout or all: a child that still starts would not notice that its parent is gone."""
+    for name in list(_early) if layout is None else [spec.name for spec in layout.workers]:
+        if (worker := _early.pop(name, None)) is not None:
+            worker.kill()
 
 
 def started(name: str, disk: Disk | None) -> "LocalWorker":
@@ -55,7 +56,7 @@ def started(name: str, disk: Disk | None) -> "LocalWorker":
 
 
 def give_back(worker: "LocalWorker") -> None:
-    """Keep a worker that was taken, for the next ``take`` of its name."""
+    """Keep a worker that was taken, for the next ``started`` of its name."""
     _early[worker.name] = worker
     atexit.register(end_early)
 
