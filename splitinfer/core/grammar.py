@@ -9,6 +9,7 @@ admits is a function of the answer's own tokens, so it is matched once, on the c
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 MAX_GRAMMAR = 1 << 18  # characters of a grammar's text
 MAX_CHOICES = 4096
+GBNF_RULE = re.compile(r"^[^\S\n]*[\w-]+\s*::=", re.MULTILINE)  # where one begins; Lark has a colon alone there
 _MAX_NESTED = 128  # objects and lists of a schema in each other
 
 

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from threading import Lock
 from typing import Any
 
-from splitinfer.core.grammar import Grammar, GrammarKind
+from splitinfer.core.grammar import GBNF_RULE, Grammar, GrammarKind
 from splitinfer.errors import RequestError
 from splitinfer.grammar.schemas import enforceable
 from splitinfer.grammar.trial import Trials, first_lines
@@ -27,7 +27,6 @@ _KEPT = 32  # compiled grammars
 _MAX_ITEMS = 10_000  # of the parser for one token: a mask takes 80 ms at most, and usual ones need some hundreds
 _IDS = re.compile(r"<\[[\^\d,-]+\]>")  # tokens by their ids, in Lark
 _MAX_RULES = 1000  # of a grammar in GBNF; their translation takes time by the square of them, up to a second
-_RULE = re.compile(r"^[^\S\n]*[\w-]+\s*::=", re.MULTILINE)
 # What is not closed goes to the end: else each further bracket would be looked at to the end, by the square of them.
 _GBNF = re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*+(?:"|\\?\Z)|\[(?:\\.|[^\]\\])*+(?:\]|\\?\Z)|\.', re.DOTALL)
 _ESCAPED = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
@@ -105,7 +104,7 @@ def _as_lark(gbnf: str) -> str:
     """
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
-    if (count := len(_RULE.findall(gbnf))) > _MAX_RULES:
+    if (count := len(GBNF_RULE.findall(gbnf))) > _MAX_RULES:
         raise RequestError(f"a grammar in GBNF may have {_MAX_RULES:,} rules, not {count:,}")
     try:
         return str(gbnf_to_lark(_GBNF.sub(_plainer, gbnf)))

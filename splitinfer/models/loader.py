@@ -30,7 +30,7 @@ from splitinfer.models.graph import arrays_read, uncompiled
 from splitinfer.models.halves import Pair
 from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.layers import find_layers, type_name
-from splitinfer.models.memory import Need, on_gpu
+from splitinfer.models.memory import Need
 from splitinfer.models.mlx_vlm import hash_on_host
 from splitinfer.models.pictures import PictureTower
 from splitinfer.models.quantised import CannotQuantise
@@ -238,12 +238,6 @@ def load_stage(
         ModelError: a tensor the stage reads is in no file.
     """
     return load_with_others(checkpoint, found, start, end, dtype, report, None, sees=False)[0]
-
-
-def whole_model(checkpoint: Checkpoint) -> StageModel:
-    """A model as one stage in this process, in the usual dtype."""
-    dtype, count = resolve_dtype("auto", gpu=on_gpu()), count_layers(checkpoint)
-    return load_stage(checkpoint, survey(checkpoint, 0, count, dtype), 0, count, dtype, lambda _done, _total: None)
 
 
 def load_with_others(

@@ -133,7 +133,7 @@ class Service:
         return Problem(429, why, code="queue_full", retry_after=self.llm.seconds_until_room(nth))
 
     async def num_tokens(self, request: Request, model: type[M], chat: Callable[[M], Chat]) -> int:
-        """How many tokens a conversation has, which is not answered.
+        """The number of tokens of a conversation; nothing is generated.
 
         Raises:
             Problem, ClientDisconnect: as ``read_request``, ``admitted`` and ``Reader.read``.

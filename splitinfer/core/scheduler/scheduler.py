@@ -22,7 +22,7 @@ does not change the tokens. Where a stage's device had no memory left although t
 lowered (``lower_budget``) before the sequences are queued again.
 
 With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``proposals`` returns
-how many and for which sequences, ``take`` takes them in, and the next plan contains them.
+how many and for which sequences, ``take_drafts`` takes them in, and the next plan contains them.
 """
 
 from collections import deque

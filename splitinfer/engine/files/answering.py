@@ -97,7 +97,7 @@ class Answers:
                 case AskRanges():
                     self._reply_ranges(message)
                 case _:
-                    raise ProtocolError(f"a {type(message).__name__} is no request for weights")
+                    raise ProtocolError(f"a {type(message).__name__} does not ask for weights")
         except (ProtocolError, TransportError):
             raise
         except SplitinferError as error:

@@ -1,17 +1,14 @@
 """The form of an answer: OpenAI's own fields for it, and those of vLLM and llama.cpp."""
 
-import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from splitinfer.core.grammar import MAX_GRAMMAR, Grammar
+from splitinfer.core.grammar import GBNF_RULE, MAX_GRAMMAR, Grammar
 from splitinfer.server.fields import EMPTY, Fields, Kinds, Name, not_a
 from splitinfer.server.problem import Problem, invalid
 from splitinfer.server.refused import STRUCTURED
-
-_GBNF = re.compile(r"^[^\S\n]*[\w-]+\s*::=", re.MULTILINE)  # a rule, which Lark writes with a colon alone
 
 
 class PlainFormat(Fields):
@@ -142,4 +139,4 @@ class Formed(Fields):
 
 
 def _written(text: str) -> Grammar:
-    return Grammar.gbnf(text) if _GBNF.search(text, 0, MAX_GRAMMAR) else Grammar.lark(text)
+    return Grammar.gbnf(text) if GBNF_RULE.search(text, 0, MAX_GRAMMAR) else Grammar.lark(text)
