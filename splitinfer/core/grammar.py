@@ -6,6 +6,7 @@ admits is a function of the answer's own tokens, so it is matched once, on the c
 
     tokens so far ──TokenRules──> jump forward   the tokens that must come next: drafts that are always right
                                   mask           the tokens that may come next; the last stage chooses among these alone
+                      alternatives   the few texts one of which comes next: each is scored as a whole
 """
 
 import json
@@ -162,7 +163,21 @@ class TokenRules(Protocol):
         """For each of the ``drafts`` that may follow ``answer``, one after the other, whether no other may come."""
         ...
 
+    def alternatives(self, answer: Seq[int]) -> tuple[tuple[int, ...], ...]:
+        """Tokens of the few texts one of which must follow ``answer``, if the likeliest is wanted and is not decided by
+        their first tokens alone; empty elsewhere, and once it is decided. ``admitted`` admits no draft there."""
+        ...
+
+    def decide(self, answer: Seq[int], tokens: tuple[int, ...]) -> None:
+        """Have one of the ``alternatives`` be the tokens that must follow ``answer``."""
+        ...
+
     def masks(self, answer: Seq[int], first: int) -> list[bytes | None]:
         """For each beginning of ``answer`` of at least ``first`` tokens, the shortest first, the tokens that may follow
         it: a bit for each id, the lowest first; ``None``: any."""
         ...
+
+
+def beginning_of(text: Seq[int], other: Seq[int]) -> bool:
+    """Whether some tokens are the beginning of others, and not all of them."""
+    return len(text) < len(other) and other[: len(text)] == text

@@ -20,15 +20,16 @@ computed again like a prompt.
 What the prefix cache and speculation note about a sequence is apart from it (``CachedKV``, ``DraftNotes``).
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from splitinfer.core.grammar import TokenRules
+from splitinfer.core.grammar import TokenRules, beginning_of
 from splitinfer.core.kv.block_tree import Block, Key
 from splitinfer.core.picture import Picture, with_placeholders
-from splitinfer.core.plan import SampledToken
+from splitinfer.core.plan import SampledToken, Slice
 from splitinfer.core.sampling_params import SamplingParams as SamplingParams
 from splitinfer.core.speculation.flight import Flight
 
@@ -133,6 +134,40 @@ class DraftNotes:
         self.jumps.clear()
 
 
+@dataclass(slots=True)
+class Ballot:
+    """Texts of a form, of which the likeliest is to come next. They go through the stages one after the other.
+
+    scores: of the first ``alternatives``: log probabilities of all their tokens together.
+
+    A form's masks alone would choose the likeliest first token, which can begin an unlikely text. What is likely of a
+    text that others go on from is not its own: "car" is to be more than the beginning of "carrot".
+    """
+
+    alternatives: tuple[tuple[int, ...], ...]
+    scores: list[float] = field(default_factory=list)
+
+    @property
+    def next(self) -> tuple[int, ...]:
+        """The one to be scored next."""
+        return self.alternatives[len(self.scores)]
+
+    @property
+    def winner(self) -> tuple[int, ...] | None:
+        """The likeliest, the first of equals; ``None`` while some have no score."""
+        if len(self.scores) < len(self.alternatives):
+            return None
+        return max(self.alternatives, key=self._score)
+
+    def _score(self, text: tuple[int, ...]) -> float:
+        """The log probability that a text comes, and none that it begins."""
+        score = dict(zip(self.alternatives, self.scores, strict=True))
+        longer = [other for other in score if beginning_of(text, other)]
+        nearest = [one for one in longer if not any(beginning_of(other, one) for other in longer)]
+        rest = 1.0 - sum(math.exp(score[other] - score[text]) for other in nearest)
+        return score[text] + math.log(rest) if rest > 0.0 else -math.inf
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One request's tokens and how far they have been scheduled. Owned by the scheduler; equal only to itself.
@@ -161,6 +196,7 @@ class Sequence:
     comes_back: bool = False  # whether it begins with all that an earlier request has left: its conversation goes on
     kv: CachedKV = field(default_factory=CachedKV)
     drafts: DraftNotes = field(default_factory=DraftNotes)
+    ballot: Ballot | None = None  # what decides how it goes on
     # what its own methods note, with times in seconds on the scheduler's clock: of its life
     begun_at: float | None = None  # when its first slice was planned
     num_cached: int | None = None  # tokens whose KV came from cached blocks at its first admission
@@ -256,6 +292,39 @@ class Sequence:
         self.num_awaited += 1
         self.begun_at = now if self.begun_at is None else self.begun_at
         return token_ids
+
+    def put_to_vote(self, alternatives: tuple[tuple[int, ...], ...]) -> None:
+        """Go on with the likeliest of these, whatever was sampled; plans under way hold nothing behind its tokens."""
+        self.ballot = Ballot(alternatives) if self.ballot is None else self.ballot
+        self.drafts.drop()
+        self._take_back_last()
+
+    def go_scoring(self, now: float) -> tuple[int, ...]:
+        """Move its last token, with the next alternative behind it, into a plan; return all but the last of them."""
+        assert self.ballot is not None
+        token_ids = (*self.go(1, 0, now), *self.ballot.next[:-1])
+        self.kv_floor = max(self.kv_floor, self.num_scheduled - 1 + len(token_ids))
+        return token_ids
+
+    def scored(self, tokens: Seq[SampledToken]) -> None:
+        """Take in the log probabilities of an alternative's tokens."""
+        assert self.ballot is not None
+        assert self.rules is not None
+        self.num_awaited -= 1
+        self._take_back_last()
+        self.ballot.scores.append(sum(token.logprob or 0.0 for token in tokens))
+        if (winner := self.ballot.winner) is not None:
+            self.rules.decide(self.answer, winner)
+            self.ballot = None
+
+    def _take_back_last(self) -> None:
+        """Compute the last token again, with something else behind it."""
+        self.kv_floor = self.kv_tokens
+        self.num_scheduled = len(self.tokens) - 1
+
+    def is_ballot(self, part: Slice) -> bool:
+        """Whether a slice scores an alternative, and not its prompt."""
+        return bool(part.scored) and part.start >= self.num_prompt_tokens - 1
 
     def hold(self, drafts: Seq[int], are_jumps: Iterable[bool]) -> None:
         """Have drafts wait for the next plan; of each, whether its rules leave no choice of it."""

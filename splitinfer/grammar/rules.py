@@ -11,12 +11,20 @@ What must come next is *forced*: its mask has one token. A grammar forces bytes,
 where they begin, for as far as they reach; else an answer could depend on whether drafts went out. So the run is kept
 with every place that it passes.
 
+A greedy answer takes the likeliest token at each place, which may begin an unlikely text: "bl" stands for "blue" and
+"black" together. So where a form begins, or a text that is a value of JSON, and few texts may follow, these are
+*alternatives*: each is scored as a whole, and the winner becomes a run. Where it is the beginning of another, the
+answer ends behind it.
+
+    behind  {"colour":"     alternatives  blue"}   black"}   green"}
+
 The rules walk along the tokens that they are asked about, and go back where those differ from the ones before: drafts
 are followed, and rolled back. Behind the answer's end anything may come, because nobody reads it. Behind a token that
 cannot follow nothing may come but an end: a draft that leads there is dropped, and an answer that does has not kept its
 form, so its request ends with an error (``refuses``).
 """
 
+import re
 import threading
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -24,10 +32,19 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from splitinfer.core.grammar import beginning_of
 from splitinfer.grammar.vocabulary import Thinking, Vocabulary, union, without
-from splitinfer.grammar.whole_words import may_grow, whole_words
+from splitinfer.grammar.whole_words import may_grow, tokens_of, whole_words
 
 _BEFORE = 4  # tokens of a form with which the next are split
+_VALUE = re.compile(rb'(?:\A|:\s*)"\Z')  # behind which a text begins that is a value of JSON
+_MOST, _LONGEST = 32, 32  # alternatives, and tokens of one; each takes a step
+_FORKS = 4  # places in one where texts part; a number parts at every digit
+_FEW = 64  # tokens that may come at such a place; behind one where more may come, a text is open
+
+
+class _TooMany(Exception):
+    """More texts may follow than are scored."""
 
 
 class _Left(Enum):
@@ -35,6 +52,10 @@ class _Left(Enum):
 
     ENDED = "the answer has ended"
     REFUSED = "a token could not follow"
+
+
+Text = tuple[int, ...]
+Texts = tuple[Text, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +92,14 @@ class AnswerRules:
     budget: int | None = None
     min_tokens: int = 0
     ends: frozenset[int] = frozenset()
+    weighs: bool = False  # whether alternatives are scored
     failure: str | None = None
     _path: list[int] = field(default_factory=list)
     _places: list[_Place] = field(default_factory=list)
     _masks: dict[int, bytes] = field(default_factory=dict)  # of the form, behind so many tokens
+    _weighed: dict[int, Texts] = field(default_factory=dict)  # the alternatives, behind so many tokens
+    _decided: dict[int, Text] = field(default_factory=dict)  # those that were chosen
+    _ended: set[int] = field(default_factory=set)  # numbers of tokens behind which a chosen one ends the answer
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -99,11 +124,24 @@ class AnswerRules:
             self._go_to(answer)
             found = list[bool]()
             for token in drafts:
-                if not self._may_follow(token):
+                if not self._may_follow(token) or self._alternatives():
                     break
                 found.append(bool(self._places[-1].run))
                 self._step(token)
             return found
+
+    def alternatives(self, answer: Seq[int]) -> Texts:
+        with self._lock:
+            self._go_to(answer)
+            return self._alternatives()
+
+    def decide(self, answer: Seq[int], tokens: Text) -> None:
+        with self._lock:
+            self._go_to(answer)
+            if any(beginning_of(tokens, other) for other in self._alternatives()):
+                self._ended.add(len(answer) + len(tokens))
+            self._decided[len(answer)] = tokens
+            self._places[-1] = replace(self._places[-1], run=tokens)
 
     def masks(self, answer: Seq[int], first: int) -> list[bytes | None]:
         with self._lock:
@@ -134,8 +172,9 @@ class AnswerRules:
     def _back_to(self, length: int) -> None:
         matched = self._places[-1].matched
         del self._path[length:], self._places[length + 1 :]
-        for behind in [each for each in self._masks if each > length]:
-            del self._masks[behind]
+        for noted in (self._masks, self._weighed):
+            for behind in [each for each in noted if each > length]:
+                del noted[behind]
         back = matched - self._places[-1].matched
         if back and not self.matcher.rollback(back):
             self._fail()
@@ -145,7 +184,7 @@ class AnswerRules:
         place = self._behind(before, token)
         self._path.append(token)
         if place.left is None and not place.run:
-            place = replace(place, run=self._run_at(place))
+            place = replace(place, run=self._decided.get(len(self._path)) or self._run_at(place))
         self._places.append(place)
 
     def _behind(self, before: _Place, token: int) -> _Place:
@@ -195,6 +234,8 @@ class AnswerRules:
             return False
         if place.reasoned is not None and _has(self._misspelling(), token):
             return self._ends_with(self._thinking.end, token)
+        if len(self._path) in self._ended:
+            return token in self.ends
         if self._must_go_on(place):
             return token not in self.ends
         if place.reasoned is not None or self.matcher is None or self._may_open(place):
@@ -222,6 +263,50 @@ class AnswerRules:
         ends = self.ends
         return tuple(run[: next((i for i, token in enumerate(run) if token in ends), len(run))])
 
+    def _alternatives(self) -> Texts:
+        """Those of the place where the rules stand."""
+        at, place = len(self._path), self._places[-1]
+        is_form = place.reasoned is None and self.matcher is not None and not self._may_open(place)
+        if not self.weighs or not is_form or place.run or place.left is not None or self._must_go_on(place):
+            return ()
+        if at not in self._weighed:
+            self._weighed[at] = self._texts_at(place)
+        return self._weighed[at]
+
+    def _texts_at(self, place: _Place) -> Texts:
+        """The few texts that may follow where a form or a value begins, if any of them has more than one token."""
+        written = b"".join(self.vocabulary.tokens[token] for token in self._path[-min(place.matched, _BEFORE) :])
+        if place.matched and not _VALUE.search(written):
+            return ()
+        at, found = len(self._path), list[Text]()
+        try:
+            self._follow(at, _FORKS, found)
+        except _TooMany:
+            return ()
+        finally:
+            self._back_to(at)
+        texts = tuple(dict.fromkeys(tuple(token for token in text if token not in self.ends) for text in found))
+        return texts if len(texts) > 1 and any(len(text) > 1 for text in texts) else ()
+
+    def _follow(self, start: int, forks: int, found: list[Text]) -> None:
+        """Find the texts behind ``start`` that begin with the tokens since then. ``forks``: places that may come where
+        they part."""
+        while run := self._places[-1].run:
+            for token in run:
+                self._step(token)
+        place, at = self._places[-1], len(self._path)
+        ends = place.left is not None or self.matcher.is_stopped()
+        options = [] if ends else list(tokens_of(self._of_form(place) or b""))
+        if not options or len(options) > _FEW:
+            found.append(tuple(self._path[start:]))
+            options = []
+        if len(found) > _MOST or at - start > _LONGEST or (len(options) > 1 and not forks):
+            raise _TooMany
+        for token in options:
+            self._step(token)
+            self._follow(start, forks - (len(options) > 1), found)
+            self._back_to(at)
+
     def _closing(self, reasoned: int) -> tuple[int, ...]:
         """The words that close reasoning, where its budget asks for them: they are a part of it, as far as it has room
         for them, and its end marker comes behind."""
@@ -238,6 +323,8 @@ class AnswerRules:
             return None if place.left is _Left.ENDED else self._only_ends
         if place.run:
             return vocabulary.only(place.run[:1])
+        if len(self._path) in self._ended:
+            return self._only_ends
         mask = self._of_form(place)
         if not self._must_go_on(place):
             return mask

@@ -38,7 +38,7 @@ def whole_words(matcher: Any, vocabulary: Vocabulary, mask: bytes, before: Seque
     ``matcher``: llguidance's ``LLMatcher``, whose mask it is. ``before``: tokens that it took last."""
     if not 1 < int.from_bytes(mask, "little").bit_count() <= _FEW:
         return mask
-    texts = [token for token in _tokens_of(mask) if token not in vocabulary.special | vocabulary.ends]
+    texts = [token for token in tokens_of(mask) if token not in vocabulary.special | vocabulary.ends]
     if not _may_be_parts([vocabulary.tokens[token] for token in texts], before[-1:], vocabulary):
         return mask
     following = _Following(matcher.deep_copy(), vocabulary, before)
@@ -66,7 +66,8 @@ def _is_split_anew(text: bytes, behind: int, vocabulary: Vocabulary) -> bool:
         return vocabulary.is_token(last + text)
 
 
-def _tokens_of(mask: bytes) -> Iterator[int]:
+def tokens_of(mask: bytes) -> Iterator[int]:
+    """The tokens of a mask, the lowest first."""
     for found in _SOME.finditer(mask):
         yield from (8 * found.start() + bit for bit in range(8) if found[0][0] >> bit & 1)
 
@@ -123,7 +124,7 @@ class _Following:
         if depth == _DEPTH or int.from_bytes(mask, "little").bit_count() > _FEW:
             return True
         ends_of = self._vocabulary.special | self._vocabulary.ends
-        return any(self._found(each, text, depth + 1) for each in _tokens_of(mask) if each not in ends_of)
+        return any(self._found(each, text, depth + 1) for each in tokens_of(mask) if each not in ends_of)
 
     def _split(self, text: bytes) -> list[int]:
         """A text's tokens; none if it ends within a character."""

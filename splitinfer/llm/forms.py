@@ -28,9 +28,11 @@ class AnswerForms:
     def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts
 
-    def rules(self, params: SamplingParams, prompt: Sequence[int], *, may_think: bool) -> AnswerRules | None:
+    def rules(
+        self, params: SamplingParams, prompt: Sequence[int], *, may_think: bool, weighs: bool = False
+    ) -> AnswerRules | None:
         """The rules of an answer; ``None`` where every token may come anywhere. ``may_think``: the answer may begin
-        with reasoning that the prompt has not opened.
+        with reasoning that the prompt has not opened. ``weighs``: whether the stages can score alternatives.
 
         Raises:
             RequestError: the grammar is invalid, or cannot be enforced.
@@ -54,6 +56,7 @@ class AnswerForms:
             budget=params.thinking_budget,
             min_tokens=params.min_tokens,
             ends=self._prompts.end_tokens(params),
+            weighs=weighs and not params.temperature and not params.changes_logits,
         )
 
     def call_grammar(self, tools: Sequence[Tool], *, must: bool, form: Grammar | None = None) -> Grammar:

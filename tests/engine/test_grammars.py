@@ -14,6 +14,7 @@ import stages
 from constrained import PROMPT, SCHEMA, open_forms, plain, rules, save, schemas
 from engine.door import SECONDS, Ask, Fault, Guesses, Open, alone, link_cut, recut, some_wrong, streams_of
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from processes import until
 from trained import add_heads
 
@@ -24,6 +25,13 @@ from splitinfer.grammar.rules import AnswerRules
 
 MOST = 40
 NIGHTLY = pytest.mark.nightly
+LONG = [f"{who} and the king of all that lives" for who in ("a cat", "my dog", "no man", "you", "old wives", "he")]
+KINDS = {
+    "type": "object",
+    "properties": {name: {"enum": ["hat", *LONG, "hat and coat"]} for name in ("is", "has")},
+    "required": ["is", "has"],
+    "additionalProperties": False,
+}
 PARAMS = SamplingParams(grammar=SCHEMA, temperature=1.0, seed=7, max_tokens=MOST)
 
 
@@ -36,7 +44,8 @@ SEVERAL = asks(
     replace(PARAMS, seed=8),
     SamplingParams(temperature=0.9, seed=3, max_tokens=20, ignore_eos=True),
     SamplingParams(grammar=Grammar.regex("(ab|cd){4,9}"), temperature=1.0, seed=9, max_tokens=MOST),
-    SamplingParams(grammar=Grammar.choice(["the king", "the queen"]), max_tokens=MOST),
+    SamplingParams(grammar=Grammar.choice(["the king", "the king of the sea", *LONG]), max_tokens=MOST),
+    SamplingParams(grammar=KINDS, max_tokens=MOST),
 )
 
 
@@ -178,9 +187,9 @@ def roads(folder: Path) -> Iterator[list[LLM]]:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(schemas)
-def test_random_schemas(roads: list[LLM], schema: dict[str, Any]) -> None:
-    params = SamplingParams(grammar=schema, temperature=1.0, seed=1, max_tokens=24)
+@given(schemas, st.booleans())
+def test_random_schemas(roads: list[LLM], schema: dict[str, Any], samples: bool) -> None:
+    params = SamplingParams(grammar=schema, temperature=float(samples), seed=1, max_tokens=24)
     output, other = (llm.generate([PROMPT], params)[0] for llm in roads)
     assert output.token_ids == other.token_ids
     if output.finish_reason == "stop":

@@ -1,6 +1,7 @@
 """A tiny random model with a real tokenizer, grammars for it, and what plain mlx-lm gives under their masks."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -87,16 +88,32 @@ def allowed(mask: bytes | None) -> set[int]:
 
 
 def plain(folder: Path, tokens: Seq[int], params: SamplingParams, end: int = 0) -> list[int]:
-    """What mlx-lm samples a token at a time, under each place's mask, with the random keys of the positions."""
+    """What mlx-lm samples a token at a time, under each place's mask, with the random keys of the positions; of
+    alternatives, the one whose tokens are the likeliest together."""
     model, _ = load_model(folder)
     model.set_dtype(mx.float32)
     cache, made = make_prompt_cache(model), forms(folder)
-    walking = made.rules(params, tokens, may_think=False)
+    walking = made.rules(params, tokens, may_think=False, weighs=True)
     made.close()
+
+    def probability(text: Seq[int]) -> float:
+        logits = model(mx.array([[*tokens, *answer, *text[:-1]]]))[0, -len(text) :]
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        return math.exp(sum(logprobs[row, token].item() for row, token in enumerate(text)))
+
+    def own(text: Seq[int], texts: Seq[Seq[int]]) -> float:
+        """Its probability without that of the texts that it begins."""
+        longer = [one for one in texts if one != text and one[: len(text)] == text]
+        nearest = [one for one in longer if not any(one != other == one[: len(other)] for other in longer)]
+        return probability(text) - sum(map(probability, nearest))
+
     answer, following = list[int](), mx.array([list(tokens)])
     while len(answer) < params.max_tokens and end not in answer:
         logits = model(following, cache=cache)[0, -1]
         if walking is not None:
+            texts = walking.alternatives(answer)
+            if texts and len(answer) + max(map(len, texts)) <= params.max_tokens:
+                walking.decide(answer, max(texts, key=lambda text: own(text, texts)))
             able = allowed(walking.masks(answer, len(answer))[0])
             logits = mx.where(mx.array([token in able for token in range(VOCABULARY)]), logits, -mx.inf)
         logprobs = logits - mx.logsumexp(logits, keepdims=True)

@@ -317,12 +317,16 @@ class Scheduler:
             if seq is None:
                 continue  # it ended while this step was under way
             found = sampled.get(part.seq_id, _NO_TOKENS)
+            if seq.is_ballot(part):
+                seq.returned(part.start)
+                seq.scored(found.scored)
+                continue
             seq.returned(part.start, found.scored)
             seq.read = part.start + len(part.token_ids), self._now
             events += self._append(seq, part, found.tokens)
             if seq.finish_reason is not None:
                 continue
-            if found.drafts and found.tokens and self.speculation is not None:
+            if found.drafts and found.tokens and seq.ballot is None and self.speculation is not None:
                 self.speculation.propose(seq, found.drafts, self.config.longest(seq))
             if part.num_logits:
                 decoding.append(seq)
@@ -337,6 +341,7 @@ class Scheduler:
             if speculation is not None:
                 speculation.counts.rejected += 1
             return []
+        tokens, alternatives = self._before_ballot(seq, tokens)
         found = seq.extend([token.token_id for token in tokens], self.config.max_len, self._now)
         if found.verdicts and speculation is not None:
             speculation.judged(seq.seq_id, part, found)
@@ -344,9 +349,25 @@ class Scheduler:
         if found.reason is not None:
             events[-1] = replace(events[-1], finish_reason=found.reason)
             self._end(seq, found.reason)
+        elif alternatives:
+            seq.put_to_vote(alternatives)
         elif speculation is not None and speculation.has_states and seq.drafts.were_planned and not seq.num_awaited:
             self.prefix_cache.store_full_blocks(seq, self.kv.used)  # the state is that at their end only now
         return events
+
+    def _before_ballot(
+        self, seq: Sequence, tokens: tuple[SampledToken, ...]
+    ) -> tuple[tuple[SampledToken, ...], tuple[tuple[int, ...], ...]]:
+        """The sampled tokens up to where alternatives are to be scored, and these. There the token that was sampled is
+        the likeliest beginning, and says nothing."""
+        if seq.rules is None:
+            return tokens, ()
+        answer, longest = seq.answer, self.config.longest(seq) - len(seq.tokens)
+        for count in range(len(tokens)):
+            found = seq.rules.alternatives([*answer, *(token.token_id for token in tokens[:count])])
+            if found and count + max(map(len, found)) <= longest:
+                return tokens[:count], found
+        return tokens, ()
 
     def leave_out_rejected(self) -> None:
         """Leave what results have rejected out of the steps that have not left the first stage; call it after each."""
@@ -498,7 +519,7 @@ class Scheduler:
             if seq.seq_id in self._preempted:
                 continue
             if seq in self.batches:
-                if self._promise(seq, start + 1):
+                if self._promise(seq, start + (1 if seq.ballot is None else len(seq.ballot.next))):
                     granted.add(seq.seq_id)
                 continue
             size = min(len(seq.tokens) - start, room, quota, longest_chunk(start, self.config.token_budget))
@@ -614,10 +635,14 @@ class Scheduler:
         """A slice of the next ``size`` known tokens, with ``num_drafts`` drafts after them."""
         start, before = seq.num_scheduled, seq.kv_tokens
         end = start + size
-        token_ids = seq.go(size, num_drafts, self._now)
+        scores = seq.ballot is not None and seq in self.batches
+        token_ids = seq.go_scoring(self._now) if scores else seq.go(size, num_drafts, self._now)
         growth = self.kv.budget.growth(before, seq.kv_tokens)
         if growth is not NOTHING:
             self.kv.used += growth
+        if scores:
+            assert seq.ballot is not None
+            return Slice(seq.seq_id, start, token_ids, 0, scored=seq.ballot.next)
         num_logits, num_next = int(end == len(seq.tokens)), 0
         if num_drafts:
             num_logits = min(num_drafts + 1, len(token_ids))

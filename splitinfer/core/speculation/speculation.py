@@ -120,7 +120,7 @@ class Speculation:
 
     def first(self, seq: Sequence, longest: int) -> Proposal | None:
         """A proposal for a block that begins with a sampled token. ``longest``: the most tokens of the sequence."""
-        if seq.has_guesses or seq.drafts.is_dry or seq.num_to_compute > 1:
+        if seq.has_guesses or seq.drafts.is_dry or seq.num_to_compute > 1 or seq.ballot is not None:
             return None
         if self._chosen_at.get(seq.seq_id) != len(seq.tokens):
             self._chosen_at[seq.seq_id] = len(seq.tokens)

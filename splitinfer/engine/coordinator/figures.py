@@ -182,6 +182,8 @@ class Figures:
             if is_answer and (part.num_drafts or size == 1):
                 decode += size - part.num_drafts
                 draft += part.num_drafts
+            elif request is not None and request.sequence.is_ballot(part):
+                draft += size
             if request is not None:
                 useful += _new_rows(part, sampled.get(part.seq_id, 0), request)
         return Rows(plan.num_tokens - decode - draft, decode, draft), useful
@@ -288,6 +290,8 @@ def _record(request: _UnderWay, reason: FinishReason, now: float) -> RequestReco
 def _new_rows(part: Slice, num_sampled: int, request: _UnderWay) -> int:
     """Rows of a slice that are useful; notes them."""
     if part.num_drafts and not num_sampled:  # void: what was wrong is behind its beginning
+        return 0
+    if request.sequence.is_ballot(part):
         return 0
     end, before = part.end, request.computed
     if part.num_drafts:
