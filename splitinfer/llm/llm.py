@@ -26,7 +26,7 @@ from typing import Any, Self
 from splitinfer.core import sequence as core
 from splitinfer.core.grammar import Grammar
 from splitinfer.core.kv.budget import KVBudget
-from splitinfer.core.kv.rewind import UNLIMITED
+from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.metrics.histogram import Histogram
 from splitinfer.core.sampling_defaults import Recommended
@@ -375,7 +375,8 @@ class LLM:
             prompt = self.seeing.prompt(tokens, pictures, self.context_length)
         if params is None or not params.has_rules:
             return prompt, None
-        weighs = self._engine.scheduler.config.rewind is UNLIMITED
+        rewind = self._engine.scheduler.config.rewind
+        weighs = rewind is UNLIMITED or rewind > WITHIN_DRAFTS
         return prompt, self._forms.rules(params, prompt.plain, may_think=handling.may_think, weighs=weighs)
 
     async def astream(

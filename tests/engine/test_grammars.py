@@ -90,6 +90,16 @@ def test_every_road_gives_the_same_tokens(road: str, folder: Path, pipeline: Ope
         assert (there.stats["preemptions"] > 0) == (road == "short of memory")
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "cut", "weighs"), [("gemma3_text", [2, 4], True), ("qwen3_next", [2, 2], False)])
+def test_windows_and_states(name: str, cut: list[int], weighs: bool, tmp_path: Path, pipeline: Open) -> None:
+    folder = save(tmp_path, name)
+    several = [Ask(tuple(PROMPT * 6), one.params) for one in SEVERAL[-2:]]
+    found = [plain(folder, PROMPT * 6, one.params, weighs=weighs) for one in several]
+    with pipeline(folder, cut, draft="ngram") as there:
+        assert there.answers(*several) == found
+
+
 def test_heads_draft_without_the_mask(folder: Path, tmp_path: Path, pipeline: Open) -> None:
     with pipeline(add_heads(shutil.copytree(folder, tmp_path / "model")), [2, 2], draft="mtp") as there:
         there.answers(*SEVERAL)

@@ -41,11 +41,11 @@ SCHEMA = {
 }
 
 
-def save(folder: Path, **changes: Any) -> Path:
-    """A random Llama with the built-in model's tokenizer: nothing but a mask makes it write JSON."""
-    tiny.save(folder, "llama", **{"vocab_size": VOCABULARY, **changes})
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TARGET / name, folder / name)
+def save(folder: Path, name: str = "llama", **changes: Any) -> Path:
+    """A random model with the built-in model's tokenizer: nothing but a mask makes it write JSON."""
+    tiny.save(folder, name, **{"vocab_size": VOCABULARY, **changes})
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TARGET / file, folder / file)
     return folder
 
 
@@ -87,13 +87,13 @@ def allowed(mask: bytes | None) -> set[int]:
     return {int(i) for i in np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").nonzero()[0]}
 
 
-def plain(folder: Path, tokens: Seq[int], params: SamplingParams, end: int = 0) -> list[int]:
+def plain(folder: Path, tokens: Seq[int], params: SamplingParams, end: int = 0, *, weighs: bool = True) -> list[int]:
     """What mlx-lm samples a token at a time, under each place's mask, with the random keys of the positions; of
     alternatives, the one whose tokens are the likeliest together."""
     model, _ = load_model(folder)
     model.set_dtype(mx.float32)
     cache, made = make_prompt_cache(model), forms(folder)
-    walking = made.rules(params, tokens, may_think=False, weighs=True)
+    walking = made.rules(params, tokens, may_think=False, weighs=weighs)
     made.close()
 
     def probability(text: Seq[int]) -> float:
