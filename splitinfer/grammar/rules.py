@@ -124,7 +124,7 @@ class AnswerRules:
             self._go_to(answer)
             found = list[bool]()
             for token in drafts:
-                if not self._may_follow(token) or self._alternatives():
+                if not self._may_follow(token) or self._alternatives(len(self._path)):
                     break
                 found.append(bool(self._places[-1].run))
                 self._step(token)
@@ -132,13 +132,14 @@ class AnswerRules:
 
     def alternatives(self, answer: Seq[int]) -> Texts:
         with self._lock:
-            self._go_to(answer)
-            return self._alternatives()
+            if self._path[: len(answer)] != list(answer):  # else drafts behind it need not be followed again
+                self._go_to(answer)
+            return self._alternatives(len(answer))
 
     def decide(self, answer: Seq[int], tokens: Text) -> None:
         with self._lock:
             self._go_to(answer)
-            if any(beginning_of(tokens, other) for other in self._alternatives()):
+            if any(beginning_of(tokens, other) for other in self._alternatives(len(answer))):
                 self._ended.add(len(answer) + len(tokens))
             self._decided[len(answer)] = tokens
             self._places[-1] = replace(self._places[-1], run=tokens)
@@ -263,21 +264,26 @@ class AnswerRules:
         ends = self.ends
         return tuple(run[: next((i for i, token in enumerate(run) if token in ends), len(run))])
 
-    def _alternatives(self) -> Texts:
-        """Those of the place where the rules stand."""
-        at, place = len(self._path), self._places[-1]
-        is_form = place.reasoned is None and self.matcher is not None and not self._may_open(place)
-        if not self.weighs or not is_form or place.run or place.left is not None or self._must_go_on(place):
+    def _alternatives(self, at: int) -> Texts:
+        """Those behind the first ``at`` tokens that the rules have followed."""
+        if not self._may_weigh(at):
             return ()
         if at not in self._weighed:
-            self._weighed[at] = self._texts_at(place)
+            self._back_to(at)
+            self._weighed[at] = self._texts()
         return self._weighed[at]
 
-    def _texts_at(self, place: _Place) -> Texts:
-        """The few texts that may follow where a form or a value begins, if any of them has more than one token."""
-        written = b"".join(self.vocabulary.tokens[token] for token in self._path[-min(place.matched, _BEFORE) :])
-        if place.matched and not _VALUE.search(written):
-            return ()
+    def _may_weigh(self, at: int) -> bool:
+        """Whether a form begins there, or a value, of which the rules leave a choice."""
+        place = self._places[at]
+        is_form = place.reasoned is None and self.matcher is not None and (at > 0 or not self.may_think)
+        if not self.weighs or not is_form or place.run or place.left is not None or at < self.min_tokens:
+            return False
+        written = self._path[at - min(place.matched, _BEFORE) : at]
+        return not place.matched or bool(_VALUE.search(b"".join(self.vocabulary.tokens[token] for token in written)))
+
+    def _texts(self) -> Texts:
+        """The few texts that may follow, if any of them has more than one token."""
         at, found = len(self._path), list[Text]()
         try:
             self._follow(at, _FORKS, found)
