@@ -38,6 +38,7 @@ from splitinfer.grammar.whole_words import may_grow, tokens_of, whole_words
 
 _BEFORE = 4  # tokens of a form with which the next are split
 _VALUE = re.compile(rb'(?:\A|:\s*)"\Z')  # behind which a text begins that is a value of JSON
+_STRUCTURE = re.compile(rb'["{\[]')  # of JSON
 _MOST, _LONGEST = 32, 32  # alternatives, and tokens of one; each takes a step
 _FORKS = 4  # places in one where texts part; a number parts at every digit
 _FEW = 64  # tokens that may come at such a place; behind one where more may come, a text is open
@@ -274,13 +275,23 @@ class AnswerRules:
         return self._weighed[at]
 
     def _may_weigh(self, at: int) -> bool:
-        """Whether a form begins there, or a value, of which the rules leave a choice."""
+        """Whether a form begins there, or a text that is a value, but for what of it is forced; with a choice."""
         place = self._places[at]
         is_form = place.reasoned is None and self.matcher is not None and (at > 0 or not self.may_think)
         if not self.weighs or not is_form or place.run or place.left is not None or at < self.min_tokens:
             return False
-        written = self._path[at - min(place.matched, _BEFORE) : at]
-        return not place.matched or bool(_VALUE.search(b"".join(self.vocabulary.tokens[token] for token in written)))
+        while not self._begins(at):
+            at -= 1
+            is_forced = bool(self._places[at].run) and at not in self._decided
+            if not is_forced or _STRUCTURE.search(self.vocabulary.tokens[self._path[at]]):
+                return False
+        return True
+
+    def _begins(self, at: int) -> bool:
+        """Whether a form begins there, or a text that is a value."""
+        matched = self._places[at].matched
+        written = self._path[at - min(matched, _BEFORE) : at]
+        return not matched or bool(_VALUE.search(b"".join(self.vocabulary.tokens[token] for token in written)))
 
     def _texts(self) -> Texts:
         """The few texts that may follow, if any of them has more than one token."""
@@ -292,7 +303,7 @@ class AnswerRules:
         finally:
             self._back_to(at)
         texts = tuple(dict.fromkeys(tuple(token for token in text if token not in self.ends) for text in found))
-        return texts if len(texts) > 1 and any(len(text) > 1 for text in texts) else ()
+        return texts if len(texts) > 1 and all(texts) and any(len(text) > 1 for text in texts) else ()
 
     def _follow(self, start: int, forks: int, found: list[Text]) -> None:
         """Find the texts behind ``start`` that begin with the tokens since then. ``forks``: places that may come where

@@ -46,6 +46,7 @@ SEVERAL = asks(
     SamplingParams(grammar=Grammar.regex("(ab|cd){4,9}"), temperature=1.0, seed=9, max_tokens=MOST),
     SamplingParams(grammar=Grammar.choice(["the king", "the king of the sea", *LONG]), max_tokens=MOST),
     SamplingParams(grammar=KINDS, max_tokens=MOST),
+    SamplingParams(grammar=Grammar.choice([f"once upon {text}" for text in (LONG[0], "a time", "us")]), max_tokens=30),
 )
 
 
@@ -94,7 +95,7 @@ def test_every_road_gives_the_same_tokens(road: str, folder: Path, pipeline: Ope
 @pytest.mark.parametrize(("name", "cut", "weighs"), [("gemma3_text", [2, 4], True), ("qwen3_next", [2, 2], False)])
 def test_windows_and_states(name: str, cut: list[int], weighs: bool, tmp_path: Path, pipeline: Open) -> None:
     folder = save(tmp_path, name)
-    several = [Ask(tuple(PROMPT * 6), one.params) for one in SEVERAL[-2:]]
+    several = [Ask(tuple(PROMPT * 6), one.params) for one in SEVERAL[-3:]]
     found = [plain(folder, PROMPT * 6, one.params, weighs=weighs) for one in several]
     with pipeline(folder, cut, draft="ngram") as there:
         assert there.answers(*several) == found
