@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from splitinfer.core.sampling_params import SamplingParams
+from splitinfer.core.sampling_params import SamplingParams, as_number
 
 RECOMMENDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """The fields of ``SamplingParams`` that a generation config may set."""
@@ -85,21 +85,11 @@ def _checked(name: str, raw: Any) -> Any:
     Raises:
         ValueError: it is not a number, or is out of range.
     """
-    if isinstance(raw, bool) or not isinstance(raw, int | float):
-        raise ValueError(f"{name} must be a number, not {raw!r:.40}")
-    try:
-        value: Any = float(raw)
-    except OverflowError:
-        raise ValueError(f"{name} is too large") from None
+    value: Any = as_number(name, raw)
     if name in _WHOLE:
         if not value.is_integer() or value > _GREATEST_WHOLE:
             raise ValueError(f"{name} must be a whole number up to {_GREATEST_WHOLE:,}, not {raw!r:.40}")
         value = int(value)
-    return _within_range(name, value)
-
-
-def _within_range(name: str, value: Any) -> Any:
-    """The value, if ``SamplingParams`` accepts it; else its ``ValueError``."""
     return getattr(SamplingParams(**{name: value}), name)
 
 

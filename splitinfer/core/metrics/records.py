@@ -1,5 +1,5 @@
-"""One record of a step that has ended, and one of each request. All that is counted, drawn or shown is made of these two
-(``engine.coordinator.figures`` makes them).
+"""One record of a step that has ended, and one of each request (``engine.coordinator.figures`` makes them). All that is
+counted, drawn or shown is made of these two.
 
     request   submitted --- queue --- begun --- prefill --- first token --- decode --- last token ... ended
     step      made | sent | received | start --- end      on each stage (``core.metrics.gaps``); its result is heard
