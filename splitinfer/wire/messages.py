@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import Key
 from splitinfer.core.kv.format import format_of
-from splitinfer.core.layout import RANKS
+from splitinfer.core.layout import DTYPES, RANKS
 from splitinfer.core.link_transport import BACKENDS
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
@@ -30,7 +30,7 @@ from splitinfer.core.wire_codec import NAMES, NONE, Packing
 PROTOCOL_VERSION = 20
 MOST_RANGES, MOST_RANGE = 512, 2**22  # that one message asks for; bytes of one
 MOST_GATHERED = 2**17  # bytes of both ranks
-MOST_NAME = 200  # characters
+MOST_NAME, MOST_PATH = 200, 4096  # characters, of a worker's name and a model's
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,11 @@ class Load:
         rising = all(a < b for a, b in zip(self.bounds, self.bounds[1:], strict=False))
         if len(self.bounds) < 2 or self.bounds[0] != 0 or not rising or not 0 <= self.stage < len(self.bounds) - 1:
             raise ValueError(f"stage {self.stage} of cuts {self.bounds} does not own every layer once")
+        if self.dtype not in DTYPES or min(self.vocab_size, self.kv_tokens) < 1 or len(self.model) > MOST_PATH:
+            raise ValueError(
+                f"dtype {self.dtype!r:.40}, the vocabulary has {self.vocab_size} tokens, KV {self.kv_tokens}; the "
+                f"name has {len(self.model)} characters"
+            )
 
     @property
     def start(self) -> int:
