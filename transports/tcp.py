@@ -32,7 +32,7 @@ from transports.base import (
     LinkRefused,
     LinkTimeout,
 )
-from transports.framing import PRELUDE_BYTES, Kind, Packet, decode, encode
+from transports.framing import PRELUDE_BYTES, Kind, Packet, decode, encode, reason_of
 from transports.hub import ConnectorHub, TcpLink, parse_event
 from transports.inbox import QueueListener
 from transports.listener_hub import OPEN_SECONDS, ListenerHub, OpeningCheck, plain_only
@@ -229,7 +229,8 @@ def _check_answer(socket: zmq.Socket[bytes], address: str, options: LinkOptions)
     except FrameError as problem:
         raise LinkClosed(f"{address} gave no usable answer: {problem}") from None
     if packet.kind is not Kind.ACCEPT:
-        raise LinkClosed(packet.reason if packet.kind is Kind.BYE else f"{address} answered with {packet.kind.name}")
+        is_bye = packet.kind is Kind.BYE
+        raise LinkClosed(reason_of(packet.header) if is_bye else f"{address} answered with {packet.kind.name}")
 
 
 def _resolve(wanted: HostPort, address: str) -> list[HostPort]:

@@ -17,6 +17,9 @@ read them. So are the bytes of a manifest and of weights. Goodbyes and heartbeat
 
 import math
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
 
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import Key
@@ -113,13 +116,13 @@ class Half:
 class Load:
     """Become stage ``stage``: hold layers [start, end) of ``model``."""
 
-    model: str
+    model: Annotated[str, Field(max_length=MOST_PATH)]
     dtype: str  # "auto" or MLX's name; each machine resolves "auto" for itself
     stage: int
     bounds: tuple[int, ...]  # all stages' cuts: stage i holds [bounds[i], bounds[i + 1])
     fingerprint: Fingerprint
-    vocab_size: int  # the tokenizer's: the number of values noise is drawn for
-    kv_tokens: int  # tokens of KV that must fit in memory
+    vocab_size: Annotated[int, Field(ge=1)]  # the tokenizer's: the number of values noise is drawn for
+    kv_tokens: Annotated[int, Field(ge=1)]  # tokens of KV that must fit in memory
     kv_root: Key  # the root of the keys of KV on disk; empty: none is written
     kv_format: str  # how keys and values are stored (``core.kv.format``)
     float32_head: bool  # for the last stage: compute the norm and the head in float32
@@ -137,11 +140,8 @@ class Load:
         rising = all(a < b for a, b in zip(self.bounds, self.bounds[1:], strict=False))
         if len(self.bounds) < 2 or self.bounds[0] != 0 or not rising or not 0 <= self.stage < len(self.bounds) - 1:
             raise ValueError(f"stage {self.stage} of cuts {self.bounds} does not own every layer once")
-        if self.dtype not in DTYPES or min(self.vocab_size, self.kv_tokens) < 1 or len(self.model) > MOST_PATH:
-            raise ValueError(
-                f"dtype {self.dtype!r:.40}, the vocabulary has {self.vocab_size} tokens, KV {self.kv_tokens}; the "
-                f"name has {len(self.model)} characters"
-            )
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype!r:.40} is unknown; known: {', '.join(DTYPES)}")
 
     @property
     def start(self) -> int:
@@ -321,11 +321,7 @@ class Result:
 class Spawn:
     """Start a process that serves this coordinator as the worker ``name``, and end it with this session."""
 
-    name: str
-
-    def __post_init__(self) -> None:
-        if not 0 < len(self.name) <= MOST_NAME:
-            raise ValueError(f"a process has a name of {len(self.name)} characters; it has 1 to {MOST_NAME}")
+    name: Annotated[str, Field(min_length=1, max_length=MOST_NAME)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,11 +335,7 @@ class Spawned:
 class Gather:
     """What a rank tells the other to meet it, and, back, what both have told, by rank."""
 
-    data: bytes
-
-    def __post_init__(self) -> None:
-        if len(self.data) > MOST_GATHERED:
-            raise ValueError(f"{len(self.data):,} bytes are gathered; {MOST_GATHERED:,} are the most")
+    data: Annotated[bytes, Field(max_length=MOST_GATHERED)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,11 +364,7 @@ class Digest:
 
     step: int
     digest: int
-    busy: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.busy < math.inf:
-            raise ValueError(f"a rank has computed for {self.busy} s")
+    busy: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,11 +415,7 @@ class Range:
 class AskRanges:
     """Send these ranges, in this order."""
 
-    ranges: tuple[Range, ...]
-
-    def __post_init__(self) -> None:
-        if not 0 < len(self.ranges) <= MOST_RANGES:
-            raise ValueError(f"{len(self.ranges)} ranges are asked for; a message asks for 1 to {MOST_RANGES}")
+    ranges: Annotated[tuple[Range, ...], Field(min_length=1, max_length=MOST_RANGES)]
 
 
 @dataclass(frozen=True, slots=True)
