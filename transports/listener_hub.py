@@ -29,7 +29,7 @@ from transports.security import key_of
 log = logging.getLogger("transports")
 
 OPEN_SECONDS = 5.0  # also zmq's own limit for its handshake (HANDSHAKE_IVL)
-WARN_EVERY = 60.0  # seconds, about peers that are none
+NOTE_EVERY = 60.0  # seconds, in the log, of peers without a link
 UNKNOWN = "an unknown peer"
 
 OpeningCheck = Callable[[bytes], None]  # takes the header of an OPEN; raises FrameError for a link it refuses
@@ -75,7 +75,7 @@ class ListenerHub(Hub):
         self._by_descriptor: dict[int, _Connection] = {}
         self._by_route: dict[bytes, _Connection] = {}
         self._lost: deque[_Connection] = deque()
-        self._quiet_until, self._num_untold = -math.inf, 0  # warnings about peers
+        self._quiet_until, self._num_untold = -math.inf, 0  # of notes
 
     def stop(self) -> None:
         """End all links and the thread; zmq's own threads free the port a moment later."""
@@ -151,7 +151,7 @@ class ListenerHub(Hub):
     def _refuse(self, connection: _Connection, route: bytes, problem: str) -> None:
         connection.is_refused = True
         connection.shut_at = time.monotonic() + FLUSH_SECONDS  # time for the peer to read the reason
-        self._warn(connection, problem)
+        self._note(connection, f"is not a usable peer: {problem}", logging.WARNING)
         refused = TcpLink(self, f"tcp://{connection.peer}", (route,), self._options)
         with self._lock:
             self._send_bye(refused, f"{self.address} refuses: {problem}")
@@ -165,7 +165,7 @@ class ListenerHub(Hub):
                 with self._lock:
                     self._finish(connection.link, f"connection to {connection.link.address} lost")
             elif not connection.is_refused:
-                log.debug("%s: %s left without opening a link, as a search does", self.address, connection.peer)
+                self._note(connection, "connected and left without opening a link, as a search does", logging.DEBUG)
 
     def _on_tick(self, now: float) -> None:
         for connection in self._by_descriptor.values():
@@ -173,13 +173,13 @@ class ListenerHub(Hub):
                 connection.shut_at = math.inf
                 _shut_connection(connection)
 
-    def _warn(self, connection: _Connection, problem: str) -> None:
+    def _note(self, connection: _Connection, what: str, level: int) -> None:
         now = time.monotonic()
         self._num_untold += now < self._quiet_until
         if now >= self._quiet_until:
             others = f" ({self._num_untold} earlier ones not mentioned)" if self._num_untold else ""
-            log.warning("%s: %s is not a usable peer: %s%s", self.address, connection.peer, problem, others)
-            self._quiet_until, self._num_untold = now + WARN_EVERY, 0
+            log.log(level, "%s: %s %s%s", self.address, connection.peer, what, others)
+            self._quiet_until, self._num_untold = now + NOTE_EVERY, 0
 
 
 def _source_of(body: Sequence[zmq.Frame]) -> int:

@@ -272,7 +272,7 @@ def _mistakes(stage: StageSpec, end: int, *, is_first: bool) -> Iterator[str]:
         if one.key is not None and not (is_worker and (one.address or "tcp://").startswith("tcp://")):
             yield "has a key; only a worker at tcp://host:port has one"
         if one.key is not None and not _KEY.fullmatch(one.key):
-            yield "has a key that is not one: a key has 64 hexadecimal digits"
+            yield "has a key that is not a key, which has 64 hexadecimal digits"
     yield from _mistakes_of_link(stage, is_first=is_first)
 
 

@@ -19,13 +19,13 @@ from collections.abc import Callable
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.layout import Layout
 from splitinfer.core.liveness import LossCounter, RejoinDeadline
+from splitinfer.core.plain_text import size
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.engine.coordinator.figures import Figures
 from splitinfer.engine.coordinator.loop import Loop, Stop, WantedCut
 from splitinfer.engine.coordinator.pipeline import Pipeline
 from splitinfer.engine.coordinator.shared import Shared
 from splitinfer.errors import CannotFit, DeviceFailed, PeerError, RequestError, SplitinferError, WorkerLost
-from splitinfer.models.memory import size
 
 log = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.layout import Layout
+from splitinfer.core.plain_text import size
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.coordinator.pipeline import StageEvent
 from splitinfer.engine.coordinator.requests import RequestState
 from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.errors import Draining, RequestError, SplitinferError
-from splitinfer.models.memory import size
 
 if TYPE_CHECKING:
     from splitinfer.engine.coordinator.loop import Loop
