@@ -61,7 +61,5 @@ class StopMatcher:
     def _num_held(self, text: str) -> int:
         """Length of the longest suffix of ``text`` that a stop string begins with."""
         longest = min(len(text), self._longest - 1)
-        return next((size for size in range(longest, 0, -1) if self._begins_a_stop(text[-size:])), 0)
-
-    def _begins_a_stop(self, suffix: str) -> bool:
-        return any(stop.startswith(suffix) for stop in self._stops)
+        sizes = range(longest, 0, -1)
+        return next((size for size in sizes if any(stop.startswith(text[-size:]) for stop in self._stops)), 0)

@@ -25,13 +25,15 @@ import mlx.core as mx
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.memory import on_gpu
 
+_PROCESSORS = os.cpu_count() or 1
+
 
 def has_own_processor() -> bool:
     """Whether this process is pinned to one of several processors, and computes there rather than on a GPU, which may
     be an emulated one: there other threads than the loop's wait for the device, and send."""
     if not hasattr(os, "sched_getaffinity") or emulated_machine() is not None or on_gpu():
         return False
-    return len(os.sched_getaffinity(0)) == 1 < _processors()
+    return len(os.sched_getaffinity(0)) == 1 < _PROCESSORS
 
 
 def yield_processor() -> None:
@@ -44,11 +46,6 @@ def yield_own_processor() -> None:
     """Call after a hand-over: lets the receiving threads run, where they share this thread's only processor."""
     if has_own_processor():
         yield_processor()
-
-
-@cache
-def _processors() -> int:
-    return os.cpu_count() or 1
 
 
 @cache

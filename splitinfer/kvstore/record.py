@@ -22,8 +22,7 @@ import msgpack
 from pydantic import TypeAdapter, ValidationError
 
 from splitinfer.core.kv.block_tree import DiskBlock, Key, chained
-from splitinfer.core.kv.part import Part
-from splitinfer.core.plan import TensorSpec
+from splitinfer.core.plan import Part, TensorSpec
 
 MAGIC = b"sikv\x00\x00\x00\x01"
 _LENGTH = struct.Struct("<I")

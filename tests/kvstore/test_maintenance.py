@@ -11,9 +11,8 @@ from kv_samples import GROUP, LAYERS, OTHER_GROUP, block, buffers, chain, name_o
 from typer.testing import CliRunner
 
 from splitinfer.cli import app
-from splitinfer.kvstore.files import Folder
+from splitinfer.kvstore.files import Folder, default_folder
 from splitinfer.kvstore.maintenance import Cleaned, clean, look, remove
-from splitinfer.kvstore.paths import default_folder
 from splitinfer.kvstore.record import Record
 from splitinfer.kvstore.store import Disk, KVStore
 

@@ -171,10 +171,6 @@ class PrefixCache:
         seq.kv.blocks = here[: match.num_tokens // self.budget.block]
         self.tree.use(here)
 
-    def keep_no_more(self, seq: Sequence) -> None:
-        """Cache no further block of a sequence."""
-        seq.kv.is_stored = False
-
     def store_full_blocks(self, seq: Sequence, used: KVUse) -> None:
         """Store the blocks that a sequence's planned tokens complete; the next plan saves them before anything else.
         ``used``: the KV of all running sequences."""

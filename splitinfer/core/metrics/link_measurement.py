@@ -109,15 +109,10 @@ def figures(
     LinkMeasurement(latency_p50=0.001, latency_p99=0.002, down=10000000.0, up=inf)
     """
     usual = statistics.median(small)
-    return LinkMeasurement(
-        usual / 2, _percentile(small, 0.99) / 2, _bandwidth(*down, less=usual), _bandwidth(*up, less=usual)
-    )
+    slow = sorted(small)[math.ceil(0.99 * len(small)) - 1]
+    return LinkMeasurement(usual / 2, slow / 2, _bandwidth(*down, less=usual), _bandwidth(*up, less=usual))
 
 
 def _bandwidth(num_bytes: int, seconds: Sequence[float], *, less: float) -> float:
     own = statistics.median_low(seconds) - less  # of two, the shorter one
     return num_bytes / own if own > 0 else math.inf
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[math.ceil(share * len(values)) - 1]

@@ -237,7 +237,7 @@ class KVManager:
         # Its KV is freed by the plan that stores it, so the blocks may take its place.
         self.used -= self.budget.use_of(seq.kv_tokens)
         if self._config.rewind == WITHIN_DRAFTS and seq.drafts.were_planned:
-            self.cache.keep_no_more(seq)  # its state may be one behind its last token
+            seq.kv.is_stored = False  # its state may be one behind its last token
         if seq.finish_reason is not FinishReason.ERROR:
             self.cache.store_rest(seq, self.used, again=self._config.rewind is UNLIMITED)
             if is_alone and self._can_be_retained(seq):

@@ -109,7 +109,8 @@ class MicroBatches:
 
     def join(self, seq: Sequence) -> None:
         """Add a sequence that begins to decode to the smallest group; of equals, to the one whose turn comes first."""
-        group = self._smallest()
+        active = (group for group in self.in_turn() if group < self._active)
+        group = min(active, key=lambda group: len(self._groups[group]))
         self._groups[group].append(seq)
         self._id_to_group[seq.seq_id] = group
 
@@ -150,7 +151,3 @@ class MicroBatches:
         too_large = [group for group in sorted(active, key=len, reverse=True) if len(group) >= least + 2]
         crowded = [*self._groups[self._active :], *too_large]
         return next((seq for group in crowded for seq in reversed(group) if not seq.num_in_flight), None)
-
-    def _smallest(self) -> int:
-        active = (group for group in self.in_turn() if group < self._active)
-        return min(active, key=lambda group: len(self._groups[group]))

@@ -224,16 +224,12 @@ class Loop:
 
     def _idle(self) -> None:
         """Do what is of use later, then wait for an event."""
-        has_read = self._reads_ahead()
+        has_read, drafting = False, self._drafting
+        if drafting is not None and self._inbox.is_empty and self._pipeline.steps.is_empty:
+            has_read = drafting.read_ahead(self.scheduler)
         self._use_idle_time()
         if not has_read:
             self._handle(self._next_event())
-
-    def _reads_ahead(self) -> bool:
-        """Have the drafter read ahead while the device has nothing else to do. Returns whether it did."""
-        if self._drafting is None or not self._inbox.is_empty or not self._pipeline.steps.is_empty:
-            return False
-        return self._drafting.read_ahead(self.scheduler)
 
     def _use_idle_time(self) -> None:
         """Build graphs of steps that are likely to come, and count those that have been, until an event comes."""

@@ -49,7 +49,7 @@ from splitinfer.engine.links.connection import outgoing
 from splitinfer.engine.stage.disk import kept_here
 from splitinfer.engine.stage.launched import Finished, Launched
 from splitinfer.engine.stage.loader import LoadedStage, load
-from splitinfer.engine.stage.masking import Masks, RawMasks, read_masks
+from splitinfer.engine.stage.masking import RawMasks, read_masks
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.engine.threads import yield_own_processor
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
@@ -382,7 +382,7 @@ class Pipeline:
             step.figures = None  # the first stage's come with the result
             return
         if masks is not None and self.layout.num_stages == 1:
-            here, masks = self._read_later(masks), None
+            here, masks = cache(lambda raw=masks: read_masks(raw.result(), self._config.first.vocab_size)), None
         if local.needs_verdict(plan):
             self.steps.drain()
         launched = local.launch(plan, None, here, self.steps.under_way())
@@ -391,10 +391,6 @@ class Pipeline:
             receive()
         send = partial(self._send, local, self._worker_group, step, masks)
         self.steps.add(launched, local.wait, send, is_done=is_done)
-
-    def _read_later(self, masks: Future[RawMasks]) -> Masks:
-        """The masks of a step whose last stage is here."""
-        return cache(lambda: read_masks(masks.result(), self._config.first.vocab_size))
 
     def _send(
         self,

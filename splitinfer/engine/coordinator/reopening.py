@@ -94,7 +94,9 @@ class Reopening:
         Raises:
             WorkerLost, DeviceFailed: nothing; the loss is repeated, or is not to be waited for.
         """
-        stage, scheduler = _stage_without_memory(loss), self._loop.scheduler
+        stage, scheduler = loss.no_memory_on if isinstance(loss, WorkerLost) else None, self._loop.scheduler
+        if isinstance(loss, DeviceFailed) and loss.no_memory:
+            stage = 0
         if stage is not None and scheduler.lower_budget(stage):
             kv = scheduler.kv.budget.stages[stage]
             return f"it gets at most {size(kv.budget_bytes)} of KV from now on, and fewer requests at a time"
@@ -188,10 +190,3 @@ def _refusal(error: Exception, layout: Layout) -> SplitinferError:
         return error
     log.error("the cut %s cannot be loaded", layout.cut, exc_info=error)
     return SplitinferError(f"the cut {layout.cut} cannot be loaded ({type(error).__name__}: {error})")
-
-
-def _stage_without_memory(loss: WorkerLost | DeviceFailed) -> int | None:
-    """The stage whose device had no memory left, if that is why."""
-    if isinstance(loss, DeviceFailed):
-        return 0 if loss.no_memory else None
-    return loss.no_memory_on
