@@ -26,7 +26,7 @@ from transports.base import (
 )
 from transports.inproc import InprocTransport
 from transports.rdma import RdmaTransport
-from transports.registry import address_for_others, connect, known, listen, register
+from transports.registry import connect, known, listen, register
 from transports.security import KeyPair, Security, check_key
 from transports.tcp import TcpTransport
 from transports.threads import at_thread_start
@@ -56,7 +56,6 @@ __all__ = [
     "TransportError",
     "TransportUnavailable",
     "Unreachable",
-    "address_for_others",
     "at_thread_start",
     "check_key",
     "connect",

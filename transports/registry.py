@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from transports.address import split_scheme
 from transports.base import DEFAULT_OPTIONS, AddressError, Link, LinkOptions, Listener, Transport
 from transports.emulation import emulator
 
 _PLUGINS = {"emulated": "links"}  # prefixes that an emulator registers when it is imported, on first use
-
-
 _transports: dict[str, Transport] = {}
 _prefixes: dict[str, Callable[[Transport], Transport]] = {}
-_rewrite: Callable[[str], str] | None = None
 
 
 def register(transport: Transport) -> None:
@@ -29,22 +25,6 @@ def register_prefix(prefix: str, change: Callable[[Transport], Transport]) -> No
     _prefixes[prefix] = change
 
 
-@contextlib.contextmanager
-def rewriting(change: Callable[[str], str]) -> Iterator[None]:
-    """For the length of a `with` block have `connect` take `change(address)` for each address."""
-    global _rewrite
-    before, _rewrite = _rewrite, change
-    try:
-        yield
-    finally:
-        _rewrite = before
-
-
-def address_for_others(address: str) -> str:
-    """The address by which another process makes a link as `connect(address)` does in this one."""
-    return address if _rewrite is None else _rewrite(address)
-
-
 def known() -> tuple[str, ...]:
     """The registered schemes, sorted."""
     return tuple(sorted(_transports))
@@ -56,7 +36,6 @@ def connect(address: str, *, timeout: float, options: LinkOptions = DEFAULT_OPTI
     Raises LinkTimeout naming the address and the seconds, LinkClosed with the reason if the listener refuses,
     AddressError.
     """
-    address = address_for_others(address)
     return _find(address).connect(address, timeout=timeout, options=options)
 
 

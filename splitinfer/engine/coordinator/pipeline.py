@@ -56,7 +56,7 @@ from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
 from splitinfer.wire.messages import Digest, Half, Load, Peer, Progress, Ready, Result
-from transports import LinkClosed, TransportError, address_for_others
+from transports import LinkClosed, TransportError
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class PipelineConfig:
         for at, spec in enumerate(self.layout.stages):
             for one in spec.ranks if at != stage else ():
                 if one.address is not None and not one.is_local:
-                    yield Peer(one.name, address_for_others(one.address), one.key or "")
+                    yield Peer(one.name, one.address, one.key or "")
 
 
 log = logging.getLogger(__name__)

@@ -61,7 +61,6 @@ from transports import (
     TransportError,
     TransportUnavailable,
     Unreachable,
-    address_for_others,
 )
 
 _SILENCE = 2.0  # seconds until a process counts as frozen; it sends heartbeats five times a second, even when busy
@@ -90,6 +89,12 @@ class WorkerHandle:
     def stage_name(self) -> str:
         """The name of its stage, which is its own but for a rank."""
         return self.spec.name if self.rank is None else self.spec.name.rpartition("/")[0]
+
+    @property
+    def place(self) -> NextStage:
+        """Where the stage before finds it."""
+        address, fallback = self.spec.link_transport.addresses(self.address)
+        return NextStage(address, self.spec.key or "", fallback)
 
     @property
     def is_silent(self) -> bool:
@@ -309,7 +314,7 @@ class WorkerGroup:
         first. ``silence`` as in ``await_ready``."""
         for worker, following in pairwise(self.workers):
             is_rank = worker.stage == following.stage
-            worker.send(Connect(_where_others_find(following), NONE if is_rank else codecs[following.stage - 1]))
+            worker.send(Connect(following.place, NONE if is_rank else codecs[following.stage - 1]))
         for following, reply in zip(
             self.workers[1:], self._from_each(self.workers[:-1], Connected, silence), strict=True
         ):
@@ -327,13 +332,11 @@ class WorkerGroup:
         Raises:
             PeerError, TransportError: the worker is gone.
         """
-        address, fallback = worker.spec.link_transport.addresses(worker.address)
-        to = NextStage(address, worker.spec.key or "", fallback)
-        return probe_next(to, machine_name(), self._session_id, self._own_key)
+        return probe_next(worker.place, machine_name(), self._session_id, self._own_key)
 
     def probe_between(self, worker: WorkerHandle, following: WorkerHandle) -> Probed:
         """Have a worker measure a link to another, which was connected right after it; as ``probe``."""
-        worker.send(Probe(_where_others_find(following)))
+        worker.send(Probe(following.place))
         (found,) = self._from_each([worker], Probed, _REPLY_SECONDS)
         return replace(found, note=found.note[:_MAX_NOTE])
 
@@ -395,14 +398,6 @@ class WorkerGroup:
         with self._delivery_lock:
             put = self._put if self._opening is None else self._opening.put
             put(event)
-
-
-def _where_others_find(worker: WorkerHandle) -> NextStage:
-    """Where the stage before finds a worker."""
-    address, fallback = worker.spec.link_transport.addresses(worker.address)
-    return NextStage(
-        address_for_others(address), worker.spec.key or "", address_for_others(fallback) if fallback else ""
-    )
 
 
 def _why_refused(spec: StageSpec, address: str, options: LinkOptions, error: LinkRefused) -> str:
