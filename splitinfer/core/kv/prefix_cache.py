@@ -41,9 +41,6 @@ class PrefixCacheConfig:
     kept: the blocks that are on every stage's disk at the start.
     max_sessions: names by which blocks can be dropped, at most.
     worth: tokens that a fetch from disk must save.
-
-    Raises:
-        ValueError: ``max_sessions`` below 1.
     """
 
     keeps_blocks: bool = True
@@ -54,10 +51,6 @@ class PrefixCacheConfig:
     kept: tuple[DiskBlock, ...] = ()
     max_sessions: int = 1024
     worth: int = WORTH
-
-    def __post_init__(self) -> None:
-        if self.max_sessions < 1:
-            raise ValueError(f"max_sessions must be at least 1, not {self.max_sessions}")
 
 
 class PrefixCache:

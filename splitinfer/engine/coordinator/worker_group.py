@@ -27,7 +27,7 @@ from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError, ProtocolError, Refused, WorkerLost, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.wire import codec
-from splitinfer.wire.codec import Session
+from splitinfer.wire.codec import Phase, Session
 from splitinfer.wire.messages import (
     Connect,
     Connected,
@@ -388,7 +388,7 @@ class WorkerGroup:
             worker.silence_at_end = worker.link.silent_for
             if worker.answers is not None:
                 worker.answers.close()
-        elif codec.asks_for_weights(item.header):
+        elif worker.session.phase is Phase.LOAD and codec.asks_for_weights(item.header):
             worker.answers = worker.answers or Answers(worker, self._find)
             worker.answers.put(item)
             return
