@@ -7,15 +7,12 @@ signal for a message that has arrived. Hence the rule: a thread that has used th
 the lock, and wakes the hub's thread (or does not go to sleep) if something can be read.
 
 `send` runs in the caller's thread up to zmq's queue. Decoding and sinks run in the hub's thread without the lock, so
-that checking a large payload delays no sender.
-
-Each round reads the monitor if it has events, reads the socket until it is empty, and only then acts on connections
-that the monitor reported as lost and on silence. So frames that arrived before an end are delivered before it, and a
-loop that was held up for seconds finds the heartbeats that arrived meanwhile.
+that checking a large payload delays no sender. Each round reads the socket until it is empty, and only then acts on
+connections that were lost and on silence: frames that arrived before an end are delivered before it, and a loop that
+was held up finds the heartbeats that arrived meanwhile.
 
 The end of a link: `leave` (polite) has the thread send BYE and waits for the peer's BYE, which proves that everything
-sent before was received; `_finish` puts the reason into the inbox, once. All links of a hub end before its socket
-closes.
+sent before was received; `_finish` puts the reason into the inbox, once.
 """
 
 from __future__ import annotations

@@ -4,12 +4,10 @@ On a processor MLX computes on one more thread for each that uses it, and wakes 
 is pinned to a processor of its own, all its threads share that one: the one that computes, the one that waits for
 frames, ZeroMQ's own. So a thread that has just handed over an event or a frame yields at once, or it would go on for a
 time slice of milliseconds; and the thread on which MLX computes is of the class for batch work, or Linux would take
-the processor from the one that hands operations over, dozens of times a step. Where there are more processors these run
-beside each other, and a thread of that class would only begin later.
+the processor from the one that hands operations over, dozens of times a step.
 
-MLX keeps streams and compiled functions per thread. What a thread leaves behind is freed when the operating system's
-thread ends, which is after Python's ``join``: freeing compiled functions then needs an interpreter that may be shutting
-down, and aborts. So a thread gives them up itself, at its end.
+MLX keeps streams and compiled functions per thread, and frees them after Python's ``join``, when the interpreter may be
+shutting down: that aborts. So a thread gives them up itself, at its end.
 """
 
 import contextlib

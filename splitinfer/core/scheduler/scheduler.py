@@ -17,9 +17,7 @@ stage.
 
 A step is filled group by group: memory is promised to sequences by rank, which evicts stored blocks and preempts others
 at once. If that leaves no slice for the group whose turn it is, the next group gets its turn. A preempted sequence
-waits, keeps its tokens, and is computed again later. A token's random key depends on its position alone, so preemption
-does not change the tokens. Where a stage's device had no memory left although the budget was kept, the budget is
-lowered (``lower_budget``) before the sequences are queued again.
+waits, keeps its tokens, and is computed again later, to the same tokens.
 
 With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``proposals`` returns
 how many and for which sequences, ``take_drafts`` takes them in, and the next plan contains them.

@@ -5,8 +5,8 @@ trace and whoever watches are given it.
     steps       returned
     stages      opened ... lost, or paused for another cut ... opened
 
-The loop tells what happened, in order, and counts nothing itself: counting need not be done between a result and the
-step that it allows, so it is put off until there is time or somebody asks. One thread at a time counts or reads.
+The loop tells what happened, in order; counting is put off until there is time or somebody asks, so that it does not
+delay the next step. One thread at a time counts or reads.
 """
 
 import threading

@@ -5,11 +5,8 @@
 
 Then, until it works: if another cut was asked for, open that; a scheduler of its stages takes all sequences over. Else,
 or if that cannot be done, open the cut in force; its own scheduler goes on. Either way the stages compute again what
-they held, from the tokens, which are all here, or read it from disk. So a cut that was asked for can do without a lost
-stage.
-
-All of it is on the engine's thread and between two turns. Readers see a pause. While stages load, which may take
-minutes, and while one is waited for, calls of other threads are carried out (``Loop.hear``).
+they held, from the tokens, which are all here, or read it from disk; readers see a pause. So a cut that was asked for
+can do without a lost stage. Meanwhile calls of other threads are carried out (``Loop.hear``).
 """
 
 import logging

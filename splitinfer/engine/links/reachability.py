@@ -2,13 +2,9 @@
 
 The same number means different things on different systems. The one that misleads most is EHOSTUNREACH, "No route to
 host": on macOS it is how local network privacy shows (``system.origin``). The connection is denied before a packet is
-sent, to other machines of the network but not to its router, while ping and Apple's own tools get through (TN3179). The
-settings list a program after it was denied for the first time, an agent by the name of its executable. A machine that
-is off is EHOSTDOWN there (*assumed*). On Linux EHOSTUNREACH is a machine that does not answer ARP, or a firewall that
-rejects by ICMP.
-
-TN3179 calls an address local where no router is in between; here private and link-local addresses and names under
-``.local`` count as local.
+sent, to other machines of the network but not to its router, while ping and Apple's own tools get through (TN3179). A
+machine that is off is EHOSTDOWN there (*assumed*). On Linux EHOSTUNREACH is a machine that does not answer ARP, or a
+firewall that rejects by ICMP. Private and link-local addresses and names under ``.local`` count as local.
 """
 
 import errno

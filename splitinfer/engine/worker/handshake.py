@@ -1,9 +1,8 @@
 """Authenticates peers that connect to a worker's port, while its engine may be busy.
 
 A worker serves one coordinator at a time. The acceptor replies at once, from the link's own thread, because the engine
-may be loading for minutes. A peer with another version is refused with the difference, and a second coordinator with
-the name of the first. A peer that sends nothing, or no valid Hello, is dropped with one line in the log. Only links
-whose handshake succeeded reach the engine, or, in the role "reader", ``Readers``.
+may be loading for minutes. Only links whose handshake succeeded reach the engine, or, in the role "reader",
+``Readers``.
 
 An encrypted worker admits coordinators whose keys it knows. An admitted one sends each worker the key of the stage that
 will send it hidden states, and those of the workers that may take weights. So workers need not know each other's keys;
