@@ -150,9 +150,6 @@ class SamplingChoice:
     def over(self, model: Recommended) -> ResolvedSampling:
         """The parameters in force for a model."""
         params = replace(self.base, **{**model.values, **self.chosen})
-        return ResolvedSampling(params, {name: self._origin(name, model) for name in RECOMMENDABLE})
-
-    def _origin(self, name: str, model: Recommended) -> Origin:
-        if name in self.chosen:
-            return Origin.OPTION
-        return Origin.MODEL if name in model.values else Origin.DEFAULT
+        origins = dict.fromkeys(RECOMMENDABLE, Origin.DEFAULT)
+        origins |= dict.fromkeys(model.values, Origin.MODEL) | dict.fromkeys(self.chosen, Origin.OPTION)
+        return ResolvedSampling(params, origins)

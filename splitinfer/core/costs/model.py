@@ -92,10 +92,7 @@ class CostModel:
     @property
     def num_sizes(self) -> int:
         """How many sizes of steps and of rounds of drafts were measured."""
-        count = len(self.drafts.sizes)
-        for stage in self.stages:
-            count += len(stage.sizes)
-        return count
+        return len(self.drafts.sizes) + sum(len(stage.sizes) for stage in self.stages)
 
     def slowest(self, shape: Shape) -> float:
         """Seconds of a step on its slowest stage."""

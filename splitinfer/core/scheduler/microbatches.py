@@ -63,11 +63,7 @@ class MicroBatches:
 
     def by_id(self) -> dict[int, Sequence]:
         """All members."""
-        members = dict[int, Sequence]()
-        for group in self._groups:
-            for seq in group:
-                members[seq.seq_id] = seq
-        return members
+        return {seq.seq_id: seq for group in self._groups for seq in group}
 
     @property
     def largest(self) -> int:

@@ -113,10 +113,6 @@ StageEvent = LinkEvent | LocalResult | StepFailed
 """What stages bring to the loop."""
 
 
-def _nothing() -> None:
-    pass
-
-
 class Pipeline:
     """All stages of one layout. For the loop's thread, but for ``close``, and for what only reads.
 
@@ -138,7 +134,7 @@ class Pipeline:
         """Whether all stages were loaded and connected, and none is known to be lost."""
         self.ready: tuple[Ready, ...] = ()
         self.codecs: tuple[str, ...] = ()  # one for each link, once the pipeline was opened
-        self._meanwhile: Callable[[], None] = _nothing
+        self._meanwhile: Callable[[], None] = lambda: None
         self._halves: dict[StageSpec, tuple[Half, ...]] = {}  # of the pairs of ranks that meet
         self._digests: dict[tuple[int, int], int] = {}  # what one rank has sampled, by stage and step
 
@@ -151,7 +147,7 @@ class Pipeline:
         self,
         connect_timeout: float | None = None,
         silence: float = SILENCE,
-        meanwhile: Callable[[], None] = _nothing,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Load and connect all stages, with no sequences. Call on the thread that will run the steps, because MLX's
         streams belong to a thread. ``connect_timeout``: seconds to reach a worker, if not the config's. ``silence``:

@@ -166,10 +166,6 @@ SILENCE = 300.0  # seconds in which a worker that loads or measures may say noth
 _MAX_NOTE = 300  # characters of a worker's note for a person
 
 
-def _nothing() -> None:
-    pass
-
-
 class WorkerGroup:
     """Links to the workers, in the order of the stages, and of the ranks of one.
 
@@ -269,7 +265,7 @@ class WorkerGroup:
         """Whether no link has ended."""
         return all(worker.link.closed is None for worker in self.workers)
 
-    def await_ready(self, silence: float = SILENCE, meanwhile: Callable[[], None] = _nothing) -> list[Ready]:
+    def await_ready(self, silence: float = SILENCE, meanwhile: Callable[[], None] = lambda: None) -> list[Ready]:
         """Wait until all have loaded, and return what each stage has said; their progress goes to ``notice``.
         ``silence``: seconds after which one that has said nothing is lost. ``meanwhile``: called a few times a second.
 
@@ -286,7 +282,7 @@ class WorkerGroup:
         workers: Sequence[WorkerHandle],
         kind: type[Reply],
         silence: float,
-        meanwhile: Callable[[], None] = _nothing,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> list[Reply]:
         """Wait until each of some workers has sent a message of this kind; raises, too, if another is lost."""
         found = dict[WorkerHandle, Reply]()
@@ -363,7 +359,7 @@ class WorkerGroup:
             worker.link.close(reason)
 
     def next_message(
-        self, waiting: Iterable[WorkerHandle], silence: float = SILENCE, meanwhile: Callable[[], None] = _nothing
+        self, waiting: Iterable[WorkerHandle], silence: float = SILENCE, meanwhile: Callable[[], None] = lambda: None
     ) -> tuple[WorkerHandle, Message]:
         """Wait for the next message of any worker. One of those ``waiting`` for is lost after ``silence`` seconds in
         which no message went either way. ``meanwhile``: called a few times a second.

@@ -36,20 +36,14 @@ _MOST_READERS = 4  # at a time
 
 
 class Receiver(Protocol):
-    """One end of a link."""
+    """One end of a link. ``send`` raises TransportError, ProtocolError, and ``receive`` ProtocolError."""
 
     @property
-    def link(self) -> Link:
-        """The link."""
-        ...
+    def link(self) -> Link: ...
 
-    def send(self, message: Message, *parts: memoryview) -> None:
-        """Send one message. Raises TransportError, ProtocolError."""
-        ...
+    def send(self, message: Message, *parts: memoryview) -> None: ...
 
-    def receive(self, item: Frame) -> Message:
-        """Read one message. Raises ProtocolError."""
-        ...
+    def receive(self, item: Frame) -> Message: ...
 
 
 class Answers:

@@ -53,17 +53,14 @@ _SYNCED = 2**26  # bytes that are forced to the disk together; who is killed has
 
 
 class Channel(Protocol):
-    """A link to a peer that may be asked for weights. ``peer``: who it is, for people."""
+    """A link to a ``peer`` that may be asked for weights. ``receive`` waits for the next message and its payload. Both
+    raise TransportError, and ``receive`` PeerError, too."""
 
     peer: str
 
-    def send(self, message: Message) -> None:
-        """Send a message. Raises TransportError."""
-        ...
+    def send(self, message: Message) -> None: ...
 
-    def receive(self) -> tuple[Message, Sequence[memoryview]]:
-        """Wait for the next message and its payload. Raises PeerError, TransportError."""
-        ...
+    def receive(self) -> tuple[Message, Sequence[memoryview]]: ...
 
 
 @dataclass(frozen=True)
