@@ -8,8 +8,7 @@ coordinator's machine, the workers (each serves one pipeline at a time), and a n
     one that has to go still answers                 it answers to the end, and who asks for it anew waits
     unused for ``ttl`` seconds                       unload it
 
-What is in use is never unloaded. Who has waited longest comes first, and one waits at a time: so nobody is passed over,
-and all who ask for one model meanwhile have it together once it is there.
+What is in use is never unloaded. Who has waited longest comes first, so nobody is passed over.
 """
 
 import math

@@ -7,8 +7,7 @@
     CRC-32 of all before                4 bytes, little-endian
 
 A block's key is a hash of its tokens and its parent's key, so a header proves by itself that it belongs to its key. The
-checksum detects damage: any one burst of up to 32 bits for certain, and all but one in four billion of others. It does
-not detect malice: a program that may write to the folder may also write a valid checksum.
+checksum detects damage, and not malice: a program that may write to the folder may also write a valid one.
 """
 
 import struct

@@ -231,7 +231,9 @@ def join(control: Link, job: Job) -> ChildProcess:
         child = ChildProcess(job)
         _join(control, child, job.rank)
     except BaseException as problem:
-        reason = _why(problem, child)
+        reason = str(problem)
+        if isinstance(problem, ChannelClosedError) and child is not None:
+            reason = f"the transport process ended ({child.exit_summary()})"
         control.close(reason)
         if child is not None:
             child.end(_END_SECONDS)
@@ -239,12 +241,6 @@ def join(control: Link, job: Job) -> ChildProcess:
             raise TransportUnavailable(reason) from problem
         raise
     return child
-
-
-def _why(problem: BaseException, child: ChildProcess | None) -> str:
-    if isinstance(problem, ChannelClosedError) and child is not None:
-        return f"the transport process ended ({child.exit_summary()})"
-    return str(problem)
 
 
 def _join(control: Link, child: ChildProcess, rank: int) -> None:

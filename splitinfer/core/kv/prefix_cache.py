@@ -5,7 +5,7 @@ which every stage has a file. A block is *saved* by the plan after the one that 
 it from the next plan on, and with its file once all stages have reported that they wrote it. If the disk has more of a
 sequence's prefix than memory, the rest is *fetched*: the blocks take their place in memory at once, marked as coming;
 each plan has a few of them, and the sequence waits for the results. A block that a single stage could not read is
-dropped on all of them, with everything after it, and computed again. So the stages never have to agree on anything.
+dropped on all of them, with everything after it: the stages never have to agree on anything.
 
 Where links pack the hidden states of prompts (``core.wire_codec``), KV of generated tokens differs from that of the
 same tokens in a prompt. Then only blocks of prompts are stored, and matched only with prompts.

@@ -6,9 +6,8 @@ Each exchange is a frame there and a frame back, one of them large or both small
     down      latency + bytes / down + latency    minus a small exchange, it is the time of the bytes
     up        latency + latency + bytes / up
 
-The work of both ends for a frame (waking a thread, copying, a checksum) is included: a step pays the same. The number
-and size of exchanges depend on how long those before took: about 0.3 s in all, less on a quick link, and more only
-where the smallest meaningful measurement takes longer.
+The work of both ends for a frame is included: a step pays the same. The number and size of exchanges depend on how long
+those before took: about 0.3 s in all.
 """
 
 import math

@@ -24,11 +24,8 @@ def even_share(remaining: int, most: int, num_groups: int, *, rounds: bool, leas
 
     The prompt is cut into as few equal steps as possible, but into one for each group if each gets ``least``.
     With ``rounds`` (sequences decode, so there are steps anyway) it is cut into whole rounds, because a group without
-    its share would be a bubble.
-
-    Equal steps are right for a lone prompt, too: stages of equal speed take the sum of all steps once, and their
-    longest step once more for each further stage. So steps of 257 and 256 tokens end before steps of 512 and 1, and a
-    short prompt in two halves ends before a whole one.
+    its share would be a bubble. Equal steps are right for a lone prompt, too: stages take the sum of all steps once,
+    and the longest step once more for each further stage.
 
     >>> even_share(2200, 512, 2, rounds=False), even_share(2200, 512, 2, rounds=True)
     (440, 367)

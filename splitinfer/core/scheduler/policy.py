@@ -1,8 +1,8 @@
 """When prompts are read and when answers go on: the trade between the first token and a steady stream.
 
-A step has room for so many tokens. Answers under way (decodes) need one each, prompts take any number, and what goes
-first makes the other wait. A policy decides for each step whether the decodes of its group go, how much of the room
-prompts may take, and whether waiting requests may be admitted. It is pure: it reads no clock and no scheduler.
+Answers under way (decodes) need one token of a step each, prompts take any number, and what goes first makes the other
+wait. A policy decides for each step whether the decodes of its group go, how much of the room prompts may take, and
+whether waiting requests may be admitted.
 
     policy          decodes go                   prompts get                        effect on latency
     stall_free      always                       what is left, times prefill_share  ITL bounded by one step a stage

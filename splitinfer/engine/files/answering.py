@@ -1,8 +1,7 @@
 """Answers requests for weights, each link's in a thread of its own: reading must hold up neither the engine, which may
 be reading its own layers, nor the thread that receives for all links.
 
-Who may ask is decided before (``engine.worker.handshake``): an admitted key, as for a coordinator, or a worker that the
-coordinator has named. Who asks cannot make this machine write anything. A coordinator lets its workers copy the model
+Who may ask is decided before (``engine.worker.handshake``). A coordinator lets its workers copy the model
 that it runs. A worker lets others copy the model whose layers it holds, what is in its store, and what the hub's client
 keeps on this machine; never a folder that was only named.
 """
