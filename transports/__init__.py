@@ -24,17 +24,10 @@ from transports.base import (
     TransportError,
     TransportUnavailable,
 )
-from transports.inproc import InprocTransport
-from transports.rdma import RdmaTransport
-from transports.registry import connect, known, listen, register
+from transports.registry import connect, known, listen
 from transports.security import KeyPair, Security, check_key
-from transports.tcp import TcpTransport
 from transports.threads import at_thread_start
 from transports.unreachable import Unreachable
-
-register(InprocTransport())
-register(TcpTransport())
-register(RdmaTransport())
 
 __all__ = [
     "AddressError",
@@ -61,5 +54,4 @@ __all__ = [
     "connect",
     "known",
     "listen",
-    "register",
 ]

@@ -20,7 +20,7 @@ from tests.emulation.links.link import EmulatedLink
 from tests.emulation.links.profile import LinkProfile, preset
 from transports.address import errors_naming, split_scheme
 from transports.base import AddressError, Link, LinkOptions, Listener, Transport
-from transports.registry import _transports
+from transports.registry import TRANSPORTS, known
 
 
 @contextlib.contextmanager
@@ -30,12 +30,12 @@ def installed(profile: LinkProfile | str) -> Iterator[None]:
     The peers stay as they are, and links made in the block stay emulated. Accepted links are not emulated, and neither
     are those between two other processes.
     """
-    before = dict(_transports)
-    _transports.update({scheme: _Slower(inner, preset(profile)) for scheme, inner in before.items()})
+    before = {scheme: TRANSPORTS[scheme] for scheme in known()}
+    TRANSPORTS.update({scheme: _Slower(inner, preset(profile)) for scheme, inner in before.items()})
     try:
         yield
     finally:
-        _transports.update(before)
+        TRANSPORTS.update(before)
 
 
 @dataclass(frozen=True, slots=True)
