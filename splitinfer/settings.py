@@ -12,7 +12,7 @@ from splitinfer.core.kv.format import NAMES as KV_FORMATS
 from splitinfer.core.serving_options import Option, ServingOptions
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.core.wire_codec import NAMES as CODECS
-from splitinfer.kvstore.paths import DEFAULT_CAP
+from splitinfer.kvstore.files import DEFAULT_CAP
 from splitinfer.places import folder_named
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from splitinfer.core.residents import Bounds
 from splitinfer.core.sampling_defaults import NOTHING, Recommended, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ConfigError
-from splitinfer.kvstore.paths import default_folder
+from splitinfer.kvstore.files import default_folder
 from splitinfer.models.hub import open_model
 from splitinfer.settings import Settings
 

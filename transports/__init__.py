@@ -24,17 +24,10 @@ from transports.base import (
     TransportError,
     TransportUnavailable,
 )
-from transports.inproc import InprocTransport
-from transports.rdma import RdmaTransport
-from transports.registry import address_for_others, connect, known, listen, register
+from transports.registry import connect, known, listen
 from transports.security import KeyPair, Security, check_key
-from transports.tcp import TcpTransport
 from transports.threads import at_thread_start
 from transports.unreachable import Unreachable
-
-register(InprocTransport())
-register(TcpTransport())
-register(RdmaTransport())
 
 __all__ = [
     "AddressError",
@@ -56,11 +49,9 @@ __all__ = [
     "TransportError",
     "TransportUnavailable",
     "Unreachable",
-    "address_for_others",
     "at_thread_start",
     "check_key",
     "connect",
     "known",
     "listen",
-    "register",
 ]

@@ -56,11 +56,6 @@ class Packet:
     header: bytes
     parts: tuple[memoryview, ...]
 
-    @property
-    def reason(self) -> str:
-        """The header of a BYE, as text."""
-        return reason_of(self.header)
-
 
 def as_bytes(buffer: Buffer) -> memoryview:
     """A flat view of format 'B' of any contiguous buffer, without a copy. Raises FrameError for anything else."""

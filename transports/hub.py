@@ -7,15 +7,12 @@ signal for a message that has arrived. Hence the rule: a thread that has used th
 the lock, and wakes the hub's thread (or does not go to sleep) if something can be read.
 
 `send` runs in the caller's thread up to zmq's queue. Decoding and sinks run in the hub's thread without the lock, so
-that checking a large payload delays no sender.
-
-Each round reads the monitor if it has events, reads the socket until it is empty, and only then acts on connections
-that the monitor reported as lost and on silence. So frames that arrived before an end are delivered before it, and a
-loop that was held up for seconds finds the heartbeats that arrived meanwhile.
+that checking a large payload delays no sender. Each round reads the socket until it is empty, and only then acts on
+connections that were lost and on silence: frames that arrived before an end are delivered before it, and a loop that
+was held up finds the heartbeats that arrived meanwhile.
 
 The end of a link: `leave` (polite) has the thread send BYE and waits for the peer's BYE, which proves that everything
-sent before was received; `_finish` puts the reason into the inbox, once. All links of a hub end before its socket
-closes.
+sent before was received; `_finish` puts the reason into the inbox, once.
 """
 
 from __future__ import annotations
@@ -35,9 +32,9 @@ from typing import cast
 import zmq
 
 from transports import threads
-from transports.base import FLUSH_SECONDS, Buffer, Frame, FrameError, Link, LinkClosed, LinkOptions, Sink
-from transports.framing import Kind, Liveness, check_order, decode, encode, flatten, reason_bytes
-from transports.inbox import Inbox
+from transports.base import FLUSH_SECONDS, Buffer, Frame, FrameError, LinkClosed, LinkOptions, Sink
+from transports.framing import Kind, Liveness, check_order, decode, encode, flatten, reason_bytes, reason_of
+from transports.inbox import QueuedLink
 
 _MESSAGES_PER_ROUND = 256  # so that a flood cannot keep the thread from its other work
 _RETRY_SECONDS = 0.005  # how often a full queue is tried again
@@ -57,25 +54,22 @@ def parse_event(message: Sequence[bytes]) -> tuple[zmq.Event, int]:
     return zmq.Event(event), value
 
 
-class TcpLink(Link):
+class TcpLink(QueuedLink):
     """One peer on a hub. `route`: what precedes every message on its socket: () or, on a ROUTER, its routing id."""
 
     def __init__(self, hub: Hub, address: str, route: tuple[bytes, ...], options: LinkOptions) -> None:
-        self.address = address
+        super().__init__(address, options)
         self.route = route
         self.opening = b""  # of an accepted link: the kind that the connecting side asked for; empty: a plain link
-        self.inbox = Inbox(address, options.max_waiting_bytes, lambda reason: self._hub.fail(self, reason))
         self.over = threading.Event()
         # The rest is the hub's: used under its lock, or only by its thread.
         self.num_sent = self.num_received = 0  # frames
-        self.progress = 0
         self.close_reason: str | None = None  # why close() was called
         self.close_by = math.inf
         self.has_sent_bye = False
         self.liveness = Liveness(options, time.monotonic())
         self.received_progress = 0
         self._hub = hub
-        self._options = options
         self._writer = threading.Lock()
 
     def send(self, frame: Frame) -> None:
@@ -97,17 +91,9 @@ class TcpLink(Link):
                     self._hub.fail(self, f"{self.address} took nothing for {self._options.dead_after:g} s: queue full")
                 self.over.wait(_RETRY_SECONDS)
 
-    def recv(self, timeout: float | None = None) -> Frame:
-        return self.inbox.get(timeout)
-
     def deliver_to(self, sink: Sink) -> None:
         self.inbox.attach(sink)
         self._hub.pump(self)
-
-    def set_progress(self, progress: int) -> None:
-        if not 0 <= progress < 1 << 64:
-            raise ValueError(f"progress must be in [0, 2**64), not {progress}")
-        self.progress = progress
 
     @property
     def peer_progress(self) -> int:
@@ -123,9 +109,8 @@ class TcpLink(Link):
     def abort(self, reason: str = "") -> None:
         self._hub.abort(self, reason)
 
-    @property
-    def closed(self) -> LinkClosed | None:
-        return self.inbox.ended
+    def _fail(self, reason: str) -> None:
+        self._hub.fail(self, reason)
 
 
 class Hub:
@@ -357,7 +342,7 @@ class Hub:
             if link.close_reason is None:  # frames that arrive after close() are dropped
                 link.inbox.deliver(Frame(packet.header, packet.parts))
         elif packet.kind is Kind.BYE:
-            self._take_bye(link, packet.reason)
+            self._take_bye(link, reason_of(packet.header))
 
     def _take_bye(self, link: TcpLink, reason: str) -> None:
         with self._lock:

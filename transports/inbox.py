@@ -132,32 +132,53 @@ class Inbox:
         return frame
 
 
-class InboxLink(Link):
-    """A link on top of another, `below`, whose heartbeats it shares. Received frames wait in an inbox.
+class QueuedLink(Link):
+    """A link whose received frames wait in `inbox`, and whose `progress` is set here."""
 
-    Its sink may close it: what would wait for the sink to return asks `_sink_thread` first.
-    """
-
-    def __init__(self, address: str, below: Link, options: LinkOptions) -> None:
+    def __init__(self, address: str, options: LinkOptions) -> None:
         self.address = address
-        self._below = below
+        self.inbox = Inbox(address, options.max_waiting_bytes, lambda reason: self._fail(reason))
+        self.progress = 0
         self._options = options
-        self._inbox = Inbox(address, options.max_waiting_bytes, lambda reason: self._fail(reason))
-        self._over = threading.Event()
-        self._state = threading.Lock()  # never held while anything else is called
-        self._close_reason: str | None = None  # why close() was called
-        self._sink_thread: int | None = None
 
     @abstractmethod
     def _fail(self, reason: str) -> None:
         """End a link that broke the contract, and send the peer the reason if possible."""
 
+    def recv(self, timeout: float | None = None) -> Frame:
+        return self.inbox.get(timeout)
+
+    def deliver_to(self, sink: Sink) -> None:
+        self.inbox.attach(sink)
+        self.inbox.pump()
+
+    def set_progress(self, progress: int) -> None:
+        if not 0 <= progress < 1 << 64:
+            raise ValueError(f"progress must be in [0, 2**64), not {progress}")
+        self.progress = progress
+
+    @property
+    def closed(self) -> LinkClosed | None:
+        return self.inbox.ended
+
+
+class InboxLink(QueuedLink):
+    """A link on top of another, `below`, whose heartbeats it shares.
+
+    Its sink may close it: what would wait for the sink to return asks `_sink_thread` first.
+    """
+
+    def __init__(self, address: str, below: Link, options: LinkOptions) -> None:
+        super().__init__(address, options)
+        self._below = below
+        self._over = threading.Event()
+        self._state = threading.Lock()  # never held while anything else is called
+        self._close_reason: str | None = None  # why close() was called
+        self._sink_thread: int | None = None
+
     def _take(self, frame: Frame) -> None:
         if self._close_reason is None:  # frames that arrive after close() are dropped
-            self._inbox.deliver(frame)
-
-    def recv(self, timeout: float | None = None) -> Frame:
-        return self._inbox.get(timeout)
+            self.inbox.deliver(frame)
 
     def deliver_to(self, sink: Sink) -> None:
         def guarded(item: Frame | LinkClosed) -> None:
@@ -167,15 +188,14 @@ class InboxLink(Link):
             finally:
                 self._sink_thread = None
 
-        self._inbox.attach(guarded)
-        self._inbox.pump()
+        super().deliver_to(guarded)
 
     @property
     def _ended(self) -> LinkClosed | None:
         """Why nothing can be sent any more; None while frames can be."""
-        if self._close_reason is not None and self._inbox.ended is None:
+        if self._close_reason is not None and self.inbox.ended is None:
             return LinkClosed(self._close_reason)
-        return self._inbox.ended
+        return self.inbox.ended
 
     def set_progress(self, progress: int) -> None:
         self._below.set_progress(progress)
@@ -187,10 +207,6 @@ class InboxLink(Link):
     @property
     def silent_for(self) -> float:
         return self._below.silent_for
-
-    @property
-    def closed(self) -> LinkClosed | None:
-        return self._inbox.ended
 
 
 AnyLink = TypeVar("AnyLink", bound=Link)

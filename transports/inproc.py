@@ -15,24 +15,19 @@ from transports.base import (
     AddressInUse,
     Frame,
     Link,
-    LinkClosed,
     LinkOptions,
     LinkTimeout,
     Listener,
-    Sink,
 )
 from transports.framing import flatten
-from transports.inbox import Inbox, QueueListener
+from transports.inbox import QueuedLink, QueueListener
 
 
-class InprocLink(Link):
+class InprocLink(QueuedLink):
     """One end of a link; `make_pair` makes both."""
 
     def __init__(self, address: str, options: LinkOptions) -> None:
-        self.address = address
-        self._options = options
-        self._inbox = Inbox(address, options.max_waiting_bytes, self._end_both)
-        self._progress = 0
+        super().__init__(address, options)
         self._ended_at = 0.0
         self._peer: InprocLink
 
@@ -46,46 +41,30 @@ class InprocLink(Link):
         return here, there
 
     def send(self, frame: Frame) -> None:
-        if (over := self._inbox.ended) is not None:
+        if (over := self.inbox.ended) is not None:
             raise over
-        self._peer._inbox.deliver(flatten(frame, self._options))
-
-    def recv(self, timeout: float | None = None) -> Frame:
-        return self._inbox.get(timeout)
-
-    def deliver_to(self, sink: Sink) -> None:
-        self._inbox.attach(sink)
-        self._inbox.pump()
-
-    def set_progress(self, progress: int) -> None:
-        if not 0 <= progress < 1 << 64:
-            raise ValueError(f"progress must be in [0, 2**64), not {progress}")
-        self._progress = progress
+        self._peer.inbox.deliver(flatten(frame, self._options))
 
     @property
     def peer_progress(self) -> int:
-        return self._peer._progress
+        return self._peer.progress
 
     @property
     def silent_for(self) -> float:
-        return time.monotonic() - self._ended_at if self._inbox.ended is not None else 0.0
+        return time.monotonic() - self._ended_at if self.inbox.ended is not None else 0.0
 
     def close(self, reason: str = "") -> None:
-        self._end_both(reason)
+        self._fail(reason)
 
     def abort(self, reason: str = "") -> None:
-        self._inbox.end(reason, drop=True)
-        self._end_both(f"connection to {self.address} lost" + (f" ({reason})" if reason else ""))
+        self.inbox.end(reason, drop=True)
+        self._fail(f"connection to {self.address} lost" + (f" ({reason})" if reason else ""))
 
-    def _end_both(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         for end in (self._peer, self):
-            if end._inbox.end(reason):
+            if end.inbox.end(reason):
                 end._ended_at = time.monotonic()
-            end._inbox.pump()
-
-    @property
-    def closed(self) -> LinkClosed | None:
-        return self._inbox.ended
+            end.inbox.pump()
 
 
 class InprocListener(QueueListener[InprocLink]):

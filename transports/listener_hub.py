@@ -1,7 +1,7 @@
 """The listening side's hub: many connections on one port, some of which become links.
 
 A connection is only a descriptor until its first message. If that is a valid OPEN it becomes a link; if not, or
-if nothing arrives within OPEN_SECONDS, it is shut, with one line in the log per host and minute. The memory used for
+if nothing arrives within OPEN_SECONDS, it is shut, with one line in the log per minute. The memory used for
 peers without a link is bounded by the number of their connections.
 """
 
@@ -29,6 +29,7 @@ from transports.security import key_of
 log = logging.getLogger("transports")
 
 OPEN_SECONDS = 5.0  # also zmq's own limit for its handshake (HANDSHAKE_IVL)
+NOTE_EVERY = 60.0  # seconds, in the log, of peers without a link
 UNKNOWN = "an unknown peer"
 
 OpeningCheck = Callable[[bytes], None]  # takes the header of an OPEN; raises FrameError for a link it refuses
@@ -50,29 +51,6 @@ class _Connection:
     route: bytes | None = None
     link: TcpLink | None = None
     is_refused: bool = False
-
-
-class WarningLimiter:
-    """Limits warnings about peers: one per host, and MAX_HOSTS in all, per minute."""
-
-    WINDOW_SECONDS = 60.0
-    MAX_HOSTS = 20
-
-    def __init__(self) -> None:
-        self._hosts: set[str] = set()
-        self._window_ends = -math.inf
-        self.num_suppressed = 0
-
-    def allows(self, peer: str, now: float) -> bool:
-        if now >= self._window_ends:
-            self._hosts.clear()
-            self._window_ends = now + self.WINDOW_SECONDS
-        host = peer.rpartition(":")[0]
-        if host in self._hosts or len(self._hosts) >= self.MAX_HOSTS:
-            self.num_suppressed += 1
-            return False
-        self._hosts.add(host)
-        return True
 
 
 class ListenerHub(Hub):
@@ -97,7 +75,7 @@ class ListenerHub(Hub):
         self._by_descriptor: dict[int, _Connection] = {}
         self._by_route: dict[bytes, _Connection] = {}
         self._lost: deque[_Connection] = deque()
-        self._warnings = WarningLimiter()
+        self._quiet_until, self._num_untold = -math.inf, 0  # of notes
 
     def stop(self) -> None:
         """End all links and the thread; zmq's own threads free the port a moment later."""
@@ -173,7 +151,7 @@ class ListenerHub(Hub):
     def _refuse(self, connection: _Connection, route: bytes, problem: str) -> None:
         connection.is_refused = True
         connection.shut_at = time.monotonic() + FLUSH_SECONDS  # time for the peer to read the reason
-        self._warn(connection, problem)
+        self._note(connection, f"is not a usable peer: {problem}", logging.WARNING)
         refused = TcpLink(self, f"tcp://{connection.peer}", (route,), self._options)
         with self._lock:
             self._send_bye(refused, f"{self.address} refuses: {problem}")
@@ -195,14 +173,13 @@ class ListenerHub(Hub):
                 connection.shut_at = math.inf
                 _shut_connection(connection)
 
-    def _warn(self, connection: _Connection, problem: str) -> None:
-        self._note(connection, f"is not a usable peer: {problem}", logging.WARNING)
-
     def _note(self, connection: _Connection, what: str, level: int) -> None:
-        if self._warnings.allows(connection.peer, time.monotonic()):
-            count, self._warnings.num_suppressed = self._warnings.num_suppressed, 0
-            others = f" ({count} earlier ones not mentioned)" if count else ""
+        now = time.monotonic()
+        self._num_untold += now < self._quiet_until
+        if now >= self._quiet_until:
+            others = f" ({self._num_untold} earlier ones not mentioned)" if self._num_untold else ""
             log.log(level, "%s: %s %s%s", self.address, connection.peer, what, others)
+            self._quiet_until, self._num_untold = now + NOTE_EVERY, 0
 
 
 def _source_of(body: Sequence[zmq.Frame]) -> int:

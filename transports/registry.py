@@ -1,53 +1,20 @@
-"""Finds the transport of an address by its scheme. A new scheme is one `register` call."""
+"""Finds the transport of an address by its scheme, in `TRANSPORTS`; tests add theirs."""
 
 from __future__ import annotations
-
-import contextlib
-from collections.abc import Callable, Iterator
 
 from transports.address import split_scheme
 from transports.base import DEFAULT_OPTIONS, AddressError, Link, LinkOptions, Listener, Transport
 from transports.emulation import emulator
+from transports.inproc import InprocTransport
+from transports.rdma import RdmaTransport
+from transports.tcp import TcpTransport
 
-_PLUGINS = {"emulated": "links"}  # prefixes that an emulator registers when it is imported, on first use
-
-
-_transports: dict[str, Transport] = {}
-_prefixes: dict[str, Callable[[Transport], Transport]] = {}
-_rewrite: Callable[[str], str] | None = None
-
-
-def register(transport: Transport) -> None:
-    """Use this transport for addresses of `transport.scheme`. Raises ValueError if the scheme is taken."""
-    if transport.scheme in _transports:
-        raise ValueError(f"the scheme {transport.scheme}:// is registered already")
-    _transports[transport.scheme] = transport
-
-
-def register_prefix(prefix: str, change: Callable[[Transport], Transport]) -> None:
-    """Use, for addresses `prefix+scheme://`, the transport that `change` makes from the scheme's."""
-    _prefixes[prefix] = change
-
-
-@contextlib.contextmanager
-def rewriting(change: Callable[[str], str]) -> Iterator[None]:
-    """For the length of a `with` block have `connect` take `change(address)` for each address."""
-    global _rewrite
-    before, _rewrite = _rewrite, change
-    try:
-        yield
-    finally:
-        _rewrite = before
-
-
-def address_for_others(address: str) -> str:
-    """The address by which another process makes a link as `connect(address)` does in this one."""
-    return address if _rewrite is None else _rewrite(address)
+TRANSPORTS: dict[str, Transport] = {"inproc": InprocTransport(), "tcp": TcpTransport(), "rdma": RdmaTransport()}
 
 
 def known() -> tuple[str, ...]:
-    """The registered schemes, sorted."""
-    return tuple(sorted(_transports))
+    """The schemes, sorted, without those of tests."""
+    return tuple(sorted(scheme for scheme in TRANSPORTS if "+" not in scheme))
 
 
 def connect(address: str, *, timeout: float, options: LinkOptions = DEFAULT_OPTIONS) -> Link:
@@ -56,7 +23,6 @@ def connect(address: str, *, timeout: float, options: LinkOptions = DEFAULT_OPTI
     Raises LinkTimeout naming the address and the seconds, LinkClosed with the reason if the listener refuses,
     AddressError.
     """
-    address = address_for_others(address)
     return _find(address).connect(address, timeout=timeout, options=options)
 
 
@@ -67,12 +33,9 @@ def listen(address: str, *, options: LinkOptions = DEFAULT_OPTIONS) -> Listener:
 
 def _find(address: str) -> Transport:
     scheme, _ = split_scheme(address)
-    prefix, plus, plain = scheme.partition("+")
-    if plus and prefix in _PLUGINS and prefix not in _prefixes:
-        emulator(_PLUGINS[prefix])
-    if plus and prefix in _prefixes and plain in _transports:
-        return _prefixes[prefix](_transports[plain])
-    if scheme not in _transports:
+    if scheme.startswith("emulated+") and scheme not in TRANSPORTS:
+        emulator("links")  # which adds its own
+    if scheme not in TRANSPORTS:
         choices = ", ".join(f"{name}://" for name in known())
         raise AddressError(f"no transport for {scheme}:// (in {address!r}); known: {choices}")
-    return _transports[scheme]
+    return TRANSPORTS[scheme]

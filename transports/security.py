@@ -37,7 +37,7 @@ class KeyPair:
     def __post_init__(self) -> None:
         check_key(self.public)
         check_key(self.secret)
-        if public_of(self.secret) != self.public:
+        if _hex(zmq.curve_public(_z85(self.secret))) != self.public:
             raise ValueError("the two halves of a key do not belong together")
 
     @classmethod
@@ -51,11 +51,6 @@ def check_key(key: str) -> None:
     """Raise ValueError unless `key` is 64 lower-case hexadecimal digits."""
     if len(key) != KEY_HEX or not set(key) <= set("0123456789abcdef"):
         raise ValueError(f"{key[:KEY_HEX]!r} is not a key: a key has {KEY_HEX} hexadecimal digits")
-
-
-def public_of(secret: str) -> str:
-    """The public half that belongs to a secret one."""
-    return _hex(zmq.curve_public(_z85(secret)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from transports.base import (
     LinkRefused,
     LinkTimeout,
 )
-from transports.framing import PRELUDE_BYTES, Kind, Packet, decode, encode
+from transports.framing import PRELUDE_BYTES, Kind, Packet, decode, encode, reason_of
 from transports.hub import ConnectorHub, TcpLink, parse_event
 from transports.inbox import QueueListener
 from transports.listener_hub import OPEN_SECONDS, ListenerHub, OpeningCheck, plain_only
@@ -144,17 +144,11 @@ class TcpTransport:
                 raise LinkRefused(_WHY_REFUSED[_NO_DETAIL])
             left = until - time.monotonic()
             if left <= 0:
-                raise _no_answer(failed, unresolved or probe(hosts, min(PROBE_SECONDS, timeout / 4)), address, timeout)
+                found = unresolved or probe(hosts, min(PROBE_SECONDS, timeout / 4))
+                # A host that a plain socket does not reach either is told by that.
+                trouble = failed if found is None or found.is_name or found.is_silent else found
+                raise LinkTimeout(f"no answer from {address} within {timeout:g} s: {trouble}", found)
             time.sleep(min(_RETRY_SECONDS, left))
-
-
-def _no_answer(
-    failed: _AttemptFailedError, unreachable: Unreachable | None, address: str, timeout: float
-) -> LinkTimeout:
-    """The error after the last attempt. A host that a plain socket does not reach either is told by that."""
-    is_told = unreachable is None or unreachable.is_name or unreachable.is_silent
-    trouble = failed if is_told else unreachable
-    return LinkTimeout(f"no answer from {address} within {timeout:g} s: {trouble}", unreachable)
 
 
 def _open_one_of(hosts: list[HostPort], address: str, until: float, options: LinkOptions, opening: bytes) -> Link:
@@ -229,7 +223,8 @@ def _check_answer(socket: zmq.Socket[bytes], address: str, options: LinkOptions)
     except FrameError as problem:
         raise LinkClosed(f"{address} gave no usable answer: {problem}") from None
     if packet.kind is not Kind.ACCEPT:
-        raise LinkClosed(packet.reason if packet.kind is Kind.BYE else f"{address} answered with {packet.kind.name}")
+        is_bye = packet.kind is Kind.BYE
+        raise LinkClosed(reason_of(packet.header) if is_bye else f"{address} answered with {packet.kind.name}")
 
 
 def _resolve(wanted: HostPort, address: str) -> list[HostPort]:

@@ -8,25 +8,20 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-
-def _nothing() -> None:
-    pass
-
-
-_at_start: Callable[[], None] = _nothing
+_at_start: list[Callable[[], None]] = []
 
 
 def at_thread_start(call: Callable[[], None]) -> None:
     """Have every thread that this package starts from now on call ``call`` first. It must not raise."""
-    global _at_start
-    _at_start = call
+    _at_start[:] = [call]
 
 
 def make(target: Callable[..., object], name: str, *args: Any) -> threading.Thread:
     """A thread that is to run ``target(*args)``; it is not started yet."""
 
     def run() -> None:
-        _at_start()
+        for call in _at_start:
+            call()
         target(*args)
 
     return threading.Thread(target=run, name=name, daemon=True)

@@ -1,9 +1,7 @@
 """Why a connection could not be made: the error number of ``connect``, or that of the look-up of a name.
 
-ZeroMQ hides it. The monitor of a socket reports CLOSED for every attempt that failed, and the event's value is the
-descriptor; CONNECT_DELAYED has EINPROGRESS, and CONNECT_RETRIED the pause until the next attempt (seen with libzmq
-4.3.5, documented so in zmq_socket_monitor(3)). So after the last attempt a plain socket asks once more, and its error
-number is told. A packet that is lost is waited for a second at most, and then counts as a time-out.
+ZeroMQ hides it: no event of a socket's monitor has the number (zmq_socket_monitor(3), libzmq 4.3.5). So after the last
+attempt a plain socket asks once more. A lost packet is waited for a second at most, and then counts as a time-out.
 """
 
 from __future__ import annotations

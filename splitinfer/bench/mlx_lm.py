@@ -14,12 +14,13 @@ from splitinfer.bench.child_process import ChildProcess, receive_all
 from splitinfer.bench.figures import BatchRun, Run
 from splitinfer.console import say
 from splitinfer.core.layout import Layout
+from splitinfer.core.plain_text import size
 from splitinfer.engine.drafts.drafters import model_in
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.loader import resolve_dtype
-from splitinfer.models.memory import free_bytes, on_gpu, size
+from splitinfer.models.memory import free_bytes, on_gpu
 from splitinfer.models.trained import is_trained
 from splitinfer.probes.evidence import own_address
 

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from splitinfer.cli.running import say, show_table, tell
-from splitinfer.core.plain_text import duration, megabytes
-from splitinfer.kvstore.paths import DEFAULT_CAP, default_folder
+from splitinfer.core.plain_text import duration, size
+from splitinfer.kvstore.files import DEFAULT_CAP, default_folder
 
 cache_app = typer.Typer(no_args_is_help=True, help="List, remove and clean up the KV stored on this machine's disk.")
 
@@ -29,12 +29,12 @@ def ls(kv_dir: _Folder = None) -> None:
     rows = [
         (
             Path(one.model).name, f"{one.layers[0]}-{one.layers[1] - 1}", f"{one.num_blocks:,}", f"{one.num_tokens:,}",
-            megabytes(one.nbytes), f"{duration(one.used)} ago", one.arithmetic, one.group,
+            size(one.nbytes), f"{duration(one.used)} ago", one.arithmetic, one.group,
         )
         for one in found
     ]  # fmt: skip
     show_table(("model", "layers", "blocks", "tokens", "size", "last used", "computed in", "group"), rows)
-    tell(f"{megabytes(sum(one.nbytes for one in found))} in {folder}")
+    tell(f"{size(sum(one.nbytes for one in found))} in {folder}")
 
 
 @cache_app.command("rm")
@@ -54,7 +54,7 @@ def rm(
         say(f"no KV of {model} is stored in {folder}; `splitinfer cache ls` lists what is")
         raise typer.Exit(1)
     removed = [remove(folder, name) for name in names]
-    tell(f"removed {sum(n for n, _ in removed):,} files, {megabytes(sum(size for _, size in removed))}")
+    tell(f"removed {sum(n for n, _ in removed):,} files, {size(sum(count for _, count in removed))}")
 
 
 def _groups_of(model: str, folder: Path) -> set[str]:
@@ -77,5 +77,5 @@ def gc(
     done = clean(kv_dir or default_folder(), int(kv_disk_gb * 1e9))
     tell(
         f"removed {done.damaged} damaged files, {done.orphans} without those before them, {done.unfinished} unfinished "
-        f"and {done.surplus} over the cap: {megabytes(done.nbytes)}"
+        f"and {done.surplus} over the cap: {size(done.nbytes)}"
     )

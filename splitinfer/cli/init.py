@@ -14,7 +14,7 @@ from splitinfer.cli.options import PipelineOptions, UseAllOption, disk_of, setti
 from splitinfer.cli.running import finish, say
 from splitinfer.core.endpoint import WORKER_PORT, Endpoint
 from splitinfer.errors import ConfigError
-from splitinfer.kvstore.paths import DEFAULT_CAP
+from splitinfer.kvstore.files import DEFAULT_CAP
 from splitinfer.shutdown import shutdown
 
 if TYPE_CHECKING:

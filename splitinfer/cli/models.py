@@ -8,7 +8,7 @@ import typer
 from splitinfer.cli.options import ModelsSize, StoreDir, Timeout, Verbose, finite, store_of
 from splitinfer.cli.running import finish, say, show_table, tell
 from splitinfer.core.endpoint import Endpoint
-from splitinfer.core.plain_text import megabytes
+from splitinfer.core.plain_text import size
 from splitinfer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def rm(model: _Model, models_dir: StoreDir = None) -> None:
             digests = ", ".join(one.digest[:12] for one in found)
             raise ConfigError(f"{len(found)} models here are called {model}; name one by its fingerprint: {digests}")
         freed = found[0].remove()
-        tell(f"removed {found[0].manifest.model}: {megabytes(freed)} freed in {store.path}")
+        tell(f"removed {found[0].manifest.model}: {size(freed)} freed in {store.path}")
         return 0
 
     finish(run)
@@ -104,9 +104,9 @@ def _pull(reader: "Reader", store: "ModelStore", model: str, span: tuple[int, in
             reader, store, model, span, lambda at, total: progress.update(task, completed=at, total=total), rate
         )
     manifest = done.stored.manifest
-    tell(f"copied {megabytes(done.nbytes)} of {manifest.model} ({_layers(done.stored)}) to {done.stored.folder}")
+    tell(f"copied {size(done.nbytes)} of {manifest.model} ({_layers(done.stored)}) to {done.stored.folder}")
     if done.lacking:
-        say(f"{reader.peer} lacks another {megabytes(done.lacking)} of it; ask others for those")
+        say(f"{reader.peer} lacks another {size(done.lacking)} of it; ask others for those")
     return 0
 
 
@@ -161,7 +161,7 @@ def _span(layers: str | None) -> tuple[int, int] | None:
 
 
 def _row(stored: "StoredModel") -> tuple[str, ...]:
-    return stored.manifest.model, _layers(stored), megabytes(stored.nbytes), stored.digest[:12], str(stored.folder)
+    return stored.manifest.model, _layers(stored), size(stored.nbytes), stored.digest[:12], str(stored.folder)
 
 
 def _layers(stored: "StoredModel") -> str:
@@ -173,7 +173,7 @@ def _hub_rows() -> list[tuple[str, ...]]:
     from splitinfer.models.hub import kept
 
     return [
-        (model, count, megabytes(sum(blob.stat().st_size for blob in folder.glob("blobs/*"))), "hub", str(folder))
+        (model, count, size(sum(blob.stat().st_size for blob in folder.glob("blobs/*"))), "hub", str(folder))
         for model, count, folder in kept()
     ]
 

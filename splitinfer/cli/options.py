@@ -20,7 +20,7 @@ from typer.models import ArgumentInfo
 from splitinfer.core.sampling_defaults import ANSWER_TOKENS, DEMO_TOKENS, SamplingChoice
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import SERVING, Declared, declared
-from splitinfer.kvstore.paths import default_folder
+from splitinfer.kvstore.files import default_folder
 from splitinfer.placement.asked import Aim
 from splitinfer.places import folder_named
 from splitinfer.settings import Settings

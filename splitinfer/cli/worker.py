@@ -8,7 +8,7 @@ import typer
 from splitinfer.cli.options import KVDir, KVDirSize, ModelsDir, ModelsSize, Verbose, disk_of, store_of
 from splitinfer.cli.running import finish, tell
 from splitinfer.core.endpoint import WORKER_PORT
-from splitinfer.kvstore.paths import DEFAULT_CAP
+from splitinfer.kvstore.files import DEFAULT_CAP
 from splitinfer.shutdown import shutdown
 
 

@@ -17,7 +17,7 @@ check that needs the model (whether the layers add up to its own) is left to ``L
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -129,9 +129,8 @@ class Layout:
     float32_head: bool = False
 
     def __post_init__(self) -> None:
-        _check_stages(self.stages, self.name)
         object.__setattr__(self, "stages", tuple(_with_whole_address(stage, self.name) for stage in self.stages))
-        _check_addresses(self.stages, self.name)
+        _check_stages(self.stages, self.name)
         if self.dtype not in DTYPES:
             raise LayoutError(f"dtype {self.dtype!r} of layout {self.name} is unknown; known: {', '.join(DTYPES)}")
         if self.kv_format not in KV_FORMATS:
@@ -234,115 +233,73 @@ def lay_out(parts: Iterable[Part]) -> tuple[StageSpec, ...]:
 
 
 def _check_stages(stages: Sequence[StageSpec], layout: str) -> None:
-    """Check that every layer is on exactly one stage, and every stage has layers and its own name."""
+    """Check that every layer is on exactly one stage, and every stage has only what it may have."""
     if not stages:
         raise LayoutError(f"layout {layout} has no stages; it needs at least one")
-    names: set[str] = set()
-    end = 0
+    end, names, address_to_name = 0, set[str](), dict[str, str]()
     for stage in stages:
-        if stage.num_layers < 1:
-            raise LayoutError(
-                f"stage {stage.name!r} of layout {layout} holds {_layers(stage.num_layers)}; it needs at least 1"
-            )
-        if stage.start != end:
-            raise LayoutError(
-                f"stage {stage.name!r} of layout {layout} starts at layer {stage.start}, "
-                f"but the stage before it ends at {end}"
-            )
+        if (mistake := next(_mistakes(stage, end, is_first=not names), None)) is not None:
+            raise LayoutError(f"stage {stage.name!r} of layout {layout} {mistake}")
         if stage.name in names:
             raise LayoutError(f"two stages of layout {layout} are named {stage.name!r}; each needs its own name")
         names.add(stage.name)
         end = stage.end
+        for rank in stage.ranks:
+            if rank.address is None or rank.is_local:
+                continue  # it is yet to be found; of local ones there may be several, each is started on its own port
+            other = address_to_name.setdefault(rank.address.lower(), rank.name)  # host names ignore case
+            if other != rank.name:
+                raise LayoutError(
+                    f"stages {other!r} and {rank.name!r} of layout {layout} are both at {rank.address}; each needs "
+                    "its own address"
+                )
 
 
-def _check_addresses(stages: Sequence[StageSpec], layout: str) -> None:
-    """Check that the coordinator has no address, and every worker has its own."""
-    first = stages[0]
-    if first.address is not None:
-        raise LayoutError(
-            f"the first stage of layout {layout} ({first.name!r}) is the coordinator and takes no address, "
-            f"but has {first.address!r}"
-        )
-    for number, stage in enumerate(stages):
-        _check_ranks(stage, layout)
-        _check_key(stage, layout, is_first=number == 0)
-        _check_codec(stage, layout, is_first=number == 0)
-        _check_link_transport(stage, layout, is_first=number == 0)
-    address_to_name: dict[str, str] = {}
-    for stage in (rank for each in stages[not first.across :] for rank in each.ranks):
-        if stage.address is None or stage.is_local:
-            continue  # it is yet to be found; of local ones there may be several, each is started on its own port
-        key = stage.address.lower()  # host names ignore case
-        if key in address_to_name:
-            raise LayoutError(
-                f"stages {address_to_name[key]!r} and {stage.name!r} of layout {layout} are both at {stage.address}; "
-                f"each needs its own address"
-            )
-        address_to_name[key] = stage.name
+def _mistakes(stage: StageSpec, end: int, *, is_first: bool) -> Iterator[str]:
+    """What is wrong with a stage, as phrases that follow its name. ``end``: of the stage before."""
+    if stage.num_layers < 1:
+        yield f"holds {_layers(stage.num_layers)}; it needs at least 1"
+    if stage.start != end:
+        yield f"starts at layer {stage.start}, but the stage before it ends at {end}"
+    if is_first and stage.address is not None:
+        yield f"is the coordinator, as it is the first, and takes no address, but has {stage.address!r}"
+    if stage.across:
+        yield from _mistakes_across(stage)
+    elif stage.sums != RING or stage.sums_device is not None:
+        yield "has sums, which only a stage across two machines has"
+    is_worker = not is_first or bool(stage.across)
+    for one in stage.ranks:
+        if one.key is not None and not (is_worker and (one.address or "tcp://").startswith("tcp://")):
+            yield "has a key; only a worker at tcp://host:port has one"
+        if one.key is not None and not _KEY.fullmatch(one.key):
+            yield "has a key that is not a key, which has 64 hexadecimal digits"
+    yield from _mistakes_of_link(stage, is_first=is_first)
 
 
-def _check_ranks(stage: StageSpec, layout: str) -> None:
-    """Check that a stage across machines is across two, and says what adds up."""
-    mistake = None
-    if stage.across and len(stage.across) != RANKS:
-        mistake = f"is across {len(stage.across)}, not {RANKS} machines; give a third one a stage of its own"
-    elif stage.across and (stage.address is not None or stage.key is not None):
-        mistake = "is across two machines and has an address or a key of its own; write them under 'across'"
-    elif stage.across and stage.across[1].address == LOCAL != stage.across[0].address:
-        mistake = "is across another machine and this one; write local first"
-    elif not stage.across and (stage.sums != RING or stage.sums_device is not None):
-        mistake = "has sums, which only a stage across two machines has"
-    elif stage.sums not in BACKENDS:
-        mistake = f"has the sums {stage.sums!r}, which are unknown; known: {', '.join(BACKENDS)}"
-    elif stage.sums_device is not None and not (
+def _mistakes_of_link(stage: StageSpec, *, is_first: bool) -> Iterator[str]:
+    if stage.codec not in CODECS:
+        yield f"has the codec {stage.codec!r}, which is unknown; known: {', '.join(CODECS)}"
+    if stage.codec != NONE and is_first:
+        yield "is the first and has a codec; give it to the stage that the link leads to"
+    if stage.link_transport.mistake is not None:
+        yield stage.link_transport.mistake
+    if stage.link_transport != OVER_TCP and (is_first or _INPROC.fullmatch(stage.address or "")):
+        yield "has a transport; only the links to a worker at tcp://host:port or local have one"
+
+
+def _mistakes_across(stage: StageSpec) -> Iterator[str]:
+    if len(stage.across) != RANKS:
+        yield f"is across {len(stage.across)}, not {RANKS} machines; give a third one a stage of its own"
+    if stage.address is not None or stage.key is not None:
+        yield "is across two machines and has an address or a key of its own; write them under 'across'"
+    if stage.across[1].address == LOCAL != stage.across[0].address:
+        yield "is across another machine and this one; write local first"
+    if stage.sums not in BACKENDS:
+        yield f"has the sums {stage.sums!r}, which are unknown; known: {', '.join(BACKENDS)}"
+    if stage.sums_device is not None and not (
         stage.sums == JACCL and re.fullmatch(r"\w{1,32}:\w{1,32}", stage.sums_device)
     ):
-        mistake = (
-            f"has the sums_device {stage.sums_device!r}: it is two names, such as rdma_en5:rdma_en3, and for jaccl"
-        )
-    if mistake is not None:
-        raise LayoutError(f"stage {stage.name!r} of layout {layout} {mistake}")
-    for rank in stage.ranks if stage.across else ():
-        _check_key(rank, layout, is_first=False)
-
-
-def _check_key(stage: StageSpec, layout: str, *, is_first: bool) -> None:
-    if stage.key is None:
-        return
-    if is_first or not (stage.address is None or stage.address.startswith("tcp://")):
-        raise LayoutError(
-            f"stage {stage.name!r} of layout {layout} has a key; only a worker at tcp://host:port has one"
-        )
-    if not _KEY.fullmatch(stage.key):
-        raise LayoutError(
-            f"the key of stage {stage.name!r} of layout {layout} is not a key: a key has 64 hexadecimal digits"
-        )
-
-
-def _check_codec(stage: StageSpec, layout: str, *, is_first: bool) -> None:
-    if stage.codec == "auto":
-        raise LayoutError(
-            f"codec 'auto' of stage {stage.name!r} of layout {layout} no longer exists: write none, which is exact, or "
-            "int8, fp8 or fp16 where `splitinfer doctor` finds that it is faster"
-        )
-    if stage.codec not in CODECS:
-        raise LayoutError(
-            f"codec {stage.codec!r} of stage {stage.name!r} of layout {layout} is unknown; known: {', '.join(CODECS)}"
-        )
-    if stage.codec != NONE and is_first:
-        raise LayoutError(
-            f"stage {stage.name!r} of layout {layout} is the first and has a codec; "
-            "give it to the stage that the link leads to"
-        )
-
-
-def _check_link_transport(stage: StageSpec, layout: str, *, is_first: bool) -> None:
-    mistake = stage.link_transport.mistake
-    has_links = not is_first and not (stage.address is not None and _INPROC.fullmatch(stage.address))
-    if mistake is None and stage.link_transport != OVER_TCP and not has_links:
-        mistake = "has a transport; only the links to a worker at tcp://host:port or local have one"
-    if mistake is not None:
-        raise LayoutError(f"stage {stage.name!r} of layout {layout} {mistake}")
+        yield f"has the sums_device {stage.sums_device!r}: it is two names, such as rdma_en5:rdma_en3, and for jaccl"
 
 
 def _with_whole_address(stage: StageSpec, layout: str) -> StageSpec:

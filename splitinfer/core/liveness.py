@@ -9,8 +9,6 @@ takes on all stages when nothing else is under way.
 
 from dataclasses import dataclass
 
-from splitinfer.core.scheduler.in_flight import StepInFlight
-
 _BEYOND = 10.0  # seconds beyond what is predicted; a machine may be busy with something else for some time
 _UNKNOWN = 120.0  # seconds where nothing is predicted: caches are filled, kernels compiled, or the step is a large one
 
@@ -18,22 +16,6 @@ _UNKNOWN = 120.0  # seconds where nothing is predicted: caches are filled, kerne
 def limit_of(predicted: float | None) -> float:
     """Seconds after which a step counts as stuck, that was ``predicted`` to take so long; ``None``: not known."""
     return _UNKNOWN if predicted is None else predicted + _BEYOND
-
-
-@dataclass(slots=True)
-class StallDetector:
-    """Detects a step that takes too long. Times are seconds on any one clock.
-
-    answered_at: when the last result came.
-    """
-
-    answered_at: float = float("-inf")
-
-    def is_stuck(self, oldest: StepInFlight | None, now: float) -> bool:
-        """Whether the oldest step has been waited for too long."""
-        if oldest is None or oldest.launched_at is None:
-            return False
-        return now - max(oldest.launched_at, self.answered_at) > oldest.limit
 
 
 MAX_LOSSES_IN_A_ROW = 3

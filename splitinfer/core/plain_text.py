@@ -54,12 +54,17 @@ def _filled(line: str, width: int) -> str:
     )
 
 
-def megabytes(nbytes: float) -> str:
+def size(num_bytes: float) -> str:
+    """A number of bytes: three digits and a decimal unit.
+
+    >>> size(0), size(20.48e6), size(21.04e9), size(5.35e12)
+    ('0 B', '20.5 MB', '21 GB', '5.35 TB')
     """
-    >>> megabytes(999_949_999), megabytes(7e9)
-    ('999.9 MB', '7.0 GB')
-    """
-    return f"{nbytes / 1e6:.1f} MB" if nbytes < 10**9 else f"{nbytes / 1e9:.1f} GB"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(num_bytes) < 999.5:  # more is rounded to four digits
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes * 1000:,.0f} TB"
 
 
 def duration(seconds: float) -> str:

@@ -262,6 +262,18 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What a stored block has of one cache, which ``slot`` names: with ``by_token`` the arrays of positions [start,
+    end), else the state at ``end``. The bytes go beside it."""
+
+    slot: tuple[int, ...]
+    by_token: bool
+    start: int
+    end: int
+    arrays: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SampledToken:
     """One token, chosen or the prompt's. ``logprob`` and ``top`` only where the request asked for them."""
 

@@ -8,10 +8,10 @@ coordinator's machine, the workers (each serves one pipeline at a time), and a n
     one that has to go still answers                 it answers to the end, and who asks for it anew waits
     unused for ``ttl`` seconds                       unload it
 
-What is in use is never unloaded. Who has waited longest comes first, and one waits at a time: so nobody is passed over,
-and all who ask for one model meanwhile have it together once it is there.
+What is in use is never unloaded. Who has waited longest comes first, so nobody is passed over.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,7 +55,8 @@ def decide(models: Sequence[Resident], waiting: Sequence[str], bounds: Bounds, n
     """What is done at ``now``, in seconds. ``waiting``: the models of requests that wait, by age; their models are not
     loaded, or have to go."""
     loaded = [each for each in models if each.is_loaded]
-    rested = [each for each in loaded if each.num_using == 0 and (each.has_failed or _rests(each, bounds, now))]
+    ttl = math.inf if bounds.ttl is None else bounds.ttl
+    rested = [each for each in loaded if each.num_using == 0 and (each.has_failed or now - each.rested_since >= ttl)]
     if not waiting:
         return Turn(tuple(each.name for each in rested))
     first = next(each for each in models if each.name == waiting[0])
@@ -65,10 +66,6 @@ def decide(models: Sequence[Resident], waiting: Sequence[str], bounds: Bounds, n
     if any(each.num_using for each in going):
         return Turn(tuple(each.name for each in rested), leaving=frozenset(each.name for each in going))
     return Turn(tuple(each.name for each in (*rested, *going)), first.name)
-
-
-def _rests(each: Resident, bounds: Bounds, now: float) -> bool:
-    return bounds.ttl is not None and now - each.rested_since >= bounds.ttl
 
 
 def _in_the_way(wanted: Resident, loaded: Sequence[Resident], bounds: Bounds) -> list[Resident]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from splitinfer.core.sampling_params import SamplingParams
+from splitinfer.core.sampling_params import SamplingParams, as_number
 
 RECOMMENDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """The fields of ``SamplingParams`` that a generation config may set."""
@@ -85,21 +85,11 @@ def _checked(name: str, raw: Any) -> Any:
     Raises:
         ValueError: it is not a number, or is out of range.
     """
-    if isinstance(raw, bool) or not isinstance(raw, int | float):
-        raise ValueError(f"{name} must be a number, not {raw!r:.40}")
-    try:
-        value: Any = float(raw)
-    except OverflowError:
-        raise ValueError(f"{name} is too large") from None
+    value: Any = as_number(name, raw)
     if name in _WHOLE:
         if not value.is_integer() or value > _GREATEST_WHOLE:
             raise ValueError(f"{name} must be a whole number up to {_GREATEST_WHOLE:,}, not {raw!r:.40}")
         value = int(value)
-    return _within_range(name, value)
-
-
-def _within_range(name: str, value: Any) -> Any:
-    """The value, if ``SamplingParams`` accepts it; else its ``ValueError``."""
     return getattr(SamplingParams(**{name: value}), name)
 
 
@@ -160,9 +150,6 @@ class SamplingChoice:
     def over(self, model: Recommended) -> ResolvedSampling:
         """The parameters in force for a model."""
         params = replace(self.base, **{**model.values, **self.chosen})
-        return ResolvedSampling(params, {name: self._origin(name, model) for name in RECOMMENDABLE})
-
-    def _origin(self, name: str, model: Recommended) -> Origin:
-        if name in self.chosen:
-            return Origin.OPTION
-        return Origin.MODEL if name in model.values else Origin.DEFAULT
+        origins = dict.fromkeys(RECOMMENDABLE, Origin.DEFAULT)
+        origins |= dict.fromkeys(model.values, Origin.MODEL) | dict.fromkeys(self.chosen, Origin.OPTION)
+        return ResolvedSampling(params, origins)

@@ -1,6 +1,8 @@
 """How a request's tokens are chosen and when it ends."""
 
 import math
+import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -11,69 +13,84 @@ MAX_BIAS = 100.0  # of a token's logit, either way, as in OpenAI's API
 MAX_BIASED = 1024  # tokens with a bias; plans hold them
 MAX_STOP_LENGTH = 4096  # characters of a stop string; as many may be held back
 MAX_STOPS = 1024  # stop strings, and stop token ids
-
-
-def as_biases(given: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Pairs of token id and bias, as ``SamplingParams`` holds them: by id, so that equal biases are equal values."""
-    pairs = given.items() if isinstance(given, Mapping) else given
-    try:
-        return tuple(sorted((token, float(bias)) for token, bias in pairs))
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"logit_bias must map token ids to numbers, not {given!r:.80}") from None
-
-
-def as_carried(value: float) -> float:
-    """A number as messages can carry it: whole ones have 64 bits there, and are fractions beyond."""
-    if not isinstance(value, int) or abs(value) <= MAX_WHOLE:
-        return value
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
-def bias_checks(biases: tuple[tuple[int, float], ...]) -> list[tuple[bool, str]]:
-    """Whether biases may be used, with a sentence for what may not."""
-    tokens = [token for token, _ in biases]
-    if any(isinstance(token, bool) or not isinstance(token, int) for token in tokens):
-        return [(False, f"logit_bias must map token ids to numbers, not {tokens!r:.80}")]
-    wrong = next((bias for _, bias in biases if not within(bias, -MAX_BIAS, MAX_BIAS)), None)
-    return [
-        (len(tokens) <= MAX_BIASED, f"logit_bias may have {MAX_BIASED} tokens, not {len(tokens)}"),
-        (len(set(tokens)) == len(tokens), "logit_bias must not have a token twice"),
-        (all(0 <= token <= MAX_WHOLE for token in tokens), "the tokens of logit_bias must be from 0 to below 2**63"),
-        (wrong is None, f"a bias must be between {-MAX_BIAS:g} and {MAX_BIAS:g}, not {wrong}"),
-    ]
-
-
-def stop_checks(stops: tuple[str, ...], token_ids: tuple[int, ...]) -> list[tuple[bool, str]]:
-    """The same of stop strings and stop tokens."""
-    longest = max(map(len, stops), default=0)
-    return [
-        (longest <= MAX_STOP_LENGTH, f"a stop string may have {MAX_STOP_LENGTH} characters, not {longest}"),
-        (len(stops) <= MAX_STOPS, f"stop may have {MAX_STOPS} strings, not {len(stops)}"),
-        (len(token_ids) <= MAX_STOPS, f"stop_token_ids may have {MAX_STOPS} ids, not {len(token_ids)}"),
-    ]
-
-
-def is_text(value: object) -> bool:
-    """Whether a value is text without half characters (lone surrogates), which no message can carry."""
-    try:
-        return isinstance(value, str) and value.encode("utf-8") is not None
-    except UnicodeEncodeError:
-        return False
-
-
-def within(value: float, low: float, high: float) -> bool:
-    """Whether a number is finite and in a range."""
-    return math.isfinite(value) and low <= value <= high
+_HALF = re.compile("[\ud800-\udfff]")  # of a character: no message can carry it
 
 
 MAX_LOGPROBS = 20
 REPETITION_CONTEXT = 20  # last tokens that a repetition penalty applies to, as in mlx-lm
 MAX_PENALTY = 2.0  # of presence and frequency, either way, as in OpenAI's API
-_TOPS = ("logprobs", "prompt_logprobs")
-_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_OVER_0 = math.nextafter(0.0, 1.0)
+_NUMBERS: Mapping[str, tuple[float, float, str]] = {
+    "temperature": (0, 2, "from 0 to 2"),
+    "top_p": (_OVER_0, 1, "over 0 and at most 1"),
+    "min_p": (0, 1, "between 0 and 1"),
+    "repetition_penalty": (_OVER_0, sys.float_info.max, "over 0"),
+    "presence_penalty": (-MAX_PENALTY, MAX_PENALTY, "between -2 and 2"),
+    "frequency_penalty": (-MAX_PENALTY, MAX_PENALTY, "between -2 and 2"),
+}
+"""The fields that are fractions: the least and the most, and both in words."""
+_WHOLE: Mapping[str, tuple[int, int, str]] = {
+    "max_tokens": (1, MAX_WHOLE, "at least 1"),
+    "top_k": (0, MAX_WHOLE, "0 (off) or more"),
+    "seed": (0, 2**64 - 1, "in [0, 2**64)"),
+    "logprobs": (0, MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}"),
+    "prompt_logprobs": (0, MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}"),
+    "min_tokens": (0, MAX_WHOLE, "0 or more"),
+    "thinking_budget": (0, MAX_WHOLE, "0 or more"),
+}
+"""The same of those that are whole numbers."""
+
+
+def as_number(name: str, value: object) -> float:
+    """The value of a field that is a fraction. Raises ValueError: it is not a number, or too large for one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} must be a number, not {value!r:.40}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is too large") from None
+
+
+def _as_biases(given: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Pairs of token id and bias, by id, so that equal biases are equal values. Raises ValueError."""
+    pairs = given.items() if isinstance(given, Mapping) else given
+    try:
+        biases = tuple(sorted((token, float(bias)) for token, bias in pairs))
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"logit_bias must map token ids to numbers, not {given!r:.80}") from None
+    tokens = [token for token, _ in biases]
+    if any(isinstance(token, bool) or not isinstance(token, int) for token in tokens):
+        raise ValueError(f"logit_bias must map token ids to numbers, not {tokens!r:.80}")
+    if len(tokens) > MAX_BIASED:
+        raise ValueError(f"logit_bias may have {MAX_BIASED} tokens, not {len(tokens)}")
+    if len(set(tokens)) < len(tokens):
+        raise ValueError("logit_bias must not have a token twice")
+    if not all(0 <= token <= MAX_WHOLE for token in tokens):
+        raise ValueError("the tokens of logit_bias must be from 0 to below 2**63")
+    for _, bias in biases:
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise ValueError(f"a bias must be between {-MAX_BIAS:g} and {MAX_BIAS:g}, not {bias}")
+    return biases
+
+
+def _check_stops(stops: tuple[str, ...]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise ValueError(f"stop may have {MAX_STOPS} strings, not {len(stops)}")
+    for stop in stops:
+        if not isinstance(stop, str) or _HALF.search(stop):
+            raise ValueError(f"a stop string must be text that UTF-8 can hold, not {stop!r}")
+        if not 0 < len(stop) <= MAX_STOP_LENGTH:
+            sentence = f"may have {MAX_STOP_LENGTH} characters, not {len(stop)}" if stop else "must not be empty"
+            raise ValueError(f"a stop string {sentence}")
+
+
+def _check_stop_tokens(tokens: tuple[int, ...]) -> None:
+    if len(tokens) > MAX_STOPS:
+        raise ValueError(f"stop_token_ids may have {MAX_STOPS} ids, not {len(tokens)}")
+    if not all(isinstance(token, int) for token in tokens):
+        raise ValueError(f"stop_token_ids must be whole numbers, not {tokens!r}")
+    if tokens and not 0 <= min(tokens) <= max(tokens) <= MAX_WHOLE:
+        raise ValueError(f"stop_token_ids must {'not be negative' if min(tokens) < 0 else 'be below 2**63'}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,68 +148,24 @@ class SamplingParams:
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stops)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", as_biases(self.logit_bias))
+        object.__setattr__(self, "logit_bias", _as_biases(self.logit_bias))
         if self.grammar is not None:
             object.__setattr__(self, "grammar", Grammar.of(self.grammar))
         for name in _NUMBERS:
-            object.__setattr__(self, name, as_carried(getattr(self, name)))
-        for ok, sentence in self._checks():
-            if not ok:
-                raise ValueError(sentence)
-
-    def _checks(self) -> list[tuple[bool, str]]:
-        for name in ("max_tokens", "top_k", "seed", *_TOPS, "min_tokens", "thinking_budget"):
+            object.__setattr__(self, name, as_number(name, getattr(self, name)))
+        for name in _WHOLE:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise ValueError(f"{name} must be a whole number, not {value!r}")
-        if not all(isinstance(token, int) for token in self.stop_token_ids):
-            raise ValueError(f"stop_token_ids must be whole numbers, not {self.stop_token_ids!r}")
-        for stop in self.stop:
-            if not is_text(stop):
-                raise ValueError(f"a stop string must be text that UTF-8 can hold, not {stop!r}")
-        return [
-            *(
-                (getattr(self, name) <= MAX_WHOLE, f"{name} must be below 2**63, not {getattr(self, name)}")
-                for name in ("max_tokens", "top_k")
-            ),
-            (self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}"),
-            (
-                within(self.temperature, 0, 2),
-                f"temperature must be from 0 to 2, not {self.temperature}",
-            ),
-            (within(self.top_p, 0, 1) and self.top_p > 0, f"top_p must be over 0 and at most 1, not {self.top_p}"),
-            (self.top_k >= 0, f"top_k must be 0 (off) or more, not {self.top_k}"),
-            (within(self.min_p, 0, 1), f"min_p must be between 0 and 1, not {self.min_p}"),
-            (
-                within(self.repetition_penalty, 0, math.inf) and self.repetition_penalty > 0,
-                f"repetition_penalty must be over 0, not {self.repetition_penalty}",
-            ),
-            (self.seed is None or 0 <= self.seed < 2**64, f"seed must be in [0, 2**64), not {self.seed}"),
-            (all(self.stop), "a stop string must not be empty"),
-            *stop_checks(self.stop, self.stop_token_ids),
-            (all(t >= 0 for t in self.stop_token_ids), "stop_token_ids must not be negative"),
-            (all(t <= MAX_WHOLE for t in self.stop_token_ids), "stop_token_ids must be below 2**63"),
-            *(
-                (top is None or 0 <= top <= MAX_LOGPROBS, f"{name} must be between 0 and {MAX_LOGPROBS}, not {top}")
-                for name, top in ((name, getattr(self, name)) for name in _TOPS)
-            ),
-            *(
-                (within(value, -MAX_PENALTY, MAX_PENALTY), f"{name} must be between -2 and 2, not {value}")
-                for name, value in (
-                    ("presence_penalty", self.presence_penalty),
-                    ("frequency_penalty", self.frequency_penalty),
-                )
-            ),
-            *bias_checks(self.logit_bias),
-            (
-                0 <= self.min_tokens <= self.max_tokens,
-                f"min_tokens must be between 0 and max_tokens ({self.max_tokens}), not {self.min_tokens}",
-            ),
-            (
-                self.thinking_budget is None or 0 <= self.thinking_budget <= MAX_WHOLE,
-                f"thinking_budget must be 0 or more, not {self.thinking_budget}",
-            ),
-        ]
+        for name, (least, most, words) in {**_NUMBERS, **_WHOLE}.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"{name} must be {'below 2**63' if value > most == MAX_WHOLE else words}, not {value}")
+        if self.min_tokens > self.max_tokens:
+            most = self.max_tokens
+            raise ValueError(f"min_tokens must be between 0 and max_tokens ({most}), not {self.min_tokens}")
+        _check_stops(self.stop)
+        _check_stop_tokens(self.stop_token_ids)
 
     @property
     def for_stages(self) -> "SamplingParams":

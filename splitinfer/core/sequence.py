@@ -14,10 +14,7 @@ that differs rejects all drafts after it, and ``num_scheduled`` is rolled back t
     tokens ................. | ahead ......... | waiting ...
                              sampled next ^      num_scheduled is here
 
-A preempted sequence begins again at ``num_scheduled = 0`` and keeps its tokens, also the generated ones: they are
-computed again like a prompt.
-
-What the prefix cache and speculation note about a sequence is apart from it (``CachedKV``, ``DraftNotes``).
+A preempted sequence begins again at ``num_scheduled = 0``; all its tokens are computed again like a prompt.
 """
 
 import math

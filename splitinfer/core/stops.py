@@ -1,20 +1,15 @@
 """Stop strings in streamed text.
 
-Text arrives in increments that know nothing of stop strings: one may begin in one token and end three
-tokens later. Two things follow.
-
-What to emit: only a suffix that may still grow into a stop string is held back.
+One may begin in one token and end three tokens later. So a suffix that may still grow into one is held back, and what
+is in front of it is emitted at once:
 
     stop    "User:"
     text    "Fine. Us"
              ~~~~~~ emit   ~~ hold: the longest suffix that some stop string begins with
 
-No stop string can begin before that suffix, so the text in front of it is emitted at once.
-
-Which stop counts: the one that is complete first, as if the text came character by character; of several
-that end at the same character, the longest (it begins earliest and so cuts most). So the answer depends on
-the text alone and never on how it was cut into increments. For stops "abcd" and "bc" in "abcd" that is
-"bc", though "abcd" begins earlier: a stream cannot wait to see whether a longer stop is completed.
+The one counts that is complete first, as if the text came character by character; of several that end at the same
+character, the longest. So the answer never depends on how its text was cut into increments. For stops "abcd" and "bc"
+in "abcd" that is "bc": a stream cannot wait to see whether a longer stop is completed.
 """
 
 from collections.abc import Sequence
@@ -61,7 +56,5 @@ class StopMatcher:
     def _num_held(self, text: str) -> int:
         """Length of the longest suffix of ``text`` that a stop string begins with."""
         longest = min(len(text), self._longest - 1)
-        return next((size for size in range(longest, 0, -1) if self._begins_a_stop(text[-size:])), 0)
-
-    def _begins_a_stop(self, suffix: str) -> bool:
-        return any(stop.startswith(suffix) for stop in self._stops)
+        sizes = range(longest, 0, -1)
+        return next((size for size in sizes if any(stop.startswith(text[-size:]) for stop in self._stops)), 0)

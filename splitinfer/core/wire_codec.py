@@ -10,12 +10,9 @@ the whole range of an 8-bit scale and leave nothing for the rest. Hence groups, 
 reserving", Flash Communication V2, arXiv 2508.03760); fp16 alone overflows on some models (Gemma 3: 7e5).
 
 A row's form depends on its request and its position alone: *positions of the prompt are packed, generated ones are
-exact*, whatever phase they are computed in. So replay after a loss, another chunking and another batch see the same
-rounding, row by row, and give the same tokens. Generated rows are few bytes; they are bound by latency, not bandwidth.
-It follows that only KV of prompts can be reused (``core.kv.prefix_cache``), since the same token, first generated and
-then part of the next prompt, is sent in two forms.
-
-Pure: names, sizes, and when packing is faster.
+exact*, whatever phase they are computed in. So replay after a loss, another chunking and another batch give the same
+tokens. Only KV of prompts can be reused then (``core.kv.prefix_cache``): a token that is first generated and then part
+of the next prompt is sent in two forms.
 """
 
 from collections.abc import Iterable

@@ -2,9 +2,8 @@
 
 A processor that sleeps while another stage computes resumes slowly: after 100 ms of halt, a virtual machine's computed
 the same layers up to a fifth slower than one that never slept (``scripts/README.md``). So a loop that is pinned to a
-processor of its own, and computes on it, does not sleep while an event is expected: it polls, and yields to the other
-threads of that processor. A stage on a GPU gains nothing by polling, and one that shares its processors would take them
-from those that compute; both sleep.
+processor of its own, and computes on it, polls while an event is expected, and yields to that processor's other
+threads. All others sleep.
 """
 
 import queue

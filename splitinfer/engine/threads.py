@@ -4,12 +4,10 @@ On a processor MLX computes on one more thread for each that uses it, and wakes 
 is pinned to a processor of its own, all its threads share that one: the one that computes, the one that waits for
 frames, ZeroMQ's own. So a thread that has just handed over an event or a frame yields at once, or it would go on for a
 time slice of milliseconds; and the thread on which MLX computes is of the class for batch work, or Linux would take
-the processor from the one that hands operations over, dozens of times a step. Where there are more processors these run
-beside each other, and a thread of that class would only begin later.
+the processor from the one that hands operations over, dozens of times a step.
 
-MLX keeps streams and compiled functions per thread. What a thread leaves behind is freed when the operating system's
-thread ends, which is after Python's ``join``: freeing compiled functions then needs an interpreter that may be shutting
-down, and aborts. So a thread gives them up itself, at its end.
+MLX keeps streams and compiled functions per thread, and frees them after Python's ``join``, when the interpreter may be
+shutting down: that aborts. So a thread gives them up itself, at its end.
 """
 
 import contextlib
@@ -25,13 +23,15 @@ import mlx.core as mx
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.memory import on_gpu
 
+_PROCESSORS = os.cpu_count() or 1
+
 
 def has_own_processor() -> bool:
     """Whether this process is pinned to one of several processors, and computes there rather than on a GPU, which may
     be an emulated one: there other threads than the loop's wait for the device, and send."""
     if not hasattr(os, "sched_getaffinity") or emulated_machine() is not None or on_gpu():
         return False
-    return len(os.sched_getaffinity(0)) == 1 < _processors()
+    return len(os.sched_getaffinity(0)) == 1 < _PROCESSORS
 
 
 def yield_processor() -> None:
@@ -44,11 +44,6 @@ def yield_own_processor() -> None:
     """Call after a hand-over: lets the receiving threads run, where they share this thread's only processor."""
     if has_own_processor():
         yield_processor()
-
-
-@cache
-def _processors() -> int:
-    return os.cpu_count() or 1
 
 
 @cache

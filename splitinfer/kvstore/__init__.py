@@ -5,7 +5,6 @@
     record        one block as bytes (pure)
     files         lists, reads, writes and removes the files
     maintenance   the folder for a person: list, remove, clean up
-    paths         the default folder and its size
 
 Nothing in the folder is trusted. Another process may write, evict and delete in it at any time; a file may be cut
 short, damaged or of another model. A file with any fault is treated as missing.

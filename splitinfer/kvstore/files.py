@@ -22,12 +22,19 @@ from typing import Any
 
 from splitinfer.kvstore.index import FileName, StoredFile, parse
 from splitinfer.kvstore.record import Buffer, Damaged, Record, header_bytes, pack, read_header, unpack
+from splitinfer.places import caches
 
 ABOUT = "splitinfer.json"
+DEFAULT_CAP = 20 * 10**9  # bytes that a machine stores
 _STALE = 600.0  # seconds after which a temporary file's writer must have died
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 _BEGIN = 12  # bytes at the beginning that give the header's length
 _MAX_BYTES = 2**31  # of a file; blocks are much smaller
+
+
+def default_folder() -> Path:
+    """The folder for KV among the user's caches."""
+    return caches() / "kv"
 
 
 class Folder:

@@ -7,8 +7,7 @@
     CRC-32 of all before                4 bytes, little-endian
 
 A block's key is a hash of its tokens and its parent's key, so a header proves by itself that it belongs to its key. The
-checksum detects damage: any one burst of up to 32 bits for certain, and all but one in four billion of others. It does
-not detect malice: a program that may write to the folder may also write a valid checksum.
+checksum detects damage, and not malice: a program that may write to the folder may also write a valid one.
 """
 
 import struct
@@ -22,8 +21,7 @@ import msgpack
 from pydantic import TypeAdapter, ValidationError
 
 from splitinfer.core.kv.block_tree import DiskBlock, Key, chained
-from splitinfer.core.kv.part import Part
-from splitinfer.core.plan import TensorSpec
+from splitinfer.core.plan import Part, TensorSpec
 
 MAGIC = b"sikv\x00\x00\x00\x01"
 _LENGTH = struct.Struct("<I")

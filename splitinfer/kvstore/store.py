@@ -172,7 +172,10 @@ class KVStore:
                 with self._lock:
                     self._names[name.key].add(name)
         except OSError as error:
-            self._warn_once(f"KV cannot be stored in {self._folder.path}: {error.strerror or error}")
+            if not self._has_warned:  # once until a write succeeds again
+                why = error.strerror or error
+                log.warning("KV cannot be stored in %s: %s; it is kept in memory only", self._folder.path, why)
+            self._has_warned = True
             return
         finally:
             with self._lock:
@@ -218,12 +221,6 @@ class KVStore:
     def _forget(self, name: FileName) -> None:
         with self._lock:
             self._names[name.key].discard(name)
-
-    def _warn_once(self, sentence: str) -> None:
-        """Log a warning, once until a write succeeds again."""
-        if not self._has_warned:
-            log.warning("%s; it is kept in memory only", sentence)
-        self._has_warned = True
 
     # -- reading -------------------------------------------------------------------------------
 

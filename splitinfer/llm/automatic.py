@@ -15,6 +15,7 @@ from typing import Any
 from splitinfer.core.endpoint import Endpoint, free_name
 from splitinfer.core.kv.format import EXACT, format_of
 from splitinfer.core.layout import LOCAL, Layout, Rank, StageSpec, lay_out
+from splitinfer.core.plain_text import size
 from splitinfer.discovery.workers import is_same_name
 from splitinfer.engine.coordinator.local_workers import LocalWorker, give_back, started
 from splitinfer.engine.coordinator.ranks import halves_of
@@ -32,7 +33,7 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
 from splitinfer.models.layer_kinds import DescribedModel, describe, with_half
 from splitinfer.models.loader import resolve_dtype
-from splitinfer.models.memory import free_bytes, on_gpu, size
+from splitinfer.models.memory import free_bytes, on_gpu
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.comparison import Comparison, beside, held_in_words
 from splitinfer.placement.document import compared, layout_of, name_in_words, shortage

@@ -12,9 +12,9 @@ tokenizer as ``&self`` for both (bindings/python/src/tokenizer.rs).
 from collections.abc import Sequence
 
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.coordinator.requests import Detokenizing
 from splitinfer.errors import ContextExceeded, ModelError, RequestError
 from splitinfer.models.checkpoint import Checkpoint, end_tokens
+from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.tokenizer import Tokenizer
 
 
@@ -100,7 +100,7 @@ class Prompts:
         eos = end_tokens(self._checkpoint.folder, self._checkpoint.config)
         return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
-    def detokenizer(self, *, shows_markers: bool = False, behind: Sequence[int] = ()) -> Detokenizing | None:
+    def detokenizer(self, *, shows_markers: bool = False, behind: Sequence[int] = ()) -> Detokenizer | None:
         """A detokenizer for one answer, for one thread at a time; ``None`` without a tokenizer. ``shows_markers``: its
         text has what marks reasoning and calls of tools. ``behind``: the tokens with which it goes on."""
         return (

@@ -24,8 +24,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from splitinfer.core.kv.growth import BLOCK, room
-from splitinfer.core.kv.part import Part
-from splitinfer.core.plan import TensorSpec
+from splitinfer.core.plan import Part, TensorSpec
 from splitinfer.models.caches import Cache, WindowKVCache, copied_state, is_list, is_plain
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.growing import of_both, phases_at

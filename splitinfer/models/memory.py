@@ -12,6 +12,7 @@ import mlx.core as mx
 from splitinfer.core.kv.budget import KV_SHARE as KV_SHARE
 from splitinfer.core.kv.budget import STAGE_MARGIN
 from splitinfer.core.kv.growth import spare
+from splitinfer.core.plain_text import size
 from splitinfer.errors import CannotFit
 from splitinfer.system import ledger
 from splitinfer.system.free_memory import available_bytes, wired_limit_bytes
@@ -39,15 +40,6 @@ class Need:
         if scores:
             kv = f"{kv} and {size(scores)} for their attention"
         return f"needs {size(self.weights)} of weights and {kv}; {size(free)} free"
-
-
-def size(num_bytes: float) -> str:
-    """A number of bytes as text: three digits and a decimal unit."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(num_bytes) < 999.5:  # more is rounded to four digits
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes * 1000:,.0f} TB"
 
 
 def on_gpu() -> bool:

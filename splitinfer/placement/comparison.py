@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.layout import Layout
-from splitinfer.core.plain_text import rate, seconds
+from splitinfer.core.plain_text import rate, seconds, size
 from splitinfer.machine.profile import ModelProfile, Profiles
 from splitinfer.placement.asked import LONG_PROMPT, Aim, Asked
 from splitinfer.placement.cuts import Cut
-from splitinfer.placement.document import gigabytes, layout_of, name_in_words, text_of, why
+from splitinfer.placement.document import layout_of, name_in_words, text_of, why
 from splitinfer.placement.formulas import Formulas
 from splitinfer.placement.memory import Memory
 from splitinfer.placement.plan import Best, Plan, Ways
@@ -94,7 +94,7 @@ def held_in_words(model: ModelProfile) -> str:
     """What a second machine would change for the memory of this one."""
     if model.num_layers < 2:
         return ""
-    half, whole = (gigabytes(model.weights(0, end)) for end in (halved(model).layers[0], model.num_layers))
+    half, whole = (size(model.weights(0, end)) for end in (halved(model).layers[0], model.num_layers))
     return f"With a second machine, this one would hold {half} of {whole}."
 
 
@@ -139,7 +139,7 @@ def _needs(profiles: Profiles, asked: Asked, cut: Cut, context: int, sequences: 
     machine = profiles.machines[place]
     free = max(0, machine.free_bytes - asked.spare_bytes)
     where = f" on {machine.name}" if len(cut.machines) > 1 and machine.name != _SECOND else ""
-    return f"{gigabytes(free + lack)}{where}, {gigabytes(free)} free"
+    return f"{size(free + lack)}{where}, {size(free)} free"
 
 
 # -- one sentence ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import yaml
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.layout import LOCAL, Layout, Rank, StageSpec, lay_out
 from splitinfer.core.link_transport import OVER_TCP, RING
-from splitinfer.core.plain_text import seconds
+from splitinfer.core.plain_text import seconds, size
 from splitinfer.core.wire_codec import NONE
 from splitinfer.machine.profile import MachineProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
@@ -20,7 +20,6 @@ from splitinfer.placement.pairs import exposed, sums_of_token, sums_over, with_p
 from splitinfer.placement.plan import CLEARLY, Best, Plan, Ways, orders_of
 
 _WIDE = 10**6  # characters of a line of YAML: no line is broken
-_GB = 1e9
 
 
 # -- sentences -----------------------------------------------------------------------------------
@@ -46,7 +45,7 @@ def why(plan: Plan, best: Best) -> Iterator[str]:
     if best.faster is not None:
         lacks = Memory(plan.profiles, plan.asked).lacks(best.faster, plan.asked.context, plan.asked.sequences(best.aim))
         lack, place = max((lack, place) for place, lack in lacks.items())
-        faster, lacking = name_in_words(plan.profiles, best.faster), f"{gigabytes(lack)} of memory"
+        faster, lacking = name_in_words(plan.profiles, best.faster), f"{size(lack)} of memory"
         yield f"{faster} would be {best.gain - 1:.0%} faster, but {machines[place].name} lacks {lacking}."
     within = [machines[m].across for m in cut.machines if machines[m].across]
     for a, b in [(machines[a].ranks[-1], machines[b].ranks[0]) for a, b in hop_ends(cut)] + within:
@@ -99,20 +98,9 @@ def shortage(profiles: Profiles, asked: Asked, aim: Aim) -> str:
     shorter = f"a context of {longest:,} tokens for one sequence, " if longest else ""
     share = f"(KV may take {asked.kv_share:.0%} of what the weights leave free.)"
     return (
-        f"For {aim}, {what} of {context:,} tokens would need {gigabytes(lacking)} more memory. Ways to make room: "
+        f"For {aim}, {what} of {context:,} tokens would need {size(lacking)} more memory. Ways to make room: "
         f"{shorter}fewer bits a weight, one more machine. {share}"
     )
-
-
-def gigabytes(num_bytes: float) -> str:
-    """Bytes as GB of 10^9, with three digits; small numbers as MB.
-
-    >>> gigabytes(20.48e6), gigabytes(21.04e9), gigabytes(5.35e12)
-    ('20.5 MB', '21 GB', '5,350 GB')
-    """
-    if abs(num_bytes) < 0.1 * _GB:
-        return f"{num_bytes / 1e6:.3g} MB"
-    return f"{num_bytes / _GB:.3g} GB" if num_bytes < 999 * _GB else f"{num_bytes / _GB:,.0f} GB"
 
 
 # -- a layout file -------------------------------------------------------------------------------

@@ -11,9 +11,8 @@ acceptance a and seconds d:
     many streams         n / max(G longest t_s(r), sum of t_s(r) + l)                     for the best G, and drafts
 
 Stages on one device, the coordinator's and those at ``local``, compute one after the other: "longest" is all of them.
-What the scheduler does between steps is left out: it is the same for all cuts. How near the best by formula is to the
-best of all, `tests/placement/test_plan_choices.py` shows by the live scheduler in virtual time. Seconds of a stage are
-differences of sums over the layers, so a stage costs a look-up.
+What the scheduler does between steps is left out: it is the same for all cuts (`tests/placement/test_plan_choices.py`
+compares the best by formula with the live scheduler). Seconds of a stage are differences of sums over the layers.
 """
 
 from itertools import accumulate, pairwise

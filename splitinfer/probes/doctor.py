@@ -12,11 +12,11 @@ from rich.text import Text
 from splitinfer.core.json_text import dumps
 from splitinfer.core.layout import Layout
 from splitinfer.core.link_transport import RING
+from splitinfer.core.plain_text import size
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.coordinator.ranks import halves_of
 from splitinfer.errors import ConfigError, WorkerUnreachable
 from splitinfer.keyring import Keyring
-from splitinfer.models.memory import size
 from splitinfer.probes import parsing
 from splitinfer.probes.child import Report
 from splitinfer.probes.evidence import Seen, look

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import PurePosixPath
 
-from splitinfer.models.memory import size
+from splitinfer.core.plain_text import size
 from splitinfer.probes import parsing
 from splitinfer.probes.evidence import TOOL, Seen, Way
 from splitinfer.probes.finding import Finding, Judged, Outcome

@@ -16,7 +16,7 @@ import psutil
 
 from splitinfer.core.kv.format import format_of
 from splitinfer.engine.versions import device_name, machine_name, own_versions
-from splitinfer.kvstore.paths import default_folder
+from splitinfer.kvstore.files import default_folder
 from splitinfer.models import quantised
 from splitinfer.models.blas import is_batch_invariant, preloaded_blas
 from splitinfer.models.memory import free_bytes, on_gpu

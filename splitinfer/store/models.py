@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from splitinfer.core.plain_text import megabytes
+from splitinfer.core.plain_text import size as in_words
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError
 from splitinfer.places import data
@@ -304,9 +304,9 @@ def no_room(wanted: int, stored: int, free: int, cap: int | None, reserve: int =
     '3.0 GB are to be copied, and with the 9.0 GB that are there the store would have over 10.0 GB'
     """
     if cap is not None and stored + wanted > cap:
-        there = f"with the {megabytes(stored)} that are there the store would have over {megabytes(cap)}"
-        return f"{megabytes(wanted)} are to be copied, and {there}"
+        there = f"with the {in_words(stored)} that are there the store would have over {in_words(cap)}"
+        return f"{in_words(wanted)} are to be copied, and {there}"
     if wanted > free - reserve:
-        there = f"of the {megabytes(free)} free on the disk {megabytes(reserve)} stay free"
-        return f"{megabytes(wanted)} are to be copied, and {there}"
+        there = f"of the {in_words(free)} free on the disk {in_words(reserve)} stay free"
+        return f"{in_words(wanted)} are to be copied, and {there}"
     return None

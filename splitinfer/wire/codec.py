@@ -39,20 +39,6 @@ def encode(message: m.Message) -> bytes:
     return bytes(msgpack.packb({"kind": kind, **fields}))
 
 
-def _beginning(kind: str) -> bytes:
-    """What a header of this kind has behind the number of its fields."""
-    return bytes(msgpack.packb({"kind": kind})[1:])
-
-
-_ASKING = tuple(map(_beginning, ("askmanifest", "askranges")))
-_LONGEST = 1 + max(map(len, _ASKING))
-
-
-def asks_for_weights(header: bytes | memoryview) -> bool:
-    """Whether a header is that of AskManifest or AskRanges, as far as can be told without decoding it."""
-    return bytes(header[1:_LONGEST]).startswith(_ASKING)
-
-
 def decode(header: bytes | memoryview) -> m.Message:
     """Decode a frame header.
 
@@ -76,6 +62,14 @@ def decode(header: bytes | memoryview) -> m.Message:
             f"the peer sent a {kind} message with a wrong {where or 'content'} ({first['msg']})"
         ) from error
     return message
+
+
+def asks_for_weights(header: bytes | memoryview) -> bool:
+    """Whether a header is that of AskManifest or AskRanges."""
+    try:
+        return type(decode(header)) in _ASKS
+    except ProtocolError:
+        return False
 
 
 class Phase(Enum):

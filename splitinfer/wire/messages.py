@@ -17,11 +17,14 @@ read them. So are the bytes of a manifest and of weights. Goodbyes and heartbeat
 
 import math
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
 
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import Key
 from splitinfer.core.kv.format import format_of
-from splitinfer.core.layout import RANKS
+from splitinfer.core.layout import DTYPES, RANKS
 from splitinfer.core.link_transport import BACKENDS
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
@@ -30,7 +33,7 @@ from splitinfer.core.wire_codec import NAMES, NONE, Packing
 PROTOCOL_VERSION = 20
 MOST_RANGES, MOST_RANGE = 512, 2**22  # that one message asks for; bytes of one
 MOST_GATHERED = 2**17  # bytes of both ranks
-MOST_NAME = 200  # characters
+MOST_NAME, MOST_PATH = 200, 4096  # characters, of a worker's name and a model's
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +116,13 @@ class Half:
 class Load:
     """Become stage ``stage``: hold layers [start, end) of ``model``."""
 
-    model: str
+    model: Annotated[str, Field(max_length=MOST_PATH)]
     dtype: str  # "auto" or MLX's name; each machine resolves "auto" for itself
     stage: int
     bounds: tuple[int, ...]  # all stages' cuts: stage i holds [bounds[i], bounds[i + 1])
     fingerprint: Fingerprint
-    vocab_size: int  # the tokenizer's: the number of values noise is drawn for
-    kv_tokens: int  # tokens of KV that must fit in memory
+    vocab_size: Annotated[int, Field(ge=1)]  # the tokenizer's: the number of values noise is drawn for
+    kv_tokens: Annotated[int, Field(ge=1)]  # tokens of KV that must fit in memory
     kv_root: Key  # the root of the keys of KV on disk; empty: none is written
     kv_format: str  # how keys and values are stored (``core.kv.format``)
     float32_head: bool  # for the last stage: compute the norm and the head in float32
@@ -137,6 +140,8 @@ class Load:
         rising = all(a < b for a, b in zip(self.bounds, self.bounds[1:], strict=False))
         if len(self.bounds) < 2 or self.bounds[0] != 0 or not rising or not 0 <= self.stage < len(self.bounds) - 1:
             raise ValueError(f"stage {self.stage} of cuts {self.bounds} does not own every layer once")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype!r:.40} is unknown; known: {', '.join(DTYPES)}")
 
     @property
     def start(self) -> int:
@@ -316,11 +321,7 @@ class Result:
 class Spawn:
     """Start a process that serves this coordinator as the worker ``name``, and end it with this session."""
 
-    name: str
-
-    def __post_init__(self) -> None:
-        if not 0 < len(self.name) <= MOST_NAME:
-            raise ValueError(f"a process has a name of {len(self.name)} characters; it has 1 to {MOST_NAME}")
+    name: Annotated[str, Field(min_length=1, max_length=MOST_NAME)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,11 +335,7 @@ class Spawned:
 class Gather:
     """What a rank tells the other to meet it, and, back, what both have told, by rank."""
 
-    data: bytes
-
-    def __post_init__(self) -> None:
-        if len(self.data) > MOST_GATHERED:
-            raise ValueError(f"{len(self.data):,} bytes are gathered; {MOST_GATHERED:,} are the most")
+    data: Annotated[bytes, Field(max_length=MOST_GATHERED)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,11 +364,7 @@ class Digest:
 
     step: int
     digest: int
-    busy: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.busy < math.inf:
-            raise ValueError(f"a rank has computed for {self.busy} s")
+    busy: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,11 +415,7 @@ class Range:
 class AskRanges:
     """Send these ranges, in this order."""
 
-    ranges: tuple[Range, ...]
-
-    def __post_init__(self) -> None:
-        if not 0 < len(self.ranges) <= MOST_RANGES:
-            raise ValueError(f"{len(self.ranges)} ranges are asked for; a message asks for 1 to {MOST_RANGES}")
+    ranges: Annotated[tuple[Range, ...], Field(min_length=1, max_length=MOST_RANGES)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import msgpack
 import numpy as np
@@ -167,8 +167,14 @@ WRONG_LOADS: dict[str, dict[str, object]] = {
     "another dtype": {"dtype": "int3\n"},
     "more memory than there is": {"kv_tokens": 2**62},
     "negative memory": {"kv_tokens": -5},
-    "other weights": {"fingerprint": replace(load().fingerprint, config="0")},
+    "other weights": {"fingerprint": asdict(replace(load().fingerprint, config="0"))},
 }
+
+
+def wrong_load(changes: dict[str, object]) -> bytes:
+    """A header that our own message refuses to be."""
+    return bytes(msgpack.packb({**msgpack.unpackb(codec.encode(load())), **changes}))
+
 
 Said = tuple[Message | np.ndarray, ...]
 TWO = step(at(1, 0, 5, 6), new=(new(1),))
@@ -215,7 +221,7 @@ def cases() -> Iterator[object]:
     """How far the worker has let the peer in, what it says then, and what the worker may answer."""
     for door, answers, table in (
         (unknown, Refuse, {name: (header,) for name, header in FIRST_WORDS.items()}),
-        (greeted, Refuse | Fault, {name: (codec.encode(load(**changes)),) for name, changes in WRONG_LOADS.items()}),
+        (greeted, Refuse | Fault, {name: (wrong_load(changes),) for name, changes in WRONG_LOADS.items()}),
         (ready, Fault, WRONG_STEPS),
         (ready, Result | Fault, HARMLESS),
     ):

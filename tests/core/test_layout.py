@@ -102,15 +102,13 @@ def own(count: int, *rest: tuple[Any, ...]) -> tuple[StageSpec, ...]:
         ((StageSpec("studio", 1, 40),), "stage 'studio' of layout x.yaml starts at layer 1"),
         ((), "layout x.yaml has no stages; it needs at least one"),
         (own(40, ("studio", 26, MINI)), "two stages of layout x.yaml are named 'studio'; each needs its own name"),
-        (lay_out([("studio", 40, "local")]), "the first stage of layout x.yaml ('studio') is the coordinator"),
+        (lay_out([("studio", 40, "local")]), "stage 'studio' of layout x.yaml is the coordinator"),
         *((
             own(40, ("mini", 13, MINI), ("air", 13, again)),
             f"stages 'mini' and 'air' of layout x.yaml are both at {again.replace(':0', ':')}; each needs its own",
         ) for again in (MINI, "tcp://MINI.local:5577", "tcp://mini.local:05577")),
-        (own(40, ("mini", 13, MINI, {"codec": "auto"})), "codec 'auto' of stage 'mini' of layout x.yaml no longer "
-                                                         "exists: write none, which is exact, or"),
-        (own(40, ("mini", 13, MINI, {"codec": "zip"})), "codec 'zip' of stage 'mini' of layout x.yaml is unknown; "
-                                                        "known: none, fp16, fp8, int8"),
+        (own(40, ("mini", 13, MINI, {"codec": "zip"})), "stage 'mini' of layout x.yaml has the codec 'zip', which is "
+                                                        "unknown; known: none, fp16, fp8, int8"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(stages: tuple[StageSpec, ...], said: str):

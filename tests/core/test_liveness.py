@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
-from splitinfer.core.liveness import LossCounter, RejoinDeadline, StallDetector, limit_of
+from splitinfer.core.liveness import LossCounter, RejoinDeadline, limit_of
 from splitinfer.core.plan import Fetch, Slice, StageFigures, StepPlan
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.in_flight import StepInFlight
@@ -20,7 +20,7 @@ class Steps:
     """Steps in flight under a detector."""
 
     def __init__(self) -> None:
-        self.watch, self._in_flight = StallDetector(), deque[StepInFlight]()
+        self._answered_at, self._in_flight = float("-inf"), deque[StepInFlight]()
 
     def sent(self, now: float, predicted: float | None) -> None:
         """A step is launched."""
@@ -31,11 +31,11 @@ class Steps:
     def answered(self, now: float) -> None:
         """The oldest step is back."""
         self._in_flight.popleft()
-        self.watch.answered_at = now
+        self._answered_at = now
 
     def is_stuck(self, now: float) -> bool:
         """Whether the oldest step is stuck."""
-        return self.watch.is_stuck(self._in_flight[0] if self._in_flight else None, now)
+        return bool(self._in_flight) and self._in_flight[0].is_stuck(self._answered_at, now)
 
 
 def test_a_step_may_take_ten_seconds_more_than_predicted():
@@ -55,7 +55,7 @@ def test_a_step_of_which_nothing_is_known_may_take_two_minutes():
 
 
 def test_a_step_that_is_not_launched_yet_is_not_stuck():
-    assert not StallDetector().is_stuck(StepInFlight(StepPlan(0), StepPlan(0)), 1000.0)
+    assert not StepInFlight(StepPlan(0), StepPlan(0)).is_stuck(0.0, 1000.0)
 
 
 def test_every_answer_starts_the_wait_for_the_next():

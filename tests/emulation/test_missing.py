@@ -17,7 +17,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name == "tests" or name.startswith("tests.emulation")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tests", None)
-    monkeypatch.setattr(registry, "_prefixes", {})
+    monkeypatch.setattr(registry, "TRANSPORTS", {scheme: registry.TRANSPORTS[scheme] for scheme in registry.known()})
 
 
 def test_an_accelerator(monkeypatch: pytest.MonkeyPatch):

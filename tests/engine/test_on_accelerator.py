@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import failing
 import pytest
@@ -17,8 +18,7 @@ from splitinfer.engine.device.device import Device, Span, Ticket
 from splitinfer.engine.links.connection import reach
 from splitinfer.models import kv_pool
 from splitinfer.system.gpu_roads import Road
-from transports import LinkOptions
-from transports.registry import rewriting
+from transports import Link, LinkOptions, connect
 
 NIGHTLY = pytest.mark.nightly
 
@@ -106,6 +106,12 @@ def test_without_the_waiter_there_is_no_such_thread(is_open: bool, pipeline: Ope
 def test_rdma_can_be_closed(value: str, scheme: str, fallback: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(Road.RDMA, value)
     tried = list[str]()
-    with worker("inproc") as address, rewriting(lambda asked: (tried.append(asked), address)[1]):
+    with worker("inproc") as address:
+
+        def connect_to(asked: str, **named: Any) -> Link:
+            tried.append(asked)
+            return connect(address, **named)
+
+        monkeypatch.setattr("splitinfer.engine.links.connection.connect", connect_to)
         reach("rdma://mini:5?backend=ring", fallback, SECONDS, LinkOptions()).link.close()
     assert tried == [{"rdma": "rdma://mini:5?backend=ring", "tcp": "tcp://mini:5"}[scheme]]

@@ -4,8 +4,7 @@ import random
 from collections.abc import Sequence
 
 from splitinfer.core.kv.block_tree import KEY_BYTES
-from splitinfer.core.kv.part import Part
-from splitinfer.core.plan import TensorSpec
+from splitinfer.core.plan import Part, TensorSpec
 from splitinfer.kvstore.index import FileName
 from splitinfer.kvstore.record import Record
 

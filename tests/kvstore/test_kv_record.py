@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from kv_samples import block, buffers
 
 from splitinfer.core.kv.block_tree import KEY_BYTES
-from splitinfer.core.kv.part import Part
-from splitinfer.core.plan import TensorSpec
+from splitinfer.core.plan import Part, TensorSpec
 from splitinfer.kvstore.record import (
     MAGIC,
     Damaged,

@@ -11,9 +11,8 @@ from kv_samples import GROUP, LAYERS, OTHER_GROUP, block, buffers, chain, name_o
 from typer.testing import CliRunner
 
 from splitinfer.cli import app
-from splitinfer.kvstore.files import Folder
+from splitinfer.kvstore.files import Folder, default_folder
 from splitinfer.kvstore.maintenance import Cleaned, clean, look, remove
-from splitinfer.kvstore.paths import default_folder
 from splitinfer.kvstore.record import Record
 from splitinfer.kvstore.store import Disk, KVStore
 
@@ -141,7 +140,7 @@ def test_ls_says_what_there_is(path: Path):
     assert re.sub(r"\d+ days ago", "once", said) == (
         "model layers blocks tokens size last used computed in group "
         f"tiny 0-3 3 12 3.6 MB now float32, a device {GROUP} "
-        f"other 4-19 2 8 0.0 MB once float32, a device {OTHER_GROUP} "
+        f"other 4-19 2 8 4.3 kB once float32, a device {OTHER_GROUP} "
         f"3.6 MB in {path}"
     )
 
@@ -159,7 +158,7 @@ def test_ls_writes_names_as_they_are(path: Path):
 
 def test_an_empty_folder_is_said_to_be_empty(path: Path):
     assert command("ls", "--kv-dir", path) == f"no KV is stored in {path}"
-    assert command("rm", "--all", "--kv-dir", path) == "removed 0 files, 0.0 MB"
+    assert command("rm", "--all", "--kv-dir", path) == "removed 0 files, 0 B"
     assert command("gc", "--kv-dir", path).startswith("removed 0 damaged files, 0 without those before them")
     assert not path.exists()
 
@@ -168,7 +167,7 @@ def test_without_a_folder_it_is_the_one_of_the_user(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert command("ls") == f"no KV is stored in {default_folder()}"
     fill(default_folder(), [block()])
-    assert command("rm", "tiny") == "removed 1 files, 0.0 MB"
+    assert command("rm", "tiny") == "removed 1 files, 2.15 kB"
 
 
 @pytest.mark.parametrize("name", ["tiny", "models/tiny", GROUP])
@@ -178,7 +177,7 @@ def test_rm_removes_one_model(path: Path, name: str):
     assert command("rm", name, "--kv-dir", path) == "removed 3 files, 3.6 MB"
     assert [one.model for one in look(path)] == ["models/other"]
     assert not (path / GROUP).exists()
-    assert command("rm", "--all", "--kv-dir", path) == "removed 2 files, 0.0 MB"
+    assert command("rm", "--all", "--kv-dir", path) == "removed 2 files, 4.3 kB"
     assert look(path) == []
 
 

@@ -144,7 +144,7 @@ def test_the_quicker_machine_gets_more_and_that_is_said():
 
 def test_what_does_not_fit_says_by_how_much():
     profiles = Profiles(MODEL, (machine("studio", free=10**7), machine("mini", free=10**7, address="tcp://mini:1")))
-    with pytest.raises(CannotFit, match=r"would need [\d.]+ GB more memory"):
+    with pytest.raises(CannotFit, match=r"would need [\d.]+ [MG]B more memory"):
         chosen_from(profiles, Settings(), Aim.CHAT)
 
 

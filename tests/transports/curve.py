@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 
 from transports import KeyPair, Link, LinkOptions, Listener, Security, Transport
-from transports.registry import register_prefix
+from transports.registry import TRANSPORTS
 
 VARIABLE = "SPLITINFER_TEST_KEY"  # by which a process that a test starts has the same pair
 OWN = KeyPair(*os.environ[VARIABLE].split(":")) if VARIABLE in os.environ else KeyPair.make()
@@ -30,4 +30,4 @@ class Curve:
         return listener
 
 
-register_prefix("curve", Curve)
+TRANSPORTS["curve+tcp"] = Curve(TRANSPORTS["tcp"])

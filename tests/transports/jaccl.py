@@ -48,7 +48,7 @@ def is_free(world: World) -> bool:
 def child_of(one: Link) -> psutil.Process:
     """The process that carries this end."""
     assert isinstance(one, RdmaLink)
-    return psutil.Process(one.child_pid)
+    return psutil.Process(one._process.pid)
 
 
 def until_free(world: World) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import time
 
 import pytest
-from contract import SECONDS
 
 import transports
-from tests.emulation import links as emulated
-from tests.emulation.links import PRESETS, LinkProfile
+from tests.emulation.links import PRESETS
 from tests.emulation.links.wire import Timing
-from transports import AddressError, Frame
+from transports import AddressError
 
 # -- delays ------------------------------------------------------------------------------------------------------------
 # When a frame is due is arithmetic. A real wire is held to one thing: no frame is early. How late one is depends on
@@ -46,19 +43,3 @@ def test_frames_arrive_after_latency_and_jitter(name: str) -> None:
 def test_bad_queries(query: str, problem: str) -> None:
     with pytest.raises(AddressError, match=problem):
         transports.listen(f"emulated+inproc://x{query}")
-
-
-def test_an_address_makes_the_same_link_elsewhere() -> None:
-    assert transports.address_for_others("inproc://elsewhere") == "inproc://elsewhere"
-    with emulated.installed(LinkProfile(latency=0.05, bytes_per_second=1e16)):
-        address = transports.address_for_others("inproc://elsewhere")
-        assert transports.address_for_others(address) == address
-    with transports.listen("inproc://elsewhere") as listener:
-        there = transports.connect(address, timeout=SECONDS)
-        here = listener.accept(SECONDS)
-        for sender, receiver in ((here, there), (there, here)):
-            started = time.monotonic()
-            sender.send(Frame(b"ping"))
-            receiver.recv(SECONDS)
-            assert time.monotonic() - started >= 0.05
-        there.close()

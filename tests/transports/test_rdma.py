@@ -67,7 +67,7 @@ def test_no_child_outlives_its_parent(side: str) -> None:
         assert len(orphans) == 1
         child.kill()
         reason_at(here)
-        all_gone([*orphans, child_of(here)] if psutil.pid_exists(here.child_pid) else orphans)  # type: ignore[attr-defined]
+        all_gone([*orphans, child_of(here)] if psutil.pid_exists(here._process.pid) else orphans)  # type: ignore[attr-defined]
 
 
 @pytest.mark.nightly

@@ -19,7 +19,6 @@ from echoes import echo, process
 import transports
 from transports import Frame, LinkOptions, LinkRefused, LinkTimeout
 from transports.framing import VERSION, Kind, encode
-from transports.listener_hub import WarningLimiter
 
 LOOPBACK = "tcp://127.0.0.1:0"
 
@@ -249,16 +248,6 @@ def test_names_and_ipv6(host: str) -> None:
         assert listener.address.startswith(f"tcp://{host}:")
         here.send(Frame(b"hi"))
         assert listener.accept(SECONDS).recv(SECONDS).header == b"hi"
-
-
-def test_complaints_are_rationed() -> None:
-    limiter = WarningLimiter()
-    assert limiter.allows("10.0.0.1:1", now=0.0)
-    assert not limiter.allows("10.0.0.1:2", now=1.0)
-    allowed = sum(limiter.allows(f"10.0.{index}.1:1", now=2.0) for index in range(1000))
-    assert allowed == WarningLimiter.MAX_HOSTS - 1
-    assert limiter.allows("10.0.0.1:3", now=61.0)
-    assert limiter.num_suppressed == 1 + 1000 - allowed
 
 
 def test_ctrl_c_while_waiting_leaves_the_link_as_it_is() -> None:

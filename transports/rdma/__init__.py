@@ -8,9 +8,8 @@ r"""rdma://host:port: frames over a group of `mx.distributed`, set up and superv
 On Macs the group's backend is JACCL, which is RDMA over Thunderbolt 5; `ring` runs the same code anywhere. Tested over
 MLX's ring, and over `tests.emulation.jaccl`, which has JACCL's limits; **not run on a Mac**.
 
-**Directions.** Frames from the connector, hidden states, go over the group; all else goes over the control link: the
-frames of the other direction, heartbeats, progress, the end and its reason. So the group has one writer and one reader:
-JACCL polls one completion queue per peer and does not check whether a completion belongs to a send or to a receive.
+**Directions.** Frames from the connector, hidden states, go over the group; all else goes over the control link. So
+the group has one writer and one reader: JACCL does not check whether a completion belongs to a send or to a receive.
 
 **A child process**, because a process cannot leave a group: MLX keeps it until the process ends, and an operation whose
 peer is gone waits for ever at 100 % of a core and ignores signals. The child ends with its parent, however that ends.
@@ -19,10 +18,9 @@ peer is gone waits for ever at 100 % of a core and ignores signals. The child en
 an error, and sizes in succession hang or bring wrong data (mlx#3149). So all messages of a link have one size
 (`messages`): a generated token is one of them, padded; a prompt is as many as it takes.
 
-**Checksums.** JACCL never reads the status of a completion (mlx#3152), and wrong data was seen to come without an error
-(mlx#4342). So each message has a number, a nonce and a checksum over all its bytes, written and checked by the
-children; any mismatch ends the link before its content reaches the engine. The nonce was agreed over the control link,
-so other senders' bytes are refused; but messages are not encrypted, and anyone on the cable can read: use a direct one.
+**Checksums.** Wrong data was seen to come without an error (mlx#3152, mlx#4342). So each message has a number, a
+checksum over all its bytes and a nonce, which was agreed over the control link: other senders' bytes are refused. But
+messages are not encrypted, and anyone on the cable can read: use a direct one.
 
 **The end.** What ends the control link ends this one: silence, a lost connection, a close. So does the end of either
 child, and a group through which nothing arrives although something was sent. A reader is released, not killed: a

@@ -149,7 +149,9 @@ class Child:
     def _read(self) -> NoReturn:
         while True:
             if self._is_resting:
-                self._sleep()
+                while self._num_wakes == 0:  # one for every rest, which may arrive before the rest is announced
+                    self._on_record()
+                self._num_wakes -= 1
             message = mx.distributed.recv((MESSAGE_BYTES,), mx.uint8, 0, group=self._group, stream=mx.cpu)
             mx.eval(message)
             view = memoryview(message)  # type: ignore[arg-type]
@@ -161,12 +163,6 @@ class Child:
                     self._keep(view[HEAD_BYTES : HEAD_BYTES + head.num_used], head.num_next)
                 except ChannelClosedError:
                     self._is_alone = True  # read on until the peer rests
-
-    def _sleep(self) -> None:
-        """Wait for the peer's WAKE: one for every rest, which may arrive before the rest is announced."""
-        while self._num_wakes == 0:
-            self._on_record()
-        self._num_wakes -= 1
 
     def _keep(self, content: memoryview, num_next: int) -> None:
         """Write to the segment; tell the parent when the chunk is complete."""

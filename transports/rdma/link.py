@@ -75,11 +75,6 @@ class RdmaLink(InboxLink):
         self._thread.start()
         control.deliver_to(self._on_control)
 
-    @property
-    def child_pid(self) -> int:
-        """The process id of this end's child."""
-        return self._process.pid
-
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def send(self, frame: Frame) -> None:
@@ -100,14 +95,14 @@ class RdmaLink(InboxLink):
         if not self._writing.acquire(timeout=patience):
             return  # only a BYE is sent while another frame waits for room
         try:
-            if (over := self._ended if kind is Kind.DATA else self._inbox.ended) is not None:
+            if (over := self._ended if kind is Kind.DATA else self.inbox.ended) is not None:
                 raise over
             table = pack_table(kind, [memoryview(piece).nbytes for piece in pieces])
             left = max(0.0, give_up_at - time.monotonic())
             self._bytes_posted += self._process.post([table, *pieces], left)
             return
         except LinkClosed as ending:
-            raise self._inbox.ended or ending from None
+            raise self.inbox.ended or ending from None
         except TimeoutError:
             trouble = f"{self.address} took nothing for {patience:g} s: queue full"
         except ChannelClosedError as problem:
@@ -115,7 +110,7 @@ class RdmaLink(InboxLink):
         finally:
             self._writing.release()
         self._fail(trouble)
-        raise self._inbox.ended or LinkClosed(trouble)
+        raise self.inbox.ended or LinkClosed(trouble)
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
@@ -192,7 +187,7 @@ class RdmaLink(InboxLink):
             self._take(Frame(bytes(header), tuple(parts)))
             return
         reason = reason_of(header)  # the peer has closed the link, and all that it sent has arrived
-        self._inbox.end(reason)
+        self.inbox.end(reason)
         self._control.close(reason)
         self._finish(reason)
 
@@ -223,7 +218,7 @@ class RdmaLink(InboxLink):
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self, reason: str = "") -> None:
-        if (ending := self._inbox.ended) is not None:
+        if (ending := self.inbox.ended) is not None:
             reason = ending.reason  # the peer may not know it yet, and would take this one for it
         with self._state:
             is_first = self._close_reason is None and not self._over.is_set()
@@ -253,9 +248,9 @@ class RdmaLink(InboxLink):
             self._post(Kind.BYE, [reason_bytes(reason)], FLUSH_SECONDS)
 
     def abort(self, reason: str = "") -> None:
-        if (ending := self._inbox.ended) is not None:
+        if (ending := self.inbox.ended) is not None:
             reason = ending.reason
-        self._inbox.end(reason, drop=True)
+        self.inbox.end(reason, drop=True)
         self._control.abort(reason)
         self._finish(reason)
 
@@ -264,7 +259,7 @@ class RdmaLink(InboxLink):
         # although its hub may not have handed it over yet.
         if (ending := self._control.closed) is not None:
             reason = self._reason_of(ending)
-        self._inbox.end(reason)
+        self.inbox.end(reason)
         self._control.close(reason)  # first, or the peer could take the last message of the group for the reason
         self._finish(reason)
 
@@ -273,7 +268,7 @@ class RdmaLink(InboxLink):
         return ending.reason if self._close_reason is None else self._close_reason
 
     def _finish(self, reason: str) -> None:
-        self._inbox.end(reason)
+        self.inbox.end(reason)
         self._over.set()
         self._process.disconnect()
-        self._inbox.pump()
+        self.inbox.pump()

@@ -14,9 +14,8 @@ engine of whole chunks only. Where `rests` is 1 the reader sleeps after the mess
 frame begins a new message. Of the kinds of `transports.framing` there are DATA, and BYE, whose only piece is the
 reason. At most CHUNK_MESSAGES go from an engine to its child, or back, at a time: a chunk.
 
-**Why 64 KiB.** It holds the step of a generated token: the hidden states of 4 sequences of width 8192 in bfloat16. A
-larger one makes each such step wait for its padding, a smaller one makes prompts pay for each message. It is a power of
-two times 4 KiB and at most 512 KiB, so that JACCL sends it in one frame.
+**Why 64 KiB.** It holds the step of a generated token: 4 sequences of width 8192 in bfloat16. A larger one makes each
+such step wait for its padding, a smaller one makes prompts pay for each message; and JACCL sends it in one frame.
 """
 
 from __future__ import annotations

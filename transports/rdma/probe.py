@@ -3,12 +3,10 @@
 Only the requirements on this machine are checked: a cable that leads to another machine shows when a group is joined.
 In tests the machine may be an emulated one (`tests.emulation.jaccl`).
 
-RDMA over Thunderbolt came with macOS 26.2 (Apple's TN3205). JACCL cuts a message into frames: of 4 KiB before macOS
-26.3, and of up to 512 KiB from there on, each end by its own version (`buffer_size_from_message` in MLX's
-mlx/distributed/jaccl/lib/jaccl/rdma.h). Two ends that cut differently wait for each other for ever, or take one frame
-for another; so such a pair is refused before a group is joined. A program built with an SDK older than macOS 26's is
-told 16 for 26 ("Is Tahoe really macOS 26 or 16?", The Eclectic Light Company, 13 June 2025), and Python is such a
-program until it is built anew. Not run on a Mac.
+RDMA over Thunderbolt came with macOS 26.2 (Apple's TN3205). JACCL cuts a message into frames of 4 KiB before macOS
+26.3, and of up to 512 KiB from there on (`buffer_size_from_message` in MLX's rdma.h). Two ends that cut differently
+wait for each other for ever, so such a pair is refused before a group is joined. A program built with an SDK older than
+macOS 26's, as Python is, is told 16 for 26. Not run on a Mac.
 """
 
 from __future__ import annotations

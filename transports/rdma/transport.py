@@ -24,7 +24,6 @@ import re
 import socket as sockets
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from transports import threads
@@ -44,7 +43,6 @@ from transports.base import (
 )
 from transports.hub import TcpLink
 from transports.inbox import QueueListener
-from transports.listener_hub import OpeningCheck
 from transports.rdma.address import BACKENDS, JACCL, RING, RdmaAddress, parse
 from transports.rdma.channel import ChannelClosedError, Job, Record, Word
 from transports.rdma.child_process import ChildProcess
@@ -62,14 +60,11 @@ MAX_LINKS = 16  # of one listener, including those being set up; each has a proc
 
 
 class RdmaListener(QueueListener[Link]):
-    """`listen`: makes the listener for control links, with a check of their OPEN."""
+    """`below`: accepts the control links, having checked their OPEN."""
 
-    def __init__(
-        self, listen: Callable[[OpeningCheck], TcpListener], parsed: RdmaAddress, options: LinkOptions
-    ) -> None:
-        self._options = options
+    def __init__(self, below: TcpListener, parsed: RdmaAddress, options: LinkOptions) -> None:
+        self._options, self._below = options, below
         self._room = threading.Semaphore(MAX_LINKS)
-        self._below = listen(_check_opening)
         super().__init__(str(replace(parsed, rest=split_scheme(self._below.address)[1])))
         self._thread = threads.make(self._accept_all, f"transports on {self.address}")
         self._thread.start()
@@ -128,13 +123,11 @@ class RdmaTransport:
     def listen(self, address: str, *, options: LinkOptions) -> Listener:
         """A listener that accepts every backend that a connector asks for and this machine can use. The address's own
         backend is only for `Listener.address`, by which others connect."""
-        parsed = parse(address)
-
-        def listen(check_opening: OpeningCheck) -> TcpListener:
-            return self._tcp.listen(parsed.control, options=control_options(options), check_opening=check_opening)
-
+        parsed, below = parse(address), control_options(options)
         with errors_naming(address, parsed.control):
-            return RdmaListener(listen, parsed, options)
+            return RdmaListener(
+                self._tcp.listen(parsed.control, options=below, check_opening=_check_opening), parsed, options
+            )
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
         """`timeout` is for reaching the listener; joining a group takes further seconds when the machines are busy, at
@@ -238,7 +231,9 @@ def join(control: Link, job: Job) -> ChildProcess:
         child = ChildProcess(job)
         _join(control, child, job.rank)
     except BaseException as problem:
-        reason = _why(problem, child)
+        reason = str(problem)
+        if isinstance(problem, ChannelClosedError) and child is not None:
+            reason = f"the transport process ended ({child.exit_summary()})"
         control.close(reason)
         if child is not None:
             child.end(_END_SECONDS)
@@ -246,12 +241,6 @@ def join(control: Link, job: Job) -> ChildProcess:
             raise TransportUnavailable(reason) from problem
         raise
     return child
-
-
-def _why(problem: BaseException, child: ChildProcess | None) -> str:
-    if isinstance(problem, ChannelClosedError) and child is not None:
-        return f"the transport process ended ({child.exit_summary()})"
-    return str(problem)
 
 
 def _join(control: Link, child: ChildProcess, rank: int) -> None:

@@ -70,7 +70,10 @@ class CostModel:
             self._hosts.append(min(max(0.0, first.started - since), _MOST_HOST * (first.ended - first.started)))
             self.host = median(self._hosts)
         if len(figures) > 1 and returned_at and all(each.rows for each in figures):
-            self._hops.append(max(0.0, beyond_computing(figures, returned_at)) / len(figures))
+            # From its end on the first stage, less the time on the others, and in which drafts were made behind it.
+            others = sum(each.ended - each.received for each in figures[1:])
+            on_links = returned_at - first.ended - others - figures[-1].drafting
+            self._hops.append(max(0.0, on_links) / len(figures))
             self.hop = median(self._hops)
 
     def drafted(self, sequences: int, rounds: float, seconds: float) -> None:
@@ -89,10 +92,7 @@ class CostModel:
     @property
     def num_sizes(self) -> int:
         """How many sizes of steps and of rounds of drafts were measured."""
-        count = len(self.drafts.sizes)
-        for stage in self.stages:
-            count += len(stage.sizes)
-        return count
+        return len(self.drafts.sizes) + sum(len(stage.sizes) for stage in self.stages)
 
     def slowest(self, shape: Shape) -> float:
         """Seconds of a step on its slowest stage."""
@@ -127,13 +127,6 @@ class CostModel:
     def as_dict(self) -> dict[str, Any]:
         """The costs as plain numbers, for a simulation."""
         return {"stages": [stage.as_dict() for stage in self.stages], "hop": self.hop}
-
-
-def beyond_computing(figures: Sequence[StageFigures], returned_at: float) -> float:
-    """Seconds that a step took from its end on the first stage, less the time in which it was on the others, or drafts
-    were made behind it."""
-    others = sum(each.ended - each.received for each in figures[1:])
-    return returned_at - figures[0].ended - others - figures[-1].drafting
 
 
 # Numbers of rows that fill the tiles of kernels: with one row more, another tile is computed.

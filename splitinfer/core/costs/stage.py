@@ -11,8 +11,7 @@ the last one they go on as before it. More rows never cost less: places that say
 The two slopes are those of steps of one place: how their seconds differed from its mean as what they attended to did.
 (Single rows and chunks have other kernels.)
 
-Machines drift, by heat and by what else they do; the means follow within some tens of steps. A place that looks quick
-because its steps are long ago is chosen, and measured again. A step that was held up counts as half as long again as
+Machines drift; the means follow within some tens of steps. A step that was held up counts as half as long again as
 usual, and the first ones of a place count for nothing once a much quicker one has come. The rest is in ``margin``: one
 in twenty of the last steps took longer than predicted by this factor.
 """

@@ -9,8 +9,7 @@ block's KV under its id and do as plans tell them. Only this tree decides which 
 agree: every pipeline that let each rank match on its own shipped a deadlock or wrong tokens. Keys are chained hashes
 (after vLLM's automatic prefix caching): a key stands for the block's tokens and all before them.
 
-Leaves are evicted first, the least recently used first, since a block is of no use without those before it. Asking
-which blocks may be evicted changes nothing.
+Leaves are evicted first, the least recently used first, since a block is of no use without those before it.
 """
 
 import hashlib

@@ -10,9 +10,8 @@ take turns, each at another *phase* of the same ladder of lengths:
              values    |---------|-----------|-----------|-
 
 The ladder's step is a block of ``BLOCK`` tokens for short sequences and 1/16 to 1/8 of the length for long ones, so
-that a long sequence is seldom copied. Where a step is longer than a block, marks are not at the blocks' ends, or a
-quarter of all arrays would grow with one token of 12,000 that also saves a block. An array never has more than 1/8 of
-its length unused, and a block; the mean of all arrays, which is what is counted, is half of that.
+that a long sequence is seldom copied; its marks are not at the blocks' ends then, or many arrays would grow in a step
+that also saves a block. An array has at most 1/8 of its length unused, and a block; their mean, which counts, half.
 """
 
 from typing import NamedTuple

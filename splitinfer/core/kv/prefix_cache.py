@@ -5,7 +5,7 @@ which every stage has a file. A block is *saved* by the plan after the one that 
 it from the next plan on, and with its file once all stages have reported that they wrote it. If the disk has more of a
 sequence's prefix than memory, the rest is *fetched*: the blocks take their place in memory at once, marked as coming;
 each plan has a few of them, and the sequence waits for the results. A block that a single stage could not read is
-dropped on all of them, with everything after it, and computed again. So the stages never have to agree on anything.
+dropped on all of them, with everything after it: the stages never have to agree on anything.
 
 Where links pack the hidden states of prompts (``core.wire_codec``), KV of generated tokens differs from that of the
 same tokens in a prompt. Then only blocks of prompts are stored, and matched only with prompts.
@@ -41,9 +41,6 @@ class PrefixCacheConfig:
     kept: the blocks that are on every stage's disk at the start.
     max_sessions: names by which blocks can be dropped, at most.
     worth: tokens that a fetch from disk must save.
-
-    Raises:
-        ValueError: ``max_sessions`` below 1.
     """
 
     keeps_blocks: bool = True
@@ -54,10 +51,6 @@ class PrefixCacheConfig:
     kept: tuple[DiskBlock, ...] = ()
     max_sessions: int = 1024
     worth: int = WORTH
-
-    def __post_init__(self) -> None:
-        if self.max_sessions < 1:
-            raise ValueError(f"max_sessions must be at least 1, not {self.max_sessions}")
 
 
 class PrefixCache:
@@ -170,10 +163,6 @@ class PrefixCache:
         seq.kv.num_reused, seq.kv.is_stored = match.num_tokens, len(here) == len(match.blocks)
         seq.kv.blocks = here[: match.num_tokens // self.budget.block]
         self.tree.use(here)
-
-    def keep_no_more(self, seq: Sequence) -> None:
-        """Cache no further block of a sequence."""
-        seq.kv.is_stored = False
 
     def store_full_blocks(self, seq: Sequence, used: KVUse) -> None:
         """Store the blocks that a sequence's planned tokens complete; the next plan saves them before anything else.

@@ -10,9 +10,8 @@ All times are seconds on one clock. A step comes to a stage by four marks:
 before the gap cost nothing. The first stage waits not for a step but for a result that lets it plan the next one,
 so its marks are those of that result, and its cause of waiting is *downstream*, not *upstream*.
 
-Only time in which some request is under way counts: without requests a stage has no gap. A gap during which all
-requests ended has a part before that in which no step was to come: *nothing to do*. So, of the time under way, up
-to the end of a stage's last step:
+Only time in which some request is under way counts. A gap during which all requests ended has a part before that in
+which no step was to come: *nothing to do*. So, of the time under way, up to the end of a stage's last step:
 
     busy + upstream + downstream + link + host + nothing_to_do = all of it
 """

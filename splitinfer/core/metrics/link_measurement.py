@@ -6,9 +6,8 @@ Each exchange is a frame there and a frame back, one of them large or both small
     down      latency + bytes / down + latency    minus a small exchange, it is the time of the bytes
     up        latency + latency + bytes / up
 
-The work of both ends for a frame (waking a thread, copying, a checksum) is included: a step pays the same. The number
-and size of exchanges depend on how long those before took: about 0.3 s in all, less on a quick link, and more only
-where the smallest meaningful measurement takes longer.
+The work of both ends for a frame is included: a step pays the same. The number and size of exchanges depend on how long
+those before took: about 0.3 s in all.
 """
 
 import math
@@ -109,15 +108,10 @@ def figures(
     LinkMeasurement(latency_p50=0.001, latency_p99=0.002, down=10000000.0, up=inf)
     """
     usual = statistics.median(small)
-    return LinkMeasurement(
-        usual / 2, _percentile(small, 0.99) / 2, _bandwidth(*down, less=usual), _bandwidth(*up, less=usual)
-    )
+    slow = sorted(small)[math.ceil(0.99 * len(small)) - 1]
+    return LinkMeasurement(usual / 2, slow / 2, _bandwidth(*down, less=usual), _bandwidth(*up, less=usual))
 
 
 def _bandwidth(num_bytes: int, seconds: Sequence[float], *, less: float) -> float:
     own = statistics.median_low(seconds) - less  # of two, the shorter one
     return num_bytes / own if own > 0 else math.inf
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[math.ceil(share * len(values)) - 1]

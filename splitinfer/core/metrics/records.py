@@ -1,5 +1,5 @@
-"""One record of a step that has ended, and one of a request. All that is counted, drawn or shown is made of these two
-(``engine.coordinator.figures`` makes them).
+"""One record of a step that has ended, and one of each request (``engine.coordinator.figures`` makes them). All that is
+counted, drawn or shown is made of these two.
 
     request   submitted --- queue --- begun --- prefill --- first token --- decode --- last token ... ended
     step      made | sent | received | start --- end      on each stage (``core.metrics.gaps``); its result is heard
@@ -7,13 +7,14 @@
 All times are seconds on the coordinator's clock. Neither says what was asked.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from splitinfer.core.metrics.gaps import Cause, Visit
 from splitinfer.core.plan import StageFigures
-from splitinfer.core.sequence import FinishReason
+from splitinfer.core.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,10 @@ class StepRecord:
     num_sequences: int
     rows: Rows
     useful: int
-    gained: Sequence[Gained]
-    visits: Sequence[Visit]
-    figures: Sequence[StageFigures]
-    gaps: Sequence[Mapping[Cause, float]]
+    gained: Seq[Gained]
+    visits: Seq[Visit]
+    figures: Seq[StageFigures]
+    gaps: Seq[Mapping[Cause, float]]
     sent: float
     heard: float
     cut: int = 0
@@ -81,24 +82,16 @@ class StepRecord:
         return self.useful == 0 and self.num_rows > 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestRecord:
-    """A request that has ended.
+    """A request, until it has ended.
 
-    begun: its first step was planned; ``None``: none was. first: its first token came; ``None``: none did.
-    last: its last token came; without any, it was submitted.
-    prompt, cached, generated: tokens. forced: those that its form left no choice of, and that went as drafts.
+    submitted: when. last: when its last token came; before, when it was submitted. first: its first token's; ``None``:
+    none has come. computed: positions that steps have brought so far.
     """
 
-    reason: FinishReason
+    sequence: Sequence
     submitted: float
-    begun: float | None
-    first: float | None
     last: float
-    ended: float
-    prompt: int
-    cached: int
-    generated: int
-    forced: int
-    max_tokens: int
-    preemptions: int
+    first: float | None = None
+    computed: int = 0

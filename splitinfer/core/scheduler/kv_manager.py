@@ -12,13 +12,12 @@ Where a sequence's KV has to grow and memory is short, in this order:
     2. of the running sequences that rank below the one in need and are not in flight, the lowest is preempted
     3. else the sequence in need keeps what it has, and continues when others have ended
 
-Rank decides (priority, then who came first), and no sequence is preempted for one of lower rank. So the highest-ranked
-sequence always continues once results are back, and two never take the memory from each other in turn. What is
-*promised* to the sequences of a step counts as taken until the step is made, also what decodes of other groups need
-next.
+Rank decides (priority, then who came first): the highest-ranked sequence always continues once results are back, and
+two never take the memory from each other in turn. What is *promised* to the sequences of a step counts as taken until
+the step is made, also what decodes of other groups need next.
 
-When a sequence ends alone its KV is *retained* on the stages, beside the blocks that are stored of it: most often, what
-comes next is the next turn of its conversation, which takes the arrays over. Whatever else begins frees them.
+When a sequence ends alone its KV is *retained* on the stages, beside its stored blocks: the next turn of its
+conversation takes the arrays over. Whatever else begins frees them.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -237,7 +236,7 @@ class KVManager:
         # Its KV is freed by the plan that stores it, so the blocks may take its place.
         self.used -= self.budget.use_of(seq.kv_tokens)
         if self._config.rewind == WITHIN_DRAFTS and seq.drafts.were_planned:
-            self.cache.keep_no_more(seq)  # its state may be one behind its last token
+            seq.kv.is_stored = False  # its state may be one behind its last token
         if seq.finish_reason is not FinishReason.ERROR:
             self.cache.store_rest(seq, self.used, again=self._config.rewind is UNLIMITED)
             if is_alone and self._can_be_retained(seq):

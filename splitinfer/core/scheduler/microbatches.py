@@ -24,11 +24,8 @@ def even_share(remaining: int, most: int, num_groups: int, *, rounds: bool, leas
 
     The prompt is cut into as few equal steps as possible, but into one for each group if each gets ``least``.
     With ``rounds`` (sequences decode, so there are steps anyway) it is cut into whole rounds, because a group without
-    its share would be a bubble.
-
-    Equal steps are right for a lone prompt, too: stages of equal speed take the sum of all steps once, and their
-    longest step once more for each further stage. So steps of 257 and 256 tokens end before steps of 512 and 1, and a
-    short prompt in two halves ends before a whole one.
+    its share would be a bubble. Equal steps are right for a lone prompt, too: stages take the sum of all steps once,
+    and the longest step once more for each further stage.
 
     >>> even_share(2200, 512, 2, rounds=False), even_share(2200, 512, 2, rounds=True)
     (440, 367)
@@ -63,11 +60,7 @@ class MicroBatches:
 
     def by_id(self) -> dict[int, Sequence]:
         """All members."""
-        members = dict[int, Sequence]()
-        for group in self._groups:
-            for seq in group:
-                members[seq.seq_id] = seq
-        return members
+        return {seq.seq_id: seq for group in self._groups for seq in group}
 
     @property
     def largest(self) -> int:
@@ -109,7 +102,8 @@ class MicroBatches:
 
     def join(self, seq: Sequence) -> None:
         """Add a sequence that begins to decode to the smallest group; of equals, to the one whose turn comes first."""
-        group = self._smallest()
+        active = (group for group in self.in_turn() if group < self._active)
+        group = min(active, key=lambda group: len(self._groups[group]))
         self._groups[group].append(seq)
         self._id_to_group[seq.seq_id] = group
 
@@ -150,7 +144,3 @@ class MicroBatches:
         too_large = [group for group in sorted(active, key=len, reverse=True) if len(group) >= least + 2]
         crowded = [*self._groups[self._active :], *too_large]
         return next((seq for group in crowded for seq in reversed(group) if not seq.num_in_flight), None)
-
-    def _smallest(self) -> int:
-        active = (group for group in self.in_turn() if group < self._active)
-        return min(active, key=lambda group: len(self._groups[group]))

@@ -1,8 +1,8 @@
 """When prompts are read and when answers go on: the trade between the first token and a steady stream.
 
-A step has room for so many tokens. Answers under way (decodes) need one each, prompts take any number, and what goes
-first makes the other wait. A policy decides for each step whether the decodes of its group go, how much of the room
-prompts may take, and whether waiting requests may be admitted. It is pure: it reads no clock and no scheduler.
+Answers under way (decodes) need one token of a step each, prompts take any number, and what goes first makes the other
+wait. A policy decides for each step whether the decodes of its group go, how much of the room prompts may take, and
+whether waiting requests may be admitted.
 
     policy          decodes go                   prompts get                        effect on latency
     stall_free      always                       what is left, times prefill_share  ITL bounded by one step a stage
@@ -62,20 +62,6 @@ class PolicyConfig:
             raise ValueError(f"kv_low and kv_high must be 0 <= low < high <= 1, not {self.kv_low} and {self.kv_high}")
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyInput:
-    """The situation in which the step of one group is planned.
-
-    num_decoding: sequences that decode, in all groups.
-    kv_share: share of the KV memory that running sequences use, on the stage that is fullest.
-    waited: the longest time since the last token of one of the group's members, in seconds; 0 for an empty group.
-    """
-
-    num_decoding: int
-    kv_share: float = 0.0
-    waited: float = 0.0
-
-
 class PolicyDecision(NamedTuple):
     """What a step may do.
 
@@ -106,29 +92,30 @@ class Policy:
     drains: bool = False
     _steps: int = 0  # since it changed sides
 
-    def decide(self, policy_input: PolicyInput) -> PolicyDecision:
-        """Return what the next step may do."""
+    def decide(self, num_decoding: int, waited: float = 0.0) -> PolicyDecision:
+        """What the next step of a group may do while ``num_decoding`` sequences decode in all groups. ``waited``: the
+        longest time since the last token of one of the group's members, in seconds."""
         config = self.config
-        if not policy_input.num_decoding:
+        if not num_decoding:
             return _EVERYTHING
         if self.drains or config.policy is PolicyName.DECODE_FIRST:
             return PolicyDecision(decodes_go=True, share=config.prefill_share, admits=False)
-        is_overdue = config.max_decode_gap is not None and policy_input.waited >= config.max_decode_gap
+        is_overdue = config.max_decode_gap is not None and waited >= config.max_decode_gap
         if is_overdue or config.policy is PolicyName.STALL_FREE:
             return PolicyDecision(decodes_go=True, share=config.prefill_share, admits=True)
         return _PROMPTS
 
-    def scheduled(self, policy_input: PolicyInput) -> None:
-        """Take note that a step with slices was planned in this situation."""
+    def scheduled(self, num_decoding: int, kv_share: float) -> None:
+        """Take note that a step with slices was planned, while running sequences use ``kv_share`` of the KV memory of
+        the stage that is fullest."""
         config = self.config
         if config.policy is not PolicyName.WATERMARK:
             return
         self._steps += 1
-        if not policy_input.num_decoding:
+        if not num_decoding:
             self._change_to(drains=False)
         elif self._steps >= config.min_dwell:
-            share = policy_input.kv_share
-            self._change_to(drains=share > config.kv_low if self.drains else share >= config.kv_high)
+            self._change_to(drains=kv_share > config.kv_low if self.drains else kv_share >= config.kv_high)
 
     def _change_to(self, *, drains: bool) -> None:
         if drains != self.drains:

@@ -1,8 +1,7 @@
 """When there is room in the queue again: what a client is told that is turned away because it is full.
 
-A place comes free when a running request ends, because the first in the queue then takes its place. Nobody knows when a
-request ends; but a request that has as many tokens to go as answers had on average so far, or as it may have if that is
-less, ends with the next token with the chance of one in so many. So the requests that run together end at
+A place comes free when a running request ends. Nobody knows when; but if it has as many tokens to go as answers had on
+average so far, it ends with the next one with the chance of one in so many. So the requests that run together end at
 
     rate = sum of 1 / min(mean answer, tokens that it may still have)      a token of each
 

@@ -17,9 +17,7 @@ stage.
 
 A step is filled group by group: memory is promised to sequences by rank, which evicts stored blocks and preempts others
 at once. If that leaves no slice for the group whose turn it is, the next group gets its turn. A preempted sequence
-waits, keeps its tokens, and is computed again later. A token's random key depends on its position alone, so preemption
-does not change the tokens. Where a stage's device had no memory left although the budget was kept, the budget is
-lowered (``lower_budget``) before the sequences are queued again.
+waits, keeps its tokens, and is computed again later, to the same tokens.
 
 With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``proposals`` returns
 how many and for which sequences, ``take_drafts`` takes them in, and the next plan contains them.
@@ -46,7 +44,6 @@ from splitinfer.core.scheduler.policy import (
     Policy,
     PolicyConfig,
     PolicyDecision,
-    PolicyInput,
     PolicyName,
     longest_chunk,
 )
@@ -398,7 +395,8 @@ class Scheduler:
         for group in order:
             members = self.batches.members(group)
             if members and not self.batches.is_in_flight(group):
-                return [] if self._keeps_decodes_waiting(group) else self._proposals_of(members)
+                waits = self._reads_prompts and not self._rules(group).decodes_go
+                return [] if waits else self._proposals_of(members)
         if self._reads_prompts:
             return []
         for group in order:
@@ -466,21 +464,20 @@ class Scheduler:
 
     def _plan_of(self, group: int) -> StepPlan | None:
         """The step of one group, by the policy; ``None`` where it has nothing to do."""
-        situation, num_awaiting = self._policy_input(group), len(self.prefix_cache.awaiting)
-        rules = self._policy.decide(situation)
-        plan = self._filled(group, rules, situation)
+        rules, num_awaiting = self._rules(group), len(self.prefix_cache.awaiting)
+        plan = self._filled(group, rules)
         if plan is None and not (rules.decodes_go and not self.batches.members(group)):
             # No prompt can be read now; or no decode has KV, and their rows are free for a prompt that has.
-            plan = self._filled(group, rules._replace(decodes_go=not rules.decodes_go), situation)
+            plan = self._filled(group, rules._replace(decodes_go=not rules.decodes_go))
         is_fetching = len(self.prefix_cache.awaiting) > num_awaiting
         return self._issue() if plan is None and is_fetching else plan
 
-    def _filled(self, group: int, rules: PolicyDecision, situation: PolicyInput) -> StepPlan | None:
+    def _filled(self, group: int, rules: PolicyDecision) -> StepPlan | None:
         """A step with the group's decodes, if they go, then with chunks, as far as tokens and KV allow."""
         self.kv.begin_step()
         budget = self.config.token_budget
         going = self.batches.members(group) if rules.decodes_go else []
-        running, most = self.running.values(), self.config.max_running
+        running, most, before = self.running.values(), self.config.max_running, (self._num_decoding, self._kv_share)
         admits = rules.admits and self.waiting
         admissions = list(self.kv.admissible(self.waiting, running, most, budget)) if admits else []
         ready = [(seq, seq.num_scheduled) for seq in running if seq.num_to_compute]
@@ -488,9 +485,7 @@ class Scheduler:
         # Decodes of all groups: lower ranks must not take the KV they need next.
         ready.sort(key=lambda one: one[0].precedence)
         prompts = [one for one in ready if one[0] not in self.batches]
-        room, share = self._chunks.room(
-            self.config, rules, going, prompts, situation.num_decoding, begins=bool(admissions)
-        )
+        room, share = self._chunks.room(self.config, rules, going, prompts, before[0], begins=bool(admissions))
         granted, chunks = self._allocate(ready, room, min(len(prompts), self.config.policy_config.max_partial_prefills))
         # Cut after allocating KV: a sequence that lacks it must not take the place of one that could go.
         able = [seq for seq in going if seq.seq_id in granted]
@@ -507,7 +502,7 @@ class Scheduler:
             drafts |= self._allocate_jumps(chunks, dict(prompts), room - sum(drafts.values()))
         self._chunks.note(share, has_chunks=bool(chunks))
         self.batches.had_turn(group, late)
-        self._policy.scheduled(situation)
+        self._policy.scheduled(*before)
         return self._issue(admissions, work, drafts)
 
     def _allocate(self, ready: Iterable[Prompt], room: int, side_by_side: int) -> tuple[set[int], list[Work]]:
@@ -593,7 +588,7 @@ class Scheduler:
         budget = self.config.token_budget
         for group in self._groups_in_turn():
             self.kv.begin_step()
-            situation, decodes = self._policy_input(group), list[Sequence]()
+            before, decodes = (self._num_decoding, self._kv_share), list[Sequence]()
             for seq in sorted(self.batches.going_on(group, self._follows), key=lambda one: one.precedence):
                 if seq.seq_id in self._preempted:
                     continue  # for one before it in this loop
@@ -606,7 +601,7 @@ class Scheduler:
             if work:
                 self._chunks.note(Share(), has_chunks=False)
                 self.batches.had_turn(group, ())
-                self._policy.scheduled(situation)
+                self._policy.scheduled(*before)
                 return self._issue((), work, drafts)
         return None
 
@@ -678,16 +673,16 @@ class Scheduler:
             return []
         return [seq for seq in self.running.values() if seq not in self.batches]
 
-    def _policy_input(self, group: int) -> PolicyInput:
-        """The policy's input for the step of a group."""
+    @property
+    def _kv_share(self) -> float:
+        """The share of KV memory in use, for the one policy that goes by it."""
         fills = self.config.policy_config.policy is PolicyName.WATERMARK
-        share = self.kv.budget.share(self.kv.used) if fills else 0.0  # the others do not go by it
-        waited = max((self._now - seq.token_at for seq in self.batches.members(group)), default=0.0)
-        return PolicyInput(self._num_decoding, share, waited)
+        return self.kv.budget.share(self.kv.used) if fills else 0.0
 
-    def _keeps_decodes_waiting(self, group: int) -> bool:
-        """Whether prompts go before the decodes of a group now."""
-        return self._reads_prompts and not self._policy.decide(self._policy_input(group)).decodes_go
+    def _rules(self, group: int) -> PolicyDecision:
+        """What the step of a group may do, by the policy."""
+        waited = max((self._now - seq.token_at for seq in self.batches.members(group)), default=0.0)
+        return self._policy.decide(self._num_decoding, waited)
 
     def _groups_in_turn(self) -> list[int]:
         """All groups in the order in which they go: first the one that drafts wait for, then by turn."""

@@ -24,7 +24,6 @@ from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, St
 from splitinfer.engine.coordinator.loop import Call, Loop, Stop, WantedCut, stop
 from splitinfer.engine.coordinator.pipeline import Pipeline, PipelineConfig, StageEvent
 from splitinfer.engine.coordinator.reopening import Reopening
-from splitinfer.engine.coordinator.requests import RequestState
 from splitinfer.engine.coordinator.shared import Shared
 from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.coordinator.worker_group import Notice
@@ -63,6 +62,7 @@ class Engine:
         draft: Callable[[], Drafter | None] = lambda: None,
     ) -> None:
         self._shared = Shared(Mailbox())
+        self.submit = self._shared.submit
         self._configure, self._rejoin_timeout, self._draft = configure, rejoin_timeout, draft
         self._started = threading.Event()
         self.pipeline = Pipeline(config, self._shared.inbox.put, notice)
@@ -82,16 +82,6 @@ class Engine:
             pass
         if self._shared.failure is not None:
             raise self._shared.failure
-
-    def submit(self, state: RequestState) -> None:
-        """Submit a request; its events begin to arrive.
-
-        Raises:
-            QueueFull: too many wait already.
-            RequestError: its KV can never fit.
-            SplitinferError: the pipeline has failed, was closed, or is being drained.
-        """
-        self._shared.submit(state)
 
     def abort(self, seq_id: int) -> None:
         """End a request where it is; nothing happens if it has ended."""

@@ -5,15 +5,14 @@ trace and whoever watches are given it.
     steps       returned
     stages      opened ... lost, or paused for another cut ... opened
 
-The loop tells what happened, in order, and counts nothing itself: counting need not be done between a result and the
-step that it allows, so it is put off until there is time or somebody asks. One thread at a time counts or reads.
+The loop tells what happened, in order; counting is put off until there is time or somebody asks, so that it does not
+delay the next step. One thread at a time counts or reads.
 """
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -49,18 +48,6 @@ def _later(count: "Callable[Concatenate[Figures, P], None]") -> "Callable[Concat
     return put
 
 
-@dataclass(slots=True)
-class _UnderWay:
-    """A request under way. ``last``: when its last token came; before, when it was submitted. ``computed``: positions
-    that steps have brought so far."""
-
-    sequence: Sequence
-    submitted: float
-    last: float
-    first: float | None = None
-    computed: int = 0
-
-
 class Figures:
     """Counts what the loop's thread tells; any thread may read.
 
@@ -74,7 +61,7 @@ class Figures:
         self.events: deque[Callable[[], None]] = deque()
         self._counting = threading.Lock()
         self._trace = trace
-        self._requests: dict[int, _UnderWay] = {}
+        self._requests: dict[int, RequestRecord] = {}
         self._activity = Activity()
         self._totals = Totals()
         self._cut, self._is_whole, self._is_lost = -1, True, False
@@ -86,7 +73,7 @@ class Figures:
     @_later
     def submitted(self, sequence: Sequence, at: float, now: float) -> None:
         """A request was submitted at ``at``, and has reached the loop."""
-        self._requests[sequence.seq_id] = _UnderWay(sequence, at, at)
+        self._requests[sequence.seq_id] = RequestRecord(sequence, at, at)
         self._totals.is_active(True, now)
         if self._is_whole:
             self._activity.begin(now)
@@ -94,7 +81,7 @@ class Figures:
     @_later
     def ended(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         """A request has ended."""
-        self._totals.request(_record(self._requests.pop(sequence.seq_id), reason, now))
+        self._totals.request(self._requests.pop(sequence.seq_id), reason, now)
         if not self._requests:
             self._totals.is_active(False, now)
             self._activity.stop(now)
@@ -269,25 +256,7 @@ class Figures:
         return self._after_counting(self._totals.read_histograms)
 
 
-def _record(request: _UnderWay, reason: FinishReason, now: float) -> RequestRecord:
-    sequence = request.sequence
-    return RequestRecord(
-        reason=reason,
-        submitted=request.submitted,
-        begun=sequence.begun_at,
-        first=request.first,
-        last=request.last,
-        ended=now,
-        prompt=sequence.num_prompt_tokens,
-        cached=sequence.num_cached or 0,
-        generated=sequence.num_generated,
-        forced=sequence.drafts.num_jumped,
-        max_tokens=sequence.params.max_tokens,
-        preemptions=sequence.num_preemptions,
-    )
-
-
-def _new_rows(part: Slice, num_sampled: int, request: _UnderWay) -> int:
+def _new_rows(part: Slice, num_sampled: int, request: RequestRecord) -> int:
     """Rows of a slice that are useful; notes them."""
     if part.num_drafts and not num_sampled:  # void: what was wrong is behind its beginning
         return 0

@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 
 from splitinfer.core.grammar import TokenRules
 from splitinfer.core.layout import Layout
-from splitinfer.core.liveness import StallDetector, limit_of
+from splitinfer.core.liveness import limit_of
 from splitinfer.core.plan import StepPlan, StepResult
+from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.coordinator.drafting import Drafting
 from splitinfer.engine.coordinator.figures import Figures
@@ -81,7 +82,7 @@ class Loop:
         self.requests = OpenRequests(shared, figures, self._drafting)
         self.wanted: deque[WantedCut] = deque()
         """Other cuts that were asked for, and are not loaded yet."""
-        self._watch = StallDetector()
+        self._answered_at = float("-inf")  # when the last result came
         self._tuned: dict[str, Callable[[Scheduler], None]] = {}  # what was tuned since the start
         self.use(scheduler)
 
@@ -201,7 +202,7 @@ class Loop:
         assert step is not None, "the scheduler took the result of a step"
         with self._pipeline.leaving:
             self.scheduler.leave_out_rejected()
-        self._watch.answered_at = now
+        self._answered_at = now
         self._figures.returned(step, result, events, heard, now)
         self.requests.take(events, now)
 
@@ -224,16 +225,12 @@ class Loop:
 
     def _idle(self) -> None:
         """Do what is of use later, then wait for an event."""
-        has_read = self._reads_ahead()
+        has_read, drafting = False, self._drafting
+        if drafting is not None and self._inbox.is_empty and self._pipeline.steps.is_empty:
+            has_read = drafting.read_ahead(self.scheduler)
         self._use_idle_time()
         if not has_read:
             self._handle(self._next_event())
-
-    def _reads_ahead(self) -> bool:
-        """Have the drafter read ahead while the device has nothing else to do. Returns whether it did."""
-        if self._drafting is None or not self._inbox.is_empty or not self._pipeline.steps.is_empty:
-            return False
-        return self._drafting.read_ahead(self.scheduler)
 
     def _use_idle_time(self) -> None:
         """Build graphs of steps that are likely to come, and count those that have been, until an event comes."""
@@ -255,8 +252,9 @@ class Loop:
             if self.requests.expire():
                 return _nothing
             self._watch_machine()
-            if self._watch.is_stuck(self.scheduler.oldest, time.monotonic()):
-                raise self._stuck()
+            oldest = self.scheduler.oldest
+            if oldest is not None and oldest.is_stuck(self._answered_at, time.monotonic()):
+                raise self._stuck(oldest)
             if not self.is_waiting and self.scheduler.prefix_cache.files.ask():
                 return _nothing  # the next turn plans a step for it
 
@@ -269,10 +267,8 @@ class Loop:
         """Keep the machine awake while requests are open, and let its other processes know what this one holds."""
         self._housekeeping.watch_machine(is_needed=bool(self.requests))
 
-    def _stuck(self) -> SplitinferError:
+    def _stuck(self, oldest: StepInFlight) -> SplitinferError:
         """The error for a step that does not come back."""
-        oldest = self.scheduler.oldest
-        assert oldest is not None
         if not oldest.is_sent:  # nothing in this process can make the device go on
             return SplitinferError(
                 f"the device of stage {self._pipeline.layout.stages[0].name} has made no progress for "

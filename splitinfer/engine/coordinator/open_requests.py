@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from splitinfer.core.kv.budget import NeverFits
+from splitinfer.core.plain_text import size
 from splitinfer.core.scheduler.in_flight import TokenEvent
 from splitinfer.core.sequence import FinishReason
 from splitinfer.engine.coordinator.drafting import Drafting
@@ -20,7 +21,6 @@ from splitinfer.engine.coordinator.figures import Figures
 from splitinfer.engine.coordinator.requests import Came, RequestState
 from splitinfer.engine.coordinator.shared import Shared
 from splitinfer.errors import QueueFull, SplitinferError
-from splitinfer.models.memory import size
 
 _NOT_KEPT = "the answer did not keep the form that was asked for, so it was ended"
 

@@ -49,14 +49,14 @@ from splitinfer.engine.links.connection import outgoing
 from splitinfer.engine.stage.disk import kept_here
 from splitinfer.engine.stage.launched import Finished, Launched
 from splitinfer.engine.stage.loader import LoadedStage, load
-from splitinfer.engine.stage.masking import Masks, RawMasks, read_masks
+from splitinfer.engine.stage.masking import RawMasks, read_masks
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.engine.threads import yield_own_processor
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
 from splitinfer.wire.messages import Digest, Half, Load, Peer, Progress, Ready, Result
-from transports import LinkClosed, TransportError, address_for_others
+from transports import LinkClosed, TransportError
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class PipelineConfig:
         for at, spec in enumerate(self.layout.stages):
             for one in spec.ranks if at != stage else ():
                 if one.address is not None and not one.is_local:
-                    yield Peer(one.name, address_for_others(one.address), one.key or "")
+                    yield Peer(one.name, one.address, one.key or "")
 
 
 log = logging.getLogger(__name__)
@@ -111,10 +111,6 @@ class LocalResult(NamedTuple):
 
 StageEvent = LinkEvent | LocalResult | StepFailed
 """What stages bring to the loop."""
-
-
-def _nothing() -> None:
-    pass
 
 
 class Pipeline:
@@ -138,7 +134,7 @@ class Pipeline:
         """Whether all stages were loaded and connected, and none is known to be lost."""
         self.ready: tuple[Ready, ...] = ()
         self.codecs: tuple[str, ...] = ()  # one for each link, once the pipeline was opened
-        self._meanwhile: Callable[[], None] = _nothing
+        self._meanwhile: Callable[[], None] = lambda: None
         self._halves: dict[StageSpec, tuple[Half, ...]] = {}  # of the pairs of ranks that meet
         self._digests: dict[tuple[int, int], int] = {}  # what one rank has sampled, by stage and step
 
@@ -151,7 +147,7 @@ class Pipeline:
         self,
         connect_timeout: float | None = None,
         silence: float = SILENCE,
-        meanwhile: Callable[[], None] = _nothing,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Load and connect all stages, with no sequences. Call on the thread that will run the steps, because MLX's
         streams belong to a thread. ``connect_timeout``: seconds to reach a worker, if not the config's. ``silence``:
@@ -382,7 +378,7 @@ class Pipeline:
             step.figures = None  # the first stage's come with the result
             return
         if masks is not None and self.layout.num_stages == 1:
-            here, masks = self._read_later(masks), None
+            here, masks = cache(lambda raw=masks: read_masks(raw.result(), self._config.first.vocab_size)), None
         if local.needs_verdict(plan):
             self.steps.drain()
         launched = local.launch(plan, None, here, self.steps.under_way())
@@ -391,10 +387,6 @@ class Pipeline:
             receive()
         send = partial(self._send, local, self._worker_group, step, masks)
         self.steps.add(launched, local.wait, send, is_done=is_done)
-
-    def _read_later(self, masks: Future[RawMasks]) -> Masks:
-        """The masks of a step whose last stage is here."""
-        return cache(lambda: read_masks(masks.result(), self._config.first.vocab_size))
 
     def _send(
         self,

@@ -5,11 +5,8 @@
 
 Then, until it works: if another cut was asked for, open that; a scheduler of its stages takes all sequences over. Else,
 or if that cannot be done, open the cut in force; its own scheduler goes on. Either way the stages compute again what
-they held, from the tokens, which are all here, or read it from disk. So a cut that was asked for can do without a lost
-stage.
-
-All of it is on the engine's thread and between two turns. Readers see a pause. While stages load, which may take
-minutes, and while one is waited for, calls of other threads are carried out (``Loop.hear``).
+they held, from the tokens, which are all here, or read it from disk; readers see a pause. So a cut that was asked for
+can do without a lost stage. Meanwhile calls of other threads are carried out (``Loop.hear``).
 """
 
 import logging
@@ -19,13 +16,13 @@ from collections.abc import Callable
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.layout import Layout
 from splitinfer.core.liveness import LossCounter, RejoinDeadline
+from splitinfer.core.plain_text import size
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.engine.coordinator.figures import Figures
 from splitinfer.engine.coordinator.loop import Loop, Stop, WantedCut
 from splitinfer.engine.coordinator.pipeline import Pipeline
 from splitinfer.engine.coordinator.shared import Shared
 from splitinfer.errors import CannotFit, DeviceFailed, PeerError, RequestError, SplitinferError, WorkerLost
-from splitinfer.models.memory import size
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +91,9 @@ class Reopening:
         Raises:
             WorkerLost, DeviceFailed: nothing; the loss is repeated, or is not to be waited for.
         """
-        stage, scheduler = _stage_without_memory(loss), self._loop.scheduler
+        stage, scheduler = loss.no_memory_on if isinstance(loss, WorkerLost) else None, self._loop.scheduler
+        if isinstance(loss, DeviceFailed) and loss.no_memory:
+            stage = 0
         if stage is not None and scheduler.lower_budget(stage):
             kv = scheduler.kv.budget.stages[stage]
             return f"it gets at most {size(kv.budget_bytes)} of KV from now on, and fewer requests at a time"
@@ -188,10 +187,3 @@ def _refusal(error: Exception, layout: Layout) -> SplitinferError:
         return error
     log.error("the cut %s cannot be loaded", layout.cut, exc_info=error)
     return SplitinferError(f"the cut {layout.cut} cannot be loaded ({type(error).__name__}: {error})")
-
-
-def _stage_without_memory(loss: WorkerLost | DeviceFailed) -> int | None:
-    """The stage whose device had no memory left, if that is why."""
-    if isinstance(loss, DeviceFailed):
-        return 0 if loss.no_memory else None
-    return loss.no_memory_on

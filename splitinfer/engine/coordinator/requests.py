@@ -9,23 +9,11 @@ that the next step does not wait for that either.
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from splitinfer.core.plan import SampledToken
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.stops import StopMatcher
-
-
-class Detokenizing(Protocol):
-    """Turns ids into text, one at a time."""
-
-    def add(self, token_id: int) -> str:
-        """Take the next token; return the text that is now certain."""
-        ...
-
-    def flush(self, *, is_cut: bool) -> str:
-        """Return the text still held back; if the sequence ``is_cut``, without a character that is incomplete."""
-        ...
+from splitinfer.text.detokenizer import Detokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +115,7 @@ class RequestState:
     def __init__(
         self,
         sequence: Sequence,
-        detokenizer: Detokenizing | None,
+        detokenizer: Detokenizer | None,
         clock: Callable[[], float],
         notify: Callable[[], None] | None = None,
     ) -> None:

@@ -1,9 +1,8 @@
 """What the threads of an engine share, all of it in this one place.
 
-The engine's thread makes and owns everything else: the loop, the scheduler, the open requests, the drafter, the
-reopening. No other thread has a reference to the loop; it puts a call into the inbox, and the engine's thread carries
-it out between two steps. Two more things are shared, and guard themselves: the pipeline, whose steps may be sent by the
-thread that waits for the device, and the figures, which anybody may read.
+The engine's thread makes and owns everything else. No other thread has a reference to the loop; it puts a call into the
+inbox, and the engine's thread carries it out between two steps. Two more things are shared, and guard themselves: the
+pipeline, whose steps may be sent by the thread that waits for the device, and the figures, which anybody may read.
 
     any thread           submit, begin_draining; inbox.put(call); reads of what is below
     the engine's thread  take_in, note_empty, fail; writes in_force, drafter, lost_stage, is_changing, failure
@@ -20,13 +19,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.layout import Layout
+from splitinfer.core.plain_text import size
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.coordinator.pipeline import StageEvent
 from splitinfer.engine.coordinator.requests import RequestState
 from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.errors import Draining, RequestError, SplitinferError
-from splitinfer.models.memory import size
 
 if TYPE_CHECKING:
     from splitinfer.engine.coordinator.loop import Loop

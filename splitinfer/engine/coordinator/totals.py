@@ -11,6 +11,7 @@ from typing import Any
 from splitinfer.core.metrics.histogram import BETWEEN_TOKENS, LATENCIES, SECONDS, TOKENS, Histogram
 from splitinfer.core.metrics.records import RequestRecord, StepRecord
 from splitinfer.core.scheduler.room import UsualRequest
+from splitinfer.core.sequence import FinishReason
 from splitinfer.engine.coordinator.health import UNKNOWN_STAGE
 
 _STEP_ROWS = tuple(2**n for n in (0, *range(3, 15)))  # 1, 8, 16, ... 16,384
@@ -80,18 +81,19 @@ class Totals:
             stage["bytes_copied"] += figures.bytes_copied
             stage["copy_seconds"] += figures.copying
 
-    def request(self, request: RequestRecord) -> None:
+    def request(self, request: RequestRecord, reason: FinishReason, now: float) -> None:
         """Count a request that has ended."""
-        self.counts["forced_tokens"] += request.forced
-        self._finished[request.reason.value] = self._finished.get(request.reason.value, 0) + 1
+        sequence = request.sequence
+        self.counts["forced_tokens"] += sequence.drafts.num_jumped
+        self._finished[reason.value] = self._finished.get(reason.value, 0) + 1
         sizes = {
-            "prompt": request.prompt,
-            "computed_prompt": request.prompt - request.cached,
-            "generated": request.generated,
-            "max_tokens": request.max_tokens,
-            "preemptions": request.preemptions,
+            "prompt": sequence.num_prompt_tokens,
+            "computed_prompt": sequence.num_prompt_tokens - (sequence.num_cached or 0),
+            "generated": sequence.num_generated,
+            "max_tokens": sequence.params.max_tokens,
+            "preemptions": sequence.num_preemptions,
         }
-        for name, value in {**_phases(request), **sizes}.items():
+        for name, value in {**_phases(request, now), **sizes}.items():
             self.histograms[name].add(value)
 
     def is_active(self, active: bool, now: float) -> None:
@@ -132,17 +134,18 @@ class Totals:
         }
 
 
-def _phases(request: RequestRecord) -> dict[str, float]:
+def _phases(request: RequestRecord, ended: float) -> dict[str, float]:
     """The seconds of each phase that a request came to."""
-    found = {"whole": request.ended - request.submitted}
-    if request.begun is None:
+    found = {"whole": ended - request.submitted}
+    begun = request.sequence.begun_at
+    if begun is None:
         return found
-    found["queue"] = request.begun - request.submitted
+    found["queue"] = begun - request.submitted
     if request.first is None:
         return found
-    found["prefill"] = request.first - request.begun
+    found["prefill"] = request.first - begun
     found["decode"] = request.last - request.first
-    found["inference"] = request.last - request.begun
-    if request.generated > 1:
-        found["each_token"] = found["decode"] / (request.generated - 1)
+    found["inference"] = request.last - begun
+    if request.sequence.num_generated > 1:
+        found["each_token"] = found["decode"] / (request.sequence.num_generated - 1)
     return found

@@ -27,7 +27,7 @@ from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError, ProtocolError, Refused, WorkerLost, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.wire import codec
-from splitinfer.wire.codec import Session
+from splitinfer.wire.codec import Phase, Session
 from splitinfer.wire.messages import (
     Connect,
     Connected,
@@ -61,7 +61,6 @@ from transports import (
     TransportError,
     TransportUnavailable,
     Unreachable,
-    address_for_others,
 )
 
 _SILENCE = 2.0  # seconds until a process counts as frozen; it sends heartbeats five times a second, even when busy
@@ -90,6 +89,12 @@ class WorkerHandle:
     def stage_name(self) -> str:
         """The name of its stage, which is its own but for a rank."""
         return self.spec.name if self.rank is None else self.spec.name.rpartition("/")[0]
+
+    @property
+    def place(self) -> NextStage:
+        """Where the stage before finds it."""
+        address, fallback = self.spec.link_transport.addresses(self.address)
+        return NextStage(address, self.spec.key or "", fallback)
 
     @property
     def is_silent(self) -> bool:
@@ -159,10 +164,6 @@ _MEANWHILE = 0.25  # seconds between looks at something else while stages load
 _REPLY_SECONDS = 60.0  # for an idle engine to reply to what takes less than a second; a dead link ends in three
 SILENCE = 300.0  # seconds in which a worker that loads or measures may say nothing; each tensor that is read is told
 _MAX_NOTE = 300  # characters of a worker's note for a person
-
-
-def _nothing() -> None:
-    pass
 
 
 class WorkerGroup:
@@ -264,7 +265,7 @@ class WorkerGroup:
         """Whether no link has ended."""
         return all(worker.link.closed is None for worker in self.workers)
 
-    def await_ready(self, silence: float = SILENCE, meanwhile: Callable[[], None] = _nothing) -> list[Ready]:
+    def await_ready(self, silence: float = SILENCE, meanwhile: Callable[[], None] = lambda: None) -> list[Ready]:
         """Wait until all have loaded, and return what each stage has said; their progress goes to ``notice``.
         ``silence``: seconds after which one that has said nothing is lost. ``meanwhile``: called a few times a second.
 
@@ -281,7 +282,7 @@ class WorkerGroup:
         workers: Sequence[WorkerHandle],
         kind: type[Reply],
         silence: float,
-        meanwhile: Callable[[], None] = _nothing,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> list[Reply]:
         """Wait until each of some workers has sent a message of this kind; raises, too, if another is lost."""
         found = dict[WorkerHandle, Reply]()
@@ -309,7 +310,7 @@ class WorkerGroup:
         first. ``silence`` as in ``await_ready``."""
         for worker, following in pairwise(self.workers):
             is_rank = worker.stage == following.stage
-            worker.send(Connect(_where_others_find(following), NONE if is_rank else codecs[following.stage - 1]))
+            worker.send(Connect(following.place, NONE if is_rank else codecs[following.stage - 1]))
         for following, reply in zip(
             self.workers[1:], self._from_each(self.workers[:-1], Connected, silence), strict=True
         ):
@@ -327,13 +328,11 @@ class WorkerGroup:
         Raises:
             PeerError, TransportError: the worker is gone.
         """
-        address, fallback = worker.spec.link_transport.addresses(worker.address)
-        to = NextStage(address, worker.spec.key or "", fallback)
-        return probe_next(to, machine_name(), self._session_id, self._own_key)
+        return probe_next(worker.place, machine_name(), self._session_id, self._own_key)
 
     def probe_between(self, worker: WorkerHandle, following: WorkerHandle) -> Probed:
         """Have a worker measure a link to another, which was connected right after it; as ``probe``."""
-        worker.send(Probe(_where_others_find(following)))
+        worker.send(Probe(following.place))
         (found,) = self._from_each([worker], Probed, _REPLY_SECONDS)
         return replace(found, note=found.note[:_MAX_NOTE])
 
@@ -360,7 +359,7 @@ class WorkerGroup:
             worker.link.close(reason)
 
     def next_message(
-        self, waiting: Iterable[WorkerHandle], silence: float = SILENCE, meanwhile: Callable[[], None] = _nothing
+        self, waiting: Iterable[WorkerHandle], silence: float = SILENCE, meanwhile: Callable[[], None] = lambda: None
     ) -> tuple[WorkerHandle, Message]:
         """Wait for the next message of any worker. One of those ``waiting`` for is lost after ``silence`` seconds in
         which no message went either way. ``meanwhile``: called a few times a second.
@@ -385,7 +384,7 @@ class WorkerGroup:
             worker.silence_at_end = worker.link.silent_for
             if worker.answers is not None:
                 worker.answers.close()
-        elif codec.asks_for_weights(item.header):
+        elif worker.session.phase is Phase.LOAD and codec.asks_for_weights(item.header):
             worker.answers = worker.answers or Answers(worker, self._find)
             worker.answers.put(item)
             return
@@ -395,14 +394,6 @@ class WorkerGroup:
         with self._delivery_lock:
             put = self._put if self._opening is None else self._opening.put
             put(event)
-
-
-def _where_others_find(worker: WorkerHandle) -> NextStage:
-    """Where the stage before finds a worker."""
-    address, fallback = worker.spec.link_transport.addresses(worker.address)
-    return NextStage(
-        address_for_others(address), worker.spec.key or "", address_for_others(fallback) if fallback else ""
-    )
 
 
 def _why_refused(spec: StageSpec, address: str, options: LinkOptions, error: LinkRefused) -> str:

@@ -1,8 +1,7 @@
 """Answers requests for weights, each link's in a thread of its own: reading must hold up neither the engine, which may
 be reading its own layers, nor the thread that receives for all links.
 
-Who may ask is decided before (``engine.worker.handshake``): an admitted key, as for a coordinator, or a worker that the
-coordinator has named. Who asks cannot make this machine write anything. A coordinator lets its workers copy the model
+Who may ask is decided before (``engine.worker.handshake``). A coordinator lets its workers copy the model
 that it runs. A worker lets others copy the model whose layers it holds, what is in its store, and what the hub's client
 keeps on this machine; never a folder that was only named.
 """
@@ -36,20 +35,14 @@ _MOST_READERS = 4  # at a time
 
 
 class Receiver(Protocol):
-    """One end of a link."""
+    """One end of a link. ``send`` raises TransportError, ProtocolError, and ``receive`` ProtocolError."""
 
     @property
-    def link(self) -> Link:
-        """The link."""
-        ...
+    def link(self) -> Link: ...
 
-    def send(self, message: Message, *parts: memoryview) -> None:
-        """Send one message. Raises TransportError, ProtocolError."""
-        ...
+    def send(self, message: Message, *parts: memoryview) -> None: ...
 
-    def receive(self, item: Frame) -> Message:
-        """Read one message. Raises ProtocolError."""
-        ...
+    def receive(self, item: Frame) -> Message: ...
 
 
 class Answers:

@@ -12,13 +12,13 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack
 
+from splitinfer.core.plain_text import size
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.engine.files.copying import Channel, Remote, copy, copy_small, request_manifest
 from splitinfer.engine.stage.loader import Report, WeightSource
 from splitinfer.errors import ModelError, PeerError
 from splitinfer.models.checkpoint import Checkpoint, matches, open_stored
 from splitinfer.models.hub import fetch, local_snapshot, open_local
-from splitinfer.models.memory import size
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.wire.messages import Load, Peer, Progress, Unavailable
 

@@ -24,15 +24,11 @@ _WANTED = Struct("<I")  # bytes that are to come back
 
 
 class Carrier(Protocol):
-    """What frames can be exchanged on: a link, or, for ``bench``, what lies below links."""
+    """What frames can be exchanged on, as on a ``Link``: one, or, for ``bench``, what lies below links."""
 
-    def send(self, frame: Frame, /) -> None:
-        """As ``Link.send``."""
-        ...
+    def send(self, frame: Frame, /) -> None: ...
 
-    def recv(self, timeout: float | None = None, /) -> Frame:
-        """As ``Link.recv``."""
-        ...
+    def recv(self, timeout: float | None = None, /) -> Frame: ...
 
 
 def probe_next(to: NextStage, name: str, session_id: str, own_key: Callable[[], KeyPair]) -> Probed:

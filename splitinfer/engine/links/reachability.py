@@ -2,20 +2,15 @@
 
 The same number means different things on different systems. The one that misleads most is EHOSTUNREACH, "No route to
 host": on macOS it is how local network privacy shows (``system.origin``). The connection is denied before a packet is
-sent, to other machines of the network but not to its router, while ping and Apple's own tools get through (TN3179). The
-settings list a program after it was denied for the first time, an agent by the name of its executable. A machine that
-is off is EHOSTDOWN there (*assumed*). On Linux EHOSTUNREACH is a machine that does not answer ARP, or a firewall that
-rejects by ICMP.
-
-TN3179 calls an address local where no router is in between; here private and link-local addresses and names under
-``.local`` count as local.
+sent, to other machines of the network but not to its router, while ping and Apple's own tools get through (TN3179). A
+machine that is off is EHOSTDOWN there (*assumed*). On Linux EHOSTUNREACH is a machine that does not answer ARP, or a
+firewall that rejects by ICMP. Private and link-local addresses and names under ``.local`` count as local.
 """
 
 import errno
 import ipaddress
 import os
 import platform
-from dataclasses import dataclass
 
 from splitinfer.system.origin import Origin, Start, this_process
 from transports import Unreachable
@@ -24,31 +19,21 @@ _SETTINGS = "System Settings → Privacy & Security → Local Network"
 _FREE = "Terminal, ssh and daemons in /Library/LaunchDaemons need no permission"
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why a machine cannot be reached, and what to do; neither has a full stop."""
-
-    text: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.text}; {self.remedy}" if self.remedy else self.text
-
-
-def explain_here(unreachable: Unreachable, here: str = "this machine") -> Explanation:
-    """Why this process cannot reach a machine. ``here``: what the reader calls the one that it runs on."""
+def explain_here(unreachable: Unreachable, here: str = "this machine") -> str:
+    """Why this process cannot reach a machine, and what to do, without a full stop. ``here``: what the reader calls the
+    one that it runs on."""
     return explain(unreachable, platform.system(), this_process(), here)
 
 
-def explain(unreachable: Unreachable, system: str, origin: Origin, here: str = "this machine") -> Explanation:
+def explain(unreachable: Unreachable, system: str, origin: Origin, here: str = "this machine") -> str:
     """Why a process of this ``origin``, on a ``system`` ("Darwin", "Linux" ...), cannot reach a machine."""
     host, is_mac = unreachable.host, system == "Darwin"
     if unreachable.is_name:
         return _name(host, is_mac, origin, here)
     if unreachable.is_silent:
-        text = f"{host} accepts connections, but no worker answers"
-        return Explanation(
-            text, "the worker may be stopped or still starting, or another program may listen on that port"
+        return (
+            f"{host} accepts connections, but no worker answers; the worker may be stopped or still starting, or "
+            "another program may listen on that port"
         )
     match unreachable.error:
         case errno.EHOSTUNREACH if is_mac and is_local(host) and not origin.may_use_local_network:
@@ -56,19 +41,18 @@ def explain(unreachable: Unreachable, system: str, origin: Origin, here: str = "
         case errno.EHOSTUNREACH:
             return _no_route(host, is_mac, here)
         case errno.ECONNREFUSED:
-            return Explanation(f"the machine at {host} answers, but nothing listens on that port")
+            return f"the machine at {host} answers, but nothing listens on that port"
         case errno.ETIMEDOUT | errno.EHOSTDOWN:
             return _silent(host, is_firewall_possible=unreachable.error == errno.ETIMEDOUT)
         case errno.ENETUNREACH | errno.ENETDOWN:
             text = f"{here} has no network to {host} ({os.strerror(unreachable.error)})"
-            return Explanation(text, f"check its cable or Wi-Fi, and the route: {_route(host, is_mac)}")
+            return f"{text}; check its cable or Wi-Fi, and the route: {_route(host, is_mac)}"
         case errno.EACCES | errno.EPERM:
             text = f"a rule on {here} forbids connections to {host} ({os.strerror(unreachable.error)})"
-            return Explanation(text, "check its firewall and its routes")
+            return f"{text}; check its firewall and its routes"
         case errno.EADDRNOTAVAIL | errno.EINVAL if _lacks_zone(host):
-            text = f"{host} is a link-local address and needs an interface"
-            return Explanation(text, f"write it with the interface: [{host}%en5]")
-    return Explanation(str(unreachable))
+            return f"{host} is a link-local address and needs an interface; write it with the interface: [{host}%en5]"
+    return str(unreachable)
 
 
 def is_local(host: str) -> bool:
@@ -84,7 +68,7 @@ def is_local(host: str) -> bool:
     return (address.is_private or address.is_link_local) and not address.is_loopback
 
 
-def _no_permission(host: str, origin: Origin, here: str) -> Explanation:
+def _no_permission(host: str, origin: Origin, here: str) -> str:
     text = (
         f"macOS on {here} blocks this process from reaching {host} (“No route to host”), most likely because it has no "
         "permission for the local network"
@@ -96,15 +80,13 @@ def _no_permission(host: str, origin: Origin, here: str) -> Explanation:
     remedy = f"allow {who} in {_SETTINGS} there, then start it again; {_FREE}"
     if origin.start is Start.DETACHED:
         remedy = "its Terminal has been closed, and with it that right: start it from one that stays open, or over ssh"
-    return Explanation(
-        text, f"{remedy}. If `ping -c 3 {host}` there gets no answer either, that machine is not in the network"
-    )
+    return f"{text}; {remedy}. If `ping -c 3 {host}` there gets no answer either, that machine is not in the network"
 
 
-def _no_route(host: str, is_mac: bool, here: str) -> Explanation:
+def _no_route(host: str, is_mac: bool, here: str) -> str:
     ways = f"`ping -c 3 {host}`, {_route(host, is_mac)}"
     if not is_local(host):
-        return Explanation(f"there is no route from {here} to {host}", f"check the route: {ways}")
+        return f"there is no route from {here} to {host}; check the route: {ways}"
     why = "the machine is off, asleep or in another network"
     if not is_mac:
         why += ", or a firewall rejects connections"
@@ -112,29 +94,29 @@ def _no_route(host: str, is_mac: bool, here: str) -> Explanation:
         # macOS has one route for all of these, by its first interface: swellweb/targetBridge PR 130.
         why += ", or macOS looks for this self-assigned address elsewhere than on the cable"
         ways += ", and give both ends of the cable addresses of their own"
-    return Explanation(f"{here} finds no route to {host} (“No route to host”): {why}", f"check the route: {ways}")
+    return f"{here} finds no route to {host} (“No route to host”): {why}; check the route: {ways}"
 
 
-def _silent(host: str, *, is_firewall_possible: bool) -> Explanation:
+def _silent(host: str, *, is_firewall_possible: bool) -> str:
     why = "the machine is off, asleep or in another network"
     if is_firewall_possible:
         why += ", or a firewall drops connections"
     remedy = f"wake it and try `ping -c 3 {host}`"
     if is_firewall_possible:
         remedy += "; run `splitinfer doctor` there: it checks a Mac's firewall"
-    return Explanation(f"nothing comes back from {host}: {why}", remedy)
+    return f"nothing comes back from {host}: {why}; {remedy}"
 
 
-def _name(host: str, is_mac: bool, origin: Origin, here: str) -> Explanation:
+def _name(host: str, is_mac: bool, origin: Origin, here: str) -> str:
     text = f"{here} cannot resolve the name {host}"
     if not is_local(host):
-        return Explanation(text, "check its spelling, or use the machine's IP address")
+        return f"{text}; check its spelling, or use the machine's IP address"
     if not is_mac:
-        return Explanation(text, "names under .local need mDNS (Avahi with nss-mdns), or use the machine's IP address")
+        return f"{text}; names under .local need mDNS (Avahi with nss-mdns), or use the machine's IP address"
     remedy = "check that the machine is on and in this network (its name: System Settings → General → Sharing)"
     if not origin.may_use_local_network:
         remedy += f", and that this process may look for it ({_SETTINGS}); {_FREE}"
-    return Explanation(text, remedy)
+    return f"{text}; {remedy}"
 
 
 def _route(host: str, is_mac: bool) -> str:

@@ -28,6 +28,7 @@ import mlx.core as mx
 from splitinfer import cleanup
 from splitinfer.core.kv.format import EXACT, format_of
 from splitinfer.core.layout import DTYPES
+from splitinfer.core.plain_text import size
 from splitinfer.core.tensor_info import ITEM_BITS
 from splitinfer.engine.profiling.stopwatch import Report, Stopwatch
 from splitinfer.engine.versions import device_name, machine_name, own_versions
@@ -40,7 +41,7 @@ from splitinfer.models.checkpoint import Checkpoint, parse_entries, read_config,
 from splitinfer.models.divided import alone
 from splitinfer.models.layer_kinds import describe, half_of
 from splitinfer.models.loader import resolve_dtype
-from splitinfer.models.memory import free_bytes, on_gpu, size, unloaded_bytes
+from splitinfer.models.memory import free_bytes, on_gpu, unloaded_bytes
 from splitinfer.places import caches, replace_file
 from splitinfer.wire.messages import Profile, Profiled, Progress
 

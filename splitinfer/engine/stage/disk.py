@@ -10,8 +10,7 @@ import logging
 from collections.abc import Iterable
 
 from splitinfer.core.kv.block_tree import DiskBlock, Key
-from splitinfer.core.kv.part import Part
-from splitinfer.core.plan import Fetch, Save
+from splitinfer.core.plan import Fetch, Part, Save
 from splitinfer.engine.versions import device_name
 from splitinfer.kvstore.record import Record
 from splitinfer.kvstore.store import Disk, KVStore

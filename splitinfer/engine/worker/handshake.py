@@ -1,9 +1,8 @@
 """Authenticates peers that connect to a worker's port, while its engine may be busy.
 
 A worker serves one coordinator at a time. The acceptor replies at once, from the link's own thread, because the engine
-may be loading for minutes. A peer with another version is refused with the difference, and a second coordinator with
-the name of the first. A peer that sends nothing, or no valid Hello, is dropped with one line in the log. Only links
-whose handshake succeeded reach the engine, or, in the role "reader", ``Readers``.
+may be loading for minutes. Only links whose handshake succeeded reach the engine, or, in the role "reader",
+``Readers``.
 
 An encrypted worker admits coordinators whose keys it knows. An admitted one sends each worker the key of the stage that
 will send it hidden states, and those of the workers that may take weights. So workers need not know each other's keys;
@@ -65,35 +64,24 @@ class AccessControl:
         """Whether ``key`` is this machine's own."""
         return self._keys is not None and key == self._keys.own().public
 
-    def may_coordinate(self, key: str | None) -> bool:
-        """Whether the owner of ``key`` may be this worker's coordinator."""
-        return self._keys is None or (key is not None and self._keys.admits(key))
-
-    def may_send_hidden_states(self, key: str | None) -> bool:
-        """Whether the owner of ``key`` is the stage before, which may send hidden states."""
-        with self._lock:
-            return self._keys is None or (bool(key) and key == self._upstream)
-
-    def may_read_weights(self, key: str | None) -> bool:
-        """Whether the owner of ``key`` may copy weights from this machine: whoever may coordinate, and the workers that
-        the coordinator has named."""
-        if self.may_coordinate(key):
+    def allows(self, role: str, key: str | None) -> bool:
+        """Whether the owner of ``key`` may connect in a role: who may coordinate in any but "upstream", which is the
+        stage before alone; that may measure its link, too. Those that the coordinator has named may read weights."""
+        if self._keys is None:
             return True
         with self._lock:
-            return bool(key) and key in self._readers
+            named = {"reader": self._readers, "probe": (self._upstream,), "upstream": (self._upstream,)}.get(role, ())
+        return bool(key) and (key in named or (role != "upstream" and self._keys.admits(str(key))))
 
     @property
     def options(self) -> LinkOptions:
         """The options to listen with."""
-        return (
-            LinkOptions()
-            if self._keys is None
-            else LinkOptions(security=Security(self._keys.own(), None, self._admits))
-        )
+        security = None if self._keys is None else Security(self._keys.own(), None, self._admits)
+        return LinkOptions(security=security)
 
     def _admits(self, key: str) -> bool:
         assert self._keys is not None
-        if self.may_send_hidden_states(key) or self.may_read_weights(key):
+        if any(self.allows(role, key) for role in ("upstream", "reader")):
             return True
         self._keys.log_unknown(key)
         return False
@@ -202,7 +190,7 @@ class Acceptor:
         difference = self._versions.difference(hello.versions)
         if difference:
             return f"the worker runs another version ({difference}); install the same on both"
-        if not self._is_allowed(hello.role, connection.link.peer_key):
+        if not self._access.allows(hello.role, connection.link.peer_key):
             return "this key is not admitted here"
         if hello.role == "reader":
             return self._readers.reason_against
@@ -226,17 +214,6 @@ class Acceptor:
         host = connection.link.address.removeprefix("tcp://").rpartition(":")[0].strip("[]").partition("%")[0]
         if self._access.is_own(connection.link.peer_key) and not is_loopback(host) and host not in own_addresses():
             log.warning("%s at %s %s", connection.name, host, same_key())
-
-    def _is_allowed(self, role: str, key: str | None) -> bool:
-        match role:
-            case "upstream":
-                return self._access.may_send_hidden_states(key)
-            case "probe":
-                return self._access.may_send_hidden_states(key) or self._access.may_coordinate(key)
-            case "reader":
-                return self._access.may_read_weights(key)
-            case _:
-                return self._access.may_coordinate(key)
 
     def _drop_silent(self) -> None:
         now = time.monotonic()

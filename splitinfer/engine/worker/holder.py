@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from splitinfer.core.layout import DTYPES
 from splitinfer.engine.files.answering import Running
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.profiling.measure import answer
@@ -23,7 +22,6 @@ from transports import Frame, LinkClosed
 log = logging.getLogger(__name__)
 
 _SUMS = 2**13, 2**20  # bytes of the sums that are timed: of a token's, and of a chunk's hidden states
-_MAX_PATH = 4096  # characters of a model's name
 
 
 class Abandoned(Exception):
@@ -67,7 +65,6 @@ class StageHolder:
         """Load what a coordinator asks for, unless it is loaded; reply to it."""
         if self._model is not None:
             command = replace(command, model=self._model)
-        _check(command)
         try:
             if self.stage is None or not self.stage.serves(command):
                 self.unload()
@@ -154,16 +151,3 @@ def _refuse(connection: Connection, error: SplitinferError) -> None:
     log.warning("refused %s: %s", connection.name, error)
     connection.send(Refuse(str(error)))
     connection.link.close(str(error))
-
-
-def _check(command: Load) -> None:
-    """Raise ProtocolError for values that no coordinator of this project sends."""
-    if command.dtype not in DTYPES:
-        raise ProtocolError(
-            f"a load message has the unknown dtype {command.dtype!r:.40}; known are {', '.join(DTYPES)}"
-        )
-    if command.vocab_size < 1 or command.kv_tokens < 1 or len(command.model) > _MAX_PATH:
-        raise ProtocolError(
-            f"a load message has a vocabulary of {command.vocab_size}, {command.kv_tokens} tokens of KV "
-            f"and a model's name of {len(command.model)} characters"
-        )

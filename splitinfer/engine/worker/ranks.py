@@ -32,15 +32,11 @@ _LOOK_EVERY = 2.0  # seconds between looks at the cable of RDMA, which says noth
 
 
 class RankProcess(Protocol):
-    """A process that serves as a rank in the place of the worker that has started it."""
+    """A process that serves as a rank in the place of the worker that has started it: where it listens, and its end."""
 
-    def address(self) -> str:
-        """Where it listens."""
-        ...
+    def address(self) -> str: ...
 
-    def kill(self) -> None:
-        """End it at once."""
-        ...
+    def kill(self) -> None: ...
 
 
 def join_ranks(half: Half, gather: Callable[[bytes], bytes]) -> Pair:

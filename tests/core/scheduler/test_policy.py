@@ -8,20 +8,18 @@ from toy import House, blocks, drain, small
 
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.policy import Policy, PolicyConfig, PolicyDecision, PolicyInput, PolicyName
+from splitinfer.core.scheduler.policy import Policy, PolicyConfig, PolicyDecision, PolicyName
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 from splitinfer.machine.costs import Costs
 from tests.emulation.machine import Hop, Machine
 from tests.sim.simulator import Simulator
 
-BUSY, ALONE = PolicyInput(num_decoding=3), PolicyInput(num_decoding=0)
-
 
 @pytest.mark.parametrize("name", list(PolicyName))
 def test_where_nobody_decodes_prompts_have_all(name: PolicyName):
     policy = Policy(PolicyConfig(policy=name, prefill_share=0.3))
-    assert policy.decide(ALONE) == PolicyDecision(decodes_go=True, share=1.0, admits=True)
+    assert policy.decide(0) == PolicyDecision(decodes_go=True, share=1.0, admits=True)
 
 
 @pytest.mark.parametrize(
@@ -34,21 +32,21 @@ def test_where_nobody_decodes_prompts_have_all(name: PolicyName):
     ],
 )
 def test_where_somebody_decodes(name: PolicyName, order: PolicyDecision):
-    assert Policy(PolicyConfig(policy=name, prefill_share=0.3)).decide(BUSY) == order
+    assert Policy(PolicyConfig(policy=name, prefill_share=0.3)).decide(3) == order
 
 
 @pytest.mark.parametrize("name", [PolicyName.PREFILL_FIRST, PolicyName.WATERMARK])
 def test_a_decode_that_waited_too_long_goes(name: PolicyName):
     policy = Policy(PolicyConfig(policy=name, max_decode_gap=2.0))
-    assert not policy.decide(PolicyInput(3, waited=1.9)).decodes_go
-    assert policy.decide(PolicyInput(3, waited=2.0)).decodes_go
+    assert not policy.decide(3, waited=1.9).decodes_go
+    assert policy.decide(3, waited=2.0).decodes_go
 
 
 def test_the_watermark_has_hysteresis_and_dwells():
     policy = Policy(PolicyConfig(policy=PolicyName.WATERMARK, kv_high=0.8, kv_low=0.5, min_dwell=3))
     seen = []
     for share in [0.9, 0.9, 0.9, 0.9, 0.6, 0.4, 0.4, 0.6, 0.7, 0.85]:
-        policy.scheduled(PolicyInput(4, kv_share=share))
+        policy.scheduled(4, share)
         seen.append(policy.drains)
     # Three steps on a side at least; at 0.6 it goes on draining, at 0.7 it goes on filling.
     assert seen == [False, False, True, True, True, False, False, False, False, True]

@@ -228,7 +228,7 @@ def test_a_result_nobody_asked_for_is_refused():
 
 
 @pytest.mark.parametrize(
-    "name", ["num_groups", "max_in_flight", "token_budget", "max_running", "max_len", "max_sessions", "max_waiting"]
+    "name", ["num_groups", "max_in_flight", "token_budget", "max_running", "max_len", "max_waiting"]
 )
 def test_bounds_are_at_least_one(name: str):
     with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):

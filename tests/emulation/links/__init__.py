@@ -12,8 +12,8 @@ such links by address. An emulated link keeps the contract of the one below, wit
 from tests.emulation.links.link import EmulatedLink
 from tests.emulation.links.profile import PRESETS, LinkProfile, preset
 from tests.emulation.links.transport import EmulatedTransport, installed
-from transports.registry import register_prefix
+from transports.registry import TRANSPORTS, known
 
-register_prefix("emulated", EmulatedTransport)
+TRANSPORTS.update({f"emulated+{scheme}": EmulatedTransport(TRANSPORTS[scheme]) for scheme in known()})
 
 __all__ = ["PRESETS", "EmulatedLink", "EmulatedTransport", "LinkProfile", "installed", "preset"]

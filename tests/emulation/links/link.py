@@ -80,7 +80,7 @@ class EmulatedLink(InboxLink):
         """Process what has left the incoming wire."""
         if isinstance(item, LinkClosed):
             self._finish(item.reason if self._close_reason is None else self._close_reason)
-        elif self._inbox.ended is None:
+        elif self.inbox.ended is None:
             self._take(item)
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class EmulatedLink(InboxLink):
         self._out.join(max(0.0, give_up_at - time.monotonic()))
 
     def abort(self, reason: str = "") -> None:
-        self._inbox.end(reason, drop=True)
+        self.inbox.end(reason, drop=True)
         self._finish(reason)
         self._below.abort(reason)
 
@@ -110,9 +110,9 @@ class EmulatedLink(InboxLink):
         self._below.close(reason)
 
     def _finish(self, reason: str) -> None:
-        self._inbox.end(reason)
+        self.inbox.end(reason)
         self._over.set()
         self._out.stop()
         if self._in is not None:
             self._in.stop()
-        self._inbox.pump()
+        self.inbox.pump()

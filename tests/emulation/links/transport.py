@@ -20,7 +20,7 @@ from tests.emulation.links.link import EmulatedLink
 from tests.emulation.links.profile import LinkProfile, preset
 from transports.address import errors_naming, split_scheme
 from transports.base import AddressError, Link, LinkOptions, Listener, Transport
-from transports.registry import rewriting
+from transports.registry import TRANSPORTS, known
 
 
 @contextlib.contextmanager
@@ -28,19 +28,33 @@ def installed(profile: LinkProfile | str) -> Iterator[None]:
     """For the length of a `with` block emulate every link that `connect` makes in this process, both ways.
 
     The peers stay as they are, and links made in the block stay emulated. Accepted links are not emulated, and neither
-    are those between two other processes: those need addresses from `transports.address_for_others`.
+    are those between two other processes.
     """
-    chosen = preset(profile)
-    changed = {field.name: getattr(chosen, field.name) for field in fields(LinkProfile)}
-    query = {name: repr(value) for name, value in changed.items() if value != getattr(LinkProfile(), name)}
-
-    def emulated(address: str) -> str:
-        if address.startswith("emulated+"):
-            return address
-        return f"emulated+{address}{'&' if '?' in address else '?'}{urlencode({**query, 'both_ways': 1})}"
-
-    with rewriting(emulated):
+    before = {scheme: TRANSPORTS[scheme] for scheme in known()}
+    TRANSPORTS.update({scheme: _Slower(inner, preset(profile)) for scheme, inner in before.items()})
+    try:
         yield
+    finally:
+        TRANSPORTS.update(before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slower:
+    """Another transport, whose links are emulated at the end that connects."""
+
+    inner: Transport
+    profile: LinkProfile
+
+    @property
+    def scheme(self) -> str:
+        return self.inner.scheme
+
+    def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
+        below = self.inner.connect(address, timeout=timeout, options=options)
+        return EmulatedLink(below, self.profile, both_ways=True, options=options)
+
+    def listen(self, address: str, *, options: LinkOptions) -> Listener:
+        return self.inner.listen(address, options=options)
 
 
 @dataclass(frozen=True, slots=True)

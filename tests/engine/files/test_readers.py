@@ -113,8 +113,8 @@ def test_a_worker_that_the_coordinator_named_may_take_weights_for_this_session(
 ):
     access.begin()
     access.let_read([STRANGER.public])
-    assert not access.may_coordinate(STRANGER.public)
-    assert not access.may_send_hidden_states(STRANGER.public)
+    assert not access.allows("coordinator", STRANGER.public)
+    assert not access.allows("upstream", STRANGER.public)
     with Reader(address, options(STRANGER), 5.0) as reader:
         assert isinstance(request_manifest(reader, wanted), Remote)
     access.begin()

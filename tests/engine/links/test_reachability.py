@@ -20,40 +20,40 @@ EXEMPT = [Origin(each) for each in (Start.ROOT, Start.DAEMON, Start.SSH, Start.T
 
 def test_no_route_on_a_mac_is_a_missing_permission():
     found = explain(NO_ROUTE, MAC, ITERM)
-    assert "macOS on this machine blocks this process from reaching 192.168.1.7" in found.text
-    assert "allow iTerm in System Settings → Privacy & Security → Local Network" in found.remedy
-    assert "`ping -c 3 192.168.1.7`" in found.remedy  # the test that tells it from a machine that is off
-    assert "Terminal, ssh and daemons" in found.remedy
+    assert "macOS on this machine blocks this process from reaching 192.168.1.7" in found
+    assert "allow iTerm in System Settings → Privacy & Security → Local Network" in found
+    assert "`ping -c 3 192.168.1.7`" in found  # the test that tells it from a machine that is off
+    assert "Terminal, ssh and daemons" in found
 
 
 def test_the_program_to_be_allowed_is_named():
-    agent = explain(NO_ROUTE, MAC, Origin(Start.AGENT, "io.splitinfer.worker")).remedy
+    agent = explain(NO_ROUTE, MAC, Origin(Start.AGENT, "io.splitinfer.worker"))
     assert "allow io.splitinfer.worker, which launchd started as an agent" in agent
-    assert "Terminal has been closed" in explain(NO_ROUTE, MAC, Origin(Start.DETACHED)).remedy
-    assert "allow the program that started it" in explain(NO_ROUTE, MAC, Origin(Start.UNKNOWN)).remedy
+    assert "Terminal has been closed" in explain(NO_ROUTE, MAC, Origin(Start.DETACHED))
+    assert "allow the program that started it" in explain(NO_ROUTE, MAC, Origin(Start.UNKNOWN))
 
 
 @pytest.mark.parametrize("origin", EXEMPT)
 def test_who_needs_no_permission_is_not_sent_to_the_settings(origin: Origin):
     found = explain(NO_ROUTE, MAC, origin)
     assert "Local Network" not in str(found)
-    assert "the machine is off, asleep or in another network" in found.text
-    assert "`route -n get 192.168.1.7`" in found.remedy
+    assert "the machine is off, asleep or in another network" in found
+    assert "`route -n get 192.168.1.7`" in found
 
 
 def test_a_self_assigned_address_may_be_looked_for_elsewhere():
     found = explain(Unreachable("169.254.7.7", errno.EHOSTUNREACH), MAC, EXEMPT[0])
-    assert "looks for this self-assigned address elsewhere" in found.text
+    assert "looks for this self-assigned address elsewhere" in found
     assert "self-assigned" not in str(explain(NO_ROUTE, MAC, EXEMPT[0]))
 
 
 def test_elsewhere_no_route_is_no_route():
     linux = explain(NO_ROUTE, LINUX, Origin(Start.UNKNOWN))
     assert "Local Network" not in str(linux)
-    assert "a firewall rejects" in linux.text
-    assert "`ip route get 192.168.1.7`" in linux.remedy
+    assert "a firewall rejects" in linux
+    assert "`ip route get 192.168.1.7`" in linux
     far = explain(Unreachable("8.8.8.8", errno.EHOSTUNREACH), MAC, ITERM)
-    assert far.text == "there is no route from this machine to 8.8.8.8"
+    assert far.startswith("there is no route from this machine to 8.8.8.8; ")
 
 
 def test_every_other_error():
@@ -97,4 +97,4 @@ def test_local_addresses(host: str, local: bool):
 @given(st.text(max_size=20) | st.ip_addresses().map(str), st.integers(0, 140), st.booleans(), st.sampled_from(Start))
 def test_there_is_always_a_sentence(host: str, number: int, is_name: bool, start: Start):
     for system in (MAC, LINUX):
-        assert explain(Unreachable(host, number, is_name), system, Origin(start, "x")).text
+        assert explain(Unreachable(host, number, is_name), system, Origin(start, "x"))
