@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from splitinfer.core.kv.format import KVFormat
-from splitinfer.core.kv.growth import IN_STEP, Phases, phases_of
+from splitinfer.core.kv.growth import phase_of
 from splitinfer.core.kv.rewind import NEVER, UNLIMITED, WITHIN_DRAFTS, least_rewind
 from splitinfer.models.growing import GrowingKVCache, fitted
 from splitinfer.models.mlx_lm import cache as mlx_caches
@@ -129,8 +129,8 @@ def grows_evenly(cache: Cache) -> bool:
 def grow_in_step(cache: Cache) -> None:
     """Let an empty cache grow in step with every other one (``core.kv.growth``)."""
     for one in _parts(cache):
-        if isinstance(one, GrowingKVCache | QuantisedKVCache):
-            one.phases = IN_STEP
+        if isinstance(one, GrowingKVCache):
+            one.phase = 0.0
 
 
 class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
@@ -239,14 +239,14 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
         return self.keys, self.values, self.offset, self.base, self.window
 
 
-def own_cache(cache: Cache, format: KVFormat | None = None, phases: Phases = IN_STEP) -> Cache:
+def own_cache(cache: Cache, format: KVFormat | None = None, phase: float = 0.0) -> Cache:
     """The cache a stage uses for an own layer: a ``WindowKVCache`` for a sliding window, for plain keys and values one
-    that grows at ``phases``, and has them in ``format`` if there is one, else mlx-lm's."""
+    that grows at a ``phase``, and has them in ``format`` if there is one, else mlx-lm's."""
     if is_list(cache):
-        cache.caches = tuple(own_cache(c, format, phases) for c in cache.caches)
+        cache.caches = tuple(own_cache(c, format, phase) for c in cache.caches)
         return cache
     if can_quantise(cache):
-        return GrowingKVCache(phases) if format is None else QuantisedKVCache(format, phases)
+        return GrowingKVCache(phase) if format is None else QuantisedKVCache(format, phase)
     if type(cache) is mlx_caches.RotatingKVCache and cache.keep == 0:
         return WindowKVCache(cache.max_size)
     return cache
@@ -312,7 +312,7 @@ def make_list(
     ``fresh``: what the model's own ``make_cache`` returned; ``own``: the places of the stage's own caches, which store
     their keys and values in ``format``, if there is one.
     """
-    full = [own_cache(cache, format, phases_of(i)) if i in own else cache for i, cache in enumerate(fresh)]
+    full = [own_cache(cache, format, phase_of(i)) if i in own else cache for i, cache in enumerate(fresh)]
     own_by_kind: dict[tuple[Any, ...], Cache] = {}
     for part in (part for i in sorted(own) for part in _parts(full[i])):
         own_by_kind.setdefault(_kind(part), part)

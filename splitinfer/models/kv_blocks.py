@@ -28,7 +28,6 @@ from splitinfer.core.kv.part import Part
 from splitinfer.core.plan import TensorSpec
 from splitinfer.models.caches import Cache, WindowKVCache, copied_state, is_list, is_plain
 from splitinfer.models.cohort import SequenceCaches
-from splitinfer.models.growing import of_both, phases_at
 from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.tensors import mlx_dtype, spec_of, to_buffer
 
@@ -279,7 +278,7 @@ def _join(cache: Cache, pieces: Sequence[Any], length: int) -> list[mx.array]:
         tree_map(lambda a, p=p: a[..., max(base - p.start, 0) : length - p.start, :], p.packed.tree()) for p in wanted
     ]
     grows = not isinstance(cache, mlx_caches.ConcatenateKVCache)
-    cache.keys, cache.values = of_both(phases_at(cache), partial(_joined, grows), *cut_off)
+    cache.keys, cache.values = tree_map(partial(_joined, grows, getattr(cache, "phase", 0.0)), *cut_off)
     cache.offset = length
     if isinstance(cache, WindowKVCache):
         cache.base = base

@@ -17,12 +17,10 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from splitinfer.core.kv.format import KVFormat
-from splitinfer.core.kv.growth import IN_STEP, Phases
 from splitinfer.errors import ModelError
 from splitinfer.models.attention import backend
-from splitinfer.models.growing import of_both, written
+from splitinfer.models.growing import GrowingKVCache, written
 from splitinfer.models.mlx_lm import base
-from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.system.gpu_roads import Road
 
 _GROUPS = (64, 32)  # numbers that share a scale; the largest that divides a head
@@ -91,17 +89,12 @@ class Packed:
         )
 
 
-class QuantisedKVCache(mlx_caches.KVCache):  # type: ignore[misc]
-    """mlx-lm's plain cache with ``keys`` and ``values`` as columns of ``format``'s bits; it grows at ``phases``."""
+class QuantisedKVCache(GrowingKVCache):
+    """The same with ``keys`` and ``values`` as columns of ``format``'s bits."""
 
-    cache_kind = mlx_caches.KVCache
-
-    def __init__(self, format: KVFormat, phases: Phases = IN_STEP) -> None:
-        super().__init__()
-        self.keys: Columns | None = None
-        self.values: Columns | None = None
-        self.offset: int = 0
-        self.format, self.phases = format, phases
+    def __init__(self, format: KVFormat, phase: float = 0.0) -> None:
+        super().__init__(phase)
+        self.format = format
         self.dtype = mx.float32
 
     def encode(self, keys: mx.array, values: mx.array) -> tuple[Columns, Columns]:
@@ -119,9 +112,8 @@ class QuantisedKVCache(mlx_caches.KVCache):  # type: ignore[misc]
         new = self.encode(keys, values)
         if self.keys is None:
             self.keys, self.values = tree_map(lambda array: array[:, :, :0], new)
-        self.keys, self.values = of_both(self.phases, partial(written, before), (self.keys, self.values), new)
-        used = tree_map(lambda array: array[:, :, : self.offset], (self.keys, self.values))
-        return self.decode(*used)
+        self.keys, self.values = tree_map(partial(written, before, self.phase), (self.keys, self.values), new)
+        return self.decode(*self.state)
 
     @property
     def state(self) -> Any:
