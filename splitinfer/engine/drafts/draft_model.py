@@ -262,20 +262,11 @@ class DraftModel:
             rows.append(line.row(num_unknown, self._vocab_size))
             entry.tokens += new
         logits = self._step.run(parts, ids, None)
-        chosen = self._choose(logits[0] if len(logits) == 1 else mx.concatenate(logits), rows)
+        chosen = self._sampler.tokens(logits[0] if len(logits) == 1 else mx.concatenate(logits), rows)
         # The next round may read what is chosen: then the host has an array of its own (``Device.launch``).
         read, pending = (chosen + 0, (chosen,)) if self._may_go_ahead(lines) else (chosen, ())
         ticket = self._device.launch((read,), pending, round_of(len(lines)), time.monotonic())
         return _Round(tuple(lines), chosen, ticket)
-
-    def _choose(self, logits: mx.array, rows: list[Row]) -> mx.array:
-        """A token for each row of [lines, vocabulary] logits."""
-        if all(row.params.temperature == 0 and not row.params.changes_logits and row.mask is None for row in rows):
-            return mx.argmax(logits, axis=-1)  # what the sampler gives, without the log probabilities
-        choices = self._sampler.choose(logits, rows)
-        tokens = mx.concatenate([one.tokens for one in choices]) if len(choices) > 1 else choices[0].tokens
-        order = [i for one in choices for i in one.rows]
-        return tokens if order == sorted(order) else tokens[mx.argsort(mx.array(order))]
 
     def _read(self, done: _Round, following: _Round | None, found: list[Draft | None]) -> None:
         """Put the drafts of a round in the places of their sequences, when the device is done with it."""

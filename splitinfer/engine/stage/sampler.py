@@ -138,6 +138,12 @@ class Sampler:
             alike[_Structure.of(row)].append(i)
         return [self._choose_alike(logits, rows, keys, structure, indices) for structure, indices in alike.items()]
 
+    def tokens(self, logits: mx.array, rows: Sequence[Row], keys: mx.array | None = None) -> mx.array:
+        """[n] tokens alone, in the order of the rows; what ``choose`` gives, not evaluated."""
+        if all(row.params.temperature == 0 and not row.params.changes_logits and row.mask is None for row in rows):
+            return mx.argmax(logits, axis=-1)  # without the log probabilities
+        return in_order(self.choose(logits, rows, keys))
+
     def _choose_alike(
         self, logits: mx.array, rows: Sequence[Row], keys: mx.array | None, structure: _Structure, indices: list[int]
     ) -> Choice:
@@ -184,6 +190,13 @@ class Sampler:
             return noise[:, :width]
         never = mx.full((noise.shape[0], width - self._vocab_size), -mx.inf)
         return mx.concatenate([noise, never], axis=1)
+
+
+def in_order(choices: Sequence[Choice]) -> mx.array:
+    """[n] chosen tokens in the order of the rows, of which there is at least one."""
+    tokens = mx.concatenate([one.tokens for one in choices]) if len(choices) > 1 else choices[0].tokens
+    order = [i for one in choices for i in one.rows]
+    return tokens if order == sorted(order) else tokens[mx.argsort(mx.array(order))]
 
 
 def read(choices: Sequence[Choice], rows: Sequence[Row]) -> list[SampledToken]:
