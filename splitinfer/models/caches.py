@@ -21,8 +21,8 @@ from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.growth import phase_of
 from splitinfer.core.kv.rewind import NEVER, UNLIMITED, WITHIN_DRAFTS, least_rewind
 from splitinfer.models.growing import GrowingKVCache, fitted
+from splitinfer.models.mlx_lm import base
 from splitinfer.models.mlx_lm import cache as mlx_caches
-from splitinfer.models.mlx_lm import create_causal_mask, make_prompt_cache
 from splitinfer.models.quantised import QuantisedKVCache
 
 _whole_classes: dict[type, type] = {}
@@ -85,7 +85,7 @@ _EVEN = (*_PLAIN, "GrowingKVCache", "QuantisedKVCache", "ArraysCache")
 def fresh_caches(model: Any) -> list[Cache]:
     """The caches that a model makes for a sequence, one for each of its places: mlx-lm's also where mlx-vlm's do the
     same."""
-    return [_as_mlx_lms(cache) for cache in make_prompt_cache(model)]
+    return [_as_mlx_lms(cache) for cache in mlx_caches.make_prompt_cache(model)]
 
 
 def _as_mlx_lms(cache: Cache) -> Cache:
@@ -211,7 +211,7 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
         past = self.offset - self.base
         if past + n <= window and not return_array:
             return "causal" if n > 1 else None
-        return cast(mx.array, create_causal_mask(n, past, window_size=window))
+        return cast(mx.array, base.create_causal_mask(n, past, window_size=window))
 
     def is_trimmable(self) -> bool:
         """Always, within ``rewind_limit``."""

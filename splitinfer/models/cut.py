@@ -26,7 +26,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from splitinfer.core.kv.format import KVFormat
-from splitinfer.errors import CannotCut, ModelError
+from splitinfer.errors import CannotCut
 from splitinfer.models.border import Border
 from splitinfer.models.caches import Place, can_quantise, fresh_caches, make_list, share
 from splitinfer.models.cohort import SequenceCaches
@@ -49,7 +49,6 @@ from splitinfer.models.structure import CannotTrace, ModelStructure
 Positions = Callable[[], mx.array]
 
 _TABLES = (nn.Embedding, nn.QuantizedEmbedding)
-NO_FLOAT32_HEAD = "this model's head cannot be computed in float32; leave float32_head out"
 _PROBED = (3, 7)  # rows; then one, for which some models read other arrays than for many
 
 
@@ -135,13 +134,8 @@ class StageModel:
         return None if self._incoming is None else self._incoming.made_up(n, seed)
 
     def use_float32_head(self) -> None:
-        """From now on compute the norm and the head in float32, and return float32 logits.
-
-        Raises:
-            ModelError: this model's head cannot be computed in float32.
-        """
-        if not self.taps_rows:
-            raise ModelError(NO_FLOAT32_HEAD)
+        """From now on compute the norm and the head in float32, and return float32 logits, as far as its survey has
+        ``head_bytes``."""
         self._relay.head_in_float32 = True
 
     def tap(self, parts: Mapping[int, Callable[[mx.array], mx.array]]) -> None:

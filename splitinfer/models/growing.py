@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from splitinfer.core.kv.growth import room
-from splitinfer.models.mlx_lm import KVCache
+from splitinfer.models.mlx_lm import cache as mlx_caches
 
 
 def written(at: int, phase: float, old: mx.array | None, new: mx.array) -> mx.array:
@@ -29,10 +29,10 @@ def fitted(array: mx.array, length: int) -> mx.array:
     return mx.concatenate([array, mx.zeros((batch, heads, length - here, dim), array.dtype)], axis=2)
 
 
-class GrowingKVCache(KVCache):  # type: ignore[misc]
+class GrowingKVCache(mlx_caches.KVCache):  # type: ignore[misc]
     """mlx-lm's plain cache, which grows at a ``phase``."""
 
-    cache_kind = KVCache
+    cache_kind = mlx_caches.KVCache
 
     def __init__(self, phase: float = 0.0) -> None:
         super().__init__()

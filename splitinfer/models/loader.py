@@ -24,7 +24,7 @@ from splitinfer.models.attention import Attention, from_config, layers_of, obser
 from splitinfer.models.building import build_model, build_with_pictures, placeholders_of
 from splitinfer.models.caches import grow_in_step, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.cut import NO_FLOAT32_HEAD, StageModel
+from splitinfer.models.cut import StageModel
 from splitinfer.models.divided import divide
 from splitinfer.models.graph import arrays_read, uncompiled
 from splitinfer.models.halves import Pair
@@ -72,7 +72,7 @@ class Survey:
             ModelError: this model's head cannot be computed in float32.
         """
         if self.head_bytes is None:
-            raise ModelError(NO_FLOAT32_HEAD)
+            raise ModelError("this model's head cannot be computed in float32; leave float32_head out")
         return replace(self, need=replace(self.need, weights=self.need.weights + self.head_bytes))
 
 

@@ -24,7 +24,7 @@ from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.heads import BlockPart, HeadRows, check_width
 from splitinfer.models.kv_blocks import KVBlock, cut
 from splitinfer.models.layers import type_name
-from splitinfer.models.mlx_lm import make_prompt_cache
+from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.mtp import PREFIX, PredictionHeads, tensors_of
 from splitinfer.models.rows import attend_by_rows
 
@@ -61,7 +61,7 @@ class WithHeads:
     @property
     def own_places(self) -> list[int]:
         """The places of the stage's own caches, and of the heads'."""
-        before = len(make_prompt_cache(self.stage.whole))
+        before = len(mlx_caches.make_prompt_cache(self.stage.whole))
         return [*self.stage.own_places, *range(before, before + len(self.heads.layers))]
 
     def make_caches(self) -> SequenceCaches:

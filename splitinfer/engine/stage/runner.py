@@ -19,7 +19,7 @@ import numpy as np
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.plan import SampledSlice, Slice, StageFigures, StepPlan
 from splitinfer.core.wire_codec import NONE
-from splitinfer.engine.device.device import Device, Span, Ticket, Work, memory_errors, round_of
+from splitinfer.engine.device.device import Device, Span, Ticket, Work, device_errors, round_of
 from splitinfer.engine.stage.checks import check_plan
 from splitinfer.engine.stage.commands import Commands
 from splitinfer.engine.stage.disk import StageDisk
@@ -43,8 +43,6 @@ from splitinfer.models.trained import WithHeads
 from splitinfer.system.gpu_roads import Road
 
 log = logging.getLogger(__name__)
-
-_TICK_EVERY = 0.5  # seconds; a device that has been idle for one lowers its clock
 
 
 class StageRunner:
@@ -80,7 +78,6 @@ class StageRunner:
         self._commands = Commands(self.pool, self._histories, disk, tower, agree, waits=device.computes_at_launch)
         self._codec = NONE
         self._prepared = PreparedSteps()
-        self._busy_at = 0.0  # when the device was last seen to compute, on the monotonic clock
         self._failure: DeviceFailed | None = None  # of a launch
 
     def use_codec(self, codec: str) -> None:
@@ -115,24 +112,6 @@ class StageRunner:
             self._drafter.clear()
         mx.clear_cache()
 
-    # -- keeping the device awake --------------------------------------------------------------
-
-    def until_tick(self, now: float) -> float | None:
-        """Seconds until ``tick`` is due; ``None`` while no sequence is open, or if the device computes at launch."""
-        if self.device.computes_at_launch or not len(self.pool):
-            return None
-        return max(0.0, self._busy_at + _TICK_EVERY - now)
-
-    def tick(self, now: float) -> None:
-        """Give the device next to nothing to compute, if that is due, so that the next step finds it awake.
-
-        Raises:
-            DeviceFailed: the device did.
-        """
-        if self.until_tick(now) == 0:
-            self._busy_at = now
-            self.device.stay_awake()
-
     # -- steps ---------------------------------------------------------------------------------
 
     def read_masks(self, masks: RawMasks) -> Masks | None:
@@ -146,7 +125,7 @@ class StageRunner:
         found = read_masks(masks, self._vocab_size)
         return lambda: found
 
-    @memory_errors
+    @device_errors(of_memory=True)
     def launch(
         self,
         plan: StepPlan,
@@ -190,7 +169,6 @@ class StageRunner:
         except DeviceFailed as failure:
             self._failure = failure
             raise
-        self._busy_at = time.monotonic()
         self._prepared.note(plan, masks)
         plan = plan if self._model.is_last or len(slices) == len(plan.slices) else replace(plan, slices=slices)
         return Launched(plan, slices, graph, applied, ticket, drafts, tickets)
@@ -268,7 +246,7 @@ class StageRunner:
 
     # -- graphs built ahead --------------------------------------------------------------------
 
-    @memory_errors
+    @device_errors(of_memory=True)
     def prepare_next(self) -> bool:
         """Build the graph of a step that is likely to come. Call when there is nothing else to do; whether there was
         one to build.
@@ -346,7 +324,7 @@ class StageRunner:
         """
         return self.device.wait(launched.ticket)
 
-    @memory_errors
+    @device_errors(of_memory=True)
     def finish(self, launched: Launched) -> Finished:
         """Read the results of a step, when it is done.
 
@@ -356,7 +334,6 @@ class StageRunner:
         span = self.wait(launched)
         if self._failure is not None:
             raise self._failure  # of the launch that came next: MLX tells it then, and this step's event hid it
-        self._busy_at = max(self._busy_at, span.ended)
         graph, figures = launched.graph, self._figures(launched, span)
         tokens = read(graph.choices, graph.rows)
         spans = [self.device.wait(ticket) for ticket in launched.draft_tickets]

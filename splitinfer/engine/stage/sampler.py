@@ -27,7 +27,7 @@ from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.engine.stage.history import History, Row
 from splitinfer.engine.stage.masking import adjusted, masked
 from splitinfer.models.memory import on_gpu
-from splitinfer.models.mlx_lm import apply_top_k, apply_top_p
+from splitinfer.models.mlx_lm import sample_utils
 from splitinfer.models.tensors import on_host
 from splitinfer.system.gpu_roads import Road
 
@@ -233,11 +233,11 @@ def reported(logprobs: mx.array, tokens: mx.array, num_top: int) -> mx.array:
 
 def _filtered(logprobs: mx.array, structure: _Structure, data: _Data) -> mx.array:
     if structure.has_top_p:
-        logprobs = apply_top_p(logprobs, data.top_p)  # it multiplies by it, and nothing else
+        logprobs = sample_utils.apply_top_p(logprobs, data.top_p)  # it multiplies by it, and nothing else
     if structure.has_min_p:
         logprobs = _with_min_p(logprobs, data.log_min_p)
     if 0 < structure.top_k < logprobs.shape[-1]:
-        logprobs = apply_top_k(logprobs, structure.top_k)
+        logprobs = sample_utils.apply_top_k(logprobs, structure.top_k)
     return logprobs
 
 
