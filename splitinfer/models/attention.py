@@ -48,7 +48,8 @@ class Attention:
         if backend == "metal":
             return self.query_dim == self.value_dim and self.query_dim in _METAL_SIZES
         if backend == "cuda":
-            return self.itemsize == _HALF and all(map(_fits_cuda, (self.query_dim, self.value_dim)))
+            sizes = (self.query_dim, self.value_dim)
+            return self.itemsize == _HALF and all(0 < n <= _CUDA_MOST and n % _CUDA_MULTIPLE == 0 for n in sizes)
         return False
 
     def tensors(self, backend: str) -> int:
@@ -58,10 +59,6 @@ class Attention:
     def scores(self, rows: int, context: int) -> int:
         """Bytes of the scores of ``rows`` against a context of so many tokens."""
         return self.heads * rows * (context if self.window is None else min(context, self.window)) * self.itemsize
-
-
-def _fits_cuda(size: int) -> bool:
-    return 0 < size <= _CUDA_MOST and size % _CUDA_MULTIPLE == 0
 
 
 def score_bytes(layers: Iterable[Attention], backend: str, rows: int, context: int) -> int:

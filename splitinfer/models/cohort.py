@@ -146,10 +146,6 @@ class Cohort:
         """Where a member's keys and values are in the arrays."""
         return next(i for i, one in enumerate(self.members) if one is member)
 
-    def consists_of(self, members: Sequence[SequenceCaches]) -> bool:
-        """Whether these are its members, in this order."""
-        return len(members) == len(self.members) and all(a is b for a, b in zip(members, self.members, strict=True))
-
     def begin_step(self) -> None:
         """Read each member's position; one position of each is about to be computed."""
         self._lengths = tuple(member.place.position for member in self.members)

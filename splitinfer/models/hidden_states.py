@@ -94,9 +94,9 @@ class ReceivedRows:
     parts: tuple[memoryview, ...]
 
     @property
-    def num_rows(self) -> int:
-        """T."""
-        return self.spec.shape[0]
+    def shape(self) -> tuple[int, ...]:
+        """As of an array."""
+        return self.spec.shape
 
     @property
     def buffer(self) -> memoryview | None:

@@ -7,7 +7,7 @@ a later one is given what it was given in the first (``rounding``): keys and val
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property, partial
 from typing import cast
@@ -48,18 +48,12 @@ def why_no_blocks(stage: StageModel) -> str | None:
     continues from them: at a block's end and, if possible, within one."""
     try:
         for length in (ENDS[1], *((WITHIN,) if _can_cut_anywhere(stage) else ())):
-            reason = _why_not_from(stage, length)
+            reason = _reason(partial(Continued, stage, length))
             if reason is not None:
                 return f"continuing from {length} stored tokens: {reason}"
     except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
         return f"{type(error).__name__}: {error}"
     return None
-
-
-def _why_not_from(stage: StageModel, length: int) -> str | None:
-    """Why a sequence cannot start from ``length`` stored tokens."""
-    at = cache(lambda number: Continued(stage, length, _SALTS * number))
-    return reason_to_refuse(lambda number: at(number).errors(), lambda number: at(number).noise())
 
 
 def sample_block(stage: StageModel) -> KVBlock:
@@ -94,10 +88,10 @@ def _can_cut_anywhere(stage: StageModel) -> bool:
 
 
 class Continued:
-    """A sequence of ``length`` tokens that continues, once from blocks and once without. ``salt``: of its tokens."""
+    """A sequence of ``length`` tokens that continues, once from blocks and once without, with the tokens of a round."""
 
-    def __init__(self, stage: StageModel, length: int, salt: int) -> None:
-        self._stage, self._length, self._salt = stage, length, salt
+    def __init__(self, stage: StageModel, length: int, number: int) -> None:
+        self._stage, self._length, self._salt = stage, length, _SALTS * number
         self._chunks: dict[int, list[LayerCall]] = {}
 
     def errors(self) -> Errors:
@@ -164,6 +158,12 @@ class Continued:
             self._chunks[start] = calls
 
 
+def _reason(of_round: Callable[[int], Continued]) -> str | None:
+    """Why what was tried is not what it should be; ``None`` if it is, up to rounding."""
+    at = cache(of_round)
+    return reason_to_refuse(lambda number: at(number).errors(), lambda number: at(number).noise())
+
+
 def _run(stage: StageModel, caches: SequenceCaches, start: int, end: int, salt: int) -> mx.array:
     """The stage's output for positions [start, end) of a made-up sequence, evaluated; on the last stage for one row."""
     y = _build(stage, caches, start, end, salt, 1)
@@ -203,9 +203,8 @@ def try_rollback(stage: StageModel, step: StepModel) -> Rollback | None:
 
 
 def _why_not(stage: StageModel, step: StepModel, way: Rollback) -> str | None:
-    at = cache(lambda number: _RolledBack(stage, step, way, _SALTS * number))
     try:
-        return reason_to_refuse(lambda number: at(number).errors(), lambda number: at(number).noise())
+        return _reason(partial(_RolledBack, stage, step, way))
     except _NoStates:
         return None
     except Exception as error:  # noqa: BLE001 - a model's code may raise anything when it is run in parts
@@ -219,8 +218,8 @@ class _NoStates(Exception):
 class _RolledBack(Continued):
     """A sequence of ``WITHIN`` tokens that continues, once behind a block of drafts that was rolled back."""
 
-    def __init__(self, stage: StageModel, step: StepModel, way: Rollback, salt: int) -> None:
-        super().__init__(stage, WITHIN, salt)
+    def __init__(self, stage: StageModel, step: StepModel, way: Rollback, number: int) -> None:
+        super().__init__(stage, WITHIN, number)
         self._step, self._way = step, way
 
     def errors(self) -> Errors:

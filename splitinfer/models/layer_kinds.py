@@ -88,7 +88,10 @@ def describe(
         hidden_row=_hidden_row(structure),
         context_length=checkpoint.context_length,
     )
-    return DescribedModel(model, structure, profile, _scores(attention or _unknown_attention(checkpoint, layers)))
+    if not attention and any(layer.kv_per_token for layer in layers):  # the model computes it by itself
+        attention = from_config(checkpoint.config, 2)
+    scores = score_bytes(attention, backend(), STEP_ROWS, _CONTEXT) // _CONTEXT
+    return DescribedModel(model, structure, profile, scores)
 
 
 def half_of(found: DescribedModel, sums: list[int], kv_format: KVFormat | None = None) -> DescribedModel:
@@ -156,14 +159,9 @@ def with_each_kind(stage: StageModel) -> StageModel:
 
 def _shortest_run(kinds: Sequence[str], least: int) -> tuple[int, int]:
     """Where the first of the shortest runs of at least so many begins and ends in which each kind occurs."""
-    length = next(n for n in range(min(least, len(kinds)), len(kinds) + 1) if _runs(kinds, n))
-    return next(iter(_runs(kinds, length)))
-
-
-def _runs(kinds: Sequence[str], length: int) -> list[tuple[int, int]]:
-    """The runs of a length in which each kind occurs."""
-    starts = range(len(kinds) - length + 1)
-    return [(at, at + length) for at in starts if len(set(kinds[at : at + length])) == len(set(kinds))]
+    lengths = range(min(least, len(kinds)), len(kinds) + 1)
+    runs = ((at, at + length) for length in lengths for at in range(len(kinds) - length + 1))
+    return next(run for run in runs if set(kinds[slice(*run)]) == set(kinds))
 
 
 def _shapes(layer: nn.Module) -> Signature:
@@ -230,13 +228,3 @@ def _hidden_row(structure: ModelStructure) -> int:
     """Bytes of a row of hidden states between two layers, of the widest border."""
     borders = [structure.border(layer) for layer in {1, structure.num_layers // 2} if 0 < layer < structure.num_layers]
     return max((border.width * border.dtype.size for border in borders), default=0)
-
-
-def _scores(attention: Sequence[Attention]) -> int:
-    """Bytes of a step's scores for each token of context, on this machine."""
-    return score_bytes(attention, backend(), STEP_ROWS, _CONTEXT) // _CONTEXT
-
-
-def _unknown_attention(checkpoint: Checkpoint, layers: Sequence[LayerProfile]) -> tuple[Attention, ...]:
-    """The attention of a model that computes it by itself, where any layer has keys and values."""
-    return from_config(checkpoint.config, 2) if any(layer.kv_per_token for layer in layers) else ()

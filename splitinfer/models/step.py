@@ -126,7 +126,8 @@ class StepModel:
         """Run in a way from now on. ``places``: of plain caches, which may share attention calls."""
         consumers = [] if way is Way.ROWS else self.cache_consumers
         if way is Way.MIXED:
-            consumers = [one for one in consumers if not self._has_kv(one.place)]
+            with_kv = [is_plain(one) or isinstance(one, WindowKVCache) for one in self._fresh]
+            consumers = [one for one in consumers if not with_kv[one.place]]
         self._places = [] if way is Way.MODULES else places  # such a module sees one sequence at a time
         self._each = [(one.holder, one.key, each_sequence) for one in consumers]
 
@@ -151,9 +152,6 @@ class StepModel:
             caches.full,
             lambda: self.stage(mx.zeros((1, 2), mx.int32), caches, None, 1),
         )
-
-    def _has_kv(self, place: int) -> bool:
-        return is_plain(self._fresh[place]) or isinstance(self._fresh[place], WindowKVCache)
 
     def run(self, parts: Sequence[Part], tokens: Sequence[int] | mx.array, hidden: mx.array | None) -> list[mx.array]:
         """Build the graph of a step; computes nothing yet. Advances each sequence by its rows.
@@ -259,7 +257,11 @@ class StepModel:
             members[0].release()
             return None
         cohort = members[0].cohort
-        if cohort is None or not cohort.consists_of(members) or any(m.cohort is not cohort for m in members):
+        if (
+            cohort is None
+            or [*map(id, cohort.members)] != [*map(id, members)]
+            or any(m.cohort is not cohort for m in members)
+        ):
             cohort = Cohort(members, self._places)
         cohort.begin_step()
         return cohort

@@ -46,6 +46,7 @@ from splitinfer.models.memory import (
     withdraw,
 )
 from splitinfer.models.mtp import MTP
+from splitinfer.models.rollback import Rollback
 from splitinfer.models.tensors import name_of
 from splitinfer.models.trained import read_of
 from splitinfer.wire.messages import Half, Load, Progress, Ready
@@ -251,7 +252,7 @@ def _read(
     on_disk = StageDisk(disk, command, dtype, places, sample) if disk is not None and sample is not None else None
     runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, heads, tower, group)
     runner.use(outcome)
-    if heads and not runner.may_have_heads:
+    if heads and runner.pool.rollback is Rollback.STAGE:
         raise ModelError(
             f"draft {command.drafter}: states of {type_name(model.whole)} cannot be rolled back beside its heads' KV"
         )

@@ -56,11 +56,6 @@ def read_masks(masks: RawMasks, vocab_size: int) -> RowMasks:
     return {place: mask_of(raw, vocab_size) for place, raw in masks.items()}
 
 
-def blank_mask(vocab_size: int) -> mx.array:
-    """A mask to be filled."""
-    return mx.array(np.zeros(vocab_size, np.bool_))
-
-
 def with_masks(slices: Sequence[Slice], rows: Sequence[Row], masks: RowMasks) -> tuple[Row, ...]:
     """The rows with logits of some slices, with their masks."""
     places = [(part.seq_id, row) for part in slices for row in range(part.num_logits)]

@@ -14,6 +14,7 @@ place, so a snapshot is dropped before that.
 import copy
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -99,7 +100,7 @@ class PreparedStep:
         masks: Mapping[int, mx.array],
     ) -> None:
         self.slices, self.snapshot = slices, cast(Snapshot | None, snapshot)
-        self.graph, self.outputs, self.pending = graph.without_pending(), graph.outputs(), graph.pending
+        self.graph, self.outputs, self.pending = replace(graph, pending=()), graph.outputs(), graph.pending
         ids, hidden = inputs
         self._ids, self._masks = _memory(ids), {seq_id: _memory(mask) for seq_id, mask in masks.items()}
         self._hidden = None if hidden is None else _memory(hidden).cast("B")

@@ -26,7 +26,7 @@ from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.head_drafts import HeadDrafter, HeadDrafts
 from splitinfer.engine.stage.history import History, Row, rows_of_prompts, verdicts_of
 from splitinfer.engine.stage.launched import Finished, Launched, StepGraph
-from splitinfer.engine.stage.masking import Masks, RawMasks, blank_mask, read_masks, with_masks
+from splitinfer.engine.stage.masking import Masks, RawMasks, read_masks, with_masks
 from splitinfer.engine.stage.outcomes import Outcome
 from splitinfer.engine.stage.prepared import Likely, PreparedStep, PreparedSteps, Snapshot
 from splitinfer.engine.stage.sampler import Sampler, read, read_scores, scored
@@ -36,7 +36,6 @@ from splitinfer.models.halves import Pair
 from splitinfer.models.hidden_states import PackedRows, ReceivedRows, blank_rows
 from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.pictures import PictureTower
-from splitinfer.models.rollback import Rollback
 from splitinfer.models.rows import Part
 from splitinfer.models.step import StepModel, arrays_to_evaluate
 from splitinfer.models.trained import WithHeads
@@ -83,11 +82,6 @@ class StageRunner:
     def use_codec(self, codec: str) -> None:
         """Set the codec in which prompts' rows go to the next stage (``core.wire_codec``)."""
         self._codec = codec
-
-    @property
-    def may_have_heads(self) -> bool:
-        """Whether a rollback leaves the KV of prediction heads where that of the layers is."""
-        return self.pool.rollback is not Rollback.STAGE
 
     def use(self, outcome: Outcome) -> None:
         """Compute steps of many sequences, and roll states back, as trials have found."""
@@ -155,7 +149,7 @@ class StageRunner:
             rows = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
             slices, parts, graph = self._graph_of(plan, rows, masks)
             outputs, pending = graph.outputs(applied.pending), [*applied.pending, *graph.pending]
-            graph = graph.without_pending()
+            graph = replace(graph, pending=())  # whoever held these arrays would make the next step copy them
         else:
             slices, parts, graph, outputs = plan.slices, [], prepared.graph, prepared.outputs
             pending = [*applied.pending, *prepared.pending]
@@ -269,7 +263,7 @@ class StageRunner:
         )
 
     def _prepare(self, likely: Likely) -> PreparedStep:
-        slices, masks = likely.slices, {seq_id: blank_mask(self._vocab_size) for seq_id in likely.masked}
+        slices, masks = likely.slices, {one: mx.array(np.zeros(self._vocab_size, np.bool_)) for one in likely.masked}
         parts = [Part(self.pool.at(part.seq_id, part.start), part.start, 1, 1) for part in slices]
         snapshot = Snapshot(part.caches for part in parts)
         ids, raw = mx.array(np.zeros(len(slices), np.int32)), None
@@ -277,8 +271,8 @@ class StageRunner:
         if self._model.hidden_spec is not None:
             width, dtype = self._model.hidden_spec
             hidden, raw = blank_rows(len(slices) * self._model.rows_in, width, dtype)
-        last = slices if self._model.is_last else ()
-        rows = tuple(self._histories[part.seq_id].row_at(part.end, masks.get(part.seq_id)) for part in last)
+        last = [(part, self._histories[part.seq_id]) for part in slices] if self._model.is_last else []
+        rows = tuple(Row(one.params, one.seed, part.end, (), mask=masks.get(part.seq_id)) for part, one in last)
         return PreparedStep(slices, self._build(slices, parts, ids, hidden, rows), (ids, raw), snapshot, masks)
 
     def _fill(self, prepared: PreparedStep, plan: StepPlan, received: memoryview | None, masks: Masks | None) -> None:
