@@ -69,17 +69,17 @@ def _noted(load: Callable[..., tuple[StageModel, Any, Any]]) -> Callable[..., tu
     return noted
 
 
-def _tried_once(try_stage: Callable[..., tuple[Outcome, bool]]) -> Callable[..., tuple[Outcome, bool]]:
-    known: dict[Hashable, tuple[Outcome, bool]] = {}
+def _tried_once(try_stage: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    known: dict[Hashable, Outcome] = {}
 
-    def looked_up(stage: StageModel, kv_format: str, say: Callable[[str], None]) -> tuple[Outcome, bool]:
+    def looked_up(stage: StageModel, kv_format: str, say: Callable[[str], None]) -> Outcome:
         key = _key_of(stage, kv_format)
         if key in known:
             return known[key]
-        outcome, is_sure = try_stage(stage, kv_format, say)
-        if key is not None and is_sure:
-            known[key] = outcome, is_sure
-        return outcome, is_sure
+        outcome = try_stage(stage, kv_format, say)
+        if key is not None and outcome.is_sure:
+            known[key] = outcome
+        return outcome
 
     return looked_up
 

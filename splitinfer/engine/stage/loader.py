@@ -277,8 +277,9 @@ def _tried(
     outcome = outcomes.remembered(path)
     both_know = outcome is not None if group is None else group.all_of([outcome is not None])[0]
     if outcome is None or not both_know:
-        outcome, is_sure = outcomes.try_stage(model, command.kv_format, lambda it: report(Progress("try", 0, 0, it)))
-        outcomes.remember(path, outcome, is_sure=is_sure)
+        outcome = outcomes.try_stage(model, command.kv_format, lambda it: report(Progress("try", 0, 0, it)))
+        if outcome.is_sure:
+            outcomes.remember(path, outcome)
     model.use_format(format_of(command.kv_format))
     if not outcome.kv_error <= _MAX_ERROR:
         raise ModelError(

@@ -13,9 +13,10 @@ meanwhile. So are the log probabilities of a prompt's own tokens, each from the 
 """
 
 import math
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import mlx.core as mx
 import numpy as np
@@ -122,7 +123,7 @@ class Sampler:
     def __init__(self, vocab_size: int, *, compiled: bool | None = None) -> None:
         self._vocab_size = vocab_size
         self._compiled = on_gpu() and Road.COMPILED_SAMPLER.is_open if compiled is None else compiled
-        self._tails: OrderedDict[_Structure, _Tail] = OrderedDict()  # last used last
+        self._tail = lru_cache(_MAX_TAILS)(self._make_tail)
         self._noise = mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))
         self.num_traced = 0
 
@@ -158,17 +159,9 @@ class Sampler:
         tokens, report = self._tail(structure)(picked, *data)
         return Choice(tuple(indices), tokens, report if structure.reports else None)
 
-    def _tail(self, structure: _Structure) -> _Tail:
-        """The function for rows of this structure."""
-        if structure not in self._tails:
-            tail = self._make_tail(structure)
-            self._tails[structure] = mx.compile(tail) if self._compiled else tail
-        self._tails.move_to_end(structure)
-        while len(self._tails) > _MAX_TAILS:
-            self._tails.popitem(last=False)
-        return self._tails[structure]
-
     def _make_tail(self, structure: _Structure) -> _Tail:
+        """The function for rows of this structure."""
+
         def tail(logits: mx.array, *arrays: mx.array) -> _Outputs:
             self.num_traced += 1
             logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
@@ -176,7 +169,7 @@ class Sampler:
             tokens = mx.argmax(scores, axis=-1)
             return tokens, reported(logprobs, tokens, structure.num_top) if structure.reports else tokens
 
-        return tail
+        return mx.compile(tail) if self._compiled else tail
 
     def _scores(self, logprobs: mx.array, structure: _Structure, data: _Data) -> mx.array:
         """[n, vocabulary] numbers of which the largest is the token drawn."""

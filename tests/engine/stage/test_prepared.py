@@ -64,7 +64,7 @@ def load(folder: Path, kv_format: str, cut: int) -> list[StageModel]:
 def runners(models: list[StageModel], kv_format: str = "exact") -> list[StageRunner]:
     made = [StageRunner(model, i, VOCAB, Device(computes_at_launch=False)) for i, model in enumerate(models)]
     for model, runner in zip(models, made, strict=True):
-        runner.use(try_stage(model, kv_format, lambda _what: None)[0])
+        runner.use(try_stage(model, kv_format, lambda _what: None))
     return made
 
 
