@@ -1,13 +1,13 @@
 """The caches in a stage's cache list: its own, and ghosts for the layers of other stages.
 
 A model's cache list stays at full length, because its own code indexes it: masks are made from ``cache[self.fa_idx]``,
-on whichever stage that layer is. So the place of another stage's cache holds a *ghost*: it has the offset and the mask
-of the first own cache of the same kind, and raises if anything writes to it. Where both sides of a border need the keys
-and values of one layer, its cache is *shared*: the earlier stage's records what was stored last, the later stage's
+wherever that layer is. So the place of another stage's cache holds a *ghost*: it has the offset and the mask of the
+first own cache of the same kind, and raises if anything writes to it. Where both sides of a border need the keys and
+values of one layer, its cache is *shared*: the earlier stage's records what was stored last, and the later one's
 replica stores what was received instead.
 
-A sliding window gets another cache than mlx-lm's (``WindowKVCache``): mlx-lm's rotating one stores in ring order, so
-its sums depend on how the tokens were chunked, and it cannot be rolled back.
+A sliding window gets another cache than mlx-lm's (``WindowKVCache``): a rotating one stores in ring order, so its sums
+depend on how the tokens were chunked, and it cannot be rolled back.
 """
 
 import itertools

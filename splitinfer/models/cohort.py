@@ -3,14 +3,11 @@
     layer i     keys [B, heads, room, d]          member    length
                 |#########........|               0          9
                 |############.....|               1         12
-                |#######..........|               2          7
 
 As long as the members of a *cohort* stay the same, a step writes one position of each and attends once, with neither a
-loop nor a copy. When one joins or leaves, the arrays are rebuilt. Members of equal length need no mask, and their sums
-are bitwise those of each alone; others are padded to the longest and masked, which adds in another order.
-
-While a sequence is in a cohort its own caches are empty and know only their offset; ``release`` gives them their arrays
-back, and every other use of a sequence begins with that.
+loop nor a copy; when one joins or leaves, the arrays are rebuilt. Sums of members of equal length are bitwise those of
+each alone; others are padded to the longest and masked, which adds in another order. A member's own caches are empty
+and know only their offset; ``release`` gives them their arrays back, with which every other use of it begins.
 """
 
 import math

@@ -6,14 +6,10 @@ stay valid, and its own ``__call__`` runs unchanged. Only what the lists hold ch
     index      0 ... start-1      start         ...      end-1           end
     holds      passthrough        inject(real)  real     real            border
 
-A *passthrough* returns its arguments. *Inject* calls its layer with the arrays received in place of the arguments. The
-*border* stores its arguments for the next stage and ends the call. On the last stage a *tap* behind the last layer
-keeps only the rows that want logits; it may hand them on in float32, in which MLX then computes norm and head. MLX is
-lazy, so what else the model would compute is never evaluated. A layer to whose keys and values later ones attend runs
-on a replica of its cache, which stores those received.
-
-``structure`` finds out what has to cross. Before a stage is used it is called once on marked arrays: if anything it
-computes depends on a passthrough, or on a parameter of an earlier layer, the cut is refused.
+A *passthrough* returns its arguments. *Inject* calls its layer with the arrays received. The *border* stores its
+arguments for the next stage and ends the call; on the last stage a *tap* keeps only the rows that want logits. MLX is
+lazy, so what else the model would compute is never evaluated. Before a stage is used it is called once on marked
+arrays: if anything depends on a passthrough, or on a parameter of an earlier layer, the cut is refused.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,15 +1,12 @@
 """Copies a sequence's KV into blocks, from which other sequences start.
 
 A cache that holds something for each token (plain, quantised, a sliding window in temporal order) is cut along the
-tokens, and joined again up to any token. Any other cache only has a *state*, which summarises all tokens so far: a
-sequence can start only at the end of its block.
+tokens, and joined again up to any token. Any other only has a *state*, which summarises all tokens so far: a sequence
+can start only at the end of its block. Outside this process a block is a list of *parts*, one for each cache; read from
+a file, they must have the form of a block that was cut here (a *sample*).
 
-Outside this process a block is a list of *parts*, one for each cache that it holds something of. Parts read from a file
-must have the form of a block that was cut here (a *sample*), or they are refused.
-
-A block's arrays are copies of its own. Those of one cache are packed into one, byte by byte (``PackedTree``): a GPU has
-a limited number of buffers (``memory.counted_bytes``), each array of MLX is one, and quantised keys and values of one
-layer are six. Sequences that start from a block copy it once more, into arrays with room to grow.
+A block's arrays are copies. Those of one cache are packed into one, byte by byte (``PackedTree``): a GPU has a limited
+number of buffers (``memory.counted_bytes``), and quantised keys and values of one layer would be six.
 """
 
 import itertools

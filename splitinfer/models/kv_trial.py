@@ -2,8 +2,8 @@
 
 A cache of an unknown kind may hold more than its arrays show. So a few tokens are computed without blocks, and once
 more from blocks, after the sequence that they were cut from has continued with other tokens. Blocks are stored only
-where both agree up to rounding (``rounding``). Every sequence computes its tokens in the same chunks, and each layer of
-a later one is given what it was given in the first (``rounding``): keys and values differ by what one layer rounds.
+where both agree up to rounding (``rounding``). Every sequence computes its tokens in the same chunks, and each layer is
+given what it was given in the first: keys and values differ by what one layer rounds.
 """
 
 import logging

@@ -1,9 +1,9 @@
 """Which layers of a model are alike, and what each kind of them holds: found in the model's own modules and graphs.
 
-Two layers are of one *kind* if their modules have the same classes, the same shapes and the same switches, and caches
-of the same kind: then a step costs them the same. Whole numbers are left out: most say where a layer is, and not what
-it costs. Nothing is computed: shapes and graphs are those of placeholders, so a model of any size is described in
-seconds. Layers of one kind also run the same code, so a stage can be tried by a few of its layers (``with_each_kind``).
+Two layers are of one *kind* if their modules have the same classes, shapes and switches, and caches of the same kind:
+then a step costs them the same, and they run the same code, so that a stage can be tried by a few of its layers
+(``with_each_kind``). Whole numbers are left out: most say where a layer is. Nothing is computed: shapes and graphs are
+those of placeholders.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -1,10 +1,9 @@
 """Loads one stage: survey, fit, fetch, load.
 
-*Survey*: the model is built with a placeholder for every tensor (lazy zeros, which take no memory), cut, and called on
-a few tokens. MLX's graph then shows which tensors this stage reads, through everything that ``sanitize`` and
-quantisation do to them. *Fit* compares the bytes needed with those free, before anything is read. *Fetch* downloads
-only the files that hold those tensors. *Load* builds the model again with the real tensors and evaluates the stage's
-parameters a few at a time; the peak is the stage and those few. A placeholder among what the stage reads is an error.
+*Survey*: the model is built with a placeholder for every tensor, cut, and called on a few tokens. MLX's graph shows
+which tensors this stage reads, through all that ``sanitize`` and quantisation do to them. *Fit* compares the bytes
+needed with those free. *Fetch* downloads only the files that hold those tensors. *Load* builds the model again with the
+real tensors and evaluates the stage's parameters a few at a time. A placeholder among what it reads is an error.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -2,8 +2,7 @@
 
 The rows come from the model's own tower, by the class of mlx-vlm (``get_input_embeddings``), in the graph of the step
 that needs them first. Some models bring more for each row (Qwen3-VL's *deepstack*): arrays that are added to what the
-first layers return; they lie side by side with the rows. The process that reads pictures has the first stage: values
-are kept here by the key of their content, so that plans, which go to all stages, hold keys alone.
+first layers return. Values are kept in the first stage's process by the key of their content, so plans hold keys alone.
 """
 
 import threading

@@ -3,10 +3,9 @@
     layer's k, v [B, heads, n, d] --quantise--> words, scales, biases, each [B, heads, n, *]
     attention    <--few rows on Metal: products with the words themselves; else: dequantised, then MLX's own--
 
-On CUDA MLX takes words that are broadcast over the queries of a head for one head's (``qmm_utils.h``; MLX 0.32), so
-there they are dequantised. The cache returns a placeholder (``Packed``), which the attention function that replaces
-mlx-lm's (``models.rows``) can read; a model that does anything else with it is refused. Numbers are quantised in
-float32 in every model: scale and bias in half precision would double the error.
+On CUDA MLX takes words that are broadcast over the queries of a head for one head's (``qmm_utils.h``; MLX 0.32). The
+cache returns a placeholder (``Packed``), which only the attention function that replaces mlx-lm's (``models.rows``) can
+read. Numbers are quantised in float32: scale and bias in half precision would double the error.
 """
 
 from dataclasses import dataclass

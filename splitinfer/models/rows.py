@@ -6,19 +6,12 @@ sequences, and that is one call in each layer:
 
     q, k, v = projections of [T, 1, d]          all rows
     rope(q, offset), rope(k, offset)            a vector of T positions
-    cache.update_and_fetch(k, v)                a RowCache takes the place of the layer's cache ...
-    scaled_dot_product_attention(q, k, v, ...)  ... and the attention of each sequence is done here
+    cache.update_and_fetch(k, v)                a RowCache, which returns placeholders (``NewKV``)
+    scaled_dot_product_attention(q, k, v, ...)  replaced: the attention of each sequence, or cohort, is done here
 
-For keys and values a ``RowCache`` returns placeholders (``NewKV``), so a model that does anything else with them fails
-while the graph is built, and no wrong number is ever computed. What a model's module imported as
-``scaled_dot_product_attention`` is replaced by a function that resolves them and passes everything else on.
-
-    rows      0 1 2 3 | 4 | 5 6 7 8 9 ...
-    attention cohort  one  a chunk              several sequences of one position each: one call (``cohort``)
-
-Some sub-modules cannot be run so: they have a recurrent state, branch on the number of positions (MLA), or compute
-attention themselves. Such a module alone is called once for each sequence (``each_sequence``). A model where even that
-fails is run sequence by sequence.
+A model that does anything else with placeholders fails while the graph is built, so no wrong number is ever computed.
+A sub-module that cannot be run so (a recurrent state, MLA, its own attention) is called once for each sequence
+(``each_sequence``). A model where even that fails is run sequence by sequence.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """The trial of a way to run many sequences: the same small steps together and one sequence at a time.
 
 The reference is one sequence at a time, as its chunks are. Its own rounding is that of its chunks' rows, one at a time.
-Whether errors are rounding is decided in ``rounding``, layer by layer. Where a few layers have been tried for all, the
-whole stage runs two steps: each layer and the head once with a chunk, and once where sequences attend together.
+Where a few layers have been tried for all, the whole stage runs two steps: each layer and the head once with a chunk,
+and once where sequences attend together.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,20 +1,16 @@
 """Reads the structure of an mlx-lm model: its layers, the caches they use, and what they pass to each other.
 
 The whole model is called twice on a few tokens with every layer's arguments and every cache update marked; nothing is
-computed, and MLX's graph shows which array depends on which. A *border* is a cut in front of some layer. What crosses
-it is
+computed, and MLX's graph shows which array depends on which. What crosses a *border*, a cut in front of some layer, is
 
-* each of the layer's arguments that comes from earlier layers and has one row per token: the hidden state, for some
-  models also a first value or a residual of each block;
+* each of the layer's arguments that comes from earlier layers and has a row per token: hidden states, residuals;
 * the new keys and values of an earlier layer's cache, where later layers attend to it;
-* else, where later layers read something else of an earlier one (a choice of tokens, a pool of compressed keys), what
-  that layer was given: it runs again behind the border, of which only what is read is computed.
+* else, where later layers read something else of an earlier one (a choice of tokens, compressed keys), what that layer
+  was given: it runs again behind the border, as far as something of it is read.
 
-All of it is packed into one array of rows (``border``). If later layers need anything else, the cut is refused.
-
-A layer may choose among tokens only once there are more than it may attend to. Where a few tokens leave some parameter
-unread, the model is called on more of them than any number in its layers' modules; what only such a call hands on
-crosses once there are as many tokens (``Row.since``).
+All is packed into one array of rows (``border``). If later layers need anything else, the cut is refused. A layer may
+choose among tokens only once there are more than it may attend to: where a few tokens leave a parameter unread, the
+model is called on more of them, and what only such a call hands on crosses from so many tokens on (``Row.since``).
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -4,13 +4,11 @@
     device                                   └─ started ........ ended
     waiting thread                                 wait(ticket) ─────┴─▶ span: the step's figures, then its result
 
-A device that ``computes_at_launch`` needs no waiting thread: the step is done when ``launch`` returns, or soon after.
-Any other may hold the launching thread for most of a step, so whatever needs a step's end waits on another thread.
-
-Arrays are evaluated in the order of their launches, on the launching thread's stream. ``mx.eval`` of arrays that are
-already scheduled only waits for their event, and releases the interpreter's lock: so a thread that has launched nothing
-may wait for them. A GPU does not say when it began a step: that was when the step was launched, or when the launch
-before was done, for the queue is in order.
+On a device that ``computes_at_launch`` the step is done when ``launch`` returns, or soon after. Any other may hold the
+launching thread for most of a step, so whatever needs a step's end waits on another thread. Arrays are evaluated in the
+order of their launches; ``mx.eval`` of arrays that are already scheduled only waits for their event, and releases the
+interpreter's lock: so a thread that has launched nothing may wait for them. A GPU does not say when it began a step:
+that was when it was launched, or when the launch before was done.
 """
 
 import sys

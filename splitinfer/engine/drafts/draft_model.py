@@ -4,11 +4,9 @@ It samples with the key of the position, as the target does: the same noise make
 Its KV holds the tokens of each sequence's last stream; what the current stream does not share is rolled back.
 
 Several sequences are drafted for in *rounds*: one step of the model, in which each sequence has a row, gives one draft
-of each. In the first round a sequence catches up, with as many rows as tokens came since its last draft. A sequence's
-drafts are those that it would get alone, where arithmetic permits. Where not every token may come it draws among those
-that may; what is forced it does not compute.
-
-On a GPU the next round is launched before the one before it has been read: its input is the array, not the numbers.
+of each. In the first round a sequence catches up with the tokens since its last draft. Where not every token may come
+it draws among those that may; what is forced it does not compute. On a GPU the next round is launched before the one
+before it has been read: its input is the array, not the numbers.
 """
 
 import time

@@ -1,13 +1,8 @@
 """The interface of drafters, which run on the coordinator, on the engine's thread; n-gram lookup.
 
-    prepare          compute a part of a prompt, while the coordinator is idle
-    draft_together   yield rounds of tokens that may follow the streams of some sequences, one draft of each; a stream
-                     is a sequence's tokens, and the drafts under way
-    forget           drop the state of a sequence that has ended
-
 A drafter cannot change the output, however often it is wrong: the last stage accepts a draft only where it equals the
-token that the model itself gives. It is given the whole stream every time, and finds rollbacks by comparing it with the
-one before.
+token that the model itself gives. It is given the whole *stream* every time, a sequence's tokens and the drafts under
+way, and finds rollbacks by comparing it with the one before.
 """
 
 from collections.abc import Iterator

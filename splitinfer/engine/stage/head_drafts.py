@@ -1,7 +1,6 @@
 """Drafts with heads (``models.heads``) on the last stage, behind each step, in one graph.
 
-Nothing is read between the step and its drafts: which row is the last right one is computed from the sampled tokens and
-the drafts that they are compared with.
+Which row is the last right one is computed from the sampled tokens and the drafts that they are compared with:
 
     step     rows of a slice          t3   d4   d5   d6        sampled s4 s5 s6 s7; r = 1 if s4 = d4 and s5 is not d5
     heads    entries of these tokens  t3   d4   d5   d6        from the hidden states of the rows before them

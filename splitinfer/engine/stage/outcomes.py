@@ -1,9 +1,9 @@
-"""What was found when a stage was tried on this machine (``models.step_trial``, ``kv_trial``), and
-the memory of it in the user's folder of state (``trials/DIGEST.json``): the same stage is tried once.
+"""What was found when a stage was tried on this machine (``models.step_trial``, ``kv_trial``), and the memory of it in
+the user's folder of state (``trials/DIGEST.json``): the same stage is tried once.
 
-The digest is of all that an outcome depends on: the weights' fingerprint, the layers, the formats; the versions and the
-code that tries; the machine's name (home folders may be shared), its device and its BLAS. A file that cannot be read or
-written is as good as none. What is not sure, because the device may have failed a trial, is not remembered.
+The digest is of all that an outcome depends on: weights, layers, formats; versions and the code that tries; the
+machine's name (home folders may be shared), its device and its BLAS. A file that cannot be read or written is as good
+as none. What is not sure, because the device may have failed a trial, is not remembered.
 """
 
 import contextlib

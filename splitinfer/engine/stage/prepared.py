@@ -1,14 +1,13 @@
 """Graphs of steps that have not come yet, built while there is nothing else to do.
 
 Building a step's graph takes Python milliseconds, and a device that has nothing in line stands still meanwhile. Most
-steps are decodes of the same sequences as some step before, one position on: all that is not known of such a step is
-its token ids, its hidden states but for the first stage, and on the last one the masks of answers in a form. So its
-graph is built ahead, on inputs whose memory is filled when the step comes.
+steps are decodes of the same sequences as some step before, one position on: unknown are only token ids, hidden states
+but for the first stage, and on the last one the masks of answers in a form. So the graph is built ahead, on inputs
+whose memory is filled when the step comes.
 
-A step that comes otherwise finds the caches as they were: what building has changed in them is put back first
-(``Snapshot``). MLX computes nothing while a graph is built, but offsets grow, and caches name the graph's arrays.
-Handles of the arrays before cost nothing; but while they are held, computing the graph copies what it would write in
-place, so a snapshot is dropped before that.
+A step that comes otherwise finds the caches as they were (``Snapshot``): MLX computes nothing while a graph is built,
+but offsets grow, and caches name the graph's arrays. While handles of the arrays before are held, computing the graph
+copies what it would write in place, so a snapshot is dropped before that.
 """
 
 import copy

@@ -1,11 +1,8 @@
 """Carries out a StepPlan on one stage's layers: the same class on the coordinator and on every worker.
 
-``launch`` builds a step's graph and hands it to the device; ``finish`` reads the results once the device is done.
-Between the two the loop may launch the next step, and ``finish`` may run on another thread, so no result waits for a
-launch.
-
-Drafts are verified on the last stage: slices behind a wrong draft are not computed there, and their results have no
-tokens.
+``launch`` builds a step's graph and hands it to the device; ``finish`` reads the results once the device is done, maybe
+on another thread while the loop launches the next step. Drafts are verified on the last stage: slices behind a wrong
+draft are not computed there, and their results have no tokens.
 """
 
 import logging

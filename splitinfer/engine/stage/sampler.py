@@ -4,12 +4,9 @@ Sampling adds Gumbel noise to the scaled log probabilities and takes the largest
 noise of a row comes from the key of the position it fills (``core.rng``) and is drawn at the *tokenizer's* vocabulary
 size, so neither the other rows, nor the cut, nor a padded vocabulary can change it. Filters are mlx-lm's, in its order.
 
-On a GPU the dozen small operations behind the head are compiled into one call; MLX's CPU backend has no launches to
-save. A compiled function is compiled anew for each constant, so settings are data wherever that changes no bit. What
-remains is a row's *structure* (``_Structure``); rows of one structure share one call.
-
-All that is reported of a step is computed with it, for an operation on the device would wait for the step launched
-meanwhile. So are the log probabilities of a prompt's own tokens, each from the row before it, in float32.
+On a GPU the dozen small operations behind the head are compiled into one call, anew for each constant: so settings are
+data wherever that changes no bit, and rows of one *structure* (``_Structure``) share a call. All that is reported of a
+step is computed with it, for an operation on the device would wait for the step launched meanwhile.
 """
 
 import math
