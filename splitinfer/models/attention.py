@@ -4,7 +4,7 @@ scores of a whole chunk against the whole context, in the numbers' own dtype, on
     unfused   q [heads, rows, d] @ k^T  ─▶  scores [heads, rows, context]  ─softmax, in place─▶  @ v
 
 Chunks of 512 rows and 32 heads make 1 GiB at 32k (jundot/omlx #2025 measured as much on a Mac). Which layers are fused
-is in MLX's source, ``ScaledDotProductAttention::use_fallback`` (0.32): on Metal, for more than 8 rows, one head size for
+is in MLX's source, ``ScaledDotProductAttention::use_fallback`` (0.32): on Metal, for over 8 rows, one head size for
 queries and values that has a kernel (192 and 256 are passed over as slower); on CUDA (``supports_sdpa_cudnn``) half
 precision, both sizes multiples of 8 and at most 128; on the CPU none. Models that compute scores of their own (DeepSeek
 V3) pass them as a mask, which is there whether MLX's part is fused or not.

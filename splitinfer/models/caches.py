@@ -315,7 +315,7 @@ def make_list(
     full = [own_cache(cache, format, phase_of(i)) if i in own else cache for i, cache in enumerate(fresh)]
     own_by_kind: dict[tuple[Any, ...], Cache] = {}
     for part in (part for i in sorted(own) for part in _parts(full[i])):
-        own_by_kind.setdefault(_kind(part), part)
+        own_by_kind.setdefault(kind_of(part), part)
     full = [cache if i in own else _ghost(cache, own_by_kind, place) for i, cache in enumerate(full)]
     return full, [full[i] for i in sorted(own)]
 
@@ -334,10 +334,10 @@ def arrays_of(cache: Cache) -> list[mx.array]:
     return [] if cache.empty() else [leaf for _, leaf in tree_flatten(cache.state) if isinstance(leaf, mx.array)]
 
 
-def _kind(cache: Cache) -> tuple[Any, ...]:
+def kind_of(cache: Cache) -> tuple[Any, ...]:
     """What makes two caches interchangeable for offset and mask."""
     if is_list(cache):
-        return ("list", *(_kind(c) for c in cache.caches))
+        return ("list", *(kind_of(c) for c in cache.caches))
     if isinstance(cache, mlx_caches.RotatingKVCache | WindowKVCache):
         return ("window", cache.max_size, getattr(cache, "keep", 0))
     kind = getattr(cache, "cache_kind", type(cache))
@@ -348,7 +348,7 @@ def _ghost(cache: Cache, own_by_kind: dict[tuple[Any, ...], Cache], place: Place
     if is_list(cache):
         cache.caches = tuple(_ghost(one, own_by_kind, place) for one in cache.caches)
         return cache
-    own = own_by_kind.get(_kind(cache))
+    own = own_by_kind.get(kind_of(cache))
     if own is not None:
         return _Ghost(own)
     cache.__class__ = _derived("Lone", type(cache), _LONE_GHOST)
@@ -358,14 +358,6 @@ def _ghost(cache: Cache, own_by_kind: dict[tuple[Any, ...], Cache], place: Place
 
 def _refuse_write(ghost: Cache, *_args: Any, **_kwargs: Any) -> None:
     raise AssertionError(f"a layer of another stage wrote to its {type(ghost).__name__}")
-
-
-def cache_kind_of(cache: Cache) -> tuple[Any, ...]:
-    """What makes two caches of a model alike: "state", "window" with its size, or their class; of a list of caches all
-    of theirs."""
-    if is_list(cache):
-        return ("list", *(cache_kind_of(one) for one in cache.caches))
-    return ("state", len(getattr(cache, "cache", ()))) if _is_state(cache) else tuple(map(str, _kind(cache)))
 
 
 class _Ghost:

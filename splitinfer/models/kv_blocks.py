@@ -204,34 +204,22 @@ def _slot(places: Sequence[int], path: str) -> Slot:
 
 
 def _piece(parts: Parts, slot: Slot, like: Piece | None, start: int, end: int) -> Piece | None:
-    found = parts.get(slot)
-    if like is None or found is None:
-        if like is not None or found is not None:
-            raise ValueError(f"the cache at {slot} should {'be there' if found is None else 'hold nothing'}")
+    if like is None or slot not in parts:
+        if like is not None or slot in parts:
+            raise ValueError(f"the cache at {slot} should {'hold nothing' if like is None else 'be there'}")
         return None
-    part, buffers = found
-    wanted = specs_of(like.packed.form)
-    if part.by_token != like.by_token or len(part.arrays) != len(wanted):
-        raise ValueError(f"the cache at {slot} is of another kind")
-    if part.end != end or not start <= part.start < end:
-        raise ValueError(f"the cache at {slot} holds positions {part.start} to {part.end}")
-    num_tokens = part.end - part.start if part.by_token else None
-    for spec, buffer, leaf in zip(part.arrays, buffers, wanted, strict=True):
-        _check_like(spec, leaf, num_tokens, slot)
-        if memoryview(buffer).nbytes != nbytes_of(spec):
-            raise ValueError(f"the cache at {slot} has {memoryview(buffer).nbytes} bytes for {spec}")
+    part, buffers = parts[slot]
+    own, wanted = (_of_form(specs, part.by_token) for specs in (part.arrays, specs_of(like.packed.form)))
+    if part.by_token != like.by_token or own != wanted or not start <= part.start < part.end == end:
+        raise ValueError(f"the cache at {slot} is of another kind, or of positions {part.start} to {part.end}")
     specs = iter(part.arrays)
     form = tree_map(lambda leaf: None if leaf is None else next(specs), like.packed.form)
     return Piece(PackedTree.from_buffers(form, buffers), part.start, part.end, part.by_token)
 
 
-def _check_like(spec: TensorSpec, leaf: TensorSpec, num_tokens: int | None, slot: Slot) -> None:
-    """``num_tokens``: the length of the second last axis, where all other axes must agree; ``None``: a state."""
-    agrees = spec.dtype == leaf.dtype and len(spec.shape) == len(leaf.shape)
-    if agrees and num_tokens is not None:
-        agrees = spec.shape == (*leaf.shape[:-2], num_tokens, leaf.shape[-1])
-    if not agrees:
-        raise ValueError(f"the cache at {slot} has arrays of {spec.dtype} {spec.shape}")
+def _of_form(specs: Sequence[TensorSpec], by_token: bool) -> list[Any]:
+    """What arrays of the same cache have in common, whatever the tokens are."""
+    return [(spec.dtype, (*spec.shape[:-2], spec.shape[-1]) if by_token else len(spec.shape)) for spec in specs]
 
 
 def bytes_of_block(caches: SequenceCaches, places: Sequence[int], length: int) -> int:

@@ -19,7 +19,7 @@ from splitinfer.errors import ModelError
 from splitinfer.machine.profile import LayerProfile, ModelProfile
 from splitinfer.models.attention import STEP_ROWS, Attention, backend, from_config, score_bytes
 from splitinfer.models.building import build_model, placeholders_of
-from splitinfer.models.caches import cache_kind_of, fresh_caches
+from splitinfer.models.caches import fresh_caches, kind_of
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
 from splitinfer.models.divided import PretendedRank, alone, divide
@@ -136,7 +136,7 @@ def kinds_of(structure: ModelStructure) -> list[str]:
     caches = fresh_caches(structure.model)
     own = [[i for i in range(structure.num_caches) if structure.first_user(i) == layer] for layer in range(len(layers))]
     shared = [sum(layer in users for users in structure.users) for layer in range(len(layers))]
-    held = [tuple(cache_kind_of(caches[i]) for i in places) for places in own]
+    held = [tuple(kind_of(caches[i]) for i in places) for places in own]
     signatures = [(_shapes(layer), _switches(layer), held[i], shared[i]) for i, layer in enumerate(layers)]
     numbers = {signature: number for number, signature in enumerate(dict.fromkeys(signatures), 1)}
     return [f"kind {numbers[signature]}" for signature in signatures]

@@ -7,6 +7,7 @@ way, and finds rollbacks by comparing it with the one before.
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from itertools import zip_longest
 from typing import Protocol
 
 from splitinfer.core.sequence import Sequence
@@ -72,21 +73,6 @@ class Drafter(Protocol):
         ...
 
 
-def in_rounds(each: Seq[Iterator[Draft]], counts: Seq[int]) -> Iterator[list[Draft | None]]:
-    """``Drafter.draft_together`` from the drafts of ``each`` sequence alone."""
-    number, wanted = 0, [True] * len(each)
-    while True:
-        found: list[Draft | None] = []
-        for i, drafts in enumerate(each):
-            draft = next(drafts, None) if wanted[i] and counts[i] > number else None
-            wanted[i] = draft is not None
-            found.append(draft)
-        if not any(wanted):
-            return
-        yield found
-        number += 1
-
-
 class NGramDrafter:
     """Drafts what followed the same tokens before (``core.speculation.ngram``). Costs next to nothing."""
 
@@ -115,7 +101,12 @@ class NGramDrafter:
 
     def draft_together(self, seqs: Seq[Sequence], counts: Seq[int]) -> Iterator[list[Draft | None]]:
         """See ``Drafter``: each sequence for itself."""
-        return in_rounds([self.drafts(seq, count) for seq, count in zip(seqs, counts, strict=True)], counts)
+        each = [self.drafts(seq, count) for seq, count in zip(seqs, counts, strict=True)]
+        for number, found in enumerate(zip_longest(*each)):
+            wanted = [draft if count > number else None for draft, count in zip(found, counts, strict=True)]
+            if not any(wanted):
+                return
+            yield wanted
 
     def forget(self, seq_id: int) -> None:
         """Drop the sequence's index."""
