@@ -63,6 +63,8 @@ class StageModel:
         taps_rows: whether norm and head work on rows, so that they are given those that want logits alone.
         reads_tokens: whether the model may look at its tokens while its graph is built.
         rows_in, rows_out: rows for each token that the stage takes, and gives; one more behind tapped layers.
+        heads, tower: what the last stage has of a drafter (``trained.WithHeads``), and the first one for pictures
+            (``pictures.PictureTower``), if they were joined with it.
         traceable: whether MLX's graph shows what this stage reads; if not, the stage is the whole model.
 
     Raises:
@@ -81,6 +83,8 @@ class StageModel:
         self.is_first, self.is_last = start == 0, end == len(self._slots)
         self.whole, self._relay = model, Relay()
         self.traceable = True
+        self.heads: Any = None
+        self.tower: Any = None
         self.rows_in, self.rows_out = int(start > 0), 1
         if structure is None:
             structure = self._read_structure()

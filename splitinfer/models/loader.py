@@ -34,8 +34,8 @@ from splitinfer.models.mlx_vlm import hash_on_host
 from splitinfer.models.pictures import PictureTower
 from splitinfer.models.quantised import CannotQuantise
 from splitinfer.models.tables import Table, find_tables, leave_on_disk
-from splitinfer.models.trained import WithHeads, is_trained, join
 from splitinfer.models.trained import arrays_of as drafter_arrays
+from splitinfer.models.trained import is_trained, join
 from splitinfer.system.open_files import make_room
 
 Report = Callable[[int, int], None]  # bytes done, bytes in all
@@ -95,8 +95,6 @@ class _Built(NamedTuple):
     parameters: dict[str, mx.array]
     outputs: list[mx.array]
     output: mx.array
-    tower: PictureTower | None
-    heads: WithHeads | None
 
 
 def _build(
@@ -114,9 +112,9 @@ def _build(
     """Build the model with ``arrays``, cut it, and join what the stage has of pictures and of a drafter; ``of_drafter``
     gives the arrays of one that is not the model's own checkpoint. Raises as ``survey``."""
     model, whole = build_with_pictures(checkpoint, arrays, dtype, sees=sees)
-    stage, joined = StageModel(model, *layers), None
+    stage, weights = StageModel(model, *layers), dict[str, mx.array]()
     if drafter is not None:
-        joined = join(stage, drafter, arrays if drafter is checkpoint else of_drafter(drafter, stage), dtype)
+        weights = join(stage, drafter, arrays if drafter is checkpoint else of_drafter(drafter, stage), dtype)
     if group is not None:  # now: neither the structure nor layers like the model's own, of a drafter, are halved
         divide(model, group.sums)
     parameters = dict(tree_flatten(model.parameters()))
@@ -125,14 +123,12 @@ def _build(
     stage.use_format(kv_format)
     if not stage.traceable:
         outputs = list(parameters.values())
-    tower, heads = _tower(whole, stage), None
-    if tower is not None:
-        parameters |= tower.parameters
-        outputs += tower.parameters.values()
-    if joined is not None:
-        heads, parameters = joined.heads, parameters | joined.weights
-        outputs += joined.outputs()
-    return _Built(stage, model, parameters, outputs, output, tower, heads)
+    if whole is not None and stage.is_first:
+        tower = PictureTower(whole)
+        tower.join(stage)
+        weights |= tower.parameters
+    outputs += [*weights.values(), *([] if stage.heads is None else [stage.heads.run_nothing()])]
+    return _Built(stage, model, parameters | weights, outputs, output)
 
 
 def _probe(stage: StageModel, *, is_half: bool) -> tuple[list[mx.array], mx.array]:
@@ -166,7 +162,7 @@ def survey(
         CannotCut: this cut cannot be correct.
     """
     placeholders = placeholders_of(checkpoint)
-    stage, model, parameters, outputs, output, _, heads = _build(
+    stage, model, parameters, outputs, output = _build(
         checkpoint,
         placeholders,
         (start, end),
@@ -183,9 +179,9 @@ def survey(
     files = sorted({checkpoint.tensors[name].file for name in tensors})
     own = stage.make_caches().own
     kv_fixed, kv_per_token, kv_stored, attention = kv_need(stage)
-    if heads is not None:
-        kv_per_token += heads.bytes_per_token
-        kv_stored += heads.bytes_per_token * BLOCK
+    if stage.heads is not None:
+        kv_per_token += stage.heads.bytes_per_token
+        kv_stored += stage.heads.bytes_per_token * BLOCK
     if not attention and kv_per_token:  # the model computes it by itself
         attention = from_config(checkpoint.config, output.itemsize)
     return Survey(
@@ -230,35 +226,22 @@ def load_stage(
     end: int,
     dtype: str | None,
     report: Report,
+    drafter: Checkpoint | None = None,
+    *,
+    sees: bool = False,
+    group: Pair | None = None,
 ) -> StageModel:
-    """Read the stage's own tensors, and nothing else, into memory.
+    """Read the stage's own tensors, and nothing else, into memory; the rest as ``survey``.
 
     Raises:
         ModelError: a tensor the stage reads is in no file.
     """
-    return load_with_others(checkpoint, found, start, end, dtype, report, None, sees=False)[0]
-
-
-def load_with_others(
-    checkpoint: Checkpoint,
-    found: Survey,
-    start: int,
-    end: int,
-    dtype: str | None,
-    report: Report,
-    drafter: Checkpoint | None,
-    *,
-    sees: bool,
-    group: Pair | None = None,
-) -> tuple[StageModel, WithHeads | None, PictureTower | None]:
-    """The same with what the stage has of a drafter: its heads, if it is the last one; and with its tower for pictures,
-    if it is the first of a model that ``sees``; of a rank in a ``group``, its halves."""
     arrays, paths = placeholders_of(checkpoint), checkpoint.paths_of(found.tensors)
     make_room(len(paths) + _OTHER_FILES)  # each file stays open until its tensors are read
     for path, names in paths.items():
         there: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
         arrays.update({name: there[name] for name in names if name in there})
-    stage, model, parameters, outputs, output, tower, heads = _build(
+    stage, model, parameters, outputs, output = _build(
         checkpoint, arrays, (start, end), dtype, drafter,
         lambda other, stage: drafter_arrays(other, is_last=stage.is_last), None, group, sees=sees,
     )  # fmt: skip
@@ -276,18 +259,9 @@ def load_with_others(
     together = _TOGETHER if group is None else _TOGETHER // RANKS**2
     _evaluate([parameters[name] for name in in_memory], together, report)
     _check_numbers({name: parameters[name] for name in in_memory}, checkpoint)
-    if heads is not None:
-        heads.heads.check(stage)
-    return stage, heads, tower
-
-
-def _tower(whole: nn.Module | None, stage: StageModel) -> PictureTower | None:
-    """The first stage's tower for pictures, joined with it."""
-    if whole is None or not stage.is_first:
-        return None
-    tower = PictureTower(whole)
-    tower.join(stage)
-    return tower
+    if stage.heads is not None:
+        stage.heads.heads.check(stage)
+    return stage
 
 
 def _evaluate(parameters: list[mx.array], together: int, report: Report) -> None:

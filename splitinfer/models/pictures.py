@@ -88,6 +88,7 @@ class PictureTower:
                 f"first stage has {stage.end} layers; give it more, or start with --no-pictures"
             )
         stage.take_deep(self.num_deep)
+        stage.tower = self
 
     # -- sequences -----------------------------------------------------------------------------
 

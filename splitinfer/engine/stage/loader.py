@@ -31,7 +31,7 @@ from splitinfer.models.halves import Pair
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.kv_trial import sample_block
 from splitinfer.models.layers import type_name
-from splitinfer.models.loader import Survey, load_with_others, resolve_dtype, survey
+from splitinfer.models.loader import Survey, load_stage, resolve_dtype, survey
 from splitinfer.models.memory import (
     HeldReport,
     Need,
@@ -239,7 +239,7 @@ def _read(
         report(Progress("load", done, total))
 
     what = checkpoint, found, command.start, command.end, dtype, reading, drafter
-    model, heads, tower = load_with_others(*what, sees=command.sees, group=group)
+    model = load_stage(*what, sees=command.sees, group=group)
     use_transposed_products(model.whole)
     if command.float32_head:
         model.use_float32_head()
@@ -247,12 +247,12 @@ def _read(
     block = sample_block(model) if outcome.why_no_blocks is None else None
     if block is None:
         log.info("no KV is cached for other requests: %s", outcome.why_no_blocks)
-    sample = heads.sample() if heads and block is not None else block
-    places = heads.own_places if heads else model.own_places
+    sample = model.heads.sample() if model.heads and block is not None else block
+    places = (model.heads or model).own_places
     on_disk = StageDisk(disk, command, dtype, places, sample) if disk is not None and sample is not None else None
-    runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, heads, tower, group)
+    runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, group)
     runner.use(outcome)
-    if heads and runner.pool.rollback is Rollback.STAGE:
+    if model.heads and runner.pool.rollback is Rollback.STAGE:
         raise ModelError(
             f"draft {command.drafter}: states of {type_name(model.whole)} cannot be rolled back beside its heads' KV"
         )

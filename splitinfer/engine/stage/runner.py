@@ -32,10 +32,8 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.halves import Pair
 from splitinfer.models.hidden_states import PackedRows, ReceivedRows, blank_rows
 from splitinfer.models.kv_pool import KVPool
-from splitinfer.models.pictures import PictureTower
 from splitinfer.models.rows import Part
 from splitinfer.models.step import StepModel, arrays_to_evaluate
-from splitinfer.models.trained import WithHeads
 from splitinfer.system.gpu_roads import Road
 
 log = logging.getLogger(__name__)
@@ -56,22 +54,20 @@ class StageRunner:
         vocab_size: int,
         device: Device,
         disk: StageDisk | None = None,
-        heads: WithHeads | None = None,
-        tower: PictureTower | None = None,
         group: Pair | None = None,
     ) -> None:
         self._model, self._stage, self.device = model, stage, device
         self._is_rank = group is not None
         self._step = StepModel(model)
-        self.pool = KVPool(heads or model)
+        self.pool = KVPool(model.heads or model)
         self.rolls_back = True  # its states, if it has any, within blocks of drafts
-        self._sampler, self._tower = Sampler(vocab_size), tower
+        self._sampler, self._tower = Sampler(vocab_size), model.tower
         self._vocab_size = vocab_size
-        self._drafter = None if heads is None else HeadDrafter(heads, self._sampler)
+        self._drafter = None if model.heads is None else HeadDrafter(model.heads, self._sampler)
         self._num_ids = model.num_embeddings
         self._histories: dict[int, History] = {}
         agree = list if group is None else group.all_of
-        self._commands = Commands(self.pool, self._histories, disk, tower, agree, waits=device.computes_at_launch)
+        self._commands = Commands(self.pool, self._histories, disk, model.tower, agree, waits=device.computes_at_launch)
         self._codec = NONE
         self._prepared = PreparedSteps()
         self._failure: DeviceFailed | None = None  # of a launch
