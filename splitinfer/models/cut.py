@@ -27,6 +27,7 @@ from splitinfer.models.border import Border
 from splitinfer.models.caches import Place, can_quantise, fresh_caches, make_list, share
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.graph import Graph, uncompiled
+from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.layers import (
     StandIn,
     Watch,
@@ -164,14 +165,20 @@ class StageModel:
         if kv_format is not None:
             attend_by_rows(self.whole)  # its attention can read what such caches return
 
+    @property
+    def kv_places(self) -> list[int]:
+        """The places of all that a sequence's KV is kept in: of the stage's own caches, and of its heads'."""
+        before = len(fresh_caches(self.whole))
+        return [*self.own_places, *range(before, before + (len(self.heads.heads.layers) if self.heads else 0))]
+
     def make_caches(self) -> SequenceCaches:
-        """Empty caches for one sequence."""
-        place = Place()
+        """Empty caches for one sequence; those of heads are the last."""
+        place, more = Place(), [GrowingKVCache() for _ in (self.heads.heads.layers if self.heads else ())]
         full, own = make_list(fresh_caches(self.whole), self.own_places, place, self._kv_format)
         for border in (self._incoming, self._outgoing):
             for i in border.shared if border else ():
                 share(full[i])
-        return SequenceCaches(full, own, place)
+        return SequenceCaches([*full, *more], [*own, *more], place)
 
     def __call__(
         self,

@@ -5,7 +5,7 @@ It is among the model's own tensors (``mtp``), or in a folder of its own whose c
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,11 +19,9 @@ from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.dflash import DFlash, is_dflash
 from splitinfer.models.eagle3 import Eagle3, is_eagle3
-from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.heads import BlockPart, HeadRows, check_width
 from splitinfer.models.kv_blocks import KVBlock, cut
 from splitinfer.models.layers import type_name
-from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.mtp import PREFIX, PredictionHeads, tensors_of
 from splitinfer.models.rows import attend_by_rows
 
@@ -31,7 +29,7 @@ Heads = PredictionHeads | Eagle3 | DFlash
 
 
 class WithHeads:
-    """A last stage and its heads, whose KV is one more cache of each sequence.
+    """A last stage and its heads, whose caches are the last of each sequence.
 
     Raises:
         ModelError: the heads cannot run on this stage.
@@ -44,35 +42,18 @@ class WithHeads:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of the heads' KV for a token."""
-        caches = self.make_caches()
+        caches = self.stage.make_caches()
         self.run_nothing(caches)
         own = caches.own[-len(self.heads.layers) :]
         return sum(a.shape[1] * a.shape[3] * a.itemsize for cache in own for a in (cache.keys, cache.values))
 
     def sample(self) -> KVBlock:
         """A block of a few tokens, as it would be kept, with the heads' KV."""
-        caches, rows = self.make_caches(), 4
+        caches, rows = self.stage.make_caches(), 4
         hidden = self.stage.made_up_hidden(rows, 0)
         self.stage(mx.zeros((1, rows), mx.int32), caches, None if hidden is None else hidden[None], rows)
         self.run_nothing(caches, rows)
-        return cut(caches, self.own_places, 0, rows)
-
-    @property
-    def own_places(self) -> list[int]:
-        """The places of the stage's own caches, and of the heads'."""
-        before = len(mlx_caches.make_prompt_cache(self.stage.whole))
-        return [*self.stage.own_places, *range(before, before + len(self.heads.layers))]
-
-    def make_caches(self) -> SequenceCaches:
-        """Empty caches for one sequence; the heads' are the last."""
-        caches, own = self.stage.make_caches(), [GrowingKVCache() for _ in self.heads.layers]
-        caches.full += own
-        caches.own += own
-        return caches
-
-    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
-        """The stage's own layers."""
-        return self.stage(*args, **kwargs)
+        return cut(caches, self.stage.kv_places, 0, rows)
 
     def run(
         self,
@@ -114,7 +95,7 @@ class WithHeads:
 
     def run_nothing(self, caches: SequenceCaches | None = None, rows: int = 2) -> mx.array:
         """[n, vocabulary] of so many rows of made-up hidden states, not evaluated."""
-        caches = caches or self.make_caches()
+        caches = caches or self.stage.make_caches()
         tokens, hidden = mx.zeros(rows, mx.int32), self.heads.states(self.heads.zeros(rows))
         if not self.heads.at_once:
             visible = mx.tri(rows, rows).astype(mx.bool_)
@@ -152,8 +133,8 @@ def arrays_of(drafter: Checkpoint, *, is_last: bool) -> dict[str, mx.array]:
 
 
 def join(stage: StageModel, drafter: Checkpoint, arrays: Arrays, dtype: str | None) -> dict[str, mx.array]:
-    """Have a stage tap the layers that a drafter reads, and run it if it is the last one (``StageModel.heads``). Returns
-    what the stage has of its weights, by name, not evaluated.
+    """Have a stage tap the layers that a drafter reads, and run it if it is the last one (``StageModel.heads``); what
+    the stage has of its weights, by name, not evaluated.
 
     Raises:
         ModelError: there is no drafter, it belongs to another model, or this one cannot have any.

@@ -20,7 +20,7 @@ def pool_of(*kinds: Callable[[], Any]) -> KVPool:
         own = [kind() for kind in kinds]
         return SequenceCaches(own, own, Place())
 
-    model = SimpleNamespace(make_caches=make_caches, own_places=list(range(len(kinds))))
+    model = SimpleNamespace(make_caches=make_caches, kv_places=list(range(len(kinds))))
     return KVPool(model)  # type: ignore[arg-type]
 
 

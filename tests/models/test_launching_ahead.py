@@ -44,7 +44,7 @@ def pool_of_long_and_short(monkeypatch: pytest.MonkeyPatch) -> KVPool:
         own = [GrowingKVCache()]
         return SequenceCaches(own, own, Place())
 
-    model = SimpleNamespace(make_caches=make_caches)
+    model = SimpleNamespace(make_caches=make_caches, kv_places=[0])
     monkeypatch.setattr(kv_pool, "MAX_COPIED", 10_000)
     pool = KVPool(model)  # type: ignore[arg-type]
     for seq_id, tokens in ((1, 1024), (2, 1024), (3, 0)):

@@ -97,7 +97,7 @@ class _Line(_Entries):
         """Those of the slice, and behind them the first draft's."""
         ids, hidden, positions, _ = _Entries.rows(self)
         visible = [_visible(self.part.end + 1, positions), self.visible(0)[None]]
-        more = [(ids, self.token), (hidden, self.hidden[None]), (positions, self.position[None]), visible]
+        more = [[ids, self.token], [hidden, self.hidden[None]], [positions, self.position[None]], visible]
         ids, hidden, positions, seen = (mx.concatenate(both) for both in more)
         return ids, hidden, positions, seen
 
@@ -229,7 +229,7 @@ def _line(entries: _Entries, states: mx.array, row: Row, count: int, tokens: mx.
     if part.num_drafts and drafts:
         right = mx.cumprod((tokens[: num_logits - 1] == mx.array(drafts)).astype(mx.int32)).sum()
     # Without penalties, whose tokens are not known yet.
-    none = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    own = Row(replace(row.params, logprobs=None, **none), row.seed, row.position, ())
+    free = replace(row.params, logprobs=None, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
+    own = Row(free, row.seed, row.position, ())
     token, hidden = tokens[right[None]].astype(mx.int32), states[-num_logits:][right[None]][0]
     return _Line(part, entries.caches, entries.before, own, count, right, token, hidden)

@@ -248,7 +248,7 @@ def _read(
     if block is None:
         log.info("no KV is cached for other requests: %s", outcome.why_no_blocks)
     sample = model.heads.sample() if model.heads and block is not None else block
-    places = (model.heads or model).own_places
+    places = model.kv_places
     on_disk = StageDisk(disk, command, dtype, places, sample) if disk is not None and sample is not None else None
     runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, group)
     runner.use(outcome)

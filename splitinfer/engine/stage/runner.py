@@ -59,7 +59,7 @@ class StageRunner:
         self._model, self._stage, self.device = model, stage, device
         self._is_rank = group is not None
         self._step = StepModel(model)
-        self.pool = KVPool(model.heads or model)
+        self.pool = KVPool(model)
         self.rolls_back = True  # its states, if it has any, within blocks of drafts
         self._sampler, self._tower = Sampler(vocab_size), model.tower
         self._vocab_size = vocab_size
