@@ -47,7 +47,8 @@ def why_no_blocks(stage: StageModel) -> str | None:
     """Why this stage's KV cannot be stored in blocks; ``None`` if it can. Stores blocks of a few made-up tokens and
     continues from them: at a block's end and, if possible, within one."""
     try:
-        for length in (ENDS[1], *((WITHIN,) if _can_cut_anywhere(stage) else ())):
+        limit = least_rewind(rewind_limit(cache) for cache in stage.make_caches().own)
+        for length in (ENDS[1], WITHIN) if limit is UNLIMITED or limit > WITHIN_DRAFTS else (ENDS[1],):
             reason = _reason(partial(Continued, stage, length))
             if reason is not None:
                 return f"continuing from {length} stored tokens: {reason}"
@@ -75,16 +76,9 @@ def off_by(stage: StageModel, kv_format: KVFormat) -> float:
         steps = ((0, ENDS[1]), (ENDS[1], ENDS[1] + 1))  # many rows, then one: a GPU has a kernel for each
         rows = [_run(stage, caches, start, end, salt=0).astype(mx.float32) for start, end in steps]
         outputs.append(rows)
-    return max(_difference(exact, rounded) for exact, rounded in zip(*outputs, strict=True))
-
-
-def _difference(exact: mx.array, other: mx.array) -> float:
-    return cast(float, (mx.linalg.norm(other - exact) / (mx.linalg.norm(exact) + 1e-9)).item())
-
-
-def _can_cut_anywhere(stage: StageModel) -> bool:
-    limit = least_rewind(rewind_limit(cache) for cache in stage.make_caches().own)
-    return limit is UNLIMITED or limit > WITHIN_DRAFTS
+    pairs = zip(*outputs, strict=True)
+    errors = [mx.linalg.norm(rounded - exact) / (mx.linalg.norm(exact) + 1e-9) for exact, rounded in pairs]
+    return cast(float, mx.stack(errors).max().item())
 
 
 class Continued:

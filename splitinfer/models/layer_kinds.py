@@ -79,13 +79,14 @@ def describe(
     layers = tuple(LayerProfile(kind, _weights(structure.layers[i]), *needs[kind][0]) for i, kind in enumerate(kinds))
     attention = tuple(dict.fromkeys(each for _, found in needs.values() for each in found))
     embedding, head, is_tied = _outer_bytes(structure)
+    borders = [structure.border(layer) for layer in {1, structure.num_layers // 2} if 0 < layer < structure.num_layers]
     profile = ModelProfile(
         name=name,
         layers=layers,
         embedding=embedding,
         head=head,
         is_tied=is_tied,
-        hidden_row=_hidden_row(structure),
+        hidden_row=max((border.width * border.dtype.size for border in borders), default=0),
         context_length=checkpoint.context_length,
     )
     if not attention and any(layer.kv_per_token for layer in layers):  # the model computes it by itself
@@ -222,9 +223,3 @@ def _read(structure: ModelStructure, layer: int, named: Mapping[str, Any]) -> se
     outputs, _ = StageModel(structure.model, layer, layer + 1, structure).probe()
     (read,) = arrays_read(outputs, named)
     return read
-
-
-def _hidden_row(structure: ModelStructure) -> int:
-    """Bytes of a row of hidden states between two layers, of the widest border."""
-    borders = [structure.border(layer) for layer in {1, structure.num_layers // 2} if 0 < layer < structure.num_layers]
-    return max((border.width * border.dtype.size for border in borders), default=0)

@@ -63,9 +63,8 @@ class PictureTower:
     def __init__(self, whole: nn.Module) -> None:
         self._whole = whole
         self._held: dict[int, dict[Picture, Pixels]] = {}  # by sequence
-        self._made: weakref.WeakValueDictionary[bytes, Pixels] = (
-            weakref.WeakValueDictionary()
-        )  # rows; needed last: last
+        # Those with rows, the ones that were needed last at the end.
+        self._made = weakref.WeakValueDictionary[bytes, Pixels]()
         vision = getattr(getattr(whole, "config", None), "vision_config", None)
         self.num_deep = len(getattr(vision, "deepstack_visual_indexes", None) or ())
 
@@ -102,17 +101,14 @@ class PictureTower:
             self._held.pop(seq_id, None)
         for one in new:
             if one.pictures:
-                self._held[one.seq_id] = {picture: self._find(picture) for picture in one.pictures}
+                found = [(picture, _known.get(picture.key)) for picture in one.pictures]
+                if any(pixels is None for _, pixels in found):
+                    raise ProtocolError("a plan has a picture that this stage was never given")
+                self._held[one.seq_id] = {picture: pixels for picture, pixels in found if pixels is not None}
 
     def clear(self) -> None:
         """Forget every sequence."""
         self._held.clear()
-
-    def _find(self, picture: Picture) -> Pixels:
-        found = _known.get(picture.key)
-        if found is None:
-            raise ProtocolError("a plan has a picture that this stage was never given")
-        return found
 
     # -- rows ----------------------------------------------------------------------------------
 

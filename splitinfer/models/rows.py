@@ -186,16 +186,10 @@ class RowCache:
             for part, part_mask in zip(group.parts, own, strict=True):
                 rows = slice(first, first := first + part.count)
                 if rows.start not in keys.fetched:
-                    keys.fetched[rows.start] = self._store(part, keys.array[rows], values.array[rows])
+                    new = (array[rows].transpose(2, 1, 0, 3) for array in (keys.array, values.array))
+                    keys.fetched[rows.start] = self.of(part).update_and_fetch(*new)
                 outputs.append(_attend(part, queries[rows], *keys.fetched[rows.start], scale, part_mask, sinks))
         return mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
-
-    def _store(self, part: Part, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        """Append one sequence's new [n, heads, 1, d] to its cache; returns all, [1, heads, tokens, d]."""
-        fetched: tuple[mx.array, mx.array] = self.of(part).update_and_fetch(
-            k.transpose(2, 1, 0, 3), v.transpose(2, 1, 0, 3)
-        )
-        return fetched
 
     def of(self, part: Part) -> Cache:
         """The part's own cache at this place."""

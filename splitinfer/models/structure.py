@@ -326,16 +326,21 @@ class ModelStructure:
             for _, value in walk((args, kwargs)):
                 if id(value) in positions:
                     self.users[positions[id(value)]].add(index)
-            arguments = change((args, kwargs), lambda path, a: self._note_argument(step, index, path, a))
-            given = {path: (a.shape, a.dtype) for path, a in arrays_in(arguments)}
+            given = {path: (a.shape, a.dtype) for path, a in arrays_in((args, kwargs))}
+            self._layer_of |= {_name(step, index, path): index for path in given}
+            arguments = change((args, kwargs), lambda path, a: mark(self._named, _name(step, index, path), a))
             result = layer(*arguments[0], **arguments[1])
             self._note_written(index, caches)
             returned = {path: (a.shape, a.dtype) for path, a in arrays_in(result)}
             calls.append(_Call(given, returned, make_recipe(arguments, result)))
             return result
 
+        def note_update(path: Path, array: mx.array) -> mx.array:
+            self._updates[step][path] = (array.shape, array.dtype)
+            return mark(self._named, _update_name(step, *path), array)
+
         stand_ins = {i: Watched(layer, partial(note, i)) for i, layer in enumerate(self.layers)}
-        with _updates_passed(caches, lambda path, a: self._note_update(step, path, a)), replaced(self.slots, stand_ins):
+        with _updates_passed(caches, note_update), replaced(self.slots, stand_ins):
             at = sum(self._rows[:step])
             tokens = mark(self._named, f"tokens {step}", mx.zeros((1, rows), mx.int32))
             logits = self._call(tokens, caches, at)
@@ -352,14 +357,6 @@ class ModelStructure:
                 known = self._written.setdefault(i, [])
                 before = {id(array) for _, array in known}
                 known += [(layer, array) for array in arrays_of(cache) if id(array) not in before]
-
-    def _note_argument(self, step: int, layer: int, path: Path, array: mx.array) -> mx.array:
-        self._layer_of[_name(step, layer, path)] = layer
-        return mark(self._named, _name(step, layer, path), array)
-
-    def _note_update(self, step: int, path: Path, array: mx.array) -> mx.array:
-        self._updates[step][path] = (array.shape, array.dtype)
-        return mark(self._named, _update_name(step, *path), array)
 
 
 def _name(step: int, layer: int, path: Path) -> str:

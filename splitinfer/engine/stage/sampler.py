@@ -225,16 +225,12 @@ def _filtered(logprobs: mx.array, structure: _Structure, data: _Data) -> mx.arra
     if structure.has_top_p:
         logprobs = sample_utils.apply_top_p(logprobs, data.top_p)  # it multiplies by it, and nothing else
     if structure.has_min_p:
-        logprobs = _with_min_p(logprobs, data.log_min_p)
+        # mlx-lm's ``apply_min_p`` with the logarithm as data, which that function takes of a Python number.
+        least = mx.max(logprobs, axis=-1, keepdims=True) + data.log_min_p.astype(logprobs.dtype)
+        logprobs = mx.where(logprobs < least, -mx.inf, logprobs)
     if 0 < structure.top_k < logprobs.shape[-1]:
         logprobs = sample_utils.apply_top_k(logprobs, structure.top_k)
     return logprobs
-
-
-def _with_min_p(logprobs: mx.array, log_min_p: mx.array) -> mx.array:
-    """mlx-lm's ``apply_min_p`` with the logarithm [n, 1] as data, which that function takes of a Python number."""
-    least = mx.max(logprobs, axis=-1, keepdims=True) + log_min_p.astype(logprobs.dtype)
-    return mx.where(logprobs < least, -mx.inf, logprobs)
 
 
 def _column(values: list[float]) -> mx.array:
