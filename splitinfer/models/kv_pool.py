@@ -18,7 +18,6 @@ from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_blocks import KVBlock, cut, join
 from splitinfer.models.rollback import Block, Rollback, state_caches
-from splitinfer.models.step import nbytes
 
 MAX_COPIED = 64 * 2**20  # bytes: read and written in less than a millisecond, which is what a launch takes
 
@@ -207,11 +206,3 @@ class KVPool:
         cohort = entry.caches.cohort
         shared = sum(array.nbytes for array in cohort.arrays()) if cohort is not None else 0
         return shared + sum(nbytes_written(cache) for cache in entry.caches.own)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held for all sequences, also for those retained."""
-        return nbytes([entry.caches for entry in (*self._entries.values(), *self._retained.values())])
-
-    def __len__(self) -> int:
-        return len(self._entries)

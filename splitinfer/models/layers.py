@@ -128,9 +128,7 @@ def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 def floating_arrays(value: Any) -> Iterator[tuple[Path, mx.array]]:
     """The floating-point arrays in a tree, which are what layers compute, each with its path."""
-    for path, part in walk(value):
-        if isinstance(part, mx.array) and mx.issubdtype(part.dtype, mx.floating):
-            yield path, part
+    return ((path, array) for path, array in arrays_in(value) if mx.issubdtype(array.dtype, mx.floating))
 
 
 def arrays_in(value: Any) -> Iterator[tuple[Path, mx.array]]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitinfer.models.cut import StageModel
-from splitinfer.models.layers import Path, floating_arrays, put_at
+from splitinfer.models.layers import Path, floating_arrays, get_at, put_at
 
 Floats = NDArray[np.float64]
 
@@ -206,15 +206,11 @@ def following(
             wanted = call.returned.get(path)
             if wanted is not None and wanted.shape == array.shape:
                 errors.add(number, array, wanted, call.given)
-                result = put_at(result, path, wanted.reshape(_at(result, path).shape))
+                result = put_at(result, path, wanted.reshape(get_at(result, path).shape))
         return result
 
     with stage.watched(watch):
         yield
-
-
-def _at(value: Any, path: Path) -> mx.array:
-    return next(array for found, array in floating_arrays(value) if found == path)
 
 
 def _rows(value: Any, num_rows: int) -> dict[Path, mx.array]:

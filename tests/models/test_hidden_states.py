@@ -81,7 +81,7 @@ def test_a_finished_step_is_cut_and_sent_without_the_device(
     assert out.spec == TensorSpec(str(dtype).removeprefix("mlx.core."), (5, WIDTH))
     assert out.num_unfit == 1
     assert bits(ReceivedRows(out.spec, out.packing, out.parts).array()) == bits(expected)
-    assert (left.shape, left.nbytes) == ((5, WIDTH), rows[:5].nbytes)
+    assert (left.shape, left.data.nbytes) == ((5, WIDTH), rows[:5].nbytes)
 
 
 def test_frames_that_contradict_their_step():

@@ -49,10 +49,6 @@ _FEW = 8  # tokens that are computed together with the next draft
 _MAX_SEQUENCES = 16  # whose KV is cached; more only if as many are drafted for together
 
 
-def _ignore(_progress: Progress) -> None:
-    """Discards progress."""
-
-
 @dataclass(slots=True)
 class _CacheEntry:
     """One sequence's KV, and the tokens in it. ``params``: the sequence's, without log probabilities."""
@@ -122,7 +118,7 @@ class DraftModel:
 
     @classmethod
     def load(
-        cls, name: str, checkpoint: Checkpoint, dtype: str, vocab_size: int, kv_tokens: int, report: Report = _ignore
+        cls, name: str, checkpoint: Checkpoint, dtype: str, vocab_size: int, kv_tokens: int, report: Report
     ) -> Self:
         """Read the model into memory, with room for the KV of ``kv_tokens`` tokens; ``report`` receives the progress.
 

@@ -45,10 +45,6 @@ class History:
             answer = tuple(self.tokens[self.num_prompt : position]) if self.params.has_answer_penalty else ()
             yield Row(self.params, self.seed, position, recent, answer)
 
-    def is_rejected(self, part: Slice) -> bool:
-        """Whether a slice lies behind a wrong draft."""
-        return part.is_rejected(len(self.tokens), self.next)
-
     def verdict(self, part: Slice, sampled: Seq[SampledToken]) -> tuple[SampledToken, ...]:
         """The sampled tokens that count: up to the first that differs from its draft. Wrong drafts are dropped."""
         accepted = accepted_of(part, sampled)

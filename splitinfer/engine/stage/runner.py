@@ -296,7 +296,7 @@ class StageRunner:
             first = at
             at += len(part.token_ids) * self._model.rows_in
             history = self._histories.get(part.seq_id)
-            if history is None or not history.is_rejected(part):
+            if history is None or not part.is_rejected(len(history.tokens), history.next):
                 keep.append(part)
                 rows += range(first, at)
         if hidden is not None and len(rows) < at:
