@@ -24,7 +24,7 @@ from mlx.utils import tree_flatten
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.errors import CannotCut
 from splitinfer.models.border import Border
-from splitinfer.models.caches import Place, can_quantise, fresh_caches, make_list, share
+from splitinfer.models.caches import Place, fresh_caches, make_list, share
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.graph import Graph, uncompiled
 from splitinfer.models.growing import GrowingKVCache
@@ -110,11 +110,6 @@ class StageModel:
         """Rows of the largest embedding table; ``None`` without one. MLX does not check token ids against it."""
         tables = [m.weight.shape[0] for _, m in self.whole.named_modules() if isinstance(m, _TABLES)]
         return max(tables, default=None)
-
-    @property
-    def can_quantise(self) -> bool:
-        """Whether any layer of the whole model has plain keys and values, which may be stored in few bits."""
-        return any(map(can_quantise, fresh_caches(self.whole)))
 
     def layer(self, index: int) -> nn.Module:
         """One of the model's layers."""

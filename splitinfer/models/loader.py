@@ -21,7 +21,7 @@ from splitinfer.core.layout import RANKS
 from splitinfer.errors import CannotCut, ModelError
 from splitinfer.models.attention import Attention, from_config, layers_of, observed
 from splitinfer.models.building import build_model, build_with_pictures, placeholders_of
-from splitinfer.models.caches import grow_in_step, grows_evenly, rewind_limit
+from splitinfer.models.caches import can_quantise, fresh_caches, grow_in_step, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
 from splitinfer.models.divided import divide
@@ -331,7 +331,7 @@ def check_format(stage: StageModel, kv_format: KVFormat | None) -> None:
     if kv_format is None:
         return
     name, reason = type_name(stage.whole), ""
-    if not stage.can_quantise:
+    if not any(map(can_quantise, fresh_caches(stage.whole))):
         raise ModelError(f"{name} has no layer with plain keys and values, so they cannot be {kv_format.name}")
     stage.use_format(kv_format)
     try:

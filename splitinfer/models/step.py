@@ -31,7 +31,7 @@ from splitinfer.models.rows import (
     each_sequence,
     find_cache_consumers,
 )
-from splitinfer.models.step_trial import ALL_STEPS, TWO_STEPS, Steps, StepTrial
+from splitinfer.models.step_trial import ALL_STEPS, TWO_STEPS, Steps, trial_of
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ class StepModel:
 
     def _trial(self, steps: Steps) -> Callable[[], str | None]:
         """Tries the way that is taken."""
-        trial = StepTrial(self.stage, self._one_by_one, lambda: tuple(self._caches[0].step.parts), steps)
-        return partial(trial.why_wrong, self._by_rows)
+        trial = trial_of(self.stage, self._one_by_one, lambda: tuple(self._caches[0].step.parts), steps)
+        return partial(trial, self._by_rows)
 
     def why_not_all(self, way: Way, *, shares_calls: bool) -> str | None:
         """Why a way that is right for some of the stage's layers is not for all; ``None`` if it is, as far as two steps
