@@ -135,7 +135,6 @@ class Cohort:
                 member.full[place].keys = member.full[place].values = None
         for cohort in before.values():
             cohort.dissolve()
-        self._lengths = tuple(0 for _ in members)
         self._rows = mx.arange(len(members))
         self.begin_step()
 
@@ -145,12 +144,12 @@ class Cohort:
 
     def begin_step(self) -> None:
         """Read each member's position; one position of each is about to be computed."""
-        self._lengths = tuple(member.place.position for member in self.members)
-        self._used = max(self._lengths) + 1
-        self._is_even = min(self._lengths) + 1 == self._used
+        lengths = tuple(member.place.position for member in self.members)
+        self._used = max(lengths) + 1
+        self._is_even = min(lengths) + 1 == self._used
         self._masks: dict[tuple[int, ...], mx.array] = {}
         if not self._is_even:
-            self._at = mx.array(self._lengths, dtype=mx.int32)
+            self._at = mx.array(lengths, dtype=mx.int32)
 
     def store(self, place: int, k: mx.array, v: mx.array) -> Any:
         """Append each member's new [B, kv heads, 1, d] keys and values; returns all, [B, kv heads, longest, d]."""

@@ -115,10 +115,6 @@ class DFlash(nn.Module):  # type: ignore[misc]
     def check(self, stage: StageModel) -> None:
         """All that it uses of the target is embedding and head, which are found by name."""
 
-    def zeros(self, n: int) -> mx.array:
-        """[n, d] hidden states of nothing."""
-        return mx.zeros((n, self._size), self.norm.weight.dtype)
-
     def states(self, kept: mx.array) -> mx.array:
         """[T, d]: the sum of the taps, normed."""
         return cast(mx.array, self.hidden_norm(kept[:, : self._size]))

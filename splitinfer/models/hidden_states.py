@@ -130,13 +130,6 @@ class ReceivedRows:
         return _joined(packing, num_rows, from_buffer(TensorSpec(spec.dtype, (num_rest, width)), rest[0]), unpacked)
 
 
-def blank_rows(num_rows: int, width: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
-    """Rows [T, d] of a dtype that are filled later, and the array whose memory they are: its bytes may be written until
-    anything that depends on the rows is computed. No device is needed to make them."""
-    raw = mx.array(np.zeros((num_rows, width), np.dtype(f"uint{8 * dtype.size}")))
-    return raw.view(dtype), raw
-
-
 def _joined(packing: Packing, num_rows: int, rest: mx.array, unpacked: mx.array) -> mx.array:
     """The rest and the unpacked rows in the order of the step."""
     found, at = list[mx.array](), {False: 0, True: 0}

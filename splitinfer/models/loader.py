@@ -279,10 +279,10 @@ def _check_numbers(parameters: Mapping[str, mx.array], checkpoint: Checkpoint) -
     Raises:
         ModelError: one has NaN, and its name.
     """
-    floats = {name: array for name, array in parameters.items() if mx.issubdtype(array.dtype, mx.floating)}
-    found = [mx.isnan(mx.max(array)) for array in floats.values() if array.size]
+    floats = {name: a for name, a in parameters.items() if mx.issubdtype(a.dtype, mx.floating) and a.size}
+    found = {name: mx.isnan(mx.max(array)) for name, array in floats.items()}
     mx.eval(found)
-    for name, has_nan in zip((name for name, array in floats.items() if array.size), found, strict=True):
+    for name, has_nan in found.items():
         if has_nan.item():
             raise ModelError(
                 f"{checkpoint.folder}: {name} has values that are not numbers (NaN), so its file is damaged or was "

@@ -79,10 +79,6 @@ class PredictionHeads(nn.Module):  # type: ignore[misc]
         """Raise ModelError where a loaded stage does not compute its logits with the last norm and the head."""
         self._target.check(stage)
 
-    def zeros(self, n: int) -> mx.array:
-        """[n, d] hidden states of nothing."""
-        return mx.zeros((n, self.norm.weight.shape[-1]), self._target.norm.weight.dtype)
-
     def states(self, kept: mx.array) -> mx.array:
         """[T, d] hidden states behind the last norm, from what the target's last layer returned."""
         return cast(mx.array, self._target.norm(kept))

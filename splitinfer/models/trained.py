@@ -96,7 +96,8 @@ class WithHeads:
     def run_nothing(self, caches: SequenceCaches | None = None, rows: int = 2) -> mx.array:
         """[n, vocabulary] of so many rows of made-up hidden states, not evaluated."""
         caches = caches or self.stage.make_caches()
-        tokens, hidden = mx.zeros(rows, mx.int32), self.heads.states(self.heads.zeros(rows))
+        tokens, like = mx.zeros(rows, mx.int32), self.heads.norm.weight
+        hidden = self.heads.states(mx.zeros((rows, like.shape[-1]), like.dtype))
         if not self.heads.at_once:
             visible = mx.tri(rows, rows).astype(mx.bool_)
             return self.logits(self.run(tokens, hidden, [(caches, rows, visible)], mx.arange(rows)))

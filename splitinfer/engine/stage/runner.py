@@ -30,7 +30,7 @@ from splitinfer.engine.stage.sampler import Sampler, read, read_scores, scored
 from splitinfer.errors import DeviceFailed
 from splitinfer.models.cut import StageModel
 from splitinfer.models.halves import Pair
-from splitinfer.models.hidden_states import PackedRows, ReceivedRows, blank_rows
+from splitinfer.models.hidden_states import PackedRows, ReceivedRows
 from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.rows import Part
 from splitinfer.models.step import StepModel, arrays_to_evaluate
@@ -263,7 +263,8 @@ class StageRunner:
         hidden = None
         if self._model.hidden_spec is not None:
             width, dtype = self._model.hidden_spec
-            hidden, raw = blank_rows(len(slices) * self._model.rows_in, width, dtype)
+            raw = mx.array(np.zeros((len(slices) * self._model.rows_in, width), np.dtype(f"uint{8 * dtype.size}")))
+            hidden = raw.view(dtype)  # whose memory is filled later; no device is needed to make it
         last = [(part, self._histories[part.seq_id]) for part in slices] if self._model.is_last else []
         rows = tuple(Row(one.params, one.seed, part.end, (), mask=masks.get(part.seq_id)) for part, one in last)
         return PreparedStep(slices, self._build(slices, parts, ids, hidden, rows), (ids, raw), snapshot, masks)
