@@ -94,13 +94,6 @@ def layers_of(calls: Calls, context: int) -> tuple[Attention, ...]:
     return tuple(dict.fromkeys(replace(layer, window=keys if keys < context else None) for layer, keys in calls))
 
 
-def _attention(queries: mx.array, values: mx.array, mask: Any) -> Attention:
-    """That of a call with queries [B, heads, rows, d], whose mask may have heads, too: [B, heads, rows, tokens]."""
-    has_heads = isinstance(mask, mx.array) and mask.ndim == 4 and mask.shape[1] > 1
-    dims = queries.shape[1], queries.shape[-1], values.shape[-1], queries.itemsize
-    return Attention(*dims, adds_scores=has_heads)
-
-
 @contextmanager
 def observed() -> Iterator[Calls]:
     """Note which attention this thread's calls of models compute, for the length of a ``with`` block."""
@@ -110,7 +103,10 @@ def observed() -> Iterator[Calls]:
 
         def noting(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
             if threading.get_ident() == thread:
-                found.append((_attention(q, v, options.get("mask")), k.shape[2]))
+                mask = options.get("mask")  # may have heads, too: [B, heads, rows, tokens]
+                has_heads = isinstance(mask, mx.array) and mask.ndim == 4 and mask.shape[1] > 1
+                layer = Attention(q.shape[1], q.shape[-1], v.shape[-1], q.itemsize, adds_scores=has_heads)
+                found.append((layer, k.shape[2]))
             return original(q, k, v, **options)
 
         mx.fast.scaled_dot_product_attention = noting

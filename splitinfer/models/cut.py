@@ -36,7 +36,6 @@ from splitinfer.models.layers import (
     find_layers,
     last_rows,
     replaced,
-    rows_at,
     type_name,
 )
 from splitinfer.models.rows import RowStep, attend_by_rows
@@ -220,18 +219,22 @@ class StageModel:
         Returns:
             [T, 1, d] for the next stage, or on the last one [R, 1, vocabulary] logits of the rows that want them.
         """
+
+        def keep(array: mx.array, _axis: int = 0) -> mx.array:
+            return array if step.logit_rows is None else array[step.logit_rows]
+
         self._relay.received = {} if hidden is None else {self.start: [hidden]}
         logits, given = self._call(
             tokens,
             caches,
-            lambda array, _axis: rows_at(array, step.logit_rows),
+            keep,
             lambda: step.positions[..., None],
             hidden if self.is_first else None,
         )
         if self._outgoing is not None:
             return cast(mx.array, given[self.end][0])
         assert logits is not None, "the model ended before its last layer"
-        return logits if self.taps_rows else rows_at(logits, step.logit_rows)
+        return logits if self.taps_rows else keep(logits)
 
     @contextmanager
     def watched(self, watch: Watch) -> Iterator[None]:

@@ -206,11 +206,6 @@ def type_name(model: nn.Module) -> str:
     return str(getattr(model, "model_type", type(model).__module__.rsplit(".", 1)[-1]))
 
 
-def rows_at(array: mx.array, rows: mx.array | None) -> mx.array:
-    """Those rows; ``None``: all."""
-    return array if rows is None else array[rows]
-
-
 def last_rows(array: mx.array, num_rows: int, axis: int) -> mx.array:
     """The last rows along an axis."""
     here = array.shape[axis]
