@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -80,9 +81,8 @@ class _Structure:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Data:
-    """The settings of n rows: float32 arrays [n, 1], and keys, uint32 [n, 2]."""
+class _Data(NamedTuple):
+    """The settings of n rows, as a function's arguments: keys, uint32 [n, 2], and float32 arrays [n, 1]."""
 
     keys: mx.array
     inverse_temperature: mx.array
@@ -101,10 +101,6 @@ class _Data:
             _column([p.top_p for p in params]),
             _column([math.log(p.min_p) if p.min_p > 0 else 0.0 for p in params]),
         )
-
-    def arrays(self) -> tuple[mx.array, ...]:
-        """As a function's arguments."""
-        return (self.keys, self.inverse_temperature, self.top_p, self.log_min_p)
 
 
 _Outputs = tuple[mx.array, mx.array]  # tokens, and what is reported
@@ -152,7 +148,7 @@ class Sampler:
         if structure.is_masked:
             picked = masked(picked, own_rows)
         own_keys = None if keys is None else keys[mx.array(indices)]
-        data = _Data.of(own_rows, own_keys).arrays() if structure.samples else ()
+        data = _Data.of(own_rows, own_keys) if structure.samples else ()
         tokens, report = self._tail(structure)(picked, *data)
         return Choice(tuple(indices), tokens, report if structure.reports else None)
 
