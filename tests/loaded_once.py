@@ -34,7 +34,7 @@ def look_up(patch: pytest.MonkeyPatch) -> None:
     survey = _surveyed_once(stage_loader.survey)
     for module in (stage_loader, draft_model):
         patch.setattr(module, "survey", survey)
-    patch.setattr(stage_loader, "load_with_others", _noted(stage_loader.load_with_others))
+    patch.setattr(stage_loader, "load_stage", _noted(stage_loader.load_stage))
     patch.setattr(outcomes, "remembered", lambda _path: None)  # here, a stage's model may have been changed by a test
     patch.setattr(outcomes, "try_stage", _tried_once(outcomes.try_stage))
 
@@ -54,32 +54,32 @@ def _surveyed_once(survey: Callable[..., Survey]) -> Callable[..., Survey]:
     return looked_up
 
 
-def _noted(load: Callable[..., tuple[StageModel, Any, Any]]) -> Callable[..., tuple[StageModel, Any, Any]]:
+def _noted(load: Callable[..., StageModel]) -> Callable[..., StageModel]:
     """The same, and a stage without a drafter, pictures or a half has a note of what it was loaded from."""
 
-    def noted(checkpoint: Checkpoint, found: Survey, *asked: Any, **more: Any) -> tuple[StageModel, Any, Any]:
+    def noted(checkpoint: Checkpoint, found: Survey, *asked: Any, **more: Any) -> StageModel:
         loaded = load(checkpoint, found, *asked, **more)
         if asked[-1] is None and not any(more.values()):
             files = [path.stat() for path in checkpoint.paths_of(found.tensors)]
             written = tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in files)
             config = json.dumps(checkpoint.config, sort_keys=True)
-            setattr(loaded[0], _KEY, (checkpoint.folder, config, written, asked[:3]))
+            setattr(loaded, _KEY, (checkpoint.folder, config, written, asked[:3]))
         return loaded
 
     return noted
 
 
-def _tried_once(try_stage: Callable[..., tuple[Outcome, bool]]) -> Callable[..., tuple[Outcome, bool]]:
-    known: dict[Hashable, tuple[Outcome, bool]] = {}
+def _tried_once(try_stage: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    known: dict[Hashable, Outcome] = {}
 
-    def looked_up(stage: StageModel, kv_format: str, say: Callable[[str], None]) -> tuple[Outcome, bool]:
+    def looked_up(stage: StageModel, kv_format: str, say: Callable[[str], None]) -> Outcome:
         key = _key_of(stage, kv_format)
         if key in known:
             return known[key]
-        outcome, is_sure = try_stage(stage, kv_format, say)
-        if key is not None and is_sure:
-            known[key] = outcome, is_sure
-        return outcome, is_sure
+        outcome = try_stage(stage, kv_format, say)
+        if key is not None and outcome.is_sure:
+            known[key] = outcome
+        return outcome
 
     return looked_up
 

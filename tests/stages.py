@@ -18,10 +18,17 @@ from splitinfer.core.rng import position_key
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, MakeDrafter, Notice, Settings, setup
+from splitinfer.models.kv_pool import KVPool
+from splitinfer.models.step import nbytes
 from tests.emulation.jaccl.world import World
 from transports import Link, Listener, listen
 
 _names = itertools.count()
+
+
+def held_in(pool: KVPool) -> int:
+    """Bytes that a pool holds for all sequences, also for those retained."""
+    return nbytes([entry.caches for entry in (*pool._entries.values(), *pool._retained.values())])
 
 
 class Cables(Listener):

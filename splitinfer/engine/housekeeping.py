@@ -1,6 +1,5 @@
 """What both loops do besides acting on events, the coordinator's and the workers': the machine stays awake, its other
-processes know what this one holds, what computes preempts nothing on a pinned stage, likely steps are built ahead, and
-an idle device is kept awake.
+processes know what this one holds, what computes preempts nothing on a pinned stage, and likely steps are built ahead.
 """
 
 import queue
@@ -41,16 +40,12 @@ class Housekeeping(Generic[T]):
         while runner is not None and self._inbox.is_empty and runner.prepare_next():
             pass
 
-    def next_event(self, runner: StageRunner | None, within: float | None, *, expecting: bool) -> T | None:
-        """Wait for the next event. ``None`` if none came ``within`` so many seconds, or until the device had to be kept
-        awake. ``expecting``: one is likely soon."""
-        tick = None if runner is None else runner.until_tick(time.monotonic())
-        due = [seconds for seconds in (within, tick) if seconds is not None]
+    def next_event(self, within: float | None, *, expecting: bool) -> T | None:
+        """Wait for the next event. ``None`` if none came ``within`` so many seconds. ``expecting``: one is likely
+        soon."""
         try:
-            return self._inbox.get(min(due, default=None), expecting=expecting)
+            return self._inbox.get(within, expecting=expecting)
         except queue.Empty:
-            if runner is not None:
-                runner.tick(time.monotonic())
             return None
 
     def close(self) -> None:

@@ -4,12 +4,10 @@ scores of a whole chunk against the whole context, in the numbers' own dtype, on
     unfused   q [heads, rows, d] @ k^T  ─▶  scores [heads, rows, context]  ─softmax, in place─▶  @ v
 
 Chunks of 512 rows and 32 heads make 1 GiB at 32k (jundot/omlx #2025 measured as much on a Mac). Which layers are fused
-follows from MLX's source, ``ScaledDotProductAttention::use_fallback`` (MLX 0.32): on Metal, for more than 8 rows, those
-of one head size for queries and values that has a kernel (192 and 256 are passed over as slower); on CUDA
-(``supports_sdpa_cudnn``) half precision, both sizes multiples of 8 and at most 128; on the CPU none.
-
-Some models compute scores of their own, and pass them as a mask (DeepSeek V3): these are there whether MLX's part is
-fused or not. Decoding takes little beside the keys and values.
+is in MLX's source, ``ScaledDotProductAttention::use_fallback`` (0.32): on Metal, for over 8 rows, one head size for
+queries and values that has a kernel (192 and 256 are passed over as slower); on CUDA (``supports_sdpa_cudnn``) half
+precision, both sizes multiples of 8 and at most 128; on the CPU none. Models that compute scores of their own (DeepSeek
+V3) pass them as a mask, which is there whether MLX's part is fused or not.
 """
 
 import threading
@@ -48,7 +46,8 @@ class Attention:
         if backend == "metal":
             return self.query_dim == self.value_dim and self.query_dim in _METAL_SIZES
         if backend == "cuda":
-            return self.itemsize == _HALF and all(map(_fits_cuda, (self.query_dim, self.value_dim)))
+            sizes = (self.query_dim, self.value_dim)
+            return self.itemsize == _HALF and all(0 < n <= _CUDA_MOST and n % _CUDA_MULTIPLE == 0 for n in sizes)
         return False
 
     def tensors(self, backend: str) -> int:
@@ -58,10 +57,6 @@ class Attention:
     def scores(self, rows: int, context: int) -> int:
         """Bytes of the scores of ``rows`` against a context of so many tokens."""
         return self.heads * rows * (context if self.window is None else min(context, self.window)) * self.itemsize
-
-
-def _fits_cuda(size: int) -> bool:
-    return 0 < size <= _CUDA_MOST and size % _CUDA_MULTIPLE == 0
 
 
 def score_bytes(layers: Iterable[Attention], backend: str, rows: int, context: int) -> int:
@@ -99,13 +94,6 @@ def layers_of(calls: Calls, context: int) -> tuple[Attention, ...]:
     return tuple(dict.fromkeys(replace(layer, window=keys if keys < context else None) for layer, keys in calls))
 
 
-def _attention(queries: mx.array, values: mx.array, mask: Any) -> Attention:
-    """That of a call with queries [B, heads, rows, d], whose mask may have heads, too: [B, heads, rows, tokens]."""
-    has_heads = isinstance(mask, mx.array) and mask.ndim == 4 and mask.shape[1] > 1
-    dims = queries.shape[1], queries.shape[-1], values.shape[-1], queries.itemsize
-    return Attention(*dims, adds_scores=has_heads)
-
-
 @contextmanager
 def observed() -> Iterator[Calls]:
     """Note which attention this thread's calls of models compute, for the length of a ``with`` block."""
@@ -115,7 +103,10 @@ def observed() -> Iterator[Calls]:
 
         def noting(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
             if threading.get_ident() == thread:
-                found.append((_attention(q, v, options.get("mask")), k.shape[2]))
+                mask = options.get("mask")  # may have heads, too: [B, heads, rows, tokens]
+                has_heads = isinstance(mask, mx.array) and mask.ndim == 4 and mask.shape[1] > 1
+                layer = Attention(q.shape[1], q.shape[-1], v.shape[-1], q.itemsize, adds_scores=has_heads)
+                found.append((layer, k.shape[2]))
             return original(q, k, v, **options)
 
         mx.fast.scaled_dot_product_attention = noting

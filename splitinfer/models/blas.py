@@ -2,11 +2,8 @@
 
 The reference BLAS in MLX's Linux wheels sums each element of a product by itself and in one order, so a row computed
 among many is bitwise the row computed alone. OpenBLAS, Accelerate and GPUs choose another kernel for another shape, and
-results differ by rounding.
-
-A layer computes x·Wᵀ with x [rows, in] and W [out, in]. For few rows OpenBLAS spends much of the time on packing W,
-and less of it on (W·xᵀ)ᵀ: decode reads its weights 1.1 to 1.45 times as fast (``scripts/README.md``). Only float32
-reaches a BLAS unchanged.
+results differ by rounding. Of x·Wᵀ with few rows OpenBLAS spends much of the time on packing W, and less of it on
+(W·xᵀ)ᵀ: decode reads its weights 1.1 to 1.45 times as fast (``scripts/README.md``). Only float32 reaches a BLAS.
 """
 
 import re

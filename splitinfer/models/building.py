@@ -2,8 +2,7 @@
 
 With placeholders for all tensors (lazy zeros, which take no memory) the model shows what it reads before anything is
 read. With numbers that are made up it can be timed though it is not there: the time of a step does not depend on them,
-but for the choice of experts, which must fall on all alike. (Trained routers prefer some; so steps of a few rows read a
-little less of a trained model's weights.)
+but for the choice of experts, which falls on all alike.
 """
 
 import threading

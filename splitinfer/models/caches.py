@@ -1,13 +1,13 @@
 """The caches in a stage's cache list: its own, and ghosts for the layers of other stages.
 
 A model's cache list stays at full length, because its own code indexes it: masks are made from ``cache[self.fa_idx]``,
-on whichever stage that layer is. So the place of another stage's cache holds a *ghost*: it has the offset and the mask
-of the first own cache of the same kind, and raises if anything writes to it. Where both sides of a border need the keys
-and values of one layer, its cache is *shared*: the earlier stage's records what was stored last, the later stage's
+wherever that layer is. So the place of another stage's cache holds a *ghost*: it has the offset and the mask of the
+first own cache of the same kind, and raises if anything writes to it. Where both sides of a border need the keys and
+values of one layer, its cache is *shared*: the earlier stage's records what was stored last, and the later one's
 replica stores what was received instead.
 
-A sliding window gets another cache than mlx-lm's (``WindowKVCache``): mlx-lm's rotating one stores in ring order, so
-its sums depend on how the tokens were chunked, and it cannot be rolled back.
+A sliding window gets another cache than mlx-lm's (``WindowKVCache``): a rotating one stores in ring order, so its sums
+depend on how the tokens were chunked, and it cannot be rolled back.
 """
 
 import itertools
@@ -18,11 +18,11 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from splitinfer.core.kv.format import KVFormat
-from splitinfer.core.kv.growth import IN_STEP, Phases, phases_of
+from splitinfer.core.kv.growth import phase_of
 from splitinfer.core.kv.rewind import NEVER, UNLIMITED, WITHIN_DRAFTS, least_rewind
 from splitinfer.models.growing import GrowingKVCache, fitted
+from splitinfer.models.mlx_lm import base
 from splitinfer.models.mlx_lm import cache as mlx_caches
-from splitinfer.models.mlx_lm import create_causal_mask, make_prompt_cache
 from splitinfer.models.quantised import QuantisedKVCache
 
 _whole_classes: dict[type, type] = {}
@@ -85,7 +85,7 @@ _EVEN = (*_PLAIN, "GrowingKVCache", "QuantisedKVCache", "ArraysCache")
 def fresh_caches(model: Any) -> list[Cache]:
     """The caches that a model makes for a sequence, one for each of its places: mlx-lm's also where mlx-vlm's do the
     same."""
-    return [_as_mlx_lms(cache) for cache in make_prompt_cache(model)]
+    return [_as_mlx_lms(cache) for cache in mlx_caches.make_prompt_cache(model)]
 
 
 def _as_mlx_lms(cache: Cache) -> Cache:
@@ -129,8 +129,8 @@ def grows_evenly(cache: Cache) -> bool:
 def grow_in_step(cache: Cache) -> None:
     """Let an empty cache grow in step with every other one (``core.kv.growth``)."""
     for one in _parts(cache):
-        if isinstance(one, GrowingKVCache | QuantisedKVCache):
-            one.phases = IN_STEP
+        if isinstance(one, GrowingKVCache):
+            one.phase = 0.0
 
 
 class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
@@ -211,7 +211,7 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
         past = self.offset - self.base
         if past + n <= window and not return_array:
             return "causal" if n > 1 else None
-        return cast(mx.array, create_causal_mask(n, past, window_size=window))
+        return cast(mx.array, base.create_causal_mask(n, past, window_size=window))
 
     def is_trimmable(self) -> bool:
         """Always, within ``rewind_limit``."""
@@ -239,14 +239,14 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
         return self.keys, self.values, self.offset, self.base, self.window
 
 
-def own_cache(cache: Cache, format: KVFormat | None = None, phases: Phases = IN_STEP) -> Cache:
+def own_cache(cache: Cache, format: KVFormat | None = None, phase: float = 0.0) -> Cache:
     """The cache a stage uses for an own layer: a ``WindowKVCache`` for a sliding window, for plain keys and values one
-    that grows at ``phases``, and has them in ``format`` if there is one, else mlx-lm's."""
+    that grows at a ``phase``, and has them in ``format`` if there is one, else mlx-lm's."""
     if is_list(cache):
-        cache.caches = tuple(own_cache(c, format, phases) for c in cache.caches)
+        cache.caches = tuple(own_cache(c, format, phase) for c in cache.caches)
         return cache
     if can_quantise(cache):
-        return GrowingKVCache(phases) if format is None else QuantisedKVCache(format, phases)
+        return GrowingKVCache(phase) if format is None else QuantisedKVCache(format, phase)
     if type(cache) is mlx_caches.RotatingKVCache and cache.keep == 0:
         return WindowKVCache(cache.max_size)
     return cache
@@ -312,10 +312,10 @@ def make_list(
     ``fresh``: what the model's own ``make_cache`` returned; ``own``: the places of the stage's own caches, which store
     their keys and values in ``format``, if there is one.
     """
-    full = [own_cache(cache, format, phases_of(i)) if i in own else cache for i, cache in enumerate(fresh)]
+    full = [own_cache(cache, format, phase_of(i)) if i in own else cache for i, cache in enumerate(fresh)]
     own_by_kind: dict[tuple[Any, ...], Cache] = {}
     for part in (part for i in sorted(own) for part in _parts(full[i])):
-        own_by_kind.setdefault(_kind(part), part)
+        own_by_kind.setdefault(kind_of(part), part)
     full = [cache if i in own else _ghost(cache, own_by_kind, place) for i, cache in enumerate(full)]
     return full, [full[i] for i in sorted(own)]
 
@@ -334,10 +334,10 @@ def arrays_of(cache: Cache) -> list[mx.array]:
     return [] if cache.empty() else [leaf for _, leaf in tree_flatten(cache.state) if isinstance(leaf, mx.array)]
 
 
-def _kind(cache: Cache) -> tuple[Any, ...]:
+def kind_of(cache: Cache) -> tuple[Any, ...]:
     """What makes two caches interchangeable for offset and mask."""
     if is_list(cache):
-        return ("list", *(_kind(c) for c in cache.caches))
+        return ("list", *(kind_of(c) for c in cache.caches))
     if isinstance(cache, mlx_caches.RotatingKVCache | WindowKVCache):
         return ("window", cache.max_size, getattr(cache, "keep", 0))
     kind = getattr(cache, "cache_kind", type(cache))
@@ -348,7 +348,7 @@ def _ghost(cache: Cache, own_by_kind: dict[tuple[Any, ...], Cache], place: Place
     if is_list(cache):
         cache.caches = tuple(_ghost(one, own_by_kind, place) for one in cache.caches)
         return cache
-    own = own_by_kind.get(_kind(cache))
+    own = own_by_kind.get(kind_of(cache))
     if own is not None:
         return _Ghost(own)
     cache.__class__ = _derived("Lone", type(cache), _LONE_GHOST)
@@ -358,14 +358,6 @@ def _ghost(cache: Cache, own_by_kind: dict[tuple[Any, ...], Cache], place: Place
 
 def _refuse_write(ghost: Cache, *_args: Any, **_kwargs: Any) -> None:
     raise AssertionError(f"a layer of another stage wrote to its {type(ghost).__name__}")
-
-
-def cache_kind_of(cache: Cache) -> tuple[Any, ...]:
-    """What makes two caches of a model alike: "state", "window" with its size, or their class; of a list of caches all
-    of theirs."""
-    if is_list(cache):
-        return ("list", *(cache_kind_of(one) for one in cache.caches))
-    return ("state", len(getattr(cache, "cache", ()))) if _is_state(cache) else tuple(map(str, _kind(cache)))
 
 
 class _Ghost:

@@ -3,32 +3,29 @@
     layer i     keys [B, heads, room, d]          member    length
                 |#########........|               0          9
                 |############.....|               1         12
-                |#######..........|               2          7
 
 As long as the members of a *cohort* stay the same, a step writes one position of each and attends once, with neither a
-loop nor a copy. When one joins or leaves, the arrays are rebuilt. Members of equal length need no mask, and their sums
-are bitwise those of each alone; others are padded to the longest and masked, which adds in another order.
-
-While a sequence is in a cohort its own caches are empty and know only their offset; ``release`` gives them their arrays
-back, and every other use of a sequence begins with that.
+loop nor a copy; when one joins or leaves, the arrays are rebuilt. Sums of members of equal length are bitwise those of
+each alone; others are padded to the longest and masked, which adds in another order. A member's own caches are empty
+and know only their offset; ``release`` gives them their arrays back, with which every other use of it begins.
 """
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
-from splitinfer.core.kv.growth import BLOCK, Phases, room
+from splitinfer.core.kv.growth import BLOCK, room
 from splitinfer.core.picture import Picture, grid_positions
 from splitinfer.models.caches import Cache, Place, arrays_of, trim
-from splitinfer.models.growing import fitted, of_both, phases_at
+from splitinfer.models.growing import fitted
 from splitinfer.models.memory import on_gpu
-from splitinfer.models.mlx_lm import KVCache
-from splitinfer.models.quantised import QuantisedKVCache, attention
+from splitinfer.models.quantised import attention
 
 
 class SequenceCaches:
@@ -138,32 +135,29 @@ class Cohort:
                 member.full[place].keys = member.full[place].values = None
         for cohort in before.values():
             cohort.dissolve()
-        self._lengths = tuple(0 for _ in members)
         self._rows = mx.arange(len(members))
         self.begin_step()
 
-    def consists_of(self, members: Sequence[SequenceCaches]) -> bool:
-        """Whether these are its members, in this order."""
-        return len(members) == len(self.members) and all(a is b for a, b in zip(members, self.members, strict=True))
+    def row_of(self, member: SequenceCaches) -> int:
+        """Where a member's keys and values are in the arrays."""
+        return next(i for i, one in enumerate(self.members) if one is member)
 
     def begin_step(self) -> None:
         """Read each member's position; one position of each is about to be computed."""
-        self._lengths = tuple(member.place.position for member in self.members)
-        self._used = max(self._lengths) + 1
-        self._is_even = min(self._lengths) + 1 == self._used
+        lengths = tuple(member.place.position for member in self.members)
+        self._used = max(lengths) + 1
+        self._is_even = min(lengths) + 1 == self._used
         self._masks: dict[tuple[int, ...], mx.array] = {}
         if not self._is_even:
-            self._at = mx.array(self._lengths, dtype=mx.int32)
+            self._at = mx.array(lengths, dtype=mx.int32)
 
     def store(self, place: int, k: mx.array, v: mx.array) -> Any:
         """Append each member's new [B, kv heads, 1, d] keys and values; returns all, [B, kv heads, longest, d]."""
         like = self.members[0].full[place]
-        new = like.encode(k, v) if isinstance(like, QuantisedKVCache) else (k, v)
-        self._kv[place] = of_both(phases_at(like), self._write, self._kv[place], new)
+        self._kv[place] = tree_map(partial(self._write, like.phase), self._kv[place], like.encode(k, v))
         for member in self.members:
             member.full[place].offset += 1
-        used = tree_map(lambda array: array[:, :, : self._used], self._kv[place])
-        return like.decode(*used) if isinstance(like, QuantisedKVCache) else used
+        return like.decode(*tree_map(lambda array: array[:, :, : self._used], self._kv[place]))
 
     def attend(self, q: mx.array, k: Any, v: Any, scale: float, sinks: mx.array | None) -> mx.array:
         """Attention [B, heads, 1, d] of one query per member over what ``store`` returned."""
@@ -191,21 +185,18 @@ class Cohort:
 
     def view(self, member: SequenceCaches, place: int) -> Cache:
         """A member's keys and values at a place, not copied: for reading, until the next step."""
-        row = next(i for i, m in enumerate(self.members) if m is member)
-        like = member.full[place]
-        cache = QuantisedKVCache(like.format) if isinstance(like, QuantisedKVCache) else KVCache()
+        row, cache = self.row_of(member), copy(member.full[place])
         cache.keys, cache.values = tree_map(lambda array: array[row : row + 1], self._kv[place])
-        cache.offset = like.offset
         return cache
 
     def release(self, member: SequenceCaches) -> None:
         """Give a member its keys and values back; the other members stay."""
-        row = next(i for i, m in enumerate(self.members) if m is member)
+        row = self.row_of(member)
         for place in self.places:
             cache = member.full[place]
             # Gathered, not sliced: a slice would hold the arrays of the whole cohort.
-            pick = partial(_picked, [row], max(cache.offset, 1))
-            cache.keys, cache.values = of_both(phases_at(cache), pick, self._kv[place])
+            pick = partial(_picked, [row], room(max(cache.offset, 1), cache.phase))
+            cache.keys, cache.values = tree_map(pick, self._kv[place])
         member.cohort = None
         mx.async_eval([(member.full[place].keys, member.full[place].values) for place in self.places])  # type: ignore[no-untyped-call]
 
@@ -227,19 +218,18 @@ class Cohort:
     def _gather(self) -> dict[int, Any]:
         """The members' arrays side by side, each with room for the longest member's next tokens."""
         longest = max(member.place.position for member in self.members) + 1
-        phases = {place: phases_at(self.members[0].full[place]) for place in self.places}
+        lengths = {place: room(longest, self.members[0].full[place].phase) for place in self.places}
         old = self.members[0].cohort
         if old is not None and all(member.cohort is old for member in self.members):
-            rows = [next(i for i, m in enumerate(old.members) if m is member) for member in self.members]
-            pick = partial(_picked, rows, longest)
-            return {place: of_both(phases[place], pick, kv) for place, kv in old._kv.items()}
+            rows = [old.row_of(member) for member in self.members]
+            return {place: tree_map(partial(_picked, rows, lengths[place]), kv) for place, kv in old._kv.items()}
         for member in self.members:
             member.release()
-        return {place: self._side_by_side(place, longest, phases[place]) for place in self.places}
+        return {place: self._side_by_side(place, lengths[place]) for place in self.places}
 
-    def _side_by_side(self, place: int, longest: int, phases: Phases) -> Any:
+    def _side_by_side(self, place: int, length: int) -> Any:
         kv = ((member.full[place].keys, member.full[place].values) for member in self.members)
-        return of_both(phases, partial(_stacked, longest), *kv)
+        return tree_map(lambda *arrays: mx.concatenate([fitted(array, length) for array in arrays]), *kv)
 
     def _write(self, phase: float, old: mx.array, new: mx.array) -> mx.array:
         if self._used > old.shape[2]:
@@ -251,14 +241,9 @@ class Cohort:
         return old
 
 
-def _picked(rows: Sequence[int], length: int, phase: float, array: mx.array) -> mx.array:
-    """Some rows of [B, heads, tokens, d], with room for ``length`` tokens and more."""
-    return fitted(array[mx.array(list(rows))], room(length, phase))
-
-
-def _stacked(length: int, phase: float, *arrays: mx.array) -> mx.array:
-    """Several [1, heads, tokens, d] as one, with room for ``length`` tokens and more."""
-    return mx.concatenate([fitted(array, room(length, phase)) for array in arrays])
+def _picked(rows: Sequence[int], length: int, array: mx.array) -> mx.array:
+    """Some rows of [B, heads, tokens, d], with room for ``length`` tokens."""
+    return fitted(array[mx.array(list(rows))], length)
 
 
 def can_join(caches: SequenceCaches, places: Sequence[int]) -> bool:

@@ -6,14 +6,10 @@ stay valid, and its own ``__call__`` runs unchanged. Only what the lists hold ch
     index      0 ... start-1      start         ...      end-1           end
     holds      passthrough        inject(real)  real     real            border
 
-A *passthrough* returns its arguments. *Inject* calls its layer with the arrays received in place of the arguments. The
-*border* stores its arguments for the next stage and ends the call. On the last stage a *tap* behind the last layer
-keeps only the rows that want logits; it may hand them on in float32, in which MLX then computes norm and head. MLX is
-lazy, so what else the model would compute is never evaluated. A layer to whose keys and values later ones attend runs
-on a replica of its cache, which stores those received.
-
-``structure`` finds out what has to cross. Before a stage is used it is called once on marked arrays: if anything it
-computes depends on a passthrough, or on a parameter of an earlier layer, the cut is refused.
+A *passthrough* returns its arguments. *Inject* calls its layer with the arrays received. The *border* stores its
+arguments for the next stage and ends the call; on the last stage a *tap* keeps only the rows that want logits. MLX is
+lazy, so what else the model would compute is never evaluated. Before a stage is used it is called once on marked
+arrays: if anything depends on a passthrough, or on a parameter of an earlier layer, the cut is refused.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,11 +22,12 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from splitinfer.core.kv.format import KVFormat
-from splitinfer.errors import CannotCut, ModelError
+from splitinfer.errors import CannotCut
 from splitinfer.models.border import Border
-from splitinfer.models.caches import Place, can_quantise, fresh_caches, make_list, share
+from splitinfer.models.caches import Place, fresh_caches, make_list, share
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.graph import Graph, uncompiled
+from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.layers import (
     StandIn,
     Watch,
@@ -39,7 +36,6 @@ from splitinfer.models.layers import (
     find_layers,
     last_rows,
     replaced,
-    rows_at,
     type_name,
 )
 from splitinfer.models.rows import RowStep, attend_by_rows
@@ -49,7 +45,6 @@ from splitinfer.models.structure import CannotTrace, ModelStructure
 Positions = Callable[[], mx.array]
 
 _TABLES = (nn.Embedding, nn.QuantizedEmbedding)
-NO_FLOAT32_HEAD = "this model's head cannot be computed in float32; leave float32_head out"
 _PROBED = (3, 7)  # rows; then one, for which some models read other arrays than for many
 
 
@@ -68,6 +63,8 @@ class StageModel:
         taps_rows: whether norm and head work on rows, so that they are given those that want logits alone.
         reads_tokens: whether the model may look at its tokens while its graph is built.
         rows_in, rows_out: rows for each token that the stage takes, and gives; one more behind tapped layers.
+        heads, tower: what the last stage has of a drafter (``trained.WithHeads``), and the first one for pictures
+            (``pictures.PictureTower``), if they were joined with it.
         traceable: whether MLX's graph shows what this stage reads; if not, the stage is the whole model.
 
     Raises:
@@ -86,6 +83,8 @@ class StageModel:
         self.is_first, self.is_last = start == 0, end == len(self._slots)
         self.whole, self._relay = model, Relay()
         self.traceable = True
+        self.heads: Any = None
+        self.tower: Any = None
         self.rows_in, self.rows_out = int(start > 0), 1
         if structure is None:
             structure = self._read_structure()
@@ -111,11 +110,6 @@ class StageModel:
         tables = [m.weight.shape[0] for _, m in self.whole.named_modules() if isinstance(m, _TABLES)]
         return max(tables, default=None)
 
-    @property
-    def can_quantise(self) -> bool:
-        """Whether any layer of the whole model has plain keys and values, which may be stored in few bits."""
-        return any(map(can_quantise, fresh_caches(self.whole)))
-
     def layer(self, index: int) -> nn.Module:
         """One of the model's layers."""
         return cast(nn.Module, self._slots[index].layer)
@@ -135,13 +129,8 @@ class StageModel:
         return None if self._incoming is None else self._incoming.made_up(n, seed)
 
     def use_float32_head(self) -> None:
-        """From now on compute the norm and the head in float32, and return float32 logits.
-
-        Raises:
-            ModelError: this model's head cannot be computed in float32.
-        """
-        if not self.taps_rows:
-            raise ModelError(NO_FLOAT32_HEAD)
+        """From now on compute the norm and the head in float32, and return float32 logits, as far as its survey has
+        ``head_bytes``."""
         self._relay.head_in_float32 = True
 
     def tap(self, parts: Mapping[int, Callable[[mx.array], mx.array]]) -> None:
@@ -170,14 +159,20 @@ class StageModel:
         if kv_format is not None:
             attend_by_rows(self.whole)  # its attention can read what such caches return
 
+    @property
+    def kv_places(self) -> list[int]:
+        """The places of all that a sequence's KV is kept in: of the stage's own caches, and of its heads'."""
+        before = len(fresh_caches(self.whole))
+        return [*self.own_places, *range(before, before + (len(self.heads.heads.layers) if self.heads else 0))]
+
     def make_caches(self) -> SequenceCaches:
-        """Empty caches for one sequence."""
-        place = Place()
+        """Empty caches for one sequence; those of heads are the last."""
+        place, more = Place(), [GrowingKVCache() for _ in (self.heads.heads.layers if self.heads else ())]
         full, own = make_list(fresh_caches(self.whole), self.own_places, place, self._kv_format)
         for border in (self._incoming, self._outgoing):
             for i in border.shared if border else ():
                 share(full[i])
-        return SequenceCaches(full, own, place)
+        return SequenceCaches([*full, *more], [*own, *more], place)
 
     def __call__(
         self,
@@ -224,18 +219,22 @@ class StageModel:
         Returns:
             [T, 1, d] for the next stage, or on the last one [R, 1, vocabulary] logits of the rows that want them.
         """
+
+        def keep(array: mx.array, _axis: int = 0) -> mx.array:
+            return array if step.logit_rows is None else array[step.logit_rows]
+
         self._relay.received = {} if hidden is None else {self.start: [hidden]}
         logits, given = self._call(
             tokens,
             caches,
-            lambda array, _axis: rows_at(array, step.logit_rows),
+            keep,
             lambda: step.positions[..., None],
             hidden if self.is_first else None,
         )
         if self._outgoing is not None:
             return cast(mx.array, given[self.end][0])
         assert logits is not None, "the model ended before its last layer"
-        return logits if self.taps_rows else rows_at(logits, step.logit_rows)
+        return logits if self.taps_rows else keep(logits)
 
     @contextmanager
     def watched(self, watch: Watch) -> Iterator[None]:

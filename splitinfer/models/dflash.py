@@ -4,10 +4,10 @@
     [ last token | mask | mask | mask ]  ─ embedding of the target ─▶ layers ─ norm ─ head of the target
                    draft  draft  draft   ◀───────────────────────────────────────────────┘
 
-A block's rows see the hidden states of all tokens before it and, unless the drafter is causal, each other. Nothing of
-them is kept: the tokens' own hidden states come when they are verified. DFlash2 puts short convolutions over the block
-around each attention and MLP, whose kernels depend on the row; and of the best tokens of each place it chooses by the
-one chosen before, with a score of two small tables. Forms are those of mlx-vlm's ``qwen3_dflash`` and ``dflash2``.
+A block's rows see the hidden states of all tokens before it and, unless the drafter is causal, each other; nothing of
+them is kept. DFlash2 puts short convolutions over the block around each attention and MLP, whose kernels depend on the
+row; and of the best tokens of each place it chooses by the one chosen before. Forms are those of mlx-vlm's
+``qwen3_dflash`` and ``dflash2``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -114,10 +114,6 @@ class DFlash(nn.Module):  # type: ignore[misc]
 
     def check(self, stage: StageModel) -> None:
         """All that it uses of the target is embedding and head, which are found by name."""
-
-    def zeros(self, n: int) -> mx.array:
-        """[n, d] hidden states of nothing."""
-        return mx.zeros((n, self._size), self.norm.weight.dtype)
 
     def states(self, kept: mx.array) -> mx.array:
         """[T, d]: the sum of the taps, normed."""

@@ -97,10 +97,6 @@ class Eagle3(nn.Module):  # type: ignore[misc]
         if self._place is not None and not 0 <= int(self._drafted.min()) <= int(self._drafted.max()) < self._rows:
             raise ModelError("the drafter drafts tokens that the model does not have; it belongs to another model")
 
-    def zeros(self, n: int) -> mx.array:
-        """[n, d] hidden states of nothing."""
-        return mx.zeros((n, self._size), self.norm.weight.dtype)
-
     def states(self, kept: mx.array) -> mx.array:
         """[T, d]: the sum of the taps."""
         return kept[:, : self._size]

@@ -1,9 +1,8 @@
 """Finds the arrays that a result depends on, from MLX's own graph.
 
-Calling a model builds a graph and computes nothing. ``mx.export_to_dot`` prints it, with names for the arrays of
-interest; walking it backwards from a result finds the tensors that it needs. So no table of architectures has to list
-which parameters belong to the embedding, which checkpoint tensors ``sanitize`` made them of, or what layers pass to
-each other.
+Calling a model builds a graph and computes nothing. ``mx.export_to_dot`` prints it; walking it backwards from a result
+finds the tensors that it needs. So no table of architectures has to list which parameters belong to the embedding,
+which checkpoint tensors ``sanitize`` made them of, or what layers pass to each other.
 """
 
 import io

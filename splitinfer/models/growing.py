@@ -4,15 +4,12 @@ MLX writes into an array in place only if nothing else refers to its memory. A s
 what the step after it writes is a copy of the whole array. ``KVPool.must_end_first`` says when that costs too much.
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map
 
-from splitinfer.core.kv.growth import IN_STEP, Phases, room
-from splitinfer.models.mlx_lm import KVCache
+from splitinfer.core.kv.growth import room
+from splitinfer.models.mlx_lm import cache as mlx_caches
 
 
 def written(at: int, phase: float, old: mx.array | None, new: mx.array) -> mx.array:
@@ -32,32 +29,29 @@ def fitted(array: mx.array, length: int) -> mx.array:
     return mx.concatenate([array, mx.zeros((batch, heads, length - here, dim), array.dtype)], axis=2)
 
 
-def phases_at(cache: Any) -> Phases:
-    """The phases at which a cache grows; those of mlx-lm's own are in step."""
-    return getattr(cache, "phases", IN_STEP)
+class GrowingKVCache(mlx_caches.KVCache):  # type: ignore[misc]
+    """mlx-lm's plain cache, which grows at a ``phase``."""
 
+    cache_kind = mlx_caches.KVCache
 
-def of_both(phases: Phases, change: Callable[..., mx.array], *kv: Any) -> tuple[Any, Any]:
-    """Keys and values, changed: ``change`` gets a phase and the arrays of each ``kv`` that grow at it."""
-    keys, values = (tree_map(partial(change, at), *sides) for at, *sides in zip(phases, *kv, strict=True))
-    return keys, values
-
-
-class GrowingKVCache(KVCache):  # type: ignore[misc]
-    """mlx-lm's plain cache, which grows at ``phases``."""
-
-    cache_kind = KVCache
-
-    def __init__(self, phases: Phases = IN_STEP) -> None:
+    def __init__(self, phase: float = 0.0) -> None:
         super().__init__()
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self.offset: int = 0
-        self.phases = phases
+        self.phase = phase
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def encode(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """New keys and values as they are stored."""
+        return keys, values
+
+    def decode(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Stored keys and values as attention reads them."""
+        return keys, values
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append [B, heads, n, d] keys and values; returns all stored ones."""
         before, self.offset = self.offset, self.offset + keys.shape[2]
-        self.keys = written(before, self.phases.keys, self.keys, keys)
-        self.values = written(before, self.phases.values, self.values, values)
+        self.keys = written(before, self.phase, self.keys, keys)
+        self.values = written(before, self.phase, self.values, values)
         return self.keys[:, :, : self.offset], self.values[:, :, : self.offset]

@@ -81,8 +81,11 @@ def filled(module: Any, prefix: str, arrays: Mapping[str, mx.array]) -> Any:
         KeyError: one is not there.
     """
     for key, child in list(module.items()):
-        if type(child) in _LINEAR or type(child) in _OF:
-            module[key] = linear(prefix + key, arrays, inputs_of(child), _OF.get(type(child), type(child)))
+        if type(child) in _LINEAR:
+            module[key] = linear(prefix + key, arrays, child.weight.shape[-1], type(child))
+        elif type(child) in _OF:
+            inputs = child.scales.shape[-1] * child.group_size
+            module[key] = linear(prefix + key, arrays, inputs, _OF[type(child)])
         elif isinstance(child, nn.Module):
             filled(child, f"{prefix}{key}.", arrays)
         elif isinstance(child, mx.array):
@@ -108,11 +111,6 @@ def linear(name: str, arrays: Mapping[str, mx.array], inputs: int, kind: Any = n
     if f"{name}.bias" in arrays:
         made.bias = arrays[f"{name}.bias"]
     return made
-
-
-def inputs_of(linear: Any) -> int:
-    """The numbers that a linear layer takes."""
-    return int(linear.weight.shape[-1] if type(linear) in _LINEAR else linear.scales.shape[-1] * linear.group_size)
 
 
 # -- running -----------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class PackedRows:
     codec: str
     rows: tuple[int, ...]
     fits: mx.array
-    columns: tuple[Rows, ...]
+    columns: Arrays
     rest: Rows | None
 
     @classmethod
@@ -53,8 +53,7 @@ class PackedRows:
 
     def arrays(self) -> list[mx.array]:
         """The arrays that have to be evaluated."""
-        found = [self.fits, *self.columns, *([] if self.rest is None else [self.rest])]
-        return [array for array in found if isinstance(array, mx.array)]
+        return [self.fits, *self.columns, *([self.rest] if isinstance(self.rest, mx.array) else [])]
 
     def among(self, hidden: Rows, kept: Seq[int]) -> "PackedRows":
         """The same for a finished step reduced to the rows ``kept``, which include all packed ones; ``hidden``: those
@@ -66,7 +65,7 @@ class PackedRows:
 
 
 class Sent(NamedTuple):
-    """A frame's parts, and how to read them; ``num_unfit``: rows that could not be packed."""
+    """A frame's parts, and how to read them; ``num_unfit``: rows that the codec could not represent."""
 
     spec: TensorSpec | None
     packing: Packing | None
@@ -75,32 +74,15 @@ class Sent(NamedTuple):
 
 
 def to_parts(hidden: Rows | None, packed: PackedRows | None) -> Sent:
-    """The frame's parts for a step's evaluated rows [T, d]; rows that do not fit the codec go unpacked."""
+    """The frame's parts for a step's evaluated rows [T, d]; none is packed if one of them does not fit the codec."""
     if hidden is None:
         return Sent(None, None, (), 0)
-    if packed is None:
-        return Sent(spec_of(hidden), None, (to_buffer(hidden),), 0)
-    fits = on_host(packed.fits)
-    if fits.all():
-        return _sent(hidden, packed, 0)
-    fitting = np.flatnonzero(fits)
-    rows = tuple(packed.rows[at] for at in fitting)
-    others = _others(hidden.shape[0], rows)
-    fitted = replace(
-        packed,
-        rows=rows,
-        columns=tuple(HostRows.of(column, fitting.tolist()) for column in packed.columns) if rows else (),
-        rest=HostRows.of(hidden, others),
-    )
-    return _sent(hidden, fitted, len(fits) - len(rows))
-
-
-def _sent(hidden: Rows, packed: PackedRows, num_unfit: int) -> Sent:
-    rest = () if packed.rest is None else (to_buffer(packed.rest),)
-    if not packed.rows:
-        return Sent(spec_of(hidden), None, rest, num_unfit)
+    num_unfit = 0 if packed is None else int(np.count_nonzero(~on_host(packed.fits)))
+    if packed is None or num_unfit:
+        return Sent(spec_of(hidden), None, (to_buffer(hidden),), num_unfit)
+    rest = () if packed.rest is None else (packed.rest,)
     packing = Packing(packed.codec, runs_of(packed.rows))
-    return Sent(spec_of(hidden), packing, (*rest, *map(to_buffer, packed.columns)), num_unfit)
+    return Sent(spec_of(hidden), packing, tuple(map(to_buffer, (*rest, *packed.columns))), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +94,9 @@ class ReceivedRows:
     parts: tuple[memoryview, ...]
 
     @property
-    def num_rows(self) -> int:
-        """T."""
-        return self.spec.shape[0]
+    def shape(self) -> tuple[int, ...]:
+        """As of an array."""
+        return self.spec.shape
 
     @property
     def buffer(self) -> memoryview | None:
@@ -146,13 +128,6 @@ class ReceivedRows:
         if not num_rest:
             return unpacked
         return _joined(packing, num_rows, from_buffer(TensorSpec(spec.dtype, (num_rest, width)), rest[0]), unpacked)
-
-
-def blank_rows(num_rows: int, width: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
-    """Rows [T, d] of a dtype that are filled later, and the array whose memory they are: its bytes may be written until
-    anything that depends on the rows is computed. No device is needed to make them."""
-    raw = mx.array(np.zeros((num_rows, width), np.dtype(f"uint{8 * dtype.size}")))
-    return raw.view(dtype), raw
 
 
 def _joined(packing: Packing, num_rows: int, rest: mx.array, unpacked: mx.array) -> mx.array:

@@ -250,8 +250,9 @@ def why_not(repo: str, error: Exception) -> str:
     }
     chain = list(_causes(error))
     found, text = next((one, text) for kind, text in kinds.items() for one in chain if isinstance(one, kind))
+    line = (str(found).strip().splitlines() or [type(found).__name__])[0]
     status = _of_status(getattr(getattr(found, "response", None), "status_code", None), login)
-    return text.format(repo=repo, endpoint=constants.ENDPOINT, line=_first_line(found), status=status)
+    return text.format(repo=repo, endpoint=constants.ENDPOINT, line=line[:200], status=status)
 
 
 def _of_status(status: int | None, login: str) -> str:
@@ -273,7 +274,3 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         yield now
         seen.add(id(now))
         now = now.__cause__ or (None if now.__suppress_context__ else now.__context__)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

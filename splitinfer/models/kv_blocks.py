@@ -1,15 +1,12 @@
 """Copies a sequence's KV into blocks, from which other sequences start.
 
 A cache that holds something for each token (plain, quantised, a sliding window in temporal order) is cut along the
-tokens, and joined again up to any token. Any other cache only has a *state*, which summarises all tokens so far: a
-sequence can start only at the end of its block.
+tokens, and joined again up to any token. Any other only has a *state*, which summarises all tokens so far: a sequence
+can start only at the end of its block. Outside this process a block is a list of *parts*, one for each cache; read from
+a file, they must have the form of a block that was cut here (a *sample*).
 
-Outside this process a block is a list of *parts*, one for each cache that it holds something of. Parts read from a file
-must have the form of a block that was cut here (a *sample*), or they are refused.
-
-A block's arrays are copies of its own. Those of one cache are packed into one, byte by byte (``PackedTree``): a GPU has
-a limited number of buffers (``memory.counted_bytes``), each array of MLX is one, and quantised keys and values of one
-layer are six. Sequences that start from a block copy it once more, into arrays with room to grow.
+A block's arrays are copies. Those of one cache are packed into one, byte by byte (``PackedTree``): a GPU has a limited
+number of buffers (``memory.counted_bytes``), and quantised keys and values of one layer would be six.
 """
 
 import itertools
@@ -27,7 +24,6 @@ from splitinfer.core.kv.growth import BLOCK, room
 from splitinfer.core.plan import Part, TensorSpec
 from splitinfer.models.caches import Cache, WindowKVCache, copied_state, is_list, is_plain
 from splitinfer.models.cohort import SequenceCaches
-from splitinfer.models.growing import of_both, phases_at
 from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.tensors import mlx_dtype, spec_of, to_buffer
 
@@ -207,34 +203,22 @@ def _slot(places: Sequence[int], path: str) -> Slot:
 
 
 def _piece(parts: Parts, slot: Slot, like: Piece | None, start: int, end: int) -> Piece | None:
-    found = parts.get(slot)
-    if like is None or found is None:
-        if like is not None or found is not None:
-            raise ValueError(f"the cache at {slot} should {'be there' if found is None else 'hold nothing'}")
+    if like is None or slot not in parts:
+        if like is not None or slot in parts:
+            raise ValueError(f"the cache at {slot} should {'hold nothing' if like is None else 'be there'}")
         return None
-    part, buffers = found
-    wanted = specs_of(like.packed.form)
-    if part.by_token != like.by_token or len(part.arrays) != len(wanted):
-        raise ValueError(f"the cache at {slot} is of another kind")
-    if part.end != end or not start <= part.start < end:
-        raise ValueError(f"the cache at {slot} holds positions {part.start} to {part.end}")
-    num_tokens = part.end - part.start if part.by_token else None
-    for spec, buffer, leaf in zip(part.arrays, buffers, wanted, strict=True):
-        _check_like(spec, leaf, num_tokens, slot)
-        if memoryview(buffer).nbytes != nbytes_of(spec):
-            raise ValueError(f"the cache at {slot} has {memoryview(buffer).nbytes} bytes for {spec}")
+    part, buffers = parts[slot]
+    own, wanted = (_of_form(specs, part.by_token) for specs in (part.arrays, specs_of(like.packed.form)))
+    if part.by_token != like.by_token or own != wanted or not start <= part.start < part.end == end:
+        raise ValueError(f"the cache at {slot} is of another kind, or of positions {part.start} to {part.end}")
     specs = iter(part.arrays)
     form = tree_map(lambda leaf: None if leaf is None else next(specs), like.packed.form)
     return Piece(PackedTree.from_buffers(form, buffers), part.start, part.end, part.by_token)
 
 
-def _check_like(spec: TensorSpec, leaf: TensorSpec, num_tokens: int | None, slot: Slot) -> None:
-    """``num_tokens``: the length of the second last axis, where all other axes must agree; ``None``: a state."""
-    agrees = spec.dtype == leaf.dtype and len(spec.shape) == len(leaf.shape)
-    if agrees and num_tokens is not None:
-        agrees = spec.shape == (*leaf.shape[:-2], num_tokens, leaf.shape[-1])
-    if not agrees:
-        raise ValueError(f"the cache at {slot} has arrays of {spec.dtype} {spec.shape}")
+def _of_form(specs: Sequence[TensorSpec], by_token: bool) -> list[Any]:
+    """What arrays of the same cache have in common, whatever the tokens are."""
+    return [(spec.dtype, (*spec.shape[:-2], spec.shape[-1]) if by_token else len(spec.shape)) for spec in specs]
 
 
 def bytes_of_block(caches: SequenceCaches, places: Sequence[int], length: int) -> int:
@@ -278,7 +262,7 @@ def _join(cache: Cache, pieces: Sequence[Any], length: int) -> list[mx.array]:
         tree_map(lambda a, p=p: a[..., max(base - p.start, 0) : length - p.start, :], p.packed.tree()) for p in wanted
     ]
     grows = not isinstance(cache, mlx_caches.ConcatenateKVCache)
-    cache.keys, cache.values = of_both(phases_at(cache), partial(_joined, grows), *cut_off)
+    cache.keys, cache.values = tree_map(partial(_joined, grows, getattr(cache, "phase", 0.0)), *cut_off)
     cache.offset = length
     if isinstance(cache, WindowKVCache):
         cache.base = base

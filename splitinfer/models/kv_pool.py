@@ -18,8 +18,6 @@ from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_blocks import KVBlock, cut, join
 from splitinfer.models.rollback import Block, Rollback, state_caches
-from splitinfer.models.step import nbytes
-from splitinfer.models.trained import WithHeads
 
 MAX_COPIED = 64 * 2**20  # bytes: read and written in less than a millisecond, which is what a launch takes
 
@@ -40,8 +38,8 @@ class KVPool:
     """Caches by sequence id, blocks by block id. Does what plans command; decides nothing. ``rollback``: how states go
     back."""
 
-    def __init__(self, model: StageModel | WithHeads, rollback: Rollback = Rollback.MODULES) -> None:
-        self._model, self.rollback = model, rollback
+    def __init__(self, model: StageModel, rollback: Rollback = Rollback.MODULES) -> None:
+        self._model, self._places, self.rollback = model, model.kv_places, rollback
         self._entries: dict[int, _Entry] = {}
         self._retained: dict[int, _Entry] = {}  # of sequences that have ended
         self._blocks: dict[int, KVBlock] = {}
@@ -61,7 +59,7 @@ class KVPool:
         if blocks:
             found = [self._block(block_id) for block_id in blocks]
             try:
-                copied = join(caches, self._model.own_places, found, length)
+                copied = join(caches, self._places, found, length)
             except ValueError as error:
                 raise ProtocolError(f"sequence {seq_id} cannot start from blocks {list(blocks)}: {error}") from error
         caches.pictures = pictures
@@ -109,7 +107,7 @@ class KVPool:
             raise ProtocolError(
                 f"positions {start} to {end} of sequence {seq_id}, at {entry.position}, cannot be saved"
             )
-        block = self._blocks[block_id] = cut(entry.caches, self._model.own_places, start, end)
+        block = self._blocks[block_id] = cut(entry.caches, self._places, start, end)
         return block
 
     def put(self, block_id: int, block: KVBlock) -> None:
@@ -208,11 +206,3 @@ class KVPool:
         cohort = entry.caches.cohort
         shared = sum(array.nbytes for array in cohort.arrays()) if cohort is not None else 0
         return shared + sum(nbytes_written(cache) for cache in entry.caches.own)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held for all sequences, also for those retained."""
-        return nbytes([entry.caches for entry in (*self._entries.values(), *self._retained.values())])
-
-    def __len__(self) -> int:
-        return len(self._entries)

@@ -2,12 +2,12 @@
 
 A cache of an unknown kind may hold more than its arrays show. So a few tokens are computed without blocks, and once
 more from blocks, after the sequence that they were cut from has continued with other tokens. Blocks are stored only
-where both agree up to rounding (``rounding``). Every sequence computes its tokens in the same chunks, and each layer of
-a later one is given what it was given in the first (``rounding``): keys and values differ by what one layer rounds.
+where both agree up to rounding (``rounding``). Every sequence computes its tokens in the same chunks, and each layer is
+given what it was given in the first: keys and values differ by what one layer rounds.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property, partial
 from typing import cast
@@ -47,19 +47,14 @@ def why_no_blocks(stage: StageModel) -> str | None:
     """Why this stage's KV cannot be stored in blocks; ``None`` if it can. Stores blocks of a few made-up tokens and
     continues from them: at a block's end and, if possible, within one."""
     try:
-        for length in (ENDS[1], *((WITHIN,) if _can_cut_anywhere(stage) else ())):
-            reason = _why_not_from(stage, length)
+        limit = least_rewind(rewind_limit(cache) for cache in stage.make_caches().own)
+        for length in (ENDS[1], WITHIN) if limit is UNLIMITED or limit > WITHIN_DRAFTS else (ENDS[1],):
+            reason = _reason(partial(Continued, stage, length))
             if reason is not None:
                 return f"continuing from {length} stored tokens: {reason}"
     except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
         return f"{type(error).__name__}: {error}"
     return None
-
-
-def _why_not_from(stage: StageModel, length: int) -> str | None:
-    """Why a sequence cannot start from ``length`` stored tokens."""
-    at = cache(lambda number: Continued(stage, length, _SALTS * number))
-    return reason_to_refuse(lambda number: at(number).errors(), lambda number: at(number).noise())
 
 
 def sample_block(stage: StageModel) -> KVBlock:
@@ -81,23 +76,16 @@ def off_by(stage: StageModel, kv_format: KVFormat) -> float:
         steps = ((0, ENDS[1]), (ENDS[1], ENDS[1] + 1))  # many rows, then one: a GPU has a kernel for each
         rows = [_run(stage, caches, start, end, salt=0).astype(mx.float32) for start, end in steps]
         outputs.append(rows)
-    return max(_difference(exact, rounded) for exact, rounded in zip(*outputs, strict=True))
-
-
-def _difference(exact: mx.array, other: mx.array) -> float:
-    return cast(float, (mx.linalg.norm(other - exact) / (mx.linalg.norm(exact) + 1e-9)).item())
-
-
-def _can_cut_anywhere(stage: StageModel) -> bool:
-    limit = least_rewind(rewind_limit(cache) for cache in stage.make_caches().own)
-    return limit is UNLIMITED or limit > WITHIN_DRAFTS
+    pairs = zip(*outputs, strict=True)
+    errors = [mx.linalg.norm(rounded - exact) / (mx.linalg.norm(exact) + 1e-9) for exact, rounded in pairs]
+    return cast(float, mx.stack(errors).max().item())
 
 
 class Continued:
-    """A sequence of ``length`` tokens that continues, once from blocks and once without. ``salt``: of its tokens."""
+    """A sequence of ``length`` tokens that continues, once from blocks and once without, with the tokens of a round."""
 
-    def __init__(self, stage: StageModel, length: int, salt: int) -> None:
-        self._stage, self._length, self._salt = stage, length, salt
+    def __init__(self, stage: StageModel, length: int, number: int) -> None:
+        self._stage, self._length, self._salt = stage, length, _SALTS * number
         self._chunks: dict[int, list[LayerCall]] = {}
 
     def errors(self) -> Errors:
@@ -164,6 +152,12 @@ class Continued:
             self._chunks[start] = calls
 
 
+def _reason(of_round: Callable[[int], Continued]) -> str | None:
+    """Why what was tried is not what it should be; ``None`` if it is, up to rounding."""
+    at = cache(of_round)
+    return reason_to_refuse(lambda number: at(number).errors(), lambda number: at(number).noise())
+
+
 def _run(stage: StageModel, caches: SequenceCaches, start: int, end: int, salt: int) -> mx.array:
     """The stage's output for positions [start, end) of a made-up sequence, evaluated; on the last stage for one row."""
     y = _build(stage, caches, start, end, salt, 1)
@@ -203,9 +197,8 @@ def try_rollback(stage: StageModel, step: StepModel) -> Rollback | None:
 
 
 def _why_not(stage: StageModel, step: StepModel, way: Rollback) -> str | None:
-    at = cache(lambda number: _RolledBack(stage, step, way, _SALTS * number))
     try:
-        return reason_to_refuse(lambda number: at(number).errors(), lambda number: at(number).noise())
+        return _reason(partial(_RolledBack, stage, step, way))
     except _NoStates:
         return None
     except Exception as error:  # noqa: BLE001 - a model's code may raise anything when it is run in parts
@@ -219,8 +212,8 @@ class _NoStates(Exception):
 class _RolledBack(Continued):
     """A sequence of ``WITHIN`` tokens that continues, once behind a block of drafts that was rolled back."""
 
-    def __init__(self, stage: StageModel, step: StepModel, way: Rollback, salt: int) -> None:
-        super().__init__(stage, WITHIN, salt)
+    def __init__(self, stage: StageModel, step: StepModel, way: Rollback, number: int) -> None:
+        super().__init__(stage, WITHIN, number)
         self._step, self._way = step, way
 
     def errors(self) -> Errors:

@@ -1,9 +1,9 @@
 """Which layers of a model are alike, and what each kind of them holds: found in the model's own modules and graphs.
 
-Two layers are of one *kind* if their modules have the same classes, the same shapes and the same switches, and caches
-of the same kind: then a step costs them the same. Whole numbers are left out: most say where a layer is, and not what
-it costs. Nothing is computed: shapes and graphs are those of placeholders, so a model of any size is described in
-seconds. Layers of one kind also run the same code, so a stage can be tried by a few of its layers (``with_each_kind``).
+Two layers are of one *kind* if their modules have the same classes, shapes and switches, and caches of the same kind:
+then a step costs them the same, and they run the same code, so that a stage can be tried by a few of its layers
+(``with_each_kind``). Whole numbers are left out: most say where a layer is. Nothing is computed: shapes and graphs are
+those of placeholders.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -19,7 +19,7 @@ from splitinfer.errors import ModelError
 from splitinfer.machine.profile import LayerProfile, ModelProfile
 from splitinfer.models.attention import STEP_ROWS, Attention, backend, from_config, score_bytes
 from splitinfer.models.building import build_model, placeholders_of
-from splitinfer.models.caches import cache_kind_of, fresh_caches
+from splitinfer.models.caches import fresh_caches, kind_of
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
 from splitinfer.models.divided import PretendedRank, alone, divide
@@ -79,16 +79,20 @@ def describe(
     layers = tuple(LayerProfile(kind, _weights(structure.layers[i]), *needs[kind][0]) for i, kind in enumerate(kinds))
     attention = tuple(dict.fromkeys(each for _, found in needs.values() for each in found))
     embedding, head, is_tied = _outer_bytes(structure)
+    borders = [structure.border(layer) for layer in {1, structure.num_layers // 2} if 0 < layer < structure.num_layers]
     profile = ModelProfile(
         name=name,
         layers=layers,
         embedding=embedding,
         head=head,
         is_tied=is_tied,
-        hidden_row=_hidden_row(structure),
+        hidden_row=max((border.width * border.dtype.size for border in borders), default=0),
         context_length=checkpoint.context_length,
     )
-    return DescribedModel(model, structure, profile, _scores(attention or _unknown_attention(checkpoint, layers)))
+    if not attention and any(layer.kv_per_token for layer in layers):  # the model computes it by itself
+        attention = from_config(checkpoint.config, 2)
+    scores = score_bytes(attention, backend(), STEP_ROWS, _CONTEXT) // _CONTEXT
+    return DescribedModel(model, structure, profile, scores)
 
 
 def half_of(found: DescribedModel, sums: list[int], kv_format: KVFormat | None = None) -> DescribedModel:
@@ -133,7 +137,7 @@ def kinds_of(structure: ModelStructure) -> list[str]:
     caches = fresh_caches(structure.model)
     own = [[i for i in range(structure.num_caches) if structure.first_user(i) == layer] for layer in range(len(layers))]
     shared = [sum(layer in users for users in structure.users) for layer in range(len(layers))]
-    held = [tuple(cache_kind_of(caches[i]) for i in places) for places in own]
+    held = [tuple(kind_of(caches[i]) for i in places) for places in own]
     signatures = [(_shapes(layer), _switches(layer), held[i], shared[i]) for i, layer in enumerate(layers)]
     numbers = {signature: number for number, signature in enumerate(dict.fromkeys(signatures), 1)}
     return [f"kind {numbers[signature]}" for signature in signatures]
@@ -156,14 +160,9 @@ def with_each_kind(stage: StageModel) -> StageModel:
 
 def _shortest_run(kinds: Sequence[str], least: int) -> tuple[int, int]:
     """Where the first of the shortest runs of at least so many begins and ends in which each kind occurs."""
-    length = next(n for n in range(min(least, len(kinds)), len(kinds) + 1) if _runs(kinds, n))
-    return next(iter(_runs(kinds, length)))
-
-
-def _runs(kinds: Sequence[str], length: int) -> list[tuple[int, int]]:
-    """The runs of a length in which each kind occurs."""
-    starts = range(len(kinds) - length + 1)
-    return [(at, at + length) for at in starts if len(set(kinds[at : at + length])) == len(set(kinds))]
+    lengths = range(min(least, len(kinds)), len(kinds) + 1)
+    runs = ((at, at + length) for length in lengths for at in range(len(kinds) - length + 1))
+    return next(run for run in runs if set(kinds[slice(*run)]) == set(kinds))
 
 
 def _shapes(layer: nn.Module) -> Signature:
@@ -224,19 +223,3 @@ def _read(structure: ModelStructure, layer: int, named: Mapping[str, Any]) -> se
     outputs, _ = StageModel(structure.model, layer, layer + 1, structure).probe()
     (read,) = arrays_read(outputs, named)
     return read
-
-
-def _hidden_row(structure: ModelStructure) -> int:
-    """Bytes of a row of hidden states between two layers, of the widest border."""
-    borders = [structure.border(layer) for layer in {1, structure.num_layers // 2} if 0 < layer < structure.num_layers]
-    return max((border.width * border.dtype.size for border in borders), default=0)
-
-
-def _scores(attention: Sequence[Attention]) -> int:
-    """Bytes of a step's scores for each token of context, on this machine."""
-    return score_bytes(attention, backend(), STEP_ROWS, _CONTEXT) // _CONTEXT
-
-
-def _unknown_attention(checkpoint: Checkpoint, layers: Sequence[LayerProfile]) -> tuple[Attention, ...]:
-    """The attention of a model that computes it by itself, where any layer has keys and values."""
-    return from_config(checkpoint.config, 2) if any(layer.kv_per_token for layer in layers) else ()

@@ -128,9 +128,7 @@ def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 def floating_arrays(value: Any) -> Iterator[tuple[Path, mx.array]]:
     """The floating-point arrays in a tree, which are what layers compute, each with its path."""
-    for path, part in walk(value):
-        if isinstance(part, mx.array) and mx.issubdtype(part.dtype, mx.floating):
-            yield path, part
+    return ((path, array) for path, array in arrays_in(value) if mx.issubdtype(array.dtype, mx.floating))
 
 
 def arrays_in(value: Any) -> Iterator[tuple[Path, mx.array]]:
@@ -206,11 +204,6 @@ def _as_noted(model: Any, positions: mx.array) -> mx.array:
 def type_name(model: nn.Module) -> str:
     """mlx-lm's name of the architecture."""
     return str(getattr(model, "model_type", type(model).__module__.rsplit(".", 1)[-1]))
-
-
-def rows_at(array: mx.array, rows: mx.array | None) -> mx.array:
-    """Those rows; ``None``: all."""
-    return array if rows is None else array[rows]
 
 
 def last_rows(array: mx.array, num_rows: int, axis: int) -> mx.array:

@@ -1,15 +1,13 @@
 """Imports modules of mlx-lm and mlx-vlm without what a stage does not need.
 
-Their packages import transformers, the hub's client, OpenCV and servers, which takes seconds and more memory than
-everything else a worker has before its weights. So a package is put into ``sys.modules`` without its ``__init__``
-having run, which runs when code first reads a name of it. In modules that import such things at their top, everything
-that is neither MLX, NumPy nor the standard library is a promise (``_Later``), imported when it is first used. Nothing
-exists twice.
+Their packages import transformers, the hub's client, OpenCV and servers: seconds, and more memory than everything else
+a worker has before its weights. So a package is put into ``sys.modules`` without its ``__init__`` having run, which
+runs when code first reads a name of it; and what modules import at their top, but for MLX, NumPy and the standard
+library, is a promise (``_Later``), imported when it is first used. Nothing exists twice.
 
-Models that evaluate arrays while they are called cut their graph into pieces, so in mlx-vlm's modules ``eval`` and
-``async_eval`` do nothing: an engine evaluates a step when its graph is complete. And MLX checks no index: Qwen4's
-indexer has -1 for blocks that it does not choose, and would write before a mask's memory (mlx-vlm,
-``qwen4_exp.build_mask``).
+In mlx-vlm's modules ``eval`` and ``async_eval`` do nothing, for they would cut the graph into pieces. And MLX checks no
+index: Qwen4's indexer has -1 for blocks that it does not choose, and would write before a mask's memory
+(``qwen4_exp.build_mask``).
 """
 
 import builtins

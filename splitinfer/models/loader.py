@@ -1,10 +1,9 @@
 """Loads one stage: survey, fit, fetch, load.
 
-*Survey*: the model is built with a placeholder for every tensor (lazy zeros, which take no memory), cut, and called on
-a few tokens. MLX's graph then shows which tensors this stage reads, through everything that ``sanitize`` and
-quantisation do to them. *Fit* compares the bytes needed with those free, before anything is read. *Fetch* downloads
-only the files that hold those tensors. *Load* builds the model again with the real tensors and evaluates the stage's
-parameters a few at a time; the peak is the stage and those few. A placeholder among what the stage reads is an error.
+*Survey*: the model is built with a placeholder for every tensor, cut, and called on a few tokens. MLX's graph shows
+which tensors this stage reads, through all that ``sanitize`` and quantisation do to them. *Fit* compares the bytes
+needed with those free. *Fetch* downloads only the files that hold those tensors. *Load* builds the model again with the
+real tensors and evaluates the stage's parameters a few at a time. A placeholder among what it reads is an error.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,9 +21,9 @@ from splitinfer.core.layout import RANKS
 from splitinfer.errors import CannotCut, ModelError
 from splitinfer.models.attention import Attention, from_config, layers_of, observed
 from splitinfer.models.building import build_model, build_with_pictures, placeholders_of
-from splitinfer.models.caches import grow_in_step, grows_evenly, rewind_limit
+from splitinfer.models.caches import can_quantise, fresh_caches, grow_in_step, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.cut import NO_FLOAT32_HEAD, StageModel
+from splitinfer.models.cut import StageModel
 from splitinfer.models.divided import divide
 from splitinfer.models.graph import arrays_read, uncompiled
 from splitinfer.models.halves import Pair
@@ -35,8 +34,8 @@ from splitinfer.models.mlx_vlm import hash_on_host
 from splitinfer.models.pictures import PictureTower
 from splitinfer.models.quantised import CannotQuantise
 from splitinfer.models.tables import Table, find_tables, leave_on_disk
-from splitinfer.models.trained import WithHeads, is_trained, join
 from splitinfer.models.trained import arrays_of as drafter_arrays
+from splitinfer.models.trained import is_trained, join
 from splitinfer.system.open_files import make_room
 
 Report = Callable[[int, int], None]  # bytes done, bytes in all
@@ -72,7 +71,7 @@ class Survey:
             ModelError: this model's head cannot be computed in float32.
         """
         if self.head_bytes is None:
-            raise ModelError(NO_FLOAT32_HEAD)
+            raise ModelError("this model's head cannot be computed in float32; leave float32_head out")
         return replace(self, need=replace(self.need, weights=self.need.weights + self.head_bytes))
 
 
@@ -96,8 +95,6 @@ class _Built(NamedTuple):
     parameters: dict[str, mx.array]
     outputs: list[mx.array]
     output: mx.array
-    tower: PictureTower | None
-    heads: WithHeads | None
 
 
 def _build(
@@ -115,9 +112,9 @@ def _build(
     """Build the model with ``arrays``, cut it, and join what the stage has of pictures and of a drafter; ``of_drafter``
     gives the arrays of one that is not the model's own checkpoint. Raises as ``survey``."""
     model, whole = build_with_pictures(checkpoint, arrays, dtype, sees=sees)
-    stage, joined = StageModel(model, *layers), None
+    stage, weights = StageModel(model, *layers), dict[str, mx.array]()
     if drafter is not None:
-        joined = join(stage, drafter, arrays if drafter is checkpoint else of_drafter(drafter, stage), dtype)
+        weights = join(stage, drafter, arrays if drafter is checkpoint else of_drafter(drafter, stage), dtype)
     if group is not None:  # now: neither the structure nor layers like the model's own, of a drafter, are halved
         divide(model, group.sums)
     parameters = dict(tree_flatten(model.parameters()))
@@ -126,14 +123,12 @@ def _build(
     stage.use_format(kv_format)
     if not stage.traceable:
         outputs = list(parameters.values())
-    tower, heads = _tower(whole, stage), None
-    if tower is not None:
-        parameters |= tower.parameters
-        outputs += tower.parameters.values()
-    if joined is not None:
-        heads, parameters = joined.heads, parameters | joined.weights
-        outputs += joined.outputs()
-    return _Built(stage, model, parameters, outputs, output, tower, heads)
+    if whole is not None and stage.is_first:
+        tower = PictureTower(whole)
+        tower.join(stage)
+        weights |= tower.parameters
+    outputs += [*weights.values(), *([] if stage.heads is None else [stage.heads.run_nothing()])]
+    return _Built(stage, model, parameters | weights, outputs, output)
 
 
 def _probe(stage: StageModel, *, is_half: bool) -> tuple[list[mx.array], mx.array]:
@@ -167,7 +162,7 @@ def survey(
         CannotCut: this cut cannot be correct.
     """
     placeholders = placeholders_of(checkpoint)
-    stage, model, parameters, outputs, output, _, heads = _build(
+    stage, model, parameters, outputs, output = _build(
         checkpoint,
         placeholders,
         (start, end),
@@ -184,9 +179,9 @@ def survey(
     files = sorted({checkpoint.tensors[name].file for name in tensors})
     own = stage.make_caches().own
     kv_fixed, kv_per_token, kv_stored, attention = kv_need(stage)
-    if heads is not None:
-        kv_per_token += heads.bytes_per_token
-        kv_stored += heads.bytes_per_token * BLOCK
+    if stage.heads is not None:
+        kv_per_token += stage.heads.bytes_per_token
+        kv_stored += stage.heads.bytes_per_token * BLOCK
     if not attention and kv_per_token:  # the model computes it by itself
         attention = from_config(checkpoint.config, output.itemsize)
     return Survey(
@@ -231,35 +226,22 @@ def load_stage(
     end: int,
     dtype: str | None,
     report: Report,
+    drafter: Checkpoint | None = None,
+    *,
+    sees: bool = False,
+    group: Pair | None = None,
 ) -> StageModel:
-    """Read the stage's own tensors, and nothing else, into memory.
+    """Read the stage's own tensors, and nothing else, into memory; the rest as ``survey``.
 
     Raises:
         ModelError: a tensor the stage reads is in no file.
     """
-    return load_with_others(checkpoint, found, start, end, dtype, report, None, sees=False)[0]
-
-
-def load_with_others(
-    checkpoint: Checkpoint,
-    found: Survey,
-    start: int,
-    end: int,
-    dtype: str | None,
-    report: Report,
-    drafter: Checkpoint | None,
-    *,
-    sees: bool,
-    group: Pair | None = None,
-) -> tuple[StageModel, WithHeads | None, PictureTower | None]:
-    """The same with what the stage has of a drafter: its heads, if it is the last one; and with its tower for pictures,
-    if it is the first of a model that ``sees``; of a rank in a ``group``, its halves."""
     arrays, paths = placeholders_of(checkpoint), checkpoint.paths_of(found.tensors)
     make_room(len(paths) + _OTHER_FILES)  # each file stays open until its tensors are read
     for path, names in paths.items():
         there: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
         arrays.update({name: there[name] for name in names if name in there})
-    stage, model, parameters, outputs, output, tower, heads = _build(
+    stage, model, parameters, outputs, output = _build(
         checkpoint, arrays, (start, end), dtype, drafter,
         lambda other, stage: drafter_arrays(other, is_last=stage.is_last), None, group, sees=sees,
     )  # fmt: skip
@@ -277,18 +259,9 @@ def load_with_others(
     together = _TOGETHER if group is None else _TOGETHER // RANKS**2
     _evaluate([parameters[name] for name in in_memory], together, report)
     _check_numbers({name: parameters[name] for name in in_memory}, checkpoint)
-    if heads is not None:
-        heads.heads.check(stage)
-    return stage, heads, tower
-
-
-def _tower(whole: nn.Module | None, stage: StageModel) -> PictureTower | None:
-    """The first stage's tower for pictures, joined with it."""
-    if whole is None or not stage.is_first:
-        return None
-    tower = PictureTower(whole)
-    tower.join(stage)
-    return tower
+    if stage.heads is not None:
+        stage.heads.heads.check(stage)
+    return stage
 
 
 def _evaluate(parameters: list[mx.array], together: int, report: Report) -> None:
@@ -306,10 +279,10 @@ def _check_numbers(parameters: Mapping[str, mx.array], checkpoint: Checkpoint) -
     Raises:
         ModelError: one has NaN, and its name.
     """
-    floats = {name: array for name, array in parameters.items() if mx.issubdtype(array.dtype, mx.floating)}
-    found = [mx.isnan(mx.max(array)) for array in floats.values() if array.size]
+    floats = {name: a for name, a in parameters.items() if mx.issubdtype(a.dtype, mx.floating) and a.size}
+    found = {name: mx.isnan(mx.max(array)) for name, array in floats.items()}
     mx.eval(found)
-    for name, has_nan in zip((name for name, array in floats.items() if array.size), found, strict=True):
+    for name, has_nan in found.items():
         if has_nan.item():
             raise ModelError(
                 f"{checkpoint.folder}: {name} has values that are not numbers (NaN), so its file is damaged or was "
@@ -358,7 +331,7 @@ def check_format(stage: StageModel, kv_format: KVFormat | None) -> None:
     if kv_format is None:
         return
     name, reason = type_name(stage.whole), ""
-    if not stage.can_quantise:
+    if not any(map(can_quantise, fresh_caches(stage.whole))):
         raise ModelError(f"{name} has no layer with plain keys and values, so they cannot be {kv_format.name}")
     stage.use_format(kv_format)
     try:

@@ -1,8 +1,8 @@
 """Compares the memory a stage needs with what the machine has free, and sets MLX's limits.
 
 What is free is what the operating system can give less what other processes of this machine have announced to take
-(``system.ledger``); on a Mac's GPU also no more than its recommended working set; on CUDA what the GPU's own memory has
-free. A stage that does not fit is refused before it is loaded, so that the machine does not swap.
+(``system.ledger``); on a Mac's GPU no more than its recommended working set; on CUDA what the GPU's own memory has. A
+stage that does not fit is refused before it is loaded.
 """
 
 from dataclasses import dataclass

@@ -26,7 +26,7 @@ from splitinfer.models.caches import can_quantise
 from splitinfer.models.cut import StageModel
 from splitinfer.models.heads import HeadRows, Target, filled, linear
 from splitinfer.models.layers import find_layers, type_name
-from splitinfer.models.mlx_lm import make_prompt_cache
+from splitinfer.models.mlx_lm import cache as mlx_caches
 
 MTP = "mtp"  # in a layout's ``draft``
 PREFIX = "mtp."
@@ -78,10 +78,6 @@ class PredictionHeads(nn.Module):  # type: ignore[misc]
     def check(self, stage: StageModel) -> None:
         """Raise ModelError where a loaded stage does not compute its logits with the last norm and the head."""
         self._target.check(stage)
-
-    def zeros(self, n: int) -> mx.array:
-        """[n, d] hidden states of nothing."""
-        return mx.zeros((n, self.norm.weight.shape[-1]), self._target.norm.weight.dtype)
 
     def states(self, kept: mx.array) -> mx.array:
         """[T, d] hidden states behind the last norm, from what the target's last layer returned."""
@@ -152,7 +148,7 @@ def _renamed(arrays: Mapping[str, mx.array], num_layers: int | None = None) -> d
 def _layer_like(model: nn.Module, wanted: set[str]) -> int:
     """The first layer with plain keys and values whose weights are all ``wanted``: others may have experts in the place
     of an MLP."""
-    slots, caches = find_layers(model), make_prompt_cache(model)
+    slots, caches = find_layers(model), mlx_caches.make_prompt_cache(model)
     able = [i for i, (_, cache) in enumerate(zip(slots, caches, strict=False)) if can_quantise(cache)]
     if not able:
         raise ModelError(f"draft mtp: {type_name(model)} has no layer with attention of the usual kind")

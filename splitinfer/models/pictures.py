@@ -2,8 +2,7 @@
 
 The rows come from the model's own tower, by the class of mlx-vlm (``get_input_embeddings``), in the graph of the step
 that needs them first. Some models bring more for each row (Qwen3-VL's *deepstack*): arrays that are added to what the
-first layers return; they lie side by side with the rows. The process that reads pictures has the first stage: values
-are kept here by the key of their content, so that plans, which go to all stages, hold keys alone.
+first layers return. Values are kept in the first stage's process by the key of their content, so plans hold keys alone.
 """
 
 import threading
@@ -64,9 +63,8 @@ class PictureTower:
     def __init__(self, whole: nn.Module) -> None:
         self._whole = whole
         self._held: dict[int, dict[Picture, Pixels]] = {}  # by sequence
-        self._made: weakref.WeakValueDictionary[bytes, Pixels] = (
-            weakref.WeakValueDictionary()
-        )  # rows; needed last: last
+        # Those with rows, the ones that were needed last at the end.
+        self._made = weakref.WeakValueDictionary[bytes, Pixels]()
         vision = getattr(getattr(whole, "config", None), "vision_config", None)
         self.num_deep = len(getattr(vision, "deepstack_visual_indexes", None) or ())
 
@@ -89,6 +87,7 @@ class PictureTower:
                 f"first stage has {stage.end} layers; give it more, or start with --no-pictures"
             )
         stage.take_deep(self.num_deep)
+        stage.tower = self
 
     # -- sequences -----------------------------------------------------------------------------
 
@@ -102,17 +101,14 @@ class PictureTower:
             self._held.pop(seq_id, None)
         for one in new:
             if one.pictures:
-                self._held[one.seq_id] = {picture: self._find(picture) for picture in one.pictures}
+                found = [(picture, _known.get(picture.key)) for picture in one.pictures]
+                if any(pixels is None for _, pixels in found):
+                    raise ProtocolError("a plan has a picture that this stage was never given")
+                self._held[one.seq_id] = {picture: pixels for picture, pixels in found if pixels is not None}
 
     def clear(self) -> None:
         """Forget every sequence."""
         self._held.clear()
-
-    def _find(self, picture: Picture) -> Pixels:
-        found = _known.get(picture.key)
-        if found is None:
-            raise ProtocolError("a plan has a picture that this stage was never given")
-        return found
 
     # -- rows ----------------------------------------------------------------------------------
 

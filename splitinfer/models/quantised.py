@@ -3,10 +3,9 @@
     layer's k, v [B, heads, n, d] --quantise--> words, scales, biases, each [B, heads, n, *]
     attention    <--few rows on Metal: products with the words themselves; else: dequantised, then MLX's own--
 
-On CUDA MLX takes words that are broadcast over the queries of a head for one head's (``qmm_utils.h``; MLX 0.32), so
-there they are dequantised. The cache returns a placeholder (``Packed``), which the attention function that replaces
-mlx-lm's (``models.rows``) can read; a model that does anything else with it is refused. Numbers are quantised in
-float32 in every model: scale and bias in half precision would double the error.
+On CUDA MLX takes words that are broadcast over the queries of a head for one head's (``qmm_utils.h``; MLX 0.32). The
+cache returns a placeholder (``Packed``), which only the attention function that replaces mlx-lm's (``models.rows``) can
+read. Numbers are quantised in float32: scale and bias in half precision would double the error.
 """
 
 from dataclasses import dataclass
@@ -17,12 +16,10 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from splitinfer.core.kv.format import KVFormat
-from splitinfer.core.kv.growth import IN_STEP, Phases
 from splitinfer.errors import ModelError
 from splitinfer.models.attention import backend
-from splitinfer.models.growing import of_both, written
+from splitinfer.models.growing import GrowingKVCache, written
 from splitinfer.models.mlx_lm import base
-from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.system.gpu_roads import Road
 
 _GROUPS = (64, 32)  # numbers that share a scale; the largest that divides a head
@@ -91,17 +88,12 @@ class Packed:
         )
 
 
-class QuantisedKVCache(mlx_caches.KVCache):  # type: ignore[misc]
-    """mlx-lm's plain cache with ``keys`` and ``values`` as columns of ``format``'s bits; it grows at ``phases``."""
+class QuantisedKVCache(GrowingKVCache):
+    """The same with ``keys`` and ``values`` as columns of ``format``'s bits."""
 
-    cache_kind = mlx_caches.KVCache
-
-    def __init__(self, format: KVFormat, phases: Phases = IN_STEP) -> None:
-        super().__init__()
-        self.keys: Columns | None = None
-        self.values: Columns | None = None
-        self.offset: int = 0
-        self.format, self.phases = format, phases
+    def __init__(self, format: KVFormat, phase: float = 0.0) -> None:
+        super().__init__(phase)
+        self.format = format
         self.dtype = mx.float32
 
     def encode(self, keys: mx.array, values: mx.array) -> tuple[Columns, Columns]:
@@ -119,9 +111,8 @@ class QuantisedKVCache(mlx_caches.KVCache):  # type: ignore[misc]
         new = self.encode(keys, values)
         if self.keys is None:
             self.keys, self.values = tree_map(lambda array: array[:, :, :0], new)
-        self.keys, self.values = of_both(self.phases, partial(written, before), (self.keys, self.values), new)
-        used = tree_map(lambda array: array[:, :, : self.offset], (self.keys, self.values))
-        return self.decode(*used)
+        self.keys, self.values = tree_map(partial(written, before, self.phase), (self.keys, self.values), new)
+        return self.decode(*self.state)
 
     @property
     def state(self) -> Any:

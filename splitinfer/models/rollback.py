@@ -4,13 +4,12 @@ A recurrent state stands for all tokens so far, so it cannot be cut. But most of
 projections, depends on that row alone. So of a block of drafts a stage keeps (``Block``) the states from before it, the
 rows given to each module that updates one, and the results of that module's linear layers:
 
-    block          row 0    row 1    row 2    row 3
     projections    kept     kept     kept     kept
     state      S0 -----> S1 -----> S2 -----> S3 -----> S4      S0 is kept, S4 is there
     rollback   S0 -----> S1 -----> S2                          where row 2 is wrong
 
-The graph of that becomes a part of the next step's: no weight is read again and no other layer runs. Where a model's
-modules cannot be run so, the whole stage runs those rows again. Which is right is found by trial (``kv_trial``).
+The graph of that becomes a part of the next step's. Where a model's modules cannot be run so, the whole stage runs
+those rows again. Which is right is found by trial (``kv_trial``).
 """
 
 from collections.abc import Callable, Iterator

@@ -1,17 +1,12 @@
 """Tells rounding from error, where two ways of computing the same rows do not agree to the last bit.
 
-A GPU chooses another kernel for another number of rows, so honest results differ. A fixed tolerance for what a stage
-returns fails: rounding grows over layers, and where a router chooses another expert, the whole row is another one. So:
-
-*Each layer is compared alone*, given what the reference's layer was given: nothing compounds.
-
-*What may be rounding is measured*: the reference's rows are computed once more, one at a time. A layer's limit is a few
-times the median error of that, and never less than a tolerance. The median does not see the few rows that chose another
-expert.
-
-*What rounding does moves, what a mistake does stays.* A wrong mask or position is at its place whatever the tokens are;
-a router's near-tie is elsewhere with other tokens. The trial is repeated with other tokens until no place has been off
-every time, which is rounding, or until it is less likely than one in a thousand that rounding alone was: an error.
+A GPU chooses another kernel for another number of rows, so honest results differ. A tolerance for what a stage returns
+fails: rounding grows over layers, and where a router chooses another expert, the whole row is another one. So each
+layer is compared alone, given what the reference's was given. What may be rounding is measured: the reference's rows
+are computed once more, one at a time; a layer's limit is a few times the median error of that, which does not see the
+few rows that chose another expert. And what rounding does moves, what a mistake does stays: a router's near-tie is
+elsewhere with other tokens. So the trial is repeated until no place has been off every time, or until it is less likely
+than one in a thousand that rounding alone was.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitinfer.models.cut import StageModel
-from splitinfer.models.layers import Path, floating_arrays, put_at
+from splitinfer.models.layers import Path, floating_arrays, get_at, put_at
 
 Floats = NDArray[np.float64]
 
@@ -211,15 +206,11 @@ def following(
             wanted = call.returned.get(path)
             if wanted is not None and wanted.shape == array.shape:
                 errors.add(number, array, wanted, call.given)
-                result = put_at(result, path, wanted.reshape(_at(result, path).shape))
+                result = put_at(result, path, wanted.reshape(get_at(result, path).shape))
         return result
 
     with stage.watched(watch):
         yield
-
-
-def _at(value: Any, path: Path) -> mx.array:
-    return next(array for found, array in floating_arrays(value) if found == path)
 
 
 def _rows(value: Any, num_rows: int) -> dict[Path, mx.array]:

@@ -6,19 +6,12 @@ sequences, and that is one call in each layer:
 
     q, k, v = projections of [T, 1, d]          all rows
     rope(q, offset), rope(k, offset)            a vector of T positions
-    cache.update_and_fetch(k, v)                a RowCache takes the place of the layer's cache ...
-    scaled_dot_product_attention(q, k, v, ...)  ... and the attention of each sequence is done here
+    cache.update_and_fetch(k, v)                a RowCache, which returns placeholders (``NewKV``)
+    scaled_dot_product_attention(q, k, v, ...)  replaced: the attention of each sequence, or cohort, is done here
 
-For keys and values a ``RowCache`` returns placeholders (``NewKV``), so a model that does anything else with them fails
-while the graph is built, and no wrong number is ever computed. What a model's module imported as
-``scaled_dot_product_attention`` is replaced by a function that resolves them and passes everything else on.
-
-    rows      0 1 2 3 | 4 | 5 6 7 8 9 ...
-    attention cohort  one  a chunk              several sequences of one position each: one call (``cohort``)
-
-Some sub-modules cannot be run so: they have a recurrent state, branch on the number of positions (MLA), or compute
-attention themselves. Such a module alone is called once for each sequence (``each_sequence``). A model where even that
-fails is run sequence by sequence.
+A model that does anything else with placeholders fails while the graph is built, so no wrong number is ever computed.
+A sub-module that cannot be run so (a recurrent state, MLA, its own attention) is called once for each sequence
+(``each_sequence``). A model where even that fails is run sequence by sequence.
 """
 
 import sys
@@ -193,16 +186,10 @@ class RowCache:
             for part, part_mask in zip(group.parts, own, strict=True):
                 rows = slice(first, first := first + part.count)
                 if rows.start not in keys.fetched:
-                    keys.fetched[rows.start] = self._store(part, keys.array[rows], values.array[rows])
+                    new = (array[rows].transpose(2, 1, 0, 3) for array in (keys.array, values.array))
+                    keys.fetched[rows.start] = self.of(part).update_and_fetch(*new)
                 outputs.append(_attend(part, queries[rows], *keys.fetched[rows.start], scale, part_mask, sinks))
         return mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
-
-    def _store(self, part: Part, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        """Append one sequence's new [n, heads, 1, d] to its cache; returns all, [1, heads, tokens, d]."""
-        fetched: tuple[mx.array, mx.array] = self.of(part).update_and_fetch(
-            k.transpose(2, 1, 0, 3), v.transpose(2, 1, 0, 3)
-        )
-        return fetched
 
     def of(self, part: Part) -> Cache:
         """The part's own cache at this place."""

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from splitinfer.errors import ModelError
-from splitinfer.models.border import Border, Row
+from splitinfer.models.border import Border
 from splitinfer.models.layers import Path, Watched, change, floating_arrays, get_at, put_at
 from splitinfer.models.structure import ModelStructure, Named, Recipe, mark
 
@@ -101,14 +101,10 @@ def between(
         if any(map(structure.is_common, range(structure.num_caches))):  # its call advances such a cache at its end
             found = passed(range(outgoing.layer, structure.num_layers))
         for i, rows in outgoing.given.items():
-            found[i] = Watched(found.get(i, layers[i]), partial(_note, relay, i, _paths(rows)))
+            found[i] = Watched(found.get(i, layers[i]), partial(_note, relay, i, [row.path for row in rows]))
     if incoming is not None:
         sources = {structure.first_user(i) for i in incoming.shared}
         found |= passed(set(range(incoming.layer)) - sources - set(incoming.given))
         for i, rows in incoming.given.items():
-            found[i] = Watched(found.get(i, layers[i]), partial(_inject, relay, i, _paths(rows)))
+            found[i] = Watched(found.get(i, layers[i]), partial(_inject, relay, i, [row.path for row in rows]))
     return found
-
-
-def _paths(rows: Iterable[Row]) -> list[Path]:
-    return [row.path for row in rows]

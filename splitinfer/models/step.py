@@ -31,7 +31,7 @@ from splitinfer.models.rows import (
     each_sequence,
     find_cache_consumers,
 )
-from splitinfer.models.step_trial import ALL_STEPS, TWO_STEPS, Steps, StepTrial
+from splitinfer.models.step_trial import ALL_STEPS, TWO_STEPS, Steps, trial_of
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ class StepModel:
 
     def _trial(self, steps: Steps) -> Callable[[], str | None]:
         """Tries the way that is taken."""
-        trial = StepTrial(self.stage, self._one_by_one, lambda: tuple(self._caches[0].step.parts), steps)
-        return partial(trial.why_wrong, self._by_rows)
+        trial = trial_of(self.stage, self._one_by_one, lambda: tuple(self._caches[0].step.parts), steps)
+        return partial(trial, self._by_rows)
 
     def why_not_all(self, way: Way, *, shares_calls: bool) -> str | None:
         """Why a way that is right for some of the stage's layers is not for all; ``None`` if it is, as far as two steps
@@ -126,7 +126,8 @@ class StepModel:
         """Run in a way from now on. ``places``: of plain caches, which may share attention calls."""
         consumers = [] if way is Way.ROWS else self.cache_consumers
         if way is Way.MIXED:
-            consumers = [one for one in consumers if not self._has_kv(one.place)]
+            with_kv = [is_plain(one) or isinstance(one, WindowKVCache) for one in self._fresh]
+            consumers = [one for one in consumers if not with_kv[one.place]]
         self._places = [] if way is Way.MODULES else places  # such a module sees one sequence at a time
         self._each = [(one.holder, one.key, each_sequence) for one in consumers]
 
@@ -151,9 +152,6 @@ class StepModel:
             caches.full,
             lambda: self.stage(mx.zeros((1, 2), mx.int32), caches, None, 1),
         )
-
-    def _has_kv(self, place: int) -> bool:
-        return is_plain(self._fresh[place]) or isinstance(self._fresh[place], WindowKVCache)
 
     def run(self, parts: Sequence[Part], tokens: Sequence[int] | mx.array, hidden: mx.array | None) -> list[mx.array]:
         """Build the graph of a step; computes nothing yet. Advances each sequence by its rows.
@@ -259,7 +257,11 @@ class StepModel:
             members[0].release()
             return None
         cohort = members[0].cohort
-        if cohort is None or not cohort.consists_of(members) or any(m.cohort is not cohort for m in members):
+        if (
+            cohort is None
+            or [*map(id, cohort.members)] != [*map(id, members)]
+            or any(m.cohort is not cohort for m in members)
+        ):
             cohort = Cohort(members, self._places)
         cohort.begin_step()
         return cohort

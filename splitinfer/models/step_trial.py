@@ -1,8 +1,8 @@
 """The trial of a way to run many sequences: the same small steps together and one sequence at a time.
 
 The reference is one sequence at a time, as its chunks are. Its own rounding is that of its chunks' rows, one at a time.
-Whether errors are rounding is decided in ``rounding``, layer by layer. Where a few layers have been tried for all, the
-whole stage runs two steps: each layer and the head once with a chunk, and once where sequences attend together.
+Where a few layers have been tried for all, the whole stage runs two steps: each layer and the head once with a chunk,
+and once where sequences attend together.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,18 +57,12 @@ class _Slice:
     outputs: list[mx.array]
 
 
-class StepTrial:
-    """Trials of a stage. ``alone``: runs a step one sequence after the other; ``in_order``: while a step of several is
+def trial_of(stage: StageModel, alone: Run, in_order: InOrder, steps: Steps) -> Callable[[Run], str | None]:
+    """Tells why steps of several sequences, run in a way, are not what each has alone; ``None`` if they differ by
+    rounding at most. ``alone``: runs a step one sequence after the other; ``in_order``: while a step of several is
     built, its parts in the order of its rows."""
-
-    def __init__(self, stage: StageModel, alone: Run, in_order: InOrder, steps: Steps = ALL_STEPS) -> None:
-        # Whose reference serves every way.
-        self._round = cache(lambda number: _Round(stage, alone, in_order, number, steps))
-
-    def why_wrong(self, run: Run) -> str | None:
-        """Why steps of several sequences, as ``run``, are not what each has alone; ``None`` if they differ by rounding
-        at most."""
-        return reason_to_refuse(lambda n: self._round(n).errors(run), lambda n: self._round(n).noise)
+    at = cache(lambda number: _Round(stage, alone, in_order, number, steps))  # whose reference serves every way
+    return lambda run: reason_to_refuse(lambda number: at(number).errors(run), lambda number: at(number).noise)
 
 
 class _Round:

@@ -1,20 +1,16 @@
 """Reads the structure of an mlx-lm model: its layers, the caches they use, and what they pass to each other.
 
 The whole model is called twice on a few tokens with every layer's arguments and every cache update marked; nothing is
-computed, and MLX's graph shows which array depends on which. A *border* is a cut in front of some layer. What crosses
-it is
+computed, and MLX's graph shows which array depends on which. What crosses a *border*, a cut in front of some layer, is
 
-* each of the layer's arguments that comes from earlier layers and has one row per token: the hidden state, for some
-  models also a first value or a residual of each block;
+* each of the layer's arguments that comes from earlier layers and has a row per token: hidden states, residuals;
 * the new keys and values of an earlier layer's cache, where later layers attend to it;
-* else, where later layers read something else of an earlier one (a choice of tokens, a pool of compressed keys), what
-  that layer was given: it runs again behind the border, of which only what is read is computed.
+* else, where later layers read something else of an earlier one (a choice of tokens, compressed keys), what that layer
+  was given: it runs again behind the border, as far as something of it is read.
 
-All of it is packed into one array of rows (``border``). If later layers need anything else, the cut is refused.
-
-A layer may choose among tokens only once there are more than it may attend to. Where a few tokens leave some parameter
-unread, the model is called on more of them than any number in its layers' modules; what only such a call hands on
-crosses once there are as many tokens (``Row.since``).
+All is packed into one array of rows (``border``). If later layers need anything else, the cut is refused. A layer may
+choose among tokens only once there are more than it may attend to: where a few tokens leave a parameter unread, the
+model is called on more of them, and what only such a call hands on crosses from so many tokens on (``Row.since``).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -330,16 +326,21 @@ class ModelStructure:
             for _, value in walk((args, kwargs)):
                 if id(value) in positions:
                     self.users[positions[id(value)]].add(index)
-            arguments = change((args, kwargs), lambda path, a: self._note_argument(step, index, path, a))
-            given = {path: (a.shape, a.dtype) for path, a in arrays_in(arguments)}
+            given = {path: (a.shape, a.dtype) for path, a in arrays_in((args, kwargs))}
+            self._layer_of |= {_name(step, index, path): index for path in given}
+            arguments = change((args, kwargs), lambda path, a: mark(self._named, _name(step, index, path), a))
             result = layer(*arguments[0], **arguments[1])
             self._note_written(index, caches)
             returned = {path: (a.shape, a.dtype) for path, a in arrays_in(result)}
             calls.append(_Call(given, returned, make_recipe(arguments, result)))
             return result
 
+        def note_update(path: Path, array: mx.array) -> mx.array:
+            self._updates[step][path] = (array.shape, array.dtype)
+            return mark(self._named, _update_name(step, *path), array)
+
         stand_ins = {i: Watched(layer, partial(note, i)) for i, layer in enumerate(self.layers)}
-        with _updates_passed(caches, lambda path, a: self._note_update(step, path, a)), replaced(self.slots, stand_ins):
+        with _updates_passed(caches, note_update), replaced(self.slots, stand_ins):
             at = sum(self._rows[:step])
             tokens = mark(self._named, f"tokens {step}", mx.zeros((1, rows), mx.int32))
             logits = self._call(tokens, caches, at)
@@ -356,14 +357,6 @@ class ModelStructure:
                 known = self._written.setdefault(i, [])
                 before = {id(array) for _, array in known}
                 known += [(layer, array) for array in arrays_of(cache) if id(array) not in before]
-
-    def _note_argument(self, step: int, layer: int, path: Path, array: mx.array) -> mx.array:
-        self._layer_of[_name(step, layer, path)] = layer
-        return mark(self._named, _name(step, layer, path), array)
-
-    def _note_update(self, step: int, path: Path, array: mx.array) -> mx.array:
-        self._updates[step][path] = (array.shape, array.dtype)
-        return mark(self._named, _update_name(step, *path), array)
 
 
 def _name(step: int, layer: int, path: Path) -> str:

@@ -1,8 +1,8 @@
 """Leaves large tables on disk of which a step only looks up the rows of its tokens: Engram, n-grams, per-layer ones.
 
-Such a table has tens of gigabytes, and a token reads some kilobytes of it. Its rows are read while a step's graph is
-built, from a file that is mapped; the operating system is told of all rows first, so that it reads them side by side.
-MLX's graph shows which tables can stay: all that reads one is a gather, and where it gathers depends on no parameter.
+Rows are read while a step's graph is built, from a file that is mapped; the operating system is told of all rows first,
+so that it reads them side by side. MLX's graph shows which tables can stay: all that reads one is a gather, and where
+it gathers depends on no parameter.
 """
 
 import logging

@@ -64,11 +64,6 @@ class HostRows:
         """As of an array."""
         return self.spec.shape
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self.data.nbytes
-
 
 Rows = mx.array | HostRows  # of a finished step
 

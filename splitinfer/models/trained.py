@@ -4,9 +4,8 @@ It is among the model's own tensors (``mtp``), or in a folder of its own whose c
 (``eagle3``, ``dflash``). Every stage taps its layers; the last one has the rest.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,11 +19,9 @@ from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.dflash import DFlash, is_dflash
 from splitinfer.models.eagle3 import Eagle3, is_eagle3
-from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.heads import BlockPart, HeadRows, check_width
 from splitinfer.models.kv_blocks import KVBlock, cut
 from splitinfer.models.layers import type_name
-from splitinfer.models.mlx_lm import make_prompt_cache
 from splitinfer.models.mtp import PREFIX, PredictionHeads, tensors_of
 from splitinfer.models.rows import attend_by_rows
 
@@ -32,7 +29,7 @@ Heads = PredictionHeads | Eagle3 | DFlash
 
 
 class WithHeads:
-    """A last stage and its heads, whose KV is one more cache of each sequence.
+    """A last stage and its heads, whose caches are the last of each sequence.
 
     Raises:
         ModelError: the heads cannot run on this stage.
@@ -45,35 +42,18 @@ class WithHeads:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of the heads' KV for a token."""
-        caches = self.make_caches()
-        list(self.probe(caches))
+        caches = self.stage.make_caches()
+        self.run_nothing(caches)
         own = caches.own[-len(self.heads.layers) :]
         return sum(a.shape[1] * a.shape[3] * a.itemsize for cache in own for a in (cache.keys, cache.values))
 
     def sample(self) -> KVBlock:
         """A block of a few tokens, as it would be kept, with the heads' KV."""
-        caches, rows = self.make_caches(), 4
+        caches, rows = self.stage.make_caches(), 4
         hidden = self.stage.made_up_hidden(rows, 0)
         self.stage(mx.zeros((1, rows), mx.int32), caches, None if hidden is None else hidden[None], rows)
-        self._run_nothing(caches, rows)
-        return cut(caches, self.own_places, 0, rows)
-
-    @property
-    def own_places(self) -> list[int]:
-        """The places of the stage's own caches, and of the heads'."""
-        before = len(make_prompt_cache(self.stage.whole))
-        return [*self.stage.own_places, *range(before, before + len(self.heads.layers))]
-
-    def make_caches(self) -> SequenceCaches:
-        """Empty caches for one sequence; the heads' are the last."""
-        caches, own = self.stage.make_caches(), [GrowingKVCache() for _ in self.heads.layers]
-        caches.full += own
-        caches.own += own
-        return caches
-
-    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
-        """The stage's own layers."""
-        return self.stage(*args, **kwargs)
+        self.run_nothing(caches, rows)
+        return cut(caches, self.stage.kv_places, 0, rows)
 
     def run(
         self,
@@ -113,13 +93,11 @@ class WithHeads:
         """[n, vocabulary] from [n, d] of ``run``."""
         return self.heads.logits(hidden[:, None])[:, 0]
 
-    def probe(self, caches: SequenceCaches | None = None) -> Iterator[mx.array]:
-        """What a call for two rows computes, not evaluated."""
-        yield self._run_nothing(caches or self.make_caches(), 2)
-
-    def _run_nothing(self, caches: SequenceCaches, rows: int) -> mx.array:
-        """[n, vocabulary] of so many rows of made-up hidden states."""
-        tokens, hidden = mx.zeros(rows, mx.int32), self.heads.states(self.heads.zeros(rows))
+    def run_nothing(self, caches: SequenceCaches | None = None, rows: int = 2) -> mx.array:
+        """[n, vocabulary] of so many rows of made-up hidden states, not evaluated."""
+        caches = caches or self.stage.make_caches()
+        tokens, like = mx.zeros(rows, mx.int32), self.heads.norm.weight
+        hidden = self.heads.states(mx.zeros((rows, like.shape[-1]), like.dtype))
         if not self.heads.at_once:
             visible = mx.tri(rows, rows).astype(mx.bool_)
             return self.logits(self.run(tokens, hidden, [(caches, rows, visible)], mx.arange(rows)))
@@ -129,20 +107,6 @@ class WithHeads:
 
 
 Arrays = Mapping[str, mx.array]
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """What a stage has of a drafter. ``weights``: by name, not evaluated; ``heads``: on the last stage."""
-
-    weights: dict[str, mx.array]
-    heads: WithHeads | None = None
-
-    def outputs(self) -> Iterator[mx.array]:
-        """Arrays that depend on all that is read for it."""
-        yield from self.weights.values()
-        if self.heads is not None:
-            yield from self.heads.probe()
 
 
 def is_trained(checkpoint: Checkpoint) -> bool:
@@ -169,8 +133,9 @@ def arrays_of(drafter: Checkpoint, *, is_last: bool) -> dict[str, mx.array]:
     return found
 
 
-def join(stage: StageModel, drafter: Checkpoint, arrays: Arrays, dtype: str | None) -> Trained:
-    """Have a stage tap the layers that a drafter reads, and run the drafter if it is the last one.
+def join(stage: StageModel, drafter: Checkpoint, arrays: Arrays, dtype: str | None) -> dict[str, mx.array]:
+    """Have a stage tap the layers that a drafter reads, and run it if it is the last one (``StageModel.heads``); what
+    the stage has of its weights, by name, not evaluated.
 
     Raises:
         ModelError: there is no drafter, it belongs to another model, or this one cannot have any.
@@ -184,17 +149,17 @@ def join(stage: StageModel, drafter: Checkpoint, arrays: Arrays, dtype: str | No
                 own |= {f"taps.{index}.{name}": array for name, array in tree_flatten(part.parameters())}
         stage.tap(parts)
         if not stage.is_last:
-            return Trained(own)
+            return own
         heads = make()
         cast_floats(heads, dtype)
-        found = WithHeads(stage, heads)
-        list(found.probe())
+        stage.heads = WithHeads(stage, heads)
+        stage.heads.run_nothing()
     except (ValueError, TypeError, AttributeError) as error:
         raise ModelError(
             f"the drafter in {drafter.folder} does not fit the layers of {type_name(stage.whole)} ({error}); it "
             "belongs to another model, or is of a form that is not known"
         ) from error
-    return Trained(own | {f"heads.{name}": array for name, array in tree_flatten(heads.parameters())}, found)
+    return own | {f"heads.{name}": array for name, array in tree_flatten(heads.parameters())}
 
 
 _Kind = tuple[dict[int, Callable[[mx.array], mx.array]], Callable[[], Heads]]

@@ -1,9 +1,7 @@
-"""Decides which tensors a model folder holds, and which file each of them is read from, by the names in the folder, the
-headers of its files and its index.
+"""Decides which tensors a model folder holds, and which file each of them is read from.
 
 - The index counts only if a file that it names is in the folder: converters leave the index of their source behind.
-- A tensor is read from the file that the index names, if that file has it; else from the only file that has it. If
-  two files have it and the index does not help, the folder is refused.
+- A tensor is read from the file that the index names, else from the only one that has it; two are refused.
 - A file that the index does not name gives the tensors that are only in it (prediction heads, as a rule). If it repeats
   a tensor of the index, it is another copy of the model and gives nothing.
 - The folder is whole if every file that gives a tensor is there.

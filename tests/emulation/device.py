@@ -28,7 +28,6 @@ from tests.emulation.machine import Machine
 from tests.emulation.strict import Strict, strict_device
 
 _COARSE = 0.0003  # seconds before a time up to which the operating system may be trusted to wake a thread
-_TICK = 2e-6  # seconds of the smallest launch
 
 
 def open_device(
@@ -111,11 +110,6 @@ class EmulatedDevice(Device):
         if ticket.failure is not None:
             raise ticket.failure
         return ticket.emulated
-
-    def stay_awake(self) -> None:
-        """See ``Device``."""
-        with self._lock:
-            self._queue.launch(time.monotonic(), _TICK)
 
 
 class _Emulated(Ticket):

@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.halves import Pair, check_halves
-from splitinfer.models.loader import count_layers, load_with_others, survey
+from splitinfer.models.loader import count_layers, load_stage, survey
 
 PROMPT = [(i * 37 + 11 + i * i) % 100 for i in range(24)]
 NUM = 12
@@ -37,9 +37,7 @@ def ours(folder: Path, group: Pair) -> list[int]:
     checkpoint = open_folder(folder)
     whole = (0, count_layers(checkpoint))
     found = survey(checkpoint, *whole, "float32", group=group)
-    stage, _, _ = load_with_others(
-        checkpoint, found, *whole, "float32", lambda _done, _total: None, None, sees=False, group=group
-    )
+    stage = load_stage(checkpoint, found, *whole, "float32", lambda _done, _total: None, group=group)
     caches, tokens, answer = stage.make_caches(), mx.array([PROMPT]), list[int]()
     for _ in range(NUM):
         answer.append(int(mx.argmax(stage(tokens, caches, None, 1)[0, -1]).item()))

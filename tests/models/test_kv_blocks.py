@@ -114,7 +114,7 @@ def test_blocks_that_do_not_hold_the_tokens_are_refused(cuts: list[tuple[int, in
 
 
 def test_a_member_of_a_cohort_is_cut_where_it_is():
-    members = [sequence(KVCache) for _ in range(3)]
+    members = [sequence(GrowingKVCache) for _ in range(3)]
     for salt, member in enumerate(members):
         run(member, 0, 20, salt)
     alone = [cut(member, [0], 4, 12) for member in members]

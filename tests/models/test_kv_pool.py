@@ -13,6 +13,7 @@ from splitinfer.models.caches import Place, WindowKVCache
 from splitinfer.models.cut import SequenceCaches
 from splitinfer.models.kv_blocks import layer_by_layer
 from splitinfer.models.kv_pool import KVPool
+from tests.stages import held_in
 
 
 def pool_of(*kinds: Callable[[], Any]) -> KVPool:
@@ -20,7 +21,7 @@ def pool_of(*kinds: Callable[[], Any]) -> KVPool:
         own = [kind() for kind in kinds]
         return SequenceCaches(own, own, Place())
 
-    model = SimpleNamespace(make_caches=make_caches, own_places=list(range(len(kinds))))
+    model = SimpleNamespace(make_caches=make_caches, kv_places=list(range(len(kinds))))
     return KVPool(model)  # type: ignore[arg-type]
 
 
@@ -61,7 +62,7 @@ def test_others_begin_with_stored_blocks_until_they_are_dropped():
     assert "cannot start from blocks [7]" in refused(lambda: pool.open(5, [7], 17))
     assert "cannot start from blocks [7]" in refused(lambda: pool.open(5, [7], 0))
     assert refused(lambda: pool.open(2, [7], 5)) == "sequence 2 was opened twice"
-    assert len(pool) == 3
+    assert len(pool._entries) == 3
 
 
 def test_what_a_sequence_left_is_taken_over_by_the_next():
@@ -69,9 +70,9 @@ def test_what_a_sequence_left_is_taken_over_by_the_next():
     pool.open(1)
     run(pool, 1, 0, 20)
     arrays = [array for cache in pool.at(1, 20).own for array in (cache.keys, cache.values)]
-    held = pool.nbytes
+    held = held_in(pool)
     pool.retain(1)
-    assert (len(pool), pool.nbytes) == (0, held)
+    assert (len(pool._entries), held_in(pool)) == (0, held)
     assert "never opened" in refused(lambda: pool.at(1, 20))
     pool.take_over(2, 1, 18)
     caches = pool.at(2, 18)
@@ -90,7 +91,7 @@ def test_what_was_left_is_freed_or_taken_over_once():
     assert "take over 3 tokens of sequence 1" in refused(lambda: pool.take_over(3, 1, 3))
     assert "take over 21 tokens" in refused(lambda: pool.take_over(3, 2, 21))
     assert refused(lambda: pool.retain(9)) == "sequence 9 cannot be retained: it is not open"
-    assert pool.nbytes == 0
+    assert held_in(pool) == 0
 
 
 def test_a_state_that_was_left_is_taken_over_where_it_is():
@@ -152,7 +153,7 @@ def test_a_sequence_that_is_freed_gives_way_to_its_blocks_layer_by_layer():
         cache.update_and_fetch(*(mx.random.normal((1, 1, length, size // 8)) for _ in range(2)))
     pool.at(1, 0).place.position = length
     mx.eval([[cache.keys, cache.values] for cache in pool.at(1, length).own])
-    held, beginning = pool.nbytes, mx.get_active_memory()
+    held, beginning = held_in(pool), mx.get_active_memory()
     blocks = [pool.save(start // 256, 1, start, start + 256) for start in range(0, length, 256)]
     pool.free(1)
     mx.reset_peak_memory()

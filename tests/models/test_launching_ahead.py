@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.core.kv.growth import BLOCK, mean_room, phases_of, room
+from splitinfer.core.kv.growth import BLOCK, mean_room, phase_of, room
 from splitinfer.models import kv_pool
 from splitinfer.models.caches import Place
 from splitinfer.models.cohort import SequenceCaches
@@ -29,7 +29,7 @@ def test_there_is_room_and_never_much_more(length: int, phase: float):
 @given(lengths, st.integers(16, 100), st.integers(0, 100))
 def test_what_is_counted_is_what_is_held(length: int, num_layers: int, first: int):
     """On any stage of some layers: whole blocks are counted, and the phases are not quite even."""
-    held = [room(length, phase) for i in range(first, first + num_layers) for phase in phases_of(i)]
+    held = [room(length, phase_of(i)) for i in range(first, first + num_layers)]
     mean, counted = sum(held) / len(held), mean_room(length)
     assert counted - BLOCK - 0.01 * length <= mean <= counted + 0.01 * length
 
@@ -44,7 +44,7 @@ def pool_of_long_and_short(monkeypatch: pytest.MonkeyPatch) -> KVPool:
         own = [GrowingKVCache()]
         return SequenceCaches(own, own, Place())
 
-    model = SimpleNamespace(make_caches=make_caches)
+    model = SimpleNamespace(make_caches=make_caches, kv_places=[0])
     monkeypatch.setattr(kv_pool, "MAX_COPIED", 10_000)
     pool = KVPool(model)  # type: ignore[arg-type]
     for seq_id, tokens in ((1, 1024), (2, 1024), (3, 0)):

@@ -17,6 +17,7 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.rows import Group, Part, RowCache, RowStep, each_sequence
 from splitinfer.models.step import StepModel, Way, nbytes
+from tests.stages import held_in
 
 ROUNDING = 2e-5  # relative, float32
 
@@ -162,13 +163,13 @@ def test_a_member_that_is_freed_takes_its_bytes_along():
     numbers = [both.open() for _ in range(4)]
     both.step(*[(n, 20) for n in numbers])
     both.step(*[(n, 1) for n in numbers])
-    held = both.pools[0].nbytes
+    held = held_in(both.pools[0])
     for number in numbers[1:]:
         both.close(number)
     both.step((numbers[0], 1))
-    assert both.pools[0].nbytes == held / 4
+    assert held_in(both.pools[0]) == held / 4
     both.close(numbers[0])
-    assert both.pools[0].nbytes == 0
+    assert held_in(both.pools[0]) == 0
 
 
 def test_a_member_left_behind_does_not_keep_the_others_bytes():
@@ -180,7 +181,7 @@ def test_a_member_left_behind_does_not_keep_the_others_bytes():
     both.step(*[(n, 1) for n in numbers[1:]])
     left = both.pools[0].at(numbers[0], 21)
     assert left.cohort is None
-    assert nbytes([left]) == both.pools[0].nbytes / 4
+    assert nbytes([left]) == held_in(both.pools[0]) / 4
     assert both.step((numbers[0], 1), (numbers[1], 1)) == 0
 
 
@@ -195,7 +196,7 @@ def test_what_ended_is_held_by_nobody():
         both.close(number)
     assert pool.at(numbers[0], 21).cohort is None
     both.close(numbers[0])
-    assert pool.nbytes == 0
+    assert held_in(pool) == 0
     assert gone[0]() is None
 
 

@@ -21,7 +21,7 @@ from splitinfer.models.layer_kinds import with_each_kind
 from splitinfer.models.rounding import RowErrors
 from splitinfer.models.rows import RowCache, attend_by_rows
 from splitinfer.models.step import StepModel, Way
-from splitinfer.models.step_trial import StepTrial
+from splitinfer.models.step_trial import ALL_STEPS, Run, trial_of
 
 DEEP, SHALLOW = 40, 10  # layers: rounding needs many of them to grow, a mistake does not
 ODD = 7  # the only layer with a mistake, where only one has it
@@ -39,12 +39,12 @@ class Tried:
     """A stage, and the references of its trial, which serve every test."""
 
     stage: StageModel
-    trial: StepTrial
+    why_wrong: Callable[[Run], str | None]
     step: StepModel
 
     def refuses_rows(self, *, cohorts: bool = True) -> str | None:
         step = self.step
-        return step._try(lambda: self.trial.why_wrong(step._by_rows), Way.ROWS, step._plain_places if cohorts else [])
+        return step._try(lambda: self.why_wrong(step._by_rows), Way.ROWS, step._plain_places if cohorts else [])
 
 
 def noisy_stage(kind: str, num_layers: int) -> Iterator[Tried]:
@@ -57,7 +57,8 @@ def noisy_stage(kind: str, num_layers: int) -> Iterator[Tried]:
         stage = StageModel(model, 0, num_layers)
         attend_by_rows(model)
         step = StepModel(stage, exact=False)
-        yield Tried(stage, StepTrial(stage, step._one_by_one, lambda: tuple(step._caches[0].step.parts)), step)
+        parts = lambda: tuple(step._caches[0].step.parts)  # noqa: E731
+        yield Tried(stage, trial_of(stage, step._one_by_one, parts, ALL_STEPS), step)
 
 
 @pytest.fixture(scope="module", params=list(KINDS))

@@ -2,19 +2,16 @@
 
 Keys and values of one layer lie in one array each, because attention reads them so. An array that grows is copied, and
 until the copy is done there are two. If all arrays grew in one step, that step would need the KV a second time. So they
-take turns, each at another *phase* of the same ladder of lengths:
+take turns, layer after layer, each at another *phase* of the same ladder of lengths:
 
-    layer 0, keys      |-----------|-----------|-----------|      room of an array: the first mark
-             values    |------|-----------|-----------|----       at or after its length
-    layer 1, keys      |--|-----------|-----------|--------
-             values    |---------|-----------|-----------|-
+    layer 0    |-----------|-----------|-----------|      room of an array: the first mark
+    layer 1    |------|-----------|-----------|----       at or after its length
+    layer 2    |--|-----------|-----------|--------
 
 The ladder's step is a block of ``BLOCK`` tokens for short sequences and 1/16 to 1/8 of the length for long ones, so
 that a long sequence is seldom copied; its marks are not at the blocks' ends then, or many arrays would grow in a step
 that also saves a block. An array has at most 1/8 of its length unused, and a block; their mean, which counts, half.
 """
-
-from typing import NamedTuple
 
 BLOCK = 256  # tokens; what a pipeline has unless its ``KVBudget`` says otherwise
 
@@ -23,23 +20,13 @@ _GRAIN = 16  # tokens between possible marks of a long sequence
 _GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly however many there are
 
 
-class Phases(NamedTuple):
-    """The phases in [0, 1) at which the keys and the values of a cache grow."""
+def phase_of(index: int) -> float:
+    """The phase in [0, 1) at which the cache with this index grows.
 
-    keys: float = 0.0
-    values: float = 0.0
-
-
-IN_STEP = Phases()
-
-
-def phases_of(index: int) -> Phases:
-    """The phases of the cache with this index.
-
-    >>> [tuple(round(phase, 2) for phase in phases_of(i)) for i in range(3)]
-    [(0.0, 0.62), (0.24, 0.85), (0.47, 0.09)]
+    >>> [round(phase_of(i), 2) for i in range(4)]
+    [0.0, 0.62, 0.24, 0.85]
     """
-    return Phases(2 * index * _GOLDEN % 1, (2 * index + 1) * _GOLDEN % 1)
+    return index * _GOLDEN % 1
 
 
 def room(num_tokens: int, phase: float = 0.0) -> int:

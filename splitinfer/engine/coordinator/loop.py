@@ -244,9 +244,8 @@ class Loop:
         Raises:
             SplitinferError: none came, and a step does not come back.
         """
-        local = self._pipeline.local
         while True:
-            event = self._housekeeping.next_event(local, self._until_next_look(), expecting=self.is_waiting)
+            event = self._housekeeping.next_event(self._until_next_look(), expecting=self.is_waiting)
             if event is not None:
                 return event
             if self.requests.expire():

@@ -4,13 +4,11 @@
     device                                   └─ started ........ ended
     waiting thread                                 wait(ticket) ─────┴─▶ span: the step's figures, then its result
 
-A device that ``computes_at_launch`` needs no waiting thread: the step is done when ``launch`` returns, or soon after.
-Any other may hold the launching thread for most of a step, so whatever needs a step's end waits on another thread.
-
-Arrays are evaluated in the order of their launches, on the launching thread's stream. ``mx.eval`` of arrays that are
-already scheduled only waits for their event, and releases the interpreter's lock: so a thread that has launched nothing
-may wait for them. A GPU does not say when it began a step: that was when the step was launched, or when the launch
-before was done, for the queue is in order.
+On a device that ``computes_at_launch`` the step is done when ``launch`` returns, or soon after. Any other may hold the
+launching thread for most of a step, so whatever needs a step's end waits on another thread. Arrays are evaluated in the
+order of their launches; ``mx.eval`` of arrays that are already scheduled only waits for their event, and releases the
+interpreter's lock: so a thread that has launched nothing may wait for them. A GPU does not say when it began a step:
+that was when it was launched, or when the launch before was done.
 """
 
 import sys
@@ -19,9 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, wraps
+from functools import cache
 from itertools import pairwise
-from typing import ParamSpec, TypeVar
 
 import mlx.core as mx
 
@@ -32,9 +29,6 @@ from splitinfer.models.memory import on_gpu
 from splitinfer.system.gpu_roads import Road
 from transports import AddressError
 from transports.emulation import emulator
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _SWITCH = 0.0001  # seconds until a thread that waits for the interpreter's lock gets it; reading a result waits thrice
 
@@ -147,47 +141,20 @@ class Device:
             self._free_at = max(self._free_at, ended)
         return span
 
-    def stay_awake(self) -> None:
-        """Give the device next to nothing to compute, so that it does not lower its clock. Call on the launching
-        thread."""
-        if not self.computes_at_launch:
-            with device_errors():
-                mx.async_eval(mx.zeros((1,)) + 1)  # type: ignore[no-untyped-call] # an array of this thread
-
-
-def memory_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """Translate what MLX raises in a function when there is no memory left for an array; other errors are not the
-    device's."""
-
-    @wraps(function)
-    def translated(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return function(*args, **kwargs)
-        except (RuntimeError, MemoryError) as error:
-            if not _is_no_memory(error):
-                raise
-            raise _failed(error) from error
-
-    return translated
-
 
 @contextmanager
-def device_errors() -> Iterator[None]:
-    """Translate what MLX raises when the device fails, or has no memory left."""
+def device_errors(*, of_memory: bool = False) -> Iterator[None]:
+    """Translate what MLX raises when the device fails, or has no memory left; only the latter, if the errors are to be
+    those ``of_memory``. In a ``with`` block, or of a function."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        raise _failed(error) from error
-
-
-def _is_no_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_MEMORY)
-
-
-def _failed(error: Exception) -> DeviceFailed:
-    text, no_memory = " ".join(str(error).split()) or type(error).__name__, _is_no_memory(error)
-    what = "has no memory left" if no_memory else "failed"
-    return DeviceFailed(f"the device {what} ({text:.200})", no_memory)
+        text = " ".join(str(error).split()) or type(error).__name__
+        no_memory = isinstance(error, MemoryError) or any(words in text.lower() for words in _NO_MEMORY)
+        if of_memory and not no_memory:
+            raise
+        what = "has no memory left" if no_memory else "failed"
+        raise DeviceFailed(f"the device {what} ({text:.200})", no_memory) from error
 
 
 # -- which device ----------------------------------------------------------------------------------

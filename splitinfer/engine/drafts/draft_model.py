@@ -4,11 +4,9 @@ It samples with the key of the position, as the target does: the same noise make
 Its KV holds the tokens of each sequence's last stream; what the current stream does not share is rolled back.
 
 Several sequences are drafted for in *rounds*: one step of the model, in which each sequence has a row, gives one draft
-of each. In the first round a sequence catches up, with as many rows as tokens came since its last draft. A sequence's
-drafts are those that it would get alone, where arithmetic permits. Where not every token may come it draws among those
-that may; what is forced it does not compute.
-
-On a GPU the next round is launched before the one before it has been read: its input is the array, not the numbers.
+of each. In the first round a sequence catches up with the tokens since its last draft. Where not every token may come
+it draws among those that may; what is forced it does not compute. On a GPU the next round is launched before the one
+before it has been read: its input is the array, not the numbers.
 """
 
 import time
@@ -49,10 +47,6 @@ Report = Callable[[Progress], None]
 _CHUNK = 128  # tokens of a prompt at once; a result that arrives meanwhile waits for them
 _FEW = 8  # tokens that are computed together with the next draft
 _MAX_SEQUENCES = 16  # whose KV is cached; more only if as many are drafted for together
-
-
-def _ignore(_progress: Progress) -> None:
-    """Discards progress."""
 
 
 @dataclass(slots=True)
@@ -124,7 +118,7 @@ class DraftModel:
 
     @classmethod
     def load(
-        cls, name: str, checkpoint: Checkpoint, dtype: str, vocab_size: int, kv_tokens: int, report: Report = _ignore
+        cls, name: str, checkpoint: Checkpoint, dtype: str, vocab_size: int, kv_tokens: int, report: Report
     ) -> Self:
         """Read the model into memory, with room for the KV of ``kv_tokens`` tokens; ``report`` receives the progress.
 
@@ -262,20 +256,11 @@ class DraftModel:
             rows.append(line.row(num_unknown, self._vocab_size))
             entry.tokens += new
         logits = self._step.run(parts, ids, None)
-        chosen = self._choose(logits[0] if len(logits) == 1 else mx.concatenate(logits), rows)
+        chosen = self._sampler.tokens(logits[0] if len(logits) == 1 else mx.concatenate(logits), rows)
         # The next round may read what is chosen: then the host has an array of its own (``Device.launch``).
         read, pending = (chosen + 0, (chosen,)) if self._may_go_ahead(lines) else (chosen, ())
         ticket = self._device.launch((read,), pending, round_of(len(lines)), time.monotonic())
         return _Round(tuple(lines), chosen, ticket)
-
-    def _choose(self, logits: mx.array, rows: list[Row]) -> mx.array:
-        """A token for each row of [lines, vocabulary] logits."""
-        if all(row.params.temperature == 0 and not row.params.changes_logits and row.mask is None for row in rows):
-            return mx.argmax(logits, axis=-1)  # what the sampler gives, without the log probabilities
-        choices = self._sampler.choose(logits, rows)
-        tokens = mx.concatenate([one.tokens for one in choices]) if len(choices) > 1 else choices[0].tokens
-        order = [i for one in choices for i in one.rows]
-        return tokens if order == sorted(order) else tokens[mx.argsort(mx.array(order))]
 
     def _read(self, done: _Round, following: _Round | None, found: list[Draft | None]) -> None:
         """Put the drafts of a round in the places of their sequences, when the device is done with it."""

@@ -1,17 +1,13 @@
 """The interface of drafters, which run on the coordinator, on the engine's thread; n-gram lookup.
 
-    prepare          compute a part of a prompt, while the coordinator is idle
-    draft_together   yield rounds of tokens that may follow the streams of some sequences, one draft of each; a stream
-                     is a sequence's tokens, and the drafts under way
-    forget           drop the state of a sequence that has ended
-
 A drafter cannot change the output, however often it is wrong: the last stage accepts a draft only where it equals the
-token that the model itself gives. It is given the whole stream every time, and finds rollbacks by comparing it with the
-one before.
+token that the model itself gives. It is given the whole *stream* every time, a sequence's tokens and the drafts under
+way, and finds rollbacks by comparing it with the one before.
 """
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from itertools import zip_longest
 from typing import Protocol
 
 from splitinfer.core.sequence import Sequence
@@ -77,21 +73,6 @@ class Drafter(Protocol):
         ...
 
 
-def in_rounds(each: Seq[Iterator[Draft]], counts: Seq[int]) -> Iterator[list[Draft | None]]:
-    """``Drafter.draft_together`` from the drafts of ``each`` sequence alone."""
-    number, wanted = 0, [True] * len(each)
-    while True:
-        found: list[Draft | None] = []
-        for i, drafts in enumerate(each):
-            draft = next(drafts, None) if wanted[i] and counts[i] > number else None
-            wanted[i] = draft is not None
-            found.append(draft)
-        if not any(wanted):
-            return
-        yield found
-        number += 1
-
-
 class NGramDrafter:
     """Drafts what followed the same tokens before (``core.speculation.ngram``). Costs next to nothing."""
 
@@ -120,7 +101,12 @@ class NGramDrafter:
 
     def draft_together(self, seqs: Seq[Sequence], counts: Seq[int]) -> Iterator[list[Draft | None]]:
         """See ``Drafter``: each sequence for itself."""
-        return in_rounds([self.drafts(seq, count) for seq, count in zip(seqs, counts, strict=True)], counts)
+        each = [self.drafts(seq, count) for seq, count in zip(seqs, counts, strict=True)]
+        for number, found in enumerate(zip_longest(*each)):
+            wanted = [draft if count > number else None for draft, count in zip(found, counts, strict=True)]
+            if not any(wanted):
+                return
+            yield wanted
 
     def forget(self, seq_id: int) -> None:
         """Drop the sequence's index."""

@@ -65,11 +65,10 @@ def describe_heads(name: str, checkpoint: Checkpoint, described: DescribedModel,
     """
     last = described.structure.num_layers - 1
     stage = StageModel(described.model, last, last + 1, described.structure, checks=False)
-    found = join(stage, checkpoint, placeholders_of(checkpoint), dtype)
-    assert found.heads is not None
-    heads, weights = found.heads.heads, sum(array.nbytes for array in found.weights.values())
+    weights = sum(array.nbytes for array in join(stage, checkpoint, placeholders_of(checkpoint), dtype).values())
+    heads = stage.heads.heads
     like = described.profile.layers[heads.like].kind
-    return DraftProfile(name, weights, found.heads.bytes_per_token, like, heads.at_once)
+    return DraftProfile(name, weights, stage.heads.bytes_per_token, like, heads.at_once)
 
 
 def _round(drafter: DraftModel, count: int) -> float:

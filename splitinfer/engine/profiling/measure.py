@@ -6,9 +6,8 @@ The model need not be here: its configuration and the shapes of its tensors suff
 
     {"files": {"config.json": "...", ...}, "tensors": {"model.norm.weight": {"dtype": "BF16", "shape": [5120]}, ...}}
 
-A profile is remembered in the user's folder of caches (``profiles/DIGEST.json``), by all that the figures depend on:
-the machine's name (home folders may be shared), its device, an emulated one's file, the versions, the model's shapes.
-What memory is free is never remembered. A file that cannot be read or written is as good as none.
+A profile is remembered in the user's folder of caches (``profiles/DIGEST.json``), by all that the figures depend on,
+the machine's name among it (home folders may be shared). What memory is free is never remembered.
 """
 
 import contextlib

@@ -3,11 +3,11 @@
     one layer of each kind    by rows: a decode, a few, a chunk; then chunks behind each other, and a decode behind
                               them, for what attending costs
     two layers                what they take less than each of them alone is the fixed time of a step
-    the last layer            what it takes longer than another of its kind is norm, head and sampler
+    the last layer            what it takes longer than another of its kind is norm, head and sampler; if it is the only
+                              one of its kind, they share its seconds by the bytes of their weights
 
-Each has a share of the seconds that there are. Where the last layer is the only one of its kind, it and the head share
-its seconds by the bytes of their weights. Layers are made up when it is their turn, and given up when no other step
-needs them, so a model that is larger than the memory is timed, too.
+Each has a share of the seconds that there are. Layers are made up when it is their turn, and given up when no other
+step needs them, so a model that is larger than the memory is timed, too.
 """
 
 import time

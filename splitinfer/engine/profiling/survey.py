@@ -5,10 +5,8 @@
     then, one after the other:  coordinator ── worker 1, coordinator ── worker 2, worker 1 ── worker 2 ...
 
 Where this machine has RDMA, sums over it are timed with each worker, by two processes that are started for that: MLX
-keeps a group until a process ends. A machine that lacks it says so at once.
-
-Workers of one machine, as those that the coordinator starts itself, are measured one after the other, and share what
-memory is free there. Links are measured over tcp, in both directions; an RDMA link is at least as quick.
+keeps a group until a process ends. Workers of one machine are measured one after the other, and share what memory is
+free there. Links are measured over tcp, in both directions; an RDMA link is at least as quick.
 """
 
 import json

@@ -21,19 +21,13 @@ def check_plan(
     Raises:
         ProtocolError: the stage cannot carry it out.
     """
-    rows, wanted = _num_rows(hidden), plan.num_tokens * rows_each
+    rows, wanted = 0 if hidden is None else hidden.shape[0], plan.num_tokens * rows_each
     if rows != wanted:
         raise ProtocolError(f"step {plan.step} has {rows} hidden states for stage {stage}, which takes {wanted}")
     known = range(num_ids if num_ids is not None else 2**31)
     unknown = next((t for part in plan.slices for t in (*part.token_ids, *part.scored) if t not in known), None)
     if unknown is not None:
         raise ProtocolError(f"step {plan.step} has token id {unknown}, and the model has {len(known):,}")
-
-
-def _num_rows(hidden: mx.array | ReceivedRows | None) -> int:
-    if hidden is None:
-        return 0
-    return hidden.num_rows if isinstance(hidden, ReceivedRows) else hidden.shape[0]
 
 
 def payload_of(step: Step, frame: Frame, longest: int) -> tuple[ReceivedRows | None, RawMasks]:

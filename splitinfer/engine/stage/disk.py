@@ -1,8 +1,7 @@
 """A stage's blocks between memory and disk: arrays to bytes and back, and the keys reported to the coordinator.
 
 The group of files that a stage reads and writes is named after everything its KV depends on: the model and the formats,
-which the coordinator sends, this machine's dtype, device and BLAS, and which half of the layers it has. So after a
-change of any of these the folder is empty, and nothing has to be compared.
+which the coordinator sends, this machine's dtype, device and BLAS, and which half of the layers it has.
 """
 
 import hashlib

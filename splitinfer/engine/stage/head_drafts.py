@@ -1,7 +1,6 @@
 """Drafts with heads (``models.heads``) on the last stage, behind each step, in one graph.
 
-Nothing is read between the step and its drafts: which row is the last right one is computed from the sampled tokens and
-the drafts that they are compared with.
+Which row is the last right one is computed from the sampled tokens and the drafts that they are compared with:
 
     step     rows of a slice          t3   d4   d5   d6        sampled s4 s5 s6 s7; r = 1 if s4 = d4 and s5 is not d5
     heads    entries of these tokens  t3   d4   d5   d6        from the hidden states of the rows before them
@@ -24,7 +23,7 @@ import mlx.core as mx
 from splitinfer.core.plan import Slice
 from splitinfer.core.rng import position_key
 from splitinfer.engine.stage.history import Row
-from splitinfer.engine.stage.sampler import Choice, Sampler
+from splitinfer.engine.stage.sampler import Choice, Sampler, in_order
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.dflash import DFlash
 from splitinfer.models.heads import BlockPart
@@ -50,15 +49,34 @@ class HeadDrafts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """A slice that gets drafts. ``row``: of its first row with logits among the step's; ``right``: how many of the
-    tokens before its last right row were drafts, an int32 array; ``token``: the one sampled there, [1]."""
+class _Entries:
+    """A slice, whose tokens get entries. ``before``: [n, d], the hidden state before each of its rows."""
 
     part: Slice
     caches: SequenceCaches
+    before: mx.array
+
+    def rows(self) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        """[n] ids, [n, d] hidden states before them, [n] positions, and which entries each sees, bool [n, entries]."""
+        positions = mx.arange(self.part.start, self.part.end)
+        ids = mx.array(self.part.token_ids, dtype=mx.int32)
+        return ids, self.before, positions, _visible(self.part.end, positions)
+
+    def block(self) -> BlockPart:
+        """The same where drafts are made at once: a block without rows."""
+        return BlockPart(self.caches, self.part.start, len(self.part.token_ids), mx.array(self.part.end), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line(_Entries):
+    """A slice that gets ``count`` drafts, with the settings of ``row``. ``right``: how many of the tokens before its
+    last right row were drafts, an int32 array; ``token``: the one sampled there, int32 [1]; ``hidden``: [d] of it."""
+
+    row: Row
+    count: int
     right: mx.array
     token: mx.array
-    hidden: mx.array  # [d], of that row
+    hidden: mx.array
 
     @property
     def first(self) -> int:
@@ -74,6 +92,24 @@ class _Line:
         """Bool [end + number + 1]: what the entry of draft ``number`` sees: right tokens, and the drafts before it."""
         entries = mx.arange(self.part.end + number + 1)
         return ((entries > 0) & (entries < self.position)) | (entries >= self.part.end)
+
+    def rows(self) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        """Those of the slice, and behind them the first draft's."""
+        ids, hidden, positions, _ = _Entries.rows(self)
+        visible = [_visible(self.part.end + 1, positions), self.visible(0)[None]]
+        more = [[ids, self.token], [hidden, self.hidden[None]], [positions, self.position[None]], visible]
+        ids, hidden, positions, seen = (mx.concatenate(both) for both in more)
+        return ids, hidden, positions, seen
+
+    def block(self) -> BlockPart:
+        """The token, and a row for each draft."""
+        return replace(_Entries.block(self), position=self.position, rows=1 + self.count)
+
+    def key(self, number: int) -> mx.array:
+        """[2]: the random key of the position that draft ``number`` fills."""
+        first = self.first + 1 + number
+        keys = mx.array([position_key(self.row.seed, first + i) for i in range(self.part.num_logits)], dtype=mx.uint32)
+        return keys[self.right[None]][0]
 
 
 class HeadDrafter:
@@ -106,23 +142,22 @@ class HeadDrafter:
             parts: as they were run; ``hidden``: [T, d], what the last layer returned for their rows.
             rows, choices: what is sampled for the rows with logits.
         """
-        states, sampled = self._model.heads.states(hidden), _in_order(choices)
-        entries, lines, at, logit = [], list[_Line](), 0, 0
+        heads, sampled = self._model.heads, in_order(choices) if choices else mx.zeros((0,), mx.int32)
+        states, entries, at, logit = heads.states(hidden), list[_Entries](), 0, 0
         for part, run in zip(slices, parts, strict=True):
             own = states[at : (at := at + len(part.token_ids))]
-            entries += [self._before(part, own), own[:-1]]
+            one = _Entries(part, run.caches, mx.concatenate([self._before(part, own), own[:-1]]))
             self._tails[part.seq_id] = (part.start, own)
-            tokens = None if sampled is None else sampled[logit : (logit := logit + part.num_logits)]
-            if part.num_next and tokens is not None:
-                lines.append(_line(part, run.caches, own, tokens))
-        if self._model.heads.at_once:
-            drafts = self._at_once(slices, parts, states, lines, rows)
-        else:
-            drafts = self._one_by_one(slices, parts, mx.concatenate(entries), lines, rows)
-        for run, part in zip(parts, slices, strict=True):
-            for cache in self._caches(run.caches):
-                cache.trim(cache.offset - part.end)
-        return drafts
+            first, logit = logit, logit + part.num_logits
+            if count := min(part.num_next, heads.at_once or part.num_next):
+                one = _line(one, own, rows[first], count, sampled[first:logit])
+            entries.append(one)
+        lines = [one for one in entries if isinstance(one, _Line)]
+        rounds = self._at_once(states, entries, lines) if heads.at_once else self._one_by_one(entries, lines)
+        for one in entries:
+            for cache in self._caches(one.caches):
+                cache.trim(cache.offset - one.part.end)
+        return HeadDrafts(rounds, {line.part.seq_id: line.count for line in lines})
 
     def _caches(self, caches: SequenceCaches) -> list[Any]:
         return list(caches.own[-len(self._model.heads.layers) :])
@@ -133,103 +168,51 @@ class HeadDrafter:
         at = part.start - 1 - start
         return states[at : at + 1] if 0 <= at < len(states) else mx.zeros_like(own[:1])
 
-    def _at_once(
-        self,
-        slices: Sequence[Slice],
-        parts: Sequence[Part],
-        states: mx.array,
-        lines: Sequence[_Line],
-        rows: Sequence[Row],
-    ) -> HeadDrafts:
+    def _at_once(self, states: mx.array, entries: Sequence[_Entries], lines: Sequence[_Line]) -> tuple[mx.array, ...]:
         """Write the entries of all slices, and run a block for each line."""
-        heads, of_line = cast(DFlash, self._model.heads), {line.part.seq_id: line for line in lines}
-        counts = {line.part.seq_id: min(line.part.num_next, heads.at_once) for line in lines}
-        blocks = []
-        for part, run in zip(slices, parts, strict=True):
-            line, count = of_line.get(part.seq_id), counts.get(part.seq_id, -1)
-            position = mx.array(part.end) if line is None else line.position
-            blocks.append(BlockPart(run.caches, part.start, len(part.token_ids), position, count + 1))
+        heads, blocks = cast(DFlash, self._model.heads), [one.block() for one in entries]
         if not lines:
             self._model.run_blocks(None, states, blocks)
-            return HeadDrafts()
-        ids = [mx.concatenate([line.token.astype(mx.int32), heads.masks(counts[line.part.seq_id])]) for line in lines]
+            return ()
+        ids = [one for line in lines for one in (line.token, heads.masks(line.count))]
         hidden = self._model.run_blocks(mx.concatenate(ids), states, blocks)
         assert hidden is not None
-        logits, of_seq, tokens = self._model.logits(hidden), _rows_of(lines, rows, slices), list[mx.array]()
-        before, firsts = mx.concatenate([line.token for line in lines]), _firsts(len(one) for one in ids)
-        for number in range(max(counts.values())):  # of who has fewer, the last is taken again, and is not read
-            at = mx.array([first + min(number + 1, n) for first, n in zip(firsts, counts.values(), strict=True)])
-            found = heads.behind(logits[at], hidden[at], before)
-            tokens.append(before := self._choose(found, lines, of_seq, number))
-        return HeadDrafts((mx.stack(tokens, axis=1),), counts)
+        logits, tokens, before = self._model.logits(hidden), [], mx.concatenate([line.token for line in lines])
+        firsts = list(accumulate((1 + line.count for line in lines), initial=0))
+        for number in range(max(line.count for line in lines)):  # of who has fewer, the last is taken again, not read
+            at = mx.array([firsts[i] + min(number + 1, line.count) for i, line in enumerate(lines)])
+            before = self._choose(heads.behind(logits[at], hidden[at], before), lines, number)
+            tokens.append(before)
+        return (mx.stack(tokens, axis=1),)
 
-    def _one_by_one(
-        self,
-        slices: Sequence[Slice],
-        parts: Sequence[Part],
-        before: mx.array,
-        lines: Sequence[_Line],
-        rows: Sequence[Row],
-    ) -> HeadDrafts:
+    def _one_by_one(self, entries: Sequence[_Entries], lines: Sequence[_Line]) -> tuple[mx.array, ...]:
         """Run the entries of all slices with the first draft of each line, then the further drafts in rounds."""
-        found, places = self._run_entries(slices, parts, before, lines)
+        each = [one.rows() for one in entries]
+        ids, hidden, positions = (mx.concatenate(list(of_all)) for of_all in list(zip(*each, strict=True))[:3])
+        runs = [(one.caches, len(own), seen) for one, (own, _, _, seen) in zip(entries, each, strict=True)]
+        found, ends = self._model.run(ids, hidden, runs, positions), accumulate(count for _, count, _ in runs)
         if not lines:
-            return HeadDrafts()
-        states = found[mx.array([places[line.part.seq_id] for line in lines])]
-        of_seq = _rows_of(lines, rows, slices)
-        rounds = max(line.part.num_next for line in lines)
-        tokens = [self._choose(self._model.logits(states), lines, of_seq, 0)]
-        for number in range(1, rounds):
+            return ()
+        last = [end - 1 for one, end in zip(entries, ends, strict=True) if isinstance(one, _Line)]
+        states = found[mx.array(last)]
+        tokens = [self._choose(self._model.logits(states), lines, 0)]
+        for number in range(1, max(line.count for line in lines)):
             runs = [(line.caches, 1, line.visible(number)[None]) for line in lines]
-            at_end = mx.stack([line.position + number for line in lines])
-            states = self._model.run(tokens[-1], states, runs, at_end)
-            tokens.append(self._choose(self._model.logits(states), lines, of_seq, number))
-        counts = {line.part.seq_id: line.part.num_next for line in lines}
-        return HeadDrafts(tuple(one[:, None] for one in tokens), counts)
-
-    def _run_entries(
-        self, slices: Sequence[Slice], parts: Sequence[Part], before: mx.array, lines: Sequence[_Line]
-    ) -> tuple[mx.array, dict[int, int]]:
-        """Run the entries of all slices, and behind them the first draft's entry of each line. The heads' states, and
-        by sequence the place of its line's among them."""
-        of_line = {line.part.seq_id: line for line in lines}
-        ids, hidden, positions, runs, places, at, total = [], [], [], [], dict[int, int](), 0, 0
-        for part, run in zip(slices, parts, strict=True):
-            count, line = len(part.token_ids), of_line.get(part.seq_id)
-            ids.append(mx.array(part.token_ids, dtype=mx.int32))
-            hidden.append(before[at : (at := at + count)])
-            positions.append(mx.arange(part.start, part.end))
-            room = part.end + (line is not None)
-            visible = _visible(room, positions[-1])
-            if line is not None:
-                ids.append(line.token.astype(mx.int32))
-                hidden.append(line.hidden[None])
-                positions.append(line.position[None])
-                visible = mx.concatenate([visible, line.visible(0)[None]])
-                places[part.seq_id] = total + count
-            runs.append((run.caches, count + (line is not None), visible))
-            total += count + (line is not None)
-        return self._model.run(mx.concatenate(ids), mx.concatenate(hidden), runs, mx.concatenate(positions)), places
+            states = self._model.run(tokens[-1], states, runs, mx.stack([line.position + number for line in lines]))
+            tokens.append(self._choose(self._model.logits(states), lines, number))
+        return tuple(one[:, None] for one in tokens)
 
     def written(self, parts: Sequence[Part]) -> list[mx.array]:
         """The arrays that the heads' caches hold, to be computed with the drafts."""
         caches = [cache for part in parts for cache in self._caches(part.caches)]
         return [array for cache in caches for array in (cache.keys, cache.values) if array is not None]
 
-    def _choose(self, logits: mx.array, lines: Sequence[_Line], of_seq: dict[int, Row], number: int) -> mx.array:
+    def _choose(self, logits: mx.array, lines: Sequence[_Line], number: int) -> mx.array:
         """[lines] int32: drafts, drawn with the keys of their positions, as the target's tokens will be."""
-        wanted = [of_seq[line.part.seq_id] for line in lines]
-        if all(row.params.temperature == 0 for row in wanted):
-            return mx.argmax(logits, axis=-1).astype(mx.int32)
-        keys = mx.stack([_key(row, line, number) for row, line in zip(wanted, lines, strict=True)])
-        found = _in_order(self._sampler.choose(logits, wanted, keys))
-        assert found is not None
-        return found.astype(mx.int32)
-
-
-def _firsts(counts: Iterable[int]) -> list[int]:
-    """Where each of several groups of rows begins."""
-    return list(accumulate(counts, initial=0))[:-1]
+        rows = [line.row for line in lines]
+        is_greedy = all(row.params.temperature == 0 for row in rows)
+        keys = None if is_greedy else mx.stack([line.key(number) for line in lines])
+        return self._sampler.tokens(logits, rows, keys).astype(mx.int32)
 
 
 def _visible(room: int, positions: mx.array) -> mx.array:
@@ -239,40 +222,14 @@ def _visible(room: int, positions: mx.array) -> mx.array:
     return (entries <= own) & ((entries > 0) | (own == 0))
 
 
-def _line(part: Slice, caches: SequenceCaches, own: mx.array, tokens: mx.array) -> _Line:
-    drafts, count = part.token_ids[len(part.token_ids) - part.num_logits + 1 :], part.num_logits
-    right = mx.array(0, dtype=mx.int32)
+def _line(entries: _Entries, states: mx.array, row: Row, count: int, tokens: mx.array) -> _Line:
+    """``states``: [n, d] of the slice's rows; ``row``, ``tokens``: of its first row with logits, and of all of them."""
+    part, num_logits = entries.part, entries.part.num_logits
+    drafts, right = part.token_ids[len(part.token_ids) - num_logits + 1 :], mx.array(0, dtype=mx.int32)
     if part.num_drafts and drafts:
-        right = mx.cumprod((tokens[: count - 1] == mx.array(drafts)).astype(mx.int32)).sum()
-    hidden = own[len(own) - count :][right[None]][0]
-    return _Line(part, caches, right, tokens[right[None]], hidden)
-
-
-def _rows_of(lines: Sequence[_Line], rows: Sequence[Row], slices: Sequence[Slice]) -> dict[int, Row]:
-    """By sequence what its drafts depend on: its settings without penalties, whose tokens are not known yet."""
-    found, at = dict[int, Row](), 0
-    for part in slices:
-        if part.num_logits:
-            row = rows[at]
-            free = replace(
-                row.params, logprobs=None, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0
-            )
-            found[part.seq_id] = Row(free, row.seed, row.position, ())
-        at += part.num_logits
-    return found
-
-
-def _key(row: Row, line: _Line, number: int) -> mx.array:
-    """[2]: the random key of the position that draft ``number`` fills."""
-    first = line.first + 1 + number
-    keys = mx.array([position_key(row.seed, first + i) for i in range(line.part.num_logits)], dtype=mx.uint32)
-    return keys[line.right[None]][0]
-
-
-def _in_order(choices: Sequence[Choice]) -> mx.array | None:
-    """[n] sampled tokens in the order of the rows; ``None`` if there are none."""
-    if not choices:
-        return None
-    tokens = mx.concatenate([one.tokens for one in choices]) if len(choices) > 1 else choices[0].tokens
-    order = [i for one in choices for i in one.rows]
-    return tokens if order == sorted(order) else tokens[mx.argsort(mx.array(order))]
+        right = mx.cumprod((tokens[: num_logits - 1] == mx.array(drafts)).astype(mx.int32)).sum()
+    # Without penalties, whose tokens are not known yet.
+    free = replace(row.params, logprobs=None, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
+    own = Row(free, row.seed, row.position, ())
+    token, hidden = tokens[right[None]].astype(mx.int32), states[-num_logits:][right[None]][0]
+    return _Line(part, entries.caches, entries.before, own, count, right, token, hidden)

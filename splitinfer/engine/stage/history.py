@@ -42,19 +42,8 @@ class History:
         self.tokens[part.start :] = part.token_ids
         for position in range(part.end - part.num_logits + 1, part.end + 1):
             recent = tuple(self.tokens[max(0, position - REPETITION_CONTEXT) : position])
-            yield Row(self.params, self.seed, position, recent, self._answer_before(position))
-
-    def _answer_before(self, position: int) -> tuple[int, ...]:
-        """The tokens of the answer that precede a position, where a penalty depends on them."""
-        return tuple(self.tokens[self.num_prompt : position]) if self.params.has_answer_penalty else ()
-
-    def row_at(self, position: int, mask: mx.array | None = None) -> Row:
-        """The row that fills a position, whatever the tokens before it are; for parameters without a penalty."""
-        return Row(self.params, self.seed, position, (), mask=mask)
-
-    def is_rejected(self, part: Slice) -> bool:
-        """Whether a slice lies behind a wrong draft."""
-        return part.is_rejected(len(self.tokens), self.next)
+            answer = tuple(self.tokens[self.num_prompt : position]) if self.params.has_answer_penalty else ()
+            yield Row(self.params, self.seed, position, recent, answer)
 
     def verdict(self, part: Slice, sampled: Seq[SampledToken]) -> tuple[SampledToken, ...]:
         """The sampled tokens that count: up to the first that differs from its draft. Wrong drafts are dropped."""

@@ -33,10 +33,6 @@ class StepGraph:
     pending: Sequence[mx.array]
     scores: tuple[Scores, ...] = ()
 
-    def without_pending(self) -> "StepGraph":
-        """The same without ``pending``: whoever held these arrays would make the next step copy them."""
-        return replace(self, pending=())
-
     def outputs(self, also: Sequence[mx.array] = ()) -> list[mx.array]:
         """Make the list of the arrays that are read when the step is done. One element of the last array written is
         among them, which is evaluated when all is: holding that array itself would make the next step copy it instead

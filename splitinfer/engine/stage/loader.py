@@ -31,7 +31,7 @@ from splitinfer.models.halves import Pair
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.kv_trial import sample_block
 from splitinfer.models.layers import type_name
-from splitinfer.models.loader import Survey, load_with_others, resolve_dtype, survey
+from splitinfer.models.loader import Survey, load_stage, resolve_dtype, survey
 from splitinfer.models.memory import (
     HeldReport,
     Need,
@@ -46,6 +46,7 @@ from splitinfer.models.memory import (
     withdraw,
 )
 from splitinfer.models.mtp import MTP
+from splitinfer.models.rollback import Rollback
 from splitinfer.models.tensors import name_of
 from splitinfer.models.trained import read_of
 from splitinfer.wire.messages import Half, Load, Progress, Ready
@@ -238,7 +239,7 @@ def _read(
         report(Progress("load", done, total))
 
     what = checkpoint, found, command.start, command.end, dtype, reading, drafter
-    model, heads, tower = load_with_others(*what, sees=command.sees, group=group)
+    model = load_stage(*what, sees=command.sees, group=group)
     use_transposed_products(model.whole)
     if command.float32_head:
         model.use_float32_head()
@@ -246,12 +247,12 @@ def _read(
     block = sample_block(model) if outcome.why_no_blocks is None else None
     if block is None:
         log.info("no KV is cached for other requests: %s", outcome.why_no_blocks)
-    sample = heads.sample() if heads and block is not None else block
-    places = heads.own_places if heads else model.own_places
+    sample = model.heads.sample() if model.heads and block is not None else block
+    places = model.kv_places
     on_disk = StageDisk(disk, command, dtype, places, sample) if disk is not None and sample is not None else None
-    runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, heads, tower, group)
+    runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, group)
     runner.use(outcome)
-    if heads and not runner.may_have_heads:
+    if model.heads and runner.pool.rollback is Rollback.STAGE:
         raise ModelError(
             f"draft {command.drafter}: states of {type_name(model.whole)} cannot be rolled back beside its heads' KV"
         )
@@ -276,8 +277,9 @@ def _tried(
     outcome = outcomes.remembered(path)
     both_know = outcome is not None if group is None else group.all_of([outcome is not None])[0]
     if outcome is None or not both_know:
-        outcome, is_sure = outcomes.try_stage(model, command.kv_format, lambda it: report(Progress("try", 0, 0, it)))
-        outcomes.remember(path, outcome, is_sure=is_sure)
+        outcome = outcomes.try_stage(model, command.kv_format, lambda it: report(Progress("try", 0, 0, it)))
+        if outcome.is_sure:
+            outcomes.remember(path, outcome)
     model.use_format(format_of(command.kv_format))
     if not outcome.kv_error <= _MAX_ERROR:
         raise ModelError(

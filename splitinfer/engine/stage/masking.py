@@ -14,7 +14,7 @@ from splitinfer.core.plan import Slice
 from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
 from splitinfer.engine.stage.history import Row
 from splitinfer.errors import ProtocolError
-from splitinfer.models.mlx_lm import make_repetition_penalty
+from splitinfer.models.mlx_lm import sample_utils
 
 RawMasks = Mapping[tuple[int, int], bytes | memoryview]
 """By sequence and row with logits: a bit for each token, the lowest first, in whole words of 32."""
@@ -54,11 +54,6 @@ def read_masks(masks: RawMasks, vocab_size: int) -> RowMasks:
     if wrong != size:
         raise ProtocolError(f"a mask has {wrong:,} bytes; for {vocab_size:,} tokens it has {size:,}")
     return {place: mask_of(raw, vocab_size) for place, raw in masks.items()}
-
-
-def blank_mask(vocab_size: int) -> mx.array:
-    """A mask to be filled."""
-    return mx.array(np.zeros(vocab_size, np.bool_))
 
 
 def with_masks(slices: Sequence[Slice], rows: Sequence[Row], masks: RowMasks) -> tuple[Row, ...]:
@@ -108,7 +103,7 @@ def _with_repetition_penalty(logits: mx.array, rows: Sequence[Row]) -> mx.array:
     """Apply mlx-lm's repetition penalty, row by row, because each has other recent tokens."""
     lines = []
     for i, row in enumerate(rows):
-        penalty = make_repetition_penalty(row.params.repetition_penalty, REPETITION_CONTEXT)
+        penalty = sample_utils.make_repetition_penalty(row.params.repetition_penalty, REPETITION_CONTEXT)
         recent = [token for token in row.recent if 0 <= token < logits.shape[-1]]
         lines.append(penalty(mx.array(recent), logits[i : i + 1]))
     return mx.concatenate(lines) if len(lines) > 1 else lines[0]

@@ -1,10 +1,9 @@
-"""What was found when a stage was tried on this machine (``models.step_trial``, ``kv_trial``), and
-the memory of it in the user's folder of state (``trials/DIGEST.json``): the same stage is tried once.
+"""What was found when a stage was tried on this machine (``models.step_trial``, ``kv_trial``), and the memory of it in
+the user's folder of state (``trials/DIGEST.json``): the same stage is tried once.
 
-The digest is of all that an outcome depends on: the weights' fingerprint, the layers, the formats; the versions and the
-code that tries; the machine's name (home folders may be shared), its device and its BLAS. A file that cannot be read or
-written is as good as none. The stage is tried again where the device may have failed a trial, which may have been a
-passing thing, until trials have found the same twice.
+The digest is of all that an outcome depends on: weights, layers, formats; versions and the code that tries; the
+machine's name (home folders may be shared), its device and its BLAS. A file that cannot be read or written is as good
+as none. What is not sure, because the device may have failed a trial, is not remembered.
 """
 
 import contextlib
@@ -41,6 +40,7 @@ class Outcome:
     why_no_blocks: why its KV cannot be stored in blocks; ``None`` if it can.
     way: how rows of many sequences are run. shares_calls: whether plain caches share attention calls in it.
     rollback: how its states are rolled back; ``None`` if they cannot be.
+    is_sure: whether no trial may have failed by a fault of the device.
     """
 
     kv_error: float
@@ -48,14 +48,14 @@ class Outcome:
     way: Way
     shares_calls: bool
     rollback: Rollback | None
+    is_sure: bool = True
 
 
 _OF_A_DEVICE = ("RuntimeError", "MemoryError")  # what MLX raises for it; for wrong shapes it raises ValueError
 
 
-def try_stage(stage: StageModel, kv_format: str, say: Callable[[str], None]) -> tuple[Outcome, bool]:
-    """Try a stage that was read; the outcome, and whether it is sure. The stage uses KV of that format afterwards.
-    ``say``: called with what is being tried.
+def try_stage(stage: StageModel, kv_format: str, say: Callable[[str], None]) -> Outcome:
+    """Try a stage that was read. The stage uses KV of that format afterwards. ``say``: called with what is being tried.
 
     What depends on the kind of a layer is tried with a few layers. All of them are if the way that is right for these
     is wrong for the stage."""
@@ -64,24 +64,25 @@ def try_stage(stage: StageModel, kv_format: str, say: Callable[[str], None]) -> 
     error = off_by(stage, known) if known is not None else 0.0
     few = with_each_kind(stage)
     few.use_format(known)
-    outcome, is_sure = _try(few, error, say)
+    outcome = _try(few, error, say)
     if few is not stage:
         say("all layers together")
         wrong = StepModel(stage).why_not_all(outcome.way, shares_calls=outcome.shares_calls)
         if wrong is not None:
             log.info("some layers differ from others of their kind: %s", wrong)
-            outcome, is_sure = _try(stage, error, say)
-    return outcome, is_sure
+            outcome = _try(stage, error, say)
+    return outcome
 
 
-def _try(stage: StageModel, kv_error: float, say: Callable[[str], None]) -> tuple[Outcome, bool]:
+def _try(stage: StageModel, kv_error: float, say: Callable[[str], None]) -> Outcome:
     no_blocks = why_no_blocks(stage)
     say("how many sequences run together")
     step = StepModel(stage)
     way, shares_calls = step.way, step.shares_calls
     say("how drafts are rolled back")
-    outcome = Outcome(kv_error, no_blocks, way, shares_calls, try_rollback(stage, step))
-    return outcome, not any(why.startswith(_OF_A_DEVICE) for why in [no_blocks or "", *step.refusals])
+    rollback = try_rollback(stage, step)
+    is_sure = not any(why.startswith(_OF_A_DEVICE) for why in [no_blocks or "", *step.refusals])
+    return Outcome(kv_error, no_blocks, way, shares_calls, rollback, is_sure)
 
 
 def path_of(command: Load, checkpoint: Checkpoint, dtype: str | None) -> Path:
@@ -104,25 +105,17 @@ def _code() -> str:
 
 
 def remembered(path: Path) -> Outcome | None:
-    """The outcome that is remembered there, if it is to be believed."""
-    outcome, is_sure = _read(path)
-    return outcome if is_sure else None
-
-
-def _read(path: Path) -> tuple[Outcome | None, bool]:
-    """The outcome in a file, and whether it is sure."""
+    """The outcome that is remembered there."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         found = json.loads(path.read_text(encoding="utf-8"))
-        is_sure, rollback = found.pop("is_sure"), found["rollback"]
-        named = {"way": Way(found["way"]), "rollback": None if rollback is None else Rollback(rollback)}
-        return Outcome(**{**found, **named}), is_sure is True
-    return None, False
+        rollback = None if found["rollback"] is None else Rollback(found["rollback"])
+        return Outcome(**{**found, "way": Way(found["way"]), "rollback": rollback})
+    return None
 
 
-def remember(path: Path, outcome: Outcome, *, is_sure: bool) -> None:
+def remember(path: Path, outcome: Outcome) -> None:
     """Remember an outcome there, where that can be done."""
-    is_sure = is_sure or _read(path)[0] == outcome
     try:
-        replace_file(path, json.dumps({**asdict(outcome), "is_sure": is_sure}) + "\n")
+        replace_file(path, json.dumps(asdict(outcome)) + "\n")
     except OSError as error:
         log.info("what was tried of a stage is not remembered: %s", error)

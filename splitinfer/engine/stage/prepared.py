@@ -1,19 +1,19 @@
 """Graphs of steps that have not come yet, built while there is nothing else to do.
 
 Building a step's graph takes Python milliseconds, and a device that has nothing in line stands still meanwhile. Most
-steps are decodes of the same sequences as some step before, one position on: all that is not known of such a step is
-its token ids, its hidden states but for the first stage, and on the last one the masks of answers in a form. So its
-graph is built ahead, on inputs whose memory is filled when the step comes.
+steps are decodes of the same sequences as some step before, one position on: unknown are only token ids, hidden states
+but for the first stage, and on the last one the masks of answers in a form. So the graph is built ahead, on inputs
+whose memory is filled when the step comes.
 
-A step that comes otherwise finds the caches as they were: what building has changed in them is put back first
-(``Snapshot``). MLX computes nothing while a graph is built, but offsets grow, and caches name the graph's arrays.
-Handles of the arrays before cost nothing; but while they are held, computing the graph copies what it would write in
-place, so a snapshot is dropped before that.
+A step that comes otherwise finds the caches as they were (``Snapshot``): MLX computes nothing while a graph is built,
+but offsets grow, and caches name the graph's arrays. While handles of the arrays before are held, computing the graph
+copies what it would write in place, so a snapshot is dropped before that.
 """
 
 import copy
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -99,7 +99,7 @@ class PreparedStep:
         masks: Mapping[int, mx.array],
     ) -> None:
         self.slices, self.snapshot = slices, cast(Snapshot | None, snapshot)
-        self.graph, self.outputs, self.pending = graph.without_pending(), graph.outputs(), graph.pending
+        self.graph, self.outputs, self.pending = replace(graph, pending=()), graph.outputs(), graph.pending
         ids, hidden = inputs
         self._ids, self._masks = _memory(ids), {seq_id: _memory(mask) for seq_id, mask in masks.items()}
         self._hidden = None if hidden is None else _memory(hidden).cast("B")

@@ -1,11 +1,8 @@
 """Carries out a StepPlan on one stage's layers: the same class on the coordinator and on every worker.
 
-``launch`` builds a step's graph and hands it to the device; ``finish`` reads the results once the device is done.
-Between the two the loop may launch the next step, and ``finish`` may run on another thread, so no result waits for a
-launch.
-
-Drafts are verified on the last stage: slices behind a wrong draft are not computed there, and their results have no
-tokens.
+``launch`` builds a step's graph and hands it to the device; ``finish`` reads the results once the device is done, maybe
+on another thread while the loop launches the next step. Drafts are verified on the last stage: slices behind a wrong
+draft are not computed there, and their results have no tokens.
 """
 
 import logging
@@ -19,32 +16,27 @@ import numpy as np
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.plan import SampledSlice, Slice, StageFigures, StepPlan
 from splitinfer.core.wire_codec import NONE
-from splitinfer.engine.device.device import Device, Span, Ticket, Work, memory_errors, round_of
+from splitinfer.engine.device.device import Device, Span, Ticket, Work, device_errors, round_of
 from splitinfer.engine.stage.checks import check_plan
 from splitinfer.engine.stage.commands import Commands
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.head_drafts import HeadDrafter, HeadDrafts
 from splitinfer.engine.stage.history import History, Row, rows_of_prompts, verdicts_of
 from splitinfer.engine.stage.launched import Finished, Launched, StepGraph
-from splitinfer.engine.stage.masking import Masks, RawMasks, blank_mask, read_masks, with_masks
+from splitinfer.engine.stage.masking import Masks, RawMasks, read_masks, with_masks
 from splitinfer.engine.stage.outcomes import Outcome
 from splitinfer.engine.stage.prepared import Likely, PreparedStep, PreparedSteps, Snapshot
 from splitinfer.engine.stage.sampler import Sampler, read, read_scores, scored
 from splitinfer.errors import DeviceFailed
 from splitinfer.models.cut import StageModel
 from splitinfer.models.halves import Pair
-from splitinfer.models.hidden_states import PackedRows, ReceivedRows, blank_rows
+from splitinfer.models.hidden_states import PackedRows, ReceivedRows
 from splitinfer.models.kv_pool import KVPool
-from splitinfer.models.pictures import PictureTower
-from splitinfer.models.rollback import Rollback
 from splitinfer.models.rows import Part
 from splitinfer.models.step import StepModel, arrays_to_evaluate
-from splitinfer.models.trained import WithHeads
 from splitinfer.system.gpu_roads import Road
 
 log = logging.getLogger(__name__)
-
-_TICK_EVERY = 0.5  # seconds; a device that has been idle for one lowers its clock
 
 
 class StageRunner:
@@ -62,35 +54,27 @@ class StageRunner:
         vocab_size: int,
         device: Device,
         disk: StageDisk | None = None,
-        heads: WithHeads | None = None,
-        tower: PictureTower | None = None,
         group: Pair | None = None,
     ) -> None:
         self._model, self._stage, self.device = model, stage, device
         self._is_rank = group is not None
         self._step = StepModel(model)
-        self.pool = KVPool(heads or model)
+        self.pool = KVPool(model)
         self.rolls_back = True  # its states, if it has any, within blocks of drafts
-        self._sampler, self._tower = Sampler(vocab_size), tower
+        self._sampler, self._tower = Sampler(vocab_size), model.tower
         self._vocab_size = vocab_size
-        self._drafter = None if heads is None else HeadDrafter(heads, self._sampler)
+        self._drafter = None if model.heads is None else HeadDrafter(model.heads, self._sampler)
         self._num_ids = model.num_embeddings
         self._histories: dict[int, History] = {}
         agree = list if group is None else group.all_of
-        self._commands = Commands(self.pool, self._histories, disk, tower, agree, waits=device.computes_at_launch)
+        self._commands = Commands(self.pool, self._histories, disk, model.tower, agree, waits=device.computes_at_launch)
         self._codec = NONE
         self._prepared = PreparedSteps()
-        self._busy_at = 0.0  # when the device was last seen to compute, on the monotonic clock
         self._failure: DeviceFailed | None = None  # of a launch
 
     def use_codec(self, codec: str) -> None:
         """Set the codec in which prompts' rows go to the next stage (``core.wire_codec``)."""
         self._codec = codec
-
-    @property
-    def may_have_heads(self) -> bool:
-        """Whether a rollback leaves the KV of prediction heads where that of the layers is."""
-        return self.pool.rollback is not Rollback.STAGE
 
     def use(self, outcome: Outcome) -> None:
         """Compute steps of many sequences, and roll states back, as trials have found."""
@@ -115,24 +99,6 @@ class StageRunner:
             self._drafter.clear()
         mx.clear_cache()
 
-    # -- keeping the device awake --------------------------------------------------------------
-
-    def until_tick(self, now: float) -> float | None:
-        """Seconds until ``tick`` is due; ``None`` while no sequence is open, or if the device computes at launch."""
-        if self.device.computes_at_launch or not len(self.pool):
-            return None
-        return max(0.0, self._busy_at + _TICK_EVERY - now)
-
-    def tick(self, now: float) -> None:
-        """Give the device next to nothing to compute, if that is due, so that the next step finds it awake.
-
-        Raises:
-            DeviceFailed: the device did.
-        """
-        if self.until_tick(now) == 0:
-            self._busy_at = now
-            self.device.stay_awake()
-
     # -- steps ---------------------------------------------------------------------------------
 
     def read_masks(self, masks: RawMasks) -> Masks | None:
@@ -146,7 +112,7 @@ class StageRunner:
         found = read_masks(masks, self._vocab_size)
         return lambda: found
 
-    @memory_errors
+    @device_errors(of_memory=True)
     def launch(
         self,
         plan: StepPlan,
@@ -176,7 +142,7 @@ class StageRunner:
             rows = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
             slices, parts, graph = self._graph_of(plan, rows, masks)
             outputs, pending = graph.outputs(applied.pending), [*applied.pending, *graph.pending]
-            graph = graph.without_pending()
+            graph = replace(graph, pending=())  # whoever held these arrays would make the next step copy them
         else:
             slices, parts, graph, outputs = plan.slices, [], prepared.graph, prepared.outputs
             pending = [*applied.pending, *prepared.pending]
@@ -190,7 +156,6 @@ class StageRunner:
         except DeviceFailed as failure:
             self._failure = failure
             raise
-        self._busy_at = time.monotonic()
         self._prepared.note(plan, masks)
         plan = plan if self._model.is_last or len(slices) == len(plan.slices) else replace(plan, slices=slices)
         return Launched(plan, slices, graph, applied, ticket, drafts, tickets)
@@ -268,7 +233,7 @@ class StageRunner:
 
     # -- graphs built ahead --------------------------------------------------------------------
 
-    @memory_errors
+    @device_errors(of_memory=True)
     def prepare_next(self) -> bool:
         """Build the graph of a step that is likely to come. Call when there is nothing else to do; whether there was
         one to build.
@@ -291,16 +256,17 @@ class StageRunner:
         )
 
     def _prepare(self, likely: Likely) -> PreparedStep:
-        slices, masks = likely.slices, {seq_id: blank_mask(self._vocab_size) for seq_id in likely.masked}
+        slices, masks = likely.slices, {one: mx.array(np.zeros(self._vocab_size, np.bool_)) for one in likely.masked}
         parts = [Part(self.pool.at(part.seq_id, part.start), part.start, 1, 1) for part in slices]
         snapshot = Snapshot(part.caches for part in parts)
         ids, raw = mx.array(np.zeros(len(slices), np.int32)), None
         hidden = None
         if self._model.hidden_spec is not None:
             width, dtype = self._model.hidden_spec
-            hidden, raw = blank_rows(len(slices) * self._model.rows_in, width, dtype)
-        last = slices if self._model.is_last else ()
-        rows = tuple(self._histories[part.seq_id].row_at(part.end, masks.get(part.seq_id)) for part in last)
+            raw = mx.array(np.zeros((len(slices) * self._model.rows_in, width), np.dtype(f"uint{8 * dtype.size}")))
+            hidden = raw.view(dtype)  # whose memory is filled later; no device is needed to make it
+        last = [(part, self._histories[part.seq_id]) for part in slices] if self._model.is_last else []
+        rows = tuple(Row(one.params, one.seed, part.end, (), mask=masks.get(part.seq_id)) for part, one in last)
         return PreparedStep(slices, self._build(slices, parts, ids, hidden, rows), (ids, raw), snapshot, masks)
 
     def _fill(self, prepared: PreparedStep, plan: StepPlan, received: memoryview | None, masks: Masks | None) -> None:
@@ -331,7 +297,7 @@ class StageRunner:
             first = at
             at += len(part.token_ids) * self._model.rows_in
             history = self._histories.get(part.seq_id)
-            if history is None or not history.is_rejected(part):
+            if history is None or not part.is_rejected(len(history.tokens), history.next):
                 keep.append(part)
                 rows += range(first, at)
         if hidden is not None and len(rows) < at:
@@ -346,7 +312,7 @@ class StageRunner:
         """
         return self.device.wait(launched.ticket)
 
-    @memory_errors
+    @device_errors(of_memory=True)
     def finish(self, launched: Launched) -> Finished:
         """Read the results of a step, when it is done.
 
@@ -356,7 +322,6 @@ class StageRunner:
         span = self.wait(launched)
         if self._failure is not None:
             raise self._failure  # of the launch that came next: MLX tells it then, and this step's event hid it
-        self._busy_at = max(self._busy_at, span.ended)
         graph, figures = launched.graph, self._figures(launched, span)
         tokens = read(graph.choices, graph.rows)
         spans = [self.device.wait(ticket) for ticket in launched.draft_tickets]

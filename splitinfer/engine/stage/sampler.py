@@ -4,18 +4,17 @@ Sampling adds Gumbel noise to the scaled log probabilities and takes the largest
 noise of a row comes from the key of the position it fills (``core.rng``) and is drawn at the *tokenizer's* vocabulary
 size, so neither the other rows, nor the cut, nor a padded vocabulary can change it. Filters are mlx-lm's, in its order.
 
-On a GPU the dozen small operations behind the head are compiled into one call; MLX's CPU backend has no launches to
-save. A compiled function is compiled anew for each constant, so settings are data wherever that changes no bit. What
-remains is a row's *structure* (``_Structure``); rows of one structure share one call.
-
-All that is reported of a step is computed with it, for an operation on the device would wait for the step launched
-meanwhile. So are the log probabilities of a prompt's own tokens, each from the row before it, in float32.
+On a GPU the dozen small operations behind the head are compiled into one call, anew for each constant: so settings are
+data wherever that changes no bit, and rows of one *structure* (``_Structure``) share a call. All that is reported of a
+step is computed with it, for an operation on the device would wait for the step launched meanwhile.
 """
 
 import math
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -27,7 +26,7 @@ from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.engine.stage.history import History, Row
 from splitinfer.engine.stage.masking import adjusted, masked
 from splitinfer.models.memory import on_gpu
-from splitinfer.models.mlx_lm import apply_top_k, apply_top_p
+from splitinfer.models.mlx_lm import sample_utils
 from splitinfer.models.tensors import on_host
 from splitinfer.system.gpu_roads import Road
 
@@ -82,9 +81,8 @@ class _Structure:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Data:
-    """The settings of n rows: float32 arrays [n, 1], and keys, uint32 [n, 2]."""
+class _Data(NamedTuple):
+    """The settings of n rows, as a function's arguments: keys, uint32 [n, 2], and float32 arrays [n, 1]."""
 
     keys: mx.array
     inverse_temperature: mx.array
@@ -104,10 +102,6 @@ class _Data:
             _column([math.log(p.min_p) if p.min_p > 0 else 0.0 for p in params]),
         )
 
-    def arrays(self) -> tuple[mx.array, ...]:
-        """As a function's arguments."""
-        return (self.keys, self.inverse_temperature, self.top_p, self.log_min_p)
-
 
 _Outputs = tuple[mx.array, mx.array]  # tokens, and what is reported
 _Tail = Callable[..., _Outputs]
@@ -122,7 +116,7 @@ class Sampler:
     def __init__(self, vocab_size: int, *, compiled: bool | None = None) -> None:
         self._vocab_size = vocab_size
         self._compiled = on_gpu() and Road.COMPILED_SAMPLER.is_open if compiled is None else compiled
-        self._tails: OrderedDict[_Structure, _Tail] = OrderedDict()  # last used last
+        self._tail = lru_cache(_MAX_TAILS)(self._make_tail)
         self._noise = mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))
         self.num_traced = 0
 
@@ -138,6 +132,12 @@ class Sampler:
             alike[_Structure.of(row)].append(i)
         return [self._choose_alike(logits, rows, keys, structure, indices) for structure, indices in alike.items()]
 
+    def tokens(self, logits: mx.array, rows: Sequence[Row], keys: mx.array | None = None) -> mx.array:
+        """[n] tokens alone, in the order of the rows; what ``choose`` gives, not evaluated."""
+        if all(row.params.temperature == 0 and not row.params.changes_logits and row.mask is None for row in rows):
+            return mx.argmax(logits, axis=-1)  # without the log probabilities
+        return in_order(self.choose(logits, rows, keys))
+
     def _choose_alike(
         self, logits: mx.array, rows: Sequence[Row], keys: mx.array | None, structure: _Structure, indices: list[int]
     ) -> Choice:
@@ -148,21 +148,13 @@ class Sampler:
         if structure.is_masked:
             picked = masked(picked, own_rows)
         own_keys = None if keys is None else keys[mx.array(indices)]
-        data = _Data.of(own_rows, own_keys).arrays() if structure.samples else ()
+        data = _Data.of(own_rows, own_keys) if structure.samples else ()
         tokens, report = self._tail(structure)(picked, *data)
         return Choice(tuple(indices), tokens, report if structure.reports else None)
 
-    def _tail(self, structure: _Structure) -> _Tail:
-        """The function for rows of this structure."""
-        if structure not in self._tails:
-            tail = self._make_tail(structure)
-            self._tails[structure] = mx.compile(tail) if self._compiled else tail
-        self._tails.move_to_end(structure)
-        while len(self._tails) > _MAX_TAILS:
-            self._tails.popitem(last=False)
-        return self._tails[structure]
-
     def _make_tail(self, structure: _Structure) -> _Tail:
+        """The function for rows of this structure."""
+
         def tail(logits: mx.array, *arrays: mx.array) -> _Outputs:
             self.num_traced += 1
             logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
@@ -170,7 +162,7 @@ class Sampler:
             tokens = mx.argmax(scores, axis=-1)
             return tokens, reported(logprobs, tokens, structure.num_top) if structure.reports else tokens
 
-        return tail
+        return mx.compile(tail) if self._compiled else tail
 
     def _scores(self, logprobs: mx.array, structure: _Structure, data: _Data) -> mx.array:
         """[n, vocabulary] numbers of which the largest is the token drawn."""
@@ -184,6 +176,13 @@ class Sampler:
             return noise[:, :width]
         never = mx.full((noise.shape[0], width - self._vocab_size), -mx.inf)
         return mx.concatenate([noise, never], axis=1)
+
+
+def in_order(choices: Sequence[Choice]) -> mx.array:
+    """[n] chosen tokens in the order of the rows, of which there is at least one."""
+    tokens = mx.concatenate([one.tokens for one in choices]) if len(choices) > 1 else choices[0].tokens
+    order = [i for one in choices for i in one.rows]
+    return tokens if order == sorted(order) else tokens[mx.argsort(mx.array(order))]
 
 
 def read(choices: Sequence[Choice], rows: Sequence[Row]) -> list[SampledToken]:
@@ -220,18 +219,14 @@ def reported(logprobs: mx.array, tokens: mx.array, num_top: int) -> mx.array:
 
 def _filtered(logprobs: mx.array, structure: _Structure, data: _Data) -> mx.array:
     if structure.has_top_p:
-        logprobs = apply_top_p(logprobs, data.top_p)  # it multiplies by it, and nothing else
+        logprobs = sample_utils.apply_top_p(logprobs, data.top_p)  # it multiplies by it, and nothing else
     if structure.has_min_p:
-        logprobs = _with_min_p(logprobs, data.log_min_p)
+        # mlx-lm's ``apply_min_p`` with the logarithm as data, which that function takes of a Python number.
+        least = mx.max(logprobs, axis=-1, keepdims=True) + data.log_min_p.astype(logprobs.dtype)
+        logprobs = mx.where(logprobs < least, -mx.inf, logprobs)
     if 0 < structure.top_k < logprobs.shape[-1]:
-        logprobs = apply_top_k(logprobs, structure.top_k)
+        logprobs = sample_utils.apply_top_k(logprobs, structure.top_k)
     return logprobs
-
-
-def _with_min_p(logprobs: mx.array, log_min_p: mx.array) -> mx.array:
-    """mlx-lm's ``apply_min_p`` with the logarithm [n, 1] as data, which that function takes of a Python number."""
-    least = mx.max(logprobs, axis=-1, keepdims=True) + log_min_p.astype(logprobs.dtype)
-    return mx.where(logprobs < least, -mx.inf, logprobs)
 
 
 def _column(values: list[float]) -> mx.array:

@@ -174,14 +174,14 @@ class Worker:
 
     def _next_event(self) -> Event | StepFailed | str | None:
         """Wait for the next event, and build graphs of steps that are likely to come until it does; ``None`` if none
-        came until device or machine had to be looked after."""
+        came until the machine had to be looked after."""
         runner = None if self._holder.stage is None else self._holder.stage.runner
         try:
             self._watch_machine()
             if runner is not None:
                 self._housekeeping.build_ahead(runner)
             release = None if self._owner is not None else self._housekeeping.until_release()
-            return self._housekeeping.next_event(runner, release, expecting=self._expecting)
+            return self._housekeeping.next_event(release, expecting=self._expecting)
         except Exception as error:  # noqa: BLE001 - ends the session, like what is raised for an event
             return StepFailed(error, lambda: False)
 

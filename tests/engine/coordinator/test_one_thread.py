@@ -80,9 +80,6 @@ class Toy:
     def prepare_next(self) -> bool:
         return False
 
-    def until_tick(self, _now: float) -> None:
-        return None
-
     def close(self, _reason: str) -> None:
         self.is_open = False
 

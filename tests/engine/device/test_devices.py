@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.engine.device.device import Device, Span, Ticket, Work, device_errors, memory_errors, round_of
+from splitinfer.engine.device.device import Device, Span, Ticket, Work, device_errors, round_of
 from splitinfer.errors import DeviceFailed
 from splitinfer.machine.costs import Costs
 from tests.emulation import device as emulated_module
@@ -73,7 +73,6 @@ def test_spans_of_mlx_follow_each_other(at_launch: bool) -> None:
     assert began <= first.started <= first.ended <= second.started <= second.ended <= time.monotonic()
     assert [output.tolist() for output in outputs] == [[2.0] * 4] * 2
     assert device.wait(tickets[1]) is second
-    device.stay_awake()
 
 
 class SlowEval:
@@ -129,7 +128,7 @@ def test_what_mlx_raises_becomes_one_sentence(error: Exception, text: str, no_me
         raise error
     assert caught.value.no_memory == no_memory
 
-    @memory_errors
+    @device_errors(of_memory=True)
     def failing() -> None:
         raise error
 

@@ -29,7 +29,7 @@ GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8)
 
 @pytest.fixture(scope="module", params=[False, True], ids=["one by one", "ahead"])
 def model(request: pytest.FixtureRequest) -> DraftModel:
-    made = DraftModel.load("draft", open_model("demo-draft"), "float32", 2048, 512)
+    made = DraftModel.load("draft", open_model("demo-draft"), "float32", 2048, 512, lambda _: None)
     accelerator = Machine((Costs.through({1: 1e-5}),), (Hop(),), (1,), draft=1e-5)
     ahead = EmulatedDevice(accelerator, strict=strict_device())  # on which a round is launched ahead
     made.use_device(ahead if request.param else Device(computes_at_launch=True))
@@ -143,11 +143,14 @@ def test_rounds_that_are_left_early_do_no_harm(model: DraftModel) -> None:
 
 def test_a_draft_that_cannot_go_back_is_refused(tiny_folder: Callable[..., Path]) -> None:
     with pytest.raises(ModelError, match="cannot be rolled back"):
-        DraftModel.load("next", open_model(str(tiny_folder("qwen3_next"))), "float32", 100, 128)
+        DraftModel.load("next", open_model(str(tiny_folder("qwen3_next"))), "float32", 100, 128, lambda _: None)
 
 
 def test_sliding_windows_go_back_far_enough(tiny_folder: Callable[..., Path]) -> None:
-    windowed = DraftModel.load("gemma", open_model(str(tiny_folder("gemma3_text"))), "float32", 100, 512)
+    gemma = open_model(str(tiny_folder("gemma3_text")))
+    windowed = DraftModel.load("gemma", gemma, "float32", 100, 512, lambda _: None)
+        "gemma", open_model(str(tiny_folder("gemma3_text"))), "float32", 100, 512, lambda _: None
+    )
     prompt = [(7 * i * i + 3 * i) % 90 for i in range(400)]
     guesses(windowed, Sequence(1, list(prompt), GREEDY, 0), 8)
     for cut in (398, 380, 40):  # the last is farther back than the windows reach

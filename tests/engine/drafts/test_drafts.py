@@ -18,32 +18,26 @@ from splitinfer import Flight, SamplingParams
 from splitinfer.core import sequence
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.demo import TARGET
-from splitinfer.engine.device.device import Device
-from splitinfer.engine.drafts.drafters import NGramDrafter, in_rounds
+from splitinfer.engine.drafts.drafters import NGramDrafter
 from splitinfer.errors import LayoutError, ModelError
 
 NIGHTLY = pytest.mark.nightly
 FLIGHTS = (None, Flight(1), Flight(2, 5, 2), Flight(8, 8, 3))
 
 
-class Dice:
+class Dice(NGramDrafter):
     """Guesses that are right with probability ``right``, where it knows the answer, and sometimes fewer."""
 
     name = "dice"
 
     def __init__(self, right: float, seed: int = 1) -> None:
+        super().__init__()
         self.right, self.random, self.pause = right, Random(seed), 0.0
         self.answers: dict[tuple[int, ...], list[int]] = {}
 
     def knows(self, model: Path, asks: Sequence[Ask], **options: Any) -> "Dice":
         self.answers |= dict(zip([one.tokens for one in asks], door.alone(model, asks, **options), strict=True))
         return self
-
-    def use_device(self, _device: Device) -> None:
-        pass
-
-    def prepare(self, _seq: sequence.Sequence) -> bool:
-        return False
 
     def drafts(self, seq: sequence.Sequence, count: int) -> Iterator[Draft]:
         answer = self.answers.get(tuple(seq.tokens[: seq.num_prompt_tokens]), [])
@@ -55,12 +49,6 @@ class Dice:
             yield Draft(token if is_right else (token + self.random.randrange(1, 90)) % 100)
             if self.random.random() < 0.05:
                 return
-
-    def draft_together(self, seqs: Sequence[sequence.Sequence], counts: Sequence[int]) -> Iterator[list[Draft | None]]:
-        return in_rounds([self.drafts(seq, count) for seq, count in zip(seqs, counts, strict=True)], counts)
-
-    def forget(self, _seq_id: int) -> None:
-        pass
 
 
 def with_flight(flight: Flight | None, *asks: Ask) -> list[Ask]:

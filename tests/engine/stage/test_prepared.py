@@ -31,7 +31,7 @@ from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import ReceivedRows
 from splitinfer.models.loader import load_stage, survey
-from splitinfer.models.mlx_lm import CacheList, KVCache
+from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.tensors import spec_of, to_buffer
 
 VOCAB = 160
@@ -64,7 +64,7 @@ def load(folder: Path, kv_format: str, cut: int) -> list[StageModel]:
 def runners(models: list[StageModel], kv_format: str = "exact") -> list[StageRunner]:
     made = [StageRunner(model, i, VOCAB, Device(computes_at_launch=False)) for i, model in enumerate(models)]
     for model, runner in zip(models, made, strict=True):
-        runner.use(try_stage(model, kv_format, lambda _what: None)[0])
+        runner.use(try_stage(model, kv_format, lambda _what: None))
     return made
 
 
@@ -223,8 +223,8 @@ def test_a_model_that_looks_at_values_is_not_prepared(tmp_path: Path) -> None:
 def test_a_snapshot_puts_back_what_was_written_in_place(kind: str) -> None:
     """Also beyond what the caches would read: else the graph that is not wanted any more would be computed."""
     cache = {
-        "plain": KVCache, "window": partial(WindowKVCache, 24), "state": partial(ArraysCache, 2),
-        "list": lambda: CacheList(KVCache(), ArraysCache(1)),
+        "plain": mlx_caches.KVCache, "window": partial(WindowKVCache, 24), "state": partial(ArraysCache, 2),
+        "list": lambda: mlx_caches.CacheList(mlx_caches.KVCache(), ArraysCache(1)),
     }[kind]()  # fmt: skip
     caches = SequenceCaches([cache], [cache], Place())
 
@@ -251,4 +251,4 @@ def test_a_snapshot_puts_back_what_was_written_in_place(kind: str) -> None:
 
 
 def _leaves(cache: Any) -> list[Any]:
-    return list(cache.caches) if isinstance(cache, CacheList) else [cache]
+    return list(cache.caches) if isinstance(cache, mlx_caches.CacheList) else [cache]
