@@ -320,7 +320,7 @@ def test_a_cookie_of_backslashes_holds_nobody_up(application: Guard):
 
 
 def test_a_method_is_refused_with_those_that_are_taken(application: Guard):
-    said = asyncio.run(answer(application, Asked("P" * 30_000, CHAT)))
+    said = told(application, CHAT, method="P" * 30_000)
     assert (said.status, said.headers["allow"], len(said.body) < 300) == (405, "POST", True)
 
 
