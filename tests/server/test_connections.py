@@ -149,18 +149,6 @@ def test_an_end_is_noticed_also_behind_further_requests(
     until(lambda: server.service.num_running == 0, "it is over", AT_MOST)
 
 
-def test_a_request_is_cancelled_by_its_id(server: Server):
-    path, mine = f"http://127.0.0.1:{server.port}", {"X-Request-Id": "mine-1"}
-    asked = {**LONG, "stream": True}
-    with httpx.stream("POST", path + CHAT, json=asked, headers=mine, timeout=AT_MOST) as response:
-        assert response.headers["x-request-id"] == "mine-1"
-        lines = response.iter_lines()
-        next(lines)
-        assert httpx.delete(f"{path}/v1/requests/mine-1").json() == {"cancelled": True}
-        assert [line for line in lines if line][-1] == "data: [DONE]"
-    assert httpx.delete(f"{path}/v1/requests/mine-1").status_code == 404
-
-
 # -- what is answered ------------------------------------------------------------------------------
 
 
