@@ -120,7 +120,7 @@ def test_an_answer_is_calls_or_has_its_form(made: AnswerForms, syntax: str) -> N
         drawn, walking, answer = random.Random(seed), rules(made, SamplingParams(grammar=grammar)), list[int]()
         while END not in answer:
             may = allowed(walking.masks(answer, len(answer))[0])
-            answer.append(END if END in may and len(answer) > 200 else drawn.choice(sorted(may)))
+            answer.append(END if END in may and len(answer) > 100 else drawn.choice(sorted(may)))
         text = made._prompts.needed.decode(answer)
         before, *calls = text.split(opens)
         numbers.add(len(calls))

@@ -9,10 +9,10 @@ from typing import Any
 from weakref import ref
 
 import pytest
+from campaigns.serving import quick_model
 from stages import pipeline, prompt
 
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.demo import TARGET
 from splitinfer.errors import RequestError
 from splitinfer.llm import LLM
 from splitinfer.llm.async_request import LoopBell, bell_of_running_loop
@@ -23,8 +23,8 @@ LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with pipeline(TARGET, [6, 6]) as running:
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    with pipeline(quick_model(tmp_path_factory.mktemp("quick")), [1, 1]) as running:
         yield running
 
 

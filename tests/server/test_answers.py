@@ -279,7 +279,7 @@ def test_one_prompt_that_cannot_be_ends_those_before_it(client: openai.OpenAI, s
 
 def test_a_stream_says_how_far_a_long_prompt_is_read(client: openai.OpenAI, llm: LLM, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("splitinfer.server.openai.chat_writer.PROGRESS_EVERY", 0.02)
-    text = "".join(f"{n} little birds sat on a wall. " for n in range(90))
+    text = "".join(f"{n} little birds sat on a wall. " for n in range(65))
     asked: Any = {**GREEDY, "prompt": text, "max_tokens": 1, "stream": True}
     told = [chunk.model_extra for chunk in client.completions.create(**asked, extra_body={"return_progress": True})]
     said = [each["prompt_progress"] for each in told if each and "prompt_progress" in each]

@@ -22,10 +22,8 @@ from certificates import make_certificate, make_key
 from packaging.requirements import Requirement
 from processes import until
 from raw_http import Connection
-from stages import pipeline
 from stub_model import Model
 
-from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
 from splitinfer.server.connections import Limits
 from splitinfer.server.gate import Gate
@@ -58,12 +56,6 @@ def asks_long(path: str = CHAT, **more: Any) -> bytes:
 HEALTH, NOTHING = request("/health", HOST), request("/nothing", HOST)
 UNWANTED = request("/nothing", HOST, "Content-Length: 30000000", method="POST")
 CHUNKED = "Transfer-Encoding: chunked"
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with pipeline(TARGET, [6, 6]) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
