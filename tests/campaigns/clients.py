@@ -1,8 +1,9 @@
-"""The libraries that people call a server with, and what agents were recorded to send, on a scripted model.
+"""Libraries that people call a server with, and what agents were recorded to send, on a scripted model.
 
     python -m tests.campaigns clients --python VENV/bin/python      # where litellm, for example, is installed
 
-The scripts in ``libraries/`` try what each can do: streams, a round trip of tools, reasoning, errors. What Codex,
+The scripts in ``libraries/`` try what each can do: streams, a round trip of tools, reasoning, errors (`openai` and
+`anthropic` are tried by ``server/test_conformance.py`` and ``server/test_answers.py``). What Codex,
 Claude Code, opencode and Qwen Code sent (``server/recorded_requests.json``) is sent again: an agent that asks must get
 a call of its own tool, and one that hands the outcome back must be told that the task is done. The order is drawn by
 the seed, and all are tried again while there is time; the server keeps their KV meanwhile.
@@ -26,7 +27,7 @@ from .report import Missing, Report
 from .serving import left_by, serving, settle
 
 LIBRARIES = Path(__file__).resolve().parent / "libraries"
-SCRIPTS = ("openai_client", "anthropic_client", "litellm_client", "ollama_client")
+SCRIPTS = ("litellm_client", "ollama_client")
 RECORDED = Path(__file__).resolve().parents[1] / "server" / "recorded_requests.json"
 MISSING = ("ModuleNotFoundError", "PackageNotFoundError")
 _SECONDS = 300.0  # for a script
