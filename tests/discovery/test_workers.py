@@ -9,7 +9,6 @@ from splitinfer.discovery.workers import (
     Way,
     Worker,
     choose,
-    for_both,
     holds,
     in_order,
     is_here,
@@ -155,14 +154,6 @@ TEN, ON_TEN = interface("en7", Kind.CABLE, "192.168.9.1/24", speed=10000), "192.
 def test_which_address_comes_first(ways: list[Way], order: list[str]):
     assert [each.address for each in in_order(ways)] == order
     assert [each.address for each in in_order(reversed(ways))] == order
-
-
-def test_a_worker_that_another_connects_to_is_taken_where_both_are():
-    """The coordinator's cable to the last worker is no use to the worker before it, which is on the switch."""
-    ways = in_order([way(THUNDER, CABLE, 0.1), way(WIRED, ETHERNET, 0.4)])
-    assert [each.address for each in for_both(ways, ("192.168.7.3",))] == [WIRED]
-    assert [each.address for each in for_both(ways, ("10.77.0.3", "192.168.7.3"))] == [THUNDER, WIRED]
-    assert for_both(ways, ("172.16.0.9",)) == ways
 
 
 @pytest.mark.parametrize(

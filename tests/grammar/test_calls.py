@@ -4,12 +4,12 @@ import importlib
 import json
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jsonschema
 import pytest
-from constrained import allowed, forms, open_forms, rules
+from constrained import allowed, forms, rules
 from tokenizers import AddedToken, Tokenizer
 
 from splitinfer import Grammar, SamplingParams
@@ -38,12 +38,6 @@ FUNCTIONS = [
 ]
 TOOLS = [{"type": "function", "function": one} for one in FUNCTIONS]
 END = 0
-
-
-@pytest.fixture(scope="module")
-def made() -> Iterator[AnswerForms]:
-    with open_forms() as found:
-        yield found
 
 
 def parsed(syntax: str, text: str, tools: list[dict[str, Any]] = TOOLS) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """Rules of single answers: masks and forced tokens are functions of the tokens alone, and agree."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
-from constrained import PROMPT, SCHEMA, allowed, open_forms, rules, schemas
+from constrained import PROMPT, SCHEMA, allowed, rules, schemas
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,12 +15,6 @@ from splitinfer.llm.forms import AnswerForms
 
 END = 0
 EVERY = frozenset(range(2048))
-
-
-@pytest.fixture(scope="module")
-def made() -> Iterator[AnswerForms]:
-    with open_forms() as found:
-        yield found
 
 
 def text(made: AnswerForms, tokens: list[int]) -> str:

@@ -257,6 +257,8 @@ def test_vllms_usage_in_every_chunk_and_log_probabilities_of_a_prompt(client: op
     ):
         counts = [chunk.usage.completion_tokens for chunk in chunks]
         assert (counts, counts[0] < counts[-1]) == (sorted(counts), True)
+    alone = {**streamed, "stream_options": {"continuous_usage_stats": True}}
+    assert {chunk.usage for chunk in client.chat.completions.create(**GREEDY, messages=TALE, **alone)} == {None}
     (output,) = llm.generate([ONCE], SamplingParams(max_tokens=1, prompt_logprobs=1))
     said = client.completions.create(**GREEDY, prompt=ONCE, max_tokens=1, extra_body={"prompt_logprobs": 1})
     first, *rest = (said.choices[0].model_extra or {})["prompt_logprobs"]
