@@ -97,10 +97,7 @@ async def test_the_request_picks_and_what_does_not_fit_beside_it_goes():
     unknown = await shop.said("c")
     assert (unknown.status, unknown.json["error"]["code"]) == (404, "model_not_found")
     listed = (await answer(shop.app, Asked("GET", "/v1/models"))).json["data"]
-    assert [(one["id"], one["loaded"], one["context_length"]) for one in listed] == [
-        ("a", True, 64),
-        ("b", False, 128),
-    ]
+    assert [(one["id"], one["loaded"], one["context_length"]) for one in listed] == [("a", True, 64), ("b", False, 128)]
     shop.several.is_draining = True
     assert (await shop.said("a")).status == 503
     assert (await answer(shop.app, Asked("GET", "/health"))).status == 503

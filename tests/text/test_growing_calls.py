@@ -101,7 +101,7 @@ FORMS = {
         "<function=write><parameter=path>NULL</parameter><parameter=other>nul</parameter></function>",
     ],
     "minimax_m2": [
-        '<invoke name="write"><parameter name="lines">3</parameter></invoke>\n<invoke name="read"></invoke>',
+        '<invoke name="write"><parameter name="lines">3</parameter></invoke>\n<invoke name="read"></invoke>'
     ],
     "glm47": [
         "write" + _P.format("lines") + "3" + _V + "\n" + _P.format("any") + "[1]" + _V,
@@ -110,7 +110,7 @@ FORMS = {
     "minicpm5": ['"write"><param name="content"><![CDATA[a < b && c\n]]></param>'],
     "kimi_k3": [
         '<|open|>call tool="f" index="1"<|sep|><|open|>json type="object"<|sep|>{"a": 1}<|close|>json<|sep|>'
-        "<|close|>call<|sep|>",
+        "<|close|>call<|sep|>"
     ],
     "gemma4": ['call:f{a:1,b:[true,{c:<|"|>x: {y}, "z"<|"|>}],d:{}}'],
     "function_gemma": ["call:f{a:1,b:Oslo,c:<escape>x<escape>}"],
