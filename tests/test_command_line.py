@@ -111,6 +111,12 @@ def test_coord_and_chat_are_one_command(monkeypatch: pytest.MonkeyPatch):
         assert said == ["splitinfer: --prompt answers and ends, --chat and --serve stay; give one of them\n"] * 2
 
 
+def test_models_that_were_copied_are_listed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cli.shutdown, "exit", sys.exit)
+    done = CliRunner().invoke(app, ["models", "ls"])
+    assert done.exit_code == 0, done.output
+
+
 def run(*args: str) -> None:
     done = CliRunner().invoke(app, [args[0], "--layout", "demo", *args[1:]], catch_exceptions=False)
     assert done.exit_code == 0, done.output

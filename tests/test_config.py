@@ -115,10 +115,7 @@ KEYS = "stages, model, draft, dtype, serving, kv_format, float32_head"
     ("mapping", "message"),
     [
         ({"stages": STAGES, "modl": "m"}, "unknown key 'modl' in layout x.yaml; did you mean 'model'?"),
-        (
-            {"stages": STAGES, 7: 1},
-            f"unknown key 7 in layout x.yaml; known keys: {KEYS}",
-        ),
+        ({"stages": STAGES, 7: 1}, f"unknown key 7 in layout x.yaml; known keys: {KEYS}"),
         ({}, "layout x.yaml lacks the key 'stages'"),
         ({"stages": {"a": 1}}, "'stages' in layout x.yaml must be a list of stages, but is a mapping"),
         ({"stages": STAGES, "model": 7}, "'model' in layout x.yaml must be text, but is 7"),

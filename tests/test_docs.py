@@ -9,8 +9,6 @@ import ast
 import json
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -19,7 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer
 import yaml
 from gpu_figures.__main__ import app as on_gpu
@@ -124,11 +121,19 @@ def missing_names(page: Path) -> set[str]:
 
 
 @cache
+def product() -> list[ast.Module]:
+    """The modules that are installed."""
+    return [
+        ast.parse(path.read_text()) for room in ("splitinfer", "transports") for path in (ROOT / room).rglob("*.py")
+    ]
+
+
+@cache
 def members() -> Mapping[str, set[str]]:
     """By the name of a class: the methods and the fields of classes of that name."""
     found = defaultdict[str, set[str]](set)
-    for path in sorted([*(ROOT / "splitinfer").rglob("*.py"), *(ROOT / "transports").rglob("*.py")]):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for tree in product():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 found[node.name] |= {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
                 found[node.name] |= {
@@ -200,27 +205,6 @@ def unknown_options(page: Path) -> set[str]:
 
 def test_options_exist():
     assert wrong(CURRENT, unknown_options) == {}
-
-
-LOCAL_COMMANDS = (  # of other pages, with what ends them
-    (
-        "docs/fast/drafts.md",
-        "splitinfer coord --layout demo.yaml --draft demo-drafter",
-        '--prompt "The wolf" --max-tokens 8',
-    ),
-    ("docs/fast/kv-cache.md", "splitinfer cache ls", ""),
-    ("docs/start/check.md", "splitinfer doctor", ""),
-    ("docs/use/models.md", "splitinfer models ls", ""),
-)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("page", "command", "more"), LOCAL_COMMANDS)
-def test_local_commands_of_other_pages_run(page: str, command: str, more: str):
-    assert command in (ROOT / page).read_text()
-    line = f"{sys.executable} -m {command} {more}"
-    done = subprocess.run(line, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
 
 
 # ----- blocks of code ----------------------------------------------------------------------------------
@@ -306,9 +290,9 @@ def test_the_settings_and_their_defaults_are_those_of_the_code():
     }
 
 
-def texts_of(module: Path) -> Iterator[str]:
+def texts_of(module: ast.Module) -> Iterator[str]:
     """The texts of a module, with a sign for what is filled in."""
-    for node in ast.walk(ast.parse(module.read_text())):
+    for node in ast.walk(module):
         match node:
             case ast.JoinedStr(values=parts):
                 yield "".join(str(one.value) if isinstance(one, ast.Constant) else "…" for one in parts)
@@ -317,6 +301,6 @@ def texts_of(module: Path) -> Iterator[str]:
 
 
 def test_the_messages_are_those_of_the_code():
-    said = "\0".join(text for module in (ROOT / "splitinfer").rglob("*.py") for text in texts_of(module))
+    said = "\0".join(text for module in product() for text in texts_of(module))
     messages = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs/reference/errors.md").read_text(), re.MULTILINE)
     assert [message for message in messages if message not in said] == []

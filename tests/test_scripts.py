@@ -31,6 +31,7 @@ def run(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
 
 
+@pytest.mark.nightly
 def test_campaigns_start_without_a_search_path(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
     done = run("-c", _HELP)

@@ -14,7 +14,7 @@ from random_model import Shape, make
 from splitinfer.bench.mlx_lm import MlxLmProcesses, PlainMlxLm
 from splitinfer.errors import ModelError
 
-SIZES = ("--trials", "2", "--prompt-tokens", "200", "--decode-tokens", "20", "--streams", "3")
+SIZES = ("--trials", "2", "--prompt-tokens", "120", "--decode-tokens", "10", "--streams", "2")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_a_table_then_one_json_document(layout_file: Path) -> None:
     found = json.loads(lines[-1])
     assert any("one stream, tokens/s" in line for line in lines[:-1])
     ours, theirs = found["systems"]["splitinfer"], found["systems"]["mlx-lm on one machine"]
-    parts = ["stream", "streams_3", "prompt_200", "turn"]
+    parts = ["stream", "streams_2", "prompt_120", "turn"]
     assert list(ours) == list(theirs) == list(found["ratios"]) == parts
     for name in parts:
         assert len(ours[name]["values"]) == 2

@@ -1,10 +1,14 @@
 """Figures from clock readings: known ones, and what must hold for any."""
 
+import json
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.bench.figures import BatchRun, Run, ratios, summarize
+from splitinfer.bench.report import print_found
 from splitinfer.errors import ConfigError
 
 
@@ -44,3 +48,8 @@ def test_where_a_step_lies_in_its_round_does_not_matter(
 def test_answers_that_never_all_go_on_at_once_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"2 answers of 5 tokens never all went on at once.*--decode-tokens"):
         _ = run([1, 2, 3, 4, 5], [8, 9, 10, 11, 12]).tokens_per_second
+
+
+def test_what_could_not_be_measured_is_null_in_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    print_found({"ratio": math.nan, "rates": (1.0, math.inf)}, [])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"ratio": None, "rates": [1.0, None]}

@@ -8,7 +8,7 @@ message of the Content-Security-Policy, an error in the console, a request to an
 
 ``hostile``: a page (``hostile.html``) of another origin tries what pages can: fetch in all modes, forms, images,
 scripts, frames, beacons, EventSource, WebSocket, workers; at each of the server's names. It must read nothing, and
-nothing may reach the engine. Four servers:
+no request of it may be served. Four servers:
 
     open        without keys
     session     with keys, and the browser holds a session that a key has bought
@@ -31,8 +31,7 @@ import tempfile
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,6 @@ from splitinfer.server.gate import Gate, cookie
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
-from splitinfer.text.tokenizer import Tokenizer
 
 from .report import Missing, Report
 
@@ -57,42 +55,28 @@ _REFUSAL = "is not allowed; to allow it"  # what a page of a rebound name reads,
 _USER = ApiKey("laptop", digest("bought with this"))
 
 
-@dataclass
-class Counts:
-    reached: Counter[str] = field(default_factory=Counter)
-    statuses: Counter[str] = field(default_factory=Counter)
+class Statuses(logging.Handler):
+    """Counts the lines of the access log: what was asked for, and the status."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
+        self._log = logging.getLogger("splitinfer.server.guard")
+        self._log.addHandler(self)
+        self._log.setLevel(logging.INFO)
+        self._log.propagate = False
 
-@contextlib.contextmanager
-def counting(counts: Counts) -> Iterator[None]:
-    """Count each use of the engine and the tokenizer, and each line of the access log."""
-    names = ("encode", "write_chat", "decode")
-    kept = {(LLM, "_submit"): LLM._submit, **{(Tokenizer, name): getattr(Tokenizer, name) for name in names}}
+    def emit(self, record: logging.LogRecord) -> None:
+        if (found := re.search(r"request \S+ \S+ (\S+) \S+ (\d+)", record.getMessage())) is not None:
+            self.counts[f"{found[1]} {found[2]}"] += 1
 
-    def counted(name: str, method: Callable[..., Any]) -> Any:
-        def call(*args: Any, **more: Any) -> Any:
-            counts.reached[name] += 1
-            return method(*args, **more)
+    @property
+    def good(self) -> list[str]:
+        return [one for one in self.counts if one.split()[1][0] == "2"]
 
-        return call
-
-    class Lines(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if (found := re.search(r"request \S+ \S+ (\S+) \S+ (\d+)", record.getMessage())) is not None:
-                counts.statuses[f"{found[1]} {found[2]}"] += 1
-
-    log, handler = logging.getLogger("splitinfer.server.guard"), Lines()
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    for (owner, name), method in kept.items():
-        setattr(owner, name, counted(name, method))
-    try:
-        yield
-    finally:
-        for (owner, name), method in kept.items():
-            setattr(owner, name, method)
-        log.removeHandler(handler)
+    def close(self) -> None:
+        self._log.removeHandler(self)
+        super().close()
 
 
 class Site:
@@ -184,9 +168,7 @@ class Attacks:
 
     def __init__(self, report: Report, llm: LLM, context: Any, things: contextlib.ExitStack) -> None:
         self._report, self._llm, self._things = report, llm, things
-        self.counts = Counts()
-        self._page = context.new_page()
-        things.enter_context(counting(self.counts))
+        self._page, self._statuses = context.new_page(), self._closed(Statuses())
         self.site = self._closed(Site())
         self.origin = f"http://{_ATTACKER}:{self.site.port}"
 
@@ -200,16 +182,15 @@ class Attacks:
 
     def let(self, name: str, url: str, targets: list[str]) -> list[str]:
         """Let the page try; what it read."""
-        self.counts.reached.clear()
-        self.counts.statuses.clear()
+        self._statuses.counts.clear()
         self.site.tries(targets)
         self._page.goto(url)
         if not self.site.reported.wait(_SECONDS):
             raise TimeoutError(f"the page at {url} did not report within {_SECONDS:g} s")
         said = [one for one in self.site.report if one["read"] and _REFUSAL not in one["read"]]
         self._report.say(
-            f"{name}: {len(self.site.report)} attempts, {len(said)} read something, the engine was reached "
-            f"{self.counts.reached.total()} times; the server answered {dict(sorted(self.counts.statuses.items()))}"
+            f"{name}: {len(self.site.report)} attempts, {len(said)} read something; "
+            f"the server answered {dict(sorted(self._statuses.counts.items()))}"
         )
         return [f"{one['name']}: {one['read']!r}" for one in said]
 
@@ -217,10 +198,8 @@ class Attacks:
         """Nothing may come of it; how often it tried."""
         read = self.let(name, url, targets)
         self._report.expect_none((f"it read {one}" for one in read), name)
-        self._report.expect_none((f"it reached {one}" for one in self.counts.reached), name)
         self._report.check(self.site.report, f"{name}: it tried nothing")
-        good = [one for one in self.counts.statuses if one.split()[1][0] == "2"]
-        self._report.check(not good, f"{name}: the server answered {good}")
+        self._report.check(not self._statuses.good, f"{name}: the server answered {self._statuses.good}")
         return len(self.site.report)
 
     def all(self) -> int:
@@ -242,8 +221,7 @@ class Attacks:
         tried += self.refused("rebound", f"{origin}/", [origin])
         allowed = self.serve(Gate(origins=frozenset({self.origin})))
         read = self.let("control", f"{self.origin}/", [f"http://localhost:{allowed.port}"])
-        got_through = read and self.counts.reached
-        self._report.check(got_through, f"control: a page that may use the server read {read}")
+        self._report.check(read and self._statuses.good, f"control: a page that may use the server read {read}")
         return tried + len(self.site.report)
 
 

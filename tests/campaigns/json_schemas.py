@@ -3,9 +3,9 @@
     python -m tests.campaigns json_schemas --num 400 --seed 1
     python -m tests.campaigns json_schemas --suites FOLDER          # what pip would fetch otherwise (see below)
 
-Schemas come from three sources, by turns: every keyword alone with several values; compositions to a depth of three,
-with references, drawn by the seed; and JSON Schema's official suite, which is in the source of the package jsonschema:
-pip fetches it, and without a network the first two remain.
+Schemas come from two sources, by turns: JSON Schema's official suite, which has every keyword alone and is in the
+source of the package jsonschema (pip fetches it); and compositions to a depth of three, with references, drawn by the
+seed, which remain without a network.
 
     answers    to each of ``--num`` schemas, at temperature 1: each that ended is compared with its schema by jsonschema
     suite      each document of the official suite whose schema it breaks must not be an answer in the form. One that
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-from constrained import LEAVES, PATTERNS, composed
+from constrained import composed
 from referencing.exceptions import Unresolvable
 from stages import pipeline
 
@@ -56,47 +56,9 @@ _DRAFTS = {
     "draft7": "http://json-schema.org/draft-07/schema#",
 }
 _ELSEWHERE = re.compile(r'"\$(?:ref|dynamicRef|schema)": "(?!https?://json-schema\.org/draft)[a-z]+:')
-_CLOSED = {"type": "object", "additionalProperties": False}
-
-# -- schemas of our own ----------------------------------------------------------------------------
-
-_FORMATS = ("date", "time", "date-time", "email", "uuid", "ipv4", "ipv6", "hostname", "uri", "duration")
 
 
-def keywords() -> Iterator[Schema]:
-    yield from (*LEAVES, {"const": 12345678901234567890})
-    yield from ({"type": "string", "pattern": one} for one in PATTERNS)
-    yield from ({"type": "string", "format": one} for one in _FORMATS)
-    some, number = {"type": "string", "maxLength": 5}, {"type": "integer", "minimum": 0, "maximum": 9}
-    for low, high in ((0, 0), (0, 3), (2, 2), (1, 4)):
-        yield {"type": "array", "items": number, "minItems": low, "maxItems": high}
-        yield {"type": "object", "additionalProperties": number, "minProperties": low, "maxProperties": high}
-    yield {"type": "array", "prefixItems": [some, number], "items": False, "minItems": 2}
-    yield {"type": "array", "prefixItems": [some], "items": number, "maxItems": 3}
-    yield {"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "maxItems": 3}
-    yield {"type": "array", "contains": {"const": 1}, "items": number, "maxItems": 3}
-    for required in ([], ["a"], ["b", "a"], ["c"]):
-        yield {**_CLOSED, "properties": {"a": some, "b": number}, "required": required}
-        yield {"type": "object", "properties": {"a": some, "b": number}, "required": required, "maxProperties": 4}
-    yield {**_CLOSED, "patternProperties": {"^x[0-9]$": number}, "maxProperties": 3}
-    yield {"type": "object", "propertyNames": {"pattern": "^[a-c]$"}, "maxProperties": 2}
-    yield {**_CLOSED, "properties": {"a": some}, "dependentRequired": {"a": ["b"]}}
-    yield {"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}}
-    yield {"not": {"type": "string"}}
-    yield {"anyOf": [some, number]}
-    yield {"oneOf": [some, number]}
-    yield {"oneOf": [{"type": "integer", "maximum": 5, "minimum": 0}, {"type": "integer", "minimum": 3, "maximum": 9}]}
-    yield {"allOf": [{"type": "integer", "minimum": 0}, {"maximum": 7}]}
-    yield {"allOf": [{**_CLOSED, "properties": {"a": some}}, {"required": ["a"]}]}
-    yield {"$defs": {"n": number}, "type": "array", "items": {"$ref": "#/$defs/n"}, "maxItems": 3}
-    onward = {"anyOf": [{"$ref": "#/$defs/t"}, {"type": "null"}]}
-    link = {**_CLOSED, "properties": {"v": number, "n": onward}, "required": ["v", "n"]}
-    yield {"$defs": {"t": link}, "$ref": "#/$defs/t"}
-    named = {**_CLOSED, "properties": {"a": {"$ref": "#/definitions/s"}}, "required": ["a"]}
-    yield {"definitions": {"s": some}, **named}
-    yield {**_CLOSED, "properties": {"a/b": some, "": number, 'ä"': {"type": "null"}}, "required": ["", "a/b", 'ä"']}
-    yield {**_CLOSED, "properties": {"a": False, "b": number}, "required": ["b"]}
-    yield {"type": "object", "unevaluatedProperties": False, "properties": {"a": some}}
+# -- schemas ---------------------------------------------------------------------------------------
 
 
 def compositions(seed: int) -> Iterator[Schema]:
@@ -104,9 +66,6 @@ def compositions(seed: int) -> Iterator[Schema]:
     drawn = random.Random(seed)
     while True:
         yield composed(drawn)
-
-
-# -- schemas of others -----------------------------------------------------------------------------
 
 
 def fetch(folder: Path) -> str:
@@ -280,8 +239,7 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
                 if given.num is None and report.is_over:
                     break
                 found.compare(reader, group)
-        known = [*keywords(), *(group["schema"] for group in groups)]
-        known = report.chance("schemas").sample(known, len(known))
+        known = [group["schema"] for group in report.chance("schemas").sample(groups, len(groups))]
         drawn = compositions(report.seed)
         schemas = chain(chain.from_iterable((one, next(drawn)) for one in known), drawn)
         with pipeline(TARGET, [6, 6], max_running=_AT_ONCE) as llm:

@@ -7,9 +7,8 @@
 
 A model of 12 layers stands in for a large one: it is really computed, by a coordinator and workers in processes of
 their own, in the times of accelerators whose costs are known for each layer; the worker's are so many times as slow as
-its ratio says. Beside the best measured cut stands what a plan chose, and what layers in proportion to free memory
-would have given: for machines with memory enough, and for machines of which the quickest has little, where only cuts
-that fit count. Wrong is a plan below ``--least`` of the best. Where too many steps of an accelerator were late the
+its ratio says. Beside the best measured cut stands what a plan chose (what memory forces is in ``tests/placement``).
+Wrong is a plan below ``--least`` of the best. Where too many steps of an accelerator were late the
 figures mean nothing, and this is wrong, too: nothing else may run on the machine. Without ``--minutes`` all cuts are
 measured; with them, what the plans choose and as many others as there is time for.
 
@@ -36,7 +35,6 @@ from scripts.random_model import make
 from splitinfer.bench import machine as this_machine
 from splitinfer.bench.parts import made_up
 from splitinfer.bench.systems import together, whole
-from splitinfer.core.kv.budget import KV_SHARE, KVBudget, StageKV
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.llm import LLM, Settings
@@ -66,7 +64,7 @@ LOOPBACK = 0.0001  # seconds of a hop between processes of this machine
 MOST_CONTEXT = 10**8  # tokens: memory is the bound
 
 
-def profiles(ratio: Sequence[float], hop: float, free: Sequence[int] | None = None, slower: float = 1.0) -> Profiles:
+def profiles(ratio: Sequence[float], hop: float, slower: float = 1.0) -> Profiles:
     """Machines that are so many times as slow as the ratio says, with hops of ``hop`` seconds. ``slower``: all of them
     take so many times as long."""
     coordinator = MachineProfile(
@@ -78,10 +76,9 @@ def profiles(ratio: Sequence[float], hop: float, free: Sequence[int] | None = No
         launches_ahead=True,
         free_bytes=FREE,
     ).slower(slower)
-    room = free or [FREE] * len(ratio)
     machines = [
         replace(
-            coordinator.slower(times), name=f"m{i}", address="tcp://127.0.0.1:1" if i else None, free_bytes=room[i],
+            coordinator.slower(times), name=f"m{i}", address="tcp://127.0.0.1:1" if i else None, free_bytes=FREE,
             draft=coordinator.draft, draft_more=coordinator.draft_more,
         )
         for i, times in enumerate(ratio)
@@ -214,7 +211,7 @@ def _measured(
         found = live.measured(effort.trials, OFF)
         if effort.drafts:
             found |= live.measured(effort.trials, None, "_with_drafts")
-        return found if sums is not None else {**found, "longest": _longest(llm, rig, cut)}
+        return found
 
 
 @dataclass(slots=True)
@@ -274,56 +271,24 @@ class Live:
         return sum(first < at <= last for times in every for at in times) / (last - first)
 
 
-def _longest(llm: LLM, rig: Profiles, cut: Cut) -> dict[str, int]:
-    """The longest context by what the real stages say of their weights and KV, for each of ``ROOMS``."""
-    found = {}
-    for name, rooms in ROOMS.items():
-        free = rooms(len(cut.layers))
-        ready = llm._engine.pipeline.ready
-        stages = tuple(
-            StageKV(int(KV_SHARE * (free[m] - each.weight_bytes)), each.kv_bytes_per_token, each.kv_bytes_fixed)
-            for m, each in zip(cut.machines, ready, strict=True)
-        )
-        found[name] = KVBudget(stages).longest(MOST_CONTEXT)
-    return found
-
-
 # -- judging -----------------------------------------------------------------------------------
 
 
-def _ample(count: int) -> list[int]:
-    return [FREE] * count
-
-
-def _tight(count: int) -> list[int]:
-    """The coordinator, which is the quickest, has room for few layers' KV, and the last machine for most."""
-    return [10**9 + FREE * i for i in range(count)]
-
-
-ROOMS = {"ample": _ample, "tight": _tight}
 _NEAR = 0.05
-_LOSES = 0.9  # of the best: marked with a star
-TIGHT_CONTEXT = 320_000  # tokens in all where memory is tight: the coordinator has room for five layers
 
 
 def judge(report: Report, given: argparse.Namespace, ratio: str, hop: float, cuts: Lines) -> list[dict[str, Any]]:
-    """What a plan chose beside the best measured cut, for each room and aim."""
+    """What a plan chose beside the best measured cut, for each aim."""
     rig, found = f"{ratio} {hop:g} ms", list[dict[str, Any]]()
     late = {suffix: _late(cuts, suffix) for suffix in ("", "_with_drafts")}
     for suffix, share in late.items():
         report.check(share <= MOST_LATE, f"{rig}{suffix}: {share:.2%} of steps late{MEANS_NOTHING}")
-    for room, of in ROOMS.items():
-        machines = profiles(ratio_of(ratio), hop / 1000, of(len(ratio_of(ratio))), given.slower)
-        for verdict in _verdicts(machines, room, cuts):
-            suffix = verdict.pop("suffix")
-            report.say(_line(rig, room, verdict))
-            found.append({"rig": rig, "room": room, **verdict})
-            if late[suffix] <= MOST_LATE:
-                report.check(
-                    verdict["to_best"] >= given.least,
-                    f"{rig}, {room}, {verdict['aim']}: {verdict['chosen']} gives {verdict['to_best']:.3f} of "
-                    f"{verdict['best']}",
-                )
+    for verdict in _verdicts(profiles(ratio_of(ratio), hop / 1000, given.slower), cuts):
+        suffix = verdict.pop("suffix")
+        said = f"{rig}, {verdict['aim']}: {verdict['chosen']} gives {verdict['to_best']:.3f} of {verdict['best']}"
+        report.say(said)
+        found.append({"rig": rig, **verdict})
+        report.check(late[suffix] > MOST_LATE or verdict["to_best"] >= given.least, said)
     return found
 
 
@@ -337,49 +302,21 @@ def _late(cuts: Lines, suffix: str) -> float:
     return sum(line["late" + suffix] for line in counted) / steps if steps else 0.0
 
 
-def _line(rig: str, room: str, verdict: dict[str, Any]) -> str:
-    exo = verdict["by_memory"]
-    beside = f"{exo[0]:9} {exo[1]:.3f}{' *' if exo[1] <= _LOSES else ''}" if exo else "does not fit"
-    return (f"{rig:>16} {room:6} {verdict['aim']:24} {verdict['chosen']:9} {verdict['best']:9} "
-            f"{verdict['to_best']:.3f}    {beside}")  # fmt: skip
-
-
-def _verdicts(rig: Profiles, room: str, cuts: Lines) -> Iterator[dict[str, Any]]:
-    free = [machine.free_bytes for machine in rig.machines]
+def _verdicts(rig: Profiles, cuts: Lines) -> Iterator[dict[str, Any]]:
     for acceptance, suffix in ((None, ""), (ACCEPTANCE, "_with_drafts")):
         if not all("many" + suffix in line for line in cuts.values()):
             continue
-        for aim in Aim if not suffix else (Aim.CHAT, Aim.THROUGHPUT):
-            wish = asked(acceptance)
-            context = 8192 if room == "ample" else TIGHT_CONTEXT // wish.sequences(aim)
-            planner = Planner(rig, replace(wish, context=context), tuple(cuts))
+        planner = Planner(rig, asked(acceptance), tuple(cuts))
+        for aim in (Aim.CHAT, Aim.THROUGHPUT):
             chosen = planner.best(aim)
-            assert chosen is not None, f"no cut fits for {aim}"
-            values = {c: _value(aim, line, room, suffix) for c, line in cuts.items()}
-            if aim is not Aim.CONTEXT:
-                values = {c: v for c, v in values.items() if planner.memory.fits(c, context, wish.sequences(aim))}
-            best, exo = max(values, key=values.__getitem__), by_memory(next(iter(cuts)).machines, free)
+            assert chosen is not None
+            is_many = aim is Aim.THROUGHPUT
+            values = {c: line["many" + suffix] if is_many else 1 / line["turn" + suffix] for c, line in cuts.items()}
+            best = max(values, key=values.__getitem__)
             yield {
                 "suffix": suffix, "aim": aim + suffix.replace("_", " "), "chosen": chosen.cut.name, "best": best.name,
                 "to_best": values[chosen.cut] / values[best],
-                "by_memory": (exo.name, values[exo] / values[best]) if exo in values else None,
             }  # fmt: skip
-
-
-def _value(aim: Aim, line: dict[str, Any], room: str, suffix: str) -> float:
-    if aim is Aim.CONTEXT:
-        return float(line["longest"][room])
-    return float(line["many" + suffix] if aim is Aim.THROUGHPUT else 1 / line["turn" + suffix])
-
-
-def by_memory(machines: tuple[int, ...], free: Sequence[int]) -> Cut:
-    """Layers in proportion to free memory, the last machine the rest, as exo's ring has them by default
-    (exo, ``RingMemoryWeightedPartitioningStrategy``)."""
-    layers, total, share = list[int](), sum(free), 0.0
-    for m in machines[:-1]:
-        share += free[m] / total
-        layers.append(max(1, round(share * LAYERS) - sum(layers)))
-    return Cut(machines, (*layers, max(1, LAYERS - sum(layers))))
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -410,9 +347,7 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
         for microseconds in sums:
             report.begin(1 / (len(wanted) + len(sums)))
             rigs.append({"sums_us": microseconds, **compare_ways(report, given, model, microseconds)})
-    beside = [v["to_best"] for v in verdicts if v["by_memory"] is None or v["by_memory"][1] <= _LOSES]
     report.figures |= {
         "worst": min((v["to_best"] for v in verdicts), default=None), "verdicts": verdicts, "rigs": rigs,
-        "where_memory_loses": {"cases": len(beside), "worst": min(beside, default=1.0)},
         "means_nothing": any(MEANS_NOTHING in trouble for trouble in report.troubles),
     }  # fmt: skip

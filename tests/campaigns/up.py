@@ -161,10 +161,6 @@ class Campaign:
             terminal.end()
         self.check(len(self.workers(self.mini)) == 1, "the worker is gone")
 
-    def shows(self) -> None:
-        done = self.cli(self.studio, "eve", "status")
-        self.expect(done, "mini", "by `up`", "nobody")
-
     def two_users(self) -> None:
         """anna of the same machines is told that the port is in use, takes another, and stops only her own worker."""
         self.accept_host_key(self.studio, "anna", self.mini)
@@ -188,18 +184,6 @@ class Campaign:
         self.expect(done, "a worker is there, started by `up` of studio")
         self.expect(self.cli(self.air, "eve", "down"), "still runs: this `up` did not start it")
         self.check(len(self.workers(self.mini)) == 1, "the worker of studio is gone")
-
-    def port_in_use(self) -> None:
-        """Another program has the port."""
-        python = str(Path(sys.executable).resolve())
-        words = self.mini.command("eve", [python, "-m", "http.server", "5600"])
-        other = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        probe = self.mini.command("eve", ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/5600"])
-        wait_for(lambda: subprocess.run(probe, capture_output=True, check=False).returncode == 0, "it listens")
-        done = self.cli(self.studio, "eve", "up", "mini.local:5600", "--model", "demo", "--prepare")
-        self.expect(done, "mini: port 5600 is in use by python", "take another port, such as 5601", code=1)
-        other.kill()
-        other.wait()
 
     def dropped(self) -> None:
         """ssh is cut while an answer is made, which goes on; and while a worker starts, which is found again."""
@@ -238,16 +222,6 @@ class Campaign:
         running.communicate(timeout=60)
         self.check(len(self.workers(self.mini)) == 1, "the worker is gone with the server")
 
-    def other_version(self) -> None:
-        """What is installed on mini is changed under its worker."""
-        where = ".local/share/uv/tools/splitinfer/lib"
-        metadata = next((self.mini.home("eve") / where).glob("*/site-packages/splitinfer-*.dist-info/METADATA"))
-        text = metadata.read_text()
-        metadata.write_text(re.sub(r"^Version: .*$", "Version: 0.0.9", text, flags=re.MULTILINE))
-        done = self.cli(self.studio, "eve", "up", "--prepare")
-        self.expect(done, "mini has splitinfer 0.0.9", "this command installs the same there:", code=1)
-        metadata.write_text(text)
-
     def changed_key(self) -> None:
         """mini has another host key: nothing is sent there, and its worker goes on."""
         self.mini.new_host_key()
@@ -258,12 +232,6 @@ class Campaign:
         self.accept_host_key(self.studio, "eve", self.mini)
         self.expect(self.cli(self.studio, "eve", "down"), "the worker at port 5577 is stopped")
         self.check(not self.workers(self.mini), "a worker is left over")
-
-    def gone(self) -> None:
-        """sshd is off, then the machine has no such name."""
-        self.mini.stop_sshd()
-        self.expect(self.cli(self.studio, "eve", "status"), "Connection refused", code=1)
-        self.expect(self.cli(self.studio, "eve", "status", "nowhere.local"), "Could not resolve hostname", code=1)
 
     # ----- what people do ----------------------------------------------------------------------
 
@@ -286,9 +254,9 @@ class Campaign:
 
 
 SCENES: tuple[Callable[[Any], None], ...] = (
-    Campaign.strangers, Campaign.first, Campaign.second, Campaign.copies, Campaign.repl, Campaign.shows,
-    Campaign.two_users, Campaign.two_coordinators, Campaign.port_in_use, Campaign.dropped, Campaign.served,
-    Campaign.other_version, Campaign.changed_key, Campaign.gone, *newcomer.SCENES,
+    Campaign.strangers, Campaign.first, Campaign.second, Campaign.copies, Campaign.repl,
+    Campaign.two_users, Campaign.two_coordinators, Campaign.dropped, Campaign.served, Campaign.changed_key,
+    *newcomer.SCENES,
 )  # fmt: skip
 
 

@@ -6,12 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zeroconf import ServiceInfo
 
-from splitinfer.discovery.announcement import (
-    MOST_LABEL,
-    announced_name,
-    from_properties,
-    to_properties,
-)
+from splitinfer.discovery.announcement import MOST_LABEL, announced_name, from_properties, to_properties
 from splitinfer.discovery.announcer import service_info
 
 

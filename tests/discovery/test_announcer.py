@@ -19,12 +19,7 @@ class World:
         self.log: list[str] = []
         self.interfaces, self.time, self.failure, self.asked = [ETHERNET], 0.0, "", 0
         self.announcing = Announcing(
-            MINI,
-            "0.0.0.0",
-            self.register,
-            self.ask,
-            lambda: tuple(self.interfaces),
-            lambda: self.time,
+            MINI, "0.0.0.0", self.register, self.ask, lambda: tuple(self.interfaces), lambda: self.time
         )  # type: ignore[arg-type]
 
     def ask(self) -> list:

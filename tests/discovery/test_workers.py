@@ -5,18 +5,7 @@ from announcing import CABLE, ETHERNET, KEY, OTHER, OTHER_KEY, VPN, WIFI, interf
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.discovery.announcement import short
-from splitinfer.discovery.workers import (
-    Way,
-    Worker,
-    choose,
-    for_both,
-    holds,
-    in_order,
-    is_here,
-    key_of,
-    merge,
-    without_own,
-)
+from splitinfer.discovery.workers import Way, Worker, choose, holds, in_order, is_here, key_of, merge, without_own
 from splitinfer.errors import LayoutError, WorkerUnreachable
 from splitinfer.system.interface_kind import Kind
 
@@ -103,11 +92,7 @@ def test_which_worker_a_stage_means(stage: str, key: str, workers: list[Worker],
     [
         ("three", [ONE, TWO], "of stage three were found: one at 10.0.0.2:5577, Two at 10.0.0.2:5578; name the stage"),
         ("one", [ONE, worker("10.0.0.2", name="one", id="f" * 16, port=5578)], "2 workers with the key of stage one"),
-        (
-            "mini",
-            [OTHERS],
-            f"mini at 10.0.0.3:5577), but it has another key ({short(OTHER)}) than the stage (9a2d",
-        ),
+        ("mini", [OTHERS], f"mini at 10.0.0.3:5577), but it has another key ({short(OTHER)}) than the stage (9a2d"),
         ("mini", [worker("10.0.0.3", fingerprint="")], "but it has no key (it runs with --insecure)"),
         ("mini", [], "no worker with the key of stage mini (9a2d b2e2 3f15 04cd) was found"),
         ("mini", MANY, "others were found: w1 at [fd00::1]:5577, w2 at [fd00::2]:5577, w3 at [fd00::3]:5577, w4 at"),
@@ -155,14 +140,6 @@ TEN, ON_TEN = interface("en7", Kind.CABLE, "192.168.9.1/24", speed=10000), "192.
 def test_which_address_comes_first(ways: list[Way], order: list[str]):
     assert [each.address for each in in_order(ways)] == order
     assert [each.address for each in in_order(reversed(ways))] == order
-
-
-def test_a_worker_that_another_connects_to_is_taken_where_both_are():
-    """The coordinator's cable to the last worker is no use to the worker before it, which is on the switch."""
-    ways = in_order([way(THUNDER, CABLE, 0.1), way(WIRED, ETHERNET, 0.4)])
-    assert [each.address for each in for_both(ways, ("192.168.7.3",))] == [WIRED]
-    assert [each.address for each in for_both(ways, ("10.77.0.3", "192.168.7.3"))] == [THUNDER, WIRED]
-    assert for_both(ways, ("172.16.0.9",)) == ways
 
 
 @pytest.mark.parametrize(

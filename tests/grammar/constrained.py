@@ -166,11 +166,7 @@ def _composed(drawn: Random, depth: int) -> dict[str, Any]:
             return {"anyOf": [_composed(drawn, depth - 1) for _ in range(drawn.randint(1, 3))]}
         case "ref":
             return {"anyOf": [{"$ref": f"#/$defs/d{drawn.randint(0, 2)}"}, _composed(drawn, depth - 1)]}
-    leaves = (
-        *LEAVES,
-        *({"type": "string", "pattern": one} for one in PATTERNS),
-        {"type": "string", "format": "date"},
-    )
+    leaves = (*LEAVES, *({"type": "string", "pattern": one} for one in PATTERNS), {"type": "string", "format": "date"})
     return drawn.choice(leaves)
 
 

@@ -4,12 +4,12 @@ import importlib
 import json
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jsonschema
 import pytest
-from constrained import allowed, forms, open_forms, rules
+from constrained import allowed, forms, rules
 from tokenizers import AddedToken, Tokenizer
 
 from splitinfer import Grammar, SamplingParams
@@ -38,12 +38,6 @@ FUNCTIONS = [
 ]
 TOOLS = [{"type": "function", "function": one} for one in FUNCTIONS]
 END = 0
-
-
-@pytest.fixture(scope="module")
-def made() -> Iterator[AnswerForms]:
-    with open_forms() as found:
-        yield found
 
 
 def parsed(syntax: str, text: str, tools: list[dict[str, Any]] = TOOLS) -> dict[str, Any]:
@@ -120,7 +114,7 @@ def test_an_answer_is_calls_or_has_its_form(made: AnswerForms, syntax: str) -> N
         drawn, walking, answer = random.Random(seed), rules(made, SamplingParams(grammar=grammar)), list[int]()
         while END not in answer:
             may = allowed(walking.masks(answer, len(answer))[0])
-            answer.append(END if END in may and len(answer) > 200 else drawn.choice(sorted(may)))
+            answer.append(END if END in may and len(answer) > 100 else drawn.choice(sorted(may)))
         text = made._prompts.needed.decode(answer)
         before, *calls = text.split(opens)
         numbers.add(len(calls))

@@ -1,10 +1,9 @@
 """Rules of single answers: masks and forced tokens are functions of the tokens alone, and agree."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
-from constrained import PROMPT, SCHEMA, allowed, open_forms, rules, schemas
+from constrained import PROMPT, SCHEMA, allowed, rules, schemas
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,12 +15,6 @@ from splitinfer.llm.forms import AnswerForms
 
 END = 0
 EVERY = frozenset(range(2048))
-
-
-@pytest.fixture(scope="module")
-def made() -> Iterator[AnswerForms]:
-    with open_forms() as found:
-        yield found
 
 
 def text(made: AnswerForms, tokens: list[int]) -> str:
@@ -87,6 +80,10 @@ def test_json_has_no_blanks_unless_the_schema_wants_them(made: AnswerForms) -> N
         ({"type": "object", "properties": {"a": {"type": "integer", "required": True}}}, "required must be a list"),
         (Grammar.regex("(?=a)b"), "look"),
         (Grammar.lark("start: nowhere"), "nowhere"),
+        (Grammar.gbnf("root ::= nowhere"), "not GBNF: Rule 'nowhere' not found"),
+        (Grammar.gbnf(r'root ::= "\ud800"'), "not GBNF: .* is not a character"),
+        (Grammar.gbnf('other ::= "a"'), "not GBNF: No 'root' rule"),
+        (Grammar.gbnf("".join(f"r{i} ::= r{i + 1}\n" for i in range(1001))), "may have 1,000 rules, not 1,001"),
         # Whoever looks at them by the square of their length takes minutes.
         (Grammar.json({"type": "string", "pattern": "[" * 250_000}), "regex"),
         (Grammar.gbnf("root ::= " + "[" * 250_000), "not GBNF"),

@@ -1,10 +1,9 @@
 """Where a form has a few texts, only their own tokens are admitted: as the model's tokenizer splits them."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
-from constrained import allowed, open_forms, rules
+from constrained import allowed, rules
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -13,12 +12,6 @@ from splitinfer.grammar import rules as rules_module
 from splitinfer.llm.forms import AnswerForms
 
 WORDS = st.text("aekingqust -é", min_size=1, max_size=12)
-
-
-@pytest.fixture(scope="module")
-def made() -> Iterator[AnswerForms]:
-    with open_forms() as found:
-        yield found
 
 
 def answers(made: AnswerForms, grammar: object) -> list[list[int]]:

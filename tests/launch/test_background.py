@@ -108,10 +108,7 @@ def test_a_worker_without_a_record_was_started_by_hand(running: list[Process]):
 @pytest.mark.parametrize(
     ("process", "why"),
     [
-        (
-            worker(7, "--host", "127.0.0.1"),
-            "port 5577 listens to that machine only; start it with --host 0.0.0.0",
-        ),
+        (worker(7, "--host", "127.0.0.1"), "port 5577 listens to that machine only; start it with --host 0.0.0.0"),
         (worker(7, "--insecure", "--host", "0.0.0.0"), "was started with --insecure"),
     ],
 )

@@ -65,10 +65,7 @@ def test_a_host_that_has_this_machines_key_is_left_alone():
 
 
 def test_down_says_what_it_stopped_and_what_still_runs():
-    others = (
-        Found(5578, 72, How.SERVICE),
-        Found(5579, 73, How.UP, "air", KEY),
-    )
+    others = (Found(5578, 72, How.SERVICE), Found(5579, 73, How.UP, "air", KEY))
     made = MadeUp(mini=[replace(SEEN, stopped=(WORKER,), workers=others)], air=[SEEN])
     assert all(made.steps.down([MINI]))
     assert made.said == [
@@ -97,10 +94,7 @@ def test_down_says_what_it_stopped_and_what_still_runs():
         ),
         (Done(0, "This account is currently not available.\n"), "runs no commands as it should"),
         (DROPPED, "must work without a question. It said:\n  Connection to mini closed by remote host."),
-        (
-            Done(255, "", "Host key\x1b[2J has changed\n\nfailed.\n"),
-            ":\n  Host key [2J has changed\n  failed.",
-        ),
+        (Done(255, "", "Host key\x1b[2J has changed\n\nfailed.\n"), ":\n  Host key [2J has changed\n  failed."),
     ],
 )
 def test_what_stands_in_the_way_is_said_with_its_cure(ended: Done, said: str):

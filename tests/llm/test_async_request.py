@@ -3,46 +3,33 @@
 import asyncio
 import gc
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
 from weakref import ref
 
 import pytest
+from campaigns.serving import quick_model
 from stages import pipeline, prompt
 
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.demo import TARGET
 from splitinfer.errors import RequestError
 from splitinfer.llm import LLM
 from splitinfer.llm.async_request import LoopBell, bell_of_running_loop
+from tests.server.asgi import in_loop, until
 
 TALE = "Once upon a time there was a king who had three sons"
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
-AT_MOST = 60.0  # seconds
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with pipeline(TARGET, [6, 6]) as running:
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    with pipeline(quick_model(tmp_path_factory.mktemp("quick")), [1, 1]) as running:
         yield running
-
-
-def run(main: Coroutine[Any, Any, Any]) -> Any:
-    async def in_time() -> Any:
-        return await asyncio.wait_for(main, AT_MOST)
-
-    return asyncio.run(in_time())
 
 
 def params(**changes: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 24, **changes})
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread does; ``run`` bounds it."""
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 def is_idle(llm: LLM) -> bool:
@@ -51,74 +38,62 @@ def is_idle(llm: LLM) -> bool:
 
 
 @pytest.mark.parametrize("stop", [(), ("three",)])
-def test_a_loop_reads_what_a_thread_reads(llm: LLM, stop: tuple[str, ...]):
-    async def main() -> None:
-        events = [event async for event in llm.astream(TALE, params(stop=stop))]
-        whole = llm.generate(TALE, params(stop=stop))[0]
-        assert [t for event in events for t in event.token_ids] == whole.token_ids
-        assert "".join(event.text for event in events) == whole.text
-        assert events[-1].finish_reason == whole.finish_reason
-
-    run(main())
+@in_loop
+async def test_a_loop_reads_what_a_thread_reads(llm: LLM, stop: tuple[str, ...]):
+    events = [event async for event in llm.astream(TALE, params(stop=stop))]
+    whole = llm.generate(TALE, params(stop=stop))[0]
+    assert [t for event in events for t in event.token_ids] == whole.token_ids
+    assert "".join(event.text for event in events) == whole.text
+    assert events[-1].finish_reason == whole.finish_reason
 
 
-def test_an_output_knows_what_was_cached(llm: LLM):
-    async def main() -> None:
-        (await (await llm.asubmit(prompt(300, seed=9), params())).result())
-        again = await (await llm.asubmit(prompt(300, seed=9), params())).result()
-        assert (again.num_prompt_tokens, again.num_cached_tokens) == (300, 299)
-        assert again.queue_seconds is not None
-
-    run(main())
+@in_loop
+async def test_an_output_knows_what_was_cached(llm: LLM):
+    (await (await llm.asubmit(prompt(300, seed=9), params())).result())
+    again = await (await llm.asubmit(prompt(300, seed=9), params())).result()
+    assert (again.num_prompt_tokens, again.num_cached_tokens) == (300, 299)
+    assert again.queue_seconds is not None
 
 
-def test_a_task_that_is_cancelled_aborts_its_request(llm: LLM):
-    async def main() -> None:
-        task = asyncio.create_task((await llm.asubmit(TALE, LONG)).result())
-        await until(lambda: not is_idle(llm))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await until(lambda: is_idle(llm))
-
-    run(main())
+@in_loop
+async def test_a_task_that_is_cancelled_aborts_its_request(llm: LLM):
+    task = asyncio.create_task((await llm.asubmit(TALE, LONG)).result())
+    await until(lambda: not is_idle(llm))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: is_idle(llm))
 
 
-def test_leaving_early_aborts(llm: LLM):
-    async def main() -> None:
-        async with aclosing(llm.astream(TALE, LONG)) as events:
-            async for _ in events:
-                break
-        await until(lambda: is_idle(llm))
-
-    run(main())
+@in_loop
+async def test_leaving_early_aborts(llm: LLM):
+    async with aclosing(llm.astream(TALE, LONG)) as events:
+        async for _ in events:
+            break
+    await until(lambda: is_idle(llm))
 
 
-def test_an_abort_is_an_event(llm: LLM):
-    async def main() -> None:
-        request = await llm.asubmit(TALE, LONG)
-        async for _ in request:
-            request.abort()
-        assert request.output.finish_reason == "abort"
-
-    run(main())
+@in_loop
+async def test_an_abort_is_an_event(llm: LLM):
+    request = await llm.asubmit(TALE, LONG)
+    async for _ in request:
+        request.abort()
+    assert request.output.finish_reason == "abort"
 
 
-def test_a_wrong_argument_is_refused_at_once(llm: LLM):
-    async def main() -> None:
-        with pytest.raises(RequestError, match="timeout must be seconds over 0"):
-            await llm.asubmit(TALE, timeout=-1)
-        with pytest.raises(RequestError, match="the prompt is empty"):
-            await llm.asubmit([])
-
-    run(main())
+@in_loop
+async def test_a_wrong_argument_is_refused_at_once(llm: LLM):
+    with pytest.raises(RequestError, match="timeout must be seconds over 0"):
+        await llm.asubmit(TALE, timeout=-1)
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        await llm.asubmit([])
 
 
 def test_a_loop_that_is_closed_costs_the_engine_nothing(llm: LLM):
     async def main() -> Any:
         return await llm.asubmit(TALE, params(max_tokens=40, ignore_eos=True))
 
-    request = run(main())  # its loop is closed before the answer has come
+    request = asyncio.run(main())  # its loop is closed before the answer has come
     assert llm.generate(TALE, params())[0].finish_reason == "length"
     assert request.output.finish_reason is None
     request.abort()
@@ -127,27 +102,25 @@ def test_a_loop_that_is_closed_costs_the_engine_nothing(llm: LLM):
 # -- the bell --------------------------------------------------------------------------------------
 
 
-def test_nothing_is_missed_whenever_it_comes():
+@in_loop
+async def test_nothing_is_missed_whenever_it_comes():
     """A thread rings at any moment of the reader's; each ring is seen."""
 
-    async def main() -> None:
-        bell, reader, told = LoopBell(asyncio.get_running_loop()), asyncio.Event(), 0
+    bell, reader, told = LoopBell(asyncio.get_running_loop()), asyncio.Event(), 0
 
-        def tell() -> None:
-            nonlocal told
-            for _ in range(2000):
-                told += 1
-                bell.ring(reader)
+    def tell() -> None:
+        nonlocal told
+        for _ in range(2000):
+            told += 1
+            bell.ring(reader)
 
-        thread, seen = threading.Thread(target=tell), 0
-        thread.start()
-        while seen < 2000:
-            await reader.wait()
-            reader.clear()
-            seen = told
-        thread.join()
-
-    run(main())
+    thread, seen = threading.Thread(target=tell), 0
+    thread.start()
+    while seen < 2000:
+        await reader.wait()
+        reader.clear()
+        seen = told
+    thread.join()
 
 
 @pytest.mark.parametrize("rings", [False, True])

@@ -151,10 +151,7 @@ def test_what_does_not_fit_says_by_how_much():
 def test_a_pipeline_of_workers_alone(tiny_folder: Callable[..., Path], measured: list[str]):
     """The same tokens as in any other cut."""
     folder, prompt = tiny_folder("llama"), stages.prompt(9)
-    with (
-        stages.worker("tcp") as there,
-        LLM(model=str(folder), workers=[f"mini={there}"], aim=Aim.CONTEXT) as llm,
-    ):
+    with stages.worker("tcp") as there, LLM(model=str(folder), workers=[f"mini={there}"], aim=Aim.CONTEXT) as llm:
         assert llm.layout.num_layers == 4
         assert "Planned for context: " in llm.explanation
         output = llm.generate([prompt])[0]

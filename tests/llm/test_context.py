@@ -47,7 +47,7 @@ def test_a_draft_model_is_not_asked_beyond_its_own():
 
 
 def test_memory_decides_and_the_refusal_has_the_numbers():
-    with pipeline(TARGET, [6, 6], grows_context=True, kv_bytes=3_000_000) as llm:
+    with pipeline(TARGET, [6, 6], grows_context=True, kv_bytes=1_000_000) as llm:
         assert llm.context_length < llm.model_context_length == 4096
         assert llm.context_length % BLOCK == 0
         llm.kv_budget.check(llm.context_length)

@@ -54,10 +54,7 @@ def test_a_picture_comes_back_in_its_size() -> None:
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not a picture"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n", "not a picture"),
         (b"", "not a picture"),
-        (
-            struct.pack("<2sIHHIIiiHHIIiiII", b"BM", 54, 0, 0, 54, 40, 0, 4, 1, 24, 0, 0, 0, 0, 0, 0),
-            "not a picture",
-        ),
+        (struct.pack("<2sIHHIIiiHHIIiiII", b"BM", 54, 0, 0, 54, 40, 0, 4, 1, 24, 0, 0, 0, 0, 0, 0), "not a picture"),
         (png(4, 900), "times as long as wide"),
     ],
 )

@@ -1,8 +1,9 @@
 """A server's application without sockets: clients that read an answer as it comes, or whole, and the official ones."""
 
 import asyncio
+import functools
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -76,6 +77,16 @@ async def answer(application: Application, asked: Asked) -> Said:
     return await Client(application, asked).whole()
 
 
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test in an event loop of its own, which it leaves in time."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **more: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **more), SECONDS))
+
+    return run
+
+
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.001)
@@ -86,10 +97,10 @@ def posted(path: str, body: Any, *headers: tuple[str, str], method: str = "POST"
     return Asked(method, path, (*declared, *headers), body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
-def told(
-    application: Application, path: str, body: Any = None, *headers: tuple[str, str], method: str = "POST"
-) -> Said:
-    asked = Asked("GET", path, headers) if body is None else posted(path, body, *headers, method=method)
+def told(application: Application, path: str, body: Any = None, *headers: tuple[str, str], method: str = "") -> Said:
+    asked = (
+        Asked(method or "GET", path, headers) if body is None else posted(path, body, *headers, method=method or "POST")
+    )
     return asyncio.run(answer(application, asked))
 
 

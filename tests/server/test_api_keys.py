@@ -1,6 +1,5 @@
 """Keys and sessions: the file, what a running server makes of its changes, and what a key buys."""
 
-import asyncio
 import stat
 import threading
 import time
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pydantic
 import pytest
-from asgi import Client, answer, posted, told
+from asgi import Client, answer, in_loop, posted, told
 from typer.testing import CliRunner
 from valid_requests import TALE, Asked
 
@@ -173,7 +172,8 @@ def shows(key: str) -> tuple[str, str]:
     return ("Authorization", f"Bearer {key}")
 
 
-def test_a_key_that_is_changed_under_a_stream(llm: LLM, path: Path, laptop: str):
+@in_loop
+async def test_a_key_that_is_changed_under_a_stream(llm: LLM, path: Path, laptop: str):
     """What was admitted goes on; nothing more is; the new key is at once, under the same limits."""
     service = Service(llm, "demo", Gate(keys=ApiKeys([], path)))
     application = make_app(service)
@@ -182,39 +182,34 @@ def test_a_key_that_is_changed_under_a_stream(llm: LLM, path: Path, laptop: str)
         asked = Asked("GET", MODELS, (shows(key),)) if body is None else posted(CHAT, body, shows(key))
         return (await answer(application, asked)).status
 
-    async def main() -> None:
-        client = Client(application, posted(CHAT, LONG, shows(laptop)))
-        await client.part()
-        remove_key(path, "laptop")
-        assert await status(laptop) == 401
-        again = add_key(path, "laptop", concurrent=1)
-        assert await status(again) == 200
-        assert await status(again, LONG) == 429, "the old one's stream counts"
-        await client.part()
-        await client.leave()
-        assert service.num_running == 0
-        assert await status(again, {"messages": TALE, "max_tokens": 1}) == 200
-
-    asyncio.run(main())
+    client = Client(application, posted(CHAT, LONG, shows(laptop)))
+    await client.part()
+    remove_key(path, "laptop")
+    assert await status(laptop) == 401
+    again = add_key(path, "laptop", concurrent=1)
+    assert await status(again) == 200
+    assert await status(again, LONG) == 429, "the old one's stream counts"
+    await client.part()
+    await client.leave()
+    assert service.num_running == 0
+    assert await status(again, {"messages": TALE, "max_tokens": 1}) == 200
 
 
-def test_no_more_at_once_than_a_key_may_however_many_ask(llm: LLM, path: Path, laptop: str):
+@in_loop
+async def test_no_more_at_once_than_a_key_may_however_many_ask(llm: LLM, path: Path, laptop: str):
     service = Service(llm, "demo", Gate(keys=ApiKeys([], path)))
     application = make_app(service)
 
-    async def main() -> None:
-        clients = [Client(application, posted(CHAT, LONG, shows(laptop))) for _ in range(12)]
-        firsts = [await client.part() for client in clients]
-        assert sum(first.startswith(b"data: {") for first in firsts) == 3
-        assert service.num_running == 3
-        four = await answer(application, posted(CHAT, {**LONG, "n": 4}, shows(laptop)))
-        assert four.status == 400, "it never may"
-        for client in clients:
-            await client.leave()
-        statuses = sorted([(await client.whole()).status for client in clients])
-        assert (statuses, service.num_running) == ([200] * 3 + [429] * 9, 0)
-
-    asyncio.run(main())
+    clients = [Client(application, posted(CHAT, LONG, shows(laptop))) for _ in range(12)]
+    firsts = [await client.part() for client in clients]
+    assert sum(first.startswith(b"data: {") for first in firsts) == 3
+    assert service.num_running == 3
+    four = await answer(application, posted(CHAT, {**LONG, "n": 4}, shows(laptop)))
+    assert four.status == 400, "it never may"
+    for client in clients:
+        await client.leave()
+    statuses = sorted([(await client.whole()).status for client in clients])
+    assert (statuses, service.num_running) == ([200] * 3 + [429] * 9, 0)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +245,7 @@ def test_a_key_buys_a_session(llm: LLM):
     assert told(application, "/session", {}, session).status == 401, "a session does not prolong itself"
     assert told(application, MODELS, None, session, ("Origin", "http://localhost:1")).status == 403
     assert told(application, MODELS, None, ("Cookie", f"{SESSION_COOKIE}=chosen")).status == 401
-    ended = asyncio.run(answer(application, Asked("DELETE", "/session", (session,))))
+    ended = told(application, "/session", None, session, method="DELETE")
     assert ended.json == {"ended": True}
     assert told(application, MODELS, None, session).status == 401
 

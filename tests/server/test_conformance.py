@@ -327,6 +327,36 @@ def test_a_call_that_is_none_ends_as_an_error(http: httpx.Client, client: openai
     assert BROKEN[0] == document.choices[0].message.content, "a document has it as text"
 
 
+def test_the_clients_own_helpers_get_a_call_and_hand_its_outcome_back(
+    client: openai.OpenAI, claude: anthropic.Anthropic
+):
+    tools: Any = _functions(WEATHER)
+    asked: Any = {"model": "demo", "messages": ASKED, "tools": tools["/v1/chat/completions"]}
+    with client.chat.completions.stream(**asked) as chunks:
+        kinds = {event.type for event in chunks}
+        message = chunks.get_final_completion().choices[0].message
+    assert {"tool_calls.function.arguments.done", "content.delta"} <= kinds
+    (call,) = message.tool_calls
+    turns = [*ASKED, message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    told = client.chat.completions.create(**{**asked, "messages": turns}).choices[0]
+    assert (told.message.content, told.finish_reason) == (CALLED[1], "stop")
+    given: Any = {"model": "demo", "tools": tools["/v1/responses"]}
+    with client.responses.stream(**given, input=ASKED) as events:
+        kinds = {event.type for event in events}
+        output = events.get_final_response().output
+    assert {"response.function_call_arguments.done", "response.reasoning_text.delta"} <= kinds
+    outcome = {"type": "function_call_output", "call_id": output[-1].call_id, "output": "sunny"}
+    assert client.responses.create(**given, input=[*ASKED, *output, outcome]).output_text == CALLED[1]
+
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """Tells it."""
+        return f"sunny in {city}"
+
+    runner = claude.beta.messages.tool_runner(model="demo", max_tokens=100, messages=ASKED, tools=[weather])
+    assert runner.until_done().content[0].text == CALLED[1]
+
+
 # -- Open Responses --------------------------------------------------------------------------------
 
 NUMBER, TEXT, FLAG = (int, float), str, bool

@@ -22,10 +22,8 @@ from certificates import make_certificate, make_key
 from packaging.requirements import Requirement
 from processes import until
 from raw_http import Connection
-from stages import pipeline
 from stub_model import Model
 
-from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
 from splitinfer.server.connections import Limits
 from splitinfer.server.gate import Gate
@@ -58,12 +56,6 @@ def asks_long(path: str = CHAT, **more: Any) -> bytes:
 HEALTH, NOTHING = request("/health", HOST), request("/nothing", HOST)
 UNWANTED = request("/nothing", HOST, "Content-Length: 30000000", method="POST")
 CHUNKED = "Transfer-Encoding: chunked"
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with pipeline(TARGET, [6, 6]) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -147,18 +139,6 @@ def test_an_end_is_noticed_also_behind_further_requests(
     until(lambda: server.service.num_running == 1, "it is under way", AT_MOST)
     leave(made)
     until(lambda: server.service.num_running == 0, "it is over", AT_MOST)
-
-
-def test_a_request_is_cancelled_by_its_id(server: Server):
-    path, mine = f"http://127.0.0.1:{server.port}", {"X-Request-Id": "mine-1"}
-    asked = {**LONG, "stream": True}
-    with httpx.stream("POST", path + CHAT, json=asked, headers=mine, timeout=AT_MOST) as response:
-        assert response.headers["x-request-id"] == "mine-1"
-        lines = response.iter_lines()
-        next(lines)
-        assert httpx.delete(f"{path}/v1/requests/mine-1").json() == {"cancelled": True}
-        assert [line for line in lines if line][-1] == "data: [DONE]"
-    assert httpx.delete(f"{path}/v1/requests/mine-1").status_code == 404
 
 
 # -- what is answered ------------------------------------------------------------------------------

@@ -1,15 +1,13 @@
 """The dials of serving from outside: what may be asked, by whom, and that the engine goes by it."""
 
-import asyncio
 import json
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from asgi import answer, posted
+from asgi import told
 from raw_http import Said
-from valid_requests import Asked
 
 from splitinfer import SamplingParams
 from splitinfer.core.serving_options import SERVING_OPTIONS, ServingOptions
@@ -38,9 +36,7 @@ def service(tuned: LLM) -> Service:
 
 
 def asked(service: Service, key: str | None, changes: Any = None, method: str = "PATCH") -> Said:
-    shows = ("X-Api-Key", str(key))
-    made = Asked(method, PATH, (shows,)) if changes is None else posted(PATH, changes, shows, method=method)
-    return asyncio.run(answer(make_app(service), made))
+    return told(make_app(service), PATH, changes, ("X-Api-Key", str(key)), method=method)
 
 
 def read(service: Service, key: str | None = USER) -> tuple[dict[str, dict[str, Any]], bool]:

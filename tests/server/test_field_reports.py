@@ -31,9 +31,8 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 @pytest.mark.parametrize("more", [{}, {"response_format": FORM}], ids=["free", "form"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_reasoning_is_turned_off_in_either_way(client: openai.OpenAI, more: Any, temperature: float) -> None:
-    asked = {**ASKED, **more, "max_tokens": 60, "temperature": temperature}
+def test_reasoning_is_turned_off_in_either_way(client: openai.OpenAI, more: Any) -> None:
+    asked = {**ASKED, **more, "max_tokens": 60}
     effort = client.chat.completions.create(**asked, reasoning_effort="none").choices[0].message.to_dict()
     switch = {"chat_template_kwargs": {"enable_thinking": False}}
     said = client.chat.completions.create(**asked, extra_body=switch).choices[0].message.to_dict()
@@ -71,9 +70,7 @@ def test_an_answer_that_is_cut_ends_with_a_whole_character(client: openai.OpenAI
         assert _written(client, stream=stream, max_tokens=most) == (whole, "length")
 
 
-@pytest.mark.parametrize(
-    "most", [CONTEXT, *(pytest.param(n, marks=pytest.mark.nightly) for n in (CONTEXT - 1, 10**9)), None]
-)
+@pytest.mark.parametrize("most", [CONTEXT, *(pytest.param(n, marks=pytest.mark.nightly) for n in (CONTEXT - 1, None))])
 def test_an_answer_is_as_long_as_the_context_has_room(client: openai.OpenAI, most: int | None) -> None:
     free = {**ASKED, "extra_body": {"ignore_eos": True}}
     answer = client.chat.completions.create(**free, max_completion_tokens=most)
@@ -95,12 +92,3 @@ def test_a_prompt_that_fills_the_context_but_for_a_token_is_answered_by_one(clie
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(**ASKED, max_tokens=0)
-
-
-def test_what_only_openais_server_compacts_is_refused_by_name(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError):
-        client.post("/responses/compact", body={"model": "m", "input": "Hot?"}, cast_to=object)
-    for kind in ("compaction_trigger", "compaction"):
-        items: Any = [{"role": "user", "content": "Hot?"}, {"type": kind, "encrypted_content": "x"}]
-        with pytest.raises(openai.BadRequestError, match=kind):
-            client.responses.create(model="m", input=items)

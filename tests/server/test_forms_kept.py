@@ -60,13 +60,6 @@ def test_a_strict_call_that_is_begun_keeps_its_schema_and_other_text_is_free(cli
     assert client.chat.completions.create(**asked).choices[0].message.content
 
 
-def test_a_schema_that_cannot_be_enforced_is_refused_by_its_keyword(client: openai.OpenAI) -> None:
-    function = {"name": "f", "parameters": {"properties": {"a": {"uniqueItems": True}}}}
-    asked = {**ASKED, "tools": [{"type": "function", "function": function}], "tool_choice": "required"}
-    with pytest.raises(openai.BadRequestError, match=r'cannot be enforced: Unimplemented keys: \["uniqueItems"\]'):
-        client.chat.completions.create(**asked)
-
-
 @pytest.mark.parametrize("name", MARKERS)
 def test_a_schema_keeps_a_constant_that_names_a_marker(client: openai.OpenAI, name: str) -> None:
     """And what the answer's reader gets is the constant: none of it is taken for reasoning or a call."""

@@ -62,20 +62,6 @@ def test_a_mark_ends_an_answer(client: openai.OpenAI, llm: LLM):
     assert (choice.text, choice.finish_reason) == ("", "stop")
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "sentence"),
-    [
-        ("/v1/completions", {"prompt": "a", "suffix": "b", "echo": True}, "cannot be echoed"),
-        ("/infill", {"input_prefix": "a"}, "input_suffix must be given"),
-        ("/infill", {"input_prefix": "a", "input_suffix": "b", "mirostat": 2}, "mirostat is not supported"),
-        ("/infill", {"input_prefix": "a", "input_suffix": "b", "max_tokens": 2}, "its name here is n_predict"),
-    ],
-)
-def test_what_is_no_gap_is_refused(http: httpx.Client, path: str, body: dict[str, Any], sentence: str):
-    said = http.post(path, json=body)
-    assert (said.status_code, sentence in said.json()["error"]["message"]) == (400, True), said.text
-
-
 def test_a_model_without_marks_says_so():
     model = Model()
     model.filling = Tokenizer.from_folder(TARGET).filling  # type: ignore[attr-defined]

@@ -1,16 +1,14 @@
 """The cut of a running server, compared and loaded from outside."""
 
-import asyncio
 import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from asgi import answer, posted
+from asgi import told
 from raw_http import Said
 from stub_model import Model
-from valid_requests import Asked
 
 from splitinfer.core.layout import Layout, lay_out
 from splitinfer.errors import LayoutError, RequestError
@@ -49,9 +47,7 @@ class Cuttable(Model):
 
 def asked(llm: Any, key: str, query: str = "", body: Any = None) -> Said:
     service = Service(llm, "m", Gate(keys=ApiKeys(KEYS)))
-    shows = ("X-Api-Key", key)
-    made = Asked("GET", PATH + query, (shows,)) if body is None else posted(PATH, body, shows)
-    return asyncio.run(answer(make_app(service), made))
+    return told(make_app(service), PATH + query, body, ("X-Api-Key", key))
 
 
 def test_a_better_cut_is_told_and_loaded_by_whom_the_pipeline_obeys():

@@ -1,11 +1,9 @@
 """What clients are told: the same sentence in either API's form."""
 
-import asyncio
 import logging
 
 import pytest
-from asgi import answer
-from valid_requests import Asked
+from asgi import told
 
 from splitinfer.errors import ContextExceeded, Draining, ModelError, NotInstalled, PeerError, RequestError, WorkerLost
 from splitinfer.server.gate import Gate, Sessions
@@ -57,8 +55,8 @@ def test_errors_of_the_library(error: Exception, failure: str | None, status: in
 def test_a_pipeline_that_ends_may_be_there_again_soon():
     """A request is tokenized while SIGTERM comes. A model that has no tokenizer will have none later."""
     assert problem_of(Draining("the coordinator is shutting down")).headers == {"Retry-After": "10"}
-    for seconds, told in ((0.2, "1"), (1.2, "2")):
-        assert Problem(429, "No.", retry_after=seconds).headers == {"Retry-After": told}, "whole, and never 0"
+    for seconds, wait in ((0.2, "1"), (1.2, "2")):
+        assert Problem(429, "No.", retry_after=seconds).headers == {"Retry-After": wait}, "whole, and never 0"
     assert problem_of(ModelError("it has no tokenizer")).headers == {}
     assert Problem(401, "A key is needed.").headers == {"WWW-Authenticate": "Bearer"}
 
@@ -82,6 +80,6 @@ def test_a_request_between_the_servers_end_and_the_pipelines_is_refused_and_not_
     async def refused(*_: object) -> None:
         raise Draining("the coordinator is shutting down and takes no new requests")
 
-    said = asyncio.run(answer(Guard(refused, Gate(), Sessions()), Asked("GET", "/v1/models", (), b"")))
+    said = told(Guard(refused, Gate(), Sessions()), "/v1/models")
     assert (said.status, said.headers["retry-after"]) == (503, "10")
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []

@@ -2,11 +2,11 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
-from asgi import Client, answer, posted, until
+from asgi import Client, answer, in_loop, posted, until
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from valid_requests import Asked
@@ -88,135 +88,108 @@ class Shop:
         return await answer(self.app, posted(path, named | more, *headers))
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        async with asyncio.timeout(30):
-            await test()
-
-    asyncio.run(whole())
-
-
-def test_the_request_picks_and_what_does_not_fit_beside_it_goes():
-    async def test() -> None:
-        shop = Shop()
-        for wanted, by in ((None, "a"), ("b", "b"), ("b:latest", "b"), ("a", "a")):
-            assert (await shop.said(wanted)).json == {"by": by}
-        assert shop.log == ["+a", "-a", "+b", "-b", "+a"]
-        unknown = await shop.said("c")
-        assert (unknown.status, unknown.json["error"]["code"]) == (404, "model_not_found")
-        listed = (await answer(shop.app, Asked("GET", "/v1/models"))).json["data"]
-        assert [(one["id"], one["loaded"], one["context_length"]) for one in listed] == [
-            ("a", True, 64),
-            ("b", False, 128),
-        ]
-        shop.several.is_draining = True
-        assert (await shop.said("a")).status == 503
-        assert (await answer(shop.app, Asked("GET", "/health"))).status == 503
-
-    run(test)
+@in_loop
+async def test_the_request_picks_and_what_does_not_fit_beside_it_goes():
+    shop = Shop()
+    for wanted, by in ((None, "a"), ("b", "b"), ("b:latest", "b"), ("a", "a")):
+        assert (await shop.said(wanted)).json == {"by": by}
+    assert shop.log == ["+a", "-a", "+b", "-b", "+a"]
+    unknown = await shop.said("c")
+    assert (unknown.status, unknown.json["error"]["code"]) == (404, "model_not_found")
+    listed = (await answer(shop.app, Asked("GET", "/v1/models"))).json["data"]
+    assert [(one["id"], one["loaded"], one["context_length"]) for one in listed] == [("a", True, 64), ("b", False, 128)]
+    shop.several.is_draining = True
+    assert (await shop.said("a")).status == 503
+    assert (await answer(shop.app, Asked("GET", "/health"))).status == 503
 
 
-def test_two_that_fit_stay():
-    async def test() -> None:
-        shop = Shop(Bounds(140), "abc")
-        for name in ("a", "b", "a", "c"):
-            await shop.said(name)
-        assert shop.log == ["+a", "+b", "-b", "+c"]
-
-    run(test)
+@in_loop
+async def test_two_that_fit_stay():
+    shop = Shop(Bounds(140), "abc")
+    for name in ("a", "b", "a", "c"):
+        await shop.said(name)
+    assert shop.log == ["+a", "+b", "-b", "+c"]
 
 
-def test_what_is_in_use_stays_and_who_came_first_is_first():
-    async def test() -> None:
-        shop = Shop()
-        await shop.said("a")
-        shop.goes_on.clear()
-        using = Client(shop.app, posted(CHAT, {"model": "a"}))
-        await until(lambda: shop.several.num_running == 1)
-        other = Client(shop.app, posted(CHAT, {"model": "b"}))
-        await until(lambda: shop.several.num_running == 2)
-        late = Client(shop.app, posted(CHAT, {"model": "a"}))  # "a" has to go now
-        gone = Client(shop.app, posted(CHAT, {"model": "b"}))
-        await until(lambda: shop.several.num_running == 4)
-        await gone.leave()
-        assert shop.log == ["+a"]
-        shop.goes_on.set()
-        assert [(await each.whole()).json["by"] for each in (using, other, late)] == ["a", "b", "a"]
-        assert shop.log == ["+a", "-a", "+b", "-b", "+a"]
-        assert shop.several.num_running == 0
-
-    run(test)
+@in_loop
+async def test_what_is_in_use_stays_and_who_came_first_is_first():
+    shop = Shop()
+    await shop.said("a")
+    shop.goes_on.clear()
+    using = Client(shop.app, posted(CHAT, {"model": "a"}))
+    await until(lambda: shop.several.num_running == 1)
+    other = Client(shop.app, posted(CHAT, {"model": "b"}))
+    await until(lambda: shop.several.num_running == 2)
+    late = Client(shop.app, posted(CHAT, {"model": "a"}))  # "a" has to go now
+    gone = Client(shop.app, posted(CHAT, {"model": "b"}))
+    await until(lambda: shop.several.num_running == 4)
+    await gone.leave()
+    assert shop.log == ["+a"]
+    shop.goes_on.set()
+    assert [(await each.whole()).json["by"] for each in (using, other, late)] == ["a", "b", "a"]
+    assert shop.log == ["+a", "-a", "+b", "-b", "+a"]
+    assert shop.several.num_running == 0
 
 
-def test_one_that_is_just_about_to_go_takes_no_request():
-    async def test() -> None:
-        shop = Shop()
-        await shop.said("a")
-        other, same = shop.several.ask("b"), shop.several.ask("a")
-        assert not same.done()
-        await other
-        shop.several.release(other)
-        await same
-        assert shop.log == ["+a", "-a", "+b", "-b", "+a"]
-
-    run(test)
+@in_loop
+async def test_one_that_is_just_about_to_go_takes_no_request():
+    shop = Shop()
+    await shop.said("a")
+    other, same = shop.several.ask("b"), shop.several.ask("a")
+    assert not same.done()
+    await other
+    shop.several.release(other)
+    await same
+    assert shop.log == ["+a", "-a", "+b", "-b", "+a"]
 
 
-def test_who_rests_is_unloaded():
-    async def test() -> None:
-        shop = Shop(Bounds(100, ttl=0.05))
-        await shop.said("a")
-        await until(lambda: shop.several.turn() is None and shop.log == ["+a", "-a"])
-        figures = await answer(shop.app, Asked("GET", "/v1/models"))
-        assert not any(one["loaded"] for one in figures.json["data"])
-        assert (await answer(shop.app, Asked("GET", "/health"))).status == 200
-        assert (await shop.said("a")).json == {"by": "a"}
-
-    run(test)
+@in_loop
+async def test_who_rests_is_unloaded():
+    shop = Shop(Bounds(100, ttl=0.05))
+    await shop.said("a")
+    await until(lambda: shop.several.turn() is None and shop.log == ["+a", "-a"])
+    figures = await answer(shop.app, Asked("GET", "/v1/models"))
+    assert not any(one["loaded"] for one in figures.json["data"])
+    assert (await answer(shop.app, Asked("GET", "/health"))).status == 200
+    assert (await shop.said("a")).json == {"by": "a"}
 
 
-def test_one_that_does_not_fit_after_all_is_loaded_in_place_of_others():
-    async def test() -> None:
-        shop = Shop(Bounds(1000))
-        await shop.said("a")
+@in_loop
+async def test_one_that_does_not_fit_after_all_is_loaded_in_place_of_others():
+    shop = Shop(Bounds(1000))
+    await shop.said("a")
 
-        def load() -> None:
-            if shop.log == ["+a"]:
-                raise CannotFit("1 GB too little")
+    def load() -> None:
+        if shop.log == ["+a"]:
+            raise CannotFit("1 GB too little")
 
-        shop.loads = load
-        assert (await shop.said("b")).json == {"by": "b"}
-        assert (await shop.said("a")).json == {"by": "a"}
-        assert shop.log == ["+a", "-a", "+b", "-b", "+a"]
-
-    run(test)
+    shop.loads = load
+    assert (await shop.said("b")).json == {"by": "b"}
+    assert (await shop.said("a")).json == {"by": "a"}
+    assert shop.log == ["+a", "-a", "+b", "-b", "+a"]
 
 
-def test_a_pipeline_that_has_failed_is_loaded_again():
-    async def test() -> None:
-        shop = Shop()
-        await shop.said("a")
-        shop.made[0].failure = "lost"
-        assert (await shop.said("a")).json == {"by": "a"}
-        assert shop.log == ["+a", "-a", "+a"]
-
-    run(test)
+@in_loop
+async def test_a_pipeline_that_has_failed_is_loaded_again():
+    shop = Shop()
+    await shop.said("a")
+    shop.made[0].failure = "lost"
+    assert (await shop.said("a")).json == {"by": "a"}
+    assert shop.log == ["+a", "-a", "+a"]
 
 
 @pytest.mark.parametrize(("error", "again"), [(PeerError("mini 10.0.0.3 is away"), "5"), (ModelError("damaged"), None)])
-def test_one_that_cannot_be_loaded_is_told_to_those_who_wait(error: Exception, again: str | None):
+@in_loop
+async def test_one_that_cannot_be_loaded_is_told_to_those_who_wait(error: Exception, again: str | None):
     def fail() -> None:
         raise error
 
-    async def test() -> None:
-        shop = Shop(loads=fail)
-        first, second = await asyncio.gather(shop.said("a"), shop.said("b"))
-        for said in (first, second):
-            assert (said.status, said.headers.get("retry-after")) == (503, again)
-            assert "cannot be loaded now" in said.json["error"]["message"]
-            assert "10.0.0.3" not in said.body.decode()
-
-    run(test)
+    shop = Shop(loads=fail)
+    first, second = await asyncio.gather(shop.said("a"), shop.said("b"))
+    for said in (first, second):
+        assert (said.status, said.headers.get("retry-after")) == (503, again)
+        assert "cannot be loaded now" in said.json["error"]["message"]
+        assert "10.0.0.3" not in said.body.decode()
 
 
 SLOW = {"stream": True}
@@ -228,50 +201,46 @@ ENDS = {
 
 
 @pytest.mark.parametrize("path", ENDS)
-def test_a_stream_is_pinged_while_its_model_is_loaded(path: str, monkeypatch: pytest.MonkeyPatch):
+@in_loop
+async def test_a_stream_is_pinged_while_its_model_is_loaded(path: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(several, "PING_EVERY", 0.01)
     ping, end = ENDS[path]
 
-    async def test() -> None:
-        there, fails = threading.Event(), [True]
+    there, fails = threading.Event(), [True]
 
-        def load() -> None:
-            there.wait(20)
-            if fails:
-                raise PeerError("no")
+    def load() -> None:
+        there.wait(20)
+        if fails:
+            raise PeerError("no")
 
-        shop = Shop(loads=load)
-        asked = posted(path, {"model": "a", **({} if path == "/api/chat" else SLOW)})
-        client = Client(shop.app, asked)
-        assert await client.part() == ping
-        there.set()
-        said = await client.whole()
-        assert (said.status, end in said.body.decode()) == (200, True)
-        there.clear()
-        fails.clear()
-        client = Client(shop.app, asked)
-        assert await client.part() == ping
-        there.set()
-        said = await client.whole()
-        assert said.body.endswith(b'{"by":"a"}')
-        assert said.status == 200
-
-    run(test)
+    shop = Shop(loads=load)
+    asked = posted(path, {"model": "a", **({} if path == "/api/chat" else SLOW)})
+    client = Client(shop.app, asked)
+    assert await client.part() == ping
+    there.set()
+    said = await client.whole()
+    assert (said.status, end in said.body.decode()) == (200, True)
+    there.clear()
+    fails.clear()
+    client = Client(shop.app, asked)
+    assert await client.part() == ping
+    there.set()
+    said = await client.whole()
+    assert said.body.endswith(b'{"by":"a"}')
+    assert said.status == 200
 
 
-def test_the_impatient_are_told_when_to_come_again():
-    async def test() -> None:
-        there = threading.Event()
-        shop = Shop(loads=lambda: there.wait(20))
-        said = await shop.said("a", CHAT, ("X-Splitinfer-Timeout", "0.01"))
-        assert (said.status, said.headers["retry-after"]) == (503, "5")
-        there.set()
-        assert (await shop.said("a")).status == 200
-        shop.several.drain(1.0)
-        shop.several.close()
-        assert shop.log == ["+a", "~a", "-a"]
-
-    run(test)
+@in_loop
+async def test_the_impatient_are_told_when_to_come_again():
+    there = threading.Event()
+    shop = Shop(loads=lambda: there.wait(20))
+    said = await shop.said("a", CHAT, ("X-Splitinfer-Timeout", "0.01"))
+    assert (said.status, said.headers["retry-after"]) == (503, "5")
+    there.set()
+    assert (await shop.said("a")).status == 200
+    shop.several.drain(1.0)
+    shop.several.close()
+    assert shop.log == ["+a", "~a", "-a"]
 
 
 def test_without_a_model_its_figures_are_refused():

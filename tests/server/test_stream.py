@@ -1,20 +1,17 @@
 """Streams: pings in silence, an end with the client, and nothing left behind."""
 
 import asyncio
-import functools
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from asgi import scope_of, until
+from asgi import in_loop, scope_of, until
 from valid_requests import Asked
 
 from splitinfer.server.gate import Gate, Sessions
 from splitinfer.server.guard import Guard
 from splitinfer.server.stream import COMMENT_PING, EventStream, event
-
-AT_MOST = 30.0  # seconds, for what takes none
 
 
 class Client:
@@ -66,14 +63,6 @@ class Source:
                 yield each
         finally:
             self.is_closed = True
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(*args: Any, **more: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **more), AT_MOST))
-
-    return run
 
 
 @in_loop

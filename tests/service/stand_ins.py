@@ -139,6 +139,14 @@ class StandIns:
     def say(self, name: str, text: str = "") -> None:
         (self.folder / name).write_text(text)
 
+    def log(self, text: str) -> Path:
+        """The worker has written this."""
+        self.say("journal", text)
+        file = self.place.home / "Library/Logs/splitinfer/worker.log"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
     def calls(self) -> list[str]:
         """What was called since the last time, without looking."""
         file = self.folder / "calls"

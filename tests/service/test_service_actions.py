@@ -31,6 +31,7 @@ def lines(there: StandIns) -> list[str]:
 
 
 def put(there: StandIns, definition: Definition = ASKED, *, force: bool = False) -> bool:
+    there.calls()
     return install(definition, manager(there), there.place, force=force)
 
 
@@ -67,7 +68,6 @@ def test_a_unit_is_installed(make: Make):
 def test_the_same_again_changes_nothing(platform: str, make: Make):
     there = make(platform)
     put(there)
-    there.calls()
     assert not put(there)
     assert there.calls() == []
     assert put(there, force=True)
@@ -78,7 +78,6 @@ def test_the_same_again_changes_nothing(platform: str, make: Make):
 def test_other_options_need_force(platform: str, make: Make):
     there = make(platform)
     put(there)
-    there.calls()
     with pytest.raises(ConfigError, match=r"5577`, and you asked for `.* 6000`; nothing was done; --force"):
         put(there, OTHER)
     with pytest.raises(ConfigError, match=r"with other variables \(HF_HOME=/Volumes/Models/hf, and none here\)"):
@@ -128,11 +127,7 @@ def test_root_and_other_systems_are_refused(platform: str, make: Make):
 def test_what_ends_at_once_is_not_installed(platform: str, make: Make):
     there = make(platform)
     there.say("printed", FAILED[platform])
-    said = "10:00:01 splitinfer: tcp://0.0.0.0:5577 is in use"
-    there.say("journal", f"begin\n{said}\n")
-    log = there.place.home / "Library/Logs/splitinfer/worker.log"
-    log.parent.mkdir(parents=True)
-    log.write_text(f"begin\n{said}\n")
+    there.log("begin\n10:00:01 splitinfer: tcp://0.0.0.0:5577 is in use\n")
     with pytest.raises(
         ConfigError, match=r"ended at once \(exit code 1\); its log ends with: begin / .*5577 is in use"
     ):
@@ -158,7 +153,6 @@ def test_launchd_is_given_time_to_let_go_and_to_take_up(make: Make):
     put(there)
     there.say("lingers", "\n" * 3)
     there.say("busy", "\n" * 2)
-    there.calls()
     assert put(there, OTHER, force=True)
     assert [call.split()[1] for call in there.calls()] == [
         "bootout", "enable", "bootstrap", "bootstrap", "bootstrap", "kickstart"
@@ -169,9 +163,7 @@ def test_launchd_is_given_time_to_let_go_and_to_take_up(make: Make):
 def test_what_is_removed_is_gone_and_the_log_stays(platform: str, make: Make):
     there = make(platform)
     put(there)
-    log = there.place.home / "Library/Logs/splitinfer/worker.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("begin\n")
+    log = there.log("begin\n")
     assert remove(manager(there))
     assert not manager(there).file.exists()
     assert not manager(there).state().is_loaded
@@ -184,10 +176,7 @@ def test_the_status_shows_what_runs_and_the_end_of_the_log(platform: str, make: 
     there = make(platform)
     assert lines(there) == ["worker: not installed; `splitinfer service install` does it"]
     put(there)
-    there.say("journal", "worker waits\n")
-    log = there.place.home / "Library/Logs/splitinfer/worker.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("worker waits\n")
+    there.log("worker waits\n")
     assert lines(there) == [
         "worker: runs, process 4242",
         "  command  /Users/me/.local/bin/splitinfer worker --host 0.0.0.0 --port 5577",

@@ -17,16 +17,7 @@ from splitinfer.service.systemd import Systemd
 
 PLACE = Place("darwin", Path("/Users/me"), 501)
 AGENT, USER_UNIT = Launchd(PLACE), Systemd(PLACE)
-ODD = (
-    "we ird",
-    "%h $HOME ${HOME} `id`",
-    '"quoted"',
-    "it's",
-    "back\\slash \\n",
-    ";",
-    "ü 🐺",
-    "",
-)
+ODD = ("we ird", "%h $HOME ${HOME} `id`", '"quoted"', "it's", "back\\slash \\n", ";", "ü 🐺", "")
 
 words = st.lists(st.text(st.characters(blacklist_categories=["Cs", "Cc"])), min_size=1, max_size=5)
 

@@ -10,15 +10,7 @@ from weights import FILE, described
 
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError
-from splitinfer.store.manifest import (
-    Manifest,
-    SmallFile,
-    is_small_file,
-    is_weight_file,
-    pack,
-    unpack,
-    with_files,
-)
+from splitinfer.store.manifest import Manifest, SmallFile, is_small_file, is_weight_file, pack, unpack, with_files
 
 HOSTILE = [
     "../config.json", "/etc/config.json", "a/config.json", "a\\config.json", "..", ".", "", ".config.json", "con.json",

@@ -80,37 +80,13 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_
         ("<tool_call>[1]</tool_call>", [TextPart("<tool_call>[1]</tool_call>")]),
         ('<tool_call>{"name": 3}</tool_call>', [TextPart('<tool_call>{"name": 3}</tool_call>')]),
         ('<tool_call>{"name": "now"}</tool_call>', [ToolCallPart("now", "{}")]),
+        ('<tool_call>{"name": "w", "arguments": "{\\"città\\": 1}"}</tool_call>', [ToolCallPart("w", '{"città": 1}')]),
+        ('<tool_call>{"name": "w", "arguments": {"å": "a\\ud83d \\ude00"}}</tool_call>',
+         [ToolCallPart("w", '{"å": "a\ufffd \ufffd"}')]),
     ],
-)
+)  # fmt: skip
 def test_an_answer_is_told_apart_however_it_is_cut(text: str, parts: list[AnswerPart], cut: int):
     assert parsed(text, cut=cut) == parts
-
-
-def test_arguments_that_came_as_text_become_an_object():
-    (call,) = parsed('<tool_call>{"name": "w", "arguments": "{\\"città\\": 1}"}</tool_call>')
-    assert call == ToolCallPart("w", '{"città": 1}')
-
-
-def test_half_a_character_in_a_call_is_a_broken_one():
-    (call,) = parsed('<tool_call>{"name": "w", "arguments": {"città": "a\\ud83d b\\ude00"}}</tool_call>')
-    assert call == ToolCallPart("w", '{"città": "a\ufffd b\ufffd"}')
-
-
-@pytest.mark.parametrize(
-    ("parser", "text"),
-    [
-        ("mistral", '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}}]'),
-        ("mistral", '[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}'),
-        ("pythonic", '<|tool_call_start|>[weather(city="Oslo")]<|tool_call_end|>'),
-        (
-            "qwen3_coder",
-            "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>",
-        ),
-        ("glm47", "<tool_call>weather<arg_key>city</arg_key><arg_value>Oslo</arg_value></tool_call>"),
-    ],
-)
-def test_other_models_calls(parser: str, text: str):
-    assert parsed(text, wrapper(parser, thinks=False), cut=2) == [OSLO]
 
 
 def test_calls_have_other_ids():

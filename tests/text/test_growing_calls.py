@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from splitinfer.text.answer import AnswerFormat, AnswerPart, BrokenCall, TextPart, ToolCallPart, joined
 from splitinfer.text.growing_calls import CallPiece, GrowingCalls
 from tests.text.test_answer import wrapper
-from tests.text.test_whole_calls import _ENDS, SYNTAXES, WITH_ONE, written
+from tests.text.test_whole_calls import ENDS, SYNTAXES, WITH_ONE, found_in, written
 
 PROPERTIES = {
     "path": {"type": "string"}, "content": {"type": "string"}, "lines": {"type": "integer"},
@@ -73,13 +73,12 @@ def test_pieces_are_the_whole(syntax: str, value: str, ends: str, cuts: list[int
         same(syntax, text, cuts)
 
 
-@pytest.mark.parametrize(("syntax", "word"), [
-    (syntax, word) for syntax, words in _ENDS.items() for word in words if (syntax, word) != ("minicpm5", "</function>")
-])  # fmt: skip
-@pytest.mark.parametrize("cuts", [(1,), (3, 8)])
-def test_a_word_that_ends_something_is_a_part_of_a_text(syntax: str, word: str, cuts: Sequence[int]) -> None:
-    call = ("write", {"path": "a.py", "content": f"x = 1\n{word}\nREST of the file"})
-    same(syntax, wrapped(syntax, written(syntax, call)), cuts)
+@pytest.mark.parametrize(("syntax", "word"), [(syntax, word) for syntax, words in ENDS.items() for word in words])
+def test_a_word_that_ends_something_is_a_part_of_a_text(syntax: str, word: str) -> None:
+    arguments = {"path": "a.py", "content": f"x = 1\n{word}\nREST of the file"}
+    assert found_in(syntax, written(syntax, ("write", arguments))) == [("write", arguments)]
+    for cuts in [(1,), (3, 8)] if (syntax, word) != ("minicpm5", "</function>") else []:
+        same(syntax, wrapped(syntax, written(syntax, ("write", arguments))), cuts)
 
 
 _P, _V = "<arg_key>{}</arg_key><arg_value>", "</arg_value>"
@@ -102,7 +101,7 @@ FORMS = {
         "<function=write><parameter=path>NULL</parameter><parameter=other>nul</parameter></function>",
     ],
     "minimax_m2": [
-        '<invoke name="write"><parameter name="lines">3</parameter></invoke>\n<invoke name="read"></invoke>',
+        '<invoke name="write"><parameter name="lines">3</parameter></invoke>\n<invoke name="read"></invoke>'
     ],
     "glm47": [
         "write" + _P.format("lines") + "3" + _V + "\n" + _P.format("any") + "[1]" + _V,
@@ -111,7 +110,7 @@ FORMS = {
     "minicpm5": ['"write"><param name="content"><![CDATA[a < b && c\n]]></param>'],
     "kimi_k3": [
         '<|open|>call tool="f" index="1"<|sep|><|open|>json type="object"<|sep|>{"a": 1}<|close|>json<|sep|>'
-        "<|close|>call<|sep|>",
+        "<|close|>call<|sep|>"
     ],
     "gemma4": ['call:f{a:1,b:[true,{c:<|"|>x: {y}, "z"<|"|>}],d:{}}'],
     "function_gemma": ["call:f{a:1,b:Oslo,c:<escape>x<escape>}"],

@@ -92,16 +92,6 @@ def test_vocabulary_hash_tells_vocabularies_apart(tokenizer: Tokenizer, tmp_path
     assert other.vocabulary_hash != tokenizer.vocabulary_hash
 
 
-def test_chat_template(tmp_path: Path):
-    template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
-    template += "{% if add_generation_prompt %}:{% endif %}"
-    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)
-    tokenizer = Tokenizer.from_folder(tmp_path)
-    without = tokenizer.encode("<|user|>Hello\n<|assistant|>there\n")
-    assert tokenizer.encode_chat(CHAT, opens_answer=False) == without
-    assert tokenizer.encode_chat(CHAT) == tokenizer.encode("<|user|>Hello\n<|assistant|>there\n:")
-
-
 def test_a_model_without_template_gets_the_contents(tmp_path: Path):
     config = copy_of_target(tmp_path) / "tokenizer_config.json"
     edit(config, chat_template=None)
@@ -233,32 +223,6 @@ def test_tools_need_a_template(tmp_path: Path):
         Tokenizer.from_folder(tmp_path).encode_chat([{"role": "user", "content": "a"}], tools=[{"type": "function"}])
 
 
-def test_a_template_without_tools_has_them_in_the_system_turn_and_calls_are_read(tmp_path: Path):
-    """As SmolLM2's: contents alone, and a system message of its own."""
-    template = (
-        "{% for m in messages %}{% if loop.first and messages[0]['role'] != 'system' %}(system:You are small)"
-        "{% endif %}{{ '(' + m['role'] + ':' + m['content'] + ')' }}{% endfor %}"
-    )
-    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)
-    tokenizer = Tokenizer.from_folder(tmp_path)
-    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
-    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
-    result = {"role": "tool", "tool_call_id": "a", "content": "Rain."}
-    chat = [{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "", "tool_calls": [call]}, result]
-    written = tokenizer.render_chat(chat, tools=tools)
-    system, user, answer, back = written.removesuffix(")").split(")(")
-    assert '{"name": "weather", "parameters": {"type": "object"}}' in system
-    assert "You are small" not in system
-    assert user == "user:Rain?"
-    assert answer == 'assistant:<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-    assert back == "user:<tool_response>\nRain.\n</tool_response>"
-    assert tokenizer.tool_syntax == "json_tools"
-    parser = tokenizer.answer_format.parser([], tools)
-    read = [*parser.feed(answer.removeprefix("assistant:")), *parser.finish()]
-    assert [(one.name, one.arguments) for one in read] == [("weather", '{"city": "Oslo"}')]  # type: ignore[union-attr]
-    assert tokenizer.render_chat(chat[:1]) == "(system:You are small)(user:Rain?)"
-
-
 def test_special_tokens_may_be_left_out(tmp_path: Path):
     shutil.copytree(TARGET, tmp_path, dirs_exist_ok=True)
     written = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -274,42 +238,11 @@ def test_special_tokens_may_be_left_out(tmp_path: Path):
     assert tokenizer.encode("Once") == [first, *tokenizer.encode("Once", adds_special=False)]
 
 
-SYSTEM_ANYWHERE = [
-    {"role": "system", "content": "s"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"},
-    {"role": "system", "content": "t"}, {"role": "user", "content": "v"},
-]  # fmt: skip
-_LATER = "m.role == 'system' and not loop.first"
-_REFUSES = {
-    "no later system": _LATER,
-    "no system": "m.role == 'system'",
-    "no turns in a row": f"({_LATER}) or (not loop.first and m.role == loop.previtem.role)",
-    "nothing": "false",
-}
-
-
-@pytest.mark.parametrize(
-    ("refuses", "written"),
-    [
-        ("no later system", "(system:s)(user:u)(assistant:a)(user:t\n\nv)"),
-        ("no system", "(user:s\n\nu)(assistant:a)(user:t\n\nv)"),
-        ("no turns in a row", "(system:s)(user:u)(assistant:a)(user:t\n\nv)"),
-        ("nothing", "(system:s)(user:u)(assistant:a)(system:t)(user:v)"),
-    ],
-)
-def test_the_system_may_speak_where_a_template_does_not_know_it(tmp_path: Path, refuses: str, written: str):
-    check = "{% if " + _REFUSES[refuses] + " %}{{ raise_exception('not this') }}{% endif %}"
-    template = "{% for m in messages %}" + check + "({{ m.role }}:{{ m.content }}){% endfor %}"
-    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)
-    tokenizer = Tokenizer.from_folder(tmp_path)
-    assert tokenizer.render_chat(SYSTEM_ANYWHERE) == written
-    assert tokenizer.decode(tokenizer.encode_chat(SYSTEM_ANYWHERE)) == written
-
-
 def test_a_refusal_is_that_of_the_conversation_itself(tmp_path: Path):
     template = "{{ raise_exception('not ' ~ messages[0].role) }}"
     edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)
     with pytest.raises(RequestError, match="refuses these messages: not system"):
-        Tokenizer.from_folder(tmp_path).encode_chat(SYSTEM_ANYWHERE)
+        Tokenizer.from_folder(tmp_path).encode_chat([{"role": "system", "content": "s"}, *CHAT])
 
 
 @pytest.mark.parametrize("knows_marks", [True, False])

@@ -1,15 +1,13 @@
 """Figures as families: what each name says, and that requests cannot make new series."""
 
-import asyncio
 from dataclasses import replace
 from typing import cast
 
 import pytest
-from asgi import answer
+from asgi import told as told_of
 from figures import DRAFTS, HEALTH, STATS, Model
 from prometheus_client.core import Metric
 from starlette.routing import Router
-from valid_requests import JSON, Asked
 
 from splitinfer.errors import QueueFull
 from splitinfer.llm import LLM
@@ -89,7 +87,7 @@ def test_who_is_turned_away_is_counted():
 def test_series_stay_bounded_whatever_clients_send(method: str, path: str):
     service = Service(cast(LLM, Model()), "demo")
     application = make_app(service)
-    asyncio.run(answer(application, Asked(method, path, (JSON, ("User-Agent", path)), b'{"model": "other"}')))
+    told_of(application, path, {"model": "other"}, ("User-Agent", path), method=method)
     ((route, status),) = service.meters.responses
     router = application._app
     assert isinstance(router, Router)

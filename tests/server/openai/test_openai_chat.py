@@ -215,21 +215,6 @@ def test_logprobs_have_text_and_bytes_also_of_half_a_character():
     ]
 
 
-def test_every_chunk_has_the_usage_so_far_where_that_is_asked_for():
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    _, shape = asked(stream=True, stream_options=options)
-    so_far = iter([Usage(3, 0, 1), Usage(3, 0, 2)])
-    made = ChatWriter("chatcmpl-1", 1, shape, {}.__getitem__, usage_now=lambda: next(so_far))
-    sent = [json.loads(made.written(Piece(0, (TextPart(text),))).removeprefix(b"data: ")) for text in "ab"]
-    assert [chunk["usage"]["completion_tokens"] for chunk in sent] == [1, 2]
-    text = CompletionWriter(
-        "cmpl-1", 1, shape, {}.__getitem__, usage_now=lambda: Usage(3, 0, 1), wanted=Completions((), shape)
-    )
-    assert json.loads(text.written(Piece(0, (TextPart("a"),)))[6:])["usage"]["total_tokens"] == 4
-    _, alone = asked(stream=True, stream_options={"continuous_usage_stats": True})
-    assert "usage" not in ChatWriter("chatcmpl-1", 1, alone, {}.__getitem__).chunk([])
-
-
 class Failing:
     usage, num_choices = Usage(1), 1
 

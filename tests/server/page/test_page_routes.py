@@ -1,13 +1,12 @@
 """The page's files and figures, by the real application without sockets."""
 
-import asyncio
 import hashlib
 import json
 import re
 from pathlib import Path
 
 import pytest
-from asgi import SECONDS, answer
+from asgi import answer, in_loop, told
 from page_reader import FIGURES, KEY, Reader
 from raw_http import Said
 from valid_requests import Asked
@@ -30,7 +29,7 @@ def service(llm: LLM) -> Service:
 
 
 def got(service: Service, path: str, *headers: tuple[str, str], method: str = "GET") -> Said:
-    return asyncio.run(answer(make_app(service), Asked(method, path, headers, b"")))
+    return told(make_app(service), path, None, *headers, method=method)
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -112,54 +111,48 @@ def test_figures_need_a_key(service: Service):
     assert "body" not in got(service, FIGURES, KEY, method="HEAD").body.decode()
 
 
-def test_a_page_sees_the_steps_of_a_request_and_nothing_of_its_prompt(service: Service, llm: LLM):
-    async def look() -> None:
-        reader = Reader(service)
-        assert (await reader.next("pipeline"))["context"] == llm.context_length
-        await reader.next("figures")
-        secret = "The secret word is xylophone."
-        async for _ in llm.astream(secret, splitinfer.SamplingParams(max_tokens=12, ignore_eos=True)):
-            pass
-        kinds, lacking = set[str](), {"spans", "tokens", "bytes"}
-        while lacking:
-            figures = await reader.next("figures")
-            assert len(figures["tracks"]) == len(figures["stages"]) == 2
-            kinds |= {span[2] for span in figures["tracks"][1]}
-            lacking -= {"spans"} if kinds else set()
-            lacking -= {"tokens"} if figures["generated_per_second"] > 0 else set()
-            lacking -= {"bytes"} if figures["links"][0]["bytes_per_second"] > 0 else set()
-            assert "xylophone" not in json.dumps(figures)
-            assert len(json.dumps(figures)) < 8000
-        assert kinds <= {"p", "d", "m", "f"}
-        await reader.leave()
-
-    asyncio.run(look())
+@in_loop
+async def test_a_page_sees_the_steps_of_a_request_and_nothing_of_its_prompt(service: Service, llm: LLM):
+    reader = Reader(service)
+    assert (await reader.next("pipeline"))["context"] == llm.context_length
+    await reader.next("figures")
+    secret = "The secret word is xylophone."
+    async for _ in llm.astream(secret, splitinfer.SamplingParams(max_tokens=12, ignore_eos=True)):
+        pass
+    kinds, lacking = set[str](), {"spans", "tokens", "bytes"}
+    while lacking:
+        figures = await reader.next("figures")
+        assert len(figures["tracks"]) == len(figures["stages"]) == 2
+        kinds |= {span[2] for span in figures["tracks"][1]}
+        lacking -= {"spans"} if kinds else set()
+        lacking -= {"tokens"} if figures["generated_per_second"] > 0 else set()
+        lacking -= {"bytes"} if figures["links"][0]["bytes_per_second"] > 0 else set()
+        assert "xylophone" not in json.dumps(figures)
+        assert len(json.dumps(figures)) < 8000
+    assert kinds <= {"p", "d", "m", "f"}
+    await reader.leave()
     assert llm._engine.figures.watch is None, "when nobody looks, no step is kept"
 
 
-def test_who_looks_is_counted(service: Service):
+@in_loop
+async def test_who_looks_is_counted(service: Service):
     application = make_app(service)
 
     async def looking() -> int:
-        return int(json.loads((await answer(application, Asked("GET", FIGURES, (KEY,), b""))).body)["looking"])
+        return int((await answer(application, Asked("GET", FIGURES, (KEY,)))).json["looking"])
 
-    async def look() -> None:
-        readers = [Reader(service, application) for _ in range(2)]
-        for reader in readers:
-            await reader.next("figures")
-        assert await looking() == 2, "without the one who asks"
-        for reader in readers:
-            await reader.leave()
-        assert await looking() == 0
-
-    asyncio.run(look())
-
-
-def test_figures_end_with_the_server(service: Service):
-    async def look() -> None:
-        reader = Reader(service)
+    readers = [Reader(service, application) for _ in range(2)]
+    for reader in readers:
         await reader.next("figures")
-        service.is_draining = True
-        await asyncio.wait_for(reader.task, SECONDS)
+    assert await looking() == 2, "without the one who asks"
+    for reader in readers:
+        await reader.leave()
+    assert await looking() == 0
 
-    asyncio.run(look())
+
+@in_loop
+async def test_figures_end_with_the_server(service: Service):
+    reader = Reader(service)
+    await reader.next("figures")
+    service.is_draining = True
+    await reader.task

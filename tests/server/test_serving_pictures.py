@@ -28,7 +28,6 @@ from splitinfer.models.pictures import PictureTower
 from splitinfer.pictures.decoding import Limits
 from splitinfer.pictures.families import Family
 from splitinfer.pictures.marks import has_pictures, marked
-from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
 
 QUESTION = "What is it?"
@@ -46,30 +45,6 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     with pipeline(folder, [2, 2], picture_dir=folder) as running:
         (folder / "a.png").write_bytes(png())
         yield running
-
-
-@pytest.fixture(scope="module")
-def server(llm: LLM) -> Iterator[Server]:
-    running = Server(Service(llm, "talking"), Listen(port=0))
-    yield running
-    running.close()
-
-
-@pytest.fixture(scope="module")
-def port(server: Server) -> int:
-    return server.port
-
-
-@pytest.fixture(scope="module")
-def client(port: int) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def claude(port: int) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=f"http://127.0.0.1:{port}", api_key="none", max_retries=0) as made:
-        yield made
 
 
 def asked(client: openai.OpenAI, *urls: str) -> openai.types.chat.ChatCompletion:
@@ -110,14 +85,11 @@ def test_all_apis_and_the_library_answer_alike(llm: LLM, client: openai.OpenAI, 
 
 
 def test_the_log_of_prompts_has_marks_for_pictures(
-    server: Server, client: openai.OpenAI, caplog: pytest.LogCaptureFixture
+    service: Service, client: openai.OpenAI, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
-    server.service.logs_prompts = True
-    try:
-        asked(client, data_url(png()))
-    finally:
-        server.service.logs_prompts = False
+    monkeypatch.setattr(service, "logs_prompts", True)
+    asked(client, data_url(png()))
     (said,) = [record.getMessage() for record in caplog.records if " asks " in record.getMessage()]
     assert QUESTION in said
     assert "<|image_pad|>" in said
