@@ -25,7 +25,6 @@ from splitinfer.text.answer import AnswerParser, AnswerPart, BrokenCall, Reasoni
 from splitinfer.text.conversations import Conversations
 from splitinfer.text.fill import Gap
 from splitinfer.text.growing_calls import CallPiece
-from splitinfer.text.harmony import HarmonyParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class ChoiceReader:
     around it count for what follows them."""
 
     choice: int
-    parser: AnswerParser | HarmonyParser | None
+    parser: AnswerParser | None
     one_call: bool = False
     num_tokens: int = 0
     num_reasoning_tokens: int = 0
@@ -337,7 +336,7 @@ def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Cal
     return tell
 
 
-def _parser(llm: LLM, ask: Ask, prompt: Sequence[int], has_form: bool) -> AnswerParser | HarmonyParser | None:
+def _parser(llm: LLM, ask: Ask, prompt: Sequence[int], has_form: bool) -> AnswerParser | None:
     """Chats are told apart into parts; what continues a text is text."""
     if not isinstance(ask.prompt, Chat):
         return None

@@ -23,7 +23,7 @@ from splitinfer.core.grammar import Grammar, GrammarKind
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
-from splitinfer.server.problem import Problem, invalid, unsupported
+from splitinfer.server.problem import Problem, invalid
 from splitinfer.text.conversations import Conversations
 from splitinfer.text.fill import Gap
 
@@ -209,13 +209,11 @@ def _chat_tokens(llm: LLM, chat: Chat, known: Conversations) -> tuple[list[int],
     """A conversation as the model's template takes it without losing anything.
 
     Raises:
-        Problem: 400, it is too large, or there are tools, of which the model cannot be told.
+        Problem: 400, it is too large.
         SplitinferError: as ``known_tokens``.
     """
     check_size(llm, chat)
     tokenizer = llm.tokenizer
-    if chat.tools and tokenizer.no_tools is not None:
-        raise unsupported("tools", tokenizer.no_tools)
     messages = without_lines(chat.messages, llm.settings.left_out)
     more: Any = {"options": chat.options, "opens_answer": chat.opens_answer, "mark": chat.mark}
     more["continues"] = chat.continues

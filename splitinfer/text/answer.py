@@ -30,6 +30,7 @@ from splitinfer.text.whole_calls import calls_in
 Tool = Mapping[str, Any]  # as in OpenAI's API: {"type": "function", "function": {"name": ..., "parameters": ...}}
 
 _NORMAL, _REASONING, _TOOL = "normal", "reasoning", "tool"  # mlx-lm's names of states
+_TEXT = (_NORMAL, "begin")  # the latter of Harmony; other states hold headers
 _OF_CALLS = frozenset({"name", "arguments", "parameters", "id", "type"})  # with any other, something would be lost
 OPENING = 16  # last tokens of a prompt in which a template may open the reasoning
 
@@ -135,6 +136,11 @@ class _WithoutTools:
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper
 
+    @property
+    def response_transitions(self) -> dict[str, list[tuple[str, str]]]:
+        given = self._wrapper.response_transitions
+        return {state: [edge for edge in edges if edge[1] != _TOOL] for state, edges in given.items() if state != _TOOL}
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._wrapper, name)
 
@@ -192,7 +198,7 @@ class AnswerParser:
 
     def __post_init__(self) -> None:
         self._state = self.machine.make_state(self.initial_state)
-        self._is_marked = self.initial_state != _NORMAL
+        self._is_marked = self.initial_state not in _TEXT
 
     def feed(self, text: str) -> list[AnswerPart]:
         """The parts that are certain with the next ``text`` of the answer."""
@@ -215,7 +221,7 @@ class AnswerParser:
 
     def _fed(self, text: str) -> list[AnswerPart]:
         self._state, segments = self.machine.split(self._state, text)
-        self._is_marked = segments[-1][0] != _NORMAL
+        self._is_marked = segments[-1][0] not in _TEXT
         parts = list[AnswerPart]()
         for i, (state, inside) in enumerate(segments):
             parts += self._parts(state, inside, is_left=i < len(segments) - 1)
@@ -251,7 +257,7 @@ class AnswerParser:
             return self._behind_other(grown) if grown else []
         if state == _REASONING:
             return self._behind_other([ReasoningPart(text)]) if text else []
-        return self._text(text) if state == _NORMAL and text else []  # other states hold headers
+        return self._text(text) if state in _TEXT and text else []
 
     def _called(self, text: str) -> list[AnswerPart]:
         """The calls in a text, or what is missing of them; the text itself, with its markers, if it is not valid."""

@@ -6,7 +6,7 @@ up to its end, as the template wrote it, is remembered with its tokens, and a co
 begins with those tokens. It is the text that decides, so it holds for reasoning, calls of tools and any template, as
 far as the template writes again what the model wrote; and what is given out must decode to the same text as what the
 tokenizer makes of it, with the same special tokens in the same order, or that is used. The text alone would not do:
-what Harmony writes as ordinary text, such as `<|start|>` in a tool's result, an encoder makes a special token of.
+what is cut so that it stays text, such as `<|start|>` in a tool's result, an encoder makes a special token of.
 
 Of a text only a hash is kept, from the moment it comes.
 """

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from splitinfer.errors import ModelError, RequestError
+from splitinfer.text import harmony
 from splitinfer.text.answer import OPENING, AnswerFormat, Tool
 from splitinfer.text.conversations import Codec
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.fill import Gap, Marks, marks_in
-from splitinfer.text.harmony import MODEL_TYPE, Harmony, load_harmony
 from splitinfer.text.token_bytes import bytes_of_tokens
 from splitinfer.text.turns import OWN_SYNTAX, Form, fitting, in_order
 
@@ -46,13 +46,13 @@ _NOT_FOR_TEMPLATES = frozenset(
 
 
 class Tokenizer:
-    """A model's tokenizer, made by ``from_folder``; ``wrapper`` is an mlx-lm ``TokenizerWrapper``. ``harmony``: what
-    writes and reads for a gpt-oss model, or why nothing does. ``control_in_texts``: as in ``Settings``."""
+    """A model's tokenizer, made by ``from_folder``; ``wrapper`` is an mlx-lm ``TokenizerWrapper``. ``is_harmony``: the
+    model writes Harmony. ``control_in_texts``: as in ``Settings``."""
 
     control_in_texts = False
 
-    def __init__(self, wrapper: Any, harmony: Harmony | str | None = None) -> None:
-        self._wrapper, self._harmony = wrapper, harmony
+    def __init__(self, wrapper: Any, *, is_harmony: bool = False) -> None:
+        self._wrapper, self._is_harmony = wrapper, is_harmony
 
     @classmethod
     def from_folder(
@@ -79,23 +79,17 @@ class Tokenizer:
             raise ModelError(f"the model folder {path} has no readable tokenizer: {reason}") from error
         wrapper.model_max_length = _ANY_LENGTH
         _read_own_calls(wrapper)
-        return cls(wrapper, load_harmony(wrapper) if model_type == MODEL_TYPE else None)
+        return cls(wrapper, is_harmony=model_type == "gpt_oss" and harmony.reads_harmony(wrapper))
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """The ids that end a text: the model configuration's and the tokenizer's own."""
-        own = frozenset(self._wrapper.eos_token_ids)
-        return own | self._harmony.end_tokens if isinstance(self._harmony, Harmony) else own
+        return frozenset(self._wrapper.eos_token_ids)
 
     @property
     def writes_turns(self) -> bool:
         """Whether the model says how turns of a chat are written."""
-        return self._wrapper.has_chat_template or self._harmony is not None
-
-    @property
-    def no_tools(self) -> str | None:
-        """Why the model cannot be told of tools, if that is known."""
-        return self._harmony if isinstance(self._harmony, str) else None
+        return bool(self._wrapper.has_chat_template)
 
     @property
     def info(self) -> dict[str, str | None]:
@@ -158,20 +152,19 @@ class Tokenizer:
         """
         chat, settings = self._checked(messages, tools, options)
         opens_answer = opens_answer and not continues
-        if isinstance(self._harmony, Harmony):
-            ids = self._harmony.encode_chat(chat.messages, tools=tools, options=options, opens_answer=opens_answer)
-            ids = ids[:-1] if continues else ids  # without the end of the last message
-            return ids, self._harmony.decode(ids)
+        if self._is_harmony:
+            chat = Form(tuple(harmony.told(chat.messages)), tuple(map(harmony.described, chat.tools)))
+            settings = harmony.settings(settings)
+        generated = {
+            i: ids
+            for i, message in enumerate(messages)
+            if (ids := self._generated(message.get("token_ids") or (), chat.messages[i].get("content") or ""))
+        }
         if continues:
             last = chat.messages[-1]
             chat = replace(
                 chat, messages=(*chat.messages[:-1], {**last, "content": (last.get("content") or "") + _LAST})
             )
-        generated = {
-            i: ids
-            for i, message in enumerate(messages)
-            if (ids := self._generated(message.get("token_ids") or (), message.get("content") or ""))
-        }
 
         if self._reads_templates and not self.control_in_texts:
             chat = self._without_control(chat, mark)
@@ -205,8 +198,6 @@ class Tokenizer:
             raise RequestError("a chat needs at least one message")
         if not all(isinstance(message.get("content"), str) or message.get("tool_calls") for message in chat):
             raise RequestError("every chat message needs a text 'content'")
-        if tools and self.no_tools is not None:
-            raise RequestError(f"tools are not supported: {self.no_tools}")
         if tools and not self.writes_turns:
             raise RequestError("this model has no chat template, so it cannot use tools")
         settings = dict(options or {})
@@ -266,8 +257,9 @@ class Tokenizer:
         """The names of control tokens; and of those that stand in no answer that a client hands back."""
         added = {token.content: token.special for token in self._wrapper.added_tokens_decoder.values()}
         markers = self.answer_format.markers
+        handed = () if self._is_harmony else markers  # its messages and their headers are taken apart
         names = {name for name, is_special in added.items() if len(name) > 1 and (is_special or name in markers)}
-        return _any_of(names), _any_of({name for name in names if not any(name in marker for marker in markers)})
+        return _any_of(names), _any_of({name for name in names if not any(name in marker for marker in handed)})
 
     def _render(self, chat: Form, opens_answer: bool, settings: Mapping[str, Any]) -> str:
         """A chat as the model's template writes it; without one, the contents with blank lines between them."""
@@ -340,7 +332,7 @@ class Tokenizer:
     @property
     def tool_syntax(self) -> str | None:
         """The name of mlx-lm's parser of the model's calls; ``None`` if there is none."""
-        parser = getattr(self._wrapper, "tool_parser", None) if self._harmony is None else None
+        parser = getattr(self._wrapper, "tool_parser", None)
         return None if parser is None else str(parser.__module__).rsplit(".", 1)[-1]
 
     @cached_property
@@ -360,8 +352,9 @@ class Tokenizer:
     def thinking(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
         """The ids that open the model's reasoning, those that end it, and those that lead out of it to that end;
         ``None`` if it marks none."""
-        if isinstance(self._harmony, Harmony):
-            return self._harmony.thinking
+        if self._is_harmony:
+            start, end, leave = (tuple(self.codec.encode(text)) for text in harmony.THINKING)
+            return start, end, leave
         if not self._wrapper.has_thinking:
             return None
         end = tuple(self._wrapper.think_end_tokens)
@@ -369,7 +362,7 @@ class Tokenizer:
 
     def has_opened(self, prompt: Sequence[int]) -> bool | None:
         """Whether a prompt ends inside reasoning; ``None``: it says nothing of reasoning, so the model may open it."""
-        if isinstance(self._harmony, Harmony):
+        if self._is_harmony:
             return True
         tail = list(prompt[-OPENING:])
         opened, ended = self._wrapper.rfind_think_start(tail), self._wrapper.rfind_think_end(tail)
@@ -396,9 +389,9 @@ class Tokenizer:
         )
 
     @cached_property
-    def answer_format(self) -> AnswerFormat | Harmony:
+    def answer_format(self) -> AnswerFormat:
         """How the model marks its reasoning and its calls of tools."""
-        return self._harmony if isinstance(self._harmony, Harmony) else AnswerFormat(self._wrapper)
+        return AnswerFormat(self._wrapper)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may be a part of a character; of special tokens their names."""

@@ -83,6 +83,7 @@ SHAPES: Mapping[str, Shape] = {
         words=("<|tool_call_end|>", "<|tool_call_argument_begin|>"),
         ends=("", "<|tool_call_end|>"),
     ),
+    "harmony": Shape(r"[\w.-]+[^{]*?<\|message\|>", tail=r"\Z"),
 }  # fmt: skip
 _QUOTED_ARGUMENTS = re.compile(r"""\s*\[[\w.]+\((?:\w+=(?:"[^"]*"|'[^']*')(?:,\s*|(?=\))))*\)\]\s*""")
 QUOTED = {"gemma4": '<|"|>', "function_gemma": "<escape>"}  # around texts, where values are in braces
