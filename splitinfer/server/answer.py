@@ -24,7 +24,6 @@ from splitinfer.server.stream import COMMENT_PING, EVENTS, PING_EVERY
 from splitinfer.text.answer import AnswerParser, AnswerPart, BrokenCall, ReasoningPart, TextPart, ToolCallPart
 from splitinfer.text.conversations import Conversations
 from splitinfer.text.fill import Gap
-from splitinfer.text.growing_calls import CallPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class ChoiceReader:
         self.num_tokens += len(event.token_ids)
         self._logprobs += event.logprobs
         reason, parts = event.finish_reason, self._parsed(event)
-        calls = [i for i, part in enumerate(parts) if _ends_call(part)]
+        calls = [i for i, part in enumerate(parts) if isinstance(part, ToolCallPart) and part.ends]
         self._has_called |= bool(calls)
         is_cut = self.one_call and bool(calls)
         if is_cut:
@@ -105,10 +104,6 @@ class ChoiceReader:
         if self._has_called and reason in (None, "stop"):
             return "tool_calls"
         return reason or "stop"
-
-
-def _ends_call(part: AnswerPart) -> bool:
-    return isinstance(part, ToolCallPart) or (isinstance(part, CallPiece) and part.ends)
 
 
 # -- asking the engine -----------------------------------------------------------------------------

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from splitinfer.core.plain_text import whole_characters
-from splitinfer.text.growing_calls import CallPiece, GrowingCalls, Whole
+from splitinfer.text.growing_calls import GrowingCalls
+from splitinfer.text.growing_calls import ToolCallPart as ToolCallPart
 from splitinfer.text.whole_calls import calls_in
 
 Tool = Mapping[str, Any]  # as in OpenAI's API: {"type": "function", "function": {"name": ..., "parameters": ...}}
@@ -50,20 +51,11 @@ class ReasoningPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCallPart:
-    """A whole call. ``arguments``: a JSON object as text. ``call_id``: the model's own, if it gave one."""
-
-    name: str
-    arguments: str
-    call_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class BrokenCall:
     """Pieces of a call were told, and the whole is not a call. It is the answer's last part."""
 
 
-AnswerPart = TextPart | ReasoningPart | ToolCallPart | CallPiece | BrokenCall
+AnswerPart = TextPart | ReasoningPart | ToolCallPart | BrokenCall
 
 
 class AnswerFormat:
@@ -104,9 +96,9 @@ class AnswerFormat:
         def parse(text: str) -> list[ToolCallPart]:
             return [*map(call_of, calls_in(text, syntax, lambda one: wrapper.tool_parser(one, given)))]
 
-        def whole(text: str) -> Whole:
+        def whole(text: str) -> ToolCallPart:
             (one,) = parse(text)
-            return whole_of(one)
+            return one
 
         grow = (lambda: GrowingCalls(syntax, whole)) if grows else None
         return AnswerParser(machine, state, *edges, parse, has_form, grow)
@@ -158,18 +150,6 @@ def call_of(found: Any) -> ToolCallPart:
     call_id = found.get("id")
     text = whole_characters(json.dumps(arguments, ensure_ascii=False))  # a model may write half of one as an escape
     return ToolCallPart(name, text, call_id if isinstance(call_id, str) else None)
-
-
-def whole_of(call: ToolCallPart) -> Whole:
-    return call.name, call.arguments, call.call_id
-
-
-def told_end(growing: GrowingCalls, find: Callable[[], Iterable[ToolCallPart]]) -> list[AnswerPart]:
-    """What is missing of calls that have ended. ``find``: reads them as a whole; it may raise anything."""
-    try:
-        return [*growing.finish([*map(whole_of, find())])]
-    except Exception:  # noqa: BLE001 - any error of a model's parser means that this is no call
-        return [BrokenCall()]
 
 
 @dataclass(slots=True)
@@ -262,17 +242,17 @@ class AnswerParser:
     def _called(self, text: str) -> list[AnswerPart]:
         """The calls in a text, or what is missing of them; the text itself, with its markers, if it is not valid."""
         growing, self._growing = self._growing, None
-        if growing is not None and growing.has_begun:
-            return self._with_own_ids(told_end(growing, lambda: self.parse_call(text)))
+        has_begun = growing is not None and growing.has_begun
         try:
-            return self._with_own_ids(self.parse_call(text))
+            found = self.parse_call(text)
+            return self._with_own_ids(growing.finish(found) if growing is not None and has_begun else found)
         except Exception:  # noqa: BLE001 - any error of a model's parser means that this is no call
-            return [TextPart(self.call_start + text + self.call_end)]
+            return [BrokenCall() if has_begun else TextPart(self.call_start + text + self.call_end)]
 
     def _with_own_ids(self, parts: Sequence[AnswerPart]) -> list[AnswerPart]:
         found = list(parts)
         for i, part in enumerate(found):
-            if isinstance(part, ToolCallPart | CallPiece) and part.call_id is not None:
+            if isinstance(part, ToolCallPart) and part.call_id is not None:
                 found[i] = replace(part, call_id=None) if part.call_id in self._ids else part
                 self._ids.add(part.call_id)
         return found
@@ -301,10 +281,8 @@ def joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
                 found[-1] = TextPart(before + text)
             case (ReasoningPart(before), ReasoningPart(text)):
                 found[-1] = ReasoningPart(before + text)
-            case (CallPiece(before, name, call_id, ends=False), CallPiece(text, None, ends=True)) if name is not None:
-                found[-1] = ToolCallPart(name, before + text, call_id)
-            case (CallPiece(before, name, call_id, ends=False), CallPiece(text, None, ends=ends)):
-                found[-1] = CallPiece(before + text, name, call_id, ends)
+            case (ToolCallPart(name, before, call_id, ends=False), ToolCallPart(None, text, ends=ends)):
+                found[-1] = ToolCallPart(name, before + text, call_id, ends)
             case _:
                 found.append(part)
     return found

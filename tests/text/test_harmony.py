@@ -9,7 +9,6 @@ import pytest
 from splitinfer.demo import TARGET
 from splitinfer.text import harmony
 from splitinfer.text.answer import AnswerPart, BrokenCall, ReasoningPart, TextPart, ToolCallPart, joined
-from splitinfer.text.growing_calls import CallPiece
 from splitinfer.text.tokenizer import Tokenizer
 
 MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
@@ -139,7 +138,7 @@ def test_calls_come_in_pieces(tokenizer: Tokenizer, call: str):
     text = call.replace('{"city": "Oslo"}', json.dumps(arguments, indent=1)) + "<|call|>"
     parser, pieces = fed(tokenizer, text, grows=True)
     assert joined([*pieces, *parser.finish()]) == fed(tokenizer, text)[1]
-    assert sum(isinstance(one, CallPiece) for one in pieces) > 100
+    assert sum(isinstance(one, ToolCallPart) for one in pieces) > 100
     parser, pieces = fed(tokenizer, text[:300], grows=True)
     assert '{"city": "Oslo Oslo' in joined(pieces)[0].arguments  # type: ignore[union-attr]
     assert parser.finish(is_cut=True) == []

@@ -14,7 +14,6 @@ from splitinfer.server.answer import Answer, Piece, Writer
 from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
-from splitinfer.text.growing_calls import CallPiece
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "max_tokens"}
 _PING = event({"type": "ping"}, "ping")  # comments do not count for these clients' watchdogs
@@ -65,9 +64,7 @@ class MessageWriter(Writer):
             case ReasoningPart(text):
                 opened = self._opened("thinking", {"type": "thinking", "thinking": "", "signature": ""})
                 return [*opened, self._delta({"type": "thinking_delta", "thinking": text})]
-            case ToolCallPart(name, arguments, call_id):
-                return self._part(CallPiece(arguments, name, call_id, ends=True))
-            case CallPiece(arguments, name, call_id, ends):
+            case ToolCallPart(name, arguments, call_id, ends):
                 opened = list[Event]()
                 if name is not None:
                     block: dict[str, Any] = {

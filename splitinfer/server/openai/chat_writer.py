@@ -14,7 +14,6 @@ from splitinfer.server.answer import Answer, Piece, Writer
 from splitinfer.server.spans import Usage
 from splitinfer.server.stream import COMMENT_PING, PING_EVERY, PROGRESS_EVERY, event, json_line
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
-from splitinfer.text.growing_calls import CallPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +165,11 @@ class ChatWriter(ChunkWriter):
                 return {"content": text}
             case ReasoningPart(text):
                 return {"reasoning": text, "reasoning_content": text}
-            case ToolCallPart() | CallPiece():
+            case ToolCallPart():
                 return {"tool_calls": [self._call(choice, part)]}
         raise AssertionError(part)
 
-    def _call(self, choice: int, part: ToolCallPart | CallPiece) -> dict[str, Any]:
+    def _call(self, choice: int, part: ToolCallPart) -> dict[str, Any]:
         index = self._num_calls.get(choice, 0)
         if part.name is None:
             return {"index": index - 1, "function": {"arguments": part.arguments}}

@@ -32,7 +32,6 @@ from splitinfer.server.openai.responses import Shape
 from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
-from splitinfer.text.growing_calls import CallPiece
 
 Event = dict[str, Any]
 _ENDED_IN_PART = ("length", "abort", "error")
@@ -137,9 +136,7 @@ class ResponseWriter(Writer):
             case ReasoningPart(text):
                 opened = self._opened(ReasoningPart)
                 return [*opened, self._delta("response.reasoning_text.delta", text)]
-            case ToolCallPart(name, arguments, call_id):
-                return self._part(CallPiece(arguments, name, call_id, ends=True), tokens)
-            case CallPiece():
+            case ToolCallPart():
                 return self._call(part)
         raise AssertionError(part)
 
@@ -162,7 +159,7 @@ class ResponseWriter(Writer):
         if (ending := self._open) is None:
             return []
         text, item = "".join(ending.texts), {**ending.item, "status": status}
-        if ending.kind is CallPiece:  # arguments that are cut off are not done
+        if ending.kind is ToolCallPart:  # arguments that are cut off are not done
             item["arguments"] = text
             whole = status == "completed"
             events = [self._arguments_event("done", item, arguments=text)] if whole else []
@@ -173,14 +170,14 @@ class ResponseWriter(Writer):
             item["content"] = [part := _reasoning_part(text)]
             item |= {"encrypted_content": packed(text)} if self.shape.packs_reasoning else {}
             events = [self._part_event("response.reasoning_text.done", text=text)]
-        if ending.kind is not CallPiece:
+        if ending.kind is not ToolCallPart:
             events.append(self._part_event("response.content_part.done", part=part))
         events.append(self._item_event("done", item))
         self._open = None
         self._items.append(item)
         return events
 
-    def _call(self, part: CallPiece) -> list[Event]:
+    def _call(self, part: ToolCallPart) -> list[Event]:
         events = list[Event]()
         if part.name is not None:
             namespace, name = self.shape.spaces.get(part.name, (None, part.name))
@@ -194,7 +191,7 @@ class ResponseWriter(Writer):
                 "arguments": "",
                 **({} if namespace is None else {"namespace": namespace}),
             }
-            self._open = _OpenItem(CallPiece, item)
+            self._open = _OpenItem(ToolCallPart, item)
             events.append(self._item_event("added", item))
         assert self._open is not None
         self._open.texts.append(part.arguments)
