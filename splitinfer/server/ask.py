@@ -23,6 +23,7 @@ from splitinfer.core.grammar import Grammar, GrammarKind
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
+from splitinfer.server.fields import Fields, Name
 from splitinfer.server.problem import Problem, invalid
 from splitinfer.text.conversations import Conversations
 from splitinfer.text.fill import Gap
@@ -126,6 +127,21 @@ class Ask:
         except (TypeError, ValueError) as error:
             named = next((name for name in values if f"{error}".startswith(name)), None)
             raise Problem(400, f"{error}", param=named) from error
+
+
+class AnswerRequest(Fields):
+    """A request for answers, as every API has it."""
+
+    model: Name | None = None
+    stream: bool = False
+
+    def asks(self) -> tuple[Ask, ...]:
+        """What it asks: one for each prompt, all alike in everything else; none where the model is only to be loaded.
+
+        Raises:
+            Problem: 400, fields contradict each other.
+        """
+        raise NotImplementedError
 
 
 # -- prompts as token ids --------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack, aclosing
 from typing import Any, TypeVar
 
@@ -11,21 +11,40 @@ from starlette.responses import JSONResponse, Response
 
 from splitinfer.llm.request import Handling
 from splitinfer.server.answer import Answer, Piece, Writer, submit, written
-from splitinfer.server.ask import Ask
+from splitinfer.server.ask import AnswerRequest, Ask
+from splitinfer.server.body import read_request
 from splitinfer.server.keys import ApiKey
 from splitinfer.server.problem import Problem
 from splitinfer.server.reading import with_marks
 from splitinfer.server.service import Service
-from splitinfer.server.spans import Arrival
+from splitinfer.server.spans import Arrival, Usage
 from splitinfer.server.stream import EventStream, left
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
+W = TypeVar("W", bound=AnswerRequest)
+Handler = Callable[[Request], Awaitable[Response | EventStream]]
 
 PRIORITY, TIMEOUT = "x-splitinfer-priority", "x-splitinfer-timeout"
 _MOST_PRIORITY = 100  # either way
+
+
+def answering(service: Service, model: type[W], writer_of: Callable[[W, str, Request, Answer], Writer]) -> Handler:
+    """A route that answers requests of a model. ``writer_of``: writes the answer to one, under a name of the LLM."""
+
+    async def route(request: Request) -> Response | EventStream:
+        key = service.caller(request)
+        wanted, asks = await read_request(request, model, lambda one: (one, one.asks()))
+
+        def writer(answer: Answer) -> Writer:
+            return writer_of(wanted, wanted.model or service.model, request, answer)
+
+        if not asks:
+            return JSONResponse(writer(Answer(1)).document((), Usage(0)))
+        return await answered(service, request, key, asks, writer, streams=wanted.stream)
+
+    return route
 
 
 async def answered(

@@ -7,7 +7,6 @@ also put them among the messages; those at the beginning become one.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -28,7 +27,7 @@ from splitinfer.server.anthropic.blocks import (
     last_effort,
     text_of,
 )
-from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat
+from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, AnswerRequest, Ask, Chat
 from splitinfer.server.fields import Count, Fields, Kinds, Name
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import ForTemplate, NamedFunction, Sampling, Stops, Told, Word, chosen
@@ -180,10 +179,17 @@ def _told(turn: Turn, *, user_follows: bool) -> list[dict[str, Any]]:
             return [] if words is None else [{"role": "system", "content": words}]
 
 
-class MessageRequest(CountRequest, Sampling):
+class MessageRequest(CountRequest, Sampling, AnswerRequest):
     max_tokens: Count
     stop_sequences: Stops = Field(default_factory=list)
-    stream: bool = False
+
+    @property
+    def hides_thinking(self) -> bool:
+        return self.thinking is not None and self.thinking.display == "omitted"
+
+    def asks(self) -> tuple[Ask]:
+        one_call, must_call = self.tool_choice.disable_parallel_tool_use, self.functions()[1]
+        return (Ask(self.chat(), self.sampling(), self.max_tokens, 1, one_call, must_call, self.stream),)
 
     def sampling(self) -> dict[str, Any]:
         found = super().sampling() | self.budget()
@@ -197,35 +203,3 @@ class MessageRequest(CountRequest, Sampling):
         if form is not None:
             found["grammar"] = grammar_of(form.schema_, "output_config.format")
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a client is shown of an answer. ``hides_thinking``: the model's thinking is left out."""
-
-    model: str
-    streams: bool = False
-    hides_thinking: bool = False
-
-
-def message_ask(request: MessageRequest, model: str = "") -> tuple[Ask, Shape]:
-    """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
-
-    Raises:
-        Problem: 400, there is nothing to answer.
-    """
-    thinking = request.thinking
-    shape = Shape(
-        model if request.model is None else request.model,
-        request.stream,
-        hides_thinking=thinking is not None and thinking.display == "omitted",
-    )
-    ask = Ask(
-        request.chat(),
-        request.sampling(),
-        request.max_tokens,
-        one_call=request.tool_choice.disable_parallel_tool_use,
-        must_call=request.functions()[1],
-        grows=request.stream,
-    )
-    return ask, shape

@@ -3,25 +3,21 @@
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from splitinfer.server.anthropic.messages import CountRequest, MessageRequest, message_ask
+from splitinfer.server.answer import Answer
+from splitinfer.server.anthropic.messages import CountRequest, MessageRequest
 from splitinfer.server.anthropic.writer import MessageWriter
-from splitinfer.server.asking import answered
-from splitinfer.server.body import read_request
+from splitinfer.server.asking import answering
 from splitinfer.server.service import ApiRoute, Service
-from splitinfer.server.stream import EventStream
 
 
 def anthropic_routes(service: Service) -> list[ApiRoute]:
-    async def messages(request: Request) -> Response | EventStream:
-        key = service.caller(request)
-        ask, shape = await read_request(request, MessageRequest, lambda one: message_ask(one, service.model))
-        writer = MessageWriter(f"msg_{request.state.request_id}", shape.model, hides_thinking=shape.hides_thinking)
-        return await answered(service, request, key, [ask], lambda _: writer, streams=shape.streams)
+    def writer(asked: MessageRequest, name: str, request: Request, _answer: Answer) -> MessageWriter:
+        return MessageWriter(f"msg_{request.state.request_id}", name, hides_thinking=asked.hides_thinking)
 
     async def count_tokens(request: Request) -> Response:
         return JSONResponse({"input_tokens": await service.num_tokens(request, CountRequest, CountRequest.chat)})
 
     return [
-        ApiRoute("/v1/messages", messages, methods=["POST"]),
+        ApiRoute("/v1/messages", answering(service, MessageRequest, writer), methods=["POST"]),
         ApiRoute("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
     ]

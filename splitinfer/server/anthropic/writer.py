@@ -22,7 +22,7 @@ Event = dict[str, Any]
 
 @dataclass(slots=True)
 class MessageWriter(Writer):
-    """Writes one answer. ``hides_thinking``: as in ``Shape``."""
+    """Writes one answer. ``hides_thinking``: the model's thinking is left out."""
 
     message_id: str
     model: str

@@ -6,7 +6,6 @@ before it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Annotated, Any, Literal
 
@@ -14,8 +13,8 @@ from pydantic import Field, PlainValidator
 
 from splitinfer.core.grammar import Grammar
 from splitinfer.pictures.marks import in_lines, marked
-from splitinfer.server.ask import MAX_MESSAGES, Ask, Chat
-from splitinfer.server.fields import Fields, Name, Several, not_a
+from splitinfer.server.ask import MAX_MESSAGES, AnswerRequest, Ask, Chat
+from splitinfer.server.fields import Fields, Several, not_a
 from splitinfer.server.openai.chat import Conversation
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import Sampling
@@ -47,10 +46,9 @@ def _thinks(given: Any) -> Any:
     return given
 
 
-class _Generating(Conversation):
+class _Generating(Conversation, AnswerRequest):
     """``think``: whether the model reasons, or how much. ``format``: "json", or a schema."""
 
-    model: Name | None = None
     stream: bool = True
     options: Options = Options()
     format: Annotated[Any, PlainValidator(_format)] = None
@@ -122,6 +120,11 @@ def with_images(text: str, images: Sequence[str]) -> str:
 class ChatRequest(_Generating):
     messages: Annotated[list[Turn], Field(max_length=MAX_MESSAGES, fail_fast=True)] = Field(default_factory=list)
 
+    def asks(self) -> tuple[Ask, ...]:
+        messages = tuple(merged_systems(template_messages(self.messages)))
+        chat = Chat(messages, self.functions()[0], self.template_options())
+        return (self.asked(chat),) if messages else ()
+
 
 class GenerateRequest(_Generating):
     prompt: str = ""
@@ -129,28 +132,8 @@ class GenerateRequest(_Generating):
     raw: bool = False
     images: Several[str] = Field(default_factory=list)
 
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """``ask``: none where the model is only to be loaded. ``is_chat``: else a text is generated."""
-
-    ask: Ask | None
-    model: str
-    streams: bool
-    is_chat: bool
-
-
-def chat_ask(request: ChatRequest, model: str) -> Asked:
-    """Raises Problem: 400, as ``chosen``, or the format is not a schema."""
-    messages = tuple(merged_systems(template_messages(request.messages)))
-    chat = Chat(messages, request.functions()[0], request.template_options())
-    return Asked(request.asked(chat) if messages else None, request.model or model, request.stream, is_chat=True)
-
-
-def generate_ask(request: GenerateRequest, model: str) -> Asked:
-    """Raises Problem: 400, the format is not a schema."""
-    system = [{"role": "system", "content": request.system}] if request.system else []
-    user = {"role": "user", "content": with_images(request.prompt, request.images)}
-    chat = Chat((*system, user), (), request.template_options())
-    ask = request.asked(request.prompt if request.raw else chat) if user["content"] else None
-    return Asked(ask, request.model or model, request.stream, is_chat=False)
+    def asks(self) -> tuple[Ask, ...]:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        user = {"role": "user", "content": with_images(self.prompt, self.images)}
+        chat = Chat((*system, user), (), self.template_options())
+        return (self.asked(self.prompt if self.raw else chat),) if user["content"] else ()

@@ -1,25 +1,21 @@
 """Ollama's routes: each reads a request, asks for an answer, and writes it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from splitinfer.server.answer import Answer
-from splitinfer.server.asking import answered
+from splitinfer.server.asking import Handler, answering
 from splitinfer.server.body import read_request
 from splitinfer.server.fields import Fields, Name
 from splitinfer.server.health import Offer, named
 from splitinfer.server.ollama.models import listed, running, shown
-from splitinfer.server.ollama.requests import Asked, ChatRequest, GenerateRequest, chat_ask, generate_ask
+from splitinfer.server.ollama.requests import ChatRequest, GenerateRequest
 from splitinfer.server.ollama.writer import OllamaWriter
 from splitinfer.server.service import ApiRoute, Service
-from splitinfer.server.stream import EventStream
-
-M = TypeVar("M", ChatRequest, GenerateRequest)
-Handler = Callable[[Request], Awaitable[Response | EventStream]]
 
 VERSION = "0.12.6"
 """Of Ollama, whose API this is; editors refuse versions before 0.6.4."""
@@ -31,19 +27,8 @@ class ShowRequest(Fields):
 
 
 def ollama_routes(service: Service) -> list[ApiRoute]:
-    def answering(model: type[M], ask: Callable[[M, str], Asked]) -> Handler:
-        async def route(request: Request) -> Response | EventStream:
-            key = service.caller(request)
-            asked = await read_request(request, model, lambda one: ask(one, service.model))
-
-            def writer_of(answer: Answer) -> OllamaWriter:
-                return OllamaWriter(asked.model, asked.is_chat, request.state.began, lambda: answer.times[0])
-
-            if asked.ask is None:  # the model is to be loaded, and it is
-                return JSONResponse(writer_of(Answer(1)).loaded())
-            return await answered(service, request, key, [asked.ask], writer_of, streams=asked.streams)
-
-        return route
+    def writer(asked: ChatRequest | GenerateRequest, name: str, request: Request, answer: Answer) -> OllamaWriter:
+        return OllamaWriter(name, isinstance(asked, ChatRequest), request.state.began, lambda: answer.times[0])
 
     def listing(entry: Callable[[Offer], dict[str, Any]], *, loaded: bool) -> Handler:
         async def route(request: Request) -> Response:
@@ -65,8 +50,8 @@ def ollama_routes(service: Service) -> list[ApiRoute]:
 
     tags = listing(lambda offer: listed(offer, service.started), loaded=False)
     return [
-        ApiRoute("/api/chat", answering(ChatRequest, chat_ask), methods=["POST"]),
-        ApiRoute("/api/generate", answering(GenerateRequest, generate_ask), methods=["POST"]),
+        ApiRoute("/api/chat", answering(service, ChatRequest, writer), methods=["POST"]),
+        ApiRoute("/api/generate", answering(service, GenerateRequest, writer), methods=["POST"]),
         ApiRoute("/api/tags", tags, methods=["GET"]),
         ApiRoute("/api/ps", listing(running, loaded=True), methods=["GET"]),
         ApiRoute("/api/show", show, methods=["POST"]),

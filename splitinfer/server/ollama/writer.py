@@ -53,11 +53,9 @@ class OllamaWriter(Writer):
         return {**self.head(), **self._said(parts), **reason, **self._figures(usage)}
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        if not pieces:  # the model was to be loaded, and it is
+            return {**self.head(), **self._said(()), "done": True, "done_reason": "load"}
         return self.last(pieces[-1], usage, [part for piece in pieces for part in piece.parts])
-
-    def loaded(self) -> dict[str, Any]:
-        """The answer to a request without a prompt."""
-        return {**self.head(), **self._said(()), "done": True, "done_reason": "load"}
 
     def head(self) -> dict[str, Any]:
         return {"model": self.model, "created_at": moment(time.time())}

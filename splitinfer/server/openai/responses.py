@@ -2,9 +2,8 @@
 with each request, and nothing is kept of it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Self
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -64,7 +63,7 @@ class InputRequest(ForTemplate):
     tool_choice: FunctionChoice = Word(type="auto")
     text: Text = Text()
 
-    @property
+    @cached_property
     def functions(self) -> list[Function]:
         return functions_of(self.tools)
 
@@ -90,77 +89,39 @@ class ResponseRequest(InputRequest, Generating):
             return {"grammar": grammar_of(form.schema_, "text.format")}
         return form_of(form, "text.format")
 
+    @property
+    def num_top(self) -> int | None:
+        """Most likely tokens beside each; ``None``: no probabilities."""
+        return self.top_logprobs if _PROBABILITIES in self.include or self.top_logprobs else None
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a client is shown of an answer.
+    @property
+    def packs_reasoning(self) -> bool:
+        """Whether reasoning is also given in the form that clients hand back unread."""
+        return _PACKED_REASONING in self.include
 
-    said: fields of the request that the answer repeats, as the API has them.
-    num_top: most likely tokens beside each; ``None``: no probabilities.
-    packs_reasoning: reasoning is also given in the form that clients hand back unread.
-    spaces: of functions in a namespace, by the names that the model is told, the namespace and the name in it.
-    """
+    def asks(self) -> tuple[Ask]:
+        sampling = self.sampling() | ({} if self.num_top is None else {"logprobs": self.num_top})
+        sampling |= self.form(self.form_of_text(), "text.format") | self.budget()
+        one_call, must_call = not self.parallel_tool_calls, self.chosen()[1]
+        return (Ask(self.chat(), sampling, self.max_output_tokens, 1, one_call, must_call, self.stream),)
 
-    model: str
-    streams: bool = False
-    said: Mapping[str, Any] = field(default_factory=dict)
-    num_top: int | None = None
-    packs_reasoning: bool = False
-    spaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-
-    def with_sampling(self, ask: Ask, defaults: Recommended) -> Self:
-        """The shape of an answer that also says how its tokens were chosen, with the model's own values where the
-        request has none."""
-        values = {**in_force(defaults), **ask.sampling}
-        return replace(self, said={**self.said, **{name: values[name] for name in _SAMPLING}})
-
-
-def response_ask(request: ResponseRequest, model: str = "") -> tuple[Ask, Shape]:
-    """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
-
-    Raises:
-        Problem: 400, fields contradict each other.
-    """
-    num_top = request.top_logprobs if _PROBABILITIES in request.include or request.top_logprobs else None
-    sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
-    ask = Ask(
-        request.chat(),
-        sampling | request.form(request.form_of_text(), "text.format") | request.budget(),
-        request.max_output_tokens,
-        one_call=not request.parallel_tool_calls,
-        must_call=request.chosen()[1],
-        grows=request.stream,
-    )
-    functions = request.functions
-    shape = Shape(
-        model if request.model is None else request.model,
-        request.stream,
-        _said(request, functions),
-        num_top,
-        _PACKED_REASONING in request.include,
-        {one.told_name: (one.namespace, one.name) for one in functions if one.namespace is not None},
-    )
-    return ask, shape
-
-
-def _format_said(request: ResponseRequest) -> dict[str, Any]:
-    form = request.text.format
-    return {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_unset=True)
-
-
-def _said(request: ResponseRequest, functions: list[Function]) -> dict[str, Any]:
-    """The fields of the request that an answer repeats, and those that the API's answers have beside them."""
-    choice = request.tool_choice
-    untold = {"type": "function", "description": None, "parameters": None, "strict": None}
-    return {
-        **dict.fromkeys(("max_tool_calls", "prompt_cache_key", "safety_identifier", "user")),
-        "instructions": request.instructions,
-        "max_output_tokens": request.max_output_tokens,
-        "metadata": request.metadata,
-        "parallel_tool_calls": request.parallel_tool_calls,
-        "reasoning": {"effort": request.effort, "summary": None},
-        "text": {"format": _format_said(request)},
-        "tool_choice": choice.type if isinstance(choice, Word) else choice.model_dump(exclude_unset=True),
-        "tools": [{**untold, **one.told} for one in functions],
-        "top_logprobs": request.top_logprobs,
-    }
+    def said(self, defaults: Recommended) -> dict[str, Any]:
+        """The fields that an answer repeats, those that the API's answers have beside them, and how tokens are chosen,
+        by the model's ``defaults`` where nothing is said."""
+        choice, form = self.tool_choice, self.text.format
+        untold = {"type": "function", "description": None, "parameters": None, "strict": None}
+        told = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_unset=True)
+        sampling = {**in_force(defaults), **self.sampling()}
+        return {
+            **dict.fromkeys(("max_tool_calls", "prompt_cache_key", "safety_identifier", "user")),
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "reasoning": {"effort": self.effort, "summary": None},
+            "text": {"format": told},
+            "tool_choice": choice.type if isinstance(choice, Word) else choice.model_dump(exclude_unset=True),
+            "tools": [{**untold, **one.told} for one in self.functions],
+            "top_logprobs": self.top_logprobs,
+            **{name: sampling[name] for name in _SAMPLING},
+        }

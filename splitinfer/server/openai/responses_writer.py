@@ -20,15 +20,15 @@ is another ``response.in_progress``.
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Answer, Piece, Writer
 from splitinfer.server.openai.chat_writer import TokenText, token_logprob
-from splitinfer.server.openai.response_items import packed
-from splitinfer.server.openai.responses import Shape
+from splitinfer.server.openai.response_items import Function, packed
+from splitinfer.server.openai.responses import ResponseRequest
 from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
@@ -54,12 +54,14 @@ class _OpenItem:
 
 @dataclass(slots=True)
 class ResponseWriter(Writer):
-    """Writes one answer. ``created``, ``clock``: seconds since 1970. ``new_id`` makes an item's id that begins with a
-    prefix."""
+    """Writes one answer. ``created``, ``clock``: seconds since 1970. ``said``: fields of the request that it repeats.
+    ``new_id`` makes an item's id that begins with a prefix."""
 
     response_id: str
     created: int
-    shape: Shape
+    model: str
+    asked: ResponseRequest
+    said: Mapping[str, Any]
     token_text: TokenText
     new_id: Callable[[str], str] = _new_id
     clock: Callable[[], float] = time.time
@@ -100,12 +102,12 @@ class ResponseWriter(Writer):
             "created_at": self.created,
             "completed_at": None,
             "status": status,
-            "model": self.shape.model,
+            "model": self.model,
             "output": [],
             "error": None,
             "incomplete_details": None,
             "usage": None,
-            **self.shape.said,
+            **self.said,
             "background": False,
             "previous_response_id": None,
             "store": False,
@@ -168,7 +170,7 @@ class ResponseWriter(Writer):
             events = [self._part_event("response.output_text.done", text=text, logprobs=ending.logprobs)]
         else:
             item["content"] = [part := _reasoning_part(text)]
-            item |= {"encrypted_content": packed(text)} if self.shape.packs_reasoning else {}
+            item |= {"encrypted_content": packed(text)} if self.asked.packs_reasoning else {}
             events = [self._part_event("response.reasoning_text.done", text=text)]
         if ending.kind is not ToolCallPart:
             events.append(self._part_event("response.content_part.done", part=part))
@@ -180,16 +182,16 @@ class ResponseWriter(Writer):
     def _call(self, part: ToolCallPart) -> list[Event]:
         events = list[Event]()
         if part.name is not None:
-            namespace, name = self.shape.spaces.get(part.name, (None, part.name))
+            own = next((one for one in self.asked.functions if one.told_name == part.name), Function(part.name, {}))
             events += self._closed()
             item = {
                 "id": self.new_id("fc"),
                 "type": "function_call",
                 "status": "in_progress",
                 "call_id": part.call_id or self.new_id("call"),
-                "name": name,
+                "name": own.name,
                 "arguments": "",
-                **({} if namespace is None else {"namespace": namespace}),
+                **({} if own.namespace is None else {"namespace": own.namespace}),
             }
             self._open = _OpenItem(ToolCallPart, item)
             events.append(self._item_event("added", item))
@@ -208,7 +210,7 @@ class ResponseWriter(Writer):
         return {"id": self.new_id("rs"), "type": "reasoning", "status": status, "summary": [], "content": []}
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-        num_top = self.shape.num_top
+        num_top = self.asked.num_top
         return [] if num_top is None else [token_logprob(one, num_top, self.token_text) for one in tokens]
 
     # -- events --------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from splitinfer.server.anthropic.messages import MessageRequest, message_ask
+from splitinfer.server.anthropic.messages import MessageRequest
 from splitinfer.server.ask import Chat
 from splitinfer.server.fields import read
 
@@ -14,7 +14,7 @@ A, B, C = ({"name": name, "description": "", "input_schema": {"type": "object"}}
 
 def chat(*messages: Any, **more: Any) -> Chat:
     body = {"model": "m", "max_tokens": 9, "messages": list(messages), "tools": [A, B], **more}
-    ask, _ = message_ask(read(MessageRequest, body))
+    (ask,) = read(MessageRequest, body).asks()
     assert isinstance(ask.prompt, Chat)
     return ask.prompt
 
