@@ -36,42 +36,20 @@ def answering(service: Service, model: type[W], writer_of: Callable[[W, str, Req
     async def route(request: Request) -> Response | EventStream:
         key = service.caller(request)
         wanted, asks = await read_request(request, model, lambda one: (one, one.asks()))
-
-        def writer(answer: Answer) -> Writer:
-            return writer_of(wanted, wanted.model or service.model, request, answer)
-
+        name = wanted.model or service.model
         if not asks:
-            return JSONResponse(writer(Answer(1)).document((), Usage(0)))
-        return await answered(service, request, key, asks, writer, streams=wanted.stream)
+            return JSONResponse(writer_of(wanted, name, request, Answer(1)).document((), Usage(0)))
+        with ExitStack() as open_things:
+            answer = await asked(service, request, key, asks, open_things)
+            writer = writer_of(wanted, name, request, answer)
+            if wanted.stream:
+                source, end = written(answer, writer), open_things.pop_all().close
+                how: Any = {"ping_every": writer.ping_every, "media_type": writer.media_type}
+                return EventStream(source, ping=lambda: writer.ping(answer), end=end, **how)
+            pieces = await until_gone(request, all_pieces(answer))
+            return JSONResponse(writer.document(pieces, answer.usage))
 
     return route
-
-
-async def answered(
-    service: Service,
-    request: Request,
-    key: ApiKey,
-    asks: Sequence[Ask],
-    writer_of: Callable[[Answer], Writer],
-    *,
-    streams: bool,
-) -> Response | EventStream:
-    """The response to a request of several prompts, with as many choices each.
-
-    Raises:
-        ClientDisconnect: the client has gone.
-        Problem: it is not admitted, a value is out of its range, or the pipeline has failed.
-        SplitinferError: as ``LLM.submit``.
-    """
-    with ExitStack() as open_things:
-        answer = await asked(service, request, key, asks, open_things)
-        writer = writer_of(answer)
-        if streams:
-            source, end = written(answer, writer), open_things.pop_all().close
-            how: Any = {"ping_every": writer.ping_every, "media_type": writer.media_type}
-            return EventStream(source, ping=lambda: writer.ping(answer), end=end, **how)
-        pieces = await until_gone(request, all_pieces(answer))
-        return JSONResponse(writer.document(pieces, answer.usage))
 
 
 async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[Ask], open_things: ExitStack) -> Answer:

@@ -171,7 +171,9 @@ class Service:
             for numbers in answer.tokens_by_prompt:
                 self.meters.answered(numbers)
             if self.spans is not None:
-                self.spans.ended(arrival, self.model, answer.times, answer.usage, time.monotonic())
+                self.spans.ended(
+                    arrival, self.model, [one.times for one in answer.choices], answer.usage, time.monotonic()
+                )
 
     def cancel(self, request_id: str, key: ApiKey) -> bool:
         """End the key's own requests with this id; false if it has none under way."""

@@ -28,7 +28,7 @@ class ShowRequest(Fields):
 
 def ollama_routes(service: Service) -> list[ApiRoute]:
     def writer(asked: ChatRequest | GenerateRequest, name: str, request: Request, answer: Answer) -> OllamaWriter:
-        return OllamaWriter(name, isinstance(asked, ChatRequest), request.state.began, lambda: answer.times[0])
+        return OllamaWriter(name, isinstance(asked, ChatRequest), request.state.began, lambda: answer.choices[0].times)
 
     def listing(entry: Callable[[Offer], dict[str, Any]], *, loaded: bool) -> Handler:
         async def route(request: Request) -> Response:

@@ -24,7 +24,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
     def completion_writer(asked: CompletionRequest, name: str, request: Request, answer: Answer) -> CompletionWriter:
         head = f"cmpl-{request.state.request_id}", int(time.time()), name, asked
-        more: Any = {"usage_now": lambda: answer.usage, "prompt_of": lambda choice: answer.requests[choice]}
+        more: Any = {"usage_now": lambda: answer.usage, "prompt_of": lambda choice: answer.choices[choice].request}
         return CompletionWriter(*head, service.token_text, service.fingerprint, **more)
 
     def response_writer(asked: ResponseRequest, name: str, request: Request, _answer: Answer) -> ResponseWriter:

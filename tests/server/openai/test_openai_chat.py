@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
-from splitinfer.server.answer import ChoiceReader, Piece, written
+from splitinfer.server.answer import Choice, Piece, written
 from splitinfer.server.anthropic.messages import CountRequest
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
@@ -266,6 +266,9 @@ def event(text: str, reason: str | None = None) -> StreamEvent:
     return StreamEvent((1,), text, 0.0, reason, (TokenLogprobs(1, -1.0),))
 
 
+NO_REQUEST: Any = None
+
+
 class Parser:
     """Every C is a call, _ is held back until the end, and what stands in parentheses is reasoning."""
 
@@ -300,7 +303,7 @@ class Parser:
     ],
 )
 def test_how_an_answer_is_read(texts: list[str], reason: str, one_call: bool, parts: list[Any], said: str):
-    reader = ChoiceReader(0, Parser(), one_call=one_call)
+    reader = Choice(0, NO_REQUEST, Parser(), one_call=one_call)
     pieces = [piece for piece in (*map(reader.read, map(event, texts)), reader.read(event("", reason))) if piece]
     assert [part for piece in pieces for part in piece.parts] == parts
     assert (pieces[-1].finish_reason, reader.has_ended) == (said, True)
@@ -309,7 +312,7 @@ def test_how_an_answer_is_read(texts: list[str], reason: str, one_call: bool, pa
 
 
 def test_tokens_of_reasoning_are_counted_with_the_marker_before_it():
-    reader = ChoiceReader(0, Parser())
+    reader = Choice(0, NO_REQUEST, Parser())
     for text in ("a", "(", "b", "c", ")", "d", ")"):
         reader.read(event(text))
     reader.read(event("", "stop"))
