@@ -25,8 +25,7 @@ def run_chat(llm: LLM, params: SamplingParams | ResolvedSampling, offers: Offers
     answers go to standard output, and the code is 1 if any line could not be carried out.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        screen = LineScreen(sys.stdin)
-        chat = Chat(llm, params, screen)
+        chat = Chat(llm, params, LineScreen(sys.stdin))
         return chat.run() or int(chat.has_refused)
     history = history_file()
     with TerminalScreen(history, offers) as terminal:

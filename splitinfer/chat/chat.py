@@ -1,16 +1,16 @@
-"""Carries out a chat's inputs on an LLM, one after another. A ``Screen`` reads them and shows the answers."""
+"""Carries out a chat's inputs on an LLM, one after another. A ``LineScreen`` reads them and shows the answers."""
 
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from splitinfer.chat import formatting
-from splitinfer.chat.commands import Command, InvalidInput, help_text, parse
+from splitinfer.chat.commands import Command, help_text, parse
 from splitinfer.chat.conversation import Conversation, fit, from_json, room_for_answer, to_json
+from splitinfer.chat.screens import LineScreen
 from splitinfer.core.plain_text import whole_characters
 from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
@@ -23,34 +23,6 @@ from splitinfer.pictures.marks import has_pictures, marked, portable, shown
 SESSION = "chat"  # the session whose KV the stages' prefix cache holds
 
 
-class Screen(Protocol):
-    """Where inputs come from and answers go: a terminal or a pipe."""
-
-    def read(self, draft: str) -> str | None:
-        """The next input; ``None`` when there is no more. ``draft``: text to begin with, where it can be edited."""
-        ...
-
-    def answering(self, abort: Callable[[], None]) -> AbstractContextManager[Callable[[str], None]]:
-        """The context of one answer, with a function that writes its text; Ctrl-C may call ``abort`` meanwhile."""
-        ...
-
-    def wait(self, text: str) -> None:
-        """Show what an answer waits for, until it begins."""
-        ...
-
-    def say(self, text: str) -> None:
-        """Show a text that is no answer."""
-        ...
-
-    def set_status(self, phrases: list[str]) -> None:
-        """Set the figures of the last answer."""
-        ...
-
-    def greet(self, text: str) -> None:
-        """Show the greeting, once, before the first input."""
-        ...
-
-
 def _columns() -> int:
     return shutil.get_terminal_size().columns
 
@@ -60,7 +32,7 @@ class Chat:
     saved if the pipeline is lost."""
 
     def __init__(
-        self, llm: LLM, params: SamplingParams | ResolvedSampling, screen: Screen, rescues: Path | None = None
+        self, llm: LLM, params: SamplingParams | ResolvedSampling, screen: LineScreen, rescues: Path | None = None
     ) -> None:
         self.conversation = Conversation()
         self.sampling = params if isinstance(params, ResolvedSampling) else ResolvedSampling.of(params)
@@ -112,19 +84,19 @@ class Chat:
 
     def _take(self, text: str) -> bool:
         """Carry out one input. False ends the chat."""
-        meant = parse(whole_characters(text))
+        try:
+            meant = parse(whole_characters(text))
+        except ValueError as error:
+            self._refuse(str(error))
+            return True
         match meant:
-            case None:
-                pass
-            case InvalidInput(sentence):
-                self._refuse(sentence)
             case Command("quit"):
                 return False
             case Command(name, argument):
                 self._commands[name](argument)
-            case _:
+            case str(said):
                 files, self._files = self._files, ""
-                self._turn(files + meant.text)
+                self._turn(files + said)
         return True
 
     def _refuse(self, sentence: str) -> None:

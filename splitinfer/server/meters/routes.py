@@ -36,7 +36,9 @@ def meter_routes(service: Service) -> list[ApiRoute]:
 
 
 def _answer(service: Service, http: HttpMeters, running: int) -> Response:
-    from splitinfer.server.meters.collector import CONTENT_TYPE, Readings, text_of
+    from prometheus_client.exposition import generate_latest
+
+    from splitinfer.server.meters.collector import CONTENT_TYPE, Readings
 
     llm = service.llm
     readings = Readings(
@@ -51,4 +53,4 @@ def _answer(service: Service, http: HttpMeters, running: int) -> Response:
         running=running,
         is_draining=service.is_draining,
     )
-    return Response(text_of(readings), headers={"Content-Type": CONTENT_TYPE})
+    return Response(generate_latest(readings), headers={"Content-Type": CONTENT_TYPE})
