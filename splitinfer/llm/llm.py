@@ -44,12 +44,20 @@ from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, QueueFull, RequestError
 from splitinfer.grammar.rules import AnswerRules
-from splitinfer.llm.async_request import AsyncRequest, bell_of_running_loop
 from splitinfer.llm.automatic import choose_layout
 from splitinfer.llm.forms import AnswerForms
 from splitinfer.llm.prompts import Prompts
 from splitinfer.llm.rebalance import Rebalance, live_figures, rebalance
-from splitinfer.llm.request import Handling, Prompt, Request, RequestEvents, as_params, as_prompts
+from splitinfer.llm.request import (
+    AsyncRequest,
+    Handling,
+    Prompt,
+    Request,
+    RequestEvents,
+    as_params,
+    as_prompts,
+    bell_of_running_loop,
+)
 from splitinfer.llm.seeing import Seeing, SeenPrompt, Source
 from splitinfer.llm.setup import (
     DRAFT,

@@ -14,16 +14,40 @@ from typing import Any, ClassVar
 
 from splitinfer.engine.coordinator.requests import Reading, StreamEvent, TokenLogprobs
 from splitinfer.llm import LLM
-from splitinfer.llm.async_request import AsyncRequest
-from splitinfer.llm.request import Handling
+from splitinfer.llm.request import AsyncRequest, Handling
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.problem import AGAIN, Problem
 from splitinfer.server.reading import Reader
-from splitinfer.server.spans import ChoiceTimes, Usage
 from splitinfer.server.stream import COMMENT_PING, EVENTS, PING_EVERY
 from splitinfer.text.answer import AnswerParser, AnswerPart, BrokenCall, ReasoningPart, TextPart, ToolCallPart
 from splitinfer.text.conversations import Conversations
 from splitinfer.text.fill import Gap
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request; those of a prompt count once, whatever the number of choices. ``reasoning``: of those that
+    were generated, the ones of reasoning. ``tried``, ``right``: drafts that came to a verdict, and those of them that
+    became tokens."""
+
+    prompt: int
+    cached: int = 0
+    generated: int = 0
+    reasoning: int = 0
+    tried: int = 0
+    right: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceTimes:
+    """One choice: seconds on the monotonic clock, ``None`` where it did not come to that. ``reason``: why it ended;
+    ``None``: it was not read to its end."""
+
+    submitted: float
+    begun: float | None = None
+    first: float | None = None
+    last: float | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

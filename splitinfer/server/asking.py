@@ -10,14 +10,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from splitinfer.llm.request import Handling
-from splitinfer.server.answer import Answer, Piece, Writer, submit, written
+from splitinfer.server.answer import Answer, Piece, Usage, Writer, submit, written
 from splitinfer.server.ask import AnswerRequest, Ask
 from splitinfer.server.body import read_request
 from splitinfer.server.keys import ApiKey
 from splitinfer.server.problem import Problem
 from splitinfer.server.reading import with_marks
 from splitinfer.server.service import Service
-from splitinfer.server.spans import Arrival, Usage
 from splitinfer.server.stream import EventStream, left
 
 log = logging.getLogger(__name__)
@@ -78,8 +77,7 @@ async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[
     await until_gone(request, submit_all())
     service.took_one()
     state.answer = answer
-    arrival = Arrival(state.route, state.request_id, state.began, request.headers)
-    open_things.enter_context(service.measured(answer, arrival))
+    open_things.enter_context(service.measured(answer, request))
     if answer.is_cancelled:
         answer.abort()
     return answer

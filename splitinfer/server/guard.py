@@ -29,13 +29,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitinfer.errors import Draining, SplitinferError
+from splitinfer.server.answer import Usage
 from splitinfer.server.body import MAX_BYTES, Bodies
 from splitinfer.server.fields import Ignored
 from splitinfer.server.gate import Facts, Gate, Sessions
 from splitinfer.server.meters.http import OTHER
 from splitinfer.server.problem import Problem, form_of, problem_of
 from splitinfer.server.service import new_request_id
-from splitinfer.server.spans import Usage
 
 # -- the log ---------------------------------------------------------------------------------------
 

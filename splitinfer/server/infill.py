@@ -9,14 +9,13 @@ from typing import Any
 
 from pydantic import Field
 
-from splitinfer.server.answer import Piece, Writer
+from splitinfer.server.answer import Piece, Usage, Writer
 from splitinfer.server.ask import Ask
 from splitinfer.server.asking import answering
 from splitinfer.server.fields import Fields
 from splitinfer.server.openai.generating import Generating, Limit
 from splitinfer.server.refused import INFILL
 from splitinfer.server.service import ApiRoute, Service
-from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event
 from splitinfer.text.answer import TextPart
 from splitinfer.text.fill import Gap

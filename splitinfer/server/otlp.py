@@ -24,10 +24,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.requests import Request
 
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError
-from splitinfer.server.spans import Arrival, ChoiceTimes, Usage
+from splitinfer.server.answer import ChoiceTimes, Usage
 
 _TRACES = "/v1/traces"  # the path of OTLP over HTTP, for an address without one
 _SECONDS = 2.0
@@ -51,8 +52,9 @@ class OtlpSpans:
         self._tracer = self._provider.get_tracer("splitinfer")
         self._propagator = TraceContextTextMapPropagator()
 
-    def ended(self, arrival: Arrival, model: str, choices: Sequence[ChoiceTimes], usage: Usage, ended: float) -> None:
+    def ended(self, request: Request, model: str, choices: Sequence[ChoiceTimes], usage: Usage, ended: float) -> None:
         """A request is over; times are seconds on the monotonic clock. ``model``: its name for clients."""
+        route, began = request.state.route, request.state.began
         ahead = time.time() - time.monotonic()  # spans have the time of day
 
         def at(seconds: float) -> int:
@@ -60,13 +62,13 @@ class OtlpSpans:
 
         marks, reasons = _marks(choices), [each.reason or "abort" for each in choices]
         span = self._tracer.start_span(
-            f"POST {arrival.route}",
-            self._propagator.extract({name: arrival.headers[name] for name in _PARENT if name in arrival.headers}),
+            f"POST {route}",
+            self._propagator.extract({name: request.headers[name] for name in _PARENT if name in request.headers}),
             kind=SpanKind.SERVER,
             attributes={
                 "http.request.method": "POST",
-                "http.route": arrival.route,
-                "gen_ai.operation.name": "text_completion" if arrival.route == _COMPLETIONS else "chat",
+                "http.route": route,
+                "gen_ai.operation.name": "text_completion" if route == _COMPLETIONS else "chat",
                 "gen_ai.provider.name": "splitinfer",
                 "gen_ai.request.model": model,
                 "gen_ai.request.choice.count": len(choices),
@@ -74,10 +76,10 @@ class OtlpSpans:
                 "gen_ai.usage.input_tokens": usage.prompt,
                 "gen_ai.usage.cache_read.input_tokens": usage.cached,
                 "gen_ai.usage.output_tokens": usage.generated,
-                "splitinfer.request_id": arrival.request_id,
-                "splitinfer.preparing_seconds": marks["queued"] - arrival.began,
+                "splitinfer.request_id": request.state.request_id,
+                "splitinfer.preparing_seconds": marks["queued"] - began,
             },
-            start_time=at(arrival.began),
+            start_time=at(began),
         )
         last = max((each.last for each in choices if each.last is not None), default=ended)
         untils = [*list(marks.values())[1:], last if "decode" in marks else ended]

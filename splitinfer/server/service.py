@@ -24,7 +24,6 @@ from splitinfer.server.keys import ApiKey, Rates, Scope
 from splitinfer.server.meters.http import HttpMeters
 from splitinfer.server.problem import Problem, ending
 from splitinfer.server.reading import Reader
-from splitinfer.server.spans import Arrival
 
 if TYPE_CHECKING:
     from splitinfer.server.otlp import OtlpSpans
@@ -163,7 +162,7 @@ class Service:
             answer.abort()  # does nothing to one that has ended
 
     @contextmanager
-    def measured(self, answer: Answer, arrival: Arrival) -> Iterator[None]:
+    def measured(self, answer: Answer, request: Request) -> Iterator[None]:
         """Count an answer when it is over, and make its span."""
         try:
             yield
@@ -171,9 +170,8 @@ class Service:
             for numbers in answer.tokens_by_prompt:
                 self.meters.answered(numbers)
             if self.spans is not None:
-                self.spans.ended(
-                    arrival, self.model, [one.times for one in answer.choices], answer.usage, time.monotonic()
-                )
+                times = [choice.times for choice in answer.choices]
+                self.spans.ended(request, self.model, times, answer.usage, time.monotonic())
 
     def cancel(self, request_id: str, key: ApiKey) -> bool:
         """End the key's own requests with this id; false if it has none under way."""

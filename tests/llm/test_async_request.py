@@ -15,7 +15,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.demo import TARGET
 from splitinfer.errors import RequestError
 from splitinfer.llm import LLM
-from splitinfer.llm.async_request import LoopBell, bell_of_running_loop
+from splitinfer.llm.request import LoopBell, bell_of_running_loop
 
 TALE = "Once upon a time there was a king who had three sons"
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)

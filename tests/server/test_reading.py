@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent, TokenLogprobs
-from splitinfer.llm.async_request import AsyncRequest
+from splitinfer.llm.request import AsyncRequest
 from splitinfer.server.answer import Answer, Choice, Piece
 from splitinfer.text.conversations import Codec
 

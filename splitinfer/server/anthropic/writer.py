@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from splitinfer.server.answer import Answer, Piece, Writer
-from splitinfer.server.spans import Usage
+from splitinfer.server.answer import Answer, Piece, Usage, Writer
 from splitinfer.server.stream import event
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
 

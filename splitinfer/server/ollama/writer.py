@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from splitinfer.server.answer import Answer, Piece, Writer
-from splitinfer.server.spans import ChoiceTimes, Usage
+from splitinfer.server.answer import Answer, ChoiceTimes, Piece, Usage, Writer
 from splitinfer.server.stream import LINE_PING, NDJSON, line
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 

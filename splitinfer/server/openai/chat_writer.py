@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from splitinfer.engine.coordinator.requests import Reading, TokenLogprobs
-from splitinfer.server.answer import Answer, Piece, Writer
+from splitinfer.server.answer import Answer, Piece, Usage, Writer
 from splitinfer.server.openai.generating import Streaming
-from splitinfer.server.spans import Usage
 from splitinfer.server.stream import COMMENT_PING, PING_EVERY, PROGRESS_EVERY, event, json_line
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 

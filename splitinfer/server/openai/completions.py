@@ -15,8 +15,8 @@ from pydantic import BeforeValidator, Field, PlainValidator
 
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.engine.coordinator.requests import TokenLogprobs
-from splitinfer.llm.async_request import AsyncRequest
-from splitinfer.server.answer import Piece
+from splitinfer.llm.request import AsyncRequest
+from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.ask import Ask, Chat, Prompt
 from splitinfer.server.fields import MOST_TOKENS, not_a, wrong
 from splitinfer.server.openai.chat_writer import REASONS, ChunkWriter, usage_of
@@ -24,7 +24,6 @@ from splitinfer.server.openai.forms import TextFormat, form_of
 from splitinfer.server.openai.generating import Choices, Streaming
 from splitinfer.server.problem import Problem, invalid, unsupported
 from splitinfer.server.refused import COMPLETIONS
-from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event
 from splitinfer.text.answer import TextPart
 from splitinfer.text.fill import Gap

@@ -9,13 +9,12 @@ from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from splitinfer.core.sampling_defaults import Recommended
-from splitinfer.server.answer import Piece
+from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.anthropic.messages import MessageRequest
 from splitinfer.server.anthropic.writer import MessageWriter
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
 from splitinfer.server.problem import Problem
-from splitinfer.server.spans import Usage
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 
 HELLO = [{"role": "user", "content": "Hello"}]

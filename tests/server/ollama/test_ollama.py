@@ -10,13 +10,12 @@ import pytest
 from splitinfer.core.grammar import Grammar
 from splitinfer.llm import LLM
 from splitinfer.pictures.marks import taken_out
-from splitinfer.server.answer import Piece
+from splitinfer.server.answer import ChoiceTimes, Piece, Usage
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
 from splitinfer.server.ollama.requests import ChatRequest, GenerateRequest
 from splitinfer.server.ollama.writer import OllamaWriter
 from splitinfer.server.problem import Problem
-from splitinfer.server.spans import ChoiceTimes, Usage
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 
 HI = {"role": "user", "content": "Hi"}

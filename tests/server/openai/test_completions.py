@@ -9,11 +9,10 @@ from openai.types import Completion
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import TokenLogprobs
-from splitinfer.server.answer import Piece
+from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.ask import Ask
 from splitinfer.server.fields import read
 from splitinfer.server.openai.completions import CompletionRequest, CompletionWriter
-from splitinfer.server.spans import Usage
 from splitinfer.text.answer import TextPart
 
 

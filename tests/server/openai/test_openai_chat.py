@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
-from splitinfer.server.answer import Choice, Piece, written
+from splitinfer.server.answer import Choice, Piece, Usage, written
 from splitinfer.server.anthropic.messages import CountRequest
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
@@ -19,7 +19,6 @@ from splitinfer.server.openai.chat_writer import ChatWriter
 from splitinfer.server.openai.completions import CompletionRequest, CompletionWriter
 from splitinfer.server.openai.responses import InputRequest
 from splitinfer.server.problem import Problem
-from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event as sse
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 

@@ -9,12 +9,11 @@ from pydantic import TypeAdapter
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import TokenLogprobs
-from splitinfer.server.answer import Piece
+from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.fields import read
 from splitinfer.server.openai.response_items import packed
 from splitinfer.server.openai.responses import ResponseRequest
 from splitinfer.server.openai.responses_writer import ResponseWriter
-from splitinfer.server.spans import Usage
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
