@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from splitinfer.server.keys import ApiKey
 from splitinfer.server.problem import Problem
 from splitinfer.server.reading import with_marks
 from splitinfer.server.service import Service
-from splitinfer.server.stream import EventStream, left
+from splitinfer.server.stream import PING_EVERY, EventStream, left
 
 log = logging.getLogger(__name__)
 
@@ -120,17 +120,21 @@ async def all_pieces(answer: Answer) -> list[Piece]:
     return pieces
 
 
-async def until_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled when the client goes.
+async def until_gone(request: Request, work: Awaitable[T], ping: Callable[[], Awaitable[None]] | None = None) -> T:
+    """The result of ``work``, which is cancelled when the client goes. ``ping``: sends something, in silence.
 
     Raises:
         ClientDisconnect: the client has gone.
     """
-    working, leaving = asyncio.create_task(work), asyncio.create_task(left(request.receive))
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(left(request.receive))
+    every = None if ping is None else PING_EVERY
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
+        while not working.done():
+            await asyncio.wait((working, leaving), timeout=every, return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done() and not working.done():
+                raise ClientDisconnect
+            if ping is not None and not working.done():
+                await ping()
         return working.result()
     finally:
         for task in (working, leaving):

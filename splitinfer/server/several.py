@@ -14,21 +14,20 @@ server of one model has nothing of this.
 
 import asyncio
 import logging
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitinfer.core.residents import Bounds, Resident, decide
 from splitinfer.errors import CannotFit, ModelError, SplitinferError
 from splitinfer.llm import LLM
-from splitinfer.server.asking import handling_of
+from splitinfer.server.asking import handling_of, until_gone
 from splitinfer.server.body import body_of, parsed
 from splitinfer.server.health import Offer, named
 from splitinfer.server.problem import AGAIN, ANTHROPIC, OLLAMA, Problem, ending, form_of, problem_of
@@ -38,9 +37,7 @@ from splitinfer.server.stream import (
     EVENTS,
     LINE_PING,
     NDJSON,
-    PING_EVERY,
     event,
-    left,
     line,
     response_start,
 )
@@ -271,8 +268,7 @@ class Several:
         asked, answer = await asyncio.to_thread(parsed, raw), _Pinged(send, request.scope["path"])
         ticket = self.ask(self._name(asked))
         try:
-            await self._wait(ticket, request, answer if _streams(asked, answer.path) else None)
-            held = await ticket
+            held = await self._wait(ticket, request, answer.ping if _streams(asked, answer.path) else None)
             assert held.app is not None
             await held.app(request.scope, request.receive, answer)
         except (Problem, SplitinferError) as error:
@@ -286,32 +282,21 @@ class Several:
         wanted = asked.get("model")
         return named(self.offers(), wanted).name if wanted and isinstance(wanted, str) else self._first
 
-    async def _wait(self, ticket: Ticket, request: Request, pinged: "_Pinged | None") -> None:
-        """Wait until a model is there, or cannot be loaded. ``pinged``: gets a ping in silence.
+    async def _wait(self, ticket: Ticket, request: Request, ping: Callable[[], Awaitable[None]] | None) -> Entry:
+        """The model, once it is there; a stream gets a ``ping`` in silence.
 
         Raises:
             ClientDisconnect: the client has gone.
-            Problem: 503, the request's own time is over.
+            Problem: 503, it cannot be loaded, or the request's own time is over.
         """
-        if ticket.done():
-            return
-        most, began, held = handling_of(request).timeout or math.inf, time.monotonic(), self._waiting[ticket]
-        leaving = asyncio.create_task(left(request.receive))
+        most, held = handling_of(request).timeout, self._waiting.get(ticket)
         try:
-            while not ticket.done():
-                over = most - (time.monotonic() - began)
-                if over <= 0:
-                    why = f"the model {held.name!r:.80} was not there within {most:g} s"
-                    raise Problem(503, why, retry_after=held.seconds)
-                pause = min(PING_EVERY, over)
-                await asyncio.wait((ticket, leaving), timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-                if leaving.done():
-                    raise ClientDisconnect
-                if pinged is not None and not ticket.done() and over > PING_EVERY:
-                    await pinged.ping()
-        finally:
-            leaving.cancel()
-            await asyncio.gather(leaving, return_exceptions=True)
+            async with asyncio.timeout(most):
+                return await until_gone(request, ticket, ping)
+        except TimeoutError:
+            assert held is not None
+            why = f"the model {held.name!r:.80} was not there within {most:g} s"
+            raise Problem(503, why, retry_after=held.seconds) from None
 
 
 def _streams(asked: Mapping[str, Any], path: str) -> bool:

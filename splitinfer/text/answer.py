@@ -33,7 +33,7 @@ Tool = Mapping[str, Any]  # as in OpenAI's API: {"type": "function", "function":
 _NORMAL, _REASONING, _TOOL = "normal", "reasoning", "tool"  # mlx-lm's names of states
 _TEXT = (_NORMAL, "begin")  # the latter of Harmony; other states hold headers
 _OF_CALLS = frozenset({"name", "arguments", "parameters", "id", "type"})  # with any other, something would be lost
-OPENING = 16  # last tokens of a prompt in which a template may open the reasoning
+_OPENING = 16  # last tokens of a prompt in which a template may open the reasoning
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,13 @@ class AnswerFormat:
     def _initial_state(self, prompt: Sequence[int]) -> str:
         if (state := self._wrapper.response_initial_state) is not None:
             return str(state)
-        if not self._wrapper.has_thinking:
-            return _NORMAL
-        tail = list(prompt[-OPENING:])
-        is_open = self._wrapper.rfind_think_start(tail) > self._wrapper.rfind_think_end(tail)
-        return _REASONING if is_open else _NORMAL
+        return _REASONING if self._wrapper.has_thinking and self.has_opened(prompt) else _NORMAL
+
+    def has_opened(self, prompt: Sequence[int]) -> bool | None:
+        """Whether a prompt ends inside reasoning; ``None``: it says nothing of reasoning, so the model may open it."""
+        tail = list(prompt[-_OPENING:])
+        opened, ended = self._wrapper.rfind_think_start(tail), self._wrapper.rfind_think_end(tail)
+        return None if opened == ended else opened > ended
 
     def _state_behind(self, text: str) -> str:
         if not self._wrapper.has_thinking:

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text import harmony
-from splitinfer.text.answer import OPENING, AnswerFormat, Tool
+from splitinfer.text.answer import AnswerFormat, Tool
 from splitinfer.text.conversations import Codec
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.fill import Gap, Marks, marks_in
@@ -361,12 +361,8 @@ class Tokenizer:
         return tuple(self._wrapper.think_start_tokens), end, end
 
     def has_opened(self, prompt: Sequence[int]) -> bool | None:
-        """Whether a prompt ends inside reasoning; ``None``: it says nothing of reasoning, so the model may open it."""
-        if self._is_harmony:
-            return True
-        tail = list(prompt[-OPENING:])
-        opened, ended = self._wrapper.rfind_think_start(tail), self._wrapper.rfind_think_end(tail)
-        return None if opened == ended else opened > ended
+        """As of ``AnswerFormat``; Harmony always begins with reasoning."""
+        return True if self._is_harmony else self.answer_format.has_opened(prompt)
 
     @cached_property
     def thinks_by_default(self) -> bool | None:

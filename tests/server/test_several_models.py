@@ -18,7 +18,7 @@ from splitinfer.core.sampling_defaults import NOTHING
 from splitinfer.engine.coordinator.health import PipelineHealth
 from splitinfer.errors import CannotFit, ModelError, PeerError
 from splitinfer.llm import LLM
-from splitinfer.server import several
+from splitinfer.server import asking
 from splitinfer.server.guard import Guard
 from splitinfer.server.openai.routes import openai_routes
 from splitinfer.server.problem import Problem
@@ -229,7 +229,7 @@ ENDS = {
 
 @pytest.mark.parametrize("path", ENDS)
 def test_a_stream_is_pinged_while_its_model_is_loaded(path: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(several, "PING_EVERY", 0.01)
+    monkeypatch.setattr(asking, "PING_EVERY", 0.01)
     ping, end = ENDS[path]
 
     async def test() -> None:
