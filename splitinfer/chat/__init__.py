@@ -3,8 +3,7 @@
 commands        parses what is typed                        pure
 conversation    turns, which of them to drop, their JSON    pure
 formatting      status line and tables                      pure
-word_wrap       wraps text that is streamed                 pure
-markdown        draws answers while they stream; lists: rich's, with dots behind numbers
+markdown        wraps and draws answers while they stream; lists: rich's, with dots behind numbers
 chat            carries out one input on an LLM
 screens         input and output: a terminal, or plain lines
 """

@@ -1,14 +1,11 @@
 """Compares the cut in force with the best one, by what the pipeline's own steps have cost.
 
 Where the machines were measured before (a layout that was planned), a stage's steps say how many times as long its
-machine takes as it was measured to take, whatever the reason: heat, other programs, a profile of another day. All of
-its costs are multiplied by that; machines without layers and links stay as they were measured. Elsewhere a stage's
-steps say what all of its layers cost together, the head among them; each part is taken to cost in proportion to the
-bytes of its weights: exactly so where all layers are alike and decoding reads weights, roughly elsewhere. Then only
-machines that have layers are compared. What two machines that are one stage take longer than both were measured to, is
-the time of their sums.
-
-``LiveFigures`` are taken from the running pipeline; ``rebalance`` compares, and is pure.
+machine takes as it was measured to take, whatever the reason, and all of its costs are multiplied by that; machines
+without layers and links stay as they were measured. Elsewhere a stage's steps say what all of its layers cost together,
+and each part is taken to cost in proportion to the bytes of its weights: exactly so where all layers are alike and
+decoding reads weights. Then only machines that have layers are compared. What two machines that are one stage take
+longer than both were measured to, is the time of their sums.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,17 +1,10 @@
 """What a client wants, whichever API it speaks: a prompt, how its answer is chosen, and what of it is shown; and
 prompts as token ids, at a cost that is bounded before it is paid.
 
-A tokenizer takes about a second for each megabyte or two, and the body of a request may have 32 MB. Templates are
-programs, some of which look at all messages for each message. So what cannot fit is refused by its size: a conversation
-by the number of its messages and tools, and a long text after as much of it was tokenized, piece by piece, as is sure
-to be too much. Cutting a text adds a token or so for each piece, and a text is refused only at twice the context, so
-none is refused that would have fitted.
-
-Some agents begin the system's words with a line that differs in every request (Claude Code's billing header), and no
-cached KV would be found behind it. So such lines are left out, whatever a prompt is made for.
-
-    characters  0 ........ 1 million, or 16 for each token of the context .......................... 32 million
-                           tokenized at once      | in pieces first, up to twice the context's tokens
+A tokenizer takes about a second for each megabyte or two, a request may have 32 MB, and templates may look at all
+messages for each message. So what cannot fit is refused by its size: a conversation by the number of its messages and
+tools, and a text of over a million characters, or 16 for each token of the context, after as many of its pieces were
+tokenized as make twice the context, so that none is refused that would have fitted.
 """
 
 import re

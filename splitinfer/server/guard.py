@@ -1,15 +1,12 @@
 """The outermost layer of the server: what holds for every request, whatever its route.
 
 Each request has an id (`X-Request-Id`: the client's own, if it is a plain word), by which it is found in the log and
-can be cancelled. A page of another site is turned away here, before anything is read; one that is allowed gets the
-headers of CORS. Every error has the form of the API that was asked, and none shows more than its sentence.
+can be cancelled. A page of another site is turned away before anything is read. Every error has the form of the API
+that was asked, and none shows more than its sentence. A target may be absolute (`GET http://HOST/PATH`), as proxies
+write it: then its host counts, and `Host` does not (RFC 9112, 3.2.2).
 
-A target may be absolute (`GET http://HOST/PATH`), as proxies write it: then its host counts, and `Host` does not
-(RFC 9112, 3.2.2). A body is bounded twice: by the length that it says here, before anything of it is read, and by the
-bytes that come in `body`.
-
-Each request has one line in the log when it is over: who asked for what, how it ended, tokens and seconds. Nothing of a
-prompt or an answer is in it, and of an address only its path, without what follows a question mark.
+Each request has one line in the log when it is over. Nothing of a prompt or an answer is in it, and of an address only
+its path, without what follows a question mark.
 
     request req_5f… laptop POST /v1/chat/completions 200, 5,120 of 20,412 prompt tokens cached, 311 generated, 14.2 s
 """

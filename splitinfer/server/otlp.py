@@ -4,13 +4,10 @@
       |--- preparing ---|---- queued ----|--- prefill ---|---- decode ----|
                                     or, anywhere, given up: by its client, by a deadline, by the server's end
 
-A phase begins with the first choice that comes to it. Names of attributes are those of OpenTelemetry's semantic
-conventions for generative AI (in development; as in opentelemetry-semantic-conventions 0.66b2), beside
-``splitinfer.*`` for the phases.
-
-A thread of the SDK sends what has come, some hundred spans at a time; where the collector cannot be reached, spans are
-dropped. The SDK's own variables hold, too: OTEL_EXPORTER_OTLP_HEADERS for a collector that wants a key,
-OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER (OpenTelemetry's "Environment Variable Specification").
+A phase begins with the first choice that comes to it. Names of attributes are those of OpenTelemetry's conventions for
+generative AI (opentelemetry-semantic-conventions 0.66b2), beside ``splitinfer.*`` for the phases. A thread of the SDK
+sends what has come; where the collector cannot be reached, spans are dropped. The SDK's own variables hold, too
+(OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER).
 """
 
 import threading

@@ -1,15 +1,9 @@
 """Several models behind one server: loads who is asked for, closes who has rested, and sends each request to its model.
 
-`core.residents` decides; this carries it out, on the event loop, with loading and closing beside it. Each model that is
-loaded has a service and routes of its own; what is of no model (sessions, the page, lists of models) goes to those of
-whichever was used last.
-
-    request ──▶ which model? ──▶ loaded: its routes
-                                 not: it waits, with pings if it is a stream ──▶ loaded: its routes go on
-                                      (`X-Splitinfer-Timeout`: no longer than that; 503 says when to come again)
-
-A stream that has been pinged has begun with 200, so an error behind that is the last event, in the API's own form. A
-server of one model has nothing of this.
+`core.residents` decides; this carries it out, on the event loop, with loading and closing beside it. Each loaded model
+has a service and routes of its own; what is of no model (sessions, the page, lists of models) goes to whichever was
+used last. A request whose model is not loaded waits, with pings if it is a stream: a stream that has been pinged has
+begun with 200, so an error behind that is the last event, in the API's own form.
 """
 
 import asyncio

@@ -1,15 +1,13 @@
 """Server-sent events that are never silent for long, and that end with their client.
 
-Clients give up on silence: agents' watchdogs fire after 20 s without a byte, long before a prompt of 20,000 tokens is
-read. So whenever nothing was sent for ``PING_EVERY`` seconds a ping is, from the first second on, also while a request
-is queued or a lost worker is waited for. What a ping looks like is each API's matter: comments do not count for all.
+Agents' watchdogs fire after 20 s without a byte, long before a prompt of 20,000 tokens is read. So whenever nothing was
+sent for ``PING_EVERY`` seconds a ping is, also while a request is queued or a lost worker is waited for. What a ping
+looks like is each API's matter: comments do not count for all.
 
 Three tasks of one response: one writes what comes, one waits until the client has gone, and one watches the clock and
 pings. Whichever ends first ends the others; the source of the events is closed in any case, so an answer that nobody
-reads is aborted at once. A write waits while the client does not read; meanwhile events wait in their own queue. How
-long that may last is decided elsewhere (`connections`): a connection on which nothing moves is ended, and so the client
-has gone. Most writes are of one token, so a write makes no task and sets no timer: the watch looks at what the writer
-notes.
+reads is aborted at once. Most writes are of one token, so a write makes no task and sets no timer: the watch looks at
+what the writer notes. A connection on which nothing moves is ended elsewhere (`connections`).
 """
 
 import asyncio

@@ -1,7 +1,5 @@
 """What a model writes, told apart as it grows: text, reasoning, and calls of tools.
 
-A model marks its reasoning and its calls with strings of its own, inside one stream of text:
-
     <think>The user wants ...</think>It will <tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>
     ReasoningPart .................. TextPart ToolCallPart
 
@@ -9,9 +7,7 @@ mlx-lm knows the markers and the forms of calls of many models; this is the one 
 (``make_text_state_machine``) and its parsers, which change between its versions. What is added here:
 
 - A call that cannot be parsed as a whole (``text.whole_calls``), or that the answer's end cuts off, becomes text again,
-  with its markers: nothing that a model wrote is lost, and it is no error.
-- Space alone between calls, or between reasoning and a call, is no text.
-- Without tools in the request, calls are text.
+  with its markers. Without tools in the request, calls are text. Space alone between calls and reasoning is no text.
 - Where an answer has a form, all is text once its form has begun: ``{"tag": "<think>"}`` opens no reasoning.
 - Each call of an answer has another id. Where a model gives two calls the same one, the later has none of its own.
 - Where it is asked for, a call comes in pieces while it is written (``text.growing_calls``). One of which something was

@@ -1,14 +1,10 @@
 """Conversations that come back as text, and the tokens that they were computed as.
 
-A client sends a conversation again with every turn, as text. A tokenizer may cut an answer elsewhere than the model did
-when it wrote it, and from there on no cached KV fits: all that follows is computed again. So for each answer the text
-up to its end, as the template wrote it, is remembered with its tokens, and a conversation that begins with such a text
-begins with those tokens. It is the text that decides, so it holds for reasoning, calls of tools and any template, as
-far as the template writes again what the model wrote; and what is given out must decode to the same text as what the
-tokenizer makes of it, with the same special tokens in the same order, or that is used. The text alone would not do:
-what is cut so that it stays text, such as `<|start|>` in a tool's result, an encoder makes a special token of.
-
-Of a text only a hash is kept, from the moment it comes.
+A tokenizer may cut an answer elsewhere than the model did when it wrote it, and from there on no cached KV fits. So for
+each answer the text up to its end, as the template wrote it, is remembered with its tokens, and a conversation that
+begins with such a text begins with those tokens. What is given out must decode to the same text as what the tokenizer
+makes of it, with the same special tokens in the same order, or that is used: what is cut so that it stays text, such as
+`<|start|>` in a tool's result, an encoder makes a special token of. Of a text only a hash is kept.
 """
 
 import hashlib

@@ -1,17 +1,15 @@
 """Conversations in forms that narrower chat templates take: a ladder from the conversation as it is to one that any
 template takes, in which there are only turns of the user and of the assistant, in turns.
 
-Clients send histories of every kind: system messages anywhere (Claude Code's reminders), two turns of the user in a
-row, calls with other servers' ids, tools that a template has no place for. A template refuses some of these, and leaves
-out others without a word. So a form counts only if the template takes it *and* every text of it is found in what the
-template writes. To find them, the form is written a second time with a word of its own in the place of each text: a
-template may trim a text, or write it as JSON, and a text as short as "a" is found anywhere.
+Clients send histories of every kind: system messages anywhere, two turns of the user in a row, calls with other
+servers' ids, tools that a template has no place for. A template refuses some of these, and leaves out others without a
+word. So a form counts only if the template takes it *and* every text of it is found in what the template writes: it is
+written a second time with a word of its own in the place of each text, which may be trimmed, or written as JSON.
 
-Each step of the ladder is a function (``STEPS``, in the order in which they are applied), and changes only those turns
-that it is about, so that the beginning of a conversation stays as it was when the conversation grows, and its KV is
-found; and a form must do for the next turn, too, unless none does. If the conversation as it is does not do, all steps
-are taken; then one after another is left out again, first those that change most, as long as the template goes on
-taking everything.
+Each step of the ladder (``STEPS``) changes only those turns that it is about, so that the beginning of a conversation
+stays as it was when it grows, and its KV is found; and a form must do for the next turn, too, unless none does. If the
+conversation as it is does not do, all steps are taken; then one after another is left out again, first those that
+change most, as long as the template goes on taking everything.
 """
 
 import hashlib

@@ -1,34 +1,242 @@
 """`POST /v1/responses` and `/v1/responses/input_tokens`: a request as an `Ask`. Stateless: the whole conversation comes
 with each request, and nothing is kept of it.
+
+A conversation is items, finer than messages: what an assistant did in one turn is an item of reasoning, one of text and
+one for each call, and what came of each call is an item, too. So the assistant's items that follow each other become
+one message. Reasoning comes back only if the client hands it back. Some clients drop what they can read of it and keep
+what they cannot (``encrypted_content``, which they ask for by name). So it also goes out in that form, as text that
+only this module reads: it is no secret, for the same item has the reasoning itself.
+
+Tools of kinds that only OpenAI's servers run are left out. Functions may stand in namespaces (Codex's, for tools of MCP
+servers): the model is told of ``namespace__name``, and a call has both again.
 """
 
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sampling_params import MAX_LOGPROBS
-from splitinfer.server.ask import MAX_TOOLS, Ask, Chat, in_force
-from splitinfer.server.fields import Fields, Kinds, Name, wrong
+from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat, in_force
+from splitinfer.server.fields import Fields, Kinds, Name, Several, wrong
 from splitinfer.server.openai.forms import JsonFormat, NamedSchema, PlainFormat, form_of, grammar_of
-from splitinfer.server.openai.generating import (
-    ForTemplate,
-    FunctionChoice,
-    Generating,
-    Limit,
-    Told,
-    Word,
-    chosen,
-)
-from splitinfer.server.openai.response_items import (
-    Function,
-    Input,
-    ResponseTools,
-    conversation,
-    functions_of,
-)
+from splitinfer.server.openai.generating import ForTemplate, FunctionChoice, Generating, Limit, Told, Word, chosen
+from splitinfer.server.openai.messages import Content, arguments_of, content_text, merged_systems
 from splitinfer.server.stream import json_line
+
+# -- tools -----------------------------------------------------------------------------------------
+
+
+_TOLD = ("description", "parameters", "strict")
+_FUNCTIONS = Kinds("type", left_out=lambda _: True)  # the model is told of functions only, so it calls no other tool
+
+
+class ResponseFunction(Fields):
+    """What the model is told of a function. ``strict``: as in a chat."""
+
+    type: Literal["function"]
+    name: str
+    description: Any = None
+    parameters: dict[str, Any] | None = None
+    strict: Any = None
+
+
+class Namespace(Fields):
+    type: Literal["namespace"]
+    name: str
+    tools: list[Annotated[ResponseFunction | None, _FUNCTIONS]] = Field(max_length=MAX_TOOLS, fail_fast=True)
+
+
+ResponseTools = list[Annotated[ResponseFunction | Namespace | None, _FUNCTIONS]]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of the client. ``about``: what the model is told of it beside its name."""
+
+    name: str
+    about: Mapping[str, Any]
+    namespace: str | None = None
+
+    @property
+    def told_name(self) -> str:
+        return told_name(self.name, self.namespace)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return {"name": self.told_name, **self.about}
+
+
+def told_name(name: str, namespace: str | None) -> str:
+    """The one name of a function in a namespace.
+
+    >>> told_name("search", None), told_name("search", "docs"), told_name("search", "mcp__docs__")
+    ('search', 'docs__search', 'mcp__docs__search')
+    """
+    return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
+
+
+def functions_of(tools: Sequence[ResponseFunction | Namespace | None], namespace: str | None = None) -> list[Function]:
+    """The functions of a request, also those in namespaces."""
+    found: list[Function] = []
+    for tool in tools:
+        if isinstance(tool, Namespace):
+            found += functions_of(tool.tools, tool.name)
+        elif tool is not None:
+            about = {name: getattr(tool, name) for name in _TOLD if name in tool.model_fields_set}
+            found.append(Function(tool.name, about, namespace))
+    return found
+
+
+# -- items -----------------------------------------------------------------------------------------
+
+
+_MAX_ITEMS = 4 * MAX_MESSAGES  # reasoning, text and calls are items of their own, and become one message
+
+
+class MessageItem(Fields):
+    type: Literal["message"]
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+
+class ReasoningText(Fields):
+    """A part of reasoning, or of its summary."""
+
+    text: str
+
+
+class ReasoningItem(Fields):
+    type: Literal["reasoning"]
+    content: Several[ReasoningText] | None = None
+    summary: Several[ReasoningText] | None = None
+    encrypted_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The reasoning itself, or this server's packed form of it, or its summary."""
+        return _joined(self.content) or unpacked(self.encrypted_content or "") or _joined(self.summary)
+
+
+def _joined(parts: Sequence[ReasoningText] | None) -> str:
+    return "\n".join(part.text for part in parts or ())
+
+
+class _CallItem(Fields):
+    call_id: str
+    name: str
+    namespace: str | None = None
+
+    def _told(self, arguments: Any) -> dict[str, Any]:
+        function = {"name": told_name(self.name, self.namespace), "arguments": arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+class FunctionCallItem(_CallItem):
+    type: Literal["function_call"]
+    arguments: str
+
+    def told(self) -> dict[str, Any]:
+        return self._told(arguments_of(self.arguments))
+
+
+class CustomCallItem(_CallItem):
+    """Told as an object, because templates know no other arguments."""
+
+    type: Literal["custom_tool_call"]
+    input: str
+
+    def told(self) -> dict[str, Any]:
+        return self._told({"input": self.input})
+
+
+class OutputItem(Fields):
+    """The result of a call."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str
+    output: Content = Field(default_factory=list)
+
+
+def _items(given: Any) -> Any:
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+Item = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | OutputItem
+_KINDS = Kinds(
+    "type",
+    default="message",
+    left_out="web_search_call".__eq__,  # OpenAI's servers ran it; its results are in the message that follows
+    why={"item_reference": "nothing is stored here; give the item itself; clients do so with store: false"},
+)
+Input = Annotated[
+    list[Annotated[Item | None, _KINDS]],
+    Field(min_length=1, max_length=_MAX_ITEMS, fail_fast=True),
+    BeforeValidator(_items),
+]
+_PACKED = "splitinfer-1:"
+
+
+def conversation(instructions: str | None, items: Sequence[Item | None]) -> tuple[Mapping[str, Any], ...]:
+    """The messages for a template. ``instructions``: the system's words, if any."""
+    made: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    for item in items:
+        if item is not None:
+            _add(made, _told(item))
+    return tuple(merged_systems(made))
+
+
+def _told(item: Item) -> dict[str, Any]:
+    match item:
+        case MessageItem():
+            role = item.role if item.role in ("user", "assistant") else "system"
+            return {"role": role, "content": content_text(item.content, role)}
+        case ReasoningItem():
+            return {"role": "assistant", "content": "", "reasoning_content": item.text}
+        case FunctionCallItem() | CustomCallItem():
+            return {"role": "assistant", "content": "", "tool_calls": [item.told()]}
+        case OutputItem():
+            return {"role": "tool", "tool_call_id": item.call_id, "content": content_text(item.output)}
+
+
+def _add(made: list[dict[str, Any]], message: dict[str, Any]) -> None:
+    """Add a message; what the assistant did in one turn becomes one."""
+    if message.get("reasoning_content") == "":
+        del message["reasoning_content"]
+    if not made or not made[-1]["role"] == message["role"] == "assistant":
+        made.append(message)
+        return
+    for name, value in message.items():
+        if name != "role":
+            made[-1][name] = made[-1][name] + value if name in made[-1] else value
+
+
+def packed(reasoning: str) -> str:
+    """Reasoning in the form that clients hand back unread.
+
+    >>> unpacked(packed("Hm.")), unpacked("of another server")
+    ('Hm.', '')
+    """
+    return _PACKED + base64.b64encode(reasoning.encode("utf-8", "replace")).decode()
+
+
+def unpacked(text: str) -> str:
+    """The reasoning in what ``packed`` made; empty for anything else, which only its author can read."""
+    if not text.startswith(_PACKED):
+        return ""
+    try:
+        return base64.b64decode(text.removeprefix(_PACKED), validate=True).decode("utf-8")
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+# -- requests ----------------------------------------------------------------------------------------
+
 
 _PROBABILITIES, _PACKED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 _MOST_METADATA = 1 << 14

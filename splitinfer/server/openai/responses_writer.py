@@ -27,8 +27,7 @@ from typing import Any
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Answer, Piece, Usage, Writer
 from splitinfer.server.openai.chat_writer import TokenText, token_logprob
-from splitinfer.server.openai.response_items import Function, packed
-from splitinfer.server.openai.responses import ResponseRequest
+from splitinfer.server.openai.responses import Function, ResponseRequest, packed
 from splitinfer.server.stream import event
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 

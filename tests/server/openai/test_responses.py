@@ -9,8 +9,7 @@ from openai.types.responses.response_includable import ResponseIncludable
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
-from splitinfer.server.openai.response_items import packed
-from splitinfer.server.openai.responses import ResponseRequest
+from splitinfer.server.openai.responses import ResponseRequest, packed
 from splitinfer.server.problem import Problem
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}

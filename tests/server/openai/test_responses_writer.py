@@ -11,8 +11,7 @@ from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.fields import read
-from splitinfer.server.openai.response_items import packed
-from splitinfer.server.openai.responses import ResponseRequest
+from splitinfer.server.openai.responses import ResponseRequest, packed
 from splitinfer.server.openai.responses_writer import ResponseWriter
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 
