@@ -20,6 +20,7 @@ from splitinfer.llm import LLM, Request
 from splitinfer.llm.seeing import SeenPrompt
 from splitinfer.pictures.marks import has_pictures, marked, portable, shown
 
+_OF_FILES = {"read": "read", "save": "written", "load": "loaded"}  # commands, and what could not be done
 SESSION = "chat"  # the session whose KV the stages' prefix cache holds
 
 
@@ -92,12 +93,23 @@ class Chat:
         match meant:
             case Command("quit"):
                 return False
+            case Command(name, argument) if name in _OF_FILES:
+                self._carry(name, argument)
             case Command(name, argument):
                 self._commands[name](argument)
             case str(said):
                 files, self._files = self._files, ""
                 self._turn(files + said)
         return True
+
+    def _carry(self, name: str, file: str) -> None:
+        """Carry out a command that reads or writes a file, if that can be done."""
+        try:
+            self._commands[name](file)
+        except FileExistsError:
+            self._refuse(f"{file} already exists; choose another name")
+        except (OSError, RuntimeError, ValueError) as error:  # no such home, a null character
+            self._refuse(f"{file} cannot be {_OF_FILES[name]}: {_reason(error)}")
 
     def _refuse(self, sentence: str) -> None:
         self.has_refused = True
@@ -260,42 +272,28 @@ class Chat:
             self._screen.say(f"{name} goes with your next message")
 
     def _read(self, name: str) -> None:
-        try:
-            text = whole_characters(Path(name).expanduser().read_text(encoding="utf-8"))
-        except (OSError, RuntimeError, ValueError) as error:
-            self._refuse(f"{name} cannot be read: {_reason(error)}")
-        else:
-            self._files += f"{text}\n\n"
-            self._screen.say(f"{name} goes with your next message")
+        text = whole_characters(Path(name).expanduser().read_text(encoding="utf-8"))
+        self._files += f"{text}\n\n"
+        self._screen.say(f"{name} goes with your next message")
 
     def _rescue(self) -> None:
         """Save what the loss of the pipeline would take with it."""
         if self._rescues is not None and self.conversation.turns:
             name = str(self._rescues / time.strftime("chat-%Y%m%d-%H%M%S.json"))
-            self._save(name, f"; next time, go on with: /load {name}")
+            self._carry("save", name)
 
-    def _save(self, name: str, hint: str = "") -> None:
-        try:
-            _write_new(Path(name).expanduser(), portable(to_json(self.conversation)))
-        except FileExistsError:
-            self._refuse(f"{name} already exists; choose another name")
-        except (OSError, RuntimeError, ValueError) as error:  # no such home, a null character
-            self._refuse(f"{name} cannot be written: {_reason(error)}")
-        else:
-            self._screen.say(f"{_turns(self.conversation)} saved to {name}{hint}")
+    def _save(self, name: str) -> None:
+        _write_new(Path(name).expanduser(), portable(to_json(self.conversation)))
+        self._screen.say(f"{_turns(self.conversation)} saved to {name}; next time, go on with: /load {name}")
 
     def _load(self, name: str) -> None:
-        try:
-            path = Path(name).expanduser()
-            if path.exists() and not path.is_file():  # a device or a pipe may have no end
-                raise ValueError("it is not a file")
-            conversation = from_json(portable(path.read_text(encoding="utf-8"), reads=True))
-        except (OSError, RuntimeError, ValueError) as error:
-            self._refuse(f"{name} cannot be loaded: {_reason(error)}")
-        else:
-            self._go_on_with(conversation)
-            last = [f"\n> {shown(turn.user)}\n{turn.assistant}" for turn in conversation.turns[-1:]]
-            self._screen.say("\n".join([f"{_turns(conversation)} loaded from {name}", *last]))
+        path = Path(name).expanduser()
+        if path.exists() and not path.is_file():  # a device or a pipe may have no end
+            raise ValueError("it is not a file")
+        conversation = from_json(portable(path.read_text(encoding="utf-8"), reads=True))
+        self._go_on_with(conversation)
+        last = [f"\n> {shown(turn.user)}\n{turn.assistant}" for turn in conversation.turns[-1:]]
+        self._screen.say("\n".join([f"{_turns(conversation)} loaded from {name}", *last]))
 
     def _go_on_with(self, conversation: Conversation) -> None:
         self.conversation, self._asked = conversation, ""

@@ -98,9 +98,6 @@ class Guard:
         self._noted = set[str]()  # fields that have no effect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         scope = with_plain_target(scope)
         facts, request_id = facts_of(scope), _id_of(Headers(scope=scope))
         ignored: Ignored = {}

@@ -53,14 +53,6 @@ class Reader:
         sees = isinstance(prompt, Chat) and has_pictures(prompt.messages)
         return await self.beside(lambda: self._seen(prompt), size, self._pictures if sees else None)
 
-    async def num_tokens(self, prompt: Prompt, size: int) -> int:
-        """How many tokens a prompt has if it is asked now.
-
-        Raises:
-            Problem, SplitinferError: as ``read``.
-        """
-        return len((await self.read(prompt, size))[0].tokens)
-
     async def beside(self, work: Callable[[], T], size: int, turns: asyncio.Semaphore | None = None) -> T:
         """What ``work`` makes of a request of ``size`` bytes, beside the event loop. Who waits for a turn and leaves
         gives it up; what has begun keeps its turn to the end."""

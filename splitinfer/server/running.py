@@ -154,11 +154,7 @@ class Server:
             ssl_certfile=listen.certificate,
             ssl_keyfile=listen.key,
         )
-        try:
-            config.load()
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            self._socket.close()
-            raise ConfigError(f"the certificate or its key cannot be used: {error}") from error
+        config.load()
         self._server, self._has_loop = uvicorn.Server(config), threading.Event()
         self._connections.open = self._server.server_state.connections
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)

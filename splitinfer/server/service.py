@@ -139,7 +139,7 @@ class Service:
         """
         key, asked = self.caller(request), await read_request(request, model, chat)
         with self.admitted(key):
-            return await self.reader.num_tokens(asked, request.state.size)
+            return len((await self.reader.read(asked, request.state.size))[0].tokens)
 
     def took_one(self) -> None:
         self._num_turned_away = 0

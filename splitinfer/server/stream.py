@@ -26,8 +26,6 @@ EVENTS, NDJSON = "text/event-stream; charset=utf-8", "application/x-ndjson"
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # proxies shall pass on what comes
 COMMENT_PING = b": ping\n\n"
 LINE_PING = b" "  # the beginning of a line of JSON, which may begin with blanks
-Ping = bytes | Callable[[], bytes]
-"""What is sent in silence, or what makes it when it is sent."""
 
 
 def response_start(media_type: str) -> dict[str, Any]:
@@ -66,7 +64,7 @@ class EventStream:
         self,
         source: AsyncGenerator[bytes, None],
         *,
-        ping: Ping = COMMENT_PING,
+        ping: Callable[[], bytes] = lambda: COMMENT_PING,
         ping_every: float = PING_EVERY,
         media_type: str = EVENTS,
         end: Callable[[], None] = lambda: None,
@@ -117,7 +115,7 @@ class EventStream:
         while True:
             silent = 0.0 if self._is_writing else clock() - self._wrote_at
             if silent >= self._ping_every:
-                await self._write(send, _body(self._ping() if callable(self._ping) else self._ping))
+                await self._write(send, _body(self._ping()))
             else:
                 await asyncio.sleep(self._ping_every - silent)
 

@@ -2,8 +2,7 @@
 
 Vocabularies write bytes in one of two ways, which the tokenizer's decoder tells:
 
-- *byte level* (GPT-2, Qwen, Llama 3): each byte is one printable character. The 188 printable bytes of Latin-1 stand
-  for themselves, and the other 68 for the characters from U+0100 on, in order.
+- *byte level* (GPT-2, Qwen, Llama 3): each byte is one printable character.
 - *byte fallback* (Llama 2, Gemma): text is text, with U+2581 for a space, and a byte that is not text is ``<0xE2>``.
 """
 
@@ -16,16 +15,11 @@ _SPACE = "\u2581"
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-def byte_level_alphabet() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for."""
-    itself = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in itself]
-    return {chr(byte): byte for byte in itself} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
 def bytes_of_tokens(wrapper: Any) -> Callable[[Sequence[int]], list[bytes]]:
     """What maps token ids to their bytes. ``wrapper``: a Hugging Face tokenizer, or mlx-lm's wrapper of one."""
-    alphabet = byte_level_alphabet() if _is_byte_level(wrapper) else None
+    from transformers.convert_slow_tokenizer import bytes_to_unicode  # here, because importing it takes long
+
+    alphabet = {letter: byte for byte, letter in bytes_to_unicode().items()} if _is_byte_level(wrapper) else None
     added = {i: str(token).encode() for i, token in getattr(wrapper, "added_tokens_decoder", {}).items()}
 
     def bytes_of(piece: object) -> bytes:

@@ -191,7 +191,7 @@ class CompletionWriter(ChunkWriter):
     def _of_prompt(self, choice: int, echo: str) -> dict[str, list[Any]]:
         """Those of the prompt's tokens; its first one has none."""
         assert self.prompt_of is not None
-        asked, offsets = self.prompt_of(choice), _EchoOffsets(echo)
+        asked, offsets = self.prompt_of(choice), _EchoOffsets(0, echo=echo)
         raw = self.token_text(asked.prompt[0])
         first: dict[str, list[Any]] = {"tokens": [token_name(raw)], "text_offset": [offsets.next(raw)]}
         found = self._logprobs(asked.prompt_logprobs or (), offsets.next)
@@ -211,16 +211,12 @@ class CompletionWriter(ChunkWriter):
         return {token_name(self.token_text(token_id)): logprob for token_id, logprob in likely}
 
 
-def _decoder() -> Any:
-    return codecs.getincrementaldecoder("utf-8")("replace")
-
-
 @dataclass(slots=True)
 class _Offsets:
     """Where an answer's tokens begin in its text, in characters. ``_length``: of the text before the next token."""
 
     _length: int
-    _decoder: Any = field(default_factory=_decoder)
+    _decoder: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def next(self, raw: bytes) -> int:
         """Where the next token begins; one that goes on with a character, where the character does."""
@@ -230,14 +226,12 @@ class _Offsets:
 
 
 @dataclass(slots=True)
-class _EchoOffsets:
+class _EchoOffsets(_Offsets):
     """Where a prompt's tokens begin in its text. Special tokens are not in it, and tokenizers change some characters: a
     token that is not there takes no room, and those behind it are looked for a little further on, too."""
 
-    echo: str
-    _place: int = 0
+    echo: str = ""
     _room: int = 0  # characters in which the next token may begin
-    _decoder: Any = field(default_factory=_decoder)
 
     def next(self, raw: bytes) -> int:
         """Where the next token begins."""
@@ -245,16 +239,16 @@ class _EchoOffsets:
         begin, found = self._found(text)
         if text:
             self._room = 0 if found else self._room + _ROOM * len(text)
-        self._place = begin + len(found)
+        self._length = begin + len(found)
         return begin
 
     def _found(self, text: str) -> tuple[int, str]:
         """A token's place, and what of it is there: all, or all but a blank that the tokenizer has put before it."""
         for room in (0, self._room):
             for one in filter(None, (text, text.lstrip())):
-                if (place := self.echo.find(one, self._place, self._place + room + len(one))) >= 0:
+                if (place := self.echo.find(one, self._length, self._length + room + len(one))) >= 0:
                     return place, one
-        return self._place, ""
+        return self._length, ""
 
 
 def token_name(raw: bytes) -> str:

@@ -33,7 +33,6 @@ from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCall
 
 Event = dict[str, Any]
 _ENDED_IN_PART = ("length", "abort", "error")
-_LAST = {"completed": "response.completed", "incomplete": "response.incomplete", "failed": "response.failed"}
 
 
 def _new_id(prefix: str) -> str:
@@ -80,7 +79,7 @@ class ResponseWriter(Writer):
 
     def end(self, last: Piece, usage: Usage) -> bytes:
         status, response = self._ended(last, usage)
-        return _sent(self._event(_LAST[status], response=response))
+        return _sent(self._event(f"response.{status}", response=response))
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         for piece in pieces:
