@@ -151,12 +151,13 @@ class Chat:
     def _ask(self, asked: str) -> Request:
         context = self._context
         room = room_for_answer(self.params.max_tokens, context)
-        fitted = fit(self.conversation, asked, self._encode, context=context, room=room)
-        seen = self._seen(fitted.conversation.messages(asked))
-        request = self._llm.submit(fitted.tokens if seen is None else seen, self.params, session=SESSION)
-        if fitted.num_dropped:
-            self.conversation = fitted.conversation
-            self._screen.say(formatting.dropped(fitted.num_dropped, context))
+        num_dropped, tokens = fit(self.conversation, asked, self._encode, context=context, room=room)
+        conversation = self.conversation.without_oldest(num_dropped)
+        seen = self._seen(conversation.messages(asked))
+        request = self._llm.submit(tokens if seen is None else seen, self.params, session=SESSION)
+        if num_dropped:
+            self.conversation = conversation
+            self._screen.say(formatting.dropped(num_dropped, context))
         return request
 
     def _encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:

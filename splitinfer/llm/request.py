@@ -24,7 +24,6 @@ from splitinfer.engine.coordinator.requests import (
     RequestOutput,
     RequestState,
     StreamEvent,
-    TokenLogprobs,
     logprobs_of,
 )
 from splitinfer.errors import RequestError
@@ -54,11 +53,6 @@ class UnderWay:
     def reading(self) -> Reading | None:
         """How far its prompt is read; ``None`` while it waits for its first step, and once it is read."""
         return self._state.reading
-
-    @property
-    def prompt_logprobs(self) -> list[TokenLogprobs] | None:
-        """As the output read so far has them."""
-        return self.output.prompt_logprobs
 
     def abort(self) -> None:
         """End the request on all stages; its ``finish_reason`` becomes "abort"."""

@@ -104,7 +104,7 @@ class Choice:
     @property
     def is_scored(self) -> bool:
         """Whether its prompt has all log probabilities that were asked for; without them its echo would look whole."""
-        found = self.request.prompt_logprobs
+        found = self.request.output.prompt_logprobs
         return found is None or len(found) >= len(self.request.prompt) - 1
 
     async def batches(self) -> AsyncGenerator[list[Piece], None]:

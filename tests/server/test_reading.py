@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent, TokenLogprobs
+from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
 from splitinfer.llm.request import AsyncRequest
 from splitinfer.server.answer import Answer, Choice, Piece
 from splitinfer.text.conversations import Codec
@@ -19,7 +19,6 @@ class Asked:
     """A request with the events that are given, which counts how often it is aborted."""
 
     prompt = (1, 2, 3)
-    prompt_logprobs: list[TokenLogprobs] | None = None
     output = RequestOutput(3)
 
     def __init__(self, *events: StreamEvent) -> None:

@@ -18,7 +18,7 @@ from splitinfer.server.fields import Fields, Several, not_a
 from splitinfer.server.openai.chat import Conversation
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import Sampling
-from splitinfer.server.openai.messages import merged_systems
+from splitinfer.server.openai.messages import Call, merged_systems
 from splitinfer.server.refused import OLLAMA_OPTIONS
 
 
@@ -69,22 +69,12 @@ class _Generating(Conversation, AnswerRequest):
         return Ask(prompt, self.options.sampling() | form | self.budget(), None if (most or -1) < 0 else most)
 
 
-class _Function(Fields):
-    name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
-
-
-class _Call(Fields):
-    id: str = ""
-    function: _Function
-
-
 class Turn(Fields):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
     images: Several[str] = Field(default_factory=list)
-    tool_calls: Several[_Call] = Field(default_factory=list)
+    tool_calls: Several[Call] = Field(default_factory=list)
     tool_name: str | None = None
     tool_call_id: str = ""
 
@@ -101,9 +91,8 @@ def _told(turn: Turn, open_calls: list[tuple[str, str]], numbers: Iterator[int])
         told["reasoning_content"] = turn.thinking
     if turn.tool_calls:
         new = [(call.function.name, call.id or f"call{next(numbers):05}") for call in turn.tool_calls]
-        given = [{"name": call.function.name, "arguments": call.function.arguments} for call in turn.tool_calls]
-        pairs = zip(new, given, strict=True)
-        told["tool_calls"] = [{"id": id_, "type": "function", "function": function} for (_, id_), function in pairs]
+        pairs = zip(new, turn.tool_calls, strict=True)
+        told["tool_calls"] = [{**call.told(), "id": call_id} for (_, call_id), call in pairs]
         open_calls += new
     if turn.role == "tool":
         rank = {each: (each[1] != turn.tool_call_id, each[0] != turn.tool_name) for each in open_calls}

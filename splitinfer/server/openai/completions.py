@@ -33,21 +33,19 @@ DEFAULT_TOKENS = 16  # OpenAI's API reference, "Create completion": max_tokens
 
 
 def _prompts(given: Any) -> list[Prompt]:
-    if isinstance(given, str):
-        return [given]
+    if isinstance(given, str) or (isinstance(given, list) and given and all(map(_is_id, given))):
+        given = [given]
     if not isinstance(given, list):
         raise not_a("text or a list", given)
     if not given:
         raise wrong(" must have at least one text or token id")
-    if all(_is_id(one) for one in given):
-        return [tuple(given)]
     return [_prompt(i, one) for i, one in enumerate(given)]
 
 
 def _prompt(i: int, given: Any) -> Prompt:
     if isinstance(given, str):
         return given
-    if not isinstance(given, list) or not all(_is_id(one) for one in given):
+    if not isinstance(given, list) or not all(map(_is_id, given)):
         raise not_a("text or a list of token ids", given, inside=f"[{i}]")
     return tuple(given)
 
@@ -156,7 +154,7 @@ class CompletionWriter(ChunkWriter):
         """As vLLM writes them: by id, each with its rank where that is known."""
         assert self.prompt_of is not None
         lines = list[dict[str, Any] | None]([None])
-        for one in self.prompt_of(choice).prompt_logprobs or ():
+        for one in self.prompt_of(choice).output.prompt_logprobs or ():
             ranked = {token: (rank, logprob) for rank, (token, logprob) in enumerate(one.top[:num_top], 1)}
             found = {one.token_id: (None, one.logprob), **ranked}
             lines.append({f"{token}": self._ranked(token, *each) for token, each in found.items()})
@@ -194,7 +192,7 @@ class CompletionWriter(ChunkWriter):
         asked, offsets = self.prompt_of(choice), _EchoOffsets(0, echo=echo)
         raw = self.token_text(asked.prompt[0])
         first: dict[str, list[Any]] = {"tokens": [token_name(raw)], "text_offset": [offsets.next(raw)]}
-        found = self._logprobs(asked.prompt_logprobs or (), offsets.next)
+        found = self._logprobs(asked.output.prompt_logprobs or (), offsets.next)
         return {name: first.get(name, [None]) + lines for name, lines in found.items()}
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs], offset: Callable[[bytes], int]) -> dict[str, list[Any]]:

@@ -14,7 +14,6 @@ servers): the model is told of ``namespace__name``, and a call has both again.
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -37,13 +36,23 @@ _FUNCTIONS = Kinds("type", left_out=lambda _: True)  # the model is told of func
 
 
 class ResponseFunction(Fields):
-    """What the model is told of a function. ``strict``: as in a chat."""
+    """A function, and what the model is told of it. ``strict``: as in a chat. ``namespace``: in which it stands."""
 
     type: Literal["function"]
     name: str
     description: Any = None
     parameters: dict[str, Any] | None = None
     strict: Any = None
+    namespace: str | None = None
+
+    @property
+    def told_name(self) -> str:
+        return told_name(self.name, self.namespace)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        about = {name: getattr(self, name) for name in _TOLD if name in self.model_fields_set}
+        return {"name": self.told_name, **about}
 
 
 class Namespace(Fields):
@@ -55,23 +64,6 @@ class Namespace(Fields):
 ResponseTools = list[Annotated[ResponseFunction | Namespace | None, _FUNCTIONS]]
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A function of the client. ``about``: what the model is told of it beside its name."""
-
-    name: str
-    about: Mapping[str, Any]
-    namespace: str | None = None
-
-    @property
-    def told_name(self) -> str:
-        return told_name(self.name, self.namespace)
-
-    @property
-    def told(self) -> dict[str, Any]:
-        return {"name": self.told_name, **self.about}
-
-
 def told_name(name: str, namespace: str | None) -> str:
     """The one name of a function in a namespace.
 
@@ -81,15 +73,14 @@ def told_name(name: str, namespace: str | None) -> str:
     return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
 
 
-def functions_of(tools: Sequence[ResponseFunction | Namespace | None], namespace: str | None = None) -> list[Function]:
+def functions_of(tools: Sequence[ResponseFunction | Namespace | None]) -> list[ResponseFunction]:
     """The functions of a request, also those in namespaces."""
-    found: list[Function] = []
+    found: list[ResponseFunction] = []
     for tool in tools:
         if isinstance(tool, Namespace):
-            found += functions_of(tool.tools, tool.name)
+            found += [one.model_copy(update={"namespace": tool.name}) for one in tool.tools if one is not None]
         elif tool is not None:
-            about = {name: getattr(tool, name) for name in _TOLD if name in tool.model_fields_set}
-            found.append(Function(tool.name, about, namespace))
+            found.append(tool)
     return found
 
 
@@ -272,7 +263,7 @@ class InputRequest(ForTemplate):
     text: Text = Text()
 
     @cached_property
-    def functions(self) -> list[Function]:
+    def functions(self) -> list[ResponseFunction]:
         return functions_of(self.tools)
 
     def chosen(self) -> tuple[Told, Told]:

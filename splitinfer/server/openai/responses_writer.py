@@ -27,7 +27,7 @@ from typing import Any
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Answer, Piece, Usage, Writer
 from splitinfer.server.openai.chat_writer import TokenText, token_logprob
-from splitinfer.server.openai.responses import Function, ResponseRequest, packed
+from splitinfer.server.openai.responses import ResponseRequest, packed
 from splitinfer.server.stream import event
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 
@@ -179,16 +179,16 @@ class ResponseWriter(Writer):
     def _call(self, part: ToolCallPart) -> list[Event]:
         events = list[Event]()
         if part.name is not None:
-            own = next((one for one in self.asked.functions if one.told_name == part.name), Function(part.name, {}))
+            own = next((one for one in self.asked.functions if one.told_name == part.name), None)
             events += self._closed()
             item = {
                 "id": self.new_id("fc"),
                 "type": "function_call",
                 "status": "in_progress",
                 "call_id": part.call_id or self.new_id("call"),
-                "name": own.name,
+                "name": part.name if own is None else own.name,
                 "arguments": "",
-                **({} if own.namespace is None else {"namespace": own.namespace}),
+                **({} if own is None or own.namespace is None else {"namespace": own.namespace}),
             }
             self._open = _OpenItem(ToolCallPart, item)
             events.append(self._item_event("added", item))
