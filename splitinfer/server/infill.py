@@ -11,11 +11,9 @@ from pydantic import Field
 
 from splitinfer.server.answer import Piece, Usage, Writer
 from splitinfer.server.ask import Ask
-from splitinfer.server.asking import answering
 from splitinfer.server.fields import Fields
 from splitinfer.server.openai.generating import Generating, Limit
 from splitinfer.server.refused import INFILL
-from splitinfer.server.service import ApiRoute, Service
 from splitinfer.server.stream import event
 from splitinfer.text.answer import TextPart
 from splitinfer.text.fill import Gap
@@ -69,8 +67,3 @@ class InfillWriter(Writer):
 
 def _text(pieces: Sequence[Piece]) -> str:
     return "".join(part.text for piece in pieces for part in piece.parts if isinstance(part, TextPart))
-
-
-def infill_routes(service: Service) -> list[ApiRoute]:
-    infill = answering(service, InfillRequest, lambda _wanted, name, *_: InfillWriter(name))
-    return [ApiRoute("/infill", infill, methods=["POST"])]

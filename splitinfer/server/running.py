@@ -18,14 +18,11 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from splitinfer.errors import ConfigError
-from splitinfer.server.anthropic.routes import anthropic_routes
+from splitinfer.server.api_routes import api_routes
 from splitinfer.server.connections import Connections, Limits
 from splitinfer.server.dials import dial_routes, plan_routes
 from splitinfer.server.guard import MAX_HEAD_BYTES, Guard, where
-from splitinfer.server.infill import infill_routes
 from splitinfer.server.meters.routes import meter_routes
-from splitinfer.server.ollama.routes import ollama_routes
-from splitinfer.server.openai.routes import openai_routes
 from splitinfer.server.own_routes import own_routes
 from splitinfer.server.page.routes import page_routes
 from splitinfer.server.problem import Problem
@@ -82,9 +79,8 @@ def _check_time(certificate: Path) -> None:
 
 def router_of(service: Service) -> Router:
     """All routes of one model."""
-    apis = [*openai_routes(service), *anthropic_routes(service), *ollama_routes(service), *infill_routes(service)]
     own = [*own_routes(service), *dial_routes(service), *plan_routes(service), *meter_routes(service)]
-    routes = [*own, *apis, *page_routes(service)]
+    routes = [*own, *api_routes(service), *page_routes(service)]
     return Router(routes, default=_not_found, redirect_slashes=False)
 
 

@@ -15,8 +15,7 @@ from starlette.types import Scope as ServerScope
 from splitinfer.errors import QueueFull
 from splitinfer.llm import LLM
 from splitinfer.server.answer import Answer
-from splitinfer.server.ask import Chat, in_force
-from splitinfer.server.body import read_request
+from splitinfer.server.ask import in_force
 from splitinfer.server.fields import Fields
 from splitinfer.server.gate import Gate, Sessions
 from splitinfer.server.health import Offer
@@ -130,16 +129,6 @@ class Service:
         self._num_turned_away += 1
         self.meters.turned_away += 1
         return Problem(429, why, code="queue_full", retry_after=self.llm.seconds_until_room(nth))
-
-    async def num_tokens(self, request: Request, model: type[M], chat: Callable[[M], Chat]) -> int:
-        """The number of tokens of a conversation; nothing is generated.
-
-        Raises:
-            Problem, ClientDisconnect: as ``read_request``, ``admitted`` and ``Reader.read``.
-        """
-        key, asked = self.caller(request), await read_request(request, model, chat)
-        with self.admitted(key):
-            return len((await self.reader.read(asked, request.state.size))[0].tokens)
 
     def took_one(self) -> None:
         self._num_turned_away = 0

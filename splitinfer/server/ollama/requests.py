@@ -46,7 +46,7 @@ def _thinks(given: Any) -> Any:
     return given
 
 
-class _Generating(Conversation, AnswerRequest):
+class Generating(Conversation, AnswerRequest):
     """``think``: whether the model reasons, or how much. ``format``: "json", or a schema."""
 
     stream: bool = True
@@ -106,7 +106,7 @@ def with_images(text: str, images: Sequence[str]) -> str:
     return in_lines([*(marked(f"data:image/png;base64,{one}") for one in images), *([text] if text else [])])
 
 
-class ChatRequest(_Generating):
+class ChatRequest(Generating):
     messages: Annotated[list[Turn], Field(max_length=MAX_MESSAGES, fail_fast=True)] = Field(default_factory=list)
 
     def asks(self) -> tuple[Ask, ...]:
@@ -115,7 +115,7 @@ class ChatRequest(_Generating):
         return (self.asked(chat),) if messages else ()
 
 
-class GenerateRequest(_Generating):
+class GenerateRequest(Generating):
     prompt: str = ""
     system: str = ""
     raw: bool = False
