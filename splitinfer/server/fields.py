@@ -1,14 +1,11 @@
 """What every model of a request has: values of their types, one sentence for what is wrong, and what becomes of a field
-that no model has.
-
-A request is a pydantic model of the fields that have an effect here. Every other field is one of two:
+that no model has:
 
     refused   it would change the answer (``Fields.refused``): a sentence names it, unless its value asks for nothing
     ignored   the request is carried out without it, and its name is told: `X-Splitinfer-Ignored`
 
 So a client that is newer than this server is answered, and finds out what had no effect. ``null`` asks for nothing
-anywhere, so that it may be there under any name. Objects of several kinds, such as parts of a message, are told apart
-by one of their fields (``Kinds``). Models are made once, when their module is imported.
+anywhere. Objects of several kinds, such as parts of a message, are told apart by one of their fields (``Kinds``).
 """
 
 import re

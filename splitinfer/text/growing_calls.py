@@ -8,11 +8,9 @@ arguments surely begin with is told at once, as the JSON that they will be:
 
 At its end each call is compared with what ``whole_calls`` finds, and only what is missing is told. So a mistake here
 can hold a call up, or end it as broken, but cannot change it. Nothing is told of what could still become something
-else: space that a parser may take away, the beginning of a word that may end the value, a text that may be `null`.
-Whether a value is text is found by asking the model's own parser, which knows the schemas, about values that are not.
-
-Where that does not go, a value comes whole at its end, or the call at its: arguments before the name, JSON in a string,
-numbers, values of no declared type, JSON of GLM's models, MiniCPM's CDATA, Python over several lines.
+else; whether a value is text is found by asking the model's own parser about values that are not. Where that does not
+go, a value comes whole at its end, or the call at its: arguments before the name, JSON in a string, numbers, values of
+no declared type, JSON of GLM's models, MiniCPM's CDATA, Python over several lines.
 """
 
 import ast

@@ -1,10 +1,8 @@
 """Text to token ids and back, for the model in one folder.
 
-A thin wrapper over the Hugging Face tokenizer as mlx-lm loads it (which knows the oddities of many models' chat
-templates). It adds this project's errors, a hash of the vocabulary, and one fixed way to decode (special tokens left
-out, spaces as they are) that the incremental detokenizer shares.
-
-Any number of threads may use it at a time, once a text was encoded (``llm.prompts``).
+A thin wrapper over the Hugging Face tokenizer as mlx-lm loads it. It adds this project's errors, a hash of the
+vocabulary, and one fixed way to decode (special tokens left out, spaces as they are) that the incremental detokenizer
+shares. Any number of threads may use it at a time, once a text was encoded (``llm.prompts``).
 """
 
 import contextlib

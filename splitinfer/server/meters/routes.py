@@ -1,8 +1,5 @@
-"""The route ``/metrics``.
-
-Reading and writing takes a millisecond or two, beside the event loop, one reading at a time: whoever asks on and on
-takes no thread from others. A key is needed as everywhere, of which the scope ``metrics`` is enough. What is told is of
-all requests together, and has nothing of any of them.
+"""The route ``/metrics``: written beside the event loop, one reading at a time, so that whoever asks on and on takes no
+thread from others.
 """
 
 import asyncio

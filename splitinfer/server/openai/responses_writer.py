@@ -1,7 +1,6 @@
 """Responses in OpenAI's words: the events of a stream, or the one document that its last event holds.
 
-A response is a list of items: reasoning, a message, a call of a tool. In a stream an item is open while its parts come
-and is closed by the next kind of part:
+A response is a list of items. In a stream an item is open while its parts come and is closed by the next kind of part:
 
     response.created, response.in_progress
     response.output_item.added                                  an item that is open and empty
@@ -13,9 +12,8 @@ and is closed by the next kind of part:
     response.output_item.done                                   the whole item
     response.completed | response.incomplete | response.failed  the whole response
 
-Every event has the next ``sequence_number``. A document is made by the same steps, so it cannot differ from a stream.
-Clients' watchdogs count events, not comments (Codex's ``stream_idle_timeout_ms``, five minutes), so what fills silence
-is another ``response.in_progress``.
+A document is made by the same steps, so it cannot differ from a stream. Clients' watchdogs count events, not comments
+(Codex's ``stream_idle_timeout_ms``), so what fills silence is another ``response.in_progress``.
 """
 
 import secrets
