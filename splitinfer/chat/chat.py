@@ -149,7 +149,7 @@ class Chat:
         self._screen.set_status(formatting.status(output, before, self._llm.stats()))
 
     def _ask(self, asked: str) -> Request:
-        context = self._context
+        context = self._llm.context_length
         room = room_for_answer(self.params.max_tokens, context)
         num_dropped, tokens = fit(self.conversation, asked, self._encode, context=context, room=room)
         conversation = self.conversation.without_oldest(num_dropped)
@@ -164,7 +164,7 @@ class Chat:
         try:
             seen = self._seen(messages)
         except ContextExceeded:  # of so many pictures that they were not read
-            return [0] * (self._context + 1)
+            return [0] * (self._llm.context_length + 1)
         return self._llm.tokenizer.encode_chat(messages) if seen is None else list(seen.plain)
 
     def _seen(self, messages: Sequence[Mapping[str, Any]]) -> SeenPrompt | None:
@@ -173,13 +173,8 @@ class Chat:
             return None
         chat, files = self._llm.seeing.taken_out(messages)
         return self._llm.seeing.prompt(
-            self._llm.tokenizer.encode_chat(chat, mark=self._llm.seeing.mark), files, self._context
+            self._llm.tokenizer.encode_chat(chat, mark=self._llm.seeing.mark), files, self._llm.context_length
         )
-
-    @property
-    def _context(self) -> int:
-        """Tokens of a conversation: the model's context, or fewer if KV memory was limited to fewer."""
-        return self._llm.context_length
 
     def _record(self, asked: str, output: RequestOutput) -> None:
         """Add the turn: an aborted answer as far as it came, none if it had not begun."""

@@ -39,12 +39,11 @@ def api_routes(service: Service) -> list[ApiRoute]:
 def _answering(service: Service) -> list[ApiRoute]:
     def chat_writer(asked: ChatRequest, name: str, request: Request, answer: Answer) -> ChatWriter:
         head = f"chatcmpl-{request.state.request_id}", int(time.time()), name, asked
-        return ChatWriter(*head, service.token_text, service.fingerprint, lambda: answer.usage)
+        return ChatWriter(*head, service.token_text, answer, service.fingerprint)
 
     def completion_writer(asked: CompletionRequest, name: str, request: Request, answer: Answer) -> CompletionWriter:
         head = f"cmpl-{request.state.request_id}", int(time.time()), name, asked
-        more: Any = {"usage_now": lambda: answer.usage, "prompt_of": lambda choice: answer.choices[choice].request}
-        return CompletionWriter(*head, service.token_text, service.fingerprint, **more)
+        return CompletionWriter(*head, service.token_text, answer, service.fingerprint)
 
     def response_writer(asked: ResponseRequest, name: str, request: Request, _answer: Answer) -> ResponseWriter:
         head = f"resp_{request.state.request_id}", int(time.time()), name, asked

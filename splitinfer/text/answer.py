@@ -61,6 +61,12 @@ class AnswerFormat:
         self._wrapper = wrapper
 
     @property
+    def syntax(self) -> str | None:
+        """The name of mlx-lm's parser of the model's calls; ``None`` if there is none."""
+        parser = getattr(self._wrapper, "tool_parser", None)
+        return None if parser is None else str(parser.__module__).rsplit(".", 1)[-1]
+
+    @property
     def markers(self) -> tuple[str, ...]:
         """The strings that mark something. Text must contain them for a parser, although they may be special tokens."""
         wrapper = self._wrapper
@@ -87,7 +93,7 @@ class AnswerFormat:
         edges = wrapper.tool_call_start or "", wrapper.tool_call_end or ""
         state = self._initial_state(prompt) if begun is None else self._state_behind(begun)
 
-        syntax = str(getattr(wrapper.tool_parser, "__module__", "")).rsplit(".", 1)[-1]
+        syntax = self.syntax or ""
 
         def parse(text: str) -> list[ToolCallPart]:
             return [*map(call_of, calls_in(text, syntax, lambda one: wrapper.tool_parser(one, given)))]

@@ -327,12 +327,6 @@ class Tokenizer:
         found = self._wrapper.convert_tokens_to_ids(text)
         return found if isinstance(found, int) and found in self.special_ids else None
 
-    @property
-    def tool_syntax(self) -> str | None:
-        """The name of mlx-lm's parser of the model's calls; ``None`` if there is none."""
-        parser = getattr(self._wrapper, "tool_parser", None)
-        return None if parser is None else str(parser.__module__).rsplit(".", 1)[-1]
-
     @cached_property
     def split(self) -> Callable[[str], list[int]]:
         """Splits a text as the model does, with names of special tokens as any other text. From any thread, beside

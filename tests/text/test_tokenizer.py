@@ -252,7 +252,7 @@ def test_a_template_without_tools_has_them_in_the_system_turn_and_calls_are_read
     assert user == "user:Rain?"
     assert answer == 'assistant:<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
     assert back == "user:<tool_response>\nRain.\n</tool_response>"
-    assert tokenizer.tool_syntax == "json_tools"
+    assert tokenizer.answer_format.syntax == "json_tools"
     parser = tokenizer.answer_format.parser([], tools)
     read = [*parser.feed(answer.removeprefix("assistant:")), *parser.finish()]
     assert [(one.name, one.arguments) for one in read] == [("weather", '{"city": "Oslo"}')]  # type: ignore[union-attr]

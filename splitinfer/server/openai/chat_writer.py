@@ -26,15 +26,15 @@ _DONE = event("[DONE]")
 @dataclass(slots=True)
 class ChunkWriter(Writer):
     """What answers of chats and of completions have in common. ``created``: seconds since 1970. ``asked``: says what is
-    shown. ``fingerprint``: while it is the same, a seed gives the same answer. ``usage_now``: the usage so far."""
+    shown. ``fingerprint``: while it is the same, a seed gives the same answer."""
 
     answer_id: str
     created: int
     model: str
     asked: Streaming
     token_text: TokenText
+    answer: Answer
     fingerprint: str | None = None
-    usage_now: Callable[[], Usage] = lambda: Usage(0)
 
     kind: ClassVar[str]
 
@@ -59,7 +59,7 @@ class ChunkWriter(Writer):
         raise NotImplementedError
 
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        so_far = self.usage(self.usage_now()) if self.counts_always else None
+        so_far = self.usage(self.answer.usage) if self.counts_always else None
         counts = self.asked.stream_options.include_usage
         return {**self.head(), "choices": choices, **({"usage": so_far} if counts else {})}
 

@@ -15,7 +15,6 @@ from pydantic import BeforeValidator, Field, PlainValidator
 
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.engine.coordinator.requests import TokenLogprobs
-from splitinfer.llm.request import AsyncRequest
 from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.ask import Ask, Chat, Prompt
 from splitinfer.server.fields import MOST_TOKENS, not_a, wrong
@@ -126,10 +125,9 @@ _NO_LOGPROBS: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_l
 
 @dataclass(slots=True)
 class CompletionWriter(ChunkWriter):
-    """Writes the answers to all prompts of a request. ``prompt_of``: a choice's prompt."""
+    """Writes the answers to all prompts of a request."""
 
     asked: CompletionRequest
-    prompt_of: Callable[[int], AsyncRequest] | None = None
     _offsets: dict[int, "_Offsets"] = field(default_factory=dict)  # by choice that has begun
 
     kind = "text_completion"
@@ -152,9 +150,8 @@ class CompletionWriter(ChunkWriter):
 
     def _prompt_logprobs(self, choice: int, num_top: int) -> list[dict[str, Any] | None]:
         """As vLLM writes them: by id, each with its rank where that is known."""
-        assert self.prompt_of is not None
         lines = list[dict[str, Any] | None]([None])
-        for one in self.prompt_of(choice).output.prompt_logprobs or ():
+        for one in self.answer.choices[choice].request.output.prompt_logprobs or ():
             ranked = {token: (rank, logprob) for rank, (token, logprob) in enumerate(one.top[:num_top], 1)}
             found = {one.token_id: (None, one.logprob), **ranked}
             lines.append({f"{token}": self._ranked(token, *each) for token, each in found.items()})
@@ -188,8 +185,7 @@ class CompletionWriter(ChunkWriter):
 
     def _of_prompt(self, choice: int, echo: str) -> dict[str, list[Any]]:
         """Those of the prompt's tokens; its first one has none."""
-        assert self.prompt_of is not None
-        asked, offsets = self.prompt_of(choice), _EchoOffsets(0, echo=echo)
+        asked, offsets = self.answer.choices[choice].request, _EchoOffsets(0, echo=echo)
         raw = self.token_text(asked.prompt[0])
         first: dict[str, list[Any]] = {"tokens": [token_name(raw)], "text_offset": [offsets.next(raw)]}
         found = self._logprobs(asked.output.prompt_logprobs or (), offsets.next)

@@ -79,7 +79,9 @@ PIECES = [
 
 
 def asked_of(prompt: tuple[int, ...], *scores: TokenLogprobs) -> Any:
-    return SimpleNamespace(prompt=prompt, output=SimpleNamespace(prompt_logprobs=scores))
+    """An answer to several prompts, all of them the same."""
+    request = SimpleNamespace(prompt=prompt, output=SimpleNamespace(prompt_logprobs=scores))
+    return SimpleNamespace(choices=[SimpleNamespace(request=request)] * 2)
 
 
 PROMPT = asked_of((5, 6, 4), TokenLogprobs(6, -0.7, ((4, -0.6),)), TokenLogprobs(4, -0.8))  # a special token and "P!"
@@ -87,7 +89,7 @@ PROMPT = asked_of((5, 6, 4), TokenLogprobs(6, -0.7, ((4, -0.6),)), TokenLogprobs
 
 def writer(**fields: Any) -> CompletionWriter:
     head = "cmpl-1", 1_700_000_000, "m", request(**fields)
-    return CompletionWriter(*head, SPELLED.__getitem__, prompt_of=lambda _: PROMPT)
+    return CompletionWriter(*head, SPELLED.__getitem__, PROMPT)
 
 
 def read_events(raw: bytes) -> list[Any]:
@@ -150,7 +152,7 @@ def test_chunks_make_the_same_document():
 )
 def test_an_answers_offsets_begin_behind_its_prompt(echo: str, tokens: tuple[int, ...], offsets: list[int]):
     made = writer(prompt=echo, echo=True, logprobs=0)
-    made.prompt_of = lambda _: asked_of(tokens, *(TokenLogprobs(one, -0.1) for one in tokens[1:]))
+    made.answer = asked_of(tokens, *(TokenLogprobs(one, -0.1) for one in tokens[1:]))
     (choice,) = made.document([Piece(0, (TextPart("Hi"),), (TokenLogprobs(1, -0.1),))], Usage(1))["choices"]
     assert choice["logprobs"]["text_offset"] == [*offsets, len(echo)]
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
-from splitinfer.server.answer import Choice, Piece, Usage, written
+from splitinfer.server.answer import Answer, Choice, Piece, Usage, written
 from splitinfer.server.anthropic.messages import CountRequest
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
@@ -171,7 +172,7 @@ def writer(model: str = "m", **fields: Any) -> ChatWriter:
     ids = iter(f"call_{i}" for i in range(9))
     spelled = {1: b"Hi", 2: "€".encode()[:1], 3: b"!"}
     head = "chatcmpl-1", 1_700_000_000, model, request(**fields)
-    return ChatWriter(*head, lambda t: spelled[t], new_id=lambda: next(ids))
+    return ChatWriter(*head, lambda t: spelled[t], Answer(1), new_id=lambda: next(ids))
 
 
 PIECES = [
@@ -213,15 +214,19 @@ def test_logprobs_have_text_and_bytes_also_of_half_a_character():
     ]
 
 
+def counted(usage: Usage) -> Any:
+    return SimpleNamespace(usage=usage)
+
+
 def test_every_chunk_has_the_usage_so_far_where_that_is_asked_for():
     options = {"include_usage": True, "continuous_usage_stats": True}
-    so_far = iter([Usage(3, 0, 1), Usage(3, 0, 2)])
-    made = writer(stream=True, stream_options=options)
-    made.usage_now = lambda: next(so_far)
-    sent = [json.loads(made.written(Piece(0, (TextPart(text),))).removeprefix(b"data: ")) for text in "ab"]
+    made, sent = writer(stream=True, stream_options=options), []
+    for number, text in enumerate("ab", 1):
+        made.answer = counted(Usage(3, 0, number))
+        sent.append(json.loads(made.written(Piece(0, (TextPart(text),))).removeprefix(b"data: ")))
     assert [chunk["usage"]["completion_tokens"] for chunk in sent] == [1, 2]
     wanted = read(CompletionRequest, {"prompt": "", "stream": True, "stream_options": options})
-    text = CompletionWriter("cmpl-1", 1, "m", wanted, {}.__getitem__, usage_now=lambda: Usage(3, 0, 1))
+    text = CompletionWriter("cmpl-1", 1, "m", wanted, {}.__getitem__, counted(Usage(3, 0, 1)))
     assert json.loads(text.written(Piece(0, (TextPart("a"),)))[6:])["usage"]["total_tokens"] == 4
     assert "usage" not in writer(stream=True, stream_options={"continuous_usage_stats": True}).chunk([])
 
@@ -240,7 +245,9 @@ COUNTED = {"stream": True, "stream_options": {"include_usage": True}}
     "made",
     [
         writer(**COUNTED),
-        CompletionWriter("cmpl-1", 1, "m", read(CompletionRequest, {"prompt": "", **COUNTED}), {}.__getitem__),
+        CompletionWriter(
+            "cmpl-1", 1, "m", read(CompletionRequest, {"prompt": "", **COUNTED}), {}.__getitem__, Answer(1)
+        ),
     ],
     ids=["chat", "text"],
 )
