@@ -31,10 +31,8 @@ _LEAST_CELL = 13  # cells of a column in which words wrap
 
 
 def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
-    """The figures of one answer in short phrases; ``before`` and ``after`` are the counters around it.
-
-    While the answer is running, they are those of ``output`` so far and of the counters now.
-    """
+    """The figures of one answer in short phrases, also while it runs; ``before`` and ``after``: the counters around
+    it."""
     times = output.token_times
     phrases = []
     if len(times) > 1 and times[-1] > times[0]:
@@ -141,10 +139,7 @@ def layout_table(
     layout: Layout, now: Stats, before: Stats | None, held: int, states: Sequence[str] = (), width: int = 80
 ) -> str:
     """The text that /layout shows: what each stage holds and how busy it is. ``before``: the counters at the last look.
-
-    ``held``: tokens whose KV is cached. ``states``: of the stages, shown if one is not ready. Names and addresses that
-    are too long are wrapped in their columns; where the terminal is narrow, stages are below each other.
-    """
+    ``held``: tokens whose KV is cached. ``states``: of the stages, shown if one is not ready."""
     lately = 0.0 if before is None else now["active_seconds"] - before["active_seconds"]
     cells = _layout_columns(layout, now, before if lately > 0 else None, held)
     if any(state != StageState.READY for state in states):

@@ -89,7 +89,9 @@ def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
     best, shown = found.best[aim], beside(found, aim)
     gain = 1.0 if best.cut == now else planner.score(aim, best.cut) / planner.score(aim, now)
     named = best.cut.machines != now.machines
-    current, better = (name_in_words(planner.profiles, cut) if named else _short(cut) for cut in (now, best.cut))
+    current, better = (
+        name_in_words(planner.profiles, cut) if named else " + ".join(map(str, cut.layers)) for cut in (now, best.cut)
+    )
     if gain <= _WORTH:
         text = f"The current {current} is the best cut for {aim}, or within {_WORTH - 1:.0%} of it."
         return Rebalance(layout, 1.0, " ".join([text, *notable]), shown)
@@ -102,11 +104,6 @@ def _notable(live: LiveFigures) -> Iterator[str]:
     for name, times in live.times.items():
         if not 1 / _NOTABLE < times < _NOTABLE:
             yield f"{name} takes {times:.2g} times as long as it was measured to take."
-
-
-def _short(cut: Cut) -> str:
-    """``8 + 4``."""
-    return " + ".join(map(str, cut.layers))
 
 
 def live_figures(

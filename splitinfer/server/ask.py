@@ -42,9 +42,7 @@ def in_force(defaults: Recommended) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation for the model's template. ``tools``: those that may be called, as in OpenAI's API. ``options``:
-    further values for the template. ``opens_answer``: it is written up to where the next answer begins. ``mark``: what
-    stands for pictures in its texts. ``continues``: the answer goes on with the last message."""
+    """A conversation for the model's template, as ``Tokenizer.write_chat`` takes it."""
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()

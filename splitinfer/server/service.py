@@ -120,11 +120,9 @@ class Service:
         return self.llm.max_running + self.llm.settings.max_waiting + _COUNTING
 
     def _turned_away(self, why: str) -> Problem:
-        """What a client is told for whose request there is no room, and when there will be.
-
-        Each is told of a later place than the one before, up to as many as requests run together: by then all of these
-        have ended. Then the times begin again, so that one client that asks on and on does not put off all others.
-        """
+        """What a client is told for whose request there is no room, and when there will be: each of a later place than
+        the one before, up to as many as requests run together. Then the times begin again, so that one client that asks
+        on and on does not put off all others."""
         nth = 1 + self._num_turned_away % max(_LEAST_TIMES, self.llm.max_running)
         self._num_turned_away += 1
         self.meters.turned_away += 1
@@ -136,9 +134,7 @@ class Service:
     @contextmanager
     def cancellable(self, request_id: str, key: ApiKey, answer: Answer) -> Iterator[None]:
         """While a request is under way, its key may cancel it by its id; in the end it is aborted, if it has not ended.
-
-        Clients choose ids, so several requests may have one: a client that tries again under the same id is noticed to
-        have gone after its second request has begun.
+        Several may have one id: a client that tries again is noticed to have gone after its second request has begun.
         """
         under_way = self._answers.setdefault((key.name, request_id), [])
         under_way.append(answer)

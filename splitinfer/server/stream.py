@@ -56,9 +56,8 @@ def line(data: Mapping[str, Any]) -> bytes:
 
 
 class EventStream:
-    """An ASGI response of events. ``source`` yields them, several in one if they come together. ``end`` is called when
-    the response is over, however that was, also where the source was never asked for anything. Where the client has
-    left before the end, ``scope["state"]`` gets ``has_left``."""
+    """An ASGI response of events, which ``source`` yields. ``end`` is called when the response is over, however that
+    was. Where the client has left before the end, ``scope["state"]`` gets ``has_left``."""
 
     def __init__(
         self,

@@ -47,11 +47,7 @@ class _Pending:
 
 
 class Conversations:
-    """A bounded memory of texts' tokens; those not used for longest go first.
-
-    Any thread may use it. What is known is found by one at a time, a matter of milliseconds; texts are encoded and
-    compared beside that.
-    """
+    """A bounded memory of texts' tokens; those not used for longest go first. Any thread may use it."""
 
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
         self._most_tokens, self._lock = most_tokens, threading.Lock()

@@ -24,7 +24,6 @@ from splitinfer.text.answer import AnswerFormat, Tool
 from splitinfer.text.conversations import Codec
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.fill import Gap, Marks, marks_in
-from splitinfer.text.token_bytes import bytes_of_tokens
 from splitinfer.text.turns import OWN_SYNTAX, Form, fitting, in_order
 
 _ANY_LENGTH = 10**18  # tokens; the context is checked elsewhere, and transformers would warn on standard error first
@@ -32,6 +31,8 @@ _AROUND = ("Before it.", "Behind it.")  # the texts around a picture, to see wha
 _CUT = f"\ufdd2{secrets.token_hex(4)}"  # where the name of a control token is cut, up to its encoding
 _LAST = f"\ufdd3{secrets.token_hex(4)}"  # the end of an answer that goes on, until a template has written it
 _CUTS = re.compile(_CUT.replace("\ufdd2", r"(?:\ufdd2|\\ufdd2)"))  # also as a template's JSON has it
+_SPACE = "\u2581"  # in vocabularies with byte fallback
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SEPARATOR = "\n\n"  # between contents, where there is no chat template
 _NOT_FOR_TEMPLATES = frozenset(
     {
@@ -444,3 +445,37 @@ def _read_own_calls(wrapper: Any) -> None:
         syntax = importlib.import_module(f"mlx_lm.tool_parsers.{OWN_SYNTAX}")
         wrapper._tool_parser = syntax.parse_tool_call
         wrapper._tool_call_start, wrapper._tool_call_end = syntax.tool_call_start, syntax.tool_call_end
+
+
+def bytes_of_tokens(wrapper: Any) -> Callable[[Sequence[int]], list[bytes]]:
+    """What maps token ids to their bytes, which a decoder does not show: a token may be a part of a character. In a
+    vocabulary at *byte level* (GPT-2, Qwen, Llama 3) each byte is one printable character; in one with *byte fallback*
+    (Llama 2, Gemma) text is text, and a byte that is not text is ``<0xE2>``."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode  # here, because importing it takes long
+
+    alphabet = {letter: byte for byte, letter in bytes_to_unicode().items()} if _is_byte_level(wrapper) else None
+    added = {i: str(token).encode() for i, token in getattr(wrapper, "added_tokens_decoder", {}).items()}
+
+    def bytes_of(piece: object) -> bytes:
+        if not isinstance(piece, str):
+            return b""  # an id of padding
+        if alphabet is not None and all(letter in alphabet for letter in piece):
+            return bytes(alphabet[letter] for letter in piece)
+        if (byte := _BYTE.fullmatch(piece)) is not None:
+            return bytes([int(byte[1], 16)])
+        return piece.replace(_SPACE, " ").encode()
+
+    def bytes_of_all(token_ids: Sequence[int]) -> list[bytes]:
+        pieces = wrapper.convert_ids_to_tokens(list(token_ids))  # all at once: one by one takes five times as long
+        return [added[i] if i in added else bytes_of(piece) for i, piece in zip(token_ids, pieces, strict=True)]
+
+    return bytes_of_all
+
+
+def _is_byte_level(wrapper: Any) -> bool:
+    """Whether the decoder maps characters to bytes."""
+    backend = getattr(wrapper, "backend_tokenizer", None)
+    if backend is None:
+        return False
+    decoder = json.loads(backend.to_str()).get("decoder") or {}
+    return any(one.get("type") == "ByteLevel" for one in (decoder, *decoder.get("decoders", ())))

@@ -33,10 +33,6 @@ Event = dict[str, Any]
 _ENDED_IN_PART = ("length", "abort", "error")
 
 
-def _new_id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(12)}"
-
-
 @dataclass(slots=True)
 class _OpenItem:
     """An item that has not ended: its first form, of which kind of part it is, and what came."""
@@ -58,7 +54,7 @@ class ResponseWriter(Writer):
     asked: ResponseRequest
     said: Mapping[str, Any]
     token_text: TokenText
-    new_id: Callable[[str], str] = _new_id
+    new_id: Callable[[str], str] = lambda prefix: f"{prefix}_{secrets.token_hex(12)}"
     clock: Callable[[], float] = time.time
     _sequence: int = 0
     _items: list[dict[str, Any]] = field(default_factory=list)  # that have ended
