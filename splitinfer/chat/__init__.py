@@ -3,8 +3,7 @@
 commands        parses what is typed                        pure
 conversation    turns, which of them to drop, their JSON    pure
 formatting      status line and tables                      pure
-word_wrap       wraps text that is streamed                 pure
-markdown        draws answers while they stream; lists: rich's, with dots behind numbers
+markdown        wraps and draws answers while they stream; lists: rich's, with dots behind numbers
 chat            carries out one input on an LLM
 screens         input and output: a terminal, or plain lines
 """
@@ -25,8 +24,7 @@ def run_chat(llm: LLM, params: SamplingParams | ResolvedSampling, offers: Offers
     answers go to standard output, and the code is 1 if any line could not be carried out.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        screen = LineScreen(sys.stdin)
-        chat = Chat(llm, params, screen)
+        chat = Chat(llm, params, LineScreen(sys.stdin))
         return chat.run() or int(chat.has_refused)
     history = history_file()
     with TerminalScreen(history, offers) as terminal:

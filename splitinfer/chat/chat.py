@@ -1,16 +1,16 @@
-"""Carries out a chat's inputs on an LLM, one after another. A ``Screen`` reads them and shows the answers."""
+"""Carries out a chat's inputs on an LLM, one after another. A ``LineScreen`` reads them and shows the answers."""
 
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from splitinfer.chat import formatting
-from splitinfer.chat.commands import Command, InvalidInput, help_text, parse
+from splitinfer.chat.commands import Command, help_text, parse
 from splitinfer.chat.conversation import Conversation, fit, from_json, room_for_answer, to_json
+from splitinfer.chat.screens import LineScreen
 from splitinfer.core.plain_text import whole_characters
 from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
@@ -20,35 +20,8 @@ from splitinfer.llm import LLM, Request
 from splitinfer.llm.seeing import SeenPrompt
 from splitinfer.pictures.marks import has_pictures, marked, portable, shown
 
+_OF_FILES = {"read": "read", "save": "written", "load": "loaded"}  # commands, and what could not be done
 SESSION = "chat"  # the session whose KV the stages' prefix cache holds
-
-
-class Screen(Protocol):
-    """Where inputs come from and answers go: a terminal or a pipe."""
-
-    def read(self, draft: str) -> str | None:
-        """The next input; ``None`` when there is no more. ``draft``: text to begin with, where it can be edited."""
-        ...
-
-    def answering(self, abort: Callable[[], None]) -> AbstractContextManager[Callable[[str], None]]:
-        """The context of one answer, with a function that writes its text; Ctrl-C may call ``abort`` meanwhile."""
-        ...
-
-    def wait(self, text: str) -> None:
-        """Show what an answer waits for, until it begins."""
-        ...
-
-    def say(self, text: str) -> None:
-        """Show a text that is no answer."""
-        ...
-
-    def set_status(self, phrases: list[str]) -> None:
-        """Set the figures of the last answer."""
-        ...
-
-    def greet(self, text: str) -> None:
-        """Show the greeting, once, before the first input."""
-        ...
 
 
 def _columns() -> int:
@@ -60,7 +33,7 @@ class Chat:
     saved if the pipeline is lost."""
 
     def __init__(
-        self, llm: LLM, params: SamplingParams | ResolvedSampling, screen: Screen, rescues: Path | None = None
+        self, llm: LLM, params: SamplingParams | ResolvedSampling, screen: LineScreen, rescues: Path | None = None
     ) -> None:
         self.conversation = Conversation()
         self.sampling = params if isinstance(params, ResolvedSampling) else ResolvedSampling.of(params)
@@ -112,20 +85,31 @@ class Chat:
 
     def _take(self, text: str) -> bool:
         """Carry out one input. False ends the chat."""
-        meant = parse(whole_characters(text))
+        try:
+            meant = parse(whole_characters(text))
+        except ValueError as error:
+            self._refuse(str(error))
+            return True
         match meant:
-            case None:
-                pass
-            case InvalidInput(sentence):
-                self._refuse(sentence)
             case Command("quit"):
                 return False
+            case Command(name, argument) if name in _OF_FILES:
+                self._carry(name, argument)
             case Command(name, argument):
                 self._commands[name](argument)
-            case _:
+            case str(said):
                 files, self._files = self._files, ""
-                self._turn(files + meant.text)
+                self._turn(files + said)
         return True
+
+    def _carry(self, name: str, file: str) -> None:
+        """Carry out a command that reads or writes a file, if that can be done."""
+        try:
+            self._commands[name](file)
+        except FileExistsError:
+            self._refuse(f"{file} already exists; choose another name")
+        except (OSError, RuntimeError, ValueError) as error:  # no such home, a null character
+            self._refuse(f"{file} cannot be {_OF_FILES[name]}: {_reason(error)}")
 
     def _refuse(self, sentence: str) -> None:
         self.has_refused = True
@@ -165,21 +149,22 @@ class Chat:
         self._screen.set_status(formatting.status(output, before, self._llm.stats()))
 
     def _ask(self, asked: str) -> Request:
-        context = self._context
+        context = self._llm.context_length
         room = room_for_answer(self.params.max_tokens, context)
-        fitted = fit(self.conversation, asked, self._encode, context=context, room=room)
-        seen = self._seen(fitted.conversation.messages(asked))
-        request = self._llm.submit(fitted.tokens if seen is None else seen, self.params, session=SESSION)
-        if fitted.num_dropped:
-            self.conversation = fitted.conversation
-            self._screen.say(formatting.dropped(fitted.num_dropped, context))
+        num_dropped, tokens = fit(self.conversation, asked, self._encode, context=context, room=room)
+        conversation = self.conversation.without_oldest(num_dropped)
+        seen = self._seen(conversation.messages(asked))
+        request = self._llm.submit(tokens if seen is None else seen, self.params, session=SESSION)
+        if num_dropped:
+            self.conversation = conversation
+            self._screen.say(formatting.dropped(num_dropped, context))
         return request
 
     def _encode(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         try:
             seen = self._seen(messages)
         except ContextExceeded:  # of so many pictures that they were not read
-            return [0] * (self._context + 1)
+            return [0] * (self._llm.context_length + 1)
         return self._llm.tokenizer.encode_chat(messages) if seen is None else list(seen.plain)
 
     def _seen(self, messages: Sequence[Mapping[str, Any]]) -> SeenPrompt | None:
@@ -188,13 +173,8 @@ class Chat:
             return None
         chat, files = self._llm.seeing.taken_out(messages)
         return self._llm.seeing.prompt(
-            self._llm.tokenizer.encode_chat(chat, mark=self._llm.seeing.mark), files, self._context
+            self._llm.tokenizer.encode_chat(chat, mark=self._llm.seeing.mark), files, self._llm.context_length
         )
-
-    @property
-    def _context(self) -> int:
-        """Tokens of a conversation: the model's context, or fewer if KV memory was limited to fewer."""
-        return self._llm.context_length
 
     def _record(self, asked: str, output: RequestOutput) -> None:
         """Add the turn: an aborted answer as far as it came, none if it had not begun."""
@@ -288,42 +268,28 @@ class Chat:
             self._screen.say(f"{name} goes with your next message")
 
     def _read(self, name: str) -> None:
-        try:
-            text = whole_characters(Path(name).expanduser().read_text(encoding="utf-8"))
-        except (OSError, RuntimeError, ValueError) as error:
-            self._refuse(f"{name} cannot be read: {_reason(error)}")
-        else:
-            self._files += f"{text}\n\n"
-            self._screen.say(f"{name} goes with your next message")
+        text = whole_characters(Path(name).expanduser().read_text(encoding="utf-8"))
+        self._files += f"{text}\n\n"
+        self._screen.say(f"{name} goes with your next message")
 
     def _rescue(self) -> None:
         """Save what the loss of the pipeline would take with it."""
         if self._rescues is not None and self.conversation.turns:
             name = str(self._rescues / time.strftime("chat-%Y%m%d-%H%M%S.json"))
-            self._save(name, f"; next time, go on with: /load {name}")
+            self._carry("save", name)
 
-    def _save(self, name: str, hint: str = "") -> None:
-        try:
-            _write_new(Path(name).expanduser(), portable(to_json(self.conversation)))
-        except FileExistsError:
-            self._refuse(f"{name} already exists; choose another name")
-        except (OSError, RuntimeError, ValueError) as error:  # no such home, a null character
-            self._refuse(f"{name} cannot be written: {_reason(error)}")
-        else:
-            self._screen.say(f"{_turns(self.conversation)} saved to {name}{hint}")
+    def _save(self, name: str) -> None:
+        _write_new(Path(name).expanduser(), portable(to_json(self.conversation)))
+        self._screen.say(f"{_turns(self.conversation)} saved to {name}; next time, go on with: /load {name}")
 
     def _load(self, name: str) -> None:
-        try:
-            path = Path(name).expanduser()
-            if path.exists() and not path.is_file():  # a device or a pipe may have no end
-                raise ValueError("it is not a file")
-            conversation = from_json(portable(path.read_text(encoding="utf-8"), reads=True))
-        except (OSError, RuntimeError, ValueError) as error:
-            self._refuse(f"{name} cannot be loaded: {_reason(error)}")
-        else:
-            self._go_on_with(conversation)
-            last = [f"\n> {shown(turn.user)}\n{turn.assistant}" for turn in conversation.turns[-1:]]
-            self._screen.say("\n".join([f"{_turns(conversation)} loaded from {name}", *last]))
+        path = Path(name).expanduser()
+        if path.exists() and not path.is_file():  # a device or a pipe may have no end
+            raise ValueError("it is not a file")
+        conversation = from_json(portable(path.read_text(encoding="utf-8"), reads=True))
+        self._go_on_with(conversation)
+        last = [f"\n> {shown(turn.user)}\n{turn.assistant}" for turn in conversation.turns[-1:]]
+        self._screen.say("\n".join([f"{_turns(conversation)} loaded from {name}", *last]))
 
     def _go_on_with(self, conversation: Conversation) -> None:
         self.conversation, self._asked = conversation, ""

@@ -54,13 +54,6 @@ _QUOTES = '"""'
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """A turn: text for the model."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Command:
     """One of ``COMMANDS``, with its argument."""
 
@@ -68,32 +61,28 @@ class Command:
     argument: str
 
 
-@dataclass(frozen=True, slots=True)
-class InvalidInput:
-    """A command that does not exist or lacks its argument; one sentence gives the reason."""
-
-    sentence: str
-
-
-def parse(text: str) -> Say | Command | InvalidInput | None:
-    """The meaning of ``text``; ``None`` if it is blank.
+def parse(text: str) -> str | Command | None:
+    """The meaning of ``text``: a text for the model, or a command; ``None`` if it is blank.
 
     Only a single word after the slash makes a command: paths and code comments are turns.
+
+    Raises:
+        ValueError: the command does not exist, or lacks its argument; one sentence says so.
     """
     if not text.strip():
         return None
     match = re.fullmatch(r"/([^/\s]*)(?:\s+(.*))?", text, re.DOTALL)
     if match is None:
-        return Say(text.strip().removeprefix(_QUOTES).removesuffix(_QUOTES) if text.startswith(_QUOTES) else text)
+        return text.strip().removeprefix(_QUOTES).removesuffix(_QUOTES) if text.startswith(_QUOTES) else text
     name, argument = match[1].lower(), (match[2] or "").strip()
     name = _ELSEWHERE.get(name, name)
     if name not in COMMANDS:
-        return InvalidInput(_unknown(name))
+        raise ValueError(_unknown(name))
     usage = COMMANDS[name]
     if argument and not usage.argument:
-        return InvalidInput(f"/{name} takes no argument")
+        raise ValueError(f"/{name} takes no argument")
     if not argument and usage.argument == "FILE":
-        return InvalidInput(f"/{name} needs a file name: /{name} {usage.argument}")
+        raise ValueError(f"/{name} needs a file name: /{name} {usage.argument}")
     return Command(name, argument)
 
 

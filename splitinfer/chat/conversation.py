@@ -52,22 +52,13 @@ class Conversation:
         return replace(self, turns=self.turns[count:])
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """A conversation that fits the context, the prompt's tokens, and how many turns were dropped for it."""
-
-    conversation: Conversation
-    tokens: list[int]
-    num_dropped: int
-
-
 def room_for_answer(max_tokens: int, context: int) -> int:
     """Tokens to keep free after the prompt: the whole answer, or a quarter of the context if that is less."""
     return max(1, min(max_tokens, context // 4))
 
 
-def fit(conversation: Conversation, asked: str, encode: Encode, *, context: int, room: int) -> Fitted:
-    """Drop the oldest turns until the prompt and ``room`` tokens fit ``context``.
+def fit(conversation: Conversation, asked: str, encode: Encode, *, context: int, room: int) -> tuple[int, list[int]]:
+    """How many of the oldest turns to drop so that the prompt and ``room`` tokens fit ``context``, and the prompt then.
 
     Dropping a turn changes the prompt's prefix, so all of the prompt has to be computed again. Hence more is dropped
     than necessary, down to three quarters, and the next turns have a prefix to reuse. The new text itself is never
@@ -76,7 +67,7 @@ def fit(conversation: Conversation, asked: str, encode: Encode, *, context: int,
     most = context - room
     whole = encode(conversation.messages(asked))
     if len(whole) <= most or not conversation.turns:
-        return Fitted(conversation, whole, 0)
+        return 0, whole
 
     def tokens(dropped: int) -> list[int]:
         return encode(conversation.without_oldest(dropped).messages(asked))
@@ -86,7 +77,7 @@ def fit(conversation: Conversation, asked: str, encode: Encode, *, context: int,
         dropped = bisect_left(range(num_turns), -goal, key=lambda n: -len(tokens(n)))
         if dropped < num_turns:
             break
-    return Fitted(conversation.without_oldest(dropped), tokens(dropped), dropped)
+    return dropped, tokens(dropped)
 
 
 # -- JSON --------------------------------------------------------------------------------------------

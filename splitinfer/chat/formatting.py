@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -25,14 +25,13 @@ Stats = Mapping[str, Any]  # what LLM.stats returns
 LOOK_EVERY = 0.5  # seconds between two looks at how far a prompt is read
 ERASE = "\r\x1b[K"  # the line
 _NARROW = 60  # cells of a terminal in which /layout is a list
+_ANY_WIDTH = 10_000
 _LEAST_CELL = 13  # cells of a column in which words wrap
 
 
 def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
-    """The figures of one answer in short phrases; ``before`` and ``after`` are the counters around it.
-
-    While the answer is running, they are those of ``output`` so far and of the counters now.
-    """
+    """The figures of one answer in short phrases, also while it runs; ``before`` and ``after``: the counters around
+    it."""
     times = output.token_times
     phrases = []
     if len(times) > 1 and times[-1] > times[0]:
@@ -139,10 +138,7 @@ def layout_table(
     layout: Layout, now: Stats, before: Stats | None, held: int, states: Sequence[str] = (), width: int = 80
 ) -> str:
     """The text that /layout shows: what each stage holds and how busy it is. ``before``: the counters at the last look.
-
-    ``held``: tokens whose KV is cached. ``states``: of the stages, shown if one is not ready. Names and addresses that
-    are too long are wrapped in their columns; where the terminal is narrow, stages are below each other.
-    """
+    ``held``: tokens whose KV is cached. ``states``: of the stages, shown if one is not ready."""
     lately = 0.0 if before is None else now["active_seconds"] - before["active_seconds"]
     cells = _layout_columns(layout, now, before if lately > 0 else None, held)
     if any(state != StageState.READY for state in states):
@@ -217,9 +213,8 @@ def _as_text(drawn: Table, width: int) -> str:
 
 def sampling_table(sampling: ResolvedSampling) -> str:
     """The text that /set shows: the values in force, and where each comes from."""
-    rows = [("", "value", "from")]
-    rows += [(name, f"{getattr(sampling.params, name):g}", sampling.origin_of(name)) for name in SETTABLE]
-    return table(rows)
+    rows = [(name, f"{getattr(sampling.params, name):g}", sampling.origin_of(name)) for name in SETTABLE]
+    return columns(("", "value", "from"), rows, None)
 
 
 def greeting(layout: Layout, context: int) -> str:
@@ -260,28 +255,23 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f}%"
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns side by side, the first row above them as it is; a column with nothing in it is left out."""
-    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    widths = [max(map(cell_len, column)) for column in columns]
-    lines = zip(*columns, strict=True)
-    return "\n".join(
-        "  ".join(_pad(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
-
-
 def columns(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
     """A table in ``width`` cells, ``None``: however many it takes. Its rows are below each other if there are too few.
+    A column with nothing in it is left out.
 
     >>> columns(("host", "worker"), [("mini", "port 5577")], 16)
     'host  worker\\nmini  port 5577'
     >>> columns(("host", "worker"), [("mini", "port 5577")], 14)
     'mini\\n  worker: port\\n  5577'
     """
-    side_by_side = table([headings, *rows])
-    if width is None or max(map(cell_len, side_by_side.split("\n"))) <= width:
-        return side_by_side
-    return _below(headings, rows, width)
+    drawn = Table(box=None, pad_edge=False, header_style="")
+    shown = [any(column) for column in zip(*rows, strict=True)]
+    for heading in compress(headings, shown):
+        drawn.add_column(heading, no_wrap=True)
+    for row in rows:
+        drawn.add_row(*map(Text, compress(row, shown)))
+    needed = Console(width=_ANY_WIDTH).measure(drawn).maximum
+    return _as_text(drawn, needed) if width is None or needed <= width else _below(headings, rows, width)
 
 
 def _below(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
@@ -291,10 +281,6 @@ def _below(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -
         lines += [first] if first else []
         lines += [f"  {name}: {cell}" for name, cell in zip(headings[1:], others, strict=True) if cell]
     return wrapped("\n".join(lines), width)
-
-
-def _pad(cell: str, width: int) -> str:
-    return cell + " " * (width - cell_len(cell))
 
 
 def wrap(phrases: Sequence[str], width: int, joint: str = " · ") -> str:

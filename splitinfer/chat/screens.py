@@ -1,4 +1,4 @@
-"""The two implementations of ``Screen``: a terminal with line editing (prompt_toolkit), and plain lines for scripts.
+"""Where inputs come from and answers go: plain lines for scripts, and a terminal with line editing (prompt_toolkit).
 
 Answers go to standard output, everything else to standard error.
 """
@@ -6,7 +6,6 @@ Answers go to standard output, everything else to standard error.
 import io
 import os
 import select
-import shutil
 import signal
 import sys
 import termios
@@ -59,28 +58,31 @@ class LineScreen:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def read(self, draft: str = "") -> str | None:
+        """The next input; ``None`` when there is no more. ``draft``: text to begin with, where it can be edited."""
         line = next(iter(self._lines), None)
         return None if line is None else line.rstrip("\r\n")
 
     @contextmanager
     def answering(self, abort: Callable[[], None]) -> Iterator[Callable[[str], None]]:
+        """The context of one answer, with a function that writes its text; Ctrl-C may call ``abort`` meanwhile."""
         yield _write
         _write("\n")
 
     def wait(self, text: str) -> None:
-        """A pipe waits in silence."""
+        """Show what an answer waits for, until it begins. A pipe waits in silence."""
 
     def say(self, text: str) -> None:
+        """Show a text that is no answer."""
         self._console.print(_text(text))
 
     def set_status(self, phrases: list[str]) -> None:
-        """A pipe has no status line."""
+        """Set the figures of the last answer. A pipe has no status line."""
 
     def greet(self, text: str) -> None:
-        """A pipe has no greeting."""
+        """Show the greeting, once, before the first input. A pipe has none."""
 
 
-class TerminalScreen:
+class TerminalScreen(LineScreen):
     """A terminal: line editing with history, and Ctrl-C that ends answers instead of the program.
 
     While it is open it handles SIGINT, because a Ctrl-C between an answer and the prompt must not end the program
@@ -161,14 +163,11 @@ class TerminalScreen:
         size = self._prompt.output.get_size()
         return size.columns, size.rows
 
-    def say(self, text: str) -> None:
-        self._console.print(_text(text))
-
     def set_status(self, phrases: list[str]) -> None:
         self._status = phrases
 
     def greet(self, text: str) -> None:
-        self._console.print(_text(text))
+        self.say(text)
 
     # -- the prompt --------------------------------------------------------------------------
 
@@ -273,13 +272,10 @@ class _LenientHistory(FileHistory):
 
 
 def history_file() -> Path | None:
-    """The file of what was typed, readable by its owner only; ``None`` where it cannot be made. One that an earlier
-    version has left in ~/.splitinfer moves there."""
+    """The file of what was typed, readable by its owner only; ``None`` where it cannot be made."""
     try:
-        path, before = state() / "history", Path.home() / ".splitinfer" / "history"
+        path = state() / "history"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if before.is_file() and not path.exists():
-            shutil.move(before, path)
         os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600))
     except (OSError, RuntimeError):
         return None

@@ -68,7 +68,7 @@ class AnswerForms:
             RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.
         """
         tokenizer = self._prompts.tokenizer
-        syntax = None if tokenizer is None else tokenizer.tool_syntax
+        syntax = None if tokenizer is None else tokenizer.answer_format.syntax
         return call_grammar(syntax, [tool["function"] for tool in tools], self._as_lark, must=must, form=form)
 
     def _as_lark(self, text: str) -> str:

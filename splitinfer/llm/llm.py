@@ -44,13 +44,20 @@ from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, 
 from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, QueueFull, RequestError
-from splitinfer.grammar.rules import AnswerRules
-from splitinfer.llm.async_request import AsyncRequest, bell_of_running_loop
 from splitinfer.llm.automatic import choose_layout
 from splitinfer.llm.forms import AnswerForms
 from splitinfer.llm.prompts import Prompts
 from splitinfer.llm.rebalance import Rebalance, live_figures, rebalance
-from splitinfer.llm.request import Handling, Prompt, Request, RequestEvents, as_params, as_prompts
+from splitinfer.llm.request import (
+    AsyncRequest,
+    Handling,
+    Prompt,
+    Request,
+    RequestEvents,
+    as_params,
+    as_prompts,
+    bell_of_running_loop,
+)
 from splitinfer.llm.seeing import Seeing, SeenPrompt, Source
 from splitinfer.llm.setup import (
     DRAFT,
@@ -331,8 +338,7 @@ class LLM:
             SplitinferError: the pipeline has failed, or was closed.
         """
         handling = Handling(session, priority, timeout, flight)
-        seen, rules = self._prepared(prompt, pictures, params, handling)
-        return Request(self._submit(seen, rules, params, handling), self._engine)
+        return Request(self._submit(self._sequence(prompt, pictures, params, handling)), self._engine)
 
     async def asubmit(
         self,
@@ -356,28 +362,43 @@ class LLM:
             SplitinferError: as ``submit``.
         """
         handling = Handling(session, priority, timeout, flight, may_think=shows_markers)
-        seen, rules = await asyncio.to_thread(self._prepared, prompt, pictures, params, handling)
+        sequence = await asyncio.to_thread(self._sequence, prompt, pictures, params, handling)
         has_events, bell = asyncio.Event(), bell_of_running_loop()
-        behind = seen.plain[-_BEHIND:] if goes_on else ()
-        state = self._submit(seen, rules, params, handling, lambda: bell.ring(has_events), shows_markers, behind)
+        end = sequence.num_prompt_tokens
+        behind = sequence.sent(max(0, end - _BEHIND), end) if goes_on else ()
+        state = self._submit(sequence, lambda: bell.ring(has_events), shows_markers, behind)
         return AsyncRequest(state, self._engine, has_events)
 
-    def _prepared(
+    def _sequence(
         self,
         prompt: Prompt | SeenPrompt,
         pictures: Sequence[Source],
         params: SamplingParams | None,
         handling: Handling,
-    ) -> tuple[SeenPrompt, AnswerRules | None]:
-        """A prompt with its pictures, and what holds for its answer. Compiling a grammar may take a second."""
+    ) -> core.Sequence:
+        """A prompt with its pictures, and all that holds for its answer. Compiling a grammar may take a second."""
         if not isinstance(prompt, SeenPrompt):
             tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             prompt = self.seeing.prompt(tokens, pictures, self.context_length)
-        if params is None or not params.has_rules:
-            return prompt, None
+        params, plain = params or SamplingParams(), prompt.plain
         rewind = self._engine.scheduler.config.rewind
         weighs = rewind is UNLIMITED or rewind > WITHIN_DRAFTS
-        return prompt, self._forms.rules(params, prompt.plain, may_think=handling.may_think, weighs=weighs)
+        self._prompts.check(plain, self.context_length)
+        self._prompts.check_biases(params)
+        return core.Sequence(
+            seq_id=next(self._ids),
+            tokens=list(prompt.tokens),
+            pictures=prompt.pictures,
+            pixels=prompt.pixels,
+            params=params,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            end_tokens=self._prompts.end_tokens(params),
+            session=handling.session,
+            priority=handling.priority,
+            deadline=None if handling.timeout is None else time.monotonic() + handling.timeout,
+            flight=handling.flight or self.settings.flight,
+            rules=self._forms.rules(params, plain, may_think=handling.may_think, weighs=weighs),
+        )
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, session: str | None = None
@@ -390,31 +411,11 @@ class LLM:
 
     def _submit(
         self,
-        prompt: SeenPrompt,
-        rules: AnswerRules | None,
-        params: SamplingParams | None,
-        handling: Handling,
+        sequence: core.Sequence,
         notify: Callable[[], None] | None = None,
         shows_markers: bool = False,
         behind: Sequence[int] = (),
     ) -> RequestState:
-        params = params or SamplingParams()
-        self._prompts.check(prompt.plain, self.context_length)
-        self._prompts.check_biases(params)
-        sequence = core.Sequence(
-            seq_id=next(self._ids),
-            tokens=list(prompt.tokens),
-            pictures=prompt.pictures,
-            pixels=prompt.pixels,
-            params=params,
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
-            end_tokens=self._prompts.end_tokens(params),
-            session=handling.session,
-            priority=handling.priority,
-            deadline=None if handling.timeout is None else time.monotonic() + handling.timeout,
-            flight=handling.flight or self.settings.flight,
-            rules=rules,
-        )
         detokenizer = self._prompts.detokenizer(shows_markers=shows_markers, behind=behind)
         state = RequestState(sequence, detokenizer, time.monotonic, notify)
         self._engine.submit(state)

@@ -1,12 +1,9 @@
-"""Prompts as token ids, and token ids as text, for one model. From any number of threads at a time, without a lock, so
-that no short text waits for a long one, and no stream, whose every token is decoded, for either.
+"""Prompts as token ids, and token ids as text, for one model. From any number of threads at a time, without a lock.
 
 A Hugging Face tokenizer must not be changed by one thread while another uses it (tokenizers' "Already borrowed").
-Encoding changes it the first time only: to the settings that it is used with from then on, which are always the same
-(no truncation, no padding, special tokens as such). So a text is encoded once before any other. After that
-``_encode_plus`` of transformers 5 only reads (tokenization_utils_tokenizers.py: it sets what differs;
-tokenization_python.py and tokenization_mistral_common.py set nothing), and so does decoding: tokenizers 0.23 takes the
-tokenizer as ``&self`` for both (bindings/python/src/tokenizer.rs).
+Encoding changes it the first time only, to settings that are always the same from then on. So a text is encoded once
+before any other; after that ``_encode_plus`` of transformers 5 only reads, and so does decoding (tokenizers 0.23 takes
+the tokenizer as ``&self`` for both).
 """
 
 from collections.abc import Sequence

@@ -1,14 +1,11 @@
 """Compares the cut in force with the best one, by what the pipeline's own steps have cost.
 
 Where the machines were measured before (a layout that was planned), a stage's steps say how many times as long its
-machine takes as it was measured to take, whatever the reason: heat, other programs, a profile of another day. All of
-its costs are multiplied by that; machines without layers and links stay as they were measured. Elsewhere a stage's
-steps say what all of its layers cost together, the head among them; each part is taken to cost in proportion to the
-bytes of its weights: exactly so where all layers are alike and decoding reads weights, roughly elsewhere. Then only
-machines that have layers are compared. What two machines that are one stage take longer than both were measured to, is
-the time of their sums.
-
-``LiveFigures`` are taken from the running pipeline; ``rebalance`` compares, and is pure.
+machine takes as it was measured to take, whatever the reason, and all of its costs are multiplied by that; machines
+without layers and links stay as they were measured. Elsewhere a stage's steps say what all of its layers cost together,
+and each part is taken to cost in proportion to the bytes of its weights: exactly so where all layers are alike and
+decoding reads weights. Then only machines that have layers are compared. What two machines that are one stage take
+longer than both were measured to, is the time of their sums.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,22 +69,6 @@ class LiveFigures:
     times: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A running pipeline. ``costs``: what its steps have cost; ``ready``: what its stages said when they were loaded;
-    ``draft``: seconds of a draft, 0 if unknown."""
-
-    layout: Layout
-    costs: CostModel
-    ready: Sequence[Ready]
-    draft: float = 0.0
-
-    @property
-    def stages(self) -> list[tuple[StageSpec, StageCosts, Ready]]:
-        """Each stage with its costs and what it said."""
-        return list(zip(self.layout.stages, self.costs.stages, self.ready, strict=True))
-
-
 def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
     """The best cut for an aim, compared with the one in force; on one machine, what a second one would bring.
 
@@ -108,7 +89,9 @@ def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
     best, shown = found.best[aim], beside(found, aim)
     gain = 1.0 if best.cut == now else planner.score(aim, best.cut) / planner.score(aim, now)
     named = best.cut.machines != now.machines
-    current, better = (name_in_words(planner.profiles, cut) if named else _short(cut) for cut in (now, best.cut))
+    current, better = (
+        name_in_words(planner.profiles, cut) if named else " + ".join(map(str, cut.layers)) for cut in (now, best.cut)
+    )
     if gain <= _WORTH:
         text = f"The current {current} is the best cut for {aim}, or within {_WORTH - 1:.0%} of it."
         return Rebalance(layout, 1.0, " ".join([text, *notable]), shown)
@@ -121,11 +104,6 @@ def _notable(live: LiveFigures) -> Iterator[str]:
     for name, times in live.times.items():
         if not 1 / _NOTABLE < times < _NOTABLE:
             yield f"{name} takes {times:.2g} times as long as it was measured to take."
-
-
-def _short(cut: Cut) -> str:
-    """``8 + 4``."""
-    return " + ".join(map(str, cut.layers))
 
 
 def live_figures(
@@ -154,22 +132,36 @@ def live_figures(
         acceptance=acceptance,
         token_budget=scheduler.config.token_budget,
     )
-    return figures_of(model, Running(layout, scheduler.costs, engine.pipeline.ready, draft), asked, measured)
+    return figures_of(model, layout, scheduler.costs, engine.pipeline.ready, asked, measured, draft)
 
 
-def figures_of(model: ModelProfile, running: Running, asked: Asked, measured: Profiles | None) -> LiveFigures:
-    """The figures of a running pipeline. ``measured``: what machines were measured to do before, if so.
+def figures_of(
+    model: ModelProfile,
+    layout: Layout,
+    costs: CostModel,
+    ready: Sequence[Ready],
+    asked: Asked,
+    measured: Profiles | None,
+    draft: float = 0.0,
+) -> LiveFigures:
+    """The figures of a running pipeline. ``costs``: what its steps have cost; ``ready``: what its stages said when they
+    were loaded; ``measured``: what machines were measured to do before, if so; ``draft``: seconds of a draft, 0 if
+    unknown.
 
     Raises:
         RequestError: a stage has had no step yet.
     """
-    if not all(costs.num_seen for costs in running.costs.stages):
+    if not all(stage.num_seen for stage in costs.stages):
         raise RequestError("no step has been computed yet, so nothing is known of the machines; ask for an answer")
     every = {machine.name: machine for machine in with_pairs(measured).machines} if measured is not None else {}
-    if measured is None or not {spec.name for spec in running.layout.stages} <= set(every):
-        return LiveFigures(_by_bytes(model, running), running.layout, asked)
+    stages = list(zip(layout.stages, costs.stages, ready, strict=True))
+    if measured is None or not {spec.name for spec in layout.stages} <= set(every):
+        machines = [_by_its_bytes(model, *stage, draft if i == 0 else 0.0) for i, stage in enumerate(stages)]
+        names = [machine.name for machine in machines]
+        links = tuple(LinkProfile(a, b, costs.hop) for a in names for b in names if a != b)
+        return LiveFigures(Profiles(model, tuple(machines), links), layout, asked)
     times, known = dict[str, float](), {machine.name: machine for machine in measured.machines}
-    for spec, own, said in running.stages:
+    for spec, own, said in stages:
         if across := every[spec.name].across:
             measured = with_sums(measured, across, _sums_of(measured, across, spec, own))
             known |= {name: _corrected(known[name], 1.0, said) for name in across}
@@ -178,13 +170,13 @@ def figures_of(model: ModelProfile, running: Running, asked: Asked, measured: Pr
         times[spec.name] = _relative(own, expected)
         known[spec.name] = _corrected(known[spec.name], times[spec.name], said)
     first, *others = known.values()
-    draft = model.draft if None in (model.draft, measured.model.draft) else measured.model.draft
+    drafter = model.draft if None in (model.draft, measured.model.draft) else measured.model.draft
     profiles = replace(
         measured,
-        model=replace(measured.model, draft=draft),
-        machines=(replace(first, draft=running.draft or first.draft), *others),
+        model=replace(measured.model, draft=drafter),
+        machines=(replace(first, draft=draft or first.draft), *others),
     )
-    return LiveFigures(profiles, running.layout, asked, times)
+    return LiveFigures(profiles, layout, asked, times)
 
 
 def _sums_of(measured: Profiles, across: tuple[str, ...], spec: StageSpec, own: StageCosts) -> Costs:
@@ -222,17 +214,10 @@ def _as_measured(own: StageCosts) -> Costs:
     return Costs.through(seconds, 0.0 if says_nothing else attending / _POSITIONS)
 
 
-def _by_bytes(model: ModelProfile, running: Running) -> Profiles:
-    """Profiles of the machines that have layers, by the bytes of these."""
-    machines = [_by_its_bytes(model, running, i) for i in range(len(running.stages))]
-    names = [machine.name for machine in machines]
-    links = tuple(LinkProfile(a, b, running.costs.hop) for a in names for b in names if a != b)
-    return Profiles(model, tuple(machines), links)
-
-
-def _by_its_bytes(model: ModelProfile, running: Running, stage: int) -> MachineProfile:
-    """A stage's machine."""
-    spec, learned, said = running.stages[stage]
+def _by_its_bytes(
+    model: ModelProfile, spec: StageSpec, learned: StageCosts, said: Ready, draft: float
+) -> MachineProfile:
+    """A stage's machine, each part of it by the bytes of its weights."""
     own = _as_measured(learned)
     whole = max(1, model.weights(spec.start, spec.end))
     return MachineProfile(
@@ -241,7 +226,7 @@ def _by_its_bytes(model: ModelProfile, running: Running, stage: int) -> MachineP
         address=spec.address,
         key=spec.key,
         head=own.scaled(model.head / whole),
-        draft=running.draft if stage == 0 else 0.0,
+        draft=draft,
         free_bytes=said.free_bytes + said.weight_bytes,
         launches_ahead=said.device != "cpu",
     )

@@ -1,12 +1,9 @@
 """Pictures in the texts of messages, until a template writes these out.
 
-A picture stands in a message's text as its source between two characters that Unicode leaves to programs. So the order
-of pictures is that of the text, whatever becomes of the messages before. Then the pictures are taken out, and what the
-model's template writes for a picture takes their places.
-
-Behind the first of these characters is a number that each process draws, so that no text that somebody else wrote (a
-web page that an agent reads, an answer) is taken for a picture. Nor is the name of the token that stands for pictures
-one, where it is in a text: it is cut in two.
+A picture stands in a message's text as its source between two characters that Unicode leaves to programs, so that the
+order of pictures is that of the text. Behind the first of these is a number that each process draws, so that no text
+that somebody else wrote is taken for a picture. Nor is the name of the token that stands for pictures one, where it is
+in a text: it is cut in two.
 """
 
 import re

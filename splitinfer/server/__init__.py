@@ -7,10 +7,7 @@
     answer   | its parts -> that API's words                `openai`, `anthropic`, `ollama`
     HTTP     | a stream that is never silent for long       `stream`
 
-Everything that decides or translates is pure: admission by facts of a request, an API's request to a prompt and
-sampling parameters, an answer's parts to the chunks of a stream. The web framework is known to the routes of each API
-and to what carries HTTP: `guard`, `several`, `service`, `asking`, `body`, `stream`, `connections`, `running`. The
-event loop never waits for MLX: what takes time (templates, tokenizing) runs in threads, and what the engine's thread
-brings wakes the loop once a step (`llm.async_request`). The engine never waits for a client: a slow reader's tokens
-wait in its own queue.
+Everything that decides or translates is pure; the web framework is known to the routes of each API and to what carries
+HTTP. The event loop never waits for MLX: what takes time (templates, tokenizing) runs in threads, and what the engine's
+thread brings wakes the loop once a step. The engine never waits for a client: a slow reader's tokens wait in its queue.
 """

@@ -14,18 +14,40 @@ from typing import Any, ClassVar
 
 from splitinfer.engine.coordinator.requests import Reading, StreamEvent, TokenLogprobs
 from splitinfer.llm import LLM
-from splitinfer.llm.async_request import AsyncRequest
-from splitinfer.llm.request import Handling
+from splitinfer.llm.request import AsyncRequest, Handling
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.problem import AGAIN, Problem
 from splitinfer.server.reading import Reader
-from splitinfer.server.spans import ChoiceTimes, Usage
 from splitinfer.server.stream import COMMENT_PING, EVENTS, PING_EVERY
 from splitinfer.text.answer import AnswerParser, AnswerPart, BrokenCall, ReasoningPart, TextPart, ToolCallPart
 from splitinfer.text.conversations import Conversations
 from splitinfer.text.fill import Gap
-from splitinfer.text.growing_calls import CallPiece
-from splitinfer.text.harmony import HarmonyParser
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request; those of a prompt count once, whatever the number of choices. ``reasoning``: of those that
+    were generated, the ones of reasoning. ``tried``, ``right``: drafts that came to a verdict, and those of them that
+    became tokens."""
+
+    prompt: int
+    cached: int = 0
+    generated: int = 0
+    reasoning: int = 0
+    tried: int = 0
+    right: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceTimes:
+    """One choice: seconds on the monotonic clock, ``None`` where it did not come to that. ``reason``: why it ended;
+    ``None``: it was not read to its end."""
+
+    submitted: float
+    begun: float | None = None
+    first: float | None = None
+    last: float | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +73,17 @@ _BROKEN = "the model's call of a tool is not valid; ask again"
 
 
 @dataclass(slots=True)
-class ChoiceReader:
-    """Makes pieces of one choice's events. ``parser``: tells its parts apart; ``None``: all is text. ``one_call``: it
-    ends with its first call. ``num_reasoning_tokens``: those of pieces that begin with reasoning, so that the markers
-    around it count for what follows them."""
+class Choice:
+    """One choice: a request to the engine, and what makes pieces of its events. ``number``: its own. ``parser``: tells
+    its parts apart; ``None``: all is text. ``one_call``: it ends with its first call. ``tell``: called with its tokens
+    when it is over. ``num_reasoning_tokens``: those of pieces that begin with reasoning, so that the markers around it
+    count for what follows them."""
 
-    choice: int
-    parser: AnswerParser | HarmonyParser | None
+    number: int
+    request: AsyncRequest
+    parser: AnswerParser | None = None
     one_call: bool = False
+    tell: Callable[[list[int]], None] = lambda _: None
     num_tokens: int = 0
     num_reasoning_tokens: int = 0
     has_ended: bool = False  # its last piece was made
@@ -67,6 +92,30 @@ class ChoiceReader:
     _has_called: bool = False
     _logprobs: list[TokenLogprobs] = field(default_factory=list)  # of tokens whose text is still held back
 
+    @property
+    def times(self) -> ChoiceTimes:
+        """What it has come to so far."""
+        output, at = self.request.output, self.request.submitted
+        first, last = (at + output.token_times[0], at + output.token_times[-1]) if output.token_times else (None, None)
+        begun = None if output.queue_seconds is None else at + output.queue_seconds
+        cut = ("error" if self.is_broken else "tool_calls") if self.has_ended else None  # behind its one call
+        return ChoiceTimes(at, begun, first, last, output.finish_reason or cut)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether its prompt has all log probabilities that were asked for; without them its echo would look whole."""
+        found = self.request.output.prompt_logprobs
+        return found is None or len(found) >= len(self.request.prompt) - 1
+
+    async def batches(self) -> AsyncGenerator[list[Piece], None]:
+        """Its pieces as they come."""
+        async with aclosing(self.request.batches()) as batches:
+            async for events in batches:
+                if pieces := [piece for event in events if (piece := self.read(event)) is not None]:
+                    yield pieces
+                if self.has_ended:
+                    return
+
     def read(self, event: StreamEvent) -> Piece | None:
         """The next piece; ``None`` while all that came is held back, or behind the end."""
         if self.has_ended:
@@ -74,7 +123,7 @@ class ChoiceReader:
         self.num_tokens += len(event.token_ids)
         self._logprobs += event.logprobs
         reason, parts = event.finish_reason, self._parsed(event)
-        calls = [i for i, part in enumerate(parts) if _ends_call(part)]
+        calls = [i for i, part in enumerate(parts) if isinstance(part, ToolCallPart) and part.ends]
         self._has_called |= bool(calls)
         is_cut = self.one_call and bool(calls)
         if is_cut:
@@ -90,9 +139,9 @@ class ChoiceReader:
         self._num_told = self.num_tokens
         logprobs, self._logprobs = tuple(self._logprobs), []
         if self.is_broken:
-            return Piece(self.choice, tuple(parts), logprobs, "error", _BROKEN, status=500)
+            return Piece(self.number, tuple(parts), logprobs, "error", _BROKEN, status=500)
         ended = self._reason(reason) if ends else None
-        return Piece(self.choice, tuple(parts), logprobs, ended, event.error, event.stop)
+        return Piece(self.number, tuple(parts), logprobs, ended, event.error, event.stop)
 
     def _parsed(self, event: StreamEvent) -> list[AnswerPart]:
         if self.parser is None:
@@ -108,10 +157,6 @@ class ChoiceReader:
         return reason or "stop"
 
 
-def _ends_call(part: AnswerPart) -> bool:
-    return isinstance(part, ToolCallPart) or (isinstance(part, CallPiece) and part.ends)
-
-
 # -- asking the engine -----------------------------------------------------------------------------
 
 
@@ -122,27 +167,24 @@ _CUT_SHORT = "the server was told to end before the answer was whole"
 
 @dataclass(slots=True)
 class Answer:
-    """Answers under way: their choices, each a request to the engine and what reads it. ``num_choices``: to each
-    prompt; those to one prompt follow each other. ``failure``: why the pipeline takes no request any more, if it does
-    not (``PipelineHealth``). ``is_cancelled``: whether the client has asked for the end, maybe before there was any
-    request. ``tell``: called with each choice's tokens when they are over; none: nobody wants to know."""
+    """Answers under way. ``num_choices``: to each prompt; those to one prompt follow each other. ``failure``: why the
+    pipeline takes no request any more, if it does not (``PipelineHealth``). ``is_cancelled``: whether the client has
+    asked for the end, maybe before there was any request."""
 
     num_choices: int
     failure: Callable[[], str | None] = lambda: None
-    requests: list[AsyncRequest] = field(default_factory=list)
-    readers: list[ChoiceReader] = field(default_factory=list)
-    tell: list[Callable[[list[int]], None]] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
     is_cancelled: bool = False
 
     @property
     def usage(self) -> Usage:
-        outputs = [request.output for request in self.requests]
+        outputs = [choice.request.output for choice in self.choices]
         prompts = outputs[:: self.num_choices]
         return Usage(
             sum(output.num_prompt_tokens for output in prompts),
             sum(output.num_cached_tokens for output in prompts),
-            sum(reader.num_tokens for reader in self.readers),
-            sum(reader.num_reasoning_tokens for reader in self.readers),
+            sum(choice.num_tokens for choice in self.choices),
+            sum(choice.num_reasoning_tokens for choice in self.choices),
             sum(output.num_tried_drafts for output in outputs),
             sum(output.num_right_drafts for output in outputs),
         )
@@ -150,22 +192,17 @@ class Answer:
     @property
     def tokens_by_prompt(self) -> list[list[int]]:
         """How many tokens each choice has so far, by prompt."""
-        numbers, each = [len(request.output.token_ids) for request in self.requests], self.num_choices
+        numbers, each = [len(choice.request.output.token_ids) for choice in self.choices], self.num_choices
         return [numbers[first : first + each] for first in range(0, len(numbers), each)]
-
-    @property
-    def times(self) -> list[ChoiceTimes]:
-        """What each choice has come to so far."""
-        return [_times_of(*pair) for pair in zip(self.requests, self.readers, strict=True)]
 
     @property
     def reading(self) -> Reading | None:
         """How far the first prompt that is being read has come."""
-        return next((found for one in self.requests if (found := one.reading) is not None), None)
+        return next((found for one in self.choices if (found := one.request.reading) is not None), None)
 
     def abort(self) -> None:
-        for request in self.requests:
-            request.abort()
+        for choice in self.choices:
+            choice.request.abort()
 
     def cancel(self) -> None:
         """End all choices, as the client wants it."""
@@ -175,22 +212,21 @@ class Answer:
     async def batches(self) -> AsyncGenerator[list[Piece], None]:
         """The pieces of all choices as they come, those together that came together. Closing the generator aborts what
         has not ended."""
-        alone = len(self.requests) == 1
-        source = _batches_of(self.requests[0], self.readers[0]) if alone else self._merged()
+        source = self.choices[0].batches() if len(self.choices) == 1 else self._merged()
         try:
             async with aclosing(source) as batches:
                 async for batch in batches:
                     yield [self._told(piece) for piece in batch]
         finally:
             self.abort()
-            for tell, request in zip(self.tell, self.requests, strict=False):
-                tell(request.output.token_ids)
+            for choice in self.choices:
+                choice.tell(choice.request.output.token_ids)
 
     def _told(self, piece: Piece) -> Piece:
         """A piece as a client is told of it. An answer that the server itself has cut short has failed, else it would
         look whole; and what ended every request has addresses and the words of libraries in it, which are for the log.
         """
-        if piece.finish_reason == "abort" and not _is_scored(self.requests[piece.choice]):
+        if piece.finish_reason == "abort" and not self.choices[piece.choice].is_scored:
             why = piece.error or "the request was ended"
             piece = replace(piece, finish_reason="error", error=f"{why} before its prompt was scored")
         if piece.finish_reason == "abort" and piece.error is None and not self.is_cancelled:
@@ -203,16 +239,15 @@ class Answer:
     async def _merged(self) -> AsyncGenerator[list[Piece], None]:
         ready: asyncio.Queue[list[Piece] | None] = asyncio.Queue()
 
-        async def read(request: AsyncRequest, reader: ChoiceReader) -> None:
+        async def read(choice: Choice) -> None:
             try:
-                async with aclosing(_batches_of(request, reader)) as batches:
+                async with aclosing(choice.batches()) as batches:
                     async for batch in batches:
                         ready.put_nowait(batch)
             finally:
                 ready.put_nowait(None)
 
-        pairs = zip(self.requests, self.readers, strict=True)
-        tasks = [asyncio.create_task(read(request, reader)) for request, reader in pairs]
+        tasks = [asyncio.create_task(read(choice)) for choice in self.choices]
         try:
             left = len(tasks)
             while left:
@@ -228,29 +263,6 @@ class Answer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _times_of(request: AsyncRequest, reader: ChoiceReader) -> ChoiceTimes:
-    output, at = request.output, request.submitted
-    first, last = (at + output.token_times[0], at + output.token_times[-1]) if output.token_times else (None, None)
-    begun = None if output.queue_seconds is None else at + output.queue_seconds
-    cut = ("error" if reader.is_broken else "tool_calls") if reader.has_ended else None  # behind its one call
-    return ChoiceTimes(at, begun, first, last, output.finish_reason or cut)
-
-
-def _is_scored(request: AsyncRequest) -> bool:
-    """Whether a prompt has all the log probabilities that were asked for. Without them its echo would look whole."""
-    found = request.prompt_logprobs
-    return found is None or len(found) >= len(request.prompt) - 1
-
-
-async def _batches_of(request: AsyncRequest, reader: ChoiceReader) -> AsyncGenerator[list[Piece], None]:
-    async with aclosing(request.batches()) as batches:
-        async for events in batches:
-            if pieces := [piece for event in events if (piece := reader.read(event)) is not None]:
-                yield pieces
-            if reader.has_ended:
-                return
 
 
 class Writer:
@@ -321,10 +333,10 @@ async def submit(reader: Reader, answer: Answer, ask: Ask, handling: Handling, s
             shows_markers=True,
             goes_on=isinstance(ask.prompt, str | tuple) or (isinstance(ask.prompt, Chat) and ask.prompt.continues),
         )
-        answer.readers.append(ChoiceReader(len(answer.requests), _parser(llm, ask, prompt, has_form), ask.one_call))
-        answer.requests.append(request)
+        choice = Choice(len(answer.choices), request, _parser(llm, ask, prompt, has_form), ask.one_call)
         if text is not None:
-            answer.tell.append(_teller(llm, known, text, prompt))
+            choice.tell = _teller(llm, known, text, prompt)
+        answer.choices.append(choice)
 
 
 def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Callable[[list[int]], None]:
@@ -337,7 +349,7 @@ def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Cal
     return tell
 
 
-def _parser(llm: LLM, ask: Ask, prompt: Sequence[int], has_form: bool) -> AnswerParser | HarmonyParser | None:
+def _parser(llm: LLM, ask: Ask, prompt: Sequence[int], has_form: bool) -> AnswerParser | None:
     """Chats are told apart into parts; what continues a text is text."""
     if not isinstance(ask.prompt, Chat):
         return None

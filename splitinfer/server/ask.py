@@ -1,17 +1,10 @@
 """What a client wants, whichever API it speaks: a prompt, how its answer is chosen, and what of it is shown; and
 prompts as token ids, at a cost that is bounded before it is paid.
 
-A tokenizer takes about a second for each megabyte or two, and the body of a request may have 32 MB. Templates are
-programs, some of which look at all messages for each message. So what cannot fit is refused by its size: a conversation
-by the number of its messages and tools, and a long text after as much of it was tokenized, piece by piece, as is sure
-to be too much. Cutting a text adds a token or so for each piece, and a text is refused only at twice the context, so
-none is refused that would have fitted.
-
-Some agents begin the system's words with a line that differs in every request (Claude Code's billing header), and no
-cached KV would be found behind it. So such lines are left out, whatever a prompt is made for.
-
-    characters  0 ........ 1 million, or 16 for each token of the context .......................... 32 million
-                           tokenized at once      | in pieces first, up to twice the context's tokens
+A tokenizer takes about a second for each megabyte or two, a request may have 32 MB, and templates may look at all
+messages for each message. So what cannot fit is refused by its size: a conversation by the number of its messages and
+tools, and a text of over a million characters, or 16 for each token of the context, after as many of its pieces were
+tokenized as make twice the context, so that none is refused that would have fitted.
 """
 
 import re
@@ -23,7 +16,8 @@ from splitinfer.core.grammar import Grammar, GrammarKind
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
-from splitinfer.server.problem import Problem, invalid, unsupported
+from splitinfer.server.fields import Fields, Name
+from splitinfer.server.problem import Problem, invalid
 from splitinfer.text.conversations import Conversations
 from splitinfer.text.fill import Gap
 
@@ -48,9 +42,7 @@ def in_force(defaults: Recommended) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation for the model's template. ``tools``: those that may be called, as in OpenAI's API. ``options``:
-    further values for the template. ``opens_answer``: it is written up to where the next answer begins. ``mark``: what
-    stands for pictures in its texts. ``continues``: the answer goes on with the last message."""
+    """A conversation for the model's template, as ``Tokenizer.write_chat`` takes it."""
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -126,6 +118,21 @@ class Ask:
         except (TypeError, ValueError) as error:
             named = next((name for name in values if f"{error}".startswith(name)), None)
             raise Problem(400, f"{error}", param=named) from error
+
+
+class AnswerRequest(Fields):
+    """A request for answers, as every API has it."""
+
+    model: Name | None = None
+    stream: bool = False
+
+    def asks(self) -> tuple[Ask, ...]:
+        """What it asks: one for each prompt, all alike in everything else; none where the model is only to be loaded.
+
+        Raises:
+            Problem: 400, fields contradict each other.
+        """
+        raise NotImplementedError
 
 
 # -- prompts as token ids --------------------------------------------------------------------------
@@ -209,13 +216,11 @@ def _chat_tokens(llm: LLM, chat: Chat, known: Conversations) -> tuple[list[int],
     """A conversation as the model's template takes it without losing anything.
 
     Raises:
-        Problem: 400, it is too large, or there are tools, of which the model cannot be told.
+        Problem: 400, it is too large.
         SplitinferError: as ``known_tokens``.
     """
     check_size(llm, chat)
     tokenizer = llm.tokenizer
-    if chat.tools and tokenizer.no_tools is not None:
-        raise unsupported("tools", tokenizer.no_tools)
     messages = without_lines(chat.messages, llm.settings.left_out)
     more: Any = {"options": chat.options, "opens_answer": chat.opens_answer, "mark": chat.mark}
     more["continues"] = chat.continues

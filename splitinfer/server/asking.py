@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from typing import Any, TypeVar
 
@@ -10,49 +10,45 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from splitinfer.llm.request import Handling
-from splitinfer.server.answer import Answer, Piece, Writer, submit, written
-from splitinfer.server.ask import Ask
+from splitinfer.server.answer import Answer, Piece, Usage, Writer, submit, written
+from splitinfer.server.ask import AnswerRequest, Ask
+from splitinfer.server.body import read_request
 from splitinfer.server.keys import ApiKey
 from splitinfer.server.problem import Problem
 from splitinfer.server.reading import with_marks
 from splitinfer.server.service import Service
-from splitinfer.server.spans import Arrival
-from splitinfer.server.stream import EventStream, left
+from splitinfer.server.stream import PING_EVERY, EventStream, left
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
+W = TypeVar("W", bound=AnswerRequest)
+Handler = Callable[[Request], Awaitable[Response | EventStream]]
 
 PRIORITY, TIMEOUT = "x-splitinfer-priority", "x-splitinfer-timeout"
 _MOST_PRIORITY = 100  # either way
 
 
-async def answered(
-    service: Service,
-    request: Request,
-    key: ApiKey,
-    asks: Sequence[Ask],
-    writer_of: Callable[[Answer], Writer],
-    *,
-    streams: bool,
-) -> Response | EventStream:
-    """The response to a request of several prompts, with as many choices each.
+def answering(service: Service, model: type[W], writer_of: Callable[[W, str, Request, Answer], Writer]) -> Handler:
+    """A route that answers requests of a model. ``writer_of``: writes the answer to one, under a name of the LLM."""
 
-    Raises:
-        ClientDisconnect: the client has gone.
-        Problem: it is not admitted, a value is out of its range, or the pipeline has failed.
-        SplitinferError: as ``LLM.submit``.
-    """
-    with ExitStack() as open_things:
-        answer = await asked(service, request, key, asks, open_things)
-        writer = writer_of(answer)
-        if streams:
-            source, end = written(answer, writer), open_things.pop_all().close
-            how: Any = {"ping_every": writer.ping_every, "media_type": writer.media_type}
-            return EventStream(source, ping=lambda: writer.ping(answer), end=end, **how)
-        pieces = await until_gone(request, all_pieces(answer))
-        return JSONResponse(writer.document(pieces, answer.usage))
+    async def route(request: Request) -> Response | EventStream:
+        key = service.caller(request)
+        wanted, asks = await read_request(request, model, lambda one: (one, one.asks()))
+        name = wanted.model or service.model
+        if not asks:
+            return JSONResponse(writer_of(wanted, name, request, Answer(1)).document((), Usage(0)))
+        with ExitStack() as open_things:
+            answer = await asked(service, request, key, asks, open_things)
+            writer = writer_of(wanted, name, request, answer)
+            if wanted.stream:
+                source, end = written(answer, writer), open_things.pop_all().close
+                how: Any = {"ping_every": writer.ping_every, "media_type": writer.media_type}
+                return EventStream(source, ping=lambda: writer.ping(answer), end=end, **how)
+            pieces = await until_gone(request, all_pieces(answer))
+            return JSONResponse(writer.document(pieces, answer.usage))
+
+    return route
 
 
 async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[Ask], open_things: ExitStack) -> Answer:
@@ -81,8 +77,7 @@ async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[
     await until_gone(request, submit_all())
     service.took_one()
     state.answer = answer
-    arrival = Arrival(state.route, state.request_id, state.began, request.headers)
-    open_things.enter_context(service.measured(answer, arrival))
+    open_things.enter_context(service.measured(answer, request))
     if answer.is_cancelled:
         answer.abort()
     return answer
@@ -125,17 +120,21 @@ async def all_pieces(answer: Answer) -> list[Piece]:
     return pieces
 
 
-async def until_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled when the client goes.
+async def until_gone(request: Request, work: Awaitable[T], ping: Callable[[], Awaitable[None]] | None = None) -> T:
+    """The result of ``work``, which is cancelled when the client goes. ``ping``: sends something, in silence.
 
     Raises:
         ClientDisconnect: the client has gone.
     """
-    working, leaving = asyncio.create_task(work), asyncio.create_task(left(request.receive))
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(left(request.receive))
+    every = None if ping is None else PING_EVERY
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
+        while not working.done():
+            await asyncio.wait((working, leaving), timeout=every, return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done() and not working.done():
+                raise ClientDisconnect
+            if ping is not None and not working.done():
+                await ping()
         return working.result()
     finally:
         for task in (working, leaving):

@@ -1,13 +1,9 @@
 """Reads a request's body: bounded in bytes and in time, alone and with those of others; JSON in UTF-8.
 
-A large body is read beside the event loop, and so is what it asks: going through a million values takes seconds, in
-which nobody else would be served.
-
-JSON is bounded too, and has nothing in it that could not be written again. Python reads more than JSON has: NaN and
-infinity. JSON can name half a character (a lone surrogate, ``"\\ud800"``), which Python's texts can hold, but nothing
-that is sent or tokenized can: a client that cut a text in the middle of one sends it in every turn. So it is read as
-U+FFFD, and the log names the field. What is nested a thousand times breaks whoever goes through it by recursion,
-templates among them.
+A large body is read beside the event loop, and so is what it asks: a million values take seconds. JSON has nothing in
+it that could not be written again: Python reads NaN and infinity, which JSON has not; and half a character (a lone
+surrogate, ``"\\ud800"``), which nothing can send or tokenize, is read as U+FFFD, for a client that cut a text in the
+middle of one sends it in every turn. What is nested a thousand times breaks templates, and whoever recurses.
 """
 
 import asyncio

@@ -1,11 +1,8 @@
 """The connections of the server: how many there are, and how long one may be still.
 
 None of uvicorn, hypercorn and granian bounds an answer that its client does not read, or a body. uvicorn writes a token
-in one call, shows which connections are open, and calls back once a second: ``Connections.look`` is that call, and does
-what no option does.
-
-What uvicorn cannot read as HTTP it refuses itself, with 400 and a plain word. Bodies are bounded by `guard` and `body`.
-Whoever opens a server to the internet puts a reverse proxy in front (docs/use/server-proxy.md).
+in one call, shows which connections are open, and calls back once a second: ``Connections.look`` is that call. Whoever
+opens a server to the internet puts a reverse proxy in front (docs/use/server-proxy.md).
 """
 
 import contextlib

@@ -3,13 +3,10 @@
     GET    each dial with its value, what is in force, its range and its meaning
     PATCH  {"prefill_share": 0.3, "policy": null}: these are changed, all or none; null restores the default
 
-There is one for each option that ``core.serving_options`` declares. The engine's own checks come behind these, for
-bounds that are of several dials together. Likewise the cut of the layers:
+And the cut of the layers, by what the pipeline's own steps have cost (``llm.rebalance``):
 
     GET   ?for=throughput          the cut in force, the best one for an aim, how many times as good it would be, why
     POST  {"for": "throughput"}    the same; the best one is loaded where that is worth it, and requests wait meanwhile
-
-Comparing is arithmetic, by what the pipeline's own steps have cost (``llm.rebalance``).
 """
 
 import asyncio

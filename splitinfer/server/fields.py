@@ -1,18 +1,15 @@
 """What every model of a request has: values of their types, one sentence for what is wrong, and what becomes of a field
-that no model has.
-
-A request is a pydantic model of the fields that have an effect here. Every other field is one of two:
+that no model has:
 
     refused   it would change the answer (``Fields.refused``): a sentence names it, unless its value asks for nothing
     ignored   the request is carried out without it, and its name is told: `X-Splitinfer-Ignored`
 
 So a client that is newer than this server is answered, and finds out what had no effect. ``null`` asks for nothing
-anywhere, so that it may be there under any name. Objects of several kinds, such as parts of a message, are told apart
-by one of their fields (``Kinds``). Models are made once, when their module is imported.
+anywhere. Objects of several kinds, such as parts of a message, are told apart by one of their fields (``Kinds``).
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
@@ -171,7 +168,7 @@ class Fields(BaseModel):
         """The fields that ask for something; of the others each is refused or ignored."""
         if not isinstance(given, dict):
             return given
-        asked = without_nulls(given)
+        asked = {name: value for name, value in given.items() if value is not None}
         for name in [name for name in asked if name not in cls.known]:
             refused = cls.refused.get(name)
             if refused is None:
@@ -179,11 +176,6 @@ class Fields(BaseModel):
             elif not refused.allows(asked[name]):
                 raise not_supported(refused.why, inside=f".{name}", details=refused.details)
         return asked
-
-
-def without_nulls(given: dict[str, Any]) -> dict[str, Any]:
-    """An object without what asks for nothing."""
-    return {name: value for name, value in given.items() if value is not None} if None in given.values() else given
 
 
 # -- types -------------------------------------------------------------------------------------------
@@ -228,7 +220,9 @@ class Kinds:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         models = [one for one in get_args(source) or (source,) if one is not NoneType]
-        numbers = {kind: i for i, model in enumerate(models) for kind in _kinds_of(model, self.key)}
+        numbers = {
+            kind: i for i, model in enumerate(models) for kind in get_args(model.model_fields[self.key].annotation)
+        }
         schemas = [*map(handler.generate_schema, models), core_schema.none_schema()]
 
         def told_apart(value: Any) -> Any:
@@ -268,8 +262,3 @@ class AsGiven:
             return {name: one for name, one in value.items() if one is not None and name in self.model.known}
 
         return core_schema.no_info_wrap_validator_function(kept, handler.generate_schema(self.model))
-
-
-def _kinds_of(model: type[BaseModel], key: str) -> Iterator[str]:
-    """The words by which a model is told apart from others."""
-    yield from get_args(model.model_fields[key].annotation)

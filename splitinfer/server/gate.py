@@ -1,17 +1,12 @@
 """Who may ask: decided from a request's method, path and headers, before anything of its body is read. Pure.
 
-Three kinds of caller have to be told apart:
-
-- **a program with a key**: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it;
-- **this server's own page**: a session that a key has bought, in a cookie that scripts cannot read (HttpOnly) and other
-  sites' requests do not carry (SameSite=Strict);
-- **a page of another site** in the browser of somebody who can reach this server. It can send requests here, and by DNS
-  rebinding even make its own name point here. It gets nothing: the `Host` must be one of this server's names, an
-  `Origin` must be this server's own or allowed by name, what a browser says of where a request comes from
-  (`Sec-Fetch-Site`, in W3C's Fetch Metadata) must not be another site, and a body must be declared as JSON, which no
-  form can do; only curl may leave that out.
-
-Without keys, on this machine only, the first two need none, and the third still gets nothing.
+- **A program with a key** shows it: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it.
+- **This server's own page** has a session that a key has bought, in a cookie that scripts cannot read (HttpOnly) and
+  other sites' requests do not carry (SameSite=Strict).
+- **A page of another site**, in the browser of somebody who can reach this server, gets nothing. By DNS rebinding it
+  can even make its own name point here. So the `Host` must be one of this server's names, an `Origin` its own or
+  allowed by name, what a browser says of where a request comes from (W3C's Fetch Metadata) not another site, and a body
+  must be declared as JSON, which no form can do; only curl may leave that out.
 
 On loopback only this machine's programs reach a server, so no key is needed unless some are given. Beyond, a server
 without keys serves everybody on the network, which has to be said: `--no-auth`. So does letting every page of the web

@@ -1,15 +1,12 @@
 """The outermost layer of the server: what holds for every request, whatever its route.
 
 Each request has an id (`X-Request-Id`: the client's own, if it is a plain word), by which it is found in the log and
-can be cancelled. A page of another site is turned away here, before anything is read; one that is allowed gets the
-headers of CORS. Every error has the form of the API that was asked, and none shows more than its sentence.
+can be cancelled. A page of another site is turned away before anything is read. Every error has the form of the API
+that was asked, and none shows more than its sentence. A target may be absolute (`GET http://HOST/PATH`), as proxies
+write it: then its host counts, and `Host` does not (RFC 9112, 3.2.2).
 
-A target may be absolute (`GET http://HOST/PATH`), as proxies write it: then its host counts, and `Host` does not
-(RFC 9112, 3.2.2). A body is bounded twice: by the length that it says here, before anything of it is read, and by the
-bytes that come in `body`.
-
-Each request has one line in the log when it is over: who asked for what, how it ended, tokens and seconds. Nothing of a
-prompt or an answer is in it, and of an address only its path, without what follows a question mark.
+Each request has one line in the log when it is over. Nothing of a prompt or an answer is in it, and of an address only
+its path, without what follows a question mark.
 
     request req_5f… laptop POST /v1/chat/completions 200, 5,120 of 20,412 prompt tokens cached, 311 generated, 14.2 s
 """
@@ -29,13 +26,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitinfer.errors import Draining, SplitinferError
+from splitinfer.server.answer import Usage
 from splitinfer.server.body import MAX_BYTES, Bodies
 from splitinfer.server.fields import Ignored
 from splitinfer.server.gate import Facts, Gate, Sessions
 from splitinfer.server.meters.http import OTHER
 from splitinfer.server.problem import Problem, form_of, problem_of
 from splitinfer.server.service import new_request_id
-from splitinfer.server.spans import Usage
 
 # -- the log ---------------------------------------------------------------------------------------
 
@@ -101,9 +98,6 @@ class Guard:
         self._noted = set[str]()  # fields that have no effect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         scope = with_plain_target(scope)
         facts, request_id = facts_of(scope), _id_of(Headers(scope=scope))
         ignored: Ignored = {}

@@ -47,7 +47,8 @@ def model_document(offer: Offer, started: int) -> dict[str, Any]:
     (``max_model_len``), or ``context_window`` (freellmapi #309, turnstone #252, Fastllm-proxy #24); Anthropic's is
     ``max_input_tokens``. llama.cpp's ``meta.n_ctx_train`` is left out: it is the model's own, and may be more.
     """
-    name, context = offer.name, offer.context
+    name, context, layout = offer.name, offer.context, offer.layout
+    stages = [] if layout is None else [{"name": one.name, "layers": [one.start, one.end]} for one in layout.stages]
     return {
         "id": name,
         "object": "model",
@@ -63,8 +64,8 @@ def model_document(offer: Offer, started: int) -> dict[str, Any]:
         "max_input_tokens": context,
         "max_tokens": context,
         "default_parameters": dict(offer.defaults),  # OpenRouter's name
-        "loaded": offer.layout is not None,
-        "layout": None if offer.layout is None else layout_summary(offer.layout),
+        "loaded": layout is not None,
+        "layout": None if layout is None else {"name": layout.name, "stages": stages},
     }
 
 
@@ -85,8 +86,3 @@ def named(offers: Sequence[Offer], name: str) -> Offer:
 def models_document(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]}
     return {"object": "list", "data": list(models), "has_more": False, **ends}
-
-
-def layout_summary(layout: Layout) -> dict[str, Any]:
-    stages = [{"name": stage.name, "layers": [stage.start, stage.end]} for stage in layout.stages]
-    return {"name": layout.name, "stages": stages}

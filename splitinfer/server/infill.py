@@ -8,19 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field
-from starlette.requests import Request
-from starlette.responses import Response
 
-from splitinfer.server.answer import Piece, Writer
+from splitinfer.server.answer import Piece, Usage, Writer
 from splitinfer.server.ask import Ask
-from splitinfer.server.asking import answered
-from splitinfer.server.body import read_request
 from splitinfer.server.fields import Fields
 from splitinfer.server.openai.generating import Generating, Limit
 from splitinfer.server.refused import INFILL
-from splitinfer.server.service import ApiRoute, Service
-from splitinfer.server.spans import Usage
-from splitinfer.server.stream import EventStream, event
+from splitinfer.server.stream import event
 from splitinfer.text.answer import TextPart
 from splitinfer.text.fill import Gap
 
@@ -42,10 +36,10 @@ class InfillRequest(Generating):
     input_extra: list[_File] = Field(default_factory=list, max_length=1024, fail_fast=True)
     n_predict: Limit = None
 
-    def ask(self) -> Ask:
+    def asks(self) -> tuple[Ask]:
         files = tuple((one.filename, one.text) for one in self.input_extra)
         gap = Gap(self.input_prefix, self.input_suffix, self.prompt, files)
-        return Ask(gap, self.sampling() | self.form({}, "grammar"), self.n_predict)
+        return (Ask(gap, self.sampling() | self.form({}, "grammar"), self.n_predict),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +67,3 @@ class InfillWriter(Writer):
 
 def _text(pieces: Sequence[Piece]) -> str:
     return "".join(part.text for piece in pieces for part in piece.parts if isinstance(part, TextPart))
-
-
-def infill_routes(service: Service) -> list[ApiRoute]:
-    async def infill(request: Request) -> Response | EventStream:
-        key = service.caller(request)
-        ask, streams = await read_request(request, InfillRequest, lambda one: (one.ask(), one.stream))
-        writer = InfillWriter(service.model)
-        return await answered(service, request, key, [ask], lambda _: writer, streams=streams)
-
-    return [ApiRoute("/infill", infill, methods=["POST"])]

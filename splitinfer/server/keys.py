@@ -1,8 +1,7 @@
 """API keys: who may use the server, for what, and how much; and the file that holds them.
 
-A key is 32 random bytes behind a prefix; it is shown once, when it is made. The file holds its SHA-256 only: a random
-key of this length cannot be guessed from it, so it needs no slow hash. What a client shows is looked up by its digest,
-which it cannot steer, so the time of that tells nothing of the keys. A file is YAML, a list:
+A key is 32 random bytes behind a prefix, shown once. The file holds its SHA-256 only, from which it cannot be guessed.
+What a client shows is looked up by its digest, which it cannot steer, so the time of that tells nothing of the keys.
 
     - name: laptop
       sha256: 9f86d081884c7d65...     # of the whole key
@@ -10,11 +9,9 @@ which it cannot steer, so the time of that tells nothing of the keys. A file is 
       requests_per_minute: 600        # left out: any number
       concurrent: 8                   # answers at a time; left out: any number
 
-A change replaces the file as a whole, readable by its owner only, so a reader never finds half of it, and one change
-waits for the other. A server looks at
-the file's identity, time and size whenever a key is shown, so a key that is removed is refused at once, and so are the
-sessions that it bought. A file that cannot be read any more, or that other users may write, who could add keys of
-their own, admits nobody but those given on the command line.
+A change replaces the file as a whole, and one change waits for the other. A server looks at the file's identity, time
+and size whenever a key is shown, so a key that is removed is refused at once, and so are the sessions that it bought. A
+file that cannot be read any more, or that other users may write, admits nobody but those given on the command line.
 """
 
 import contextlib

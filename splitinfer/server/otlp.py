@@ -4,13 +4,10 @@
       |--- preparing ---|---- queued ----|--- prefill ---|---- decode ----|
                                     or, anywhere, given up: by its client, by a deadline, by the server's end
 
-A phase begins with the first choice that comes to it. Names of attributes are those of OpenTelemetry's semantic
-conventions for generative AI (in development; as in opentelemetry-semantic-conventions 0.66b2), beside
-``splitinfer.*`` for the phases.
-
-A thread of the SDK sends what has come, some hundred spans at a time; where the collector cannot be reached, spans are
-dropped. The SDK's own variables hold, too: OTEL_EXPORTER_OTLP_HEADERS for a collector that wants a key,
-OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER (OpenTelemetry's "Environment Variable Specification").
+A phase begins with the first choice that comes to it. Names of attributes are those of OpenTelemetry's conventions for
+generative AI (opentelemetry-semantic-conventions 0.66b2), beside ``splitinfer.*`` for the phases. A thread of the SDK
+sends what has come; where the collector cannot be reached, spans are dropped. The SDK's own variables hold, too
+(OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER).
 """
 
 import threading
@@ -24,10 +21,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.requests import Request
 
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError
-from splitinfer.server.spans import Arrival, ChoiceTimes, Usage
+from splitinfer.server.answer import ChoiceTimes, Usage
 
 _TRACES = "/v1/traces"  # the path of OTLP over HTTP, for an address without one
 _SECONDS = 2.0
@@ -51,8 +49,9 @@ class OtlpSpans:
         self._tracer = self._provider.get_tracer("splitinfer")
         self._propagator = TraceContextTextMapPropagator()
 
-    def ended(self, arrival: Arrival, model: str, choices: Sequence[ChoiceTimes], usage: Usage, ended: float) -> None:
+    def ended(self, request: Request, model: str, choices: Sequence[ChoiceTimes], usage: Usage, ended: float) -> None:
         """A request is over; times are seconds on the monotonic clock. ``model``: its name for clients."""
+        route, began = request.state.route, request.state.began
         ahead = time.time() - time.monotonic()  # spans have the time of day
 
         def at(seconds: float) -> int:
@@ -60,13 +59,13 @@ class OtlpSpans:
 
         marks, reasons = _marks(choices), [each.reason or "abort" for each in choices]
         span = self._tracer.start_span(
-            f"POST {arrival.route}",
-            self._propagator.extract({name: arrival.headers[name] for name in _PARENT if name in arrival.headers}),
+            f"POST {route}",
+            self._propagator.extract({name: request.headers[name] for name in _PARENT if name in request.headers}),
             kind=SpanKind.SERVER,
             attributes={
                 "http.request.method": "POST",
-                "http.route": arrival.route,
-                "gen_ai.operation.name": "text_completion" if arrival.route == _COMPLETIONS else "chat",
+                "http.route": route,
+                "gen_ai.operation.name": "text_completion" if route == _COMPLETIONS else "chat",
                 "gen_ai.provider.name": "splitinfer",
                 "gen_ai.request.model": model,
                 "gen_ai.request.choice.count": len(choices),
@@ -74,10 +73,10 @@ class OtlpSpans:
                 "gen_ai.usage.input_tokens": usage.prompt,
                 "gen_ai.usage.cache_read.input_tokens": usage.cached,
                 "gen_ai.usage.output_tokens": usage.generated,
-                "splitinfer.request_id": arrival.request_id,
-                "splitinfer.preparing_seconds": marks["queued"] - arrival.began,
+                "splitinfer.request_id": request.state.request_id,
+                "splitinfer.preparing_seconds": marks["queued"] - began,
             },
-            start_time=at(arrival.began),
+            start_time=at(began),
         )
         last = max((each.last for each in choices if each.last is not None), default=ended)
         untils = [*list(marks.values())[1:], last if "decode" in marks else ended]

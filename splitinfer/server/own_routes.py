@@ -5,7 +5,6 @@ llama.cpp's server ("POST /apply-template") that of `/apply-template`.
 """
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -55,31 +54,24 @@ class TokenizeRequest(TemplateRequest):
     return_token_strs: bool = False
     add_special_tokens: bool | None = None
 
+    def asked(self) -> Chat | str:
+        """What is to be tokenized.
+
+        Raises:
+            Problem: 400, fields contradict each other.
+        """
+        if (self.prompt is None) == (self.messages is None):
+            raise Problem(400, "give either prompt or messages", param="prompt")
+        if self.prompt is not None:
+            return self.prompt
+        if self.add_special_tokens:
+            raise unsupported("add_special_tokens", "a chat has those that the model's template writes")
+        return self.chat()
+
 
 class DetokenizeRequest(Fields):
     tokens: Several[TokenId]
     model: Any = None
-
-
-def tokenize_ask(request: TokenizeRequest) -> Chat | str:
-    """What is to be tokenized.
-
-    Raises:
-        Problem: 400, fields contradict each other.
-    """
-    if (request.prompt is None) == (request.messages is None):
-        raise Problem(400, "give either prompt or messages", param="prompt")
-    if request.prompt is not None:
-        return request.prompt
-    if request.add_special_tokens:
-        raise unsupported("add_special_tokens", "a chat has those that the model's template writes")
-    return request.chat()
-
-
-def tokenized(tokens: Sequence[int], context: int, texts: Sequence[bytes] | None) -> dict[str, Any]:
-    """vLLM's document. ``texts``: of each token, if they are wanted; bytes that are not text are replaced."""
-    strings = None if texts is None else [text.decode("utf-8", "replace") for text in texts]
-    return {"count": len(tokens), "max_model_len": context, "tokens": list(tokens), "token_strs": strings}
 
 
 # -- the routes ------------------------------------------------------------------------------------
@@ -141,12 +133,14 @@ def _text_routes(service: Service) -> list[ApiRoute]:
 
     async def tokenize(request: Request) -> Response:
         key = service.caller(request)
-        wanted, asked = await read_request(request, TokenizeRequest, lambda one: (one, tokenize_ask(one)))
+        wanted, asked = await read_request(request, TokenizeRequest, lambda one: (one, one.asked()))
 
         def work() -> Response:
             tokens = _tokens(llm, asked, adds_special=wanted.add_special_tokens is not False)
             texts = [llm.tokenizer.token_bytes(token) for token in tokens] if wanted.return_token_strs else None
-            return JSONResponse(tokenized(tokens, llm.context_length, texts))
+            strings = None if texts is None else [text.decode("utf-8", "replace") for text in texts]
+            about = {"count": len(tokens), "max_model_len": llm.context_length}
+            return JSONResponse({**about, "tokens": tokens, "token_strs": strings})
 
         with service.admitted(key):
             return await service.reader.beside(work, request.state.size)

@@ -15,23 +15,9 @@ _TOO_LONG = "context_length_exceeded"
 """OpenAI's word. Anthropic's API has none, so that clients look for "prompt is too long" in the sentence. By either
 they know that the conversation has to be shortened (*assumed* of Claude Code, by what it says, claude-code #46348)."""
 
-_OPENAI_KINDS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
-_ANTHROPIC_KINDS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    529: "overloaded_error",
-}
+_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_ANTHROPICS = {**_KINDS, 413: "request_too_large", 503: "overloaded_error"}
+_OTHER = "invalid_request_error"
 _NOT_NOW = "the server cannot carry this out now; its log says why"
 _MOST_MESSAGE, _MOST_PARAM = 1000, 200  # characters
 AGAIN = 5.0
@@ -80,11 +66,11 @@ class Problem(Exception):
         return {**headers, "WWW-Authenticate": "Bearer"} if self.status == 401 else headers
 
     def openai(self) -> dict[str, Any]:
-        kind = _OPENAI_KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else _OTHER)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def anthropic(self, request_id: str = "") -> dict[str, Any]:
-        kind = _ANTHROPIC_KINDS.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        kind = _ANTHROPICS.get(self.status, "api_error" if self.status >= 500 else _OTHER)
         named = {"request_id": request_id} if request_id else {}
         more = {} if self.details is None else {"details": dict(self.details)}
         message = f"prompt is too long: {self.message}" if self.code == _TOO_LONG else self.message

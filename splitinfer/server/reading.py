@@ -1,11 +1,8 @@
 """Prompts of requests become tokens: beside the event loop, and so that only long ones wait for long ones.
 
-A template and a tokenizer take a second for a megabyte or two, and pictures take longer. What is done beside the event
-loop shares a few threads, five on the smallest machine: grammars are compiled there, `/metrics` is written, large
-bodies are read. So of prompts that may take long few are read at a time, each kind in the order in which they came;
-short ones need no turn. No thread waits for another: tokenizers need no lock (``llm.prompts``).
-
-Pictures are parts of a message's text (``pictures.marks``).
+What is done beside the event loop shares a few threads, five on the smallest machine, with grammars, `/metrics` and
+large bodies. So of prompts that may take long few are read at a time, each kind in the order in which they came; short
+ones need no turn. Pictures are parts of a message's text (``pictures.marks``).
 """
 
 import asyncio
@@ -52,14 +49,6 @@ class Reader:
         """
         sees = isinstance(prompt, Chat) and has_pictures(prompt.messages)
         return await self.beside(lambda: self._seen(prompt), size, self._pictures if sees else None)
-
-    async def num_tokens(self, prompt: Prompt, size: int) -> int:
-        """How many tokens a prompt has if it is asked now.
-
-        Raises:
-            Problem, SplitinferError: as ``read``.
-        """
-        return len((await self.read(prompt, size))[0].tokens)
 
     async def beside(self, work: Callable[[], T], size: int, turns: asyncio.Semaphore | None = None) -> T:
         """What ``work`` makes of a request of ``size`` bytes, beside the event loop. Who waits for a turn and leaves

@@ -2,8 +2,7 @@
 
 They are of OpenAI, Anthropic, vLLM, llama.cpp, mlx-lm, LM Studio and Ollama, whose clients send many of them at the
 value that asks for nothing. One table does for all: a field that an API has here is never looked for in it. What
-changes no word of an answer is in no table: it is ignored (``fields``), and so are fields that do nothing without one
-that is refused, and the windows of penalties.
+changes no word of an answer is ignored (``fields``), and so is what does nothing without a field that is refused.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,5 @@
-"""Runs the server: uvicorn's event loop in a thread of the coordinator's process. `connections` says why uvicorn.
-
-A certificate is looked at before minutes of loading. What a client would find is found by one handshake in memory, with
-the certificate itself as what is trusted (OpenSSL, X509_V_FLAG_PARTIAL_CHAIN), and with the name not looked at: so all
-that can be wrong is the time.
-"""
+"""Runs the server: uvicorn's event loop in a thread of the coordinator's process. `connections` says why uvicorn. A
+certificate is looked at before minutes of loading."""
 
 import asyncio
 import errno
@@ -12,6 +8,7 @@ import math
 import socket
 import ssl
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,14 +18,11 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from splitinfer.errors import ConfigError
-from splitinfer.server.anthropic.routes import anthropic_routes
+from splitinfer.server.api_routes import api_routes
 from splitinfer.server.connections import Connections, Limits
 from splitinfer.server.dials import dial_routes, plan_routes
 from splitinfer.server.guard import MAX_HEAD_BYTES, Guard, where
-from splitinfer.server.infill import infill_routes
 from splitinfer.server.meters.routes import meter_routes
-from splitinfer.server.ollama.routes import ollama_routes
-from splitinfer.server.openai.routes import openai_routes
 from splitinfer.server.own_routes import own_routes
 from splitinfer.server.page.routes import page_routes
 from splitinfer.server.problem import Problem
@@ -36,11 +30,6 @@ from splitinfer.server.service import Service
 from splitinfer.server.several import Several
 
 # -- whether a certificate can be used -------------------------------------------------------------
-
-
-_EXPIRED, _NOT_YET = 10, 9  # OpenSSL, x509_vfy.h: X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID
-_MOST_TURNS = 10  # a handshake takes two or three of each side
-_NOT_IN_TIME = {_EXPIRED: "has expired", _NOT_YET: "is not valid yet"}
 
 
 def check_tls(certificate: Path, key: Path) -> None:
@@ -56,7 +45,8 @@ def check_tls(certificate: Path, key: Path) -> None:
             raise ConfigError(f"the {what} {path} is not in PEM; it would begin with -----BEGIN")
         if what == "key" and "ENCRYPTED" in text:  # OpenSSL would ask on the terminal, where nobody may be
             raise ConfigError(f"the key {path} has a password; `openssl pkey -in {path.name} -out FILE` takes it off")
-    _handshake(certificate, _server_context(certificate, key))
+    _check_chain(certificate, key)
+    _check_time(certificate)
 
 
 def _read(what: str, path: Path) -> str:
@@ -66,42 +56,22 @@ def _read(what: str, path: Path) -> str:
         raise ConfigError(f"the {what} {path} cannot be read: {error.strerror or error}") from error
 
 
-def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+def _check_chain(certificate: Path, key: Path) -> None:
     try:
-        context.load_cert_chain(certificate, key)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigError(f"the key {key} does not belong to the certificate {certificate}") from error
         reason = (error.reason or f"{error}").replace("_", " ").lower()
         raise ConfigError(f"the certificate {certificate} and the key {key} cannot be used: {reason}") from error
-    return context
 
 
-def _handshake(certificate: Path, server_context: ssl.SSLContext) -> None:
-    client_context = ssl.create_default_context(cafile=str(certificate))
-    client_context.check_hostname = False
-    client_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = client_context.wrap_bio(down, up)
-    server = server_context.wrap_bio(up, down, server_side=True)
-    try:
-        for _ in range(_MOST_TURNS):
-            if all([_has_shaken_hands(side) for side in (client, server)]):  # noqa: C419 - both have their turn
-                return
-    except ssl.SSLCertVerificationError as error:
-        if error.verify_code in _NOT_IN_TIME:
-            raise ConfigError(f"the certificate {certificate} {_NOT_IN_TIME[error.verify_code]}") from error
-    except ssl.SSLError:
-        return  # of this client alone: others may take what it does not, such as a short key
-
-
-def _has_shaken_hands(side: ssl.SSLObject) -> bool:
-    try:
-        side.do_handshake()
-    except ssl.SSLWantReadError:
-        return False
-    return True
+def _check_time(certificate: Path) -> None:
+    known = ssl._ssl._test_decode_cert(str(certificate))  # type: ignore[attr-defined]  # Python reads none elsewhere
+    if ssl.cert_time_to_seconds(known["notAfter"]) < time.time():
+        raise ConfigError(f"the certificate {certificate} has expired")
+    if ssl.cert_time_to_seconds(known["notBefore"]) > time.time():
+        raise ConfigError(f"the certificate {certificate} is not valid yet")
 
 
 # -- all routes ------------------------------------------------------------------------------------
@@ -109,9 +79,8 @@ def _has_shaken_hands(side: ssl.SSLObject) -> bool:
 
 def router_of(service: Service) -> Router:
     """All routes of one model."""
-    apis = [*openai_routes(service), *anthropic_routes(service), *ollama_routes(service), *infill_routes(service)]
     own = [*own_routes(service), *dial_routes(service), *plan_routes(service), *meter_routes(service)]
-    routes = [*own, *apis, *page_routes(service)]
+    routes = [*own, *api_routes(service), *page_routes(service)]
     return Router(routes, default=_not_found, redirect_slashes=False)
 
 
@@ -181,11 +150,7 @@ class Server:
             ssl_certfile=listen.certificate,
             ssl_keyfile=listen.key,
         )
-        try:
-            config.load()
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            self._socket.close()
-            raise ConfigError(f"the certificate or its key cannot be used: {error}") from error
+        config.load()
         self._server, self._has_loop = uvicorn.Server(config), threading.Event()
         self._connections.open = self._server.server_state.connections
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)

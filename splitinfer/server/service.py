@@ -15,8 +15,7 @@ from starlette.types import Scope as ServerScope
 from splitinfer.errors import QueueFull
 from splitinfer.llm import LLM
 from splitinfer.server.answer import Answer
-from splitinfer.server.ask import Chat, in_force
-from splitinfer.server.body import read_request
+from splitinfer.server.ask import in_force
 from splitinfer.server.fields import Fields
 from splitinfer.server.gate import Gate, Sessions
 from splitinfer.server.health import Offer
@@ -24,7 +23,6 @@ from splitinfer.server.keys import ApiKey, Rates, Scope
 from splitinfer.server.meters.http import HttpMeters
 from splitinfer.server.problem import Problem, ending
 from splitinfer.server.reading import Reader
-from splitinfer.server.spans import Arrival
 
 if TYPE_CHECKING:
     from splitinfer.server.otlp import OtlpSpans
@@ -122,25 +120,13 @@ class Service:
         return self.llm.max_running + self.llm.settings.max_waiting + _COUNTING
 
     def _turned_away(self, why: str) -> Problem:
-        """What a client is told for whose request there is no room, and when there will be.
-
-        Each is told of a later place than the one before, up to as many as requests run together: by then all of these
-        have ended. Then the times begin again, so that one client that asks on and on does not put off all others.
-        """
+        """What a client is told for whose request there is no room, and when there will be: each of a later place than
+        the one before, up to as many as requests run together. Then the times begin again, so that one client that asks
+        on and on does not put off all others."""
         nth = 1 + self._num_turned_away % max(_LEAST_TIMES, self.llm.max_running)
         self._num_turned_away += 1
         self.meters.turned_away += 1
         return Problem(429, why, code="queue_full", retry_after=self.llm.seconds_until_room(nth))
-
-    async def num_tokens(self, request: Request, model: type[M], chat: Callable[[M], Chat]) -> int:
-        """The number of tokens of a conversation; nothing is generated.
-
-        Raises:
-            Problem, ClientDisconnect: as ``read_request``, ``admitted`` and ``Reader.read``.
-        """
-        key, asked = self.caller(request), await read_request(request, model, chat)
-        with self.admitted(key):
-            return await self.reader.num_tokens(asked, request.state.size)
 
     def took_one(self) -> None:
         self._num_turned_away = 0
@@ -148,9 +134,7 @@ class Service:
     @contextmanager
     def cancellable(self, request_id: str, key: ApiKey, answer: Answer) -> Iterator[None]:
         """While a request is under way, its key may cancel it by its id; in the end it is aborted, if it has not ended.
-
-        Clients choose ids, so several requests may have one: a client that tries again under the same id is noticed to
-        have gone after its second request has begun.
+        Several may have one id: a client that tries again is noticed to have gone after its second request has begun.
         """
         under_way = self._answers.setdefault((key.name, request_id), [])
         under_way.append(answer)
@@ -163,7 +147,7 @@ class Service:
             answer.abort()  # does nothing to one that has ended
 
     @contextmanager
-    def measured(self, answer: Answer, arrival: Arrival) -> Iterator[None]:
+    def measured(self, answer: Answer, request: Request) -> Iterator[None]:
         """Count an answer when it is over, and make its span."""
         try:
             yield
@@ -171,7 +155,8 @@ class Service:
             for numbers in answer.tokens_by_prompt:
                 self.meters.answered(numbers)
             if self.spans is not None:
-                self.spans.ended(arrival, self.model, answer.times, answer.usage, time.monotonic())
+                times = [choice.times for choice in answer.choices]
+                self.spans.ended(request, self.model, times, answer.usage, time.monotonic())
 
     def cancel(self, request_id: str, key: ApiKey) -> bool:
         """End the key's own requests with this id; false if it has none under way."""

@@ -1,34 +1,27 @@
 """Several models behind one server: loads who is asked for, closes who has rested, and sends each request to its model.
 
-`core.residents` decides; this carries it out, on the event loop, with loading and closing beside it. Each model that is
-loaded has a service and routes of its own; what is of no model (sessions, the page, lists of models) goes to those of
-whichever was used last.
-
-    request ──▶ which model? ──▶ loaded: its routes
-                                 not: it waits, with pings if it is a stream ──▶ loaded: its routes go on
-                                      (`X-Splitinfer-Timeout`: no longer than that; 503 says when to come again)
-
-A stream that has been pinged has begun with 200, so an error behind that is the last event, in the API's own form. A
-server of one model has nothing of this.
+`core.residents` decides; this carries it out, on the event loop, with loading and closing beside it. Each loaded model
+has a service and routes of its own; what is of no model (sessions, the page, lists of models) goes to whichever was
+used last. A request whose model is not loaded waits, with pings if it is a stream: a stream that has been pinged has
+begun with 200, so an error behind that is the last event, in the API's own form.
 """
 
 import asyncio
 import logging
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitinfer.core.residents import Bounds, Resident, decide
 from splitinfer.errors import CannotFit, ModelError, SplitinferError
 from splitinfer.llm import LLM
-from splitinfer.server.asking import handling_of
+from splitinfer.server.asking import handling_of, until_gone
 from splitinfer.server.body import body_of, parsed
 from splitinfer.server.health import Offer, named
 from splitinfer.server.problem import AGAIN, ANTHROPIC, OLLAMA, Problem, ending, form_of, problem_of
@@ -38,9 +31,7 @@ from splitinfer.server.stream import (
     EVENTS,
     LINE_PING,
     NDJSON,
-    PING_EVERY,
     event,
-    left,
     line,
     response_start,
 )
@@ -50,10 +41,12 @@ log = logging.getLogger(__name__)
 _OF_NO_MODEL = ("/session", "/v1/splitinfer/", "/api/show")  # what is posted there
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
     """A model that may be loaded. ``model``: its folder, or its name at the hub; ``context``: its own. ``needs``,
-    ``workers``: as in ``Resident``, before it is loaded. ``open``: loads it, in any thread."""
+    ``workers``: as in ``Resident``, before it is loaded; ``needs`` becomes all that there is, where it was found not to
+    fit beside others. ``open``: loads it, in any thread. ``service``, ``app``: while it is loaded. ``seconds``: that
+    loading took the last time."""
 
     name: str
     model: str
@@ -61,15 +54,6 @@ class Entry:
     needs: int
     workers: frozenset[str]
     open: Callable[[], LLM]
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    """``service``, ``app``: while it is loaded. ``needs``: bytes; all that there are, where it was found not to fit
-    beside others. ``seconds``: that loading took the last time."""
-
-    entry: Entry
-    needs: int
     service: Service | None = None
     app: ASGIApp | None = None
     num_using: int = 0
@@ -78,11 +62,10 @@ class _Held:
 
     @property
     def resident(self) -> Resident:
-        entry, service = self.entry, self.service
-        if service is None:
-            return Resident(entry.name, self.needs, entry.workers)
-        needs = self.needs + _kv_here(service.llm)
-        return Resident(entry.name, needs, entry.workers, True, self.num_using, self.used_at, not self.is_ready)
+        if self.service is None:
+            return Resident(self.name, self.needs, self.workers)
+        needs = self.needs + _kv_here(self.service.llm)
+        return Resident(self.name, needs, self.workers, True, self.num_using, self.used_at, not self.is_ready)
 
     @property
     def is_ready(self) -> bool:
@@ -90,7 +73,7 @@ class _Held:
 
     def offer(self, ttl: float | None) -> Offer:
         if self.service is None:
-            return Offer(self.entry.name, self.entry.model, self.entry.context)
+            return Offer(self.name, self.model, self.context)
         since = time.monotonic() if self.num_using else self.used_at
         return self.service.offer(None if ttl is None else time.time() + ttl + since - time.monotonic())
 
@@ -108,7 +91,7 @@ class Unloaded:
         raise Problem(503, "no model is loaded now; a request that names one loads it", retry_after=AGAIN)
 
 
-Ticket = asyncio.Future[_Held]
+Ticket = asyncio.Future[Entry]
 """Is done when its request may use the model, until it gives the ticket back."""
 
 
@@ -120,9 +103,9 @@ class Several:
     def __init__(
         self, entries: Sequence[Entry], bounds: Bounds, front: Service, routes: Callable[[Service], ASGIApp]
     ) -> None:
-        self._held = {entry.name: _Held(entry, entry.needs) for entry in entries}
+        self._held = {entry.name: entry for entry in entries}
         self._first, self._bounds, self._front, self._routes = entries[0].name, bounds, front, routes
-        self._waiting: dict[Ticket, _Held] = {}  # by age
+        self._waiting: dict[Ticket, Entry] = {}  # by age
         self._leaving = frozenset[str]()
         self._acting: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -134,7 +117,7 @@ class Several:
         return [held.offer(self._bounds.ttl) for held in self._by_use]
 
     @property
-    def _by_use(self) -> list[_Held]:
+    def _by_use(self) -> list[Entry]:
         return sorted(self._held.values(), key=lambda held: -held.used_at)
 
     @property
@@ -175,7 +158,7 @@ class Several:
     def _admit(self) -> bool:
         """Let those use their models for whom these are there; whether there were any."""
         waiting = self._waiting.items()
-        may = [each for each in waiting if each[1].is_ready and each[1].entry.name not in self._leaving]
+        may = [each for each in waiting if each[1].is_ready and each[1].name not in self._leaving]
         for ticket, held in may:
             del self._waiting[ticket]
             held.num_using, held.used_at = held.num_using + 1, time.monotonic()
@@ -188,7 +171,7 @@ class Several:
         is_decided = self._acting is not None or self._is_closed
         while not is_decided:
             models, waiting = [held.resident for held in self._held.values()], self._waiting.values()
-            turn = decide(models, [held.entry.name for held in waiting], self._bounds, time.monotonic())
+            turn = decide(models, [held.name for held in waiting], self._bounds, time.monotonic())
             self._leaving = turn.leaving.union(turn.unload)  # at once: the task begins later
             is_decided = not self._admit()
             if is_decided and (turn.unload or turn.load is not None):
@@ -204,17 +187,17 @@ class Several:
             self._acting = None
             self.turn()
 
-    async def _close(self, held: _Held) -> None:
+    async def _close(self, held: Entry) -> None:
         service, held.service, held.app = held.service, None, None
         if service is not None:
             service.is_draining = True  # ends the streams of its figures
             await asyncio.to_thread(service.llm.close)
-            log.info("%s is unloaded", held.entry.name)
+            log.info("%s is unloaded", held.name)
 
-    async def _load(self, held: _Held) -> None:
-        name, began = held.entry.name, time.monotonic()
+    async def _load(self, held: Entry) -> None:
+        name, began = held.name, time.monotonic()
         try:
-            llm = await asyncio.to_thread(held.entry.open)
+            llm = await asyncio.to_thread(held.open)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told, and others are served
             log.warning("%s cannot be loaded: %s", name, error)
             if isinstance(error, CannotFit) and self._loaded:  # others take more than was thought: a swap, then
@@ -279,8 +262,7 @@ class Several:
         asked, answer = await asyncio.to_thread(parsed, raw), _Pinged(send, request.scope["path"])
         ticket = self.ask(self._name(asked))
         try:
-            await self._wait(ticket, request, answer if _streams(asked, answer.path) else None)
-            held = await ticket
+            held = await self._wait(ticket, request, answer.ping if _streams(asked, answer.path) else None)
             assert held.app is not None
             await held.app(request.scope, request.receive, answer)
         except (Problem, SplitinferError) as error:
@@ -294,32 +276,21 @@ class Several:
         wanted = asked.get("model")
         return named(self.offers(), wanted).name if wanted and isinstance(wanted, str) else self._first
 
-    async def _wait(self, ticket: Ticket, request: Request, pinged: "_Pinged | None") -> None:
-        """Wait until a model is there, or cannot be loaded. ``pinged``: gets a ping in silence.
+    async def _wait(self, ticket: Ticket, request: Request, ping: Callable[[], Awaitable[None]] | None) -> Entry:
+        """The model, once it is there; a stream gets a ``ping`` in silence.
 
         Raises:
             ClientDisconnect: the client has gone.
-            Problem: 503, the request's own time is over.
+            Problem: 503, it cannot be loaded, or the request's own time is over.
         """
-        if ticket.done():
-            return
-        most, began, held = handling_of(request).timeout or math.inf, time.monotonic(), self._waiting[ticket]
-        leaving = asyncio.create_task(left(request.receive))
+        most, held = handling_of(request).timeout, self._waiting.get(ticket)
         try:
-            while not ticket.done():
-                over = most - (time.monotonic() - began)
-                if over <= 0:
-                    why = f"the model {held.entry.name!r:.80} was not there within {most:g} s"
-                    raise Problem(503, why, retry_after=held.seconds)
-                pause = min(PING_EVERY, over)
-                await asyncio.wait((ticket, leaving), timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-                if leaving.done():
-                    raise ClientDisconnect
-                if pinged is not None and not ticket.done() and over > PING_EVERY:
-                    await pinged.ping()
-        finally:
-            leaving.cancel()
-            await asyncio.gather(leaving, return_exceptions=True)
+            async with asyncio.timeout(most):
+                return await until_gone(request, ticket, ping)
+        except TimeoutError:
+            assert held is not None
+            why = f"the model {held.name!r:.80} was not there within {most:g} s"
+            raise Problem(503, why, retry_after=held.seconds) from None
 
 
 def _streams(asked: Mapping[str, Any], path: str) -> bool:

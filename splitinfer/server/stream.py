@@ -1,15 +1,13 @@
 """Server-sent events that are never silent for long, and that end with their client.
 
-Clients give up on silence: agents' watchdogs fire after 20 s without a byte, long before a prompt of 20,000 tokens is
-read. So whenever nothing was sent for ``PING_EVERY`` seconds a ping is, from the first second on, also while a request
-is queued or a lost worker is waited for. What a ping looks like is each API's matter: comments do not count for all.
+Agents' watchdogs fire after 20 s without a byte, long before a prompt of 20,000 tokens is read. So whenever nothing was
+sent for ``PING_EVERY`` seconds a ping is, also while a request is queued or a lost worker is waited for. What a ping
+looks like is each API's matter: comments do not count for all.
 
 Three tasks of one response: one writes what comes, one waits until the client has gone, and one watches the clock and
 pings. Whichever ends first ends the others; the source of the events is closed in any case, so an answer that nobody
-reads is aborted at once. A write waits while the client does not read; meanwhile events wait in their own queue. How
-long that may last is decided elsewhere (`connections`): a connection on which nothing moves is ended, and so the client
-has gone. Most writes are of one token, so a write makes no task and sets no timer: the watch looks at what the writer
-notes.
+reads is aborted at once. Most writes are of one token, so a write makes no task and sets no timer: the watch looks at
+what the writer notes. A connection on which nothing moves is ended elsewhere (`connections`).
 """
 
 import asyncio
@@ -28,8 +26,6 @@ EVENTS, NDJSON = "text/event-stream; charset=utf-8", "application/x-ndjson"
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # proxies shall pass on what comes
 COMMENT_PING = b": ping\n\n"
 LINE_PING = b" "  # the beginning of a line of JSON, which may begin with blanks
-Ping = bytes | Callable[[], bytes]
-"""What is sent in silence, or what makes it when it is sent."""
 
 
 def response_start(media_type: str) -> dict[str, Any]:
@@ -60,15 +56,14 @@ def line(data: Mapping[str, Any]) -> bytes:
 
 
 class EventStream:
-    """An ASGI response of events. ``source`` yields them, several in one if they come together. ``end`` is called when
-    the response is over, however that was, also where the source was never asked for anything. Where the client has
-    left before the end, ``scope["state"]`` gets ``has_left``."""
+    """An ASGI response of events, which ``source`` yields. ``end`` is called when the response is over, however that
+    was. Where the client has left before the end, ``scope["state"]`` gets ``has_left``."""
 
     def __init__(
         self,
         source: AsyncGenerator[bytes, None],
         *,
-        ping: Ping = COMMENT_PING,
+        ping: Callable[[], bytes] = lambda: COMMENT_PING,
         ping_every: float = PING_EVERY,
         media_type: str = EVENTS,
         end: Callable[[], None] = lambda: None,
@@ -119,7 +114,7 @@ class EventStream:
         while True:
             silent = 0.0 if self._is_writing else clock() - self._wrote_at
             if silent >= self._ping_every:
-                await self._write(send, _body(self._ping() if callable(self._ping) else self._ping))
+                await self._write(send, _body(self._ping()))
             else:
                 await asyncio.sleep(self._ping_every - silent)
 

@@ -1,7 +1,5 @@
 """What a model writes, told apart as it grows: text, reasoning, and calls of tools.
 
-A model marks its reasoning and its calls with strings of its own, inside one stream of text:
-
     <think>The user wants ...</think>It will <tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>
     ReasoningPart .................. TextPart ToolCallPart
 
@@ -9,9 +7,7 @@ mlx-lm knows the markers and the forms of calls of many models; this is the one 
 (``make_text_state_machine``) and its parsers, which change between its versions. What is added here:
 
 - A call that cannot be parsed as a whole (``text.whole_calls``), or that the answer's end cuts off, becomes text again,
-  with its markers: nothing that a model wrote is lost, and it is no error.
-- Space alone between calls, or between reasoning and a call, is no text.
-- Without tools in the request, calls are text.
+  with its markers. Without tools in the request, calls are text. Space alone between calls and reasoning is no text.
 - Where an answer has a form, all is text once its form has begun: ``{"tag": "<think>"}`` opens no reasoning.
 - Each call of an answer has another id. Where a model gives two calls the same one, the later has none of its own.
 - Where it is asked for, a call comes in pieces while it is written (``text.growing_calls``). One of which something was
@@ -24,14 +20,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from splitinfer.core.plain_text import whole_characters
-from splitinfer.text.growing_calls import CallPiece, GrowingCalls, Whole
+from splitinfer.text.growing_calls import GrowingCalls
+from splitinfer.text.growing_calls import ToolCallPart as ToolCallPart
 from splitinfer.text.whole_calls import calls_in
 
 Tool = Mapping[str, Any]  # as in OpenAI's API: {"type": "function", "function": {"name": ..., "parameters": ...}}
 
 _NORMAL, _REASONING, _TOOL = "normal", "reasoning", "tool"  # mlx-lm's names of states
+_TEXT = (_NORMAL, "begin")  # the latter of Harmony; other states hold headers
 _OF_CALLS = frozenset({"name", "arguments", "parameters", "id", "type"})  # with any other, something would be lost
-OPENING = 16  # last tokens of a prompt in which a template may open the reasoning
+_OPENING = 16  # last tokens of a prompt in which a template may open the reasoning
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +47,11 @@ class ReasoningPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCallPart:
-    """A whole call. ``arguments``: a JSON object as text. ``call_id``: the model's own, if it gave one."""
-
-    name: str
-    arguments: str
-    call_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class BrokenCall:
     """Pieces of a call were told, and the whole is not a call. It is the answer's last part."""
 
 
-AnswerPart = TextPart | ReasoningPart | ToolCallPart | CallPiece | BrokenCall
+AnswerPart = TextPart | ReasoningPart | ToolCallPart | BrokenCall
 
 
 class AnswerFormat:
@@ -70,6 +59,12 @@ class AnswerFormat:
 
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper
+
+    @property
+    def syntax(self) -> str | None:
+        """The name of mlx-lm's parser of the model's calls; ``None`` if there is none."""
+        parser = getattr(self._wrapper, "tool_parser", None)
+        return None if parser is None else str(parser.__module__).rsplit(".", 1)[-1]
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -98,14 +93,14 @@ class AnswerFormat:
         edges = wrapper.tool_call_start or "", wrapper.tool_call_end or ""
         state = self._initial_state(prompt) if begun is None else self._state_behind(begun)
 
-        syntax = str(getattr(wrapper.tool_parser, "__module__", "")).rsplit(".", 1)[-1]
+        syntax = self.syntax or ""
 
         def parse(text: str) -> list[ToolCallPart]:
             return [*map(call_of, calls_in(text, syntax, lambda one: wrapper.tool_parser(one, given)))]
 
-        def whole(text: str) -> Whole:
+        def whole(text: str) -> ToolCallPart:
             (one,) = parse(text)
-            return whole_of(one)
+            return one
 
         grow = (lambda: GrowingCalls(syntax, whole)) if grows else None
         return AnswerParser(machine, state, *edges, parse, has_form, grow)
@@ -113,11 +108,13 @@ class AnswerFormat:
     def _initial_state(self, prompt: Sequence[int]) -> str:
         if (state := self._wrapper.response_initial_state) is not None:
             return str(state)
-        if not self._wrapper.has_thinking:
-            return _NORMAL
-        tail = list(prompt[-OPENING:])
-        is_open = self._wrapper.rfind_think_start(tail) > self._wrapper.rfind_think_end(tail)
-        return _REASONING if is_open else _NORMAL
+        return _REASONING if self._wrapper.has_thinking and self.has_opened(prompt) else _NORMAL
+
+    def has_opened(self, prompt: Sequence[int]) -> bool | None:
+        """Whether a prompt ends inside reasoning; ``None``: it says nothing of reasoning, so the model may open it."""
+        tail = list(prompt[-_OPENING:])
+        opened, ended = self._wrapper.rfind_think_start(tail), self._wrapper.rfind_think_end(tail)
+        return None if opened == ended else opened > ended
 
     def _state_behind(self, text: str) -> str:
         if not self._wrapper.has_thinking:
@@ -134,6 +131,11 @@ class _WithoutTools:
 
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper
+
+    @property
+    def response_transitions(self) -> dict[str, list[tuple[str, str]]]:
+        given = self._wrapper.response_transitions
+        return {state: [edge for edge in edges if edge[1] != _TOOL] for state, edges in given.items() if state != _TOOL}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._wrapper, name)
@@ -152,18 +154,6 @@ def call_of(found: Any) -> ToolCallPart:
     call_id = found.get("id")
     text = whole_characters(json.dumps(arguments, ensure_ascii=False))  # a model may write half of one as an escape
     return ToolCallPart(name, text, call_id if isinstance(call_id, str) else None)
-
-
-def whole_of(call: ToolCallPart) -> Whole:
-    return call.name, call.arguments, call.call_id
-
-
-def told_end(growing: GrowingCalls, find: Callable[[], Iterable[ToolCallPart]]) -> list[AnswerPart]:
-    """What is missing of calls that have ended. ``find``: reads them as a whole; it may raise anything."""
-    try:
-        return [*growing.finish([*map(whole_of, find())])]
-    except Exception:  # noqa: BLE001 - any error of a model's parser means that this is no call
-        return [BrokenCall()]
 
 
 @dataclass(slots=True)
@@ -192,7 +182,7 @@ class AnswerParser:
 
     def __post_init__(self) -> None:
         self._state = self.machine.make_state(self.initial_state)
-        self._is_marked = self.initial_state != _NORMAL
+        self._is_marked = self.initial_state not in _TEXT
 
     def feed(self, text: str) -> list[AnswerPart]:
         """The parts that are certain with the next ``text`` of the answer."""
@@ -215,7 +205,7 @@ class AnswerParser:
 
     def _fed(self, text: str) -> list[AnswerPart]:
         self._state, segments = self.machine.split(self._state, text)
-        self._is_marked = segments[-1][0] != _NORMAL
+        self._is_marked = segments[-1][0] not in _TEXT
         parts = list[AnswerPart]()
         for i, (state, inside) in enumerate(segments):
             parts += self._parts(state, inside, is_left=i < len(segments) - 1)
@@ -251,22 +241,22 @@ class AnswerParser:
             return self._behind_other(grown) if grown else []
         if state == _REASONING:
             return self._behind_other([ReasoningPart(text)]) if text else []
-        return self._text(text) if state == _NORMAL and text else []  # other states hold headers
+        return self._text(text) if state in _TEXT and text else []
 
     def _called(self, text: str) -> list[AnswerPart]:
         """The calls in a text, or what is missing of them; the text itself, with its markers, if it is not valid."""
         growing, self._growing = self._growing, None
-        if growing is not None and growing.has_begun:
-            return self._with_own_ids(told_end(growing, lambda: self.parse_call(text)))
+        has_begun = growing is not None and growing.has_begun
         try:
-            return self._with_own_ids(self.parse_call(text))
+            found = self.parse_call(text)
+            return self._with_own_ids(growing.finish(found) if growing is not None and has_begun else found)
         except Exception:  # noqa: BLE001 - any error of a model's parser means that this is no call
-            return [TextPart(self.call_start + text + self.call_end)]
+            return [BrokenCall() if has_begun else TextPart(self.call_start + text + self.call_end)]
 
     def _with_own_ids(self, parts: Sequence[AnswerPart]) -> list[AnswerPart]:
         found = list(parts)
         for i, part in enumerate(found):
-            if isinstance(part, ToolCallPart | CallPiece) and part.call_id is not None:
+            if isinstance(part, ToolCallPart) and part.call_id is not None:
                 found[i] = replace(part, call_id=None) if part.call_id in self._ids else part
                 self._ids.add(part.call_id)
         return found
@@ -295,10 +285,8 @@ def joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
                 found[-1] = TextPart(before + text)
             case (ReasoningPart(before), ReasoningPart(text)):
                 found[-1] = ReasoningPart(before + text)
-            case (CallPiece(before, name, call_id, ends=False), CallPiece(text, None, ends=True)) if name is not None:
-                found[-1] = ToolCallPart(name, before + text, call_id)
-            case (CallPiece(before, name, call_id, ends=False), CallPiece(text, None, ends=ends)):
-                found[-1] = CallPiece(before + text, name, call_id, ends)
+            case (ToolCallPart(name, before, call_id, ends=False), ToolCallPart(None, text, ends=ends)):
+                found[-1] = ToolCallPart(name, before + text, call_id, ends)
             case _:
                 found.append(part)
     return found

@@ -1,14 +1,10 @@
 """Conversations that come back as text, and the tokens that they were computed as.
 
-A client sends a conversation again with every turn, as text. A tokenizer may cut an answer elsewhere than the model did
-when it wrote it, and from there on no cached KV fits: all that follows is computed again. So for each answer the text
-up to its end, as the template wrote it, is remembered with its tokens, and a conversation that begins with such a text
-begins with those tokens. It is the text that decides, so it holds for reasoning, calls of tools and any template, as
-far as the template writes again what the model wrote; and what is given out must decode to the same text as what the
-tokenizer makes of it, with the same special tokens in the same order, or that is used. The text alone would not do:
-what Harmony writes as ordinary text, such as `<|start|>` in a tool's result, an encoder makes a special token of.
-
-Of a text only a hash is kept, from the moment it comes.
+A tokenizer may cut an answer elsewhere than the model did when it wrote it, and from there on no cached KV fits. So for
+each answer the text up to its end, as the template wrote it, is remembered with its tokens, and a conversation that
+begins with such a text begins with those tokens. What is given out must decode to the same text as what the tokenizer
+makes of it, with the same special tokens in the same order, or that is used: what is cut so that it stays text, such as
+`<|start|>` in a tool's result, an encoder makes a special token of. Of a text only a hash is kept.
 """
 
 import hashlib
@@ -51,11 +47,7 @@ class _Pending:
 
 
 class Conversations:
-    """A bounded memory of texts' tokens; those not used for longest go first.
-
-    Any thread may use it. What is known is found by one at a time, a matter of milliseconds; texts are encoded and
-    compared beside that.
-    """
+    """A bounded memory of texts' tokens; those not used for longest go first. Any thread may use it."""
 
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
         self._most_tokens, self._lock = most_tokens, threading.Lock()

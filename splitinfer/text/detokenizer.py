@@ -1,27 +1,21 @@
 """Token ids to text, one token at a time, with any tokenizer.
 
-A token's text is not a function of the token alone: a character may be spread over several tokens, and
-many decoders drop the space in front of the first word. So a token is decoded in a window:
+A token's text is not a function of the token alone: a character may be spread over several tokens, and many decoders
+drop the space in front of the first word. So a token is decoded in a window, which is bounded:
 
     ids     ...... already text ....., [ context ][ pending ]
     text                               ~~~~~~~~~~~          returned before; decoded again so that the
                                                             decoder sees that this is not the beginning
                                                   ~~~~~~~~~ new: decode(context + pending) after the context's text
 
-``context`` is the last group of tokens whose text was complete, ``pending`` the tokens since. The window is bounded, so
-a token costs the same at position 10 and at 100,000.
-
-Incomplete characters. A decoder shows bytes that are not (yet) a character as U+FFFD, so U+FFFD at the end is held
-back. It may also be final: the model wrote that very character, or bytes that will never be one. UTF-8 has at most 4
-bytes and a token at least one, so in a byte-level vocabulary 4 tokens prove it. Vocabularies with byte fallback
-(<0xE2>...) need more: there a run of byte tokens is decoded as a whole, and a *complete* U+FFFD beside an unfinished
-character looks like one unfinished run. Hence the bound is the tokens of 4 characters (``MAX_PENDING``); after that all
-but the last U+FFFD is returned.
+A decoder shows bytes that are not (yet) a character as U+FFFD, so U+FFFD at the end is held back. It may also be final.
+UTF-8 has at most 4 bytes, so in a byte-level vocabulary 4 tokens prove it. With byte fallback (<0xE2>...) a run of byte
+tokens is decoded as a whole, and a *complete* U+FFFD beside an unfinished character looks like one unfinished run:
+hence the bound is the tokens of 4 characters (``MAX_PENDING``); after that all but the last U+FFFD is returned.
 
 Guarantee: the pieces and the flush, joined, are the text that ``decode`` gives for all ids at once, for every sequence
 of a byte-level vocabulary, and for every one that spells text in any vocabulary whose decoder is local (with at most 4
-characters U+FFFD in a row if it needs byte fallback). Elsewhere ``decode`` itself takes back characters that were
-complete; here they stay.
+characters U+FFFD in a row if it needs byte fallback). Elsewhere ``decode`` itself takes back what was complete.
 """
 
 from collections.abc import Callable, Collection, Sequence

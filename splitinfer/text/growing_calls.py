@@ -8,11 +8,9 @@ arguments surely begin with is told at once, as the JSON that they will be:
 
 At its end each call is compared with what ``whole_calls`` finds, and only what is missing is told. So a mistake here
 can hold a call up, or end it as broken, but cannot change it. Nothing is told of what could still become something
-else: space that a parser may take away, the beginning of a word that may end the value, a text that may be `null`.
-Whether a value is text is found by asking the model's own parser, which knows the schemas, about values that are not.
-
-Where that does not go, a value comes whole at its end, or the call at its: arguments before the name, JSON in a string,
-numbers, values of no declared type, JSON of GLM's models, MiniCPM's CDATA, Python over several lines.
+else; whether a value is text is found by asking the model's own parser about values that are not. Where that does not
+go, a value comes whole at its end, or the call at its: arguments before the name, JSON in a string, numbers, values of
+no declared type, JSON of GLM's models, MiniCPM's CDATA, Python over several lines.
 """
 
 import ast
@@ -26,8 +24,6 @@ import regex
 from splitinfer.core.plain_text import whole_characters
 from splitinfer.text.whole_calls import QUOTED, SHAPES, Shape
 
-Whole = tuple[str, str, str | None]
-"""A call's name, its arguments as JSON, and its id, if it has one."""
 Steps = Generator[None, None, None]
 
 _NO_TEXTS = ("1", "{}", "true")  # what a parser leaves as it is only if the value is declared as a text
@@ -41,42 +37,34 @@ _PYTHON_TOKEN = regex.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class CallPiece:
-    """What comes next of a call's ``arguments``. ``name``: in its first piece, and ``call_id`` there, if the model gave
-    one. ``ends``: it is the last."""
+class ToolCallPart:
+    """A call, or what comes next of it. ``name``: of the function, in its first part, and ``call_id`` there, if the
+    model gave one. ``arguments``: of a JSON object as text. ``ends``: it is the last part."""
 
+    name: str | None
     arguments: str
-    name: str | None = None
     call_id: str | None = None
-    ends: bool = False
+    ends: bool = True
 
 
 class GrowingCalls:
     """The calls of a text that grows. ``syntax``: as of ``calls_in``. ``whole``: reads a text of one call; it may raise
     anything."""
 
-    def __init__(self, syntax: str, whole: Callable[[str], Whole]) -> None:
+    def __init__(self, syntax: str, whole: Callable[[str], ToolCallPart]) -> None:
         self._syntax, self._whole = syntax, whole
         self._rest, self._call = "", list[str]()  # text that is not read yet; text of this call that is
         self._name: str | None = None  # of this call, if it was told
-        self._said, self._pieces = list[str](), list[CallPiece]()
+        self._said, self._pieces = list[str](), list[ToolCallPart]()
         self._num_ended = 0
         self._steps: Steps | None = self._calls()
-
-    @classmethod
-    def of_arguments(cls, name: str) -> "GrowingCalls":
-        """One call, whose text is its arguments in JSON."""
-        made = cls("", lambda _: (name, "", None))
-        made._begin(name, None)
-        made._steps = made._value(made._say)
-        return made
 
     @property
     def has_begun(self) -> bool:
         """Whether anything was told."""
         return self._name is not None or self._num_ended > 0
 
-    def feed(self, text: str) -> list[CallPiece]:
+    def feed(self, text: str) -> list[ToolCallPart]:
         """What is certain with the next ``text``."""
         if self._steps is not None:
             self._rest += text
@@ -86,7 +74,7 @@ class GrowingCalls:
                 self._steps = None
         return self._told()
 
-    def finish(self, found: Sequence[Whole]) -> list[CallPiece]:
+    def finish(self, found: Sequence[ToolCallPart]) -> list[ToolCallPart]:
         """What is missing when the text has ended. ``found``: the calls that it consists of.
 
         Raises:
@@ -100,28 +88,27 @@ class GrowingCalls:
 
     # -- what is told ------------------------------------------------------------------------------
 
-    def _told(self) -> list[CallPiece]:
+    def _told(self) -> list[ToolCallPart]:
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def _begin(self, name: str, call_id: str | None) -> None:
+    def _begin(self, name: str | None, call_id: str | None) -> None:
         self._name = name
-        self._pieces.append(CallPiece("", name, call_id))
+        self._pieces.append(ToolCallPart(name, "", call_id, ends=False))
 
     def _say(self, text: str) -> None:
         if text:
             self._said.append(text)
-            self._pieces.append(CallPiece(text))
+            self._pieces.append(ToolCallPart(None, text, ends=False))
 
-    def _end(self, whole: Whole) -> None:
+    def _end(self, whole: ToolCallPart) -> None:
         """The call under way is this one."""
-        name, arguments, call_id = whole
         if self._name is None:
-            self._begin(name, call_id)
+            self._begin(whole.name, whole.call_id)
         said = "".join(self._said)
-        if name != self._name or not arguments.startswith(said):
+        if whole.name != self._name or not whole.arguments.startswith(said):
             raise ValueError("the call is another one than what was told of it")
-        self._pieces.append(CallPiece(arguments[len(said) :], ends=True))
+        self._pieces.append(ToolCallPart(None, whole.arguments[len(said) :]))
         self._num_ended += 1
         self._name, self._said, self._call = None, [], []
 
@@ -235,10 +222,10 @@ class GrowingCalls:
     def _shaped(self, shape: Shape, quote: str) -> Steps:
         head = (yield from self._matched(regex.compile(shape.head, regex.DOTALL)))[0]
         if shape.argument is None:
-            name, _, call_id = self._whole(f"{head}{{}}{shape.ends[1]}")
+            empty = self._whole(f"{head}{{}}{shape.ends[1]}")
             if self._rest[0] != "{":
                 raise ValueError("these arguments are not an object")
-            self._begin(name, call_id)
+            self._begin(empty.name, empty.call_id)
             yield from self._value(self._say, quote)
             yield from self._matched(regex.compile(rf"\s*{shape.tail}"))
             return
@@ -253,11 +240,11 @@ class GrowingCalls:
         it ends, and something else begins."""
 
         def read(value: str) -> tuple[str, Any]:
-            ((key, found),) = json.loads(self._whole(before + value + behind)[1]).items()
+            ((key, found),) = json.loads(self._whole(before + value + behind).arguments).items()
             return key, found
 
         is_text = self._syntax != "minicpm5" and all(read(one)[1] == one for one in _NO_TEXTS)
-        self._named(self._whole(before + _NO_TEXTS[0] + behind)[0], read(_NO_TEXTS[0])[0])
+        self._named(self._whole(before + _NO_TEXTS[0] + behind).name, read(_NO_TEXTS[0])[0])
         value, held, begin = list[str](), "", len(self._said)  # as it came; what was not told of it; what was
         while True:
             at, closing = self._closing(end)
@@ -279,7 +266,7 @@ class GrowingCalls:
             raise ValueError("the value is another one than what was told of it")
         self._say(whole[len(said) :])
 
-    def _named(self, name: str, key: str) -> None:
+    def _named(self, name: str | None, key: str) -> None:
         """The next argument of a call begins."""
         if self._name is None:
             self._begin(name, None)
@@ -312,7 +299,7 @@ class GrowingCalls:
                 while depth or self._rest[0] not in ",)":
                     value.append((yield from self._matched(_PYTHON_TOKEN))[0])
                     depth += (value[-1] in "[({") - (value[-1] in "])}")
-                whole = json.loads(self._whole(f"[{name}({key}={''.join(value)})]")[1])[key]
+                whole = json.loads(self._whole(f"[{name}({key}={''.join(value)})]").arguments)[key]
                 self._say(json.dumps(whole, ensure_ascii=False))
 
 

@@ -1,10 +1,8 @@
 """Text to token ids and back, for the model in one folder.
 
-A thin wrapper over the Hugging Face tokenizer as mlx-lm loads it (which knows the oddities of many models' chat
-templates). It adds this project's errors, a hash of the vocabulary, and one fixed way to decode (special tokens left
-out, spaces as they are) that the incremental detokenizer shares.
-
-Any number of threads may use it at a time, once a text was encoded (``llm.prompts``).
+A thin wrapper over the Hugging Face tokenizer as mlx-lm loads it. It adds this project's errors, a hash of the
+vocabulary, and one fixed way to decode (special tokens left out, spaces as they are) that the incremental detokenizer
+shares. Any number of threads may use it at a time, once a text was encoded (``llm.prompts``).
 """
 
 import contextlib
@@ -21,12 +19,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from splitinfer.errors import ModelError, RequestError
-from splitinfer.text.answer import OPENING, AnswerFormat, Tool
+from splitinfer.text import harmony
+from splitinfer.text.answer import AnswerFormat, Tool
 from splitinfer.text.conversations import Codec
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.fill import Gap, Marks, marks_in
-from splitinfer.text.harmony import MODEL_TYPE, Harmony, load_harmony
-from splitinfer.text.token_bytes import bytes_of_tokens
 from splitinfer.text.turns import OWN_SYNTAX, Form, fitting, in_order
 
 _ANY_LENGTH = 10**18  # tokens; the context is checked elsewhere, and transformers would warn on standard error first
@@ -34,6 +31,8 @@ _AROUND = ("Before it.", "Behind it.")  # the texts around a picture, to see wha
 _CUT = f"\ufdd2{secrets.token_hex(4)}"  # where the name of a control token is cut, up to its encoding
 _LAST = f"\ufdd3{secrets.token_hex(4)}"  # the end of an answer that goes on, until a template has written it
 _CUTS = re.compile(_CUT.replace("\ufdd2", r"(?:\ufdd2|\\ufdd2)"))  # also as a template's JSON has it
+_SPACE = "\u2581"  # in vocabularies with byte fallback
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SEPARATOR = "\n\n"  # between contents, where there is no chat template
 _NOT_FOR_TEMPLATES = frozenset(
     {
@@ -46,13 +45,13 @@ _NOT_FOR_TEMPLATES = frozenset(
 
 
 class Tokenizer:
-    """A model's tokenizer, made by ``from_folder``; ``wrapper`` is an mlx-lm ``TokenizerWrapper``. ``harmony``: what
-    writes and reads for a gpt-oss model, or why nothing does. ``control_in_texts``: as in ``Settings``."""
+    """A model's tokenizer, made by ``from_folder``; ``wrapper`` is an mlx-lm ``TokenizerWrapper``. ``is_harmony``: the
+    model writes Harmony. ``control_in_texts``: as in ``Settings``."""
 
     control_in_texts = False
 
-    def __init__(self, wrapper: Any, harmony: Harmony | str | None = None) -> None:
-        self._wrapper, self._harmony = wrapper, harmony
+    def __init__(self, wrapper: Any, *, is_harmony: bool = False) -> None:
+        self._wrapper, self._is_harmony = wrapper, is_harmony
 
     @classmethod
     def from_folder(
@@ -79,23 +78,17 @@ class Tokenizer:
             raise ModelError(f"the model folder {path} has no readable tokenizer: {reason}") from error
         wrapper.model_max_length = _ANY_LENGTH
         _read_own_calls(wrapper)
-        return cls(wrapper, load_harmony(wrapper) if model_type == MODEL_TYPE else None)
+        return cls(wrapper, is_harmony=model_type == "gpt_oss" and harmony.reads_harmony(wrapper))
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """The ids that end a text: the model configuration's and the tokenizer's own."""
-        own = frozenset(self._wrapper.eos_token_ids)
-        return own | self._harmony.end_tokens if isinstance(self._harmony, Harmony) else own
+        return frozenset(self._wrapper.eos_token_ids)
 
     @property
     def writes_turns(self) -> bool:
         """Whether the model says how turns of a chat are written."""
-        return self._wrapper.has_chat_template or self._harmony is not None
-
-    @property
-    def no_tools(self) -> str | None:
-        """Why the model cannot be told of tools, if that is known."""
-        return self._harmony if isinstance(self._harmony, str) else None
+        return bool(self._wrapper.has_chat_template)
 
     @property
     def info(self) -> dict[str, str | None]:
@@ -158,20 +151,19 @@ class Tokenizer:
         """
         chat, settings = self._checked(messages, tools, options)
         opens_answer = opens_answer and not continues
-        if isinstance(self._harmony, Harmony):
-            ids = self._harmony.encode_chat(chat.messages, tools=tools, options=options, opens_answer=opens_answer)
-            ids = ids[:-1] if continues else ids  # without the end of the last message
-            return ids, self._harmony.decode(ids)
+        if self._is_harmony:
+            chat = Form(tuple(harmony.told(chat.messages)), tuple(map(harmony.described, chat.tools)))
+            settings = harmony.settings(settings)
+        generated = {
+            i: ids
+            for i, message in enumerate(messages)
+            if (ids := self._generated(message.get("token_ids") or (), chat.messages[i].get("content") or ""))
+        }
         if continues:
             last = chat.messages[-1]
             chat = replace(
                 chat, messages=(*chat.messages[:-1], {**last, "content": (last.get("content") or "") + _LAST})
             )
-        generated = {
-            i: ids
-            for i, message in enumerate(messages)
-            if (ids := self._generated(message.get("token_ids") or (), message.get("content") or ""))
-        }
 
         if self._reads_templates and not self.control_in_texts:
             chat = self._without_control(chat, mark)
@@ -205,8 +197,6 @@ class Tokenizer:
             raise RequestError("a chat needs at least one message")
         if not all(isinstance(message.get("content"), str) or message.get("tool_calls") for message in chat):
             raise RequestError("every chat message needs a text 'content'")
-        if tools and self.no_tools is not None:
-            raise RequestError(f"tools are not supported: {self.no_tools}")
         if tools and not self.writes_turns:
             raise RequestError("this model has no chat template, so it cannot use tools")
         settings = dict(options or {})
@@ -266,8 +256,9 @@ class Tokenizer:
         """The names of control tokens; and of those that stand in no answer that a client hands back."""
         added = {token.content: token.special for token in self._wrapper.added_tokens_decoder.values()}
         markers = self.answer_format.markers
+        handed = () if self._is_harmony else markers  # its messages and their headers are taken apart
         names = {name for name, is_special in added.items() if len(name) > 1 and (is_special or name in markers)}
-        return _any_of(names), _any_of({name for name in names if not any(name in marker for marker in markers)})
+        return _any_of(names), _any_of({name for name in names if not any(name in marker for marker in handed)})
 
     def _render(self, chat: Form, opens_answer: bool, settings: Mapping[str, Any]) -> str:
         """A chat as the model's template writes it; without one, the contents with blank lines between them."""
@@ -337,12 +328,6 @@ class Tokenizer:
         found = self._wrapper.convert_tokens_to_ids(text)
         return found if isinstance(found, int) and found in self.special_ids else None
 
-    @property
-    def tool_syntax(self) -> str | None:
-        """The name of mlx-lm's parser of the model's calls; ``None`` if there is none."""
-        parser = getattr(self._wrapper, "tool_parser", None) if self._harmony is None else None
-        return None if parser is None else str(parser.__module__).rsplit(".", 1)[-1]
-
     @cached_property
     def split(self) -> Callable[[str], list[int]]:
         """Splits a text as the model does, with names of special tokens as any other text. From any thread, beside
@@ -360,20 +345,17 @@ class Tokenizer:
     def thinking(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
         """The ids that open the model's reasoning, those that end it, and those that lead out of it to that end;
         ``None`` if it marks none."""
-        if isinstance(self._harmony, Harmony):
-            return self._harmony.thinking
+        if self._is_harmony:
+            start, end, leave = (tuple(self.codec.encode(text)) for text in harmony.THINKING)
+            return start, end, leave
         if not self._wrapper.has_thinking:
             return None
         end = tuple(self._wrapper.think_end_tokens)
         return tuple(self._wrapper.think_start_tokens), end, end
 
     def has_opened(self, prompt: Sequence[int]) -> bool | None:
-        """Whether a prompt ends inside reasoning; ``None``: it says nothing of reasoning, so the model may open it."""
-        if isinstance(self._harmony, Harmony):
-            return True
-        tail = list(prompt[-OPENING:])
-        opened, ended = self._wrapper.rfind_think_start(tail), self._wrapper.rfind_think_end(tail)
-        return None if opened == ended else opened > ended
+        """As of ``AnswerFormat``; Harmony always begins with reasoning."""
+        return True if self._is_harmony else self.answer_format.has_opened(prompt)
 
     @cached_property
     def thinks_by_default(self) -> bool | None:
@@ -396,9 +378,9 @@ class Tokenizer:
         )
 
     @cached_property
-    def answer_format(self) -> AnswerFormat | Harmony:
+    def answer_format(self) -> AnswerFormat:
         """How the model marks its reasoning and its calls of tools."""
-        return self._harmony if isinstance(self._harmony, Harmony) else AnswerFormat(self._wrapper)
+        return AnswerFormat(self._wrapper)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may be a part of a character; of special tokens their names."""
@@ -463,3 +445,37 @@ def _read_own_calls(wrapper: Any) -> None:
         syntax = importlib.import_module(f"mlx_lm.tool_parsers.{OWN_SYNTAX}")
         wrapper._tool_parser = syntax.parse_tool_call
         wrapper._tool_call_start, wrapper._tool_call_end = syntax.tool_call_start, syntax.tool_call_end
+
+
+def bytes_of_tokens(wrapper: Any) -> Callable[[Sequence[int]], list[bytes]]:
+    """What maps token ids to their bytes, which a decoder does not show: a token may be a part of a character. In a
+    vocabulary at *byte level* (GPT-2, Qwen, Llama 3) each byte is one printable character; in one with *byte fallback*
+    (Llama 2, Gemma) text is text, and a byte that is not text is ``<0xE2>``."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode  # here, because importing it takes long
+
+    alphabet = {letter: byte for byte, letter in bytes_to_unicode().items()} if _is_byte_level(wrapper) else None
+    added = {i: str(token).encode() for i, token in getattr(wrapper, "added_tokens_decoder", {}).items()}
+
+    def bytes_of(piece: object) -> bytes:
+        if not isinstance(piece, str):
+            return b""  # an id of padding
+        if alphabet is not None and all(letter in alphabet for letter in piece):
+            return bytes(alphabet[letter] for letter in piece)
+        if (byte := _BYTE.fullmatch(piece)) is not None:
+            return bytes([int(byte[1], 16)])
+        return piece.replace(_SPACE, " ").encode()
+
+    def bytes_of_all(token_ids: Sequence[int]) -> list[bytes]:
+        pieces = wrapper.convert_ids_to_tokens(list(token_ids))  # all at once: one by one takes five times as long
+        return [added[i] if i in added else bytes_of(piece) for i, piece in zip(token_ids, pieces, strict=True)]
+
+    return bytes_of_all
+
+
+def _is_byte_level(wrapper: Any) -> bool:
+    """Whether the decoder maps characters to bytes."""
+    backend = getattr(wrapper, "backend_tokenizer", None)
+    if backend is None:
+        return False
+    decoder = json.loads(backend.to_str()).get("decoder") or {}
+    return any(one.get("type") == "ByteLevel" for one in (decoder, *decoder.get("decoders", ())))

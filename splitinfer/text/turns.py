@@ -1,17 +1,15 @@
 """Conversations in forms that narrower chat templates take: a ladder from the conversation as it is to one that any
 template takes, in which there are only turns of the user and of the assistant, in turns.
 
-Clients send histories of every kind: system messages anywhere (Claude Code's reminders), two turns of the user in a
-row, calls with other servers' ids, tools that a template has no place for. A template refuses some of these, and leaves
-out others without a word. So a form counts only if the template takes it *and* every text of it is found in what the
-template writes. To find them, the form is written a second time with a word of its own in the place of each text: a
-template may trim a text, or write it as JSON, and a text as short as "a" is found anywhere.
+Clients send histories of every kind: system messages anywhere, two turns of the user in a row, calls with other
+servers' ids, tools that a template has no place for. A template refuses some of these, and leaves out others without a
+word. So a form counts only if the template takes it *and* every text of it is found in what the template writes: it is
+written a second time with a word of its own in the place of each text, which may be trimmed, or written as JSON.
 
-Each step of the ladder is a function (``STEPS``, in the order in which they are applied), and changes only those turns
-that it is about, so that the beginning of a conversation stays as it was when the conversation grows, and its KV is
-found; and a form must do for the next turn, too, unless none does. If the conversation as it is does not do, all steps
-are taken; then one after another is left out again, first those that change most, as long as the template goes on
-taking everything.
+Each step of the ladder (``STEPS``) changes only those turns that it is about, so that the beginning of a conversation
+stays as it was when it grows, and its KV is found; and a form must do for the next turn, too, unless none does. If the
+conversation as it is does not do, all steps are taken; then one after another is left out again, first those that
+change most, as long as the template goes on taking everything.
 """
 
 import hashlib
@@ -177,16 +175,18 @@ def _taken(steps: Iterable[Step], form: Form) -> Form:
     return form
 
 
-def _of_messages(change: Callable[[tuple[Message, ...]], Iterable[Message]]) -> Step:
+def _of_messages(change: Callable[[Sequence[Message]], Iterable[Message]]) -> Step:
     return lambda form: replace(form, messages=tuple(change(form.messages)))
 
 
+@_of_messages
 def _known_roles(messages: Sequence[Message]) -> Iterable[Message]:
     for message in messages:
         role = message.get("role")
         yield message if role in _ROLES else {**message, "role": "system" if role == "developer" else "user"}
 
 
+@_of_messages
 def _arguments_as_objects(messages: Sequence[Message]) -> Iterable[Message]:
     def told(call: Mapping[str, Any]) -> Mapping[str, Any]:
         arguments = _function_of(call).get("arguments")
@@ -206,6 +206,7 @@ def _object_of(arguments: Any) -> Mapping[str, Any]:
     return arguments if isinstance(arguments, Mapping) else {} if arguments is None else {"arguments": arguments}
 
 
+@_of_messages
 def _short_ids(messages: Sequence[Message]) -> Iterable[Message]:
     """Calls and results with ids of nine letters and digits, as Mistral's templates demand."""
     for message in _with_calls(messages, lambda call: {**call, "id": _short_id(call.get("id"))}):
@@ -218,6 +219,7 @@ def _short_id(given: Any) -> str:
     return text if _SHORT_ID.fullmatch(text) else hashlib.blake2b(text.encode("utf-8", "replace")).hexdigest()[:9]
 
 
+@_of_messages
 def _begun_by_user(messages: Sequence[Message]) -> Iterable[Message]:
     first = next((i for i, message in enumerate(messages) if message.get("role") != "system"), len(messages))
     if first < len(messages) and messages[first].get("role") == "user":
@@ -225,6 +227,7 @@ def _begun_by_user(messages: Sequence[Message]) -> Iterable[Message]:
     return [*messages[:first], {"role": "user", "content": _GO_ON}, *messages[first:]]
 
 
+@_of_messages
 def _pairs_alone(messages: Sequence[Message]) -> Iterable[Message]:
     """Calls without a result, and results without a call, as text."""
     made, asked = list[Message](), set[Any]()
@@ -238,6 +241,7 @@ def _pairs_alone(messages: Sequence[Message]) -> Iterable[Message]:
     return made
 
 
+@_of_messages
 def _one_call_a_turn(messages: Sequence[Message]) -> Iterable[Message]:
     at = 0
     while at < len(messages):
@@ -252,6 +256,7 @@ def _one_call_a_turn(messages: Sequence[Message]) -> Iterable[Message]:
         yield from results if len(calls) > 1 else [message]
 
 
+@_of_messages
 def _calls_alone(messages: Sequence[Message]) -> Iterable[Message]:
     """What is said beside calls as a turn before them."""
     for message in messages:
@@ -275,20 +280,24 @@ def _tools_told(form: Form) -> Form:
     return Form(({"role": "system", "content": told}, *form.messages))
 
 
+@_of_messages
 def _exchanges_told(messages: Sequence[Message]) -> Iterable[Message]:
     """Calls as the assistant's words, and results as the user's."""
     return _as_users([_told_calls(one, lambda _: True) for one in messages], lambda one: one.get("role") == "tool")
 
 
+@_of_messages
 def _later_systems_as_users(messages: Sequence[Message]) -> Iterable[Message]:
     first = next((i for i, one in enumerate(messages) if one.get("role") != "system"), len(messages))
     return [*messages[:first], *_as_users(messages[first:], lambda one: one.get("role") == "system")]
 
 
+@_of_messages
 def _systems_as_users(messages: Sequence[Message]) -> Iterable[Message]:
     return _as_users(messages, lambda one: one.get("role") == "system")
 
 
+@_of_messages
 def _results_answered(messages: Sequence[Message]) -> Iterable[Message]:
     """A turn of the assistant between results and the user's next turn."""
     for i, message in enumerate(messages):
@@ -297,6 +306,7 @@ def _results_answered(messages: Sequence[Message]) -> Iterable[Message]:
         yield message
 
 
+@_of_messages
 def _neighbours_joined(messages: Sequence[Message]) -> Iterable[Message]:
     made = list[Message]()
     for message in messages:
@@ -307,21 +317,14 @@ def _neighbours_joined(messages: Sequence[Message]) -> Iterable[Message]:
     return made
 
 
-_roles, _objects, _ids, _begun, _pairs, _single, _alone, _exchanges, _later, _systems, _answered, _neighbours = map(
-    _of_messages,
-    (
-        _known_roles, _arguments_as_objects, _short_ids, _begun_by_user, _pairs_alone, _one_call_a_turn, _calls_alone,
-        _exchanges_told, _later_systems_as_users, _systems_as_users, _results_answered, _neighbours_joined,
-    ),
-)  # fmt: skip
-
 STEPS: tuple[Step, ...] = (
-    _roles, _objects, _ids, _begun, _pairs, _single, _alone, _tools_told, _exchanges, _later, _systems, _answered,
-    _neighbours,
+    _known_roles, _arguments_as_objects, _short_ids, _begun_by_user, _pairs_alone, _one_call_a_turn, _calls_alone,
+    _tools_told, _exchanges_told, _later_systems_as_users, _systems_as_users, _results_answered, _neighbours_joined,
 )  # fmt: skip
 _MOST_FIRST: tuple[Step, ...] = (
-    _systems, _exchanges, _tools_told, _later, _pairs, _alone, _single, _answered, _begun, _neighbours, _ids, _objects,
-    _roles,
+    _systems_as_users, _exchanges_told, _tools_told, _later_systems_as_users, _pairs_alone, _calls_alone,
+    _one_call_a_turn, _results_answered, _begun_by_user, _neighbours_joined, _short_ids, _arguments_as_objects,
+    _known_roles,
 )  # fmt: skip
 """The same, those first that change most of what a conversation means."""
 

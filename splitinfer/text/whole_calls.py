@@ -1,10 +1,9 @@
 """Calls between a model's markers, as a whole or not at all.
 
-mlx-lm's parsers search: they take what they find, and what stands beside it is gone. A file that contains the word that
-ends a value would be cut there, and a second function in one call be lost. So the text is first cut into calls, by what
-the syntax says a call looks like (``SHAPES``), with nothing but space between them; each is parsed alone. A value goes
-on until a word that ends it stands where the next argument begins or the call ends; such words inside it are hidden
-from the parser, and put back into what it finds.
+mlx-lm's parsers search: they take what they find, and what stands beside it is gone; a file that contains the word that
+ends a value would be cut there. So the text is first cut into calls, by what the syntax says a call looks like
+(``SHAPES``), with nothing but space between them; each is parsed alone. A value goes on until a word that ends it
+stands where the next argument begins or the call ends; such words inside it are hidden from the parser, and put back.
 
 Syntaxes have the names of mlx-lm's parsers. A syntax that is not listed here is left to its parser.
 """
@@ -83,6 +82,7 @@ SHAPES: Mapping[str, Shape] = {
         words=("<|tool_call_end|>", "<|tool_call_argument_begin|>"),
         ends=("", "<|tool_call_end|>"),
     ),
+    "harmony": Shape(r"[\w.-]+[^{]*?<\|message\|>", tail=r"\Z"),
 }  # fmt: skip
 _QUOTED_ARGUMENTS = re.compile(r"""\s*\[[\w.]+\((?:\w+=(?:"[^"]*"|'[^']*')(?:,\s*|(?=\))))*\)\]\s*""")
 QUOTED = {"gemma4": '<|"|>', "function_gemma": "<escape>"}  # around texts, where values are in braces

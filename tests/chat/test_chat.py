@@ -284,7 +284,8 @@ def test_save_and_load(tmp_path: Path):
     file = tmp_path / "talk.json"
     llm = MadeUpLLM()
     _, screen, _ = run("/system S", "one", f"/save {file}", f"/save {file}", llm=llm)
-    assert screen.said[-2:] == [f"1 turn saved to {file}", f"{file} already exists; choose another name"]
+    saved = f"1 turn saved to {file}; next time, go on with: /load {file}"
+    assert screen.said[-2:] == [saved, f"{file} already exists; choose another name"]
     assert json.loads(file.read_text())[1] == {"role": "user", "content": "one"}
     forgotten = llm.forgotten
     chat, screen, _ = run(f"/load {file}", llm=llm)
@@ -318,7 +319,7 @@ def test_files_that_cannot_be_loaded_or_saved(tmp_path: Path, monkeypatch: pytes
     with monkeypatch.context() as full:
         full.setattr("splitinfer.chat.chat.to_json", lambda _conversation: "one\ud800")
         assert run("one", f"/save {file}")[1].said[-1].startswith(f"{file} cannot be written: ")
-    assert run("one", f"/save {file}")[1].said[-1] == f"1 turn saved to {file}", "no half of it was there"
+    assert run("one", f"/save {file}")[1].said[-1].startswith(f"1 turn saved to {file};"), "no half of it was there"
 
 
 # -- the demo ----------------------------------------------------------------------------------------

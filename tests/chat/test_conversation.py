@@ -34,20 +34,18 @@ def turns(*lengths: int) -> Conversation:
     ],
 )
 def test_the_oldest_turns_are_dropped(lengths: list[int], asked: int, context: int, kept: int, tokens: int):
-    fitted = fit(turns(*lengths), "x" * asked, encode, context=context, room=10)
-    assert fitted.conversation == turns(*lengths[len(lengths) - kept :])
-    assert (fitted.num_dropped, len(fitted.tokens)) == (len(lengths) - kept, tokens)
+    dropped, found = fit(turns(*lengths), "x" * asked, encode, context=context, room=10)
+    assert (dropped, len(found)) == (len(lengths) - kept, tokens)
 
 
 @given(conversations, texts, st.integers(2, 200), st.data())
 def test_fit(conversation: Conversation, asked: str, context: int, data: st.DataObject):
     room = data.draw(st.integers(1, context - 1))
-    fitted = fit(conversation, asked, encode, context=context, room=room)
-    kept = fitted.conversation
-    assert kept == conversation.without_oldest(fitted.num_dropped)
-    assert fitted.tokens == encode(kept.messages(asked))
+    dropped, tokens = fit(conversation, asked, encode, context=context, room=room)
+    kept = conversation.without_oldest(dropped)
+    assert tokens == encode(kept.messages(asked))
     if kept.turns:
-        assert len(fitted.tokens) + room <= context
+        assert len(tokens) + room <= context
     elif conversation.turns:
         assert len(encode(conversation.without_oldest(len(conversation.turns) - 1).messages(asked))) + room > context
 

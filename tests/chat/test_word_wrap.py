@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from splitinfer.chat.word_wrap import WordWrap
+from splitinfer.chat.markdown import WordWrap
 
 
 def shown(written: str, columns: int) -> list[str]:

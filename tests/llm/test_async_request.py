@@ -15,7 +15,7 @@ from stages import pipeline, prompt
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import RequestError
 from splitinfer.llm import LLM
-from splitinfer.llm.async_request import LoopBell, bell_of_running_loop
+from splitinfer.llm.request import LoopBell, bell_of_running_loop
 from tests.server.asgi import in_loop, until
 
 TALE = "Once upon a time there was a king who had three sons"

@@ -13,7 +13,7 @@ from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.layout import Layout, Rank, lay_out
 from splitinfer.errors import RequestError
-from splitinfer.llm.rebalance import LiveFigures, Rebalance, Running, figures_of, rebalance
+from splitinfer.llm.rebalance import LiveFigures, Rebalance, figures_of, rebalance
 from splitinfer.llm.setup import with_layers
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
@@ -44,7 +44,7 @@ def ran(found: Layout, *seconds_a_layer: float) -> CostModel:
 
 def live(found: Layout, costs: CostModel, measured: Profiles | None = None, free: int = GB) -> LiveFigures:
     said = [ready(i, free) for i in range(found.num_stages)]
-    return figures_of(MODEL, Running(found, costs, said), ASKED, measured)
+    return figures_of(MODEL, found, costs, said, ASKED, measured)
 
 
 def test_what_steps_have_cost_is_divided_over_layers_and_head():

@@ -19,7 +19,7 @@ class Model:
     """A token is a run of one letter. ``num_letters``: those that were tokenized."""
 
     context_length, fingerprint, has_tokenizer, max_running = 4096, "0", False, 4
-    no_tools, codec = None, Codec(lambda _: [], lambda _: "")
+    codec = Codec(lambda _: [], lambda _: "")
     settings, recommended_sampling = Settings(), Recommended({})
     seeing = SimpleNamespace(taken_out=lambda messages: (messages, []), check=lambda _number: None, mark="")
 

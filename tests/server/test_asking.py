@@ -41,9 +41,7 @@ class Tokenizing(Model):
             self.num_aborts += 1
 
         output = RequestOutput(2)
-        return SimpleNamespace(
-            prompt=(5, 6), prompt_logprobs=None, submitted=0.0, output=output, batches=batches, abort=abort
-        )
+        return SimpleNamespace(prompt=(5, 6), submitted=0.0, output=output, batches=batches, abort=abort)
 
 
 def run(main: Callable[[Service, Tokenizing, Client], Any]) -> None:

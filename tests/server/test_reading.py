@@ -6,9 +6,9 @@ from typing import cast
 
 import pytest
 
-from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
-from splitinfer.llm.async_request import AsyncRequest
-from splitinfer.server.answer import Answer, ChoiceReader, Piece
+from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
+from splitinfer.llm.request import AsyncRequest
+from splitinfer.server.answer import Answer, Choice, Piece
 from splitinfer.text.conversations import Codec
 
 CODEC = Codec(lambda text: [ord(letter) for letter in text], lambda ids: "".join(map(chr, ids)))
@@ -19,7 +19,7 @@ class Asked:
     """A request with the events that are given, which counts how often it is aborted."""
 
     prompt = (1, 2, 3)
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    output = RequestOutput(3)
 
     def __init__(self, *events: StreamEvent) -> None:
         self.events, self.num_aborts = events, 0
@@ -37,8 +37,8 @@ def event(text: str, reason: str | None = None, error: str | None = None) -> Str
 
 
 def pieces_of(*requests: Asked, cancels: bool = False, failure: str | None = None) -> list[Piece]:
-    readers = [ChoiceReader(i, None) for i in range(len(requests))]
-    answer = Answer(len(requests), lambda: failure, [cast(AsyncRequest, each) for each in requests], readers)
+    choices = [Choice(i, cast(AsyncRequest, each)) for i, each in enumerate(requests)]
+    answer = Answer(len(requests), lambda: failure, choices)
 
     async def read() -> list[Piece]:
         if cancels:

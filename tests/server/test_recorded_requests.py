@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from splitinfer.server.anthropic.messages import MessageRequest, message_ask
-from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.anthropic.messages import MessageRequest
+from splitinfer.server.ask import AnswerRequest, Ask, Chat
 from splitinfer.server.fields import read
-from splitinfer.server.openai.chat import ChatRequest, chat_ask
-from splitinfer.server.openai.responses import ResponseRequest, response_ask
+from splitinfer.server.openai.chat import ChatRequest
+from splitinfer.server.openai.responses import ResponseRequest
 from splitinfer.text.turns import Form, fitting, in_order
 from tests.text.templates import SHAPES, writer
 
@@ -24,17 +24,15 @@ RECORDED = {
     for name in ("recorded_requests.json", "written_requests.json")
     for one in json.loads(Path(__file__).with_name(name).read_text("utf-8"))
 }
-ASK: dict[str, tuple[Any, Any]] = {
-    "/v1/chat/completions": (ChatRequest, chat_ask),
-    "/v1/responses": (ResponseRequest, response_ask),
-    "/v1/messages": (MessageRequest, message_ask),
+MODELS: dict[str, type[AnswerRequest]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponseRequest,
+    "/v1/messages": MessageRequest,
 }
 
 
 def asked_of(path: str, body: dict[str, Any]) -> Ask:
-    model, ask_of = ASK[path]
-    ask: Ask = ask_of(read(model, body))[0]
-    return ask
+    return read(MODELS[path], body).asks()[0]
 
 
 def asked(client: str) -> tuple[Ask, Chat]:

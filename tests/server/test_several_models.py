@@ -18,9 +18,9 @@ from splitinfer.core.sampling_defaults import NOTHING
 from splitinfer.engine.coordinator.health import PipelineHealth
 from splitinfer.errors import CannotFit, ModelError, PeerError
 from splitinfer.llm import LLM
-from splitinfer.server import several
+from splitinfer.server import asking
+from splitinfer.server.api_routes import api_routes
 from splitinfer.server.guard import Guard
-from splitinfer.server.openai.routes import openai_routes
 from splitinfer.server.problem import Problem
 from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
@@ -72,7 +72,7 @@ class Shop:
         return Entry(name, f"org/{name}", 128, 60, frozenset(), load)
 
     def _routes(self, service: Service) -> ASGIApp:
-        listing = next(one for one in openai_routes(service) if one.path == "/v1/models")
+        listing = next(one for one in api_routes(service) if one.path == "/v1/models")
 
         async def route(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["path"] == "/v1/models":
@@ -203,7 +203,7 @@ ENDS = {
 @pytest.mark.parametrize("path", ENDS)
 @in_loop
 async def test_a_stream_is_pinged_while_its_model_is_loaded(path: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(several, "PING_EVERY", 0.01)
+    monkeypatch.setattr(asking, "PING_EVERY", 0.01)
     ping, end = ENDS[path]
 
     there, fails = threading.Event(), [True]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.text.answer import AnswerFormat, AnswerPart, BrokenCall, TextPart, ToolCallPart, joined
-from splitinfer.text.growing_calls import CallPiece, GrowingCalls
+from splitinfer.text.growing_calls import GrowingCalls
 from tests.text.test_answer import wrapper
 from tests.text.test_whole_calls import ENDS, SYNTAXES, WITH_ONE, found_in, written
 
@@ -133,7 +133,7 @@ def test_a_file_comes_as_it_is_written(syntax: str) -> None:
     """By half of the text near half of the arguments was told, in pieces about as long as what came."""
     text = wrapped(syntax, written(syntax, ("write", {"path": "src/a.py", "content": FILE})))
     parts, came = answered(syntax, text, (4,))
-    pieces = [(at, part) for at, part in zip(came, parts, strict=True) if isinstance(part, CallPiece)]
+    pieces = [(at, part) for at, part in zip(came, parts, strict=True) if isinstance(part, ToolCallPart)]
     first = next(at for at, part in pieces if part.arguments)
     half = sum(len(part.arguments) for at, part in pieces if at <= len(text) // 2)
     assert first < 140, "the first bytes of the arguments"
@@ -148,7 +148,7 @@ def test_a_call_that_is_cut_off_keeps_what_was_told(syntax: str) -> None:
     for end in (len(text) // 2, len(text) // 3):
         parts, _ = answered(syntax, text[:end], (7,), is_cut=True)
         *_, call = joined(parts)
-        assert isinstance(call, CallPiece)
+        assert isinstance(call, ToolCallPart)
         assert joined(whole)[-1].arguments.startswith(call.arguments)  # type: ignore[union-attr]
         assert isinstance(answered(syntax, text[:end], (7,))[0][-1], BrokenCall), "an answer that ends there is broken"
 
@@ -182,12 +182,13 @@ json_values = st.recursive(
 def test_json_is_written_as_the_server_writes_it(
     arguments: dict[str, Any], cuts: list[int], ascii_only: bool, indent: int | None
 ) -> None:
-    growing, text = GrowingCalls.of_arguments("f"), json.dumps(arguments, ensure_ascii=ascii_only, indent=indent)
-    pieces, at = list[CallPiece](), 0
+    growing = GrowingCalls("mistral", lambda _: ToolCallPart("f", "{}"))
+    text = "f[ARGS]" + json.dumps(arguments, ensure_ascii=ascii_only, indent=indent)
+    pieces, at = list[ToolCallPart](), 0
     while at < len(text):
         pieces += growing.feed(text[at : at + cuts[0]])
         at += cuts[0]
-    pieces += growing.finish([("f", json.dumps(arguments, ensure_ascii=False), None)])
+    pieces += growing.finish([ToolCallPart("f", json.dumps(arguments, ensure_ascii=False))])
     assert "".join(piece.arguments for piece in pieces) == json.dumps(arguments, ensure_ascii=False)
 
 
@@ -202,8 +203,8 @@ def test_json_is_written_as_the_server_writes_it(
     ],
 )
 def test_what_is_looked_at_again_and_again_is_short(syntax: str, text: str) -> None:
-    def whole(one: str) -> tuple[str, str, str | None]:
-        return "write", json.dumps({"content": one}), None
+    def whole(one: str) -> ToolCallPart:
+        return ToolCallPart("write", json.dumps({"content": one}))
 
     growing, most = GrowingCalls(syntax, whole), 0
     for at in range(0, len(text), 4):

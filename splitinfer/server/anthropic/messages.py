@@ -2,39 +2,238 @@
 
 A message of this API is a list of blocks. For chat templates, which know OpenAI's form, a turn of the user with results
 of tools becomes one message for each result, and then its text; a turn of the assistant becomes one message with its
-text, its thinking and its calls. The system's words stand beside the messages, as text or as blocks, and some clients
-also put them among the messages; those at the beginning become one.
+text, its thinking and its calls. Text is in blocks of text, in documents that are text, and in results of a client's
+own search; pictures are parts of the text (``server.reading``).
+
+The system's words stand beside the messages or among them; those at the beginning become one. A system turn may hold
+for the user's next question only, add tools or take them away, and say with how much effort the model shall answer
+(beta `mid-conversation-tool-changes`; anthropic 2.12.0): what holds at the conversation's end counts.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from splitinfer.pictures.marks import in_lines
-from splitinfer.server.anthropic.blocks import (
-    AnyTool,
-    AssistantContent,
-    Effort,
-    SystemTurn,
-    Texts,
-    Thinking,
-    ToolResult,
-    ToolUse,
-    UserContent,
-    block_text,
-    changed_tools,
-    last_effort,
-    text_of,
-)
-from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat
-from splitinfer.server.fields import Count, Fields, Kinds, Name
+from splitinfer.pictures.marks import in_lines, marked
+from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, AnswerRequest, Ask, Chat
+from splitinfer.server.fields import Count, Fields, Kinds, Name, Parts
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import ForTemplate, NamedFunction, Sampling, Stops, Told, Word, chosen
 from splitinfer.server.openai.messages import merged_systems
 from splitinfer.server.problem import Problem
-from splitinfer.server.refused import OUTPUT
+from splitinfer.server.refused import CITED, OUTPUT
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+class TextBlock(Fields):
+    type: Literal["text"]
+    text: str
+
+
+class PictureData(Fields):
+    type: Literal["base64"]
+    data: str
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+
+
+class PictureAddress(Fields):
+    type: Literal["url"]
+    url: str
+
+
+class ImageBlock(Fields):
+    type: Literal["image"]
+    source: Annotated[PictureData | PictureAddress, Kinds("type")]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.source, PictureAddress):
+            return marked(self.source.url)
+        return marked(f"data:{self.source.media_type};base64,{self.source.data}")
+
+
+Texts = Parts[TextBlock]
+
+
+class TextSource(Fields):
+    type: Literal["text"]
+    data: str
+
+
+class BlocksSource(Fields):
+    type: Literal["content"]
+    content: Texts
+
+
+class _Cited(Fields):
+    refused = CITED
+
+
+class Document(_Cited):
+    type: Literal["document"]
+    title: str | None = None
+    context: str | None = None
+    source: Annotated[TextSource | BlocksSource, Kinds("type")]
+
+
+class SearchResult(_Cited):
+    type: Literal["search_result"]
+    title: str | None = None
+    source: str | None = None
+    content: Texts
+
+
+class ToolReference(Fields):
+    """In the result of a call; it becomes text, for the model sees all tools from the start."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+_WithText = TextBlock | ImageBlock | Document | SearchResult | ToolReference
+
+# -- thinking and tools ----------------------------------------------------------------------------
+
+
+class Thinking(Fields):
+    type: Literal["thinking"]
+    thinking: str
+
+
+class ToolUse(Fields):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any] = Field(default_factory=dict)
+
+
+class ToolResult(Fields):
+    """``is_error``: told to the model if no text says so."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Parts[Annotated[_WithText, Kinds("type")]] = Field(default_factory=list)
+    is_error: bool = False
+
+
+_BLOCKS = Kinds("type", left_out="redacted_thinking".__eq__)  # only its author can read it
+UserContent = Parts[Annotated[TextBlock | ImageBlock | Document | SearchResult | ToolResult | None, _BLOCKS]]
+AssistantContent = Parts[Annotated[TextBlock | Document | SearchResult | Thinking | ToolUse | None, _BLOCKS]]
+
+# -- tools, and changes of them --------------------------------------------------------------------
+
+# Tools whose input only Anthropic's models know; agents run them. Anthropic's servers run all others, and agents list
+# them next to their own.
+_UNKNOWN_INPUT = ("bash_", "text_editor_", "memory_", "computer_", "browser_")
+
+
+class Tool(Fields):
+    type: Literal["custom"]
+    name: str
+    description: str = ""
+    input_schema: dict[str, Any]
+
+    def told(self) -> dict[str, Any]:
+        """The function in OpenAI's form, which templates know."""
+        return {"name": self.name, "description": self.description, "parameters": self.input_schema}
+
+
+AnyTool = Annotated[
+    Tool | None, Kinds("type", default="custom", left_out=lambda kind: not kind.startswith(_UNKNOWN_INPUT))
+]
+
+
+class NamedTool(Fields):
+    type: Literal["tool_reference"]
+    name: str
+
+
+class DefinedTool(Fields):
+    type: Literal["tool_definition"]
+    definition: AnyTool
+
+
+class ToolChange(Fields):
+    type: Literal["tool_addition", "tool_removal"]
+    tool: Annotated[NamedTool | DefinedTool, Kinds("type")]
+
+
+class Effort(Fields):
+    """Configuration that applies from a turn on."""
+
+    effort: str | None = None
+
+
+def text_of(content: Sequence[_WithText]) -> str:
+    return in_lines(map(block_text, content))
+
+
+def block_text(block: _WithText) -> str:
+    match block:
+        case TextBlock() | ImageBlock():
+            return block.text
+        case ToolReference():
+            return block.tool_name
+        case SearchResult():
+            return _with_heading(block.title, block.source, text_of(block.content))
+        case Document():
+            source = block.source
+            text = source.data if isinstance(source, TextSource) else text_of(source.content)
+            return _with_heading(block.title, block.context, text)
+
+
+def _with_heading(title: str | None, more: str | None, text: str) -> str:
+    return "\n".join(one for one in (title, more, text) if one is not None)
+
+
+# -- turns of the system ---------------------------------------------------------------------------
+
+
+class SystemTurn(Fields):
+    """``clear_at``: whether it is left out when a turn of the user follows."""
+
+    role: Literal["system"]
+    content: Parts[Annotated[TextBlock | ToolChange, Kinds("type")]] = Field(default_factory=list)
+    clear_at: Literal["never", "next_user_message"] = "never"
+    output_config: Effort = Effort()
+
+    def words(self, *, user_follows: bool) -> str | None:
+        """What it says; ``None``: nothing, or nothing any more. ``user_follows``: a turn of the user is behind it."""
+        if self.clear_at != "never" and user_follows:
+            return None
+        return text_of([block for block in self.content if not isinstance(block, ToolChange)]) or None
+
+    @property
+    def changes(self) -> list[ToolChange]:
+        return [one for one in self.content if isinstance(one, ToolChange)]
+
+
+def changed_tools(tools: Sequence[Tool], turns: Sequence[SystemTurn]) -> list[Tool]:
+    """The tools that there are behind all turns."""
+    known = {tool.name: tool for tool in tools}
+    there = dict(known)
+    for change in (change for turn in turns for change in turn.changes):
+        tool = change.tool
+        if isinstance(tool, DefinedTool):
+            if tool.definition is not None:
+                known[tool.definition.name] = there[tool.definition.name] = tool.definition
+        elif change.type == "tool_removal":
+            there.pop(tool.name, None)
+        elif tool.name in known:
+            there[tool.name] = known[tool.name]
+    return list(there.values())
+
+
+def last_effort(turns: Sequence[SystemTurn], effort: str | None) -> str | None:
+    """With how much effort the model shall answer: what the last turn says that says it, else ``effort``."""
+    said = [turn.output_config.effort for turn in turns]
+    return next((one for one in reversed(said) if one is not None), effort)
+
+
+# -- requests -----------------------------------------------------------------------------------------
+
 
 _Display = Literal["summarized", "omitted"]
 
@@ -93,7 +292,7 @@ class Choice(Fields):
 _WORDS = {"auto": Word(type="auto"), "none": Word(type="none"), "any": Word(type="required")}
 
 
-class NamedTool(Fields):
+class ToolChoice(Fields):
     type: Literal["tool"]
     name: str
     disable_parallel_tool_use: bool = True
@@ -124,7 +323,7 @@ class CountRequest(ForTemplate):
     messages: list[Annotated[Turn, Kinds("role")]] = Field(max_length=MAX_MESSAGES, fail_fast=True)
     system: Texts = Field(default_factory=list)
     tools: list[AnyTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
-    tool_choice: Annotated[Choice | NamedTool, Kinds("type")] = Choice(type="auto")
+    tool_choice: Annotated[Choice | ToolChoice, Kinds("type")] = Choice(type="auto")
     thinking: Thinks | None = None
     output_config: Output = Output()
     output_format: SchemaOutput | None = None  # of the beta; output_config.format takes precedence
@@ -150,7 +349,7 @@ class CountRequest(ForTemplate):
         """As ``chosen``."""
         choice = self.tool_choice
         asked = (
-            NamedFunction(type="function", name=choice.name) if isinstance(choice, NamedTool) else _WORDS[choice.type]
+            NamedFunction(type="function", name=choice.name) if isinstance(choice, ToolChoice) else _WORDS[choice.type]
         )
         tools = changed_tools([tool for tool in self.tools if tool is not None], self._system_turns)
         return chosen([tool.told() for tool in tools], asked)
@@ -180,10 +379,17 @@ def _told(turn: Turn, *, user_follows: bool) -> list[dict[str, Any]]:
             return [] if words is None else [{"role": "system", "content": words}]
 
 
-class MessageRequest(CountRequest, Sampling):
+class MessageRequest(CountRequest, Sampling, AnswerRequest):
     max_tokens: Count
     stop_sequences: Stops = Field(default_factory=list)
-    stream: bool = False
+
+    @property
+    def hides_thinking(self) -> bool:
+        return self.thinking is not None and self.thinking.display == "omitted"
+
+    def asks(self) -> tuple[Ask]:
+        one_call, must_call = self.tool_choice.disable_parallel_tool_use, self.functions()[1]
+        return (Ask(self.chat(), self.sampling(), self.max_tokens, 1, one_call, must_call, self.stream),)
 
     def sampling(self) -> dict[str, Any]:
         found = super().sampling() | self.budget()
@@ -197,35 +403,3 @@ class MessageRequest(CountRequest, Sampling):
         if form is not None:
             found["grammar"] = grammar_of(form.schema_, "output_config.format")
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a client is shown of an answer. ``hides_thinking``: the model's thinking is left out."""
-
-    model: str
-    streams: bool = False
-    hides_thinking: bool = False
-
-
-def message_ask(request: MessageRequest, model: str = "") -> tuple[Ask, Shape]:
-    """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
-
-    Raises:
-        Problem: 400, there is nothing to answer.
-    """
-    thinking = request.thinking
-    shape = Shape(
-        model if request.model is None else request.model,
-        request.stream,
-        hides_thinking=thinking is not None and thinking.display == "omitted",
-    )
-    ask = Ask(
-        request.chat(),
-        request.sampling(),
-        request.max_tokens,
-        one_call=request.tool_choice.disable_parallel_tool_use,
-        must_call=request.functions()[1],
-        grows=request.stream,
-    )
-    return ask, shape

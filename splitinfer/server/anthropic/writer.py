@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from splitinfer.server.answer import Answer, Piece, Writer
-from splitinfer.server.spans import Usage
+from splitinfer.server.answer import Answer, Piece, Usage, Writer
 from splitinfer.server.stream import event
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
-from splitinfer.text.growing_calls import CallPiece
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "max_tokens"}
 _PING = event({"type": "ping"}, "ping")  # comments do not count for these clients' watchdogs
@@ -23,7 +21,7 @@ Event = dict[str, Any]
 
 @dataclass(slots=True)
 class MessageWriter(Writer):
-    """Writes one answer. ``hides_thinking``: as in ``Shape``."""
+    """Writes one answer. ``hides_thinking``: the model's thinking is left out."""
 
     message_id: str
     model: str
@@ -65,9 +63,7 @@ class MessageWriter(Writer):
             case ReasoningPart(text):
                 opened = self._opened("thinking", {"type": "thinking", "thinking": "", "signature": ""})
                 return [*opened, self._delta({"type": "thinking_delta", "thinking": text})]
-            case ToolCallPart(name, arguments, call_id):
-                return self._part(CallPiece(arguments, name, call_id, ends=True))
-            case CallPiece(arguments, name, call_id, ends):
+            case ToolCallPart(name, arguments, call_id, ends):
                 opened = list[Event]()
                 if name is not None:
                     block: dict[str, Any] = {

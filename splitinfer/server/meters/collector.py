@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -23,28 +22,6 @@ from splitinfer.engine.coordinator.health import UNKNOWN_STAGE, PipelineHealth, 
 from splitinfer.server.meters.http import HttpMeters
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-@dataclass(frozen=True, slots=True)
-class Readings:
-    """All that is told, read at one moment. ``model``: its name for clients; ``context``: tokens; ``version``:
-    splitinfer's; ``layout``: its name; ``stats``, ``requests``: as ``LLM.stats`` and ``LLM.request_figures`` return
-    them; ``running``: requests that ask for an answer, now."""
-
-    model: str
-    context: int
-    version: str
-    layout: str
-    stats: Mapping[str, Any]
-    requests: Mapping[str, Histogram]
-    http: HttpMeters
-    health: PipelineHealth
-    running: int = 0
-    is_draining: bool = False
-
-
-def text_of(readings: Readings) -> bytes:
-    return generate_latest(PipelineCollector(readings))
 
 
 # -- names, and what each says: where it is in ``LLM.stats``, and in words -----------------------------
@@ -138,17 +115,29 @@ def kv_usage(stats: Mapping[str, Any]) -> float:
     return max((stage["kv_bytes"] / stage["kv_budget_bytes"] for stage in stages), default=0.0)
 
 
-class PipelineCollector(Collector):
-    """Everything in some readings. All samples have the label ``model_name``, and vLLM's an ``engine``."""
+@dataclass(frozen=True)
+class Readings(Collector):
+    """All that is told, read at one moment; as families, whose samples all have the label ``model_name``, and vLLM's an
+    ``engine``. ``model``: its name for clients; ``context``: tokens; ``version``: splitinfer's; ``layout``: its
+    name; ``stats``, ``requests``: as ``LLM.stats`` and ``LLM.request_figures`` return them; ``running``: requests that
+    ask for an answer, now."""
 
-    def __init__(self, readings: Readings) -> None:
-        self._readings, self._stats = readings, readings.stats
+    model: str
+    context: int
+    version: str
+    layout: str
+    stats: Mapping[str, Any]
+    requests: Mapping[str, Histogram]
+    http: HttpMeters
+    health: PipelineHealth
+    running: int = 0
+    is_draining: bool = False
 
     def collect(self) -> Iterator[Metric]:
         for name, (key, about) in _GAUGES.items():
-            yield self._gauge(name, about, self._stats[key])
+            yield self._gauge(name, about, self.stats[key])
         for name, (key, about) in _COUNTERS.items():
-            yield self._counter(name, about, self._stats[key])
+            yield self._counter(name, about, self.stats[key])
         yield from self._requests()
         yield from self._pipeline()
         yield from self._stages()
@@ -185,10 +174,10 @@ class PipelineCollector(Collector):
 
     def _shared(self, name: str) -> dict[str, str]:
         of_engine = name.startswith("vllm:") and name != _REJECTIONS
-        return {"model_name": self._readings.model} | ({"engine": "0"} if of_engine else {})
+        return {"model_name": self.model} | ({"engine": "0"} if of_engine else {})
 
     def _requests(self) -> Iterator[Metric]:
-        readings, stats, http = self._readings, self._stats, self._readings.http
+        stats, http = self.stats, self.http
         prompts, cached = stats["prompt_tokens"], stats["cached_tokens"]
         sources = {"local_compute": prompts - cached, "local_cache_hit": cached, "external_kv_transfer": 0}
         ended = {str(reason): stats["finished"].get(reason, 0) for reason in (*FinishReason, "repetition")}
@@ -200,31 +189,31 @@ class PipelineCollector(Collector):
         about = "Requests that are over; 499: the client has gone."
         yield self._counter("splitinfer:http_responses", about, responses, "route", "status")
         about = "Requests for answers under way, waiting ones included."
-        yield self._gauge("splitinfer:http_requests_running", about, readings.running)
-        counted = {**readings.requests, "choices": http.choices, "longest": http.longest}
+        yield self._gauge("splitinfer:http_requests_running", about, self.running)
+        counted = {**self.requests, "choices": http.choices, "longest": http.longest}
         for name, (key, about) in _HISTOGRAMS.items():
             bounds = _BOUNDS.get(key, counted[key].bounds)
             if bounds == TOKENS:
-                bounds = tuple(bound for bound in bounds if bound <= readings.context)
+                bounds = tuple(bound for bound in bounds if bound <= self.context)
             yield self._histogram(name, about, counted[key], bounds)
 
     def _pipeline(self) -> Iterator[Metric]:
-        readings, version = self._readings, {(self._readings.version, self._readings.layout): 1.0}
+        version = {(self.version, self.layout): 1.0}
         about = "The share of the memory for KV that running requests take on the fullest stage, from 0 to 1."
-        yield self._gauge("vllm:kv_cache_usage_perc", about, kv_usage(self._stats))
+        yield self._gauge("vllm:kv_cache_usage_perc", about, kv_usage(self.stats))
         about = "1; the version and the layout's name."
         yield self._gauge("splitinfer:info", about, version, "version", "layout")
         about = "The most tokens of a prompt and its answer."
-        yield self._gauge("splitinfer:context_tokens", about, readings.context)
+        yield self._gauge("splitinfer:context_tokens", about, self.context)
         about = "1 while no new request is taken, as the server was told to end."
-        yield self._gauge("splitinfer:draining", about, readings.is_draining)
+        yield self._gauge("splitinfer:draining", about, self.is_draining)
 
     def _stages(self) -> Iterator[Metric]:
-        stages, health = self._stats["stages"], self._readings.health.stages
+        stages, health = self.stats["stages"], self.health.stages
         layers = {stage.name: stage.end - stage.start for stage in health}
         states = {stage.name: float(stage.state is StageState.READY) for stage in health}
         names = (*(stage["name"] for stage in stages), UNKNOWN_STAGE)
-        losses = {name: self._stats["losses"].get(name, 0) for name in names}
+        losses = {name: self.stats["losses"].get(name, 0) for name in names}
         idle = {(stage["name"], cause): each for stage in stages for cause, each in stage["idle_seconds"].items()}
         yield self._gauge("splitinfer:stage_layers", "Layers of a stage.", layers, "stage")
         about = "1 if a stage can compute; 0 while its worker is lost."
@@ -244,7 +233,7 @@ class PipelineCollector(Collector):
             yield self._counter("splitinfer:rank_busy_seconds", about, busy, "stage", "rank")
 
     def _links(self) -> Iterator[Metric]:
-        links = {(here["name"], there["name"]): here for here, there in pairwise(self._stats["stages"])}
+        links = {(here["name"], there["name"]): here for here, there in pairwise(self.stats["stages"])}
         if not links:
             return
         for name, (key, about) in _LINK_COUNTERS.items():
@@ -252,10 +241,10 @@ class PipelineCollector(Collector):
         codecs = {(*ends, str(here.get("codec", ""))): 1.0 for ends, here in links.items()}
         yield self._gauge("splitinfer:link_info", "1; the codec of a link.", codecs, "stage", "next", "codec")
         about = "What a step takes from one stage to the next."
-        yield self._gauge("splitinfer:link_hop_seconds", about, self._stats["costs"]["hop"])
+        yield self._gauge("splitinfer:link_hop_seconds", about, self.stats["costs"]["hop"])
 
     def _drafts(self) -> Iterator[Metric]:
-        drafts = self._stats["speculation"]
+        drafts = self.stats["speculation"]
         if drafts is None:
             return
         for name, (key, about) in _DRAFT_COUNTERS.items():

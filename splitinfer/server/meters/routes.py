@@ -1,8 +1,5 @@
-"""The route ``/metrics``.
-
-Reading and writing takes a millisecond or two, beside the event loop, one reading at a time: whoever asks on and on
-takes no thread from others. A key is needed as everywhere, of which the scope ``metrics`` is enough. What is told is of
-all requests together, and has nothing of any of them.
+"""The route ``/metrics``: written beside the event loop, one reading at a time, so that whoever asks on and on takes no
+thread from others.
 """
 
 import asyncio
@@ -36,7 +33,9 @@ def meter_routes(service: Service) -> list[ApiRoute]:
 
 
 def _answer(service: Service, http: HttpMeters, running: int) -> Response:
-    from splitinfer.server.meters.collector import CONTENT_TYPE, Readings, text_of
+    from prometheus_client.exposition import generate_latest
+
+    from splitinfer.server.meters.collector import CONTENT_TYPE, Readings
 
     llm = service.llm
     readings = Readings(
@@ -51,4 +50,4 @@ def _answer(service: Service, http: HttpMeters, running: int) -> Response:
         running=running,
         is_draining=service.is_draining,
     )
-    return Response(text_of(readings), headers={"Content-Type": CONTENT_TYPE})
+    return Response(generate_latest(readings), headers={"Content-Type": CONTENT_TYPE})

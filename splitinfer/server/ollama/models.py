@@ -83,7 +83,7 @@ def _template_and_capabilities(model: str) -> tuple[str, list[str]]:
     """A model's chat template, and what clients may ask of it, in Ollama's words."""
     checkpoint, found = _opened(model), ["completion"]
     tokenizer = tokenizer_of(checkpoint)
-    if tokenizer is not None and tokenizer.writes_turns and tokenizer.no_tools is None:
+    if tokenizer is not None and tokenizer.writes_turns:
         found.append("tools")
     if tokenizer is not None and tokenizer.thinking is not None:
         found.append("thinking")

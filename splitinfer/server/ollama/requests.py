@@ -6,7 +6,6 @@ before it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Annotated, Any, Literal
 
@@ -14,12 +13,12 @@ from pydantic import Field, PlainValidator
 
 from splitinfer.core.grammar import Grammar
 from splitinfer.pictures.marks import in_lines, marked
-from splitinfer.server.ask import MAX_MESSAGES, Ask, Chat
-from splitinfer.server.fields import Fields, Name, Several, not_a
+from splitinfer.server.ask import MAX_MESSAGES, AnswerRequest, Ask, Chat
+from splitinfer.server.fields import Fields, Several, not_a
 from splitinfer.server.openai.chat import Conversation
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import Sampling
-from splitinfer.server.openai.messages import merged_systems
+from splitinfer.server.openai.messages import Call, merged_systems
 from splitinfer.server.refused import OLLAMA_OPTIONS
 
 
@@ -47,10 +46,9 @@ def _thinks(given: Any) -> Any:
     return given
 
 
-class _Generating(Conversation):
+class Generating(Conversation, AnswerRequest):
     """``think``: whether the model reasons, or how much. ``format``: "json", or a schema."""
 
-    model: Name | None = None
     stream: bool = True
     options: Options = Options()
     format: Annotated[Any, PlainValidator(_format)] = None
@@ -71,22 +69,12 @@ class _Generating(Conversation):
         return Ask(prompt, self.options.sampling() | form | self.budget(), None if (most or -1) < 0 else most)
 
 
-class _Function(Fields):
-    name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
-
-
-class _Call(Fields):
-    id: str = ""
-    function: _Function
-
-
 class Turn(Fields):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
     images: Several[str] = Field(default_factory=list)
-    tool_calls: Several[_Call] = Field(default_factory=list)
+    tool_calls: Several[Call] = Field(default_factory=list)
     tool_name: str | None = None
     tool_call_id: str = ""
 
@@ -103,9 +91,8 @@ def _told(turn: Turn, open_calls: list[tuple[str, str]], numbers: Iterator[int])
         told["reasoning_content"] = turn.thinking
     if turn.tool_calls:
         new = [(call.function.name, call.id or f"call{next(numbers):05}") for call in turn.tool_calls]
-        given = [{"name": call.function.name, "arguments": call.function.arguments} for call in turn.tool_calls]
-        pairs = zip(new, given, strict=True)
-        told["tool_calls"] = [{"id": id_, "type": "function", "function": function} for (_, id_), function in pairs]
+        pairs = zip(new, turn.tool_calls, strict=True)
+        told["tool_calls"] = [{**call.told(), "id": call_id} for (_, call_id), call in pairs]
         open_calls += new
     if turn.role == "tool":
         rank = {each: (each[1] != turn.tool_call_id, each[0] != turn.tool_name) for each in open_calls}
@@ -119,38 +106,23 @@ def with_images(text: str, images: Sequence[str]) -> str:
     return in_lines([*(marked(f"data:image/png;base64,{one}") for one in images), *([text] if text else [])])
 
 
-class ChatRequest(_Generating):
+class ChatRequest(Generating):
     messages: Annotated[list[Turn], Field(max_length=MAX_MESSAGES, fail_fast=True)] = Field(default_factory=list)
 
+    def asks(self) -> tuple[Ask, ...]:
+        messages = tuple(merged_systems(template_messages(self.messages)))
+        chat = Chat(messages, self.functions()[0], self.template_options())
+        return (self.asked(chat),) if messages else ()
 
-class GenerateRequest(_Generating):
+
+class GenerateRequest(Generating):
     prompt: str = ""
     system: str = ""
     raw: bool = False
     images: Several[str] = Field(default_factory=list)
 
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """``ask``: none where the model is only to be loaded. ``is_chat``: else a text is generated."""
-
-    ask: Ask | None
-    model: str
-    streams: bool
-    is_chat: bool
-
-
-def chat_ask(request: ChatRequest, model: str) -> Asked:
-    """Raises Problem: 400, as ``chosen``, or the format is not a schema."""
-    messages = tuple(merged_systems(template_messages(request.messages)))
-    chat = Chat(messages, request.functions()[0], request.template_options())
-    return Asked(request.asked(chat) if messages else None, request.model or model, request.stream, is_chat=True)
-
-
-def generate_ask(request: GenerateRequest, model: str) -> Asked:
-    """Raises Problem: 400, the format is not a schema."""
-    system = [{"role": "system", "content": request.system}] if request.system else []
-    user = {"role": "user", "content": with_images(request.prompt, request.images)}
-    chat = Chat((*system, user), (), request.template_options())
-    ask = request.asked(request.prompt if request.raw else chat) if user["content"] else None
-    return Asked(ask, request.model or model, request.stream, is_chat=False)
+    def asks(self) -> tuple[Ask, ...]:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        user = {"role": "user", "content": with_images(self.prompt, self.images)}
+        chat = Chat((*system, user), (), self.template_options())
+        return (self.asked(self.prompt if self.raw else chat),) if user["content"] else ()

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from splitinfer.server.answer import Answer, Piece, Writer
-from splitinfer.server.spans import ChoiceTimes, Usage
+from splitinfer.server.answer import Answer, ChoiceTimes, Piece, Usage, Writer
 from splitinfer.server.stream import LINE_PING, NDJSON, line
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 
@@ -53,11 +52,9 @@ class OllamaWriter(Writer):
         return {**self.head(), **self._said(parts), **reason, **self._figures(usage)}
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        if not pieces:  # the model was to be loaded, and it is
+            return {**self.head(), **self._said(()), "done": True, "done_reason": "load"}
         return self.last(pieces[-1], usage, [part for piece in pieces for part in piece.parts])
-
-    def loaded(self) -> dict[str, Any]:
-        """The answer to a request without a prompt."""
-        return {**self.head(), **self._said(()), "done": True, "done_reason": "load"}
 
     def head(self) -> dict[str, Any]:
         return {"model": self.model, "created_at": moment(time.time())}

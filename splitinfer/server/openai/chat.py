@@ -8,7 +8,6 @@ from pydantic import Field
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.server.ask import MAX_TOOLS, Ask, Chat
 from splitinfer.server.fields import AsGiven, Fields
-from splitinfer.server.openai.chat_writer import Shape
 from splitinfer.server.openai.forms import TextFormat, form_of
 from splitinfer.server.openai.generating import (
     Choices,
@@ -76,33 +75,15 @@ class ChatRequest(Conversation, Streaming):
     parallel_tool_calls: bool = True  # false: an answer ends after its first call
     response_format: TextFormat | None = None
 
+    @property
+    def num_top(self) -> int | None:
+        return self.top_logprobs if self.logprobs or self.top_logprobs else None
 
-def chat_ask(request: ChatRequest, model: str = "") -> tuple[Ask, Shape]:
-    """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
-
-    Raises:
-        Problem: 400, fields contradict each other.
-    """
-    num_top = request.top_logprobs if request.logprobs or request.top_logprobs else None
-    chat = request.written(request.messages)
-    if not chat.opens_answer and not chat.continues:
-        raise unsupported("add_generation_prompt", "the prompt ends where the answer begins or goes on", False)
-    sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
-    sampling |= request.form(form_of(request.response_format), "response_format") | request.budget()
-    most = request.max_completion_tokens or request.max_tokens
-    shape = shape_of(request, num_top, model)
-    one_call, must_call = not request.parallel_tool_calls, request.functions()[1]
-    return Ask(chat, sampling, most, request.n, one_call, must_call, request.stream), shape
-
-
-def shape_of(request: Streaming, num_top: int | None, model: str) -> Shape:
-    """The shape of what is sent. ``model``: its name where the request has none."""
-    options = request.stream_options
-    return Shape(
-        model if request.model is None else request.model,
-        request.stream,
-        options.include_usage,
-        num_top,
-        options.include_usage and options.continuous_usage_stats,
-        request.return_progress,
-    )
+    def asks(self) -> tuple[Ask]:
+        chat = self.written(self.messages)
+        if not chat.opens_answer and not chat.continues:
+            raise unsupported("add_generation_prompt", "the prompt ends where the answer begins or goes on", False)
+        sampling = self.sampling() | ({} if self.num_top is None else {"logprobs": self.num_top})
+        sampling |= self.form(form_of(self.response_format), "response_format") | self.budget()
+        most, one_call = self.max_completion_tokens or self.max_tokens, not self.parallel_tool_calls
+        return (Ask(chat, sampling, most, self.n, one_call, self.functions()[1], self.stream),)

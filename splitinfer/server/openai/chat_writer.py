@@ -10,25 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from splitinfer.engine.coordinator.requests import Reading, TokenLogprobs
-from splitinfer.server.answer import Answer, Piece, Writer
-from splitinfer.server.spans import Usage
+from splitinfer.server.answer import Answer, Piece, Usage, Writer
+from splitinfer.server.openai.generating import Streaming
 from splitinfer.server.stream import COMMENT_PING, PING_EVERY, PROGRESS_EVERY, event, json_line
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
-from splitinfer.text.growing_calls import CallPiece
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a client is shown of an answer. ``num_top``: most likely tokens beside each; ``None``: no probabilities.
-    ``always_usage``: every chunk has the usage so far. ``progress``: chunks say how far the prompt is read."""
-
-    model: str
-    streams: bool = False
-    includes_usage: bool = False
-    num_top: int | None = None
-    always_usage: bool = False
-    progress: bool = False
-
 
 TokenText = Callable[[int], bytes]
 """The bytes of one token id."""
@@ -40,24 +25,25 @@ _DONE = event("[DONE]")
 
 @dataclass(slots=True)
 class ChunkWriter(Writer):
-    """What answers of chats and of completions have in common. ``created``: seconds since 1970. ``fingerprint``: while
-    it is the same, a seed gives the same answer. ``usage_now``: the usage so far."""
+    """What answers of chats and of completions have in common. ``created``: seconds since 1970. ``asked``: says what is
+    shown. ``fingerprint``: while it is the same, a seed gives the same answer."""
 
     answer_id: str
     created: int
-    shape: Shape
+    model: str
+    asked: Streaming
     token_text: TokenText
+    answer: Answer
     fingerprint: str | None = None
-    usage_now: Callable[[], Usage] = lambda: Usage(0)
 
     kind: ClassVar[str]
 
     @property
     def ping_every(self) -> float:
-        return PROGRESS_EVERY if self.shape.progress else PING_EVERY
+        return PROGRESS_EVERY if self.asked.return_progress else PING_EVERY
 
     def ping(self, answer: Answer) -> bytes:
-        reading = answer.reading if self.shape.progress else None
+        reading = answer.reading if self.asked.return_progress else None
         return COMMENT_PING if reading is None else event({**self.chunk([self.choice(0)]), **progress_of(reading)})
 
     def end(self, last: Piece, usage: Usage) -> bytes:
@@ -65,22 +51,29 @@ class ChunkWriter(Writer):
         finish finds an error instead."""
         if last.finish_reason == "error":
             return event(last.problem.openai()) + _DONE
-        counted = event({**self.chunk([]), "usage": self.usage(usage)}) if self.shape.includes_usage else b""
-        return counted + _DONE
+        counts = self.asked.stream_options.include_usage
+        return (event({**self.chunk([]), "usage": self.usage(usage)}) if counts else b"") + _DONE
 
     def choice(self, index: int) -> dict[str, Any]:
         """A choice of which nothing is new."""
         raise NotImplementedError
 
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        so_far = self.usage(self.usage_now()) if self.shape.always_usage else None
-        return {**self.head(), "choices": choices, **({"usage": so_far} if self.shape.includes_usage else {})}
+        so_far = self.usage(self.answer.usage) if self.counts_always else None
+        counts = self.asked.stream_options.include_usage
+        return {**self.head(), "choices": choices, **({"usage": so_far} if counts else {})}
+
+    @property
+    def counts_always(self) -> bool:
+        """Whether every chunk has the usage so far."""
+        options = self.asked.stream_options
+        return options.include_usage and options.continuous_usage_stats
 
     def usage(self, usage: Usage) -> dict[str, Any]:
         return usage_of(usage)
 
     def head(self) -> dict[str, Any]:
-        head = {"id": self.answer_id, "object": self.kind, "created": self.created, "model": self.shape.model}
+        head = {"id": self.answer_id, "object": self.kind, "created": self.created, "model": self.model}
         return {**head, "system_fingerprint": self.fingerprint}
 
 
@@ -101,9 +94,9 @@ class ChatWriter(ChunkWriter):
         return b"".join(event(self.chunk([_choice(i, first)])) for i in range(answer.num_choices))
 
     def written(self, piece: Piece) -> bytes:
-        has_logprobs = piece.logprobs and self.shape.num_top is not None
+        has_logprobs = piece.logprobs and self.asked.num_top is not None
         match piece.parts:
-            case (TextPart(text),) if piece.finish_reason is None and not has_logprobs and not self.shape.always_usage:
+            case (TextPart(text),) if piece.finish_reason is None and not has_logprobs and not self.counts_always:
                 return self._text_event(piece.choice, text)
         return b"".join(event(chunk) for chunk in self.chunks(piece))
 
@@ -120,7 +113,7 @@ class ChatWriter(ChunkWriter):
         """The chunks of a piece: one for each part; the last has the log probabilities, and another the reason."""
         deltas = [self._delta(piece.choice, part) for part in piece.parts]
         chunks = [_choice(piece.choice, delta) for delta in deltas]
-        if piece.logprobs and self.shape.num_top is not None:
+        if piece.logprobs and self.asked.num_top is not None:
             chunks = chunks or [self.choice(piece.choice)]
             chunks[-1]["logprobs"] = self._logprobs(piece.logprobs)
         if piece.finish_reason not in (None, "error"):
@@ -143,7 +136,7 @@ class ChatWriter(ChunkWriter):
         return {
             "index": choice,
             "message": self._message(choice, parts),
-            "logprobs": None if self.shape.num_top is None else self._logprobs(logprobs),
+            "logprobs": None if self.asked.num_top is None else self._logprobs(logprobs),
             "finish_reason": REASONS[own[-1].finish_reason or "stop"],
         }
 
@@ -166,11 +159,11 @@ class ChatWriter(ChunkWriter):
                 return {"content": text}
             case ReasoningPart(text):
                 return {"reasoning": text, "reasoning_content": text}
-            case ToolCallPart() | CallPiece():
+            case ToolCallPart():
                 return {"tool_calls": [self._call(choice, part)]}
         raise AssertionError(part)
 
-    def _call(self, choice: int, part: ToolCallPart | CallPiece) -> dict[str, Any]:
+    def _call(self, choice: int, part: ToolCallPart) -> dict[str, Any]:
         index = self._num_calls.get(choice, 0)
         if part.name is None:
             return {"index": index - 1, "function": {"arguments": part.arguments}}
@@ -179,7 +172,7 @@ class ChatWriter(ChunkWriter):
         return {"index": index, "id": part.call_id or self.new_id(), "type": "function", "function": function}
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        content = [token_logprob(one, self.shape.num_top or 0, self.token_text) for one in tokens]
+        content = [token_logprob(one, self.asked.num_top or 0, self.token_text) for one in tokens]
         return {"content": content, "refusal": None}
 
 

@@ -15,17 +15,14 @@ from pydantic import BeforeValidator, Field, PlainValidator
 
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.engine.coordinator.requests import TokenLogprobs
-from splitinfer.llm.async_request import AsyncRequest
-from splitinfer.server.answer import Piece
+from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.ask import Ask, Chat, Prompt
 from splitinfer.server.fields import MOST_TOKENS, not_a, wrong
-from splitinfer.server.openai.chat import shape_of
-from splitinfer.server.openai.chat_writer import REASONS, ChunkWriter, Shape, usage_of
+from splitinfer.server.openai.chat_writer import REASONS, ChunkWriter, usage_of
 from splitinfer.server.openai.forms import TextFormat, form_of
 from splitinfer.server.openai.generating import Choices, Streaming
 from splitinfer.server.problem import Problem, invalid, unsupported
 from splitinfer.server.refused import COMPLETIONS
-from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event
 from splitinfer.text.answer import TextPart
 from splitinfer.text.fill import Gap
@@ -35,21 +32,19 @@ DEFAULT_TOKENS = 16  # OpenAI's API reference, "Create completion": max_tokens
 
 
 def _prompts(given: Any) -> list[Prompt]:
-    if isinstance(given, str):
-        return [given]
+    if isinstance(given, str) or (isinstance(given, list) and given and all(map(_is_id, given))):
+        given = [given]
     if not isinstance(given, list):
         raise not_a("text or a list", given)
     if not given:
         raise wrong(" must have at least one text or token id")
-    if all(_is_id(one) for one in given):
-        return [tuple(given)]
     return [_prompt(i, one) for i, one in enumerate(given)]
 
 
 def _prompt(i: int, given: Any) -> Prompt:
     if isinstance(given, str):
         return given
-    if not isinstance(given, list) or not all(_is_id(one) for one in given):
+    if not isinstance(given, list) or not all(map(_is_id, given)):
         raise not_a("text or a list of token ids", given, inside=f"[{i}]")
     return tuple(given)
 
@@ -85,53 +80,40 @@ class CompletionRequest(Streaming):
     suffix: str = ""
     response_format: TextFormat | None = None
 
+    @property
+    def num_top(self) -> int | None:
+        return max(self.logprobs, self.top_logprobs) if self.logprobs > _OFF or self.top_logprobs else None
 
-@dataclass(frozen=True, slots=True)
-class Completions:
-    """A request. ``asks``: one for each prompt, all alike in everything else. ``echo``: each choice's text begins with
-    its prompt. ``prompt_top``: most likely tokens beside each of the prompt; ``None``: no field has them.
-    ``answers``: whether the answers are shown."""
+    @property
+    def most(self) -> int:
+        """Tokens of an answer; 0: none is shown."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
-    asks: tuple[Ask, ...]
-    shape: Shape
-    echo: bool = False
-    prompt_top: int | None = None
-    answers: bool = True
+    def asks(self) -> tuple[Ask, ...]:
+        prompts, most, num_top = self.prompt, self.most, self.num_top
+        self._check()
+        if self.suffix:
+            prompts = [Gap(one, self.suffix) for one in prompts if isinstance(one, str | tuple)]
+        sampling = self.sampling() | ({} if num_top is None else {"logprobs": num_top})
+        sampling |= self.form(form_of(self.response_format), "response_format")
+        scored = [top for top in (num_top if self.echo else None, self.prompt_logprobs) if top is not None]
+        if scored and self.n > 1:
+            raise invalid("n", "a prompt's log probabilities are the same for all choices; ask for one")
+        sampling |= {"prompt_logprobs": max(scored)} if scored else {}
+        return tuple(Ask(one, sampling, None if most == _UNBOUNDED else max(1, most), self.n) for one in prompts)
 
-
-def completions_of(request: CompletionRequest, model: str = "") -> Completions:
-    """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
-
-    Raises:
-        Problem: 400, fields contradict each other.
-    """
-    prompts, number, num_top = request.prompt, request.n, _num_top(request)
-    if request.suffix and request.echo:
-        raise invalid("suffix", "a prompt with a suffix cannot be echoed")
-    if request.suffix:
-        prompts = [Gap(one, request.suffix) for one in prompts if isinstance(one, str | tuple)]
-    if len(prompts) * number > MAX_ANSWERS:
-        raise Problem(400, f"{len(prompts)} prompts by {number} choices are over {MAX_ANSWERS} answers", param="prompt")
-    if request.best_of not in (None, number):
-        raise unsupported("best_of", "answers are not ranked, so that it can be n only", request.best_of)
-    if request.prompt_logprobs is not None and request.stream:
-        raise unsupported("prompt_logprobs", "a stream has none; use echo with logprobs")
-    most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-    if not most and not request.echo:
-        raise invalid("max_tokens", "max_tokens must be at least 1 without echo")
-    shape = shape_of(request, num_top, model)
-    sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
-    sampling |= request.form(form_of(request.response_format), "response_format")
-    scored = [top for top in (num_top if request.echo else None, request.prompt_logprobs) if top is not None]
-    if scored and number > 1:
-        raise invalid("n", "a prompt's log probabilities are the same for all choices; ask for one")
-    sampling |= {"prompt_logprobs": max(scored)} if scored else {}
-    asks = tuple(Ask(prompt, sampling, None if most == _UNBOUNDED else max(1, most), number) for prompt in prompts)
-    return Completions(asks, shape, request.echo, request.prompt_logprobs, most != 0)
-
-
-def _num_top(request: CompletionRequest) -> int | None:
-    return max(request.logprobs, request.top_logprobs) if request.logprobs > _OFF or request.top_logprobs else None
+    def _check(self) -> None:
+        number, prompts = self.n, len(self.prompt)
+        if self.suffix and self.echo:
+            raise invalid("suffix", "a prompt with a suffix cannot be echoed")
+        if prompts * number > MAX_ANSWERS:
+            raise Problem(400, f"{prompts} prompts by {number} choices are over {MAX_ANSWERS} answers", param="prompt")
+        if self.best_of not in (None, number):
+            raise unsupported("best_of", "answers are not ranked, so that it can be n only", self.best_of)
+        if self.prompt_logprobs is not None and self.stream:
+            raise unsupported("prompt_logprobs", "a stream has none; use echo with logprobs")
+        if not self.most and not self.echo:
+            raise invalid("max_tokens", "max_tokens must be at least 1 without echo")
 
 
 # -- the answer ------------------------------------------------------------------------------------
@@ -143,11 +125,9 @@ _NO_LOGPROBS: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_l
 
 @dataclass(slots=True)
 class CompletionWriter(ChunkWriter):
-    """Writes the answers to all prompts of a request. ``wanted``: what is shown of prompts and answers. ``prompt_of``:
-    a choice's prompt."""
+    """Writes the answers to all prompts of a request."""
 
-    wanted: Completions = field(kw_only=True)
-    prompt_of: Callable[[int], AsyncRequest] | None = None
+    asked: CompletionRequest
     _offsets: dict[int, "_Offsets"] = field(default_factory=dict)  # by choice that has begun
 
     kind = "text_completion"
@@ -160,19 +140,18 @@ class CompletionWriter(ChunkWriter):
         for piece in pieces:
             by_choice.setdefault(piece.choice, []).append(piece)
         choices = [self._choice(by_choice[choice]) for choice in sorted(by_choice)]
-        for choice in choices if self.wanted.prompt_top is not None else ():
-            choice["prompt_logprobs"] = self._prompt_logprobs(choice["index"], self.wanted.prompt_top or 0)
+        for choice in choices if self.asked.prompt_logprobs is not None else ():
+            choice["prompt_logprobs"] = self._prompt_logprobs(choice["index"], self.asked.prompt_logprobs or 0)
         return {**self.head(), "choices": choices, "usage": self.usage(usage)}
 
     def usage(self, usage: Usage) -> dict[str, Any]:
         """Without the token that is generated where the prompt alone is wanted."""
-        return usage_of(usage if self.wanted.answers else replace(usage, generated=0))
+        return usage_of(usage if self.asked.most else replace(usage, generated=0))
 
     def _prompt_logprobs(self, choice: int, num_top: int) -> list[dict[str, Any] | None]:
         """As vLLM writes them: by id, each with its rank where that is known."""
-        assert self.prompt_of is not None
         lines = list[dict[str, Any] | None]([None])
-        for one in self.prompt_of(choice).prompt_logprobs or ():
+        for one in self.answer.choices[choice].request.output.prompt_logprobs or ():
             ranked = {token: (rank, logprob) for rank, (token, logprob) in enumerate(one.top[:num_top], 1)}
             found = {one.token_id: (None, one.logprob), **ranked}
             lines.append({f"{token}": self._ranked(token, *each) for token, each in found.items()})
@@ -186,20 +165,19 @@ class CompletionWriter(ChunkWriter):
 
     def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         index, reason, begins = pieces[0].choice, pieces[-1].finish_reason, pieces[0].choice not in self._offsets
-        echo = self._echo(index) if begins and self.wanted.echo else ""
+        echo = self._echo(index) if begins and self.asked.echo else ""
         offsets = self._offsets.setdefault(index, _Offsets(len(echo)))
-        shown = pieces if self.wanted.answers else ()
+        shown = pieces if self.asked.most else ()
         text = "".join(part.text for piece in shown for part in piece.parts if isinstance(part, TextPart))
         made = self.choice(index) | {"text": echo + text, "finish_reason": REASONS.get(reason or "")}
-        if self.shape.num_top is not None:
-            before = self._of_prompt(index, echo) if begins and self.wanted.echo else _NO_LOGPROBS
+        if self.asked.num_top is not None:
+            before = self._of_prompt(index, echo) if begins and self.asked.echo else _NO_LOGPROBS
             behind = self._logprobs([one for piece in shown for one in piece.logprobs], offsets.next)
             made["logprobs"] = {name: before[name] + behind[name] for name in behind}
         return made
 
     def _echo(self, choice: int) -> str:
-        asks = self.wanted.asks
-        prompt = asks[choice // asks[0].num_choices].prompt
+        prompt = self.asked.prompt[choice // self.asked.n]
         assert not isinstance(prompt, Chat | Gap)
         if isinstance(prompt, str):
             return prompt
@@ -207,11 +185,10 @@ class CompletionWriter(ChunkWriter):
 
     def _of_prompt(self, choice: int, echo: str) -> dict[str, list[Any]]:
         """Those of the prompt's tokens; its first one has none."""
-        assert self.prompt_of is not None
-        asked, offsets = self.prompt_of(choice), _EchoOffsets(echo)
+        asked, offsets = self.answer.choices[choice].request, _EchoOffsets(0, echo=echo)
         raw = self.token_text(asked.prompt[0])
         first: dict[str, list[Any]] = {"tokens": [token_name(raw)], "text_offset": [offsets.next(raw)]}
-        found = self._logprobs(asked.prompt_logprobs or (), offsets.next)
+        found = self._logprobs(asked.output.prompt_logprobs or (), offsets.next)
         return {name: first.get(name, [None]) + lines for name, lines in found.items()}
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs], offset: Callable[[bytes], int]) -> dict[str, list[Any]]:
@@ -224,12 +201,8 @@ class CompletionWriter(ChunkWriter):
 
     def _top(self, one: TokenLogprobs) -> dict[str, float]:
         """The most likely tokens and the chosen one."""
-        likely = [*one.top[: self.shape.num_top or 0], (one.token_id, one.logprob)]
+        likely = [*one.top[: self.asked.num_top or 0], (one.token_id, one.logprob)]
         return {token_name(self.token_text(token_id)): logprob for token_id, logprob in likely}
-
-
-def _decoder() -> Any:
-    return codecs.getincrementaldecoder("utf-8")("replace")
 
 
 @dataclass(slots=True)
@@ -237,7 +210,7 @@ class _Offsets:
     """Where an answer's tokens begin in its text, in characters. ``_length``: of the text before the next token."""
 
     _length: int
-    _decoder: Any = field(default_factory=_decoder)
+    _decoder: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def next(self, raw: bytes) -> int:
         """Where the next token begins; one that goes on with a character, where the character does."""
@@ -247,14 +220,12 @@ class _Offsets:
 
 
 @dataclass(slots=True)
-class _EchoOffsets:
+class _EchoOffsets(_Offsets):
     """Where a prompt's tokens begin in its text. Special tokens are not in it, and tokenizers change some characters: a
     token that is not there takes no room, and those behind it are looked for a little further on, too."""
 
-    echo: str
-    _place: int = 0
+    echo: str = ""
     _room: int = 0  # characters in which the next token may begin
-    _decoder: Any = field(default_factory=_decoder)
 
     def next(self, raw: bytes) -> int:
         """Where the next token begins."""
@@ -262,16 +233,16 @@ class _EchoOffsets:
         begin, found = self._found(text)
         if text:
             self._room = 0 if found else self._room + _ROOM * len(text)
-        self._place = begin + len(found)
+        self._length = begin + len(found)
         return begin
 
     def _found(self, text: str) -> tuple[int, str]:
         """A token's place, and what of it is there: all, or all but a blank that the tokenizer has put before it."""
         for room in (0, self._room):
             for one in filter(None, (text, text.lstrip())):
-                if (place := self.echo.find(one, self._place, self._place + room + len(one))) >= 0:
+                if (place := self.echo.find(one, self._length, self._length + room + len(one))) >= 0:
                     return place, one
-        return self._place, ""
+        return self._length, ""
 
 
 def token_name(raw: bytes) -> str:

@@ -6,14 +6,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from splitinfer.core.sampling_params import MAX_BIASED
-from splitinfer.server.ask import MAX_CHOICES, MAX_TOOLS
+from splitinfer.server.ask import MAX_CHOICES, MAX_TOOLS, AnswerRequest
 from splitinfer.server.fields import (
     MOST_TOKENS,
     Count,
     CountOrNone,
     Fields,
     Kinds,
-    Name,
     Several,
     TokenId,
     in_list,
@@ -91,12 +90,10 @@ class Sampling(Fields):
         return found | {name: values for name, values in lists.items() if values}
 
 
-class Generating(Sampling, Formed):
+class Generating(Sampling, Formed, AnswerRequest):
     """Fields of all of OpenAI's requests for an answer."""
 
     refused = REFUSED
-    model: Name | None = None
-    stream: bool = False
 
 
 class StreamOptions(Fields):
@@ -111,6 +108,11 @@ class Streaming(Generating):
 
     stream_options: StreamOptions = StreamOptions()
     return_progress: bool = False
+
+    @property
+    def num_top(self) -> int | None:
+        """Most likely tokens beside each; ``None``: no probabilities."""
+        raise NotImplementedError
 
 
 # -- what a template is told -----------------------------------------------------------------------

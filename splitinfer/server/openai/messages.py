@@ -1,10 +1,9 @@
 """A conversation in OpenAI's words, as chat templates take it.
 
 Templates know text contents, the roles system, user, assistant and tool, and calls whose arguments are objects. So
-`developer` is `system`; system messages at the beginning are merged, because most templates want a single one; content
-in parts is joined, pictures too (``server.reading``); arguments, which the API has as JSON text, are read. Reasoning
-that a client hands back reaches the template under the name that templates know, whichever of the two names it came
-with.
+`developer` is `system`; system messages at the beginning are merged; content in parts is joined, pictures too
+(``server.reading``); arguments, which the API has as JSON text, are read. Reasoning that a client hands back reaches
+the template under the name that templates know.
 """
 
 from collections.abc import Mapping, Sequence

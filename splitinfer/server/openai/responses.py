@@ -1,35 +1,233 @@
 """`POST /v1/responses` and `/v1/responses/input_tokens`: a request as an `Ask`. Stateless: the whole conversation comes
 with each request, and nothing is kept of it.
+
+A conversation is items, finer than messages: what an assistant did in one turn is an item of reasoning, one of text and
+one for each call, and what came of each call is an item, too. So the assistant's items that follow each other become
+one message. Reasoning comes back only if the client hands it back. Some clients drop what they can read of it and keep
+what they cannot (``encrypted_content``, which they ask for by name). So it also goes out in that form, as text that
+only this module reads: it is no secret, for the same item has the reasoning itself.
+
+Tools of kinds that only OpenAI's servers run are left out. Functions may stand in namespaces (Codex's, for tools of MCP
+servers): the model is told of ``namespace__name``, and a call has both again.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Self
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sampling_params import MAX_LOGPROBS
-from splitinfer.server.ask import MAX_TOOLS, Ask, Chat, in_force
-from splitinfer.server.fields import Fields, Kinds, Name, wrong
+from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat, in_force
+from splitinfer.server.fields import Fields, Kinds, Name, Several, wrong
 from splitinfer.server.openai.forms import JsonFormat, NamedSchema, PlainFormat, form_of, grammar_of
-from splitinfer.server.openai.generating import (
-    ForTemplate,
-    FunctionChoice,
-    Generating,
-    Limit,
-    Told,
-    Word,
-    chosen,
-)
-from splitinfer.server.openai.response_items import (
-    Function,
-    Input,
-    ResponseTools,
-    conversation,
-    functions_of,
-)
+from splitinfer.server.openai.generating import ForTemplate, FunctionChoice, Generating, Limit, Told, Word, chosen
+from splitinfer.server.openai.messages import Content, arguments_of, content_text, merged_systems
 from splitinfer.server.stream import json_line
+
+# -- tools -----------------------------------------------------------------------------------------
+
+
+_TOLD = ("description", "parameters", "strict")
+_FUNCTIONS = Kinds("type", left_out=lambda _: True)  # the model is told of functions only, so it calls no other tool
+
+
+class ResponseFunction(Fields):
+    """A function, and what the model is told of it. ``strict``: as in a chat. ``namespace``: in which it stands."""
+
+    type: Literal["function"]
+    name: str
+    description: Any = None
+    parameters: dict[str, Any] | None = None
+    strict: Any = None
+    namespace: str | None = None
+
+    @property
+    def told_name(self) -> str:
+        return told_name(self.name, self.namespace)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        about = {name: getattr(self, name) for name in _TOLD if name in self.model_fields_set}
+        return {"name": self.told_name, **about}
+
+
+class Namespace(Fields):
+    type: Literal["namespace"]
+    name: str
+    tools: list[Annotated[ResponseFunction | None, _FUNCTIONS]] = Field(max_length=MAX_TOOLS, fail_fast=True)
+
+
+ResponseTools = list[Annotated[ResponseFunction | Namespace | None, _FUNCTIONS]]
+
+
+def told_name(name: str, namespace: str | None) -> str:
+    """The one name of a function in a namespace.
+
+    >>> told_name("search", None), told_name("search", "docs"), told_name("search", "mcp__docs__")
+    ('search', 'docs__search', 'mcp__docs__search')
+    """
+    return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
+
+
+def functions_of(tools: Sequence[ResponseFunction | Namespace | None]) -> list[ResponseFunction]:
+    """The functions of a request, also those in namespaces."""
+    found: list[ResponseFunction] = []
+    for tool in tools:
+        if isinstance(tool, Namespace):
+            found += [one.model_copy(update={"namespace": tool.name}) for one in tool.tools if one is not None]
+        elif tool is not None:
+            found.append(tool)
+    return found
+
+
+# -- items -----------------------------------------------------------------------------------------
+
+
+_MAX_ITEMS = 4 * MAX_MESSAGES  # reasoning, text and calls are items of their own, and become one message
+
+
+class MessageItem(Fields):
+    type: Literal["message"]
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+
+class ReasoningText(Fields):
+    """A part of reasoning, or of its summary."""
+
+    text: str
+
+
+class ReasoningItem(Fields):
+    type: Literal["reasoning"]
+    content: Several[ReasoningText] | None = None
+    summary: Several[ReasoningText] | None = None
+    encrypted_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The reasoning itself, or this server's packed form of it, or its summary."""
+        return _joined(self.content) or unpacked(self.encrypted_content or "") or _joined(self.summary)
+
+
+def _joined(parts: Sequence[ReasoningText] | None) -> str:
+    return "\n".join(part.text for part in parts or ())
+
+
+class _CallItem(Fields):
+    call_id: str
+    name: str
+    namespace: str | None = None
+
+    def _told(self, arguments: Any) -> dict[str, Any]:
+        function = {"name": told_name(self.name, self.namespace), "arguments": arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+class FunctionCallItem(_CallItem):
+    type: Literal["function_call"]
+    arguments: str
+
+    def told(self) -> dict[str, Any]:
+        return self._told(arguments_of(self.arguments))
+
+
+class CustomCallItem(_CallItem):
+    """Told as an object, because templates know no other arguments."""
+
+    type: Literal["custom_tool_call"]
+    input: str
+
+    def told(self) -> dict[str, Any]:
+        return self._told({"input": self.input})
+
+
+class OutputItem(Fields):
+    """The result of a call."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str
+    output: Content = Field(default_factory=list)
+
+
+def _items(given: Any) -> Any:
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+Item = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | OutputItem
+_KINDS = Kinds(
+    "type",
+    default="message",
+    left_out="web_search_call".__eq__,  # OpenAI's servers ran it; its results are in the message that follows
+    why={"item_reference": "nothing is stored here; give the item itself; clients do so with store: false"},
+)
+Input = Annotated[
+    list[Annotated[Item | None, _KINDS]],
+    Field(min_length=1, max_length=_MAX_ITEMS, fail_fast=True),
+    BeforeValidator(_items),
+]
+_PACKED = "splitinfer-1:"
+
+
+def conversation(instructions: str | None, items: Sequence[Item | None]) -> tuple[Mapping[str, Any], ...]:
+    """The messages for a template. ``instructions``: the system's words, if any."""
+    made: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    for item in items:
+        if item is not None:
+            _add(made, _told(item))
+    return tuple(merged_systems(made))
+
+
+def _told(item: Item) -> dict[str, Any]:
+    match item:
+        case MessageItem():
+            role = item.role if item.role in ("user", "assistant") else "system"
+            return {"role": role, "content": content_text(item.content, role)}
+        case ReasoningItem():
+            return {"role": "assistant", "content": "", "reasoning_content": item.text}
+        case FunctionCallItem() | CustomCallItem():
+            return {"role": "assistant", "content": "", "tool_calls": [item.told()]}
+        case OutputItem():
+            return {"role": "tool", "tool_call_id": item.call_id, "content": content_text(item.output)}
+
+
+def _add(made: list[dict[str, Any]], message: dict[str, Any]) -> None:
+    """Add a message; what the assistant did in one turn becomes one."""
+    if message.get("reasoning_content") == "":
+        del message["reasoning_content"]
+    if not made or not made[-1]["role"] == message["role"] == "assistant":
+        made.append(message)
+        return
+    for name, value in message.items():
+        if name != "role":
+            made[-1][name] = made[-1][name] + value if name in made[-1] else value
+
+
+def packed(reasoning: str) -> str:
+    """Reasoning in the form that clients hand back unread.
+
+    >>> unpacked(packed("Hm.")), unpacked("of another server")
+    ('Hm.', '')
+    """
+    return _PACKED + base64.b64encode(reasoning.encode("utf-8", "replace")).decode()
+
+
+def unpacked(text: str) -> str:
+    """The reasoning in what ``packed`` made; empty for anything else, which only its author can read."""
+    if not text.startswith(_PACKED):
+        return ""
+    try:
+        return base64.b64decode(text.removeprefix(_PACKED), validate=True).decode("utf-8")
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+# -- requests ----------------------------------------------------------------------------------------
+
 
 _PROBABILITIES, _PACKED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 _MOST_METADATA = 1 << 14
@@ -64,8 +262,8 @@ class InputRequest(ForTemplate):
     tool_choice: FunctionChoice = Word(type="auto")
     text: Text = Text()
 
-    @property
-    def functions(self) -> list[Function]:
+    @cached_property
+    def functions(self) -> list[ResponseFunction]:
         return functions_of(self.tools)
 
     def chosen(self) -> tuple[Told, Told]:
@@ -90,77 +288,39 @@ class ResponseRequest(InputRequest, Generating):
             return {"grammar": grammar_of(form.schema_, "text.format")}
         return form_of(form, "text.format")
 
+    @property
+    def num_top(self) -> int | None:
+        """Most likely tokens beside each; ``None``: no probabilities."""
+        return self.top_logprobs if _PROBABILITIES in self.include or self.top_logprobs else None
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a client is shown of an answer.
+    @property
+    def packs_reasoning(self) -> bool:
+        """Whether reasoning is also given in the form that clients hand back unread."""
+        return _PACKED_REASONING in self.include
 
-    said: fields of the request that the answer repeats, as the API has them.
-    num_top: most likely tokens beside each; ``None``: no probabilities.
-    packs_reasoning: reasoning is also given in the form that clients hand back unread.
-    spaces: of functions in a namespace, by the names that the model is told, the namespace and the name in it.
-    """
+    def asks(self) -> tuple[Ask]:
+        sampling = self.sampling() | ({} if self.num_top is None else {"logprobs": self.num_top})
+        sampling |= self.form(self.form_of_text(), "text.format") | self.budget()
+        one_call, must_call = not self.parallel_tool_calls, self.chosen()[1]
+        return (Ask(self.chat(), sampling, self.max_output_tokens, 1, one_call, must_call, self.stream),)
 
-    model: str
-    streams: bool = False
-    said: Mapping[str, Any] = field(default_factory=dict)
-    num_top: int | None = None
-    packs_reasoning: bool = False
-    spaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-
-    def with_sampling(self, ask: Ask, defaults: Recommended) -> Self:
-        """The shape of an answer that also says how its tokens were chosen, with the model's own values where the
-        request has none."""
-        values = {**in_force(defaults), **ask.sampling}
-        return replace(self, said={**self.said, **{name: values[name] for name in _SAMPLING}})
-
-
-def response_ask(request: ResponseRequest, model: str = "") -> tuple[Ask, Shape]:
-    """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
-
-    Raises:
-        Problem: 400, fields contradict each other.
-    """
-    num_top = request.top_logprobs if _PROBABILITIES in request.include or request.top_logprobs else None
-    sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
-    ask = Ask(
-        request.chat(),
-        sampling | request.form(request.form_of_text(), "text.format") | request.budget(),
-        request.max_output_tokens,
-        one_call=not request.parallel_tool_calls,
-        must_call=request.chosen()[1],
-        grows=request.stream,
-    )
-    functions = request.functions
-    shape = Shape(
-        model if request.model is None else request.model,
-        request.stream,
-        _said(request, functions),
-        num_top,
-        _PACKED_REASONING in request.include,
-        {one.told_name: (one.namespace, one.name) for one in functions if one.namespace is not None},
-    )
-    return ask, shape
-
-
-def _format_said(request: ResponseRequest) -> dict[str, Any]:
-    form = request.text.format
-    return {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_unset=True)
-
-
-def _said(request: ResponseRequest, functions: list[Function]) -> dict[str, Any]:
-    """The fields of the request that an answer repeats, and those that the API's answers have beside them."""
-    choice = request.tool_choice
-    untold = {"type": "function", "description": None, "parameters": None, "strict": None}
-    return {
-        **dict.fromkeys(("max_tool_calls", "prompt_cache_key", "safety_identifier", "user")),
-        "instructions": request.instructions,
-        "max_output_tokens": request.max_output_tokens,
-        "metadata": request.metadata,
-        "parallel_tool_calls": request.parallel_tool_calls,
-        "reasoning": {"effort": request.effort, "summary": None},
-        "text": {"format": _format_said(request)},
-        "tool_choice": choice.type if isinstance(choice, Word) else choice.model_dump(exclude_unset=True),
-        "tools": [{**untold, **one.told} for one in functions],
-        "top_logprobs": request.top_logprobs,
-    }
+    def said(self, defaults: Recommended) -> dict[str, Any]:
+        """The fields that an answer repeats, those that the API's answers have beside them, and how tokens are chosen,
+        by the model's ``defaults`` where nothing is said."""
+        choice, form = self.tool_choice, self.text.format
+        untold = {"type": "function", "description": None, "parameters": None, "strict": None}
+        told = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_unset=True)
+        sampling = {**in_force(defaults), **self.sampling()}
+        return {
+            **dict.fromkeys(("max_tool_calls", "prompt_cache_key", "safety_identifier", "user")),
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "reasoning": {"effort": self.effort, "summary": None},
+            "text": {"format": told},
+            "tool_choice": choice.type if isinstance(choice, Word) else choice.model_dump(exclude_unset=True),
+            "tools": [{**untold, **one.told} for one in self.functions],
+            "top_logprobs": self.top_logprobs,
+            **{name: sampling[name] for name in _SAMPLING},
+        }

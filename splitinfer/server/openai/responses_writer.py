@@ -1,7 +1,6 @@
 """Responses in OpenAI's words: the events of a stream, or the one document that its last event holds.
 
-A response is a list of items: reasoning, a message, a call of a tool. In a stream an item is open while its parts come
-and is closed by the next kind of part:
+A response is a list of items. In a stream an item is open while its parts come and is closed by the next kind of part:
 
     response.created, response.in_progress
     response.output_item.added                                  an item that is open and empty
@@ -13,34 +12,25 @@ and is closed by the next kind of part:
     response.output_item.done                                   the whole item
     response.completed | response.incomplete | response.failed  the whole response
 
-Every event has the next ``sequence_number``. A document is made by the same steps, so it cannot differ from a stream.
-Clients' watchdogs count events, not comments (Codex's ``stream_idle_timeout_ms``, five minutes), so what fills silence
-is another ``response.in_progress``.
+A document is made by the same steps, so it cannot differ from a stream. Clients' watchdogs count events, not comments
+(Codex's ``stream_idle_timeout_ms``), so what fills silence is another ``response.in_progress``.
 """
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from splitinfer.engine.coordinator.requests import TokenLogprobs
-from splitinfer.server.answer import Answer, Piece, Writer
+from splitinfer.server.answer import Answer, Piece, Usage, Writer
 from splitinfer.server.openai.chat_writer import TokenText, token_logprob
-from splitinfer.server.openai.response_items import packed
-from splitinfer.server.openai.responses import Shape
-from splitinfer.server.spans import Usage
+from splitinfer.server.openai.responses import ResponseRequest, packed
 from splitinfer.server.stream import event
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
-from splitinfer.text.growing_calls import CallPiece
 
 Event = dict[str, Any]
 _ENDED_IN_PART = ("length", "abort", "error")
-_LAST = {"completed": "response.completed", "incomplete": "response.incomplete", "failed": "response.failed"}
-
-
-def _new_id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(12)}"
 
 
 @dataclass(slots=True)
@@ -55,14 +45,16 @@ class _OpenItem:
 
 @dataclass(slots=True)
 class ResponseWriter(Writer):
-    """Writes one answer. ``created``, ``clock``: seconds since 1970. ``new_id`` makes an item's id that begins with a
-    prefix."""
+    """Writes one answer. ``created``, ``clock``: seconds since 1970. ``said``: fields of the request that it repeats.
+    ``new_id`` makes an item's id that begins with a prefix."""
 
     response_id: str
     created: int
-    shape: Shape
+    model: str
+    asked: ResponseRequest
+    said: Mapping[str, Any]
     token_text: TokenText
-    new_id: Callable[[str], str] = _new_id
+    new_id: Callable[[str], str] = lambda prefix: f"{prefix}_{secrets.token_hex(12)}"
     clock: Callable[[], float] = time.time
     _sequence: int = 0
     _items: list[dict[str, Any]] = field(default_factory=list)  # that have ended
@@ -81,7 +73,7 @@ class ResponseWriter(Writer):
 
     def end(self, last: Piece, usage: Usage) -> bytes:
         status, response = self._ended(last, usage)
-        return _sent(self._event(_LAST[status], response=response))
+        return _sent(self._event(f"response.{status}", response=response))
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         for piece in pieces:
@@ -101,12 +93,12 @@ class ResponseWriter(Writer):
             "created_at": self.created,
             "completed_at": None,
             "status": status,
-            "model": self.shape.model,
+            "model": self.model,
             "output": [],
             "error": None,
             "incomplete_details": None,
             "usage": None,
-            **self.shape.said,
+            **self.said,
             "background": False,
             "previous_response_id": None,
             "store": False,
@@ -137,9 +129,7 @@ class ResponseWriter(Writer):
             case ReasoningPart(text):
                 opened = self._opened(ReasoningPart)
                 return [*opened, self._delta("response.reasoning_text.delta", text)]
-            case ToolCallPart(name, arguments, call_id):
-                return self._part(CallPiece(arguments, name, call_id, ends=True), tokens)
-            case CallPiece():
+            case ToolCallPart():
                 return self._call(part)
         raise AssertionError(part)
 
@@ -162,7 +152,7 @@ class ResponseWriter(Writer):
         if (ending := self._open) is None:
             return []
         text, item = "".join(ending.texts), {**ending.item, "status": status}
-        if ending.kind is CallPiece:  # arguments that are cut off are not done
+        if ending.kind is ToolCallPart:  # arguments that are cut off are not done
             item["arguments"] = text
             whole = status == "completed"
             events = [self._arguments_event("done", item, arguments=text)] if whole else []
@@ -171,30 +161,30 @@ class ResponseWriter(Writer):
             events = [self._part_event("response.output_text.done", text=text, logprobs=ending.logprobs)]
         else:
             item["content"] = [part := _reasoning_part(text)]
-            item |= {"encrypted_content": packed(text)} if self.shape.packs_reasoning else {}
+            item |= {"encrypted_content": packed(text)} if self.asked.packs_reasoning else {}
             events = [self._part_event("response.reasoning_text.done", text=text)]
-        if ending.kind is not CallPiece:
+        if ending.kind is not ToolCallPart:
             events.append(self._part_event("response.content_part.done", part=part))
         events.append(self._item_event("done", item))
         self._open = None
         self._items.append(item)
         return events
 
-    def _call(self, part: CallPiece) -> list[Event]:
+    def _call(self, part: ToolCallPart) -> list[Event]:
         events = list[Event]()
         if part.name is not None:
-            namespace, name = self.shape.spaces.get(part.name, (None, part.name))
+            own = next((one for one in self.asked.functions if one.told_name == part.name), None)
             events += self._closed()
             item = {
                 "id": self.new_id("fc"),
                 "type": "function_call",
                 "status": "in_progress",
                 "call_id": part.call_id or self.new_id("call"),
-                "name": name,
+                "name": part.name if own is None else own.name,
                 "arguments": "",
-                **({} if namespace is None else {"namespace": namespace}),
+                **({} if own is None or own.namespace is None else {"namespace": own.namespace}),
             }
-            self._open = _OpenItem(CallPiece, item)
+            self._open = _OpenItem(ToolCallPart, item)
             events.append(self._item_event("added", item))
         assert self._open is not None
         self._open.texts.append(part.arguments)
@@ -211,7 +201,7 @@ class ResponseWriter(Writer):
         return {"id": self.new_id("rs"), "type": "reasoning", "status": status, "summary": [], "content": []}
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-        num_top = self.shape.num_top
+        num_top = self.asked.num_top
         return [] if num_top is None else [token_logprob(one, num_top, self.token_text) for one in tokens]
 
     # -- events --------------------------------------------------------------------------------

@@ -7,7 +7,6 @@
                  its last steps          -> coloured spans on one clock                              `timeline`
                  figures                 -> sentences: why a stage idles, and what would help        `words`
 
-`figures`, `timeline` and `words` are pure. The figures are sums over all requests: of nobody's prompts, answers or keys
-there is anything in them. In `site/`, what decides is in modules without a document (`state/`), which node's test
-runner tests; `io/` talks to the server and to the browser's store, `view/` draws.
+The figures are sums over all requests. In `site/`, what decides is in modules without a document (`state/`), which
+node's test runner tests; `io/` talks to the server and to the browser's store, `view/` draws.
 """

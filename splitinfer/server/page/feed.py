@@ -1,11 +1,9 @@
-"""The figures for all pages that look: sampled once for all of them, and only while somebody looks.
+"""The figures for all pages that look: sampled once for all of them, and only while somebody looks, so that without a
+page no step is kept.
 
-Whoever asks first after ``EVERY`` seconds has the sample taken; the others get what was made of it. So a hundred pages
-cost the engine as much as one, and without a page no step is kept.
-
-The engine says in several calls what a sample needs: counters, stages, bounds of memory. Another cut of the layers
-changes these one after the other, on another thread. So the cut is read before the counters and behind them; a sample
-is one where both are the same, and where all speak of the same stages. Otherwise there is none yet.
+The engine says in several calls what a sample needs, and another cut of the layers changes it between them, on another
+thread. So the cut is read before the counters and behind them; a sample is one where both are the same, and where all
+speak of the same stages. Otherwise there is none yet.
 """
 
 import time

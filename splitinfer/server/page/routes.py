@@ -70,11 +70,8 @@ async def _served(name: str, request: Request) -> Response:
 def page_routes(service: Service) -> list[ApiRoute]:
     feed = Feed(service.llm, service.model, lambda: service.is_draining)
 
-    async def front(request: Request) -> Response:
-        return await _served("site/index.html", request)
-
     async def file(request: Request) -> Response:
-        return await _served(request.path_params["name"], request)
+        return await _served(request.path_params.get("name", "site/index.html"), request)
 
     async def figures(request: Request) -> Response | EventStream:
         service.caller(request)
@@ -88,7 +85,7 @@ def page_routes(service: Service) -> list[ApiRoute]:
             return JSONResponse({"pipeline": feed.pipeline(), "figures": document, "looking": looking})
 
     return [
-        ApiRoute("/", front, methods=["GET"]),
+        ApiRoute("/", file, methods=["GET"]),
         ApiRoute("/page/{name:path}", file, methods=["GET"]),
         ApiRoute("/v1/splitinfer/figures", figures, methods=["GET"]),
     ]

@@ -7,8 +7,7 @@ A span is a step's time on a stage, with its kind and the cause of the gap befor
     void                      nothing of it was kept
     free                      no rows: KV was saved, fetched or freed
 
-The page gets a few kilobytes a second however short the steps are: where there are too many, neighbours that are close
-and of one kind become one, then neighbours of any kinds (``joined``).
+Where there are too many, neighbours that are close and of one kind become one, then neighbours of any kinds.
 """
 
 from collections.abc import Iterable, Sequence

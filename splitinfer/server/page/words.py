@@ -1,11 +1,8 @@
 """Figures in words: why each stage idles, and what would help. Pure.
 
-A pipeline of N stages is full while N steps are under way. It is not when there are too few answers, when the next step
-of an answer needs the token of the one before, when something between two stages takes long, or when one stage has more
-to do than the others. The causes are those of the gaps (``core.metrics.gaps``), which say what a stage waited for; what
-is said here is what that means, for somebody who has never heard of a pipeline.
-
-The order of the rules is that of what hides the rest: a pipeline that is down, one that rests, then what limits it.
+A pipeline of N stages is full while N steps are under way. The causes why it is not are those of the gaps
+(``core.metrics.gaps``); what is said here is what that means, for somebody who has never heard of a pipeline. The order
+of the rules is that of what hides the rest: a pipeline that is down, one that rests, then what limits it.
 """
 
 from collections.abc import Iterator

@@ -9,13 +9,12 @@ from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from splitinfer.core.sampling_defaults import Recommended
-from splitinfer.server.answer import Piece
-from splitinfer.server.anthropic.messages import MessageRequest, message_ask
+from splitinfer.server.answer import Piece, Usage
+from splitinfer.server.anthropic.messages import MessageRequest
 from splitinfer.server.anthropic.writer import MessageWriter
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
 from splitinfer.server.problem import Problem
-from splitinfer.server.spans import Usage
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -24,7 +23,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
 def ask(**fields: Any) -> Ask:
-    return message_ask(read(MessageRequest, {"model": "m", "max_tokens": 9, "messages": HELLO, **fields}))[0]
+    return read(MessageRequest, {"model": "m", "max_tokens": 9, "messages": HELLO, **fields}).asks()[0]
 
 
 def chat(**fields: Any) -> Chat:
@@ -222,8 +221,8 @@ def test_reasons(last: Piece, reason: str, stop: str | None):
 
 def test_thinking_may_be_left_out():
     thinking = {"type": "adaptive", "display": "omitted"}
-    _, shape = message_ask(read(MessageRequest, {"max_tokens": 9, "messages": HELLO, "thinking": thinking}))
-    message = MessageWriter("msg_1", "m", hides_thinking=shape.hides_thinking)
+    asked = read(MessageRequest, {"max_tokens": 9, "messages": HELLO, "thinking": thinking})
+    message = MessageWriter("msg_1", "m", hides_thinking=asked.hides_thinking)
     streamed = [data for piece in PIECES for data in message.events(piece)]
     begun = [data["content_block"] for data in streamed if data["type"] == "content_block_start"]
     for blocks in (message.document(PIECES, Usage(1))["content"], begun):

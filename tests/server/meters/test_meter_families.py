@@ -12,7 +12,7 @@ from starlette.routing import Router
 from splitinfer.errors import QueueFull
 from splitinfer.llm import LLM
 from splitinfer.server.keys import NOBODY
-from splitinfer.server.meters.collector import PipelineCollector, Readings, kv_usage
+from splitinfer.server.meters.collector import Readings, kv_usage
 from splitinfer.server.meters.http import OTHER, HttpMeters
 from splitinfer.server.problem import Problem
 from splitinfer.server.running import make_app
@@ -23,7 +23,7 @@ WITH_DRAFTS = replace(READINGS, stats=STATS | {"speculation": DRAFTS})
 
 
 def all_families(readings: Readings) -> list[Metric]:
-    return list(PipelineCollector(readings).collect())
+    return list(readings.collect())
 
 
 def told(readings: Readings, name: str, **labels: str) -> float:

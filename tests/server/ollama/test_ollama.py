@@ -10,13 +10,12 @@ import pytest
 from splitinfer.core.grammar import Grammar
 from splitinfer.llm import LLM
 from splitinfer.pictures.marks import taken_out
-from splitinfer.server.answer import Piece
+from splitinfer.server.answer import ChoiceTimes, Piece, Usage
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
-from splitinfer.server.ollama.requests import ChatRequest, GenerateRequest, chat_ask, generate_ask
+from splitinfer.server.ollama.requests import ChatRequest, GenerateRequest
 from splitinfer.server.ollama.writer import OllamaWriter
 from splitinfer.server.problem import Problem
-from splitinfer.server.spans import ChoiceTimes, Usage
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 
 HI = {"role": "user", "content": "Hi"}
@@ -24,9 +23,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 
 def chat(**fields: Any) -> Ask:
-    ask = chat_ask(read(ChatRequest, {"messages": [HI], **fields}), "demo").ask
-    assert ask is not None
-    return ask
+    return read(ChatRequest, {"messages": [HI], **fields}).asks()[0]
 
 
 def prompt_of(ask: Ask) -> Chat:
@@ -112,12 +109,12 @@ def test_pictures_come_before_the_text():
 
 def test_a_text_is_a_chat_unless_it_is_raw():
     def asked(**fields: Any) -> Any:
-        made = generate_ask(read(GenerateRequest, fields), "demo").ask
-        return None if made is None else made.prompt
+        return [ask.prompt for ask in read(GenerateRequest, fields).asks()]
 
-    assert asked(prompt="Hi", raw=True) == "Hi"
-    assert asked(prompt="Hi", system="Be kind.").messages == ({"role": "system", "content": "Be kind."}, HI)
-    assert asked(prompt="") is None
+    assert asked(prompt="Hi", raw=True) == ["Hi"]
+    (kind,) = asked(prompt="Hi", system="Be kind.")
+    assert kind.messages == ({"role": "system", "content": "Be kind."}, HI)
+    assert asked(prompt="") == []
     for refused in ({"suffix": "end"}, {"template": "{{ .Prompt }}"}, {"context": [1, 2]}):
         with pytest.raises(Problem, match=next(iter(refused))):
             asked(prompt="Hi", **refused)

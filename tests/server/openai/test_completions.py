@@ -1,7 +1,7 @@
 """Completions: prompts of each kind, and documents that the official types accept."""
 
 import json
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,17 +9,19 @@ from openai.types import Completion
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import TokenLogprobs
-from splitinfer.server.answer import Piece
+from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.ask import Ask
 from splitinfer.server.fields import read
-from splitinfer.server.openai.chat_writer import Shape
-from splitinfer.server.openai.completions import CompletionRequest, Completions, CompletionWriter, completions_of
-from splitinfer.server.spans import Usage
+from splitinfer.server.openai.completions import CompletionRequest, CompletionWriter
 from splitinfer.text.answer import TextPart
 
 
-def asked(**fields: Any) -> Completions:
-    return completions_of(read(CompletionRequest, {"model": "m", "prompt": "Once", **fields}))
+def request(**fields: Any) -> CompletionRequest:
+    return read(CompletionRequest, {"prompt": "Once", **fields})
+
+
+def asked(**fields: Any) -> tuple[Ask, ...]:
+    return request(**fields).asks()
 
 
 @pytest.mark.parametrize(
@@ -33,20 +35,20 @@ def asked(**fields: Any) -> Completions:
     ],
 )
 def test_prompts(prompt: Any, prompts: list[Any]):
-    assert [ask.prompt for ask in asked(prompt=prompt).asks] == prompts
+    assert [ask.prompt for ask in asked(prompt=prompt)] == prompts
 
 
 def test_sampling():
     given = {"n": 2, "best_of": 2, "temperature": 0.5, "seed": 3, "stop": "END", "logit_bias": {"5": -100}}
-    wanted = asked(**given, logprobs=2, prompt=["a", "b"])
-    assert (sum(ask.num_choices for ask in wanted.asks), wanted.shape.num_top) == (4, 2)
-    for ask in wanted.asks:
+    asks = asked(**given, logprobs=2, prompt=["a", "b"])
+    assert sum(ask.num_choices for ask in asks) == 4
+    for ask in asks:
         got = ask.params(Recommended({}), 100)
         assert (got.max_tokens, got.temperature, got.seed, got.stop) == (16, 0.5, 3, ("END",))
         assert (got.logprobs, got.logit_bias) == (2, ((5, -100.0),))
-    assert [asked(max_tokens=7, **more).asks[0].max_tokens for more in ({}, {"max_completion_tokens": 8})] == [7, 8]
-    assert asked(max_tokens=-1).asks[0].params(Recommended({}), 100).max_tokens == 100
-    off = asked(repetition_penalty=0.0).asks[0].params(Recommended({"repetition_penalty": 1.2}), 10)
+    assert [asked(max_tokens=7, **more)[0].max_tokens for more in ({}, {"max_completion_tokens": 8})] == [7, 8]
+    assert asked(max_tokens=-1)[0].params(Recommended({}), 100).max_tokens == 100
+    off = asked(repetition_penalty=0.0)[0].params(Recommended({"repetition_penalty": 1.2}), 10)
     assert off.repetition_penalty == 1.0, "as for mlx-lm"
 
 
@@ -62,7 +64,7 @@ def test_sampling():
     ],
 )
 def test_log_probabilities_are_asked_for_as_in_openais_api_or_as_of_mlx_lm(fields: dict[str, Any], num_top: int | None):
-    assert asked(**fields).shape.num_top == num_top
+    assert request(**fields).num_top == num_top
 
 
 # -- answers ---------------------------------------------------------------------------------------
@@ -76,19 +78,18 @@ PIECES = [
 ]
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A prompt of a special token and "P!"."""
-
-    prompt: tuple[int, ...] = (5, 6, 4)
-    prompt_logprobs: tuple[TokenLogprobs, ...] = (TokenLogprobs(6, -0.7, ((4, -0.6),)), TokenLogprobs(4, -0.8))
+def asked_of(prompt: tuple[int, ...], *scores: TokenLogprobs) -> Any:
+    """An answer to several prompts, all of them the same."""
+    request = SimpleNamespace(prompt=prompt, output=SimpleNamespace(prompt_logprobs=scores))
+    return SimpleNamespace(choices=[SimpleNamespace(request=request)] * 2)
 
 
-def writer(echoes: tuple[str, ...] = (), prompt_top: int | None = None, **shape: Any) -> CompletionWriter:
-    wanted = Completions(tuple(Ask(echo, {}) for echo in echoes), Shape("m", **shape), bool(echoes), prompt_top)
-    made = CompletionWriter("cmpl-1", 1_700_000_000, wanted.shape, SPELLED.__getitem__, wanted=wanted)
-    made.prompt_of = lambda _: Asked()
-    return made
+PROMPT = asked_of((5, 6, 4), TokenLogprobs(6, -0.7, ((4, -0.6),)), TokenLogprobs(4, -0.8))  # a special token and "P!"
+
+
+def writer(**fields: Any) -> CompletionWriter:
+    head = "cmpl-1", 1_700_000_000, "m", request(**fields)
+    return CompletionWriter(*head, SPELLED.__getitem__, PROMPT)
 
 
 def read_events(raw: bytes) -> list[Any]:
@@ -108,7 +109,7 @@ def checked(document: dict[str, Any]) -> Completion:
 
 
 def test_a_prompt_and_its_answer_have_log_probabilities_in_the_old_form():
-    document = writer(("P!", "P!"), prompt_top=1, num_top=1).document(PIECES, Usage(1))
+    document = writer(prompt=["P!", "P!"], echo=True, prompt_logprobs=1, logprobs=1).document(PIECES, Usage(1))
     assert checked(document).choices[0].text == "P!Hi€!"
     choice, answer = document["choices"][0], ["Hi", "bytes:\\xe2", "bytes:\\x82\\xac", "!"]
     assert choice["logprobs"] == {
@@ -123,18 +124,18 @@ def test_a_prompt_and_its_answer_have_log_probabilities_in_the_old_form():
 
 
 def test_chunks_make_the_same_document():
-    stream = writer(("P!", "P!"), streams=True, includes_usage=True, num_top=1)
+    stream = writer(prompt=["P!", "P!"], echo=True, stream=True, stream_options={"include_usage": True}, logprobs=1)
     sent = b"".join(map(stream.written, PIECES)) + stream.end(PIECES[-1], Usage(9, 4, 5))
     chunks = [*map(checked, read_events(sent))]
     assert chunks[-1].choices == []
     assert [chunk.usage is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
-    for whole in checked(writer(("P!", "P!"), num_top=1).document(PIECES, Usage(9, 4, 5))).choices:
+    for whole in checked(writer(prompt=["P!", "P!"], echo=True, logprobs=1).document(PIECES, Usage(9, 4, 5))).choices:
         own = [choice for chunk in chunks for choice in chunk.choices if choice.index == whole.index]
         assert "".join(one.text for one in own) == whole.text
         offsets = [offset for one in own if one.logprobs for offset in one.logprobs.text_offset or ()]
         assert whole.logprobs is not None
         assert offsets == whole.logprobs.text_offset
-    plain = writer(streams=True)
+    plain = writer(stream=True)
     sent = read_events(b"".join(map(plain.written, PIECES)) + plain.end(PIECES[-1], Usage(1)))
     assert [one["choices"][0]["finish_reason"] for one in sent] == [None, None, "stop", "length"]
     assert "usage" not in sent[1]
@@ -150,15 +151,13 @@ def test_chunks_make_the_same_document():
     ],
 )
 def test_an_answers_offsets_begin_behind_its_prompt(echo: str, tokens: tuple[int, ...], offsets: list[int]):
-    made = writer((echo,), num_top=0)
-    made.prompt_of = lambda _: Asked(tokens, tuple(TokenLogprobs(one, -0.1) for one in tokens[1:]))
+    made = writer(prompt=echo, echo=True, logprobs=0)
+    made.answer = asked_of(tokens, *(TokenLogprobs(one, -0.1) for one in tokens[1:]))
     (choice,) = made.document([Piece(0, (TextPart("Hi"),), (TokenLogprobs(1, -0.1),))], Usage(1))["choices"]
     assert choice["logprobs"]["text_offset"] == [*offsets, len(echo)]
 
 
 def test_a_prompt_as_the_text_that_answers_begin_with():
-    asks = (Ask("One", {}, num_choices=2), Ask((1, 2, 3), {}, num_choices=2))
-    wanted = Completions(asks, Shape("m"), echo=True)
-    made = CompletionWriter("cmpl-1", 0, wanted.shape, SPELLED.__getitem__, wanted=wanted)
+    made = writer(prompt=["One", [1, 2, 3]], n=2, echo=True)
     document = made.document([Piece(i, finish_reason="stop") for i in range(4)], Usage(1))
     assert [choice["text"] for choice in document["choices"]] == ["One", "One", "Hi€", "Hi€"]

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,16 +10,15 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
-from splitinfer.server.answer import ChoiceReader, Piece, written
+from splitinfer.server.answer import Answer, Choice, Piece, Usage, written
 from splitinfer.server.anthropic.messages import CountRequest
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
-from splitinfer.server.openai.chat import ChatRequest, chat_ask
-from splitinfer.server.openai.chat_writer import ChatWriter, Shape
-from splitinfer.server.openai.completions import Completions, CompletionWriter
+from splitinfer.server.openai.chat import ChatRequest
+from splitinfer.server.openai.chat_writer import ChatWriter
+from splitinfer.server.openai.completions import CompletionRequest, CompletionWriter
 from splitinfer.server.openai.responses import InputRequest
 from splitinfer.server.problem import Problem
-from splitinfer.server.spans import Usage
 from splitinfer.server.stream import event as sse
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 
@@ -28,12 +26,17 @@ HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 
-def asked(**fields: Any) -> tuple[Ask, Shape]:
-    return chat_ask(read(ChatRequest, {"model": "m", "messages": HELLO, **fields}))
+def request(**fields: Any) -> ChatRequest:
+    return read(ChatRequest, {"messages": HELLO, **fields})
+
+
+def asked(**fields: Any) -> Ask:
+    (ask,) = request(**fields).asks()
+    return ask
 
 
 def chat(**fields: Any) -> Chat:
-    prompt = asked(**fields)[0].prompt
+    prompt = asked(**fields).prompt
     assert isinstance(prompt, Chat)
     return prompt
 
@@ -42,7 +45,7 @@ def chat(**fields: Any) -> Chat:
 
 
 def params(defaults: dict[str, Any] | None = None, **fields: Any) -> Any:
-    return asked(**fields)[0].params(Recommended(defaults or {}), room=1000)
+    return asked(**fields).params(Recommended(defaults or {}), room=1000)
 
 
 def test_sampling():
@@ -53,7 +56,7 @@ def test_sampling():
     assert (got.temperature, got.top_p, got.top_k, got.seed, got.stop) == (0.5, 0.9, 0, 2**64 - 1, ("END",))
     assert (got.max_tokens, got.logprobs, got.min_p) == (7, 3, 0.1)
     assert (got.presence_penalty, got.frequency_penalty, got.logit_bias) == (1, -1, ((5, -100.0),))
-    ask, _ = asked(n=3, seed=2**64 - 1)
+    ask = asked(n=3, seed=2**64 - 1)
     seeds = [ask.params(Recommended({}), 10, i).seed for i in range(ask.num_choices)]
     assert seeds == [2**64 - 1, 0, 1], "each choice has its own"
 
@@ -71,7 +74,7 @@ def test_tools_are_told_unless_none_shall_be_called():
     assert chat(tools=[WEATHER]).tools == (WEATHER,)
     assert chat(tools=[WEATHER], tool_choice="none").tools == ()
     assert chat(tools=[news, WEATHER], tool_choice=allowed).tools == (WEATHER,)
-    assert asked(tools=[WEATHER], parallel_tool_calls=False)[0].one_call
+    assert asked(tools=[WEATHER], parallel_tool_calls=False).one_call
     with pytest.raises(Problem, match=r"^tool_choice.tools\[0\].name must be .*, not 'weather'$"):
         asked(tools=[news], tool_choice=allowed)
 
@@ -95,7 +98,7 @@ def test_tools_are_told_unless_none_shall_be_called():
 )
 def test_how_much_to_reason_reaches_the_template(fields: dict[str, Any], options: dict[str, Any]):
     assert chat(**fields).options == options
-    sampling = asked(messages=[{"role": "user", "content": "Hi"}], **fields)[0].sampling
+    sampling = asked(messages=[{"role": "user", "content": "Hi"}], **fields).sampling
     assert sampling.get("thinking_budget") == (0 if options.get("enable_thinking") is False else None)
 
 
@@ -164,10 +167,11 @@ def test_parts_are_joined_alike_in_all_apis(role: str):
 # -- answers ---------------------------------------------------------------------------------------
 
 
-def writer(**shape: Any) -> ChatWriter:
+def writer(model: str = "m", **fields: Any) -> ChatWriter:
     ids = iter(f"call_{i}" for i in range(9))
     spelled = {1: b"Hi", 2: "€".encode()[:1], 3: b"!"}
-    return ChatWriter("chatcmpl-1", 1_700_000_000, Shape("m", **shape), lambda t: spelled[t], new_id=lambda: next(ids))
+    head = "chatcmpl-1", 1_700_000_000, model, request(**fields)
+    return ChatWriter(*head, lambda t: spelled[t], Answer(1), new_id=lambda: next(ids))
 
 
 PIECES = [
@@ -177,11 +181,10 @@ PIECES = [
 ]
 
 
-@pytest.mark.parametrize("shape", [{}, {"includes_usage": True}, {"num_top": 1}])
-def test_what_is_written_is_the_chunks_whatever_the_text(shape: dict[str, Any]):
+@pytest.mark.parametrize("fields", [{}, {"stream_options": {"include_usage": True}}, {"top_logprobs": 1}])
+def test_what_is_written_is_the_chunks_whatever_the_text(fields: dict[str, Any]):
     """Text alone is written without building its chunk again."""
-    quick, plain = writer(streams=True, **shape), writer(streams=True, **shape)
-    quick.shape = plain.shape = replace(quick.shape, model='"content":"" {"content":""}')
+    quick, plain = (writer('"content":"" {"content":""}', stream=True, **fields) for _ in range(2))
     texts = ['"content":""', "\\", '"\\"', "\n\x00\u2028 é 🙂", "\ud800", "Hi"]
     pieces = [Piece(i % 2, (TextPart(text),)) for i, text in enumerate(texts)]
     pieces += [Piece(0, (TextPart("x"),), (TokenLogprobs(1, -0.1),)), Piece(1, (TextPart("end"),), (), "stop"), *PIECES]
@@ -189,14 +192,9 @@ def test_what_is_written_is_the_chunks_whatever_the_text(shape: dict[str, Any]):
         assert quick.written(piece) == b"".join(sse(chunk) for chunk in plain.chunks(piece))
 
 
-def document(pieces: list[Piece], usage: Usage, shape: Shape | None = None) -> Any:
-    made = writer()
-    made.shape = shape or made.shape
-    return ChatCompletion.model_validate(json.loads(json.dumps(made.document(pieces, usage))), strict=True)
-
-
 def test_a_document_has_all_that_was_said():
-    whole = document(PIECES, Usage(12, 8, 5, 3, tried=9, right=4))
+    sent = json.dumps(writer().document(PIECES, Usage(12, 8, 5, 3, tried=9, right=4)))
+    whole: Any = ChatCompletion.model_validate(json.loads(sent), strict=True)
     message = whole.choices[0].message
     assert (message.content, message.reasoning_content) == ("It ", "Hm.")
     assert [call.id for call in message.tool_calls or ()] == ["call_0", "own_id"]
@@ -206,7 +204,7 @@ def test_a_document_has_all_that_was_said():
 
 def test_logprobs_have_text_and_bytes_also_of_half_a_character():
     probabilities = (TokenLogprobs(1, -0.1, ((1, -0.1), (3, -2.0))), TokenLogprobs(2, -0.5, ((2, -0.5), (1, -1.0))))
-    (chunk,) = writer(streams=True, num_top=1).chunks(Piece(0, (TextPart("Hi"),), probabilities))
+    (chunk,) = writer(stream=True, top_logprobs=1).chunks(Piece(0, (TextPart("Hi"),), probabilities))
     checked = ChatCompletionChunk.model_validate(chunk, strict=True).choices[0].logprobs
     assert checked is not None
     assert [(one.token, one.bytes, len(one.top_logprobs)) for one in checked.content or ()] == [
@@ -222,14 +220,16 @@ class Failing:
         yield [Piece(0, (TextPart("On"),)), Piece(0, (TextPart("ce"),), (), "error", error="stage b is lost")]
 
 
-SHAPE = Shape("m", streams=True, includes_usage=True)
+COUNTED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 @pytest.mark.parametrize(
     "made",
     [
-        ChatWriter("chatcmpl-1", 1, SHAPE, {}.__getitem__),
-        CompletionWriter("cmpl-1", 1, SHAPE, {}.__getitem__, wanted=Completions((), SHAPE)),
+        writer(**COUNTED),
+        CompletionWriter(
+            "cmpl-1", 1, "m", read(CompletionRequest, {"prompt": "", **COUNTED}), {}.__getitem__, Answer(1)
+        ),
     ],
     ids=["chat", "text"],
 )
@@ -252,6 +252,9 @@ def test_an_answer_that_fails_has_no_reason_to_finish(made: Any):
 
 def event(text: str, reason: str | None = None) -> StreamEvent:
     return StreamEvent((1,), text, 0.0, reason, (TokenLogprobs(1, -1.0),))
+
+
+NO_REQUEST: Any = None
 
 
 class Parser:
@@ -288,7 +291,7 @@ class Parser:
     ],
 )
 def test_how_an_answer_is_read(texts: list[str], reason: str, one_call: bool, parts: list[Any], said: str):
-    reader = ChoiceReader(0, Parser(), one_call=one_call)
+    reader = Choice(0, NO_REQUEST, Parser(), one_call=one_call)
     pieces = [piece for piece in (*map(reader.read, map(event, texts)), reader.read(event("", reason))) if piece]
     assert [part for piece in pieces for part in piece.parts] == parts
     assert (pieces[-1].finish_reason, reader.has_ended) == (said, True)
@@ -297,7 +300,7 @@ def test_how_an_answer_is_read(texts: list[str], reason: str, one_call: bool, pa
 
 
 def test_tokens_of_reasoning_are_counted_with_the_marker_before_it():
-    reader = ChoiceReader(0, Parser())
+    reader = Choice(0, NO_REQUEST, Parser())
     for text in ("a", "(", "b", "c", ")", "d", ")"):
         reader.read(event(text))
     reader.read(event("", "stop"))

@@ -9,20 +9,19 @@ from openai.types.responses.response_includable import ResponseIncludable
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
-from splitinfer.server.openai.response_items import packed
-from splitinfer.server.openai.responses import ResponseRequest, Shape, response_ask
+from splitinfer.server.openai.responses import ResponseRequest, packed
 from splitinfer.server.problem import Problem
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
 TOLD = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}, "strict": False}}
 
 
-def asked(**fields: Any) -> tuple[Ask, Shape]:
-    return response_ask(read(ResponseRequest, {"model": "m", "input": "Hello", **fields}))
+def request(**fields: Any) -> ResponseRequest:
+    return read(ResponseRequest, {"input": "Hello", **fields})
 
 
 def ask(**fields: Any) -> Ask:
-    return asked(**fields)[0]
+    return request(**fields).asks()[0]
 
 
 def chat(**fields: Any) -> Chat:
@@ -35,7 +34,7 @@ def test_a_choice_may_allow_some_of_the_functions():
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]}
     given = {"tools": [{"type": "function", "name": "news", "parameters": {}}, WEATHER], "tool_choice": choice}
     assert chat(**given).tools == (TOLD,)
-    assert asked(**given)[1].said["tool_choice"] == choice
+    assert request(**given).said(Recommended({}))["tool_choice"] == choice
     with pytest.raises(Problem, match=r"^tool_choice.tools\[0\].name must be the name of one"):
         ask(tools=[], tool_choice=choice)
 
@@ -51,10 +50,10 @@ def test_functions_in_namespaces_are_told_by_one_name_and_called_by_two():
 
 def test_sampling():
     given = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 7, "top_logprobs": 3, "seed": 1}
-    wanted, shape = asked(**given, include=[*typing.get_args(ResponseIncludable)])
-    got = wanted.params(Recommended({}), 100)
+    wanted = request(**given, include=[*typing.get_args(ResponseIncludable)])
+    got = wanted.asks()[0].params(Recommended({}), 100)
     assert (got.temperature, got.top_p, got.max_tokens, got.logprobs, got.seed) == (0.5, 0.9, 7, 3, 1)
-    assert shape.num_top == 3
+    assert wanted.num_top == 3
     usual = ask().params(Recommended({}), 100)
     assert (usual.logprobs, usual.max_tokens) == (None, 100)
 

@@ -9,12 +9,10 @@ from pydantic import TypeAdapter
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import TokenLogprobs
-from splitinfer.server.answer import Piece
+from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.fields import read
-from splitinfer.server.openai.response_items import packed
-from splitinfer.server.openai.responses import ResponseRequest, response_ask
+from splitinfer.server.openai.responses import ResponseRequest, packed
 from splitinfer.server.openai.responses_writer import ResponseWriter
-from splitinfer.server.spans import Usage
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -40,10 +38,11 @@ OUTPUT = [
 
 def writer(**fields: Any) -> ResponseWriter:
     numbers = iter(range(99))
-    ask, shape = response_ask(read(ResponseRequest, {"model": "m", "input": "Hello", **fields}))
-    shape = shape.with_sampling(ask, Recommended({"temperature": 0.6, "top_p": 0.8, "top_k": 20}))
+    asked = read(ResponseRequest, {"input": "Hello", **fields})
+    said = asked.said(Recommended({"temperature": 0.6, "top_p": 0.8, "top_k": 20}))
     new_id = lambda prefix: f"{prefix}_{next(numbers)}"  # noqa: E731
-    return ResponseWriter("resp_1", 1_700_000_000, shape, SPELLED.__getitem__, new_id, clock=lambda: 1_700_000_009)
+    head = "resp_1", 1_700_000_000, "m", asked, said
+    return ResponseWriter(*head, SPELLED.__getitem__, new_id, clock=lambda: 1_700_000_009)
 
 
 def sent(response: ResponseWriter, pieces: list[Piece], usage: Usage = ONE) -> list[dict[str, Any]]:
