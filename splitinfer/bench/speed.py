@@ -49,13 +49,13 @@ def measure(options: Options) -> dict[str, Any]:
     Raises:
         SplitinferError: something cannot be measured.
     """
-    parts = speed_parts(options.decode_tokens, options.prompt_tokens, options.streams)
+    parts = speed_parts(options.decode_tokens, options.prompt_tokens, options.counts)
     context = max(part.context for part in parts)
     options.check_context(context)
     on = describe()  # before this measurement loads the machine
     notes = _notes(options, on["load_average"])
     with ExitStack() as stack:
-        settings = options.settings(context, max_running=max(MAX_RUNNING, *options.streams))
+        settings = options.settings(context, max_running=max(MAX_RUNNING, *options.counts))
         llm, plain = open_stages(stack, options, settings), None
         try:
             if emulated_machine() is not None:

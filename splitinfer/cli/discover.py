@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from splitinfer.cli.options import Verbose, finite
-from splitinfer.cli.running import finish, show_table, tell
+from splitinfer.cli.running import show_table, tell
 
 
 def discover(
@@ -15,12 +15,8 @@ def discover(
     ] = 3.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as one JSON document.")] = False,
     verbose: Verbose = False,
-) -> None:
+) -> int:
     """List the workers that announce themselves in this machine's networks, and the ways to them."""
-    finish(lambda: _discover(seconds, as_json=as_json), verbose)
-
-
-def _discover(seconds: float, *, as_json: bool) -> int:
     from splitinfer.console import errors
     from splitinfer.discovery import report
     from splitinfer.discovery.discover import discover as look_around

@@ -11,7 +11,7 @@ import typer
 
 from splitinfer.cli.chat import is_server, prompt_of, run_pipeline
 from splitinfer.cli.options import ChatOptions, sampling, with_options
-from splitinfer.cli.running import finish, show_table
+from splitinfer.cli.running import set_up, show_table
 from splitinfer.core.endpoint import WORKER_PORT
 from splitinfer.core.layout import BY_UP
 from splitinfer.core.plain_text import wrapped
@@ -57,34 +57,41 @@ def _up(
     prepare: Annotated[
         bool, typer.Option("--prepare", help="End when the workers are up and the layout is written.")
     ] = False,
-) -> None:
+) -> int:
     """Start workers on other machines over ssh, cut the model, and go on as `chat` does."""
+    set_up(options.verbose, info=is_server(options))
     choice = sampling(options)
-
-    def run() -> int:
-        if (options.serve is not None) + (options.prompt is not None) + prepare > 1:
-            raise ConfigError("--serve, --prompt and --prepare each say what is to be done; give one of them")
-        last = _meant(hosts, hostfile, port, options.model)
-        text = None if prepare else prompt_of(options)
-        workers = _bring_up(last)
-        if prepare:
-            return _prepare(options, str(last.model), workers)
-        return run_pipeline(options, choice, text, _planned(options, str(last.model), workers))
-
-    finish(run, options.verbose, info=is_server(options))
+    if (options.serve is not None) + (options.prompt is not None) + prepare > 1:
+        raise ConfigError("--serve, --prompt and --prepare each say what is to be done; give one of them")
+    last = _meant(hosts, hostfile, port, options.model)
+    text = None if prepare else prompt_of(options)
+    workers = _bring_up(last)
+    if prepare:
+        return _prepare(options, str(last.model), workers)
+    return run_pipeline(options, choice, text, _planned(options, str(last.model), workers))
 
 
 up = with_options(_up, without=("layout", "workers", "auto"))
 
 
-def down(hosts: _Hosts = None, hostfile: _Hostfile = None) -> None:
+def down(hosts: _Hosts = None, hostfile: _Hostfile = None) -> int:
     """Stop the workers that `up` from here has started; workers of others stay."""
-    finish(lambda: _down(_known(hosts, hostfile)))
+    known = _known(hosts, hostfile)
+    with _steps() as (steps, _):
+        return 0 if all(steps.down(known)) else 1
 
 
-def status(hosts: _Hosts = None, hostfile: _Hostfile = None) -> None:
+def status(hosts: _Hosts = None, hostfile: _Hostfile = None) -> int:
     """Show which workers run where: versions, memory, who started them, whom they serve."""
-    finish(lambda: _status(_known(hosts, hostfile)))
+    from splitinfer.launch.steps import COLUMNS
+
+    known = _known(hosts, hostfile)
+    with _steps(makes_key=False) as (steps, _):
+        found = steps.status(known)
+        rows = [row for host, seen in zip(known, found, strict=True) if seen for row in steps.rows(host, seen)]
+    if rows:
+        show_table(COLUMNS, rows)
+    return 0 if all(found) else 1
 
 
 # ----- which hosts ---------------------------------------------------------------------------------
@@ -204,22 +211,3 @@ def _print(mark: str, line: str, began: float | None = None) -> None:
     shown = wrapped(line, errors.width - 2) if errors.is_terminal else line
     colour = {"✓": "green", "!": "yellow", "✗": "red"}.get(mark, "default")
     errors.print(f"[{colour}]{mark}[/{colour}] {escape(shown)}", soft_wrap=True)
-
-
-# ----- down and status -----------------------------------------------------------------------------
-
-
-def _down(hosts: "Sequence[Host]") -> int:
-    with _steps() as (steps, _):
-        return 0 if all(steps.down(hosts)) else 1
-
-
-def _status(hosts: "Sequence[Host]") -> int:
-    from splitinfer.launch.steps import COLUMNS
-
-    with _steps(makes_key=False) as (steps, _):
-        found = steps.status(hosts)
-        rows = [row for host, seen in zip(hosts, found, strict=True) if seen for row in steps.rows(host, seen)]
-    if rows:
-        show_table(COLUMNS, rows)
-    return 0 if all(found) else 1

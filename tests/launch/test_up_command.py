@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_launch_steps import AIR, MINI, OWN, SEEN, STARTED, WORKER
+from test_launch_steps import OWN, SEEN, STARTED, WORKER
 from typer.testing import CliRunner
 
 from splitinfer.cli import app
@@ -22,7 +22,6 @@ from splitinfer.launch.hosts import Host, Last, from_words
 from splitinfer.launch.place import state_folder
 from splitinfer.launch.steps import Steps
 from splitinfer.places import write
-from splitinfer.shutdown import shutdown
 from splitinfer.system.command import Done
 
 command = importlib.import_module("splitinfer.cli.up")  # the package has the command by that name
@@ -110,13 +109,12 @@ def test_one_that_fails_is_named_and_all_are_remembered(machines: MadeUpMachines
 
 
 def test_down_and_status_end_with_what_they_found(machines: MadeUpMachines, capsys: pytest.CaptureFixture[str]):
-    hosts = (MINI, AIR)
-    assert (command._down(hosts), command._status(hosts)) == (0, 0)
+    assert [command.down(["mini", "air"]), command.status(["mini", "air"])] == [0, 0]
     said = capsys.readouterr()
     assert "mini: the worker at port 5577 is stopped" in said.err
     assert "40.0 of 64.0 GB" in " ".join(said.out.split())
     machines.broken = {"air"}
-    assert (command._down(hosts), command._status(hosts)) == (1, 1)
+    assert [command.down(["mini", "air"]), command.status(["mini", "air"])] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -131,13 +129,7 @@ def test_down_and_status_end_with_what_they_found(machines: MadeUpMachines, caps
         (["--hostfile", "/nowhere", "--model", "demo"], "there is no hostfile"),
     ],
 )
-def test_wrong_words_are_one_sentence(
-    words: list[str], said: str, machines: MadeUpMachines, monkeypatch: pytest.MonkeyPatch
-):
-    def finish(run: object, *_: object, **__: object) -> None:
-        run()  # type: ignore[operator]
-
-    monkeypatch.setattr(command, "finish", finish)
+def test_wrong_words_are_one_sentence(words: list[str], said: str, machines: MadeUpMachines):
     result = CliRunner().invoke(app, ["up", *words])
     assert said in str(result.exception) + result.output
 
@@ -146,11 +138,7 @@ def test_wrong_words_are_one_sentence(
 
 
 def test_a_worker_in_the_background_is_one_line_of_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    def leave(code: int) -> None:
-        raise SystemExit(code)
-
     wanted = list[background.Wanted]()
-    monkeypatch.setattr(shutdown, "exit", leave)
     monkeypatch.setattr(background, "start", lambda each: wanted.append(each) or STARTED)
     words = ["worker", "--detach", "--host", "0.0.0.0", "--port", "7000", f"--by={OWN.key}:studio", "--json"]
     monkeypatch.setattr("sys.argv", ["splitinfer", *words])
