@@ -18,7 +18,7 @@ from typing import Any
 
 from splitinfer import cleanup
 from splitinfer.bench.figures import summarize
-from splitinfer.bench.judge import read_again, verdict
+from splitinfer.bench.judge import read_again
 from splitinfer.bench.mlx_lm import MlxLmProcesses, PlainMlxLm, fetched, plain_mlx_lm
 from splitinfer.bench.options import Options
 from splitinfer.bench.parts import ANSWER, NEW_TOKENS, STREAMS, Cell, Kind, Part, Tasks, made_up, parts, tasks_of
@@ -47,7 +47,7 @@ from splitinfer.llm import LLM, Settings
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.places import write
 from splitinfer.probes.machine import describe
-from splitinfer.probes.tokens import tolerance
+from splitinfer.probes.plain import tolerance, verdict
 from transports.address import parse_host_port
 
 __all__ = ["measure", "tables"]

@@ -14,6 +14,7 @@ collects their findings, and writes the page and the document, whatever happens 
 
 finding    a finding, its outcome, and the exit code that follows from all of them
 registry   the probes of ``selftest``, the most important first
+plain      what plain mlx-lm says of an answer
 child      a probe's process: both ends
 page       findings as text
 """

@@ -12,7 +12,7 @@ import yaml
 from random_model import Shape, make
 
 from splitinfer.bench import compare as run
-from splitinfer.bench.judge import RIGHT, ROUNDING, WRONG, reread, verdict, worst
+from splitinfer.bench.judge import reread, worst
 from splitinfer.bench.options import Options
 from splitinfer.bench.parts import Cell, Kind, Part, parts
 from splitinfer.bench.report import print_found, tables
@@ -20,6 +20,7 @@ from splitinfer.bench.systems import AS_ONE_STAGE, BY_LAYERS, PARALLEL, PIPELINE
 from splitinfer.config import read_layout
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
+from splitinfer.probes.plain import RIGHT, ROUNDING, WRONG, verdict
 
 DROPS_FROM = 128  # the place of a token; 4k in small. A stream ends before
 
