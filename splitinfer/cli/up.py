@@ -114,10 +114,9 @@ def _named(hosts: Sequence[str] | None, hostfile: Path | None, port: int) -> "tu
 
 def _remembered() -> "Last":
     from splitinfer.launch.hosts import decode
-    from splitinfer.launch.place import state_folder
-    from splitinfer.places import read
+    from splitinfer.places import of_up, read
 
-    path = state_folder() / "last.json"
+    path = of_up() / "last.json"
     return decode(read(path), str(path))
 
 
@@ -154,9 +153,8 @@ def _steps(*, makes_key: bool = True) -> "Iterator[tuple[Steps, Ssh]]":
 def _bring_up(last: "Last") -> list[dict[str, str]]:
     """Bring all hosts up; name, address and key of their workers. Raises ConfigError: one did not start."""
     from splitinfer.console import errors
-    from splitinfer.launch.place import state_folder
     from splitinfer.launch.steps import check_distinct, problems
-    from splitinfer.places import write
+    from splitinfer.places import of_up, write
 
     with _steps() as (steps, ssh), errors.status(f"asking {', '.join(each.name for each in last.hosts)}"):
         started = list(zip(last.hosts, steps.up(last.hosts), strict=True))
@@ -167,7 +165,7 @@ def _bring_up(last: "Last") -> list[dict[str, str]]:
         ]
     check_distinct([(host, up) for host, up in started if up])
     if ready:  # a mistyped host does not replace those that `down` has to know
-        write(state_folder() / "last.json", last.encode())
+        write(of_up() / "last.json", last.encode())
     failed = [host.name for host, up in started if up is None]
     if failed:
         raise ConfigError(problems(failed, others=len(started) > len(failed)))
@@ -197,9 +195,9 @@ def _prepare(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]
 
 
 def _layout_file() -> Path:
-    from splitinfer.launch.place import state_folder
+    from splitinfer.places import of_up
 
-    return state_folder() / "layout.yaml"
+    return of_up() / "layout.yaml"
 
 
 def _print(mark: str, line: str, began: float | None = None) -> None:

@@ -22,6 +22,7 @@ def worker(
         bool, typer.Option("--json", help="With --detach, --stop or --show: answer with one line of JSON.")
     ] = False,
     by: Annotated[str | None, typer.Option("--by", metavar="KEY:NAME", hidden=True)] = None,
+    versions: Annotated[str | None, typer.Option("--versions", hidden=True)] = None,  # who lists processes reads it
     child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
 ) -> int:
     """Wait for a coordinator, hold the layers it names, and serve one coordinator after another."""

@@ -5,7 +5,7 @@
        `splitinfer worker --detach --json` there, wherever the program is            thin    ssh
        one line of JSON back                                                         pure    answer
     on the other machine: workers in the background, shown, started, stopped         thin    background, processes
-    this machine; where `up` remembers things                                        thin    own, place
+    this machine; where `up` remembers things                                        thin    own
     two machines without ssh: `splitinfer init`                                      thin    pairing
 
 The workers that are up are measured, the model is cut for them, and what they lack is copied, as for any pipeline

@@ -19,9 +19,8 @@ from splitinfer.keyring import Known
 from splitinfer.launch import background
 from splitinfer.launch.answer import encode, understand
 from splitinfer.launch.hosts import Host, Last, from_words
-from splitinfer.launch.place import state_folder
 from splitinfer.launch.steps import Steps
-from splitinfer.places import write
+from splitinfer.places import of_up, write
 from splitinfer.system.command import Done
 
 command = importlib.import_module("splitinfer.cli.up")  # the package has the command by that name
@@ -76,14 +75,14 @@ def test_to_bring_a_lost_worker_back_is_no_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(command, "_planned", refuse)
     with pytest.raises(Refused):
         command._prepare(ChatOptions(), "demo", [])
-    write(state_folder() / "layout.yaml", "stages: []\n")
+    write(of_up() / "layout.yaml", "stages: []\n")
     assert command._prepare(ChatOptions(), "demo", []) == 0
 
 
 def test_a_machine_that_is_named_twice_is_told(machines: MadeUpMachines):
     with pytest.raises(ConfigError, match=r"^mini and air have the same key: they are one machine"):
         command._bring_up(Last(from_words(["mini", "air"]), "demo"))
-    assert not (state_folder() / "last.json").exists()
+    assert not (of_up() / "last.json").exists()
 
 
 def test_a_model_is_known_before_anything_is_done_and_from_every_folder(
@@ -104,7 +103,7 @@ def test_one_that_fails_is_named_and_all_are_remembered(machines: MadeUpMachines
     said = capsys.readouterr().err
     assert "worker started, port 5577" in said
     assert "in use by another program" in said
-    assert not (state_folder() / "layout.yaml").exists()
+    assert not (of_up() / "layout.yaml").exists()
     assert command._meant((), None, 5577, None) == last
 
 
