@@ -186,7 +186,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None
     """Let workers be this code, in a Python that starts quickly."""
     program = tmp_path / "python"
     program.write_text(
-        f'#!/bin/sh\nshift 2; printf "%s\\n" "$@" >{tmp_path}/words\nexec {sys.executable} -S -c "$(cat {tmp_path}/code)"\n'
+        f'#!/bin/sh\nshift 2; printf "%s\\n" "$@" >{tmp_path}/words\n'
+        f'exec {sys.executable} -S -c "$(cat {tmp_path}/code)"\n'
     )
     (tmp_path / "code").write_text(code)
     program.chmod(0o755)
