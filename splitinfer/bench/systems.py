@@ -13,7 +13,7 @@ from typing import Any
 
 from splitinfer.bench import machine
 from splitinfer.bench.figures import BEGINS_AT, BatchRun, Run, prefill_share
-from splitinfer.bench.mlx_lm import MlxLmProcesses, PlainMlxLm
+from splitinfer.bench.mlx_lm import MlxLm
 from splitinfer.bench.options import Options
 from splitinfer.bench.parts import Cell, Kind, Part, Tasks
 from splitinfer.console import say
@@ -213,25 +213,23 @@ class OneStage(Pipeline):
 
 
 class Plain(System):
-    """Plain mlx-lm in one process."""
+    """mlx-lm: plain, in one process, or under another ``name`` in as many as the layout has stages."""
 
-    name = PLAIN
-
-    def __init__(self, tasks: Tasks, answers: Answers, plain: PlainMlxLm) -> None:
+    def __init__(self, tasks: Tasks, answers: Answers, mlx_lm: MlxLm, name: str = PLAIN) -> None:
         super().__init__(tasks, answers)
-        self._plain = plain
+        self.name, self._mlx_lm = name, mlx_lm
         self.does = {
             Kind.STREAM: lambda part, _: Cell([self.kept(part, self._run(part)).tokens_per_second]),
             Kind.PROMPT: lambda part, _: Cell([self.kept(part, self._run(part)).ttft]),
             Kind.STREAMS: lambda part, trial: Cell(
-                [plain.run_batch(tasks.batch(part, trial), part.tokens).tokens_per_second]
+                [mlx_lm.run_batch(tasks.batch(part, trial), part.tokens).tokens_per_second]
             ),
-            Kind.TURN: self._turn,
-            **({Kind.DRAFTS: self._drafts} if plain.has_draft else {}),
+            **({Kind.TURN: self._turn} if name == PLAIN else {}),
+            **({Kind.DRAFTS: self._drafts} if mlx_lm.has_draft else {}),
         }
 
     def _run(self, part: Part, **how: Any) -> Run:
-        return self._plain.run(self.tasks.prompts[part.name], part.tokens, **how)
+        return self._mlx_lm.run(self.tasks.prompts[part.name], part.tokens, **how)
 
     def _drafts(self, part: Part, _: int) -> Cell:
         run = self.kept(part, self._run(part, num_draft=_DRAFTS))
@@ -240,25 +238,6 @@ class Plain(System):
     def _turn(self, part: Part, _: int) -> Cell:
         run = self._run(part, then=self.tasks.second(part.name))
         return Cell([run.ttft], said="its prompt cache kept in its process")
-
-
-class Peers(System):
-    """mlx-lm in as many processes as the layout has stages."""
-
-    def __init__(self, name: str, tasks: Tasks, answers: Answers, peers: MlxLmProcesses) -> None:
-        super().__init__(tasks, answers)
-        self.name, self._peers = name, peers
-        self.does = {
-            Kind.STREAM: lambda part, _: Cell([self.kept(part, self._run(part)).tokens_per_second]),
-            Kind.PROMPT: lambda part, _: Cell([self.kept(part, self._run(part)).ttft]),
-            Kind.STREAMS: lambda part, trial: Cell(
-                [peers.run_batch(tasks.batch(part, trial), part.tokens).tokens_per_second]
-            ),
-        }
-
-    def _run(self, part: Part) -> Run:
-        run = self._peers.run_batch([self.tasks.prompts[part.name]], part.tokens)
-        return Run(run.token_ids[0], run.token_times[0])
 
 
 def _run(request: Request) -> Run:
