@@ -22,7 +22,6 @@ announces the half of what is free, and gets a part of that.
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import secrets
@@ -30,26 +29,34 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import pydantic
 
 from splitinfer.places import of_this_host
 
 # -- claims, and what they leave. Pure ---------------------------------------------------------------------------------
 
 
+_Count = Annotated[int, pydantic.Field(ge=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """Bytes of one process. ``group``: the id of the process that divides memory among several, or its own."""
 
-    group: int
-    held: int
-    load: int
-    growth: int = 0
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
+
+    group: _Count
+    held: _Count
+    load: _Count
+    growth: _Count = 0
 
     def encode(self) -> bytes:
         """The claim as it is written to a file."""
-        return json.dumps(asdict(self)).encode()
+        return _CLAIM.dump_json(self)
 
     @classmethod
     def decode(cls, data: bytes) -> "Claim":
@@ -58,15 +65,10 @@ class Claim:
         Raises:
             ValueError: it is not a claim.
         """
-        read = json.loads(data)
-        names = {field.name for field in fields(cls)}
-        if (
-            not isinstance(read, dict)
-            or set(read) != names
-            or not all(type(n) is int and n >= 0 for n in read.values())
-        ):
-            raise ValueError(f"{data[:80]!r} is not a claim")
-        return cls(**read)
+        return _CLAIM.validate_json(data, strict=True)
+
+
+_CLAIM = pydantic.TypeAdapter(Claim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,9 +297,5 @@ def join_group(leader: int) -> None:
 
 def of_this_process() -> Ledger:
     """The ledger of this user and machine."""
-    folder = _default_folder()
+    folder = of_this_host("memory")
     return _ledgers.setdefault(folder, Ledger(folder, os.getpid() if _group is None else _group))
-
-
-def _default_folder() -> Path:
-    return of_this_host("memory")
