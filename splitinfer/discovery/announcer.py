@@ -1,13 +1,11 @@
 """Announces a worker, from the worker's own process.
 
-zeroconf answers on a thread of its own; a packet of another device costs some 0.2 ms of Python. The worker's main
-thread looks after the announcement: addresses come and go, as when a Thunderbolt cable is plugged in, and zeroconf does
-not see that. The kinds of the interfaces are asked for only where addresses have changed: on macOS that starts a
-program.
+zeroconf answers on a thread of its own, but does not see addresses that come and go, as when a Thunderbolt cable is
+plugged in: the worker's main thread does. The kinds of the interfaces are asked for only where addresses have changed:
+on macOS that starts a program.
 
 The announced host is one of this program's own, ``splitinfer-ID.local``: addresses of the machine's own name would
-conflict with the system's responder, which would then rename the machine. A worker that is killed says no goodbye; who
-looks around finds that it does not answer.
+conflict with the system's responder, which would then rename the machine.
 """
 
 import contextlib

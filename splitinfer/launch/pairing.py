@@ -6,9 +6,8 @@
     proof                           ◀──▶   proof
 
 Both codes together are a secret that no network has seen. A proof is an HMAC, by that secret, of both hellos, the
-sender's first. Whoever stands between the two can neither put another key in place nor find the codes afterwards:
-there are 2^60 pairs, and trying one takes scrypt's 16 MB and tens of milliseconds (RFC 7914). From a wrong proof one
-learns only that it is wrong, and then a person has to type again.
+sender's first. Whoever stands between the two can neither put another key in place nor find the codes afterwards: there
+are 2^60 pairs, and trying one takes scrypt's 16 MB (RFC 7914). After a wrong proof a person has to type again.
 """
 
 import contextlib

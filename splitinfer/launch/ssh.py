@@ -1,11 +1,9 @@
 """Runs OpenSSH's `ssh`: `splitinfer worker` on a machine, and where ssh would go.
 
-`ssh HOST COMMAND` runs the login shell of that user, whichever it is, not as a login shell: PATH is the system's own
-(sshd(8), "Login process"), without what ~/.zprofile adds (0xSero/litter #1: Homebrew's programs are not found). So the
-command is only ``/bin/sh -s``, which every shell reads alike, and the script on its standard input runs the first
-program that it finds: in the same place as here, on PATH, where uv, pipx and pip put programs, on a login shell's PATH.
-
-Options (ssh_config(5), OpenSSH 9.2):
+`ssh HOST COMMAND` runs the user's shell, whichever it is, not as a login shell: PATH lacks what ~/.zprofile adds
+(sshd(8), "Login process"; 0xSero/litter #1). So the command is only ``/bin/sh -s``, and the script on its standard
+input runs the first program that it finds: in the same place as here, on PATH, where uv, pipx and pip put programs, on
+a login shell's PATH. Options (ssh_config(5), OpenSSH 9.2):
 
     BatchMode=yes                   it asks nothing: no password, no passphrase, no question about a host key
     StrictHostKeyChecking=yes       an unknown host key is refused, a changed one too, whatever ~/.ssh/config says
@@ -14,12 +12,8 @@ Options (ssh_config(5), OpenSSH 9.2):
     ClearAllForwardings, -a, -x     nothing of this machine is lent to the other
     RemoteCommand=none, -T          what ~/.ssh/config would run there instead
 
-The control socket lies in a folder that only this user can enter, with a short path: a socket's name has 104 bytes on
-macOS (sys/un.h), ssh adds 17, and $TMPDIR has about 50 there. Output goes to files: the connection that stays in the
-background may keep what was its standard error open, and a pipe would be waited for.
-
-ssh ends with 255 if it failed itself, else with the command's code (ssh(1), "EXIT STATUS"), and says why on standard
-error.
+The control socket's path is short: it may have 104 bytes on macOS, of which ssh takes 17 and $TMPDIR some 50. Output
+goes to files: the connection that stays in the background may keep standard error open, and a pipe would be waited for.
 """
 
 import contextlib

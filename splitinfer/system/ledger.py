@@ -2,22 +2,19 @@
 
     ~/Library/Caches/splitinfer/memory/HOST/    (macOS; elsewhere ~/.cache/...)
         lock              held while claims are read or written, so that two processes do not see the same bytes free
-        PID-RANDOM        a claim; its process holds a lock on it (flock(2)) for as long as it has one
+        PID-RANDOM        a claim; its process holds a lock on it (flock(2)), which the system gives up however it dies
 
-The system gives up a dead process's locks, however it died. So a claim whose lock can be had is nobody's, and is
-removed. The host is in the name because home folders may be shared. Where files cannot be locked, nothing is
-claimed, and a line in the log says so once: then each process counts all that is free, as if it were alone.
-
-What the system calls free has in it what another process is about to take. So a claim has
+A claim whose lock can be had is nobody's, and is removed. Where files cannot be locked, nothing is claimed: each
+process counts all that is free, as if it were alone. What the system calls free has in it what another process is about
+to take, so a claim has
 
     held                bytes that MLX holds in its process now: the system does not call these free any more
     load                bytes that it will surely take besides: weights being read, KV of one context, room to compute
     growth              bytes that KV may take besides, in the course of time, where that is more
 
-What it takes after that is held and not to come any more, so a claim is written again as memory fills up. The
-coordinator divides what is free among itself and the workers that it starts, so processes of such a *group* count each
-other's ``load`` alone. For everyone else the group also grows: by what its largest growth is, since each member
-announces the half of what is free, and gets a part of that.
+and is written again as memory fills up. The coordinator divides what is free among itself and the workers that it
+starts: in such a *group* each other's ``load`` counts alone. For everyone else the group also grows, by its largest
+growth: each member announces the half of what is free, and gets a part of that.
 """
 
 import contextlib
