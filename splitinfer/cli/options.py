@@ -19,7 +19,7 @@ import typer
 from typer.models import ArgumentInfo
 
 from splitinfer.core.endpoint import WORKER_PORT
-from splitinfer.core.sampling_defaults import ANSWER_TOKENS, DEMO_TOKENS, SamplingChoice
+from splitinfer.core.sampling_defaults import ANSWER_TOKENS, DEMO_TOKENS, RECOMMENDABLE, SamplingChoice
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import SERVING, Declared, declared
 from splitinfer.kvstore.paths import DEFAULT_CAP, default_folder
@@ -87,29 +87,7 @@ def _parameter(each: Declared) -> inspect.Parameter:
     return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-LayoutOption = Annotated[
-    str | None,
-    typer.Option("--layout", help="A layout file, or the name of one (see layouts/README.md)."),
-]
-WorkersOption = Annotated[
-    str | None,
-    _cut(
-        "--workers",
-        help=f"With --model, in place of a layout: the workers that may get layers, {WORKERS_FORM} separated by "
-        "commas. They are measured, and the best cut is chosen.",
-    ),
-]
-AutoOption = Annotated[
-    bool,
-    _cut(
-        "--auto", help="In place of --workers: the paired workers that announce themselves now (`splitinfer discover`)."
-    ),
-]
 UseAllOption = Annotated[bool, _cut("--use-all", help="Use every machine, even if fewer would be faster.")]
-AimOption = Annotated[
-    Aim,
-    _cut("--for", metavar="GOAL", help="What to optimise the cut for: chat, throughput or context."),
-]
 MeasureOption = Annotated[bool, _cut("--measure", help="Ignore saved measurements and measure again.")]
 ModelOption = Annotated[
     str | None,
@@ -193,11 +171,30 @@ class WorkerOptions:
 class PipelineOptions:
     """The options of every command that runs a pipeline."""
 
-    layout: LayoutOption = None
+    layout: Annotated[
+        str | None,
+        typer.Option("--layout", help="A layout file, or the name of one (see layouts/README.md)."),
+    ] = None
     model: ModelOption = None
-    workers: WorkersOption = None
-    auto: AutoOption = False
-    aim: AimOption = Aim.CHAT
+    workers: Annotated[
+        str | None,
+        _cut(
+            "--workers",
+            help=f"With --model, in place of a layout: the workers that may get layers, {WORKERS_FORM} separated by "
+            "commas. They are measured, and the best cut is chosen.",
+        ),
+    ] = None
+    auto: Annotated[
+        bool,
+        _cut(
+            "--auto",
+            help="In place of --workers: the paired workers that announce themselves now (`splitinfer discover`).",
+        ),
+    ] = False
+    aim: Annotated[
+        Aim,
+        _cut("--for", metavar="GOAL", help="What to optimise the cut for: chat, throughput or context."),
+    ] = Aim.CHAT
     use_all: UseAllOption = False
     measure: MeasureOption = False
     verbose: Verbose = False
@@ -217,7 +214,9 @@ class ChatOptions(PipelineOptions):
             help=f"Token limit of an answer. Default: {ANSWER_TOKENS:,}, or {DEMO_TOKENS} with the demo.",
         ),
     ] = ANSWER_TOKENS
-    temp: Annotated[float | None, _sampling("--temp", help="Temperature; 0 always takes the likeliest token.")] = None
+    temperature: Annotated[
+        float | None, _sampling("--temp", help="Temperature; 0 always takes the likeliest token.")
+    ] = None
     top_p: Annotated[
         float | None, _sampling("--top-p", help="Sample from the likeliest tokens that hold this probability.")
     ] = None
@@ -318,13 +317,7 @@ def sampling(options: ChatOptions) -> SamplingChoice:
     """The sampling that the options ask for; greedy where the model recommends no temperature either."""
     if options.logprobs is not None and not options.as_json:
         raise typer.BadParameter("--logprobs is printed with --json only; add --json")
-    given = {
-        "temperature": options.temp,
-        "top_p": options.top_p,
-        "top_k": options.top_k,
-        "min_p": options.min_p,
-        "repetition_penalty": options.repetition_penalty,
-    }
+    given = {name: value for name in RECOMMENDABLE if (value := getattr(options, name)) is not None}
     try:
         base = SamplingParams(
             max_tokens=options.max_tokens,
@@ -332,7 +325,7 @@ def sampling(options: ChatOptions) -> SamplingChoice:
             stop=tuple(options.stop or ()),
             logprobs=options.logprobs,
         )
-        return SamplingChoice({name: value for name, value in given.items() if value is not None}, base)
+        return SamplingChoice(given, base)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

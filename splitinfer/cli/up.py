@@ -34,6 +34,7 @@ _Hosts = Annotated[
 _Hostfile = Annotated[
     Path | None, typer.Option("--hostfile", help="Read the hosts from this file, as `mlx.launch` uses it.")
 ]
+_LAYOUT = "layout.yaml"
 _Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of workers where the host names none.")]
 
 
@@ -175,8 +176,9 @@ def _bring_up(last: "Last") -> list[dict[str, str]]:
 def _planned(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]) -> "Chosen":
     """Measure all machines, cut the model, and write the layout."""
     from splitinfer.cli.opening import write_planned
+    from splitinfer.places import of_up
 
-    began, path = time.monotonic(), _layout_file()
+    began, path = time.monotonic(), of_up() / _LAYOUT
     chosen = write_planned(options, model, workers, path, lambda name, text: _print("✓", f"{name}: {text}"))
     _print("✓", f"the layout is in {path}", began)
     return replace(chosen, layout=replace(chosen.layout, name=BY_UP))
@@ -184,20 +186,17 @@ def _planned(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]
 
 def _prepare(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]) -> int:
     """Write the layout. A worker that serves already, as one that was lost does at once, leaves it as it was."""
+    from splitinfer.places import of_up
+
+    path = of_up() / _LAYOUT
     try:
         _planned(options, model, workers)
     except Refused as error:
-        if not _layout_file().exists():
+        if not path.exists():
             raise
         _print("!", f"{error}. The layout stays as it was.")
-    typer.echo(_layout_file())
+    typer.echo(path)
     return 0
-
-
-def _layout_file() -> Path:
-    from splitinfer.places import of_up
-
-    return of_up() / "layout.yaml"
 
 
 def _print(mark: str, line: str, began: float | None = None) -> None:
