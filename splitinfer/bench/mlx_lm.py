@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from splitinfer.bench.child_process import ChildProcess, receive_all
-from splitinfer.bench.figures import BatchRun, Run
+from splitinfer.bench.figures import Run
 from splitinfer.console import say
 from splitinfer.core.layout import Layout
 from splitinfer.engine.drafts.drafters import model_in
@@ -56,15 +56,14 @@ class MlxLm:
         speculative decoding, with so many drafts at a time. ``then``: the run of a second turn, these tokens after the
         answer, with the KV of both kept."""
         if len(self._children) > 1:
-            batch = self.run_batch([prompt], tokens)
-            return Run(batch.token_ids[0], batch.token_times[0])
+            return self.run_batch([prompt], tokens)[0]
         answer = self._ask({"prompt": list(prompt), "max_tokens": tokens, **how})[0]
         return Run(tuple(answer["token_ids"]), tuple(answer["token_times"]))
 
-    def run_batch(self, prompts: Sequence[Sequence[int]], tokens: int) -> BatchRun:
+    def run_batch(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[Run]:
         """Answer many prompts at once in the batch generator; times are those of the process with the last layers."""
         answer = self._ask({"prompts": prompts, "max_tokens": tokens})[0]
-        return BatchRun(tuple(map(tuple, answer["token_ids"])), tuple(map(tuple, answer["token_times"])))
+        return [Run(*map(tuple, each)) for each in zip(answer["token_ids"], answer["token_times"], strict=True)]
 
     def judge(self, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
         """How far, in logits, each token of an answer is below mlx-lm's own choice."""

@@ -109,8 +109,8 @@ def test_plain_mlx_lm_serves_task_after_task(layout_file: Path) -> None:
     with processes(folder, "float32", [1, 3]) as peers:
         split = peers.run_batch(prompts, 6)
         pids = peers.pids
-    assert split.token_ids == together.token_ids
-    assert [len(times) for times in split.token_times] == [6, 6, 6]
+    assert [run.token_ids for run in split] == [run.token_ids for run in together]
+    assert [len(run.token_times) for run in split] == [6, 6, 6]
     assert not any(map(psutil.pid_exists, pids))
 
 
@@ -128,7 +128,7 @@ def test_a_ring_over_machines_is_started_by_ssh(
     with processes(str(layout_file.parent / "model"), "float32", [1, 3], True, [None, "localhost"]) as peers:
         there = peers.run_batch([[i % 300 for i in range(1500)]], 3)
     assert (tmp_path / "ssh.host").read_text() == "localhost\n"
-    assert len(there.token_ids[0]) == 3
+    assert len(there[0].token_ids) == 3
     assert not list(tmp_path.glob("tmp.*"))  # the list of hosts is gone
 
 
