@@ -20,13 +20,12 @@ def discover(
     from splitinfer.console import errors
     from splitinfer.discovery import report
     from splitinfer.discovery.discover import discover as look_around
-    from splitinfer.discovery.network import Network
     from splitinfer.engine.versions import own_versions
     from splitinfer.keyring import Keyring
 
     with errors.status("looking for workers"):
         keyring = Keyring()
-        look, found = look_around(Network(), seconds, keyring.known(), own_versions(), keyring.own().public)
+        look, found = look_around(seconds, keyring.known(), own_versions(), keyring.own().public)
     if as_json:
         typer.echo(json.dumps(report.as_json(look, found), indent=2))
         return 0 if found else 1
