@@ -63,7 +63,7 @@ def serve(options: WorkerOptions, *, child: bool = False, shows_stage: bool = Tr
     elif not is_loopback(host):
         log.warning("--insecure: any host that reaches %s can use this worker, and read what crosses the link", address)
     log.info("worker %s waits at %s (computing on %s)", worker.name, address, device_name())
-    announcing = _announcing(worker.name, host, at.port, access, wanted=wanted)
+    announcing = _announcing(worker.name, host, at.port, access) if wanted else None
     return _stay(worker, ending, announcing, seconds_to_close(disk))
 
 
@@ -73,7 +73,7 @@ def rank_options(options: WorkerOptions) -> list[str]:
     return words_of(WorkerOptions(**{name: getattr(options, name) for name in keeps}))
 
 
-def _stay(worker: Worker, ending: threading.Event, announcing: Announcing, writing: float) -> int:
+def _stay(worker: Worker, ending: threading.Event, announcing: Announcing | None, writing: float) -> int:
     """Stay until the worker is ``ending`` or ``shutdown`` begins; the exit code. ``writing``: seconds for KV to be
     saved on disk."""
     asked, stopped = threading.Event(), threading.Event()
@@ -85,13 +85,16 @@ def _stay(worker: Worker, ending: threading.Event, announcing: Announcing, writi
 
     with shutdown.closed_by(Closing(stop, _END_SECONDS + writing, stop, _END_SECONDS + writing)):
         try:
-            announcing.tick()
-            while not ending.wait(timeout=0.5):
-                announcing.tick()
+            while True:
+                if announcing is not None:
+                    announcing.tick()
+                if ending.wait(timeout=0.5):
+                    break
         finally:
             log.info("worker %s stops", worker.name)
             worker.stop(timeout=_STOP_SECONDS + writing)
-            announcing.close()
+            if announcing is not None:
+                announcing.close()
             stopped.set()
     return 0 if asked.is_set() else 1
 
@@ -110,10 +113,8 @@ def is_announced(asked: bool | None, host: str, *, insecure: bool, child: bool) 
     return not insecure if asked is None else asked
 
 
-def _announcing(name: str, host: str, port: int, access: AccessControl, *, wanted: bool) -> Announcing:
-    """Announce the worker, if that is wanted."""
-    if not wanted:
-        return Announcing(None, "")
+def _announcing(name: str, host: str, port: int, access: AccessControl) -> Announcing:
+    """What announces the worker."""
     security = access.options.security
     announcement = Announcement(
         name=announced_name(name),

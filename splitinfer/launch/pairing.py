@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 
-from splitinfer.discovery.announcer import addresses_of
+from splitinfer.discovery.announcer import addresses_of, registered
 from splitinfer.errors import ConfigError
 from splitinfer.keyring import same_key
 from splitinfer.system.interfaces import local_interfaces
@@ -186,15 +186,10 @@ class Meeting:
         import zeroconf
 
         addresses = addresses_of("0.0.0.0", local_interfaces())
-        responder = stack.enter_context(zeroconf.Zeroconf(interfaces=list(addresses) or zeroconf.InterfaceChoice.All))
-        label = f"{self._own.nonce}.{SERVICE}"
+        label, server = f"{self._own.nonce}.{SERVICE}", f"splitinfer-{self._own.nonce}.local."
         packed = [socket.inet_aton(each) for each in addresses]
-        responder.register_service(
-            zeroconf.ServiceInfo(
-                SERVICE, label, port=self.port, server=f"splitinfer-{self._own.nonce}.local.", addresses=packed
-            ),
-            cooperating_responders=True,
-        )
+        info = zeroconf.ServiceInfo(SERVICE, label, port=self.port, server=server, addresses=packed)
+        responder = stack.enter_context(registered(info, addresses))
 
         def changed(name: str, state_change: zeroconf.ServiceStateChange, **_: object) -> None:
             if name == label or state_change is zeroconf.ServiceStateChange.Removed:
