@@ -2,10 +2,7 @@
 
 One after the other and not in turns, because a machine may hold no two of them at once. Each has an equal share of the
 time that is left, and does no part that took longer before than what is left of its share. Plain mlx-lm is last,
-because it also judges all answers (``judge``).
-
-Prompts are text if the model has a tokenizer: drafts are worth nothing on random tokens. A long prompt has a *needle*
-in it, a number that it asks for at its end.
+because it also judges all answers.
 """
 
 import re

@@ -27,7 +27,8 @@ def doctor(
     from splitinfer.console import errors
     from splitinfer.discovery.discover import find_stages
     from splitinfer.errors import WorkerUnreachable
-    from splitinfer.probes.doctor import inspect, show
+    from splitinfer.probes.doctor import show, survey_layout
+    from splitinfer.probes.evidence import look
 
     found: PlainLayout | None = None
     if layout is not None:
@@ -37,8 +38,10 @@ def doctor(
         except WorkerUnreachable as error:  # what is wrong with this machine may be why
             say(f"splitinfer: {error}")
     with errors.status("inspecting this machine") as status:
-        seen = inspect(found, connect_timeout, lambda what: status.update(f"measuring {what}"))
-    return show(*seen, as_json=as_json) or int(found is None and layout is not None)
+        seen, links = look(found), None  # before links are measured, which starts workers
+        if found is not None:
+            links = survey_layout(found, connect_timeout, lambda what: status.update(f"measuring {what}"))
+    return show(seen, links, as_json=as_json) or int(found is None and layout is not None)
 
 
 def selftest(
