@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from splitinfer.cli.opening import paired_workers
 from splitinfer.cli.options import WORKERS_FORM, MeasureOption, ModelOption, Timeout, UseAllOption, Verbose, finite
 from splitinfer.cli.running import say
 from splitinfer.errors import ConfigError, PeerError
@@ -114,15 +115,6 @@ def _base(layout: str | None, workers: str | None) -> "Layout | None":
     return find_layout(layout)
 
 
-def _paired() -> list[dict[str, str]]:
-    """The paired workers that announce themselves now."""
-    from splitinfer.discovery.discover import paired
-    from splitinfer.engine.versions import own_versions
-    from splitinfer.keyring import Keyring
-
-    return paired(Keyring().known(), own_versions())
-
-
 def _measured(
     model: str | None, workers: str | None, base: "Layout | None", draft: str | None, timeout: float, *, again: bool
 ) -> "Profiles":
@@ -136,7 +128,7 @@ def _measured(
     if name is None:
         raise ConfigError("a model is needed: --model OWNER/MODEL, a folder or 'demo'; or --layout FILE")
     is_named = workers is not None or base is not None
-    given = named(workers or "") if is_named else _paired()
+    given = named(workers or "") if is_named else paired_workers()
     specs = as_workers(given, keys_here()) if base is None else base.stages[1:]
     settings = Settings(
         draft=draft or (None if base is None else base.draft),

@@ -71,7 +71,7 @@ def test_a_model_is_enough_and_a_paired_worker_that_is_busy_is_left_out(plan, mo
     assert "m0 alone" in lines[0]
     assert "with a second one like it" in lines[0]
     found = [{"name": "m1", "address": "tcp://m1:5577", "key": "ab" * 32}]
-    monkeypatch.setattr(sys.modules["splitinfer.cli.plan"], "_paired", lambda: found)
+    monkeypatch.setattr(sys.modules["splitinfer.cli.plan"], "paired_workers", lambda: found)
     code, lines, _ = plan(rig((1,)), "--model", "some/model", busy=True)
     assert code == 0
     assert "with a second one like it" in lines[0]
