@@ -1,22 +1,5 @@
 """All errors of the library, as one tree.
 
-    SplitinferError
-    ├── ConfigError             a setting or a configuration file is wrong
-    │   ├── LayoutError         a layout cannot be used
-    │   └── NotInstalled        an optional package is missing
-    ├── ModelError              the model cannot be used
-    │   ├── CannotCut           ... at this layer
-    │   └── CannotFit           ... in this machine's memory
-    ├── PeerError               another machine cannot be used
-    │   ├── WorkerUnreachable   nothing answers at its address
-    │   ├── Refused             it refused
-    │   ├── WorkerLost          it was connected, and is lost
-    │   └── ProtocolError       it sent what the protocol does not allow
-    ├── DeviceFailed            the device that computes a stage failed
-    └── RequestError            one request cannot be carried out
-        ├── ContextExceeded     ... because its prompt is longer than the context
-        └── QueueFull           ... now, because the waiting queue is full
-
 The text of each is one sentence that a person can act on: it names the numbers, the file or the address. The command
 line prints only that; ``--verbose`` adds the traceback. Errors of the libraries below are translated where they are
 first caught.

@@ -24,15 +24,10 @@ _MAX_NAME = 60  # characters
 _MAX_LOGGED = 20  # unknown keys that are written to the log
 
 
-def default_keys() -> Path:
-    """Return the folder of the user's keys."""
-    return configuration()
-
-
 def same_key() -> str:
     """What is wrong with another machine that has this one's key, and what to do: a sentence without its subject."""
     return (
-        f"has the same key as this machine, so the two cannot be told apart: {default_keys() / 'key'} was copied from "
+        f"has the same key as this machine, so the two cannot be told apart: {configuration() / 'key'} was copied from "
         "one to the other. Remove that file on one of them, which makes a new key, and pair the two again"
     )
 
@@ -53,7 +48,7 @@ class Keyring:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or default_keys()
+        self._folder = folder or configuration()
         self._lock = threading.Lock()
         self._logged: set[str] = set()
         self._known: dict[str, Known] = {}

@@ -41,6 +41,12 @@ def state() -> Path:
     return _place("XDG_STATE_HOME", _SUPPORT, Path(".local", "state"))
 
 
+def of_up() -> Path:
+    """Where `up` remembers things, on every machine: hosts and model of the last one from here (``last.json``), the
+    layout that it made (``layout.yaml``), what a worker says that some `up` has started here (``worker-PORT.log``)."""
+    return state() / "up"
+
+
 def caches() -> Path:
     """The folder of what can be made again."""
     return _place("XDG_CACHE_HOME", _CACHES, Path(".cache"))

@@ -3,14 +3,11 @@
 A signal does not raise an exception, which foreign code may swallow; and while the main thread is inside a long call
 into C, no handler runs at all. So signals are written to a pipe when they arrive, and a thread of its own reads them:
 
-    signal -> pipe -> watching thread -> close what is registered, within its time limit
+    signal -> pipe -> watching thread -> close what is registered (``closed_by``), within its time limit
                                       -> kill children, remove temporary folders, restore the terminal, os._exit
 
-Where nothing is registered, the process ends at once. Where something is (``closed_by``), another thread closes it
-while the watching thread keeps the time: after ``within`` seconds the process ends, whatever else goes on in it.
-
-Exit codes: 130 for SIGINT, 143 for SIGTERM. Before ``install``, which is the first thing that ``main`` does, the signal
-itself ends the process. Only the command line installs this: a program that uses ``splitinfer.LLM`` has its own.
+Exit codes: 130 for SIGINT, 143 for SIGTERM. Only the command line installs this: a program that uses
+``splitinfer.LLM`` has its own.
 """
 
 import contextlib

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from splitinfer import cli
 from splitinfer.cli import app, opening
-from splitinfer.cli.options import ChatOptions, PipelineOptions, disk_of, settings_of
+from splitinfer.cli.options import ChatOptions, PipelineOptions, WorkerOptions, settings_of
+from splitinfer.cli.serve import ServeOptions
 from splitinfer.cli.serving import entries_of
 from splitinfer.core.kv.budget import STAGE_MARGIN
 from splitinfer.core.residents import Bounds
@@ -58,7 +59,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr("splitinfer.cli.answer.answer", answer)
     monkeypatch.setattr("splitinfer.chat.run_chat", run_chat)
     monkeypatch.setattr(command, "open_llm", lambda *_, **__: MadeUpLLM())
-    monkeypatch.setattr(command, "finish", lambda run, *_, **__: run())
     return found
 
 
@@ -104,11 +104,12 @@ def test_an_empty_prompt_is_told_before_a_model_is_loaded(prompt: str):
         command.prompt_of(ChatOptions(prompt=prompt))
 
 
-def test_coord_and_chat_are_one_command(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cli.shutdown, "exit", sys.exit)
+def test_coord_and_chat_are_one_command(capsys: pytest.CaptureFixture[str]):
     for words in (["--prompt", "x", "--chat"], ["--prompt", "x", "--serve", "0"]):
-        said = [CliRunner().invoke(app, [name, "--layout", "demo", *words]).output for name in ("coord", "chat")]
-        assert said == ["splitinfer: --prompt answers and ends, --chat and --serve stay; give one of them\n"] * 2
+        for name in ("coord", "chat"):
+            assert cli.command_line()([name, "--layout", "demo", *words], standalone_mode=False) == 1
+        said = capsys.readouterr().err
+        assert said == "splitinfer: --prompt answers and ends, --chat and --serve stay; give one of them\n" * 2
 
 
 def test_models_that_were_copied_are_listed(monkeypatch: pytest.MonkeyPatch):
@@ -232,7 +233,7 @@ def test_each_declared_option_reaches_the_settings(tmp_path: Path):
 def test_no_folder_for_kv_is_called_none():
     """The word means the same in a layout's options, in Python, and on a worker."""
     in_memory = Settings(kv_dir="none"), settings_of({"kv_dir": "none"})
-    assert [*(settings.disk for settings in in_memory), disk_of("none", 1.0)] == [None] * 3
+    assert [*(settings.disk for settings in in_memory), WorkerOptions(kv_dir="none").disk] == [None] * 3
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish"])
@@ -285,7 +286,7 @@ def test_a_rank_is_a_worker_that_models_take_turns_on(tmp_path: Path):
     layout = tmp_path / "x.yaml"
     stages = "[{name: a, layers: 6}, {name: b, layers: 6, across: [local, mini.local]}]"
     layout.write_text(f"model: demo\nstages: {stages}\n")
-    (entry,) = entries_of(PipelineOptions(layout=str(layout)), (), None, Bounds(2**40, None, None))
+    (entry,) = entries_of(ServeOptions(layout=str(layout)), Bounds(2**40, None, None))
     whole = sum(tensor.nbytes for tensor in open_model("demo").tensors.values())
     assert entry.workers == {"tcp://mini.local:5577"}
     assert entry.needs == int(whole * 0.75) + 2 * STAGE_MARGIN

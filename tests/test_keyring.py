@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from splitinfer.cli.pair import _pair
+from splitinfer.cli.pair import pair
 from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring
 from transports import KeyPair
@@ -87,7 +87,7 @@ def test_a_stranger_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 def test_pairing_with_ones_own_key_says_what_that_means(capsys: pytest.CaptureFixture[str]) -> None:
     for key in (Keyring().own().public, KEY):
-        assert _pair(key, "studio", remove=False) == 0
+        pair(key, "studio")
     own, other = capsys.readouterr().err.split("admitted; running workers know it already\n")[1:]
     assert own.startswith("It is this machine's own key")
     assert "If another machine printed it, that machine has the same key as this machine" in own

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from splitinfer import places
-from splitinfer.cli.options import disk_of, store_of
+from splitinfer.cli.options import WorkerOptions, store_of
 from splitinfer.errors import ConfigError
 from splitinfer.settings import Settings
 
@@ -63,6 +63,7 @@ def test_a_folder_as_a_person_names_it(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_can_be_no_folder_is_one_sentence(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    for make in (lambda: Settings(kv_dir=given).disk, lambda: store_of(given, None), lambda: disk_of(given, 1.0)):
+    options = WorkerOptions(kv_dir=given)
+    for make in (lambda: Settings(kv_dir=given).disk, lambda: store_of(given, None), lambda: options.disk):
         with pytest.raises(ConfigError, match=r"^(kv_dir|--models-dir): "):
             make()

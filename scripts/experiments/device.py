@@ -30,7 +30,7 @@ from typing import Any
 from scripts.random_model import Shape as ModelShape
 from scripts.random_model import make
 from splitinfer.bench import machine as this_machine
-from splitinfer.bench.link_pair import Kind, Pair
+from splitinfer.bench.link import Kind, Pair
 from splitinfer.bench.machine import prefer_openblas
 from splitinfer.bench.parts import made_up
 from splitinfer.bench.systems import whole

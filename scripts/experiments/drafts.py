@@ -23,7 +23,7 @@ from typing import Any
 from device import stand_in
 
 from splitinfer.bench import machine as this_machine
-from splitinfer.bench.figures import BatchRun
+from splitinfer.bench.figures import Run, throughput
 from splitinfer.bench.machine import prefer_openblas
 from splitinfer.bench.parts import made_up
 from splitinfer.bench.systems import together
@@ -62,9 +62,9 @@ class Trials:
         for number in range(trials):
             prompts = self.prompts(str(number), streams, acceptance)
             for name in list(systems)[:: -1 if number % 2 else 1]:
-                run = self.ask(prompts, systems[name], self.tokens)
-                rates[name].append(run.tokens_per_second)
-                same &= run.token_ids == tuple(self.known[prompt] for prompt in prompts)
+                runs = self.ask(prompts, systems[name], self.tokens)
+                rates[name].append(throughput(runs))
+                same &= [run.token_ids for run in runs] == [self.known[prompt] for prompt in prompts]
             print(f"acceptance {acceptance:g}, {streams} streams, trial {number + 1}", file=sys.stderr)
         medians = {name: median(each) for name, each in rates.items()}
         without = max(rate for name, rate in medians.items() if name.startswith("none"))
@@ -78,12 +78,13 @@ class Trials:
         """Prompts whose answers the drafter knows."""
         prompts = [made_up(f"{name} {streams} {i}", _PROMPT, self.vocab_size) for i in range(streams)]
         if unknown := [prompt for prompt in prompts if prompt not in self.known]:
-            self.known |= zip(unknown, self.ask(unknown, (None, OFF), self.tokens).token_ids, strict=True)
+            runs = self.ask(unknown, (None, OFF), self.tokens)
+            self.known |= zip(unknown, (run.token_ids for run in runs), strict=True)
         for prompt in prompts:
             self.replay.know(prompt, self.known[prompt], error=1 - acceptance)
         return prompts
 
-    def ask(self, prompts: Sequence[tuple[int, ...]], system: System, tokens: int) -> BatchRun:
+    def ask(self, prompts: Sequence[tuple[int, ...]], system: System, tokens: int) -> list[Run]:
         """All requests at once, by one system."""
         groups, flight = system
         self.llm._engine.call(lambda loop: loop.scheduler.fix_groups(groups))

@@ -5,12 +5,9 @@ compare        one table to share: the same, a killed worker, kept KV, mlx-lm's 
 link           links, beside bare ZeroMQ
 
 parts          what is measured: the rows of a table, and their prompts
-systems        what does it: the pipeline, plain mlx-lm in a process of its own, mlx-lm's own pipeline
-figures        the arithmetic of measurements
-report         the table, and the page to share
-judge          whether an answer is right
+systems        what does it: the pipeline, mlx-lm in a process of its own, mlx-lm's own pipeline
 
-The method. All systems do the same tasks; one computes while the others sleep. Every process has its own processor,
-where the system can pin. Each system is warmed up first. Decoding is greedy, decode rates leave the first token out,
-and an end token ends nothing.
+All systems do the same tasks; one computes while the others sleep. Every process has its own processor, where the
+system can pin. Each system is warmed up first. Decoding is greedy, decode rates leave the first token out, and an end
+token ends nothing.
 """

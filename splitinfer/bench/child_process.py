@@ -75,15 +75,6 @@ class ChildProcess:
         lines = self._log.read().strip().splitlines()
         return lines[-1] if lines else f"exit code {self._process.returncode}"
 
-    def ask(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a line and wait for its answer.
-
-        Raises:
-            ModelError: the child ended instead; with the last line of its log.
-        """
-        self.send(options)
-        return self.receive()
-
     def close(self) -> None:
         """End the child, if need be with SIGKILL."""
         assert self._process.stdin is not None

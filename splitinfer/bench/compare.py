@@ -2,10 +2,7 @@
 
 One after the other and not in turns, because a machine may hold no two of them at once. Each has an equal share of the
 time that is left, and does no part that took longer before than what is left of its share. Plain mlx-lm is last,
-because it also judges all answers (``judge``).
-
-Prompts are text if the model has a tokenizer: drafts are worth nothing on random tokens. A long prompt has a *needle*
-in it, a number that it asks for at its end.
+because it also judges all answers.
 """
 
 import re
@@ -18,8 +15,8 @@ from typing import Any
 
 from splitinfer import cleanup
 from splitinfer.bench.figures import summarize
-from splitinfer.bench.judge import read_again, verdict
-from splitinfer.bench.mlx_lm import MlxLmProcesses, PlainMlxLm, fetched, plain_mlx_lm
+from splitinfer.bench.judge import read_again
+from splitinfer.bench.mlx_lm import MlxLm, fetched, plain_mlx_lm, processes
 from splitinfer.bench.options import Options
 from splitinfer.bench.parts import ANSWER, NEW_TOKENS, STREAMS, Cell, Kind, Part, Tasks, made_up, parts, tasks_of
 from splitinfer.bench.report import figures_of, tables, write_page
@@ -32,7 +29,6 @@ from splitinfer.bench.systems import (
     PLAIN,
     Answers,
     OneStage,
-    Peers,
     Pipeline,
     Plain,
     System,
@@ -47,7 +43,7 @@ from splitinfer.llm import LLM, Settings
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.places import write
 from splitinfer.probes.machine import describe
-from splitinfer.probes.tokens import tolerance
+from splitinfer.probes.plain import tolerance, verdict
 from transports.address import parse_host_port
 
 __all__ = ["measure", "tables"]
@@ -225,8 +221,8 @@ def _peers(work: _Comparison, name: str, layout: Layout, *, by_layers: bool) -> 
         machines = _machines(layout)
         say(f"loading {name}")
         layers = [stage.num_layers for stage in layout.stages]
-        with MlxLmProcesses(*fetched(layout), layers, by_layers, machines) as peers:
-            work.do(Peers(name, work.tasks, work.answers_of(name), peers))
+        with processes(*fetched(layout), layers, by_layers, machines) as peers:
+            work.do(Plain(work.tasks, work.answers_of(name), peers, name))
     except ModelError as error:
         work.give_up(name, str(error))
 
@@ -264,7 +260,7 @@ def _plain(work: _Comparison, layout: Layout) -> dict[str, list[dict[str, Any]]]
         return None
 
 
-def _judged(work: _Comparison, plain: PlainMlxLm) -> dict[str, list[dict[str, Any]]]:
+def _judged(work: _Comparison, plain: MlxLm) -> dict[str, list[dict[str, Any]]]:
     """The verdicts on all systems' answers, the shortest prompts first, as long as there is time. The same answer of
     several systems is judged once."""
     say("judging the answers")

@@ -62,26 +62,18 @@ class Run:
         return (len(self.token_times) - 1) / (self.token_times[-1] - self.token_times[0])
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRun:
-    """Many answers at once. Times are seconds since the first was asked for, one for each token."""
+def throughput(runs: Sequence[Run]) -> float:
+    """Tokens a second of all answers together, in the window. Times are since the first was asked for.
 
-    token_ids: tuple[tuple[int, ...], ...]
-    token_times: tuple[tuple[float, ...], ...]
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens a second of all sequences together, in the window.
-
-        Raises:
-            ConfigError: the first answers were over before the last ones had begun, so there is no rate.
-        """
-        start = max(times[BEGINS_AT - 1] for times in self.token_times)
-        end = min(times[-1] for times in self.token_times)
-        within = [[at for at in times if start <= at <= end] for times in self.token_times]
-        if min(map(len, within)) < 2:
-            raise ConfigError(
-                f"{len(self.token_times)} answers of {len(self.token_times[0])} tokens never all went on at once: "
-                "the first were over before the last had begun; give more with --decode-tokens"
-            )
-        return sum((len(times) - 1) / (times[-1] - times[0]) for times in within)
+    Raises:
+        ConfigError: the first answers were over before the last ones had begun, so there is no rate.
+    """
+    every = [run.token_times for run in runs]
+    start, end = max(times[BEGINS_AT - 1] for times in every), min(times[-1] for times in every)
+    within = [[at for at in times if start <= at <= end] for times in every]
+    if min(map(len, within)) < 2:
+        raise ConfigError(
+            f"{len(every)} answers of {len(every[0])} tokens never all went on at once: "
+            "the first were over before the last had begun; give more with --decode-tokens"
+        )
+    return sum((len(times) - 1) / (times[-1] - times[0]) for times in within)

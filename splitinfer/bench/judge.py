@@ -1,16 +1,12 @@
-"""Whether an answer is right.
-
-Plain mlx-lm reads each answer and says at every position how far, in logits, the token is below the one that it would
-choose there itself, after the same tokens. 0 is its own choice. Where arithmetic depends on how many rows are computed
-at once, as on Metal, another token may win by rounding; how far rounding moves logits is measured with mlx-lm itself.
-
-If no machine here holds the whole model, there is nobody to ask. Then the pipeline answers again, in chunks of another
+"""Whether an answer is right, where no machine here holds the whole model, and plain mlx-lm cannot be asked
+(``probes.plain``). Then the pipeline answers again, in chunks of another
 size (masks, positions and KV are others) and in another cut (another machine computes a layer). Where two readings
 part, the margin between the two likeliest tokens says whether rounding can be the reason; what rounding moves is seen
 on the shortest prompt, so a fault that long and short prompts share may pass for it.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from splitinfer.bench.parts import ANSWER
@@ -19,29 +15,12 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.errors import SplitinferError
 from splitinfer.llm import LLM
-from splitinfer.probes.tokens import TIMES_MOVED, parting
+from splitinfer.probes.plain import RIGHT, ROUNDING, TIMES_MOVED, WRONG
 
 Prompts = Mapping[str, Sequence[int]]
 Verdicts = list[dict[str, Any]]
 
-RIGHT, ROUNDING, WRONG = "right", "right but for rounding", "wrong"
 _PARAMS = SamplingParams(max_tokens=ANSWER, ignore_eos=True, logprobs=2)
-
-
-def verdict(gaps: Sequence[float], allowed: float) -> dict[str, Any]:
-    """What the distances of an answer's tokens from mlx-lm's choices mean, in one word and a sentence."""
-    other = [at for at, gap in enumerate(gaps) if gap != 0]
-    wrong = [at for at in other if not gaps[at] <= allowed]  # a NaN is wrong, too
-    if wrong:
-        at = wrong[0]
-        said = (
-            f"token {at + 1} of {len(gaps)} is {gaps[at]:.2g} logits below mlx-lm's choice; rounding is {allowed:.2g}"
-        )
-        return {"verdict": WRONG, "said": said, "at": at + 1, "gap": gaps[at]}
-    if other:
-        said = f"{len(other)} of {len(gaps)} tokens are others than mlx-lm's, within {max(gaps):.2g} logits"
-        return {"verdict": ROUNDING, "said": said, "at": other[0] + 1, "gap": max(gaps)}
-    return {"verdict": RIGHT, "said": f"all {len(gaps)} tokens are mlx-lm's choice"}
 
 
 def reread(
@@ -63,7 +42,14 @@ def worst(verdicts: Sequence[Mapping[str, Any]]) -> str | None:
     return next((word for word in (WRONG, ROUNDING, RIGHT) if word in found), None)
 
 
-# -- where no machine holds the whole model ----------------------------------------------------------------------------
+def parting(wanted: Sequence[int], given: Sequence[int]) -> int | None:
+    """The first place, counted from 0, at which two answers differ; ``None`` if they are the same.
+
+    >>> parting([5, 6, 7], [5, 8, 7]), parting([5, 6], [5]), parting([5, 6], [5, 6])
+    (1, 1, None)
+    """
+    pairs = zip_longest(wanted, given)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), None)
 
 
 def read_again(llm: LLM, prompts: Prompts) -> tuple[Verdicts, list[dict[str, str]]]:

@@ -2,31 +2,126 @@
 
 This process and another one for each kind of link run the probe that ``plan`` and ``doctor`` run on real links
 (``engine.links.probe``), beside the same over bare ZeroMQ. All are connected from the start and take turns trial by
-trial, so ratios are of the same moments.
+trial, so ratios are of the same moments. Run as a program, this is the other process, which answers every probe.
+
+The address ``bare`` stands for ZeroMQ without this package: a DEALER that connects, a ROUTER that listens, no framing,
+no checksums, no heartbeats, and no thread between the socket and its reader.
 """
 
+import contextlib
 import os
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import astuple
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
+import zmq
 from rich.console import RenderableType
 from rich.table import Table
 
 from splitinfer.bench import machine
+from splitinfer.bench.child_process import ChildProcess, Handle, serve
 from splitinfer.bench.figures import ratios, summarize
-from splitinfer.bench.link_pair import BARE, Kind, Pair
 from splitinfer.bench.options import Options
 from splitinfer.bench.report import range_of
 from splitinfer.console import say
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
-from splitinfer.errors import PeerError
+from splitinfer.engine.links import probe as probing
+from splitinfer.engine.links.probe import Carrier, reply_to
+from splitinfer.errors import ModelError, PeerError, ProtocolError
 from splitinfer.probes.machine import describe
-from transports import known
+from transports import Frame, KeyPair, LinkOptions, Security, TransportError, connect, known, listen
 
 PROBES = 20  # in a trial
+BARE = "bare"
+_SECONDS = 20.0  # to connect, and for one answer
+_SWITCH = 0.0005  # seconds, as in a worker
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of link: where to listen, whether it is encrypted, whether payloads have a checksum of their own."""
+
+    name: str
+    address: str
+    curve: bool = False
+    checksum: bool = False
+
+
+class Pair:
+    """The link, and the process at its other end.
+
+    Raises:
+        PeerError: there can be no link of this kind here.
+    """
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind, self._other = kind, ChildProcess("splitinfer.bench.link")
+        self._link: Any = None
+        processors = machine.free_processors()
+        if processors:
+            machine.pin(self._other.pid, processors[1 % len(processors)])
+        try:
+            with self._told():
+                self._other.send({"address": kind.address, "curve": kind.curve, "checksum": kind.checksum})
+                self._link = _connect(kind, self._other.receive())
+        except BaseException:
+            self.close()
+            raise
+
+    def probe(self, times: int) -> list[LinkMeasurement]:
+        """Measure the link so many times."""
+        with self._told():
+            return [probing.measure(self._link) for _ in range(times)]
+
+    def close(self) -> None:
+        """End the link and the process."""
+        if self._link is not None:
+            self._link.close()
+        self._other.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (TransportError, ProtocolError, zmq.ZMQError, ValueError, RuntimeError) as error:
+            raise PeerError(f"{self.kind.name}: {type(error).__name__}: {error}") from error
+        except ModelError as error:  # the other process has ended
+            raise PeerError(f"{self.kind.name}: {error}") from error
+
+
+def _connect(kind: Kind, there: Mapping[str, Any]) -> Carrier:
+    if kind.address == BARE:
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        socket.LINGER = 0
+        socket.RCVTIMEO = int(_SECONDS * 1000)
+        socket.connect(there["address"])
+        return _Bare(socket)
+    security = Security(KeyPair.make(), there["key"]) if kind.curve else None
+    options = LinkOptions(checksum_parts=kind.checksum, security=security)
+    return connect(there["address"], timeout=_SECONDS, options=options)
+
+
+@dataclass(slots=True)
+class _Bare:
+    """A socket of ZeroMQ. ``sender``: the name of the peer that a ROUTER answers."""
+
+    socket: "zmq.Socket[bytes]"
+    sender: list[bytes] = field(default_factory=list)
+
+    def send(self, frame: Frame, /) -> None:
+        self.socket.send_multipart([*self.sender, frame.header, *frame.parts], copy=False)
+
+    def recv(self, _timeout: float | None = None, /) -> Frame:
+        received = self.socket.recv_multipart(copy=False)
+        if self.socket.type == zmq.ROUTER:
+            self.sender = [received.pop(0).bytes]
+        return Frame(received[0].bytes, tuple(part.buffer for part in received[1:]))
+
+    def close(self) -> None:
+        self.socket.close()
 
 
 def kinds() -> list[Kind]:
@@ -66,7 +161,7 @@ def measure(options: Options) -> dict[str, Any]:
     }
 
 
-@contextmanager
+@contextlib.contextmanager
 def _pairs(wanted: Sequence[Kind]) -> Iterator[tuple[list[Pair], dict[str, str]]]:
     """The pairs that can be connected, and by name why the others cannot. The first two are required."""
     made, left_out = list[Pair](), dict[str, str]()
@@ -116,3 +211,39 @@ def tables(found: Mapping[str, Any]) -> list[RenderableType]:
             f"{up / 1e9:.2f}", range_of(link["bandwidth_to_bare"]),
         )  # fmt: skip
     return [table, *(f"left out: {why}" for why in found["left_out"].values())]
+
+
+# -- inside the child ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _listening(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Handle]]:
+    if options["address"] == BARE:
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+        socket.LINGER = 0
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        _answer(lambda: _Bare(socket))
+        yield {"address": f"tcp://127.0.0.1:{port}", "key": None}, lambda _: {}
+        return
+    pair = KeyPair.make() if options["curve"] else None
+    security = None if pair is None else Security(pair, None, lambda _: True)
+    listener = listen(options["address"], options=LinkOptions(checksum_parts=options["checksum"], security=security))
+    _answer(lambda: listener.accept(_SECONDS))
+    yield {"address": listener.address, "key": pair and pair.public}, lambda _: {}
+
+
+def _answer(accept: Callable[[], Carrier]) -> None:
+    """Answer all probes, on a thread of its own."""
+
+    def until_it_ends() -> None:
+        with contextlib.suppress(TransportError, zmq.ZMQError):
+            link = accept()
+            while True:
+                link.send(reply_to(link.recv()))
+
+    threading.Thread(target=until_it_ends, name="answers", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.setswitchinterval(_SWITCH)
+    serve(_listening)

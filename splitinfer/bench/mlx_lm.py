@@ -5,13 +5,12 @@ import shlex
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from splitinfer.bench.child_process import ChildProcess, receive_all
-from splitinfer.bench.figures import BatchRun, Run
+from splitinfer.bench.figures import Run
 from splitinfer.console import say
 from splitinfer.core.layout import Layout
 from splitinfer.core.plain_text import size
@@ -30,60 +29,76 @@ _PORT = 32323
 _TIMEOUT = 900.0  # seconds for a batch; only a ring that hangs takes as long
 
 
-class PlainMlxLm:
-    """mlx-lm's own loops on the whole model, in a child process that sleeps between tasks.
+class MlxLm:
+    """mlx-lm in child processes that sleep between tasks: its own loops on the whole model, or, if there are several
+    ``children``, its pipeline or its tensor parallelism, the last layers first. ``options``: of the model.
 
     Raises:
-        ModelError: mlx-lm cannot run this model here; with the reason.
+        ModelError: mlx-lm cannot run this model here, or cut it; with the reason.
     """
 
-    def __init__(self, folder: str, dtype: str | None, draft: str | None = None) -> None:
-        self.has_draft = draft is not None
-        self._child = ChildProcess(_PROCESS)
+    def __init__(self, children: list[ChildProcess], options: Mapping[str, Any]) -> None:
+        self.has_draft, self._children = options.get("draft") is not None, children
         try:
-            self._ask({"folder": folder, "dtype": dtype, "draft": draft})
+            for answer in self._ask(options):
+                if "refused" in answer:
+                    raise ModelError(answer["refused"])
         except BaseException:
             self.close()
             raise
 
     @property
-    def pid(self) -> int:
-        """The child's process id."""
-        return self._child.pid
+    def pids(self) -> list[int]:
+        """The process ids of the children."""
+        return [child.pid for child in self._children]
 
     def run(self, prompt: Sequence[int], tokens: int, **how: Any) -> Run:
-        """Answer one prompt. ``num_draft``: by mlx-lm's own speculative decoding, with so many drafts at a time.
-        ``then``: the run of a second turn, these tokens after the answer, with the KV of both kept."""
-        answer = self._ask({"prompt": list(prompt), "max_tokens": tokens, **how})
+        """Answer one prompt; several processes do it in their batch generator. ``num_draft``: by mlx-lm's own
+        speculative decoding, with so many drafts at a time. ``then``: the run of a second turn, these tokens after the
+        answer, with the KV of both kept."""
+        if len(self._children) > 1:
+            return self.run_batch([prompt], tokens)[0]
+        answer = self._ask({"prompt": list(prompt), "max_tokens": tokens, **how})[0]
         return Run(tuple(answer["token_ids"]), tuple(answer["token_times"]))
+
+    def run_batch(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[Run]:
+        """Answer many prompts at once in the batch generator; times are those of the process with the last layers."""
+        answer = self._ask({"prompts": prompts, "max_tokens": tokens})[0]
+        return [Run(*map(tuple, each)) for each in zip(answer["token_ids"], answer["token_times"], strict=True)]
 
     def judge(self, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
         """How far, in logits, each token of an answer is below mlx-lm's own choice."""
-        gaps: list[float] = self._ask({"judge": [list(prompt), list(answer)]})["gaps"]
+        gaps: list[float] = self._ask({"judge": [list(prompt), list(answer)]})[0]["gaps"]
         return gaps
 
     def rounding(self, tokens: Sequence[int]) -> dict[str, Any]:
         """How far mlx-lm's own logits for some tokens move by how many are computed at once."""
-        return self._ask({"rounding": list(tokens)})
+        return self._ask({"rounding": list(tokens)})[0]
 
-    def run_batch(self, prompts: Sequence[Sequence[int]], tokens: int) -> BatchRun:
-        """Answer many prompts at once in the batch generator."""
-        return _batch_run(self._ask({"prompts": prompts, "max_tokens": tokens}))
-
-    def _ask(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        for child in self._children:
+            child.send(options)
+        if len(self._children) > 1:
+            return receive_all(self._children, _TIMEOUT)
         try:
-            return self._child.ask(options)
+            return [self._children[0].receive()]
         except ModelError as error:
             raise ModelError(f"plain mlx-lm cannot run this model here ({error})") from None
 
     def close(self) -> None:
-        """End the child process."""
-        self._child.close()
+        """End the processes."""
+        for child in self._children:
+            child.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-@contextmanager
-def plain_mlx_lm(layout: Layout, checkpoint: Checkpoint) -> Iterator[PlainMlxLm]:
-    """The whole model of a pipeline in a process of its own, with the layout's draft model; both end with the context.
+def plain_mlx_lm(layout: Layout, checkpoint: Checkpoint) -> MlxLm:
+    """The whole model of a pipeline in a process of its own, with the layout's draft model.
 
     Raises:
         ModelError: its weights do not fit into the memory that is free here.
@@ -92,11 +107,12 @@ def plain_mlx_lm(layout: Layout, checkpoint: Checkpoint) -> Iterator[PlainMlxLm]
     if needed > free:
         raise ModelError(f"its {size(needed)} of weights do not fit into the {size(free)} free here")
     say("loading the whole model in plain mlx-lm")
-    plain = PlainMlxLm(*fetched(layout), _draft_folder(layout))
-    try:
-        yield plain
-    finally:
-        plain.close()
+    return alone(*fetched(layout), _draft_folder(layout))
+
+
+def alone(folder: str, dtype: str | None, draft: str | None = None) -> MlxLm:
+    """The model in one process."""
+    return MlxLm([ChildProcess(_PROCESS)], {"folder": folder, "dtype": dtype, "draft": draft})
 
 
 def _draft_folder(layout: Layout) -> str | None:
@@ -114,8 +130,11 @@ def fetched(layout: Layout) -> tuple[str, str | None]:
     return str(checkpoint.folder.resolve()), resolve_dtype(layout.dtype, gpu=on_gpu())
 
 
-class MlxLmProcesses:
-    """The processes of mlx-lm's own pipeline, or of its tensor parallelism, which sleep between tasks.
+def processes(
+    folder: str, dtype: str | None, layers: Sequence[int], by_layers: bool = True,
+    machines: Sequence[str | None] = (),
+) -> MlxLm:  # fmt: skip
+    """mlx-lm's own pipeline, or its tensor parallelism.
 
     ``layers``: the number of each process, in their order. ``by_layers``: whether layers are given to processes, or a
     part of each layer to every process. ``machines``: where each process runs, ``None`` for here; the others are
@@ -123,55 +142,14 @@ class MlxLmProcesses:
 
     They are not started by `mlx.launch`, which gives its processes a terminal where ssh is used: a line of input, which
     a prompt is, would end at 4,096 bytes. What it sets is set here: the rank, and the addresses of all ranks.
-
-    Raises:
-        ModelError: mlx-lm cannot cut this model; with the reason.
     """
-
-    def __init__(
-        self, folder: str, dtype: str | None, layers: Sequence[int], by_layers: bool = True,
-        machines: Sequence[str | None] = (),
-    ) -> None:  # fmt: skip
-        cut: dict[str, Any] = {"layers": list(layers)} if by_layers else {"parallel": len(layers)}
-        self._children: list[ChildProcess] = []
-        ranks = list(reversed(machines or [None] * len(layers)))
-        with tempfile.NamedTemporaryFile("w", prefix="splitinfer-ring-", suffix=".json") as hosts:
-            json.dump([[address] for address in _ring(ranks)], hosts)
-            hosts.flush()
-            try:
-                for rank, machine in enumerate(ranks):
-                    self._children.append(_rank(rank, machine, Path(hosts.name)))
-                for answer in self._ask({"folder": folder, "dtype": dtype, **cut}):
-                    if "refused" in answer:
-                        raise ModelError(answer["refused"])
-            except BaseException:
-                self.close()
-                raise
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids, in the order of the layers."""
-        return [child.pid for child in reversed(self._children)]
-
-    def run_batch(self, prompts: Sequence[Sequence[int]], tokens: int) -> BatchRun:
-        """Answer many prompts at once; times are those of the process with the last layers."""
-        return _batch_run(self._ask({"prompts": prompts, "max_tokens": tokens})[0])
-
-    def _ask(self, options: dict[str, Any]) -> list[dict[str, Any]]:
-        for child in self._children:
-            child.send(options)
-        return receive_all(self._children, _TIMEOUT)
-
-    def close(self) -> None:
-        """End the processes."""
-        for child in self._children:
-            child.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    cut: dict[str, Any] = {"layers": list(layers)} if by_layers else {"parallel": len(layers)}
+    ranks, children = list(reversed(machines or [None] * len(layers))), list[ChildProcess]()
+    with tempfile.NamedTemporaryFile("w", prefix="splitinfer-ring-", suffix=".json") as hosts:
+        json.dump([[address] for address in _ring(ranks)], hosts)
+        hosts.flush()
+        children += [_rank(rank, machine, Path(hosts.name)) for rank, machine in enumerate(ranks)]
+        return MlxLm(children, {"folder": folder, "dtype": dtype, **cut})
 
 
 def _rank(rank: int, machine: str | None, hosts: Path) -> ChildProcess:
@@ -210,7 +188,3 @@ def _free_ports(count: int) -> list[int]:
     for each in sockets:
         each.close()
     return ports
-
-
-def _batch_run(answer: Mapping[str, Any]) -> BatchRun:
-    return BatchRun(tuple(map(tuple, answer["token_ids"])), tuple(map(tuple, answer["token_times"])))

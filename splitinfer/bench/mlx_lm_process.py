@@ -8,7 +8,7 @@ splitinfer.bench.mlx_lm_process``. Between tasks it waits for input and computes
     {"prompt": [...], "max_tokens": 64, "num_draft": 3}      -> the same, by mlx-lm's speculative decoding
     {"prompt": [...], "then": [...], ...}                    -> the same of a second turn, ``then`` after the answer
     {"prompts": [[...], ...], "max_tokens": 64}              -> the same, with a list for each prompt
-    {"judge": [[...], [...]]}                                -> {"gaps": [...]}, as ``_gaps``
+    {"judge": [[...], [...]]}                                -> {"gaps": [...]}, as ``probes.plain.gaps``
     {"rounding": [...]}                                      -> {"exact": ..., "logits_move": ..., ...}
 
 mlx-lm cuts some of its models by layers, too: every process runs the same batch generator on the same prompts, hidden
@@ -17,7 +17,7 @@ one process computes the others wait. Rank 0 has the last layers.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from splitinfer.bench.child_process import Handle, serve
-from splitinfer.models.blas import is_batch_invariant
+from splitinfer.probes.plain import gaps, rounding
 
-_STEP = 2048  # prompt tokens at once, mlx-lm's default
-_MOST_ROWS = 256  # from which rounding is measured
-_ODD = 7  # rows: neither one nor all, and no power of two
 _LEAST_BATCH = 32  # sequences that mlx-lm's batch generator decodes at once by default
 
 
@@ -93,9 +90,9 @@ def _keep_own_part(model: Any, options: dict[str, Any]) -> None:
 def handle(model: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Run one task of any kind and return its answer."""
     if "judge" in options:
-        return {"gaps": _gaps(model, *options["judge"])}
+        return {"gaps": gaps(model, *options["judge"])}
     if "rounding" in options:
-        return _rounding(model, options["rounding"])
+        return rounding(model, options["rounding"])
     if "prompt" in options:
         return run(model, draft, options)
     return run_batch(model, options)
@@ -124,41 +121,6 @@ def run(model: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     # The loop has launched one step more than it was asked for, which must not slow down the next system.
     mx.synchronize(generation_stream)
     return {"token_ids": token_ids, "token_times": token_times}
-
-
-def _gaps(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
-    """How far each token of an answer is below the likeliest one, in logits, one row at a time as mlx-lm decodes."""
-    cache, new = make_prompt_cache(model), prompt[-1]
-    _read(model, prompt[:-1], _STEP, cache)
-    found = []
-    for token in answer:
-        row = model(mx.array([[new]]), cache=cache)[0, -1].astype(mx.float32)
-        found.append((row.max() - row[token]).item())
-        new = token
-    return found
-
-
-def _rounding(model: Any, tokens: Sequence[int]) -> dict[str, Any]:
-    """How far mlx-lm's own logits move when it computes the same rows in other numbers."""
-    tokens = tokens[-_MOST_ROWS:]
-    one, other = (_read(model, tokens, size, make_prompt_cache(model)) for size in (len(tokens), _ODD))
-    return {
-        "logits_move": mx.abs(one.astype(mx.float32) - other.astype(mx.float32)).max().item(),
-        "largest_logit": mx.abs(one).max().item(),
-        "epsilon": mx.finfo(one.dtype).eps,
-        "exact": is_batch_invariant(),
-    }
-
-
-def _read(model: Any, tokens: Sequence[int], size: int, cache: Any) -> mx.array:
-    """The logits of the last chunk and those before it, [N, vocabulary]; of a long text only the last chunk's."""
-    rows = mx.zeros((0, 0))
-    kept = list[mx.array]()
-    for at in range(0, len(tokens), size):
-        rows = model(mx.array([tokens[at : at + size]]), cache=cache)[0]
-        kept = [*kept, rows] if len(tokens) <= _MOST_ROWS else []
-        mx.eval(kept, [each.state for each in cache])
-    return mx.concatenate(kept) if kept else rows
 
 
 def run_batch(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:

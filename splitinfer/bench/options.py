@@ -1,40 +1,89 @@
 """The options of ``splitinfer bench``, which all modes share, and what follows from them before anything is loaded."""
 
+import re
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from splitinfer.config import find_layout
-from splitinfer.core.layout import Layout
+import typer
+
 from splitinfer.errors import ConfigError
-from splitinfer.llm import Settings
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.hub import open_model
+from splitinfer.settings import Settings
+
+if TYPE_CHECKING:
+    from splitinfer.models.checkpoint import Checkpoint
+
+
+class Mode(StrEnum):
+    """What is measured: a module of this package each."""
+
+    SPEED = "speed"
+    COMPARE = "compare"
+    LINK = "link"
+
+
+def _numbers(text: str) -> str:
+    """Refuses what is not a comma-separated list of positive numbers, as an option's callback."""
+    if not re.fullmatch(r" *0*[1-9]\d* *(, *0*[1-9]\d* *)*", text):
+        raise typer.BadParameter(f"it takes numbers with commas between them, not {text!r}")
+    return text
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The command line's options; the help of ``splitinfer bench`` says which mode reads which."""
+    """The command line's options."""
 
-    layout: str = ""
-    model: str | None = None
-    trials: int = 5
-    prompt_tokens: int = 2048
-    decode_tokens: int = 64
-    streams: tuple[int, ...] = (16,)
-    minutes: float = 15.0
-    report: Path | None = None
-    ssh: bool = False
+    layout: Annotated[
+        str, typer.Option("--layout", help="A layout file, or the name of one. Not needed with --mode link.")
+    ] = ""
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="The model: OWNER/MODEL at the hub, a folder or 'demo'. Default: the layout's."),
+    ] = None
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            "--mode",
+            help="speed: one stream, many streams, a long prompt, a second turn, beside plain mlx-lm. compare: one "
+            "table to share: also a killed worker, kept KV, mlx-lm's own pipeline, and whether answers are right. "
+            "link: round trips beside bare ZeroMQ.",
+        ),
+    ] = Mode.SPEED
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Number of trials; of compare, at most.")] = 5
+    prompt_tokens: Annotated[
+        int, typer.Option("--prompt-tokens", min=1, help="Length of the long prompt; compare has its own.")
+    ] = 2048
+    decode_tokens: Annotated[int, typer.Option("--decode-tokens", min=8, help="Tokens of each stream.")] = 64
+    streams: Annotated[
+        str,
+        typer.Option("--streams", callback=_numbers, help="Numbers of streams at once, as in 8,16,32; compare has 16."),
+    ] = "16"
+    minutes: Annotated[float, typer.Option("--minutes", min=1.0, help="With compare: how long it may take.")] = 15.0
+    report: Annotated[
+        Path | None, typer.Option("--report", help="With compare: write the page to share to this file.")
+    ] = None
+    ssh: Annotated[
+        bool,
+        typer.Option(
+            "--ssh",
+            help="With compare: start mlx-lm's own pipeline on the layout's machines by ssh. Each needs this Python "
+            "environment and the whole model at the same paths.",
+        ),
+    ] = False
 
     @property
-    def found_layout(self) -> Layout:
-        """The layout by that name."""
-        return find_layout(self.layout)
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of streams, each once."""
+        return tuple(dict.fromkeys(map(int, self.streams.split(","))))
 
     @property
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> "Checkpoint":
         """The model's checkpoint, as far as it is on this machine."""
-        return open_model(self.model or self.found_layout.model or "demo")
+        from splitinfer.config import find_layout
+        from splitinfer.models.hub import open_model
+
+        return open_model(self.model or find_layout(self.layout).model or "demo")
 
     def settings(self, context: int, **more: Any) -> Settings:
         """The engine's settings: the loss of a worker ends the measurement, unless ``more`` says otherwise."""

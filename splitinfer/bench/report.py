@@ -10,11 +10,12 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from splitinfer.bench.figures import summarize
-from splitinfer.bench.judge import RIGHT, worst
+from splitinfer.bench.judge import worst
 from splitinfer.bench.parts import Cell
 from splitinfer.bench.systems import PIPELINE
 from splitinfer.core.json_text import dumps
 from splitinfer.places import write
+from splitinfer.probes.plain import RIGHT
 
 _WIDTH = 150  # columns, at least, where there is no terminal
 

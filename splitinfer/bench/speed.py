@@ -15,7 +15,7 @@ from rich.console import RenderableType
 from splitinfer.bench import machine
 from splitinfer.bench.figures import ratios
 from splitinfer.bench.machine import HINT
-from splitinfer.bench.mlx_lm import PlainMlxLm, plain_mlx_lm
+from splitinfer.bench.mlx_lm import MlxLm, plain_mlx_lm
 from splitinfer.bench.options import Options
 from splitinfer.bench.parts import Cell, Kind, Part, speed_parts, tasks_of
 from splitinfer.bench.report import figures_of, said, table
@@ -49,13 +49,13 @@ def measure(options: Options) -> dict[str, Any]:
     Raises:
         SplitinferError: something cannot be measured.
     """
-    parts = speed_parts(options.decode_tokens, options.prompt_tokens, options.streams)
+    parts = speed_parts(options.decode_tokens, options.prompt_tokens, options.counts)
     context = max(part.context for part in parts)
     options.check_context(context)
     on = describe()  # before this measurement loads the machine
     notes = _notes(options, on["load_average"])
     with ExitStack() as stack:
-        settings = options.settings(context, max_running=max(MAX_RUNNING, *options.streams))
+        settings = options.settings(context, max_running=max(MAX_RUNNING, *options.counts))
         llm, plain = open_stages(stack, options, settings), None
         try:
             if emulated_machine() is not None:
@@ -66,7 +66,7 @@ def measure(options: Options) -> dict[str, Any]:
         if llm.layout.draft is None:
             parts = [part for part in parts if part.kind is not Kind.DRAFTS]
             notes.append(NO_DRAFT)
-        pinned = machine.pin_stages(llm.layout.stages, {} if plain is None else {PLAIN: plain.pid})
+        pinned = machine.pin_stages(llm.layout.stages, {} if plain is None else {PLAIN: plain.pids[0]})
         cells, same = _take_turns(options, llm, plain, parts)
     return {
         "tool": "splitinfer bench",
@@ -86,7 +86,7 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def _take_turns(
-    options: Options, llm: LLM, plain: PlainMlxLm | None, parts: Sequence[Part]
+    options: Options, llm: LLM, plain: MlxLm | None, parts: Sequence[Part]
 ) -> tuple[Cells, dict[str, dict[str, int]]]:
     """All trials: the cells, and by part how many answers had mlx-lm's tokens."""
     vocab_size, tokenizer = vocabulary(llm, options.checkpoint), llm.tokenizer if llm.has_tokenizer else None

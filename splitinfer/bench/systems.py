@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import Any
 
 from splitinfer.bench import machine
-from splitinfer.bench.figures import BEGINS_AT, BatchRun, Run, prefill_share
-from splitinfer.bench.mlx_lm import MlxLmProcesses, PlainMlxLm
+from splitinfer.bench.figures import BEGINS_AT, Run, prefill_share, throughput
+from splitinfer.bench.mlx_lm import MlxLm
 from splitinfer.bench.options import Options
 from splitinfer.bench.parts import Cell, Kind, Part, Tasks
 from splitinfer.console import say
@@ -61,13 +61,9 @@ def whole(output: RequestOutput) -> RequestOutput:
     return output
 
 
-def together(requests: Sequence[Request]) -> BatchRun:
-    """Wait for requests that were submitted one after the other; times are the engine's."""
-    outputs = [(request.submitted - requests[0].submitted, whole(request.result())) for request in requests]
-    return BatchRun(
-        tuple(tuple(output.token_ids) for _, output in outputs),
-        tuple(tuple(at + each for each in output.token_times) for at, output in outputs),
-    )
+def together(requests: Sequence[Request]) -> list[Run]:
+    """Wait for requests that were submitted one after the other; times are since the first was."""
+    return [_run(request, request.submitted - requests[0].submitted) for request in requests]
 
 
 def vocabulary(llm: LLM, checkpoint: Checkpoint) -> int:
@@ -133,7 +129,7 @@ class Pipeline(System):
         requests = [self._submit(prompt, part.tokens) for prompt in self.tasks.batch(part, trial)]
         steps = self._step_seconds(requests[-1], part.tokens)
         rows = part.sequences / self._num_stages  # of a step, where as many groups as stages take turns
-        return Cell([together(requests).tokens_per_second], rows / max(steps) if any(steps) else None)
+        return Cell([throughput(together(requests))], rows / max(steps) if any(steps) else None)
 
     def _step_seconds(self, request: Request, tokens: int) -> list[float]:
         """Read a request to its end; the seconds that each stage computes for one step, between one of its first tokens
@@ -213,25 +209,23 @@ class OneStage(Pipeline):
 
 
 class Plain(System):
-    """Plain mlx-lm in one process."""
+    """mlx-lm: plain, in one process, or under another ``name`` in as many as the layout has stages."""
 
-    name = PLAIN
-
-    def __init__(self, tasks: Tasks, answers: Answers, plain: PlainMlxLm) -> None:
+    def __init__(self, tasks: Tasks, answers: Answers, mlx_lm: MlxLm, name: str = PLAIN) -> None:
         super().__init__(tasks, answers)
-        self._plain = plain
+        self.name, self._mlx_lm = name, mlx_lm
         self.does = {
             Kind.STREAM: lambda part, _: Cell([self.kept(part, self._run(part)).tokens_per_second]),
             Kind.PROMPT: lambda part, _: Cell([self.kept(part, self._run(part)).ttft]),
             Kind.STREAMS: lambda part, trial: Cell(
-                [plain.run_batch(tasks.batch(part, trial), part.tokens).tokens_per_second]
+                [throughput(mlx_lm.run_batch(tasks.batch(part, trial), part.tokens))]
             ),
-            Kind.TURN: self._turn,
-            **({Kind.DRAFTS: self._drafts} if plain.has_draft else {}),
+            **({Kind.TURN: self._turn} if name == PLAIN else {}),
+            **({Kind.DRAFTS: self._drafts} if mlx_lm.has_draft else {}),
         }
 
     def _run(self, part: Part, **how: Any) -> Run:
-        return self._plain.run(self.tasks.prompts[part.name], part.tokens, **how)
+        return self._mlx_lm.run(self.tasks.prompts[part.name], part.tokens, **how)
 
     def _drafts(self, part: Part, _: int) -> Cell:
         run = self.kept(part, self._run(part, num_draft=_DRAFTS))
@@ -242,28 +236,9 @@ class Plain(System):
         return Cell([run.ttft], said="its prompt cache kept in its process")
 
 
-class Peers(System):
-    """mlx-lm in as many processes as the layout has stages."""
-
-    def __init__(self, name: str, tasks: Tasks, answers: Answers, peers: MlxLmProcesses) -> None:
-        super().__init__(tasks, answers)
-        self.name, self._peers = name, peers
-        self.does = {
-            Kind.STREAM: lambda part, _: Cell([self.kept(part, self._run(part)).tokens_per_second]),
-            Kind.PROMPT: lambda part, _: Cell([self.kept(part, self._run(part)).ttft]),
-            Kind.STREAMS: lambda part, trial: Cell(
-                [peers.run_batch(tasks.batch(part, trial), part.tokens).tokens_per_second]
-            ),
-        }
-
-    def _run(self, part: Part) -> Run:
-        run = self._peers.run_batch([self.tasks.prompts[part.name]], part.tokens)
-        return Run(run.token_ids[0], run.token_times[0])
-
-
-def _run(request: Request) -> Run:
+def _run(request: Request, asked: float = 0.0) -> Run:
     output = whole(request.result())
-    return Run(tuple(output.token_ids), tuple(output.token_times))
+    return Run(tuple(output.token_ids), tuple(asked + each for each in output.token_times))
 
 
 def _first_prompt(part: Part) -> str:

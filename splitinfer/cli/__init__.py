@@ -26,7 +26,7 @@ from splitinfer.cli.keys import keys_app
 from splitinfer.cli.models import models_app
 from splitinfer.cli.pair import pair
 from splitinfer.cli.plan import plan
-from splitinfer.cli.running import say
+from splitinfer.cli.running import finished, say
 from splitinfer.cli.serve import serve
 from splitinfer.cli.service import service_app
 from splitinfer.cli.up import down, status, up
@@ -36,7 +36,7 @@ from splitinfer.shutdown import shutdown
 _SWITCH = 0.0005  # seconds that a thread with a received frame may wait for Python's lock; 5 ms by default
 
 app = typer.Typer(name="splitinfer", no_args_is_help=True, pretty_exceptions_enable=False)
-_PANELS: dict[str, dict[str, Callable[..., None]]] = {
+_PANELS: dict[str, dict[str, Callable[..., int | None]]] = {
     "Run a model": {"coord": chat, "chat": chat, "serve": serve},
     "Machines": {
         "init": init, "up": up, "down": down, "status": status, "worker": worker, "pair": pair, "discover": discover
@@ -97,11 +97,11 @@ def main() -> NoReturn:
 
 
 def command_line() -> Any:
-    """All commands. Help shows short types, no ranges (an error says them), and none for flags, which take no value,
-    so that 80 columns have room for every option's name."""
+    """All commands, which return exit codes. Help shows short types, no ranges (an error says them), and none for
+    flags, which take no value, so that 80 columns have room for every option's name."""
     root = typer.main.get_command(app)
 
-    def strip(command: Any) -> None:
+    def prepare(command: Any) -> None:
         for option in command.get_params(typer.Context(command)):
             option._get_number_range_help_str = str
             if getattr(option, "is_flag", False):
@@ -109,9 +109,11 @@ def command_line() -> Any:
             elif option.param_type_name == "option":
                 option.metavar = option.metavar or _type_of(option)
         for inner in getattr(command, "commands", {}).values():
-            strip(inner)
+            prepare(inner)
+        if not hasattr(command, "commands"):
+            command.callback = finished(command.callback)
 
-    strip(root)
+    prepare(root)
     return root
 
 

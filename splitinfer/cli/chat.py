@@ -4,15 +4,15 @@
 import os
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from splitinfer.cli.opening import open_llm
-from splitinfer.cli.options import ChatOptions, check_named, sampling, with_options
-from splitinfer.cli.running import finish, say
+from splitinfer.cli.options import ChatOptions, PipelineOptions, check_named, sampling, with_options
+from splitinfer.cli.running import say, set_up
 from splitinfer.core.grammar import Grammar
 from splitinfer.core.sampling_defaults import ANSWER_TOKENS, DEMO_TOKENS, NOTHING, SamplingChoice
 from splitinfer.errors import ConfigError
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 
 @with_options
-def chat(options: ChatOptions) -> None:
+def chat(options: ChatOptions) -> int:
     """Chat with a model, or answer one prompt: over a layout's machines, over workers, or on this machine alone."""
     if options.model is None and options.layout is None and options.workers is None and not options.auto:
         options = _with_demo(options)
     check_named(options)
     choice = sampling(options)
-    finish(lambda: run_pipeline(options, choice, prompt_of(options)), options.verbose, info=is_server(options))
+    set_up(options.verbose, info=is_server(options))
+    return run_pipeline(options, choice, prompt_of(options))
 
 
 def is_server(options: ChatOptions) -> bool:
@@ -45,10 +46,13 @@ def run_pipeline(options: ChatOptions, choice: SamplingChoice, text: str | None,
         if options.serve is None:
             llm = stack.enter_context(open_llm(options, chosen, chats=not options.raw))
         else:
-            from splitinfer.cli.serving import Access, Served, serving, stay_open
+            from splitinfer.cli.serve import ServeOptions
+            from splitinfer.cli.serving import serving, stay_open
 
-            access = Access(api_keys=tuple(os.environ.get("SPLITINFER_API_KEY", "").split()))
-            llm = stack.enter_context(serving(options, Served(access, options.serve), chosen))
+            same = {each.name: getattr(options, each.name) for each in fields(PipelineOptions)}
+            keys = os.environ.get("SPLITINFER_API_KEY", "").split()
+            served = ServeOptions(**same, port=options.serve, api_key=keys)
+            llm = stack.enter_context(serving(served, chosen))
             if is_server(options):
                 stay_open(llm)
         if llm.layout.model == "demo" and options.max_tokens == ANSWER_TOKENS:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from splitinfer.cli.options import Verbose, finite
-from splitinfer.cli.running import finish, show_table, tell
+from splitinfer.cli.running import show_table, tell
 
 
 def discover(
@@ -15,22 +15,17 @@ def discover(
     ] = 3.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as one JSON document.")] = False,
     verbose: Verbose = False,
-) -> None:
+) -> int:
     """List the workers that announce themselves in this machine's networks, and the ways to them."""
-    finish(lambda: _discover(seconds, as_json=as_json), verbose)
-
-
-def _discover(seconds: float, *, as_json: bool) -> int:
     from splitinfer.console import errors
     from splitinfer.discovery import report
     from splitinfer.discovery.discover import discover as look_around
-    from splitinfer.discovery.network import Network
     from splitinfer.engine.versions import own_versions
     from splitinfer.keyring import Keyring
 
     with errors.status("looking for workers"):
         keyring = Keyring()
-        look, found = look_around(Network(), seconds, keyring.known(), own_versions(), keyring.own().public)
+        look, found = look_around(seconds, keyring.known(), own_versions(), keyring.own().public)
     if as_json:
         typer.echo(json.dumps(report.as_json(look, found), indent=2))
         return 0 if found else 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitinfer.cli.options import ModelOption, Timeout, Verbose, finite
-from splitinfer.cli.running import finish, say
+from splitinfer.cli.running import say
 
 if TYPE_CHECKING:
     from splitinfer.core.layout import Layout as PlainLayout
@@ -21,31 +21,27 @@ def doctor(
     connect_timeout: Timeout = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON document.")] = False,
     verbose: Verbose = False,
-) -> None:
+) -> int:
     """Report what is wrong with this machine, whether RDMA over Thunderbolt can work, and how fast links are."""
+    from splitinfer.config import find_layout
+    from splitinfer.console import errors
+    from splitinfer.discovery.discover import find_stages
+    from splitinfer.errors import WorkerUnreachable
+    from splitinfer.probes.doctor import show, survey_layout
+    from splitinfer.probes.evidence import look
 
-    def run() -> int:
-        from splitinfer.config import find_layout
-        from splitinfer.console import errors
-        from splitinfer.discovery.discover import find_stages
-        from splitinfer.errors import WorkerUnreachable
-        from splitinfer.probes.doctor import inspect, show
-
-        found: PlainLayout | None = None if layout is None else find_layout(layout)
-        if found is not None and model is not None:
-            found = found.with_model(model)
-        is_missing = False
+    found: PlainLayout | None = None
+    if layout is not None:
+        named = find_layout(layout)
+        try:
+            found = find_stages(named if model is None else named.with_model(model))
+        except WorkerUnreachable as error:  # what is wrong with this machine may be why
+            say(f"splitinfer: {error}")
+    with errors.status("inspecting this machine") as status:
+        seen, links = look(found), None  # before links are measured, which starts workers
         if found is not None:
-            try:
-                found = find_stages(found)
-            except WorkerUnreachable as error:  # what is wrong with this machine may be why
-                say(f"splitinfer: {error}")
-                found, is_missing = None, True
-        with errors.status("inspecting this machine") as status:
-            seen = inspect(found, connect_timeout, lambda what: status.update(f"measuring {what}"))
-        return show(*seen, as_json=as_json) or int(is_missing)
-
-    finish(run, verbose)
+            links = survey_layout(found, connect_timeout, lambda what: status.update(f"measuring {what}"))
+    return show(seen, links, as_json=as_json) or int(found is None and layout is not None)
 
 
 def selftest(
@@ -62,17 +58,13 @@ def selftest(
         float, typer.Option("--seconds", min=10, callback=finite, help="Time limit for all tests, in seconds.")
     ] = 180.0,
     verbose: Verbose = False,
-) -> None:
+) -> int:
     """Test this machine in three minutes: tokens, transports, the device, memory. The exit code says what failed."""
+    from splitinfer.errors import ConfigError
+    from splitinfer.probes.registry import worker_elsewhere
+    from splitinfer.probes.selftest import run_selftest
 
-    def run() -> int:
-        from splitinfer.errors import ConfigError
-        from splitinfer.probes.registry import worker_elsewhere
-        from splitinfer.probes.selftest import run_selftest
-
-        if worker is None and key is not None:
-            raise ConfigError("--key is a worker's: say where that is with --worker")
-        there = None if worker is None else worker_elsewhere(worker, key)
-        return run_selftest(there, seconds, quick=quick, file=json_file)
-
-    finish(run, verbose)
+    if worker is None and key is not None:
+        raise ConfigError("--key is a worker's: say where that is with --worker")
+    there = None if worker is None else worker_elsewhere(worker, key)
+    return run_selftest(there, seconds, quick=quick, file=json_file)

@@ -6,16 +6,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitinfer.cli.options import PipelineOptions, UseAllOption, disk_of, settings_of, store_of
-from splitinfer.cli.running import finish, say
+from splitinfer.cli.options import PipelineOptions, UseAllOption, WorkerOptions, settings_of
+from splitinfer.cli.running import say, set_up
 from splitinfer.core.endpoint import WORKER_PORT, Endpoint
 from splitinfer.errors import ConfigError
-from splitinfer.kvstore.files import DEFAULT_CAP
-from splitinfer.shutdown import shutdown
 
 if TYPE_CHECKING:
     from splitinfer.launch.pairing import Hello
@@ -45,14 +43,11 @@ def init(
     ] = None,
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the worker.")] = WORKER_PORT,
     uses_all: UseAllOption = False,
-) -> None:
+) -> int:
     """Make a pipeline of two machines: run this on both, and type each one's code at the other."""
     if uses_all and model is None:
         raise typer.BadParameter("--use-all is for the machine where you chat; add --model")
-    finish(
-        lambda: _help(near, port) if model is None else _coordinate(near, model, out, uses_all),
-        info=model is None,
-    )
+    return _help(near, port) if model is None else _coordinate(near, model, out, uses_all)
 
 
 def _file_of(model: str) -> Path:
@@ -68,6 +63,7 @@ def _file_of(model: str) -> Path:
 
 def _help(near: str | None, port: int) -> int:
     """Pair, then run the worker, unless one runs."""
+    set_up(verbose=False, info=True)
     other, _ = _meet(near, port)
     from splitinfer.cli.serve_worker import serve
     from splitinfer.launch.background import show
@@ -76,9 +72,8 @@ def _help(near: str | None, port: int) -> int:
         say(f"A worker waits at port {port} already. From now on it serves {other.name}, too.")
         return 0
     say(f"From now on, start this worker with:\n\n    splitinfer worker --host 0.0.0.0 --port {port}\n")
-    disk, store = disk_of(None, DEFAULT_CAP / 1e9), store_of(None, None)
-    given: dict[str, Any] = {"name": None, "model": None, "child": False, "disk": disk, "store": store}
-    return serve("0.0.0.0", port, shutdown, **given, shows_stage=False)  # who is paired needs no line for a layout
+    options = WorkerOptions(host="0.0.0.0", port=port)
+    return serve(options, shows_stage=False)  # who is paired needs no line for a layout
 
 
 def _coordinate(near: str | None, model: str, out: Path | None, uses_all: bool) -> int:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitinfer.cli.running import finish, say, tell
+from splitinfer.cli.running import say, tell
 
 if TYPE_CHECKING:
     from splitinfer.server.keys import ApiKey
@@ -35,48 +35,33 @@ def add(
     ] = None,
 ) -> None:
     """Make a key and print it, once: the file keeps its digest only."""
+    from splitinfer.errors import ConfigError
+    from splitinfer.server.keys import Scope, add_key
 
-    def run() -> int:
-        from splitinfer.errors import ConfigError
-        from splitinfer.server.keys import Scope, add_key
-
-        unknown = next((one for one in scope or () if one not in tuple(Scope)), None)
-        if unknown is not None:
-            raise ConfigError(f"there is no scope {unknown!r}; there are {', '.join(Scope)}")
-        secret = add_key(file, name, map(Scope, scope or [Scope.USE]), requests_per_minute, concurrent)
-        say(f"key {name!r} is in {file}; this is shown once:")
-        typer.echo(secret)
-        return 0
-
-    finish(run)
+    unknown = next((one for one in scope or () if one not in tuple(Scope)), None)
+    if unknown is not None:
+        raise ConfigError(f"there is no scope {unknown!r}; there are {', '.join(Scope)}")
+    secret = add_key(file, name, map(Scope, scope or [Scope.USE]), requests_per_minute, concurrent)
+    say(f"key {name!r} is in {file}; this is shown once:")
+    typer.echo(secret)
 
 
 @keys_app.command("ls")
 def ls(file: _File) -> None:
     """List whose keys a file has, with their scopes and limits; the file does not hold the keys themselves."""
+    from splitinfer.server.keys import read_keys
 
-    def run() -> int:
-        from splitinfer.server.keys import read_keys
-
-        found = read_keys(file)
-        tell("\n".join(map(_line, found)) or f"{file} has no key")
-        return 0
-
-    finish(run)
+    found = read_keys(file)
+    tell("\n".join(map(_line, found)) or f"{file} has no key")
 
 
 @keys_app.command("rm")
 def rm(name: Annotated[str, typer.Argument(help="Whose key it is.")], file: _File) -> None:
     """Remove a key; running servers refuse it from now on, too."""
+    from splitinfer.server.keys import remove_key
 
-    def run() -> int:
-        from splitinfer.server.keys import remove_key
-
-        remove_key(file, name)
-        say("removed; running servers know it already")
-        return 0
-
-    finish(run)
+    remove_key(file, name)
+    say("removed; running servers know it already")
 
 
 def _line(key: "ApiKey") -> str:

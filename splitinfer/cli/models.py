@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitinfer.cli.options import ModelsSize, StoreDir, Timeout, Verbose, finite, store_of
-from splitinfer.cli.running import finish, say, show_table, tell
+from splitinfer.cli.running import say, show_table, tell
 from splitinfer.core.endpoint import Endpoint
 from splitinfer.core.plain_text import size
 from splitinfer.errors import ConfigError
@@ -25,16 +25,10 @@ _Model = Annotated[str, typer.Argument(help="The model's name, or the fingerprin
 @models_app.command("ls")
 def ls(models_dir: StoreDir = None) -> None:
     """List the models on this machine: which layers of each, how many bytes, and where."""
-
-    def run() -> int:
-        rows = [*map(_row, _store(models_dir).models()), *_hub_rows()]
-        if not rows:
-            tell("there are no weights on this machine, neither copied nor from the hub")
-            return 0
+    if rows := [*map(_row, _store(models_dir).models()), *_hub_rows()]:
         show_table(("model", "layers", "size", "fingerprint", "where"), rows)
-        return 0
-
-    finish(run)
+    else:
+        tell("there are no weights on this machine, neither copied nor from the hub")
 
 
 @models_app.command("pull")
@@ -58,40 +52,30 @@ def pull(
     verbose: Verbose = False,
 ) -> None:
     """Copy a model's weights to this machine, from a worker or from the hub; what was copied before stays."""
-
-    def run() -> int:
-        span = _span(layers)
-        if from_ is None:
-            return _pull_from_hub(model, span)
-        store = _store(models_dir, models_gb)
-        with _reader(from_, key, timeout) as reader:
-            return _pull(reader, store, model, span, None if rate is None else rate * 1e6)
-
-    finish(run, verbose)
+    span = _span(layers)
+    if from_ is None:
+        _pull_from_hub(model, span)
+        return
+    store = _store(models_dir, models_gb)
+    with _reader(from_, key, timeout) as reader:
+        _pull(reader, store, model, span, None if rate is None else rate * 1e6)
 
 
 @models_app.command("rm")
 def rm(model: _Model, models_dir: StoreDir = None) -> None:
     """Remove a model that was copied to this machine."""
-
-    def run() -> int:
-        store = _store(models_dir)
-        found = store.named(model)
-        if len(found) != 1:
-            if not found:
-                raise ConfigError(
-                    f"nothing of {model} was copied to this machine; `splitinfer models ls` lists what was"
-                )
-            digests = ", ".join(one.digest[:12] for one in found)
-            raise ConfigError(f"{len(found)} models here are called {model}; name one by its fingerprint: {digests}")
-        freed = found[0].remove()
-        tell(f"removed {found[0].manifest.model}: {size(freed)} freed in {store.path}")
-        return 0
-
-    finish(run)
+    store = _store(models_dir)
+    found = store.named(model)
+    if len(found) != 1:
+        if not found:
+            raise ConfigError(f"nothing of {model} was copied to this machine; `splitinfer models ls` lists what was")
+        digests = ", ".join(one.digest[:12] for one in found)
+        raise ConfigError(f"{len(found)} models here are called {model}; name one by its fingerprint: {digests}")
+    freed = found[0].remove()
+    tell(f"removed {found[0].manifest.model}: {size(freed)} freed in {store.path}")
 
 
-def _pull(reader: "Reader", store: "ModelStore", model: str, span: tuple[int, int] | None, rate: float | None) -> int:
+def _pull(reader: "Reader", store: "ModelStore", model: str, span: tuple[int, int] | None, rate: float | None) -> None:
     from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
     from splitinfer.console import errors
@@ -107,10 +91,9 @@ def _pull(reader: "Reader", store: "ModelStore", model: str, span: tuple[int, in
     tell(f"copied {size(done.nbytes)} of {manifest.model} ({_layers(done.stored)}) to {done.stored.folder}")
     if done.lacking:
         say(f"{reader.peer} lacks another {size(done.lacking)} of it; ask others for those")
-    return 0
 
 
-def _pull_from_hub(model: str, span: tuple[int, int] | None) -> int:
+def _pull_from_hub(model: str, span: tuple[int, int] | None) -> None:
     from splitinfer.models.hub import fetch, open_model
     from splitinfer.models.loader import survey
 
@@ -118,7 +101,6 @@ def _pull_from_hub(model: str, span: tuple[int, int] | None) -> int:
     files = checkpoint.files if span is None else survey(checkpoint, *span, None).files
     fetch(model, checkpoint, files, lambda _done, _total, file: typer.echo(file, err=True) if file else None)
     tell(f"{model} is in {checkpoint.folder}")
-    return 0
 
 
 def _reader(address: str, key: str | None, timeout: float) -> "Reader":

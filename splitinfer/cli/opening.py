@@ -126,16 +126,13 @@ def layout_of(options: PipelineOptions) -> "str | Chosen":
     if options.layout is not None:
         return options.layout
     from splitinfer.console import say
-    from splitinfer.discovery.discover import paired
-    from splitinfer.engine.versions import own_versions
-    from splitinfer.keyring import Keyring
     from splitinfer.llm.automatic import alone, named
 
     assert options.model is not None
     if options.workers is not None:
         return planned(options, options.model, named(options.workers))
     chosen = None if options.auto else alone(options.model, options.settings)  # before seconds are spent on looking
-    workers = paired(Keyring().known(), own_versions())
+    workers = paired_workers()
     if options.auto and workers:
         found = planned(options, options.model, workers)
         return replace(found, layout=found.layout.to_be_found())  # so that they are looked for again if they move
@@ -146,6 +143,15 @@ def layout_of(options: PipelineOptions) -> "str | Chosen":
     if workers:
         say(f"Found and paired: {names}; --auto uses {'it' if len(workers) == 1 else 'them'}.")
     return chosen
+
+
+def paired_workers() -> list[dict[str, str]]:
+    """The paired workers that announce themselves now."""
+    from splitinfer.discovery.discover import paired
+    from splitinfer.engine.versions import own_versions
+    from splitinfer.keyring import Keyring
+
+    return paired(Keyring().known(), own_versions())
 
 
 def planned(options: PipelineOptions, model: str, workers: Sequence[str | Mapping[str, Any]]) -> "Chosen":

@@ -9,18 +9,20 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 from typer.models import ArgumentInfo
 
-from splitinfer.core.sampling_defaults import ANSWER_TOKENS, DEMO_TOKENS, SamplingChoice
+from splitinfer.core.endpoint import WORKER_PORT
+from splitinfer.core.sampling_defaults import ANSWER_TOKENS, DEMO_TOKENS, RECOMMENDABLE, SamplingChoice
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import SERVING, Declared, declared
-from splitinfer.kvstore.files import default_folder
+from splitinfer.kvstore.files import DEFAULT_CAP, default_folder
 from splitinfer.placement.asked import Aim
 from splitinfer.places import folder_named
 from splitinfer.settings import Settings
@@ -38,8 +40,8 @@ _CHOICE: Any = StrEnum  # whose values typer shows; mypy takes a made one for a 
 _FIRST = ("hosts", "model", "layout", "workers", "prompt", "host", "port", "max_tokens")
 """The options that matter most, in the first panel of a command's help."""
 _MORE = "More"
-_CUT = "Cut: which machine gets which layers (if you give no layout)"
-_SAMPLING = "Sampling: defaults come from the model's generation_config.json"
+_cut = partial(typer.Option, rich_help_panel="Cut: which machine gets which layers (if you give no layout)")
+_sampling = partial(typer.Option, rich_help_panel="Sampling: defaults come from the model's generation_config.json")
 
 
 def finite(value: float | None) -> float | None:
@@ -85,42 +87,8 @@ def _parameter(each: Declared) -> inspect.Parameter:
     return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-LayoutOption = Annotated[
-    str | None,
-    typer.Option("--layout", help="A layout file, or the name of one (see layouts/README.md)."),
-]
-WorkersOption = Annotated[
-    str | None,
-    typer.Option(
-        "--workers",
-        help=f"With --model, in place of a layout: the workers that may get layers, {WORKERS_FORM} separated by "
-        "commas. They are measured, and the best cut is chosen.",
-        rich_help_panel=_CUT,
-    ),
-]
-AutoOption = Annotated[
-    bool,
-    typer.Option(
-        "--auto",
-        help="In place of --workers: the paired workers that announce themselves now (`splitinfer discover`).",
-        rich_help_panel=_CUT,
-    ),
-]
-UseAllOption = Annotated[
-    bool, typer.Option("--use-all", help="Use every machine, even if fewer would be faster.", rich_help_panel=_CUT)
-]
-AimOption = Annotated[
-    Aim,
-    typer.Option(
-        "--for",
-        metavar="GOAL",
-        help="What to optimise the cut for: chat, throughput or context.",
-        rich_help_panel=_CUT,
-    ),
-]
-MeasureOption = Annotated[
-    bool, typer.Option("--measure", help="Ignore saved measurements and measure again.", rich_help_panel=_CUT)
-]
+UseAllOption = Annotated[bool, _cut("--use-all", help="Use every machine, even if fewer would be faster.")]
+MeasureOption = Annotated[bool, _cut("--measure", help="Ignore saved measurements and measure again.")]
 ModelOption = Annotated[
     str | None,
     typer.Option(
@@ -128,9 +96,6 @@ ModelOption = Annotated[
         help="The model: OWNER/MODEL at the hub, a folder or 'demo'. Default: the layout's.",
     ),
 ]
-Budget = Annotated[int | None, option("token_budget")]
-KVDir = Annotated[str | None, option("kv_dir")]
-KVDirSize = Annotated[float, option("kv_dir_bytes")]
 Timeout = Annotated[float, option("connect_timeout")]
 ModelsDir = Annotated[
     str | None,
@@ -153,26 +118,87 @@ ModelsSize = Annotated[
         help="GB that folder may hold. Default: what its disk has free, but for 5 GB.",
     ),
 ]
+# Commands take it for ``running.finished``.
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log more, and show an error's traceback.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """The options of a worker."""
+
+    host: Annotated[
+        str,
+        typer.Option("--host", help="Address to listen on: 127.0.0.1, only this machine; 0.0.0.0, all networks."),
+    ] = "127.0.0.1"
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = WORKER_PORT
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="The model's folder on this machine, if it is not where the coordinator has it."),
+    ] = None
+    name: Annotated[str | None, typer.Option("--name", help="This worker's name; the machine's if not given.")] = None
+    kv_dir: Annotated[str | None, option("kv_dir")] = None
+    kv_disk_gb: Annotated[float, option("kv_dir_bytes")] = DEFAULT_CAP / 1e9
+    models_dir: ModelsDir = None
+    models_gb: ModelsSize = None
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="No keys: anyone who can reach the port can use this worker and read its traffic."
+        ),
+    ] = False
+    announce: Annotated[
+        bool | None,
+        typer.Option(
+            "--announce/--no-announce",
+            help="Let `splitinfer discover` find this worker by multicast DNS. Default: yes, if other machines can "
+            "reach it and it has a key.",
+        ),
+    ] = None
+    verbose: Verbose = False
+
+    @property
+    def disk(self) -> "Disk | None":
+        """The KV store on disk; ``None`` if there is to be none."""
+        return settings_of({"kv_dir": self.kv_dir, "kv_dir_bytes": self.kv_disk_gb}).disk
+
+    @property
+    def store(self) -> "ModelStore | None":
+        """The store of copied weights."""
+        return store_of(self.models_dir, self.models_gb)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
     """The options of every command that runs a pipeline."""
 
-    layout: LayoutOption = None
+    layout: Annotated[
+        str | None,
+        typer.Option("--layout", help="A layout file, or the name of one (see layouts/README.md)."),
+    ] = None
     model: ModelOption = None
-    workers: WorkersOption = None
-    auto: AutoOption = False
-    aim: AimOption = Aim.CHAT
+    workers: Annotated[
+        str | None,
+        _cut(
+            "--workers",
+            help=f"With --model, in place of a layout: the workers that may get layers, {WORKERS_FORM} separated by "
+            "commas. They are measured, and the best cut is chosen.",
+        ),
+    ] = None
+    auto: Annotated[
+        bool,
+        _cut(
+            "--auto",
+            help="In place of --workers: the paired workers that announce themselves now (`splitinfer discover`).",
+        ),
+    ] = False
+    aim: Annotated[
+        Aim,
+        _cut("--for", metavar="GOAL", help="What to optimise the cut for: chat, throughput or context."),
+    ] = Aim.CHAT
     use_all: UseAllOption = False
     measure: MeasureOption = False
     verbose: Verbose = False
     settings: Settings = field(default_factory=lambda: settings_of({}))
-
-
-def _sampled(help_text: str, *names: str) -> Any:
-    return typer.Option(*names, help=help_text, rich_help_panel=_SAMPLING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,16 +214,18 @@ class ChatOptions(PipelineOptions):
             help=f"Token limit of an answer. Default: {ANSWER_TOKENS:,}, or {DEMO_TOKENS} with the demo.",
         ),
     ] = ANSWER_TOKENS
-    temp: Annotated[float | None, _sampled("Temperature; 0 always takes the likeliest token.", "--temp")] = None
-    top_p: Annotated[
-        float | None, _sampled("Sample from the likeliest tokens that hold this probability.", "--top-p")
+    temperature: Annotated[
+        float | None, _sampling("--temp", help="Temperature; 0 always takes the likeliest token.")
     ] = None
-    top_k: Annotated[int | None, _sampled("Sample from the k likeliest tokens; 0 is off.", "--top-k")] = None
+    top_p: Annotated[
+        float | None, _sampling("--top-p", help="Sample from the likeliest tokens that hold this probability.")
+    ] = None
+    top_k: Annotated[int | None, _sampling("--top-k", help="Sample from the k likeliest tokens; 0 is off.")] = None
     min_p: Annotated[
-        float | None, _sampled("Leave out tokens less likely than this share of the likeliest.", "--min-p")
+        float | None, _sampling("--min-p", help="Leave out tokens less likely than this share of the likeliest.")
     ] = None
     repetition_penalty: Annotated[
-        float | None, _sampled("Over 1 discourages the last 20 tokens.", "--repetition-penalty")
+        float | None, _sampling("--repetition-penalty", help="Over 1 discourages the last 20 tokens.")
     ] = None
     seed: Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer.")] = None
     stop: Annotated[
@@ -231,9 +259,10 @@ class ChatOptions(PipelineOptions):
     ] = None
 
 
-def with_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
+def with_options(command: Callable[..., int | None], without: Collection[str] = ()) -> Callable[..., int | None]:
     """``command(options, ...)`` as a function with an option for each field of its first parameter's class, but for
-    those that it does ``without``, and for each declared one."""
+    those that it does ``without``. Where the class has ``settings``, each declared one has an option, too, and help
+    shows all in panels."""
     first, *own = inspect.signature(command).parameters.values()
     made: Any = first.annotation
     hints = get_type_hints(made, include_extras=True)
@@ -243,14 +272,15 @@ def with_options(command: Callable[..., None], without: Collection[str] = ()) ->
         if each.name not in ("settings", *without)
     ]
     settings = [_parameter(each) for each in sorted(_DECLARED.values(), key=lambda each: each.option.panel == SERVING)]
+    settings = settings if "settings" in hints else []
 
-    def run(**given: Any) -> None:
-        found = settings_of({each.name: given.pop(each.name) for each in settings})
-        options = made(**{each.name: given.pop(each.name) for each in plain}, settings=found)
-        command(options, **given)
+    def run(**given: Any) -> int | None:
+        found = {each.name: given.pop(each.name) for each in settings}
+        fields = {each.name: given.pop(each.name) for each in plain}
+        return command(made(**fields, **({"settings": settings_of(found)} if settings else {})), **given)
 
     own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
-    parameters = _by_panel([*own, *plain, *settings])
+    parameters = _by_panel([*own, *plain, *settings]) if settings else [*plain, *own]
     run.__doc__ = command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -287,13 +317,7 @@ def sampling(options: ChatOptions) -> SamplingChoice:
     """The sampling that the options ask for; greedy where the model recommends no temperature either."""
     if options.logprobs is not None and not options.as_json:
         raise typer.BadParameter("--logprobs is printed with --json only; add --json")
-    given = {
-        "temperature": options.temp,
-        "top_p": options.top_p,
-        "top_k": options.top_k,
-        "min_p": options.min_p,
-        "repetition_penalty": options.repetition_penalty,
-    }
+    given = {name: value for name in RECOMMENDABLE if (value := getattr(options, name)) is not None}
     try:
         base = SamplingParams(
             max_tokens=options.max_tokens,
@@ -301,7 +325,7 @@ def sampling(options: ChatOptions) -> SamplingChoice:
             stop=tuple(options.stop or ()),
             logprobs=options.logprobs,
         )
-        return SamplingChoice({name: value for name, value in given.items() if value is not None}, base)
+        return SamplingChoice(given, base)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -342,14 +366,22 @@ def check_named(options: PipelineOptions) -> None:
         raise typer.BadParameter(f"{unused[0]} is for choosing a cut, and {has_one}; give --workers or --auto instead")
 
 
-def disk_of(kv_dir: str | None, gigabytes: float) -> "Disk | None":
-    """The KV store on disk that the options name; ``None`` if there is to be none."""
-    return settings_of({"kv_dir": kv_dir, "kv_dir_bytes": gigabytes}).disk
-
-
 def store_of(folder: str | None, gigabytes: float | None) -> "ModelStore | None":
     """The store of copied weights that ``--models-dir`` and ``--models-gb`` describe."""
     from splitinfer.store.models import ModelStore, default_folder
 
     path = default_folder() if folder is None else folder_named(folder, "--models-dir")
     return None if path is None else ModelStore(path, None if gigabytes is None else int(gigabytes * 1e9))
+
+
+def words_of(options: WorkerOptions, always: Collection[str] = ()) -> list[str]:
+    """A worker's options as a command line has them; those that have their default value are left out, but for the
+    fields that are ``always`` named."""
+    words, hints = list[str](), get_type_hints(WorkerOptions, include_extras=True)
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if value is None or (value == each.default and each.name not in always):
+            continue
+        flag, _, opposite = hints[each.name].__metadata__[0].default.partition("/")  # where typer has the name
+        words += [flag if value else opposite] if isinstance(value, bool) else [flag, str(value)]
+    return words

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from splitinfer.cli.running import finish, say, tell
+from splitinfer.cli.running import say, tell
 
 
 def pair(
@@ -15,10 +15,6 @@ def pair(
     remove: Annotated[bool, typer.Option("--remove", help="Stop admitting it.")] = False,
 ) -> None:
     """Let another machine use this one's workers; without KEY, show the keys."""
-    finish(lambda: _pair(key, name, remove=remove))
-
-
-def _pair(key: str | None, name: str, *, remove: bool) -> int:
     from splitinfer.keyring import Keyring, same_key
 
     keyring = Keyring()
@@ -27,13 +23,12 @@ def _pair(key: str | None, name: str, *, remove: bool) -> int:
         tell(f"this machine's key: {public}\nto admit it, run on a worker's machine: splitinfer pair {public}")
         for known in keyring.known():
             tell(f"admitted here: {known.key} {known.name}".rstrip())
-        return 0
+        return
     if remove:
         say("it is no longer admitted" if keyring.forget(key) else "it was not admitted")
-        return 0
+        return
     keyring.admit(key, name)
     say("admitted; running workers know it already")
     if key == keyring.own().public:
         why = f"If another machine printed it, that machine {same_key()}."
         say(f"It is this machine's own key, which only its own coordinators need. {why}")
-    return 0

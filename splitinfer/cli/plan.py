@@ -1,12 +1,14 @@
 """`splitinfer plan`: which machine gets which layers, from what was measured of them."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from splitinfer.cli.opening import paired_workers
 from splitinfer.cli.options import WORKERS_FORM, MeasureOption, ModelOption, Timeout, UseAllOption, Verbose, finite
-from splitinfer.cli.running import finish, say
+from splitinfer.cli.running import say
 from splitinfer.errors import ConfigError, PeerError
 from splitinfer.placement.asked import Aim, Asked
 
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
 
 _GB = 1e9
 _DEFAULTS = Asked()
-_MEMORY = "Memory"
-_FIGURES = "Workload"
+_memory = partial(typer.Option, rich_help_panel="Memory")
+_workload = partial(typer.Option, rich_help_panel="Workload")
 _FOR = "What to optimise the cut for, in the table and in --out: chat, throughput or context."
 
 
@@ -46,39 +48,32 @@ def plan(
     ] = None,
     acceptance: Annotated[
         float,
-        typer.Option("--acceptance", min=0, max=1, help="Share of drafts that are accepted.", rich_help_panel=_FIGURES),
+        _workload("--acceptance", min=0, max=1, help="Share of drafts that are accepted."),
     ] = 0.7,
-    streams: Annotated[
-        int, typer.Option("--streams", min=1, help="Streams at once, for throughput.", rich_help_panel=_FIGURES)
-    ] = _DEFAULTS.streams,
+    streams: Annotated[int, _workload("--streams", min=1, help="Streams at once, for throughput.")] = _DEFAULTS.streams,
     prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", min=1, help="Tokens of a chat's prompt.", rich_help_panel=_FIGURES)
+        int, _workload("--prompt-tokens", min=1, help="Tokens of a chat's prompt.")
     ] = _DEFAULTS.prompt,
     answer_tokens: Annotated[
-        int, typer.Option("--answer-tokens", min=2, help="Tokens of a chat's answer.", rich_help_panel=_FIGURES)
+        int, _workload("--answer-tokens", min=2, help="Tokens of a chat's answer.")
     ] = _DEFAULTS.answer,
     token_budget: Annotated[
         int | None,
-        typer.Option(
-            "--token-budget", min=1, help="Most tokens in a step; default: as coord.", rich_help_panel=_FIGURES
-        ),
+        _workload("--token-budget", min=1, help="Most tokens in a step; default: as coord."),
     ] = None,
     context: Annotated[
-        int, typer.Option("--context", min=1, help="The context that must fit, in tokens.", rich_help_panel=_MEMORY)
+        int, _memory("--context", min=1, help="The context that must fit, in tokens.")
     ] = _DEFAULTS.context,
     spare_gb: Annotated[
         float,
-        typer.Option(
-            "--spare-gb", min=0, callback=finite, help="GB to leave free on each machine.", rich_help_panel=_MEMORY
-        ),
+        _memory("--spare-gb", min=0, callback=finite, help="GB to leave free on each machine."),
     ] = 0.0,
     kv_share: Annotated[
         float,
-        typer.Option(
+        _memory(
             "--kv-share",
             min=0.01,
             max=1,
-            rich_help_panel=_MEMORY,
             help="Share of what weights leave free that KV may take; coord takes half, or --kv-gb.",
         ),
     ] = _DEFAULTS.kv_share,
@@ -86,31 +81,27 @@ def plan(
     connect_timeout: Timeout = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON in place of the tables.")] = False,
     verbose: Verbose = False,
-) -> None:
+) -> int:
     """Does a model fit here, how fast is it, and what do other machines bring? Measures them and finds the best cut."""
+    from splitinfer.cli.plan_tables import show
+    from splitinfer.placement.plan import plan as make_plan
 
-    def run() -> int:
-        from splitinfer.cli.plan_tables import show
-        from splitinfer.placement.plan import plan as make_plan
-
-        base = _base(layout, workers)
-        if out is not None and out.exists() and not force:
-            raise ConfigError(f"{out} exists; name another file, or replace it with --force")
-        found = _measured(model, workers, base, draft, connect_timeout, again=measure)
-        asked = Asked(
-            context=min(context, found.model.context_length),
-            streams=streams,
-            prompt=prompt_tokens,
-            answer=answer_tokens,
-            acceptance=None if found.model.draft is None else acceptance,
-            token_budget=token_budget,
-            uses_all=uses_all,
-            spare_bytes=round(spare_gb * _GB),
-            kv_share=kv_share,
-        )
-        return show(make_plan(found, asked), aim, base, out, as_json=as_json)
-
-    finish(run, verbose)
+    base = _base(layout, workers)
+    if out is not None and out.exists() and not force:
+        raise ConfigError(f"{out} exists; name another file, or replace it with --force")
+    found = _measured(model, workers, base, draft, connect_timeout, again=measure)
+    asked = Asked(
+        context=min(context, found.model.context_length),
+        streams=streams,
+        prompt=prompt_tokens,
+        answer=answer_tokens,
+        acceptance=None if found.model.draft is None else acceptance,
+        token_budget=token_budget,
+        uses_all=uses_all,
+        spare_bytes=round(spare_gb * _GB),
+        kv_share=kv_share,
+    )
+    return show(make_plan(found, asked), aim, base, out, as_json=as_json)
 
 
 def _base(layout: str | None, workers: str | None) -> "Layout | None":
@@ -122,15 +113,6 @@ def _base(layout: str | None, workers: str | None) -> "Layout | None":
     from splitinfer.config import find_layout
 
     return find_layout(layout)
-
-
-def _paired() -> list[dict[str, str]]:
-    """The paired workers that announce themselves now."""
-    from splitinfer.discovery.discover import paired
-    from splitinfer.engine.versions import own_versions
-    from splitinfer.keyring import Keyring
-
-    return paired(Keyring().known(), own_versions())
 
 
 def _measured(
@@ -146,7 +128,7 @@ def _measured(
     if name is None:
         raise ConfigError("a model is needed: --model OWNER/MODEL, a folder or 'demo'; or --layout FILE")
     is_named = workers is not None or base is not None
-    given = named(workers or "") if is_named else _paired()
+    given = named(workers or "") if is_named else paired_workers()
     specs = as_workers(given, keys_here()) if base is None else base.stages[1:]
     settings = Settings(
         draft=draft or (None if base is None else base.draft),

@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TextIO
+from typing import Any, TextIO
 
 import typer
 
@@ -13,13 +13,16 @@ from splitinfer.core.plain_text import wrapped
 from splitinfer.errors import SplitinferError
 from splitinfer.shutdown import shutdown
 
+log = logging.getLogger(__name__)
+
 
 def set_up(verbose: bool, *, info: bool = False) -> None:
     """Log to standard error. ``info``: the log is the command's output, so it has more."""
     level = logging.DEBUG if verbose else logging.INFO if info else logging.WARNING
     logging.basicConfig(
-        level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=[_Lines(among_answers=not info)]
-    )
+        level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=[_Lines(among_answers=not info)],
+        force=True,
+    )  # fmt: skip
     for noisy in ("httpx", "httpcore", "huggingface_hub", "filelock", "urllib3", "asyncio", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -43,29 +46,27 @@ class _Lines(logging.Handler):
             self.handleError(record)
 
 
-def finish(run: Callable[[], int], verbose: bool = False, *, info: bool = False) -> NoReturn:
-    """Run a command with a log (``set_up``) and end the process with its exit code; an error becomes one sentence."""
-    set_up(verbose, info=info)
-    try:
-        code = run()
-    except KeyboardInterrupt:  # asyncio's own handler has SIGINT for the moment in which a prompt ends
-        code = 130
-    except BrokenPipeError:  # the reader of standard output has closed it
-        code = 0
-    except SplitinferError as error:
-        code = 1 if shutdown.has_begun else _report(error, verbose)
-    except Exception:
-        if not shutdown.has_begun:  # else it was closed under the command, on purpose
-            raise
-        code = 1
-    shutdown.exit(code)
+def finished(command: Callable[..., int | None]) -> Callable[..., int]:
+    """The command with a log (``set_up``) and an exit code, 0 where it returns none; an error becomes one sentence."""
 
+    def run(**given: Any) -> int:
+        set_up(given.get("verbose", False))
+        try:
+            return command(**given) or 0
+        except KeyboardInterrupt:  # asyncio's own handler has SIGINT for the moment in which a prompt ends
+            return 130
+        except BrokenPipeError:  # the reader of standard output has closed it
+            return 0
+        except SplitinferError as error:
+            if not shutdown.has_begun:
+                log.debug("traceback of the error", exc_info=error)
+                say(f"splitinfer: {error}")
+        except Exception:
+            if not shutdown.has_begun:  # else it was closed under the command, on purpose
+                raise
+        return 1
 
-def _report(error: Exception, verbose: bool) -> int:
-    if verbose:
-        logging.getLogger(__name__).error("traceback of the error", exc_info=error)
-    say(f"splitinfer: {error}")
-    return 1
+    return run
 
 
 def say(text: str) -> None:

@@ -8,6 +8,7 @@ import threading
 
 import psutil
 
+from splitinfer.cli.options import WorkerOptions, words_of
 from splitinfer.core.endpoint import Endpoint, is_loopback
 from splitinfer.discovery.announcement import Announcement, announced_name, fingerprint_of, new_id, short
 from splitinfer.discovery.announcer import Announcing
@@ -17,60 +18,42 @@ from splitinfer.engine.worker.handshake import AccessControl
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring
-from splitinfer.kvstore.store import Disk, seconds_to_close
-from splitinfer.shutdown import Closing, Shutdown
-from splitinfer.store.models import ModelStore
+from splitinfer.kvstore.store import seconds_to_close
+from splitinfer.shutdown import Closing, shutdown
 from splitinfer.system.ledger import join_group
 from transports import AddressError, AddressInUse, LinkOptions, Listener, listen
 
 log = logging.getLogger(__name__)
 
-_STOP_SECONDS = 1.5
-_END_SECONDS = (
-    2 * _STOP_SECONDS
-)  # with all threads, and the goodbye of the announcement; both without what is to be written to disk
+_STOP_SECONDS = 1.5  # without what is to be written to disk, as the next
+_END_SECONDS = 3.0  # with all threads, and the goodbye of the announcement
 
 
-def serve(
-    host: str,
-    port: int,
-    shutdown: Shutdown,
-    *,
-    name: str | None,
-    model: str | None,
-    child: bool,
-    disk: Disk | None,
-    insecure: bool = False,
-    store: ModelStore | None = None,
-    announce: bool | None = None,
-    shows_stage: bool = True,
-) -> int:
-    """Serve coordinators until ``shutdown`` begins, and return the process's exit code.
+def serve(options: WorkerOptions, *, child: bool = False, shows_stage: bool = True) -> int:
+    """Serve coordinators until the process is to end; its exit code. ``child``: started by a coordinator on this
+    machine, which reads the address from standard output.
 
     Beyond loopback, links are encrypted and only known coordinators are admitted, unless ``insecure``.
-
-    ``child``: started by a coordinator on this machine, which reads the address from standard output.
-    ``disk``: the KV store for coordinators that use one. ``store``: where weights are kept that are copied from others.
-    ``announce``: whether multicast DNS announces it; ``None``: where other machines reach it, and it has a key.
 
     Raises:
         ConfigError: the address cannot be listened on, or what is to be announced cannot be.
     """
-    wanted = is_announced(announce, host, insecure=insecure, child=child)
+    host, insecure, disk, store = options.host, options.insecure, options.disk, options.store
+    wanted = is_announced(options.announce, host, insecure=insecure, child=child)
     keys = None if insecure else Keyring()  # for links to other workers, also where the own port is open
     is_open = keys is None or is_loopback(host)
     access = AccessControl(None if is_open else keys)
-    listener = _listen(Endpoint(host.strip("[]"), port), access.options)
+    listener = _listen(Endpoint(host.strip("[]"), 0 if child else options.port), access.options)
     at = Endpoint.parse(listener.address.partition("://")[2])
     address = str(at)
     ending = threading.Event()
 
     def start_rank(rank: str) -> LocalWorker:
-        return LocalWorker(rank, disk, rank_options(host, model, store, insecure=insecure))
+        return LocalWorker(rank, disk, rank_options(options))
 
     worker = Worker(
-        listener, name=name, model=model, disk=disk, keys=keys, access=access, store=store, ended=ending.set,
-        start_rank=None if child else start_rank,
+        listener, name=options.name, model=options.model, disk=disk, keys=keys, access=access, store=store,
+        ended=ending.set, start_rank=None if child else start_rank,
     )  # fmt: skip
     if child:
         join_group(os.getppid())  # the coordinator divides the memory
@@ -80,21 +63,17 @@ def serve(
     elif not is_loopback(host):
         log.warning("--insecure: any host that reaches %s can use this worker, and read what crosses the link", address)
     log.info("worker %s waits at %s (computing on %s)", worker.name, address, device_name())
-    announcing = _announcing(worker.name, host, at.port, access, wanted=wanted)
-    return _stay(worker, ending, announcing, shutdown, seconds_to_close(disk))
+    announcing = _announcing(worker.name, host, at.port, access) if wanted else None
+    return _stay(worker, ending, announcing, seconds_to_close(disk))
 
 
-def rank_options(host: str, model: str | None, store: ModelStore | None, *, insecure: bool) -> list[str]:
+def rank_options(options: WorkerOptions) -> list[str]:
     """The options of a process that takes this worker's place as a rank."""
-    options = ["--host", host, "--models-dir", "none" if store is None else str(store.path)]
-    if store is not None and store.cap is not None:
-        options += ["--models-gb", str(store.cap / 1e9)]
-    if model is not None:
-        options += ["--model", model]
-    return options + ["--insecure"] * insecure
+    keeps = ("host", "model", "models_dir", "models_gb", "insecure")
+    return words_of(WorkerOptions(**{name: getattr(options, name) for name in keeps}))
 
 
-def _stay(worker: Worker, ending: threading.Event, announcing: Announcing, shutdown: Shutdown, writing: float) -> int:
+def _stay(worker: Worker, ending: threading.Event, announcing: Announcing | None, writing: float) -> int:
     """Stay until the worker is ``ending`` or ``shutdown`` begins; the exit code. ``writing``: seconds for KV to be
     saved on disk."""
     asked, stopped = threading.Event(), threading.Event()
@@ -106,13 +85,16 @@ def _stay(worker: Worker, ending: threading.Event, announcing: Announcing, shutd
 
     with shutdown.closed_by(Closing(stop, _END_SECONDS + writing, stop, _END_SECONDS + writing)):
         try:
-            announcing.tick()
-            while not ending.wait(timeout=0.5):
-                announcing.tick()
+            while True:
+                if announcing is not None:
+                    announcing.tick()
+                if ending.wait(timeout=0.5):
+                    break
         finally:
             log.info("worker %s stops", worker.name)
             worker.stop(timeout=_STOP_SECONDS + writing)
-            announcing.close()
+            if announcing is not None:
+                announcing.close()
             stopped.set()
     return 0 if asked.is_set() else 1
 
@@ -131,10 +113,8 @@ def is_announced(asked: bool | None, host: str, *, insecure: bool, child: bool) 
     return not insecure if asked is None else asked
 
 
-def _announcing(name: str, host: str, port: int, access: AccessControl, *, wanted: bool) -> Announcing:
-    """Announce the worker, if that is wanted."""
-    if not wanted:
-        return Announcing(None, "")
+def _announcing(name: str, host: str, port: int, access: AccessControl) -> Announcing:
+    """What announces the worker."""
     security = access.options.security
     announcement = Announcement(
         name=announced_name(name),

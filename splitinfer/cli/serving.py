@@ -2,47 +2,42 @@
 each with its layout, planned or named (`serve --also`)."""
 
 import logging
+import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from splitinfer.cli.opening import DRAIN_SECONDS, closing_of, open_llm
+from splitinfer.cli.opening import closing_of, layout_of, open_llm
 from splitinfer.cli.options import PipelineOptions
 from splitinfer.cli.running import say
+from splitinfer.cli.serve import ServeOptions
+from splitinfer.config import find_layout
+from splitinfer.console import load_llm
 from splitinfer.core.endpoint import Endpoint, is_loopback
-from splitinfer.core.residents import Bounds
+from splitinfer.core.kv.budget import STAGE_MARGIN
+from splitinfer.core.residents import Bounds, num_together
 from splitinfer.errors import ConfigError, SplitinferError
 from splitinfer.launch.own import own_names
 from splitinfer.llm import LLM
-from splitinfer.llm.automatic import Chosen
+from splitinfer.llm.automatic import Chosen, named
+from splitinfer.llm.setup import model_of
+from splitinfer.models.hub import open_model
+from splitinfer.models.memory import free_bytes
 from splitinfer.server.connections import Limits
 from splitinfer.server.gate import Gate, check_exposure, names_of
 from splitinfer.server.keys import SHORT, ApiKey, ApiKeys, digest
 from splitinfer.server.running import Listen, Server, check_port, check_tls, router_of
 from splitinfer.server.service import Service
-from splitinfer.server.several import Several, Unloaded
+from splitinfer.server.several import Entry, Several, Unloaded
 from splitinfer.shutdown import shutdown
 from splitinfer.system.open_files import make_room
 
 if TYPE_CHECKING:
     from splitinfer.server.otlp import OtlpSpans
-
-import re
-from dataclasses import replace
-from functools import partial
-
-from splitinfer.cli.opening import layout_of
-from splitinfer.config import find_layout
-from splitinfer.console import load_llm
-from splitinfer.core.kv.budget import STAGE_MARGIN
-from splitinfer.core.residents import num_together
-from splitinfer.llm.automatic import named
-from splitinfer.llm.setup import model_of
-from splitinfer.models.hub import open_model
-from splitinfer.server.several import Entry
 
 log = logging.getLogger(__name__)
 
@@ -51,102 +46,84 @@ _MANY = 1024  # connections; a limit below is worth a word
 _LOOK_EVERY = 1.0  # seconds between looks whether the pipeline still lives
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Where the server listens, and who may use it. ``api_keys``: keys themselves; ``key_file``: of others' digests."""
-
-    host: str = "127.0.0.1"
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    key_file: Path | None = None
-    no_auth: bool = False
-    allowed_hosts: tuple[str, ...] = ()
-    origins: tuple[str, ...] = ()
-    certificate: Path | None = None
-    certificate_key: Path | None = None
-
-    def gate_at(self, port: int) -> Gate:
-        """The rules, once it is known that the server can listen there. Raises ConfigError: it cannot; as ``gate``."""
-        gate = self.gate()
-        check_port(self.host, port)
-        return gate
-
-    def gate(self) -> Gate:
-        """The rules.
-
-        Raises:
-            ConfigError: they would open the server to more than was said, or the file of keys or the certificate
-                cannot be used.
-        """
-        if self.certificate is not None and self.certificate_key is not None:
-            check_tls(self.certificate, self.certificate_key)
-        keys = self._keys()
-        check_exposure(self.host, has_keys=keys is not None, no_auth=self.no_auth, origins=self.origins)
-        hosts = names_of(self.host, own_names(), self.allowed_hosts)
-        return Gate(hosts, frozenset(origin.rstrip("/") for origin in self.origins), keys)
-
-    def _keys(self) -> ApiKeys | None:
-        if not all(secret.strip() for secret in self.api_keys):
-            raise ConfigError("an API key is empty")
-        if not is_loopback(self.host) and (short := min(map(len, self.api_keys), default=SHORT)) < SHORT:
-            log.warning(
-                "a key of %d characters can be found by trying; `splitinfer keys add` makes one that cannot", short
-            )
-        given = [ApiKey(f"given-{i}", digest(secret)) for i, secret in enumerate(self.api_keys, 1)]
-        return ApiKeys(given, self.key_file) if given or self.key_file is not None else None
+# -- who may use it ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """How models are served. ``otlp``: a collector of spans."""
+def gate_of(options: ServeOptions) -> Gate:
+    """The rules.
 
-    access: Access
-    port: int
-    model_name: str | None = None
-    max_connections: int = 4096
-    drain_seconds: float = DRAIN_SECONDS
-    logs_prompts: bool = False
-    otlp: str | None = None
+    Raises:
+        ConfigError: they would open the server to more than was said, or the file of keys or the certificate cannot be
+            used.
+    """
+    if options.tls_cert is not None and options.tls_key is not None:
+        check_tls(options.tls_cert, options.tls_key)
+    keys, origins = _keys(options), tuple(options.cors or ())
+    check_exposure(options.host, has_keys=keys is not None, no_auth=options.no_auth, origins=origins)
+    hosts = names_of(options.host, own_names(), options.allow_host or ())
+    return Gate(hosts, frozenset(origin.rstrip("/") for origin in origins), keys)
+
+
+def _keys(options: ServeOptions) -> ApiKeys | None:
+    secrets = options.api_key or ()
+    if not all(secret.strip() for secret in secrets):
+        raise ConfigError("an API key is empty")
+    if not is_loopback(options.host) and (short := min(map(len, secrets), default=SHORT)) < SHORT:
+        log.warning("a key of %d characters can be found by trying; `splitinfer keys add` makes one that cannot", short)
+    given = [ApiKey(f"given-{i}", digest(secret)) for i, secret in enumerate(secrets, 1)]
+    return ApiKeys(given, options.api_keys) if given or options.api_keys is not None else None
+
+
+# -- one model ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def serving(options: PipelineOptions, how: Served, chosen: Chosen | None = None) -> Iterator[LLM]:
+def serving(options: ServeOptions, chosen: Chosen | None = None) -> Iterator[LLM]:
     """An LLM with a server of it, whose address is said on standard error.
 
     Raises:
         ConfigError: it cannot listen there, or the certificate or the collector cannot be used.
         SplitinferError: as ``open_llm``.
     """
-    gate, spans, servers = how.access.gate_at(how.port), spans_to(how.otlp), list[Server]()  # before loading
-    with open_llm(options, chosen, servers=servers, drain_seconds=how.drain_seconds) as llm, ExitStack() as stack:
-        name = how.model_name or Path(llm.layout.model or "model").name
-        service = Service(llm, name, gate, logs_prompts=how.logs_prompts, spans=spans)
-        _serve(how, service, llm, name, servers, stack)
+    gate, spans, servers = *_checked(options), list[Server]()
+    with open_llm(options, chosen, servers=servers, drain_seconds=options.drain_seconds) as llm, ExitStack() as stack:
+        name = options.model_name or Path(llm.layout.model or "model").name
+        service = Service(llm, name, gate, logs_prompts=options.log_prompts, spans=spans)
+        _serve(options, service, llm, name, servers, stack)
         yield llm
 
 
 @contextmanager
-def serving_several(options: PipelineOptions, how: Served, also: Sequence[str], bounds: Bounds) -> Iterator[None]:
-    """A server of several models, of which the first is loaded. ``also``: the others.
+def serving_several(options: ServeOptions) -> Iterator[None]:
+    """A server of several models, of which the first is loaded.
 
     Raises:
         ConfigError, SplitinferError: as ``serving``, and as ``entries_of``.
     """
-    gate, spans, servers = how.access.gate_at(how.port), spans_to(how.otlp), list[Server]()
-    entries = entries_of(options, also, how.model_name, bounds)
-    front = Service(cast(LLM, Unloaded()), "", gate, logs_prompts=how.logs_prompts, spans=spans)
+    gate, spans, servers = *_checked(options), list[Server]()
+    bounds = Bounds(free_bytes(), options.max_loaded, options.ttl)
+    entries = entries_of(options, bounds)
+    front = Service(cast(LLM, Unloaded()), "", gate, logs_prompts=options.log_prompts, spans=spans)
     several, first = Several(entries, bounds, front, router_of), entries[0]
-    closing = closing_of(several, threading.Event(), servers, how.drain_seconds, options.settings)
+    closing = closing_of(several, threading.Event(), servers, options.drain_seconds, options.settings)
     with shutdown.closed_by(closing), ExitStack() as stack:
         stack.callback(several.close)
         several.put(first.name, llm := first.open())
-        _serve(how, front, llm, first.name, servers, stack, several)
+        _serve(options, front, llm, first.name, servers, stack, several)
         if others := ", ".join(each.name for each in entries[1:]):
             say(f"also served, and loaded when asked for: {others}")
         yield
 
 
+def _checked(options: ServeOptions) -> "tuple[Gate, OtlpSpans | None]":
+    """The rules, and where spans go, once it is known that the server can listen: before anything is loaded."""
+    gate = gate_of(options)
+    check_port(options.host, options.port)
+    return gate, spans_to(options.otlp)
+
+
 def _serve(
-    how: Served,
+    options: ServeOptions,
     service: Service,
     llm: LLM,
     name: str,
@@ -155,15 +132,15 @@ def _serve(
     several: Several | None = None,
 ) -> None:
     """Open a server until ``stack`` closes, and say where it is. ``servers``: gets it."""
-    access, limits = how.access, Limits(most=_room_for(how.max_connections))
     if service.spans is not None:
         stack.callback(service.spans.close)
-    listen = Listen(access.host, how.port, access.certificate, access.certificate_key, limits)
+    limits = Limits(most=_room_for(options.max_connections))
+    listen = Listen(options.host, options.port, options.tls_cert, options.tls_key, limits)
     server = Server(service, listen, several)
     servers.append(server)
     stack.callback(server.close)
-    scheme = "http" if access.certificate is None else "https"
-    url = f"{scheme}://{Endpoint(access.host, server.port).authority}"
+    scheme = "http" if options.tls_cert is None else "https"
+    url = f"{scheme}://{Endpoint(options.host, server.port).authority}"
     say(_sentence(llm, name, url, service.gate))
 
 
@@ -217,15 +194,14 @@ _NAMED = re.compile(r"(?:(?P<name>[\w.:-]+)=)?(?P<what>.+)")
 _PAIRED = frozenset({"(paired)"})  # the workers of --auto, which are found when a model is loaded
 
 
-def entries_of(options: PipelineOptions, also: Sequence[str], name: str | None, bounds: Bounds) -> list[Entry]:
+def entries_of(options: ServeOptions, bounds: Bounds) -> list[Entry]:
     """The models of the options, then those of ``also``: ``[NAME=]MODEL``, or a layout's file in place of a model.
-    ``name``: of the first.
 
     Raises:
         ConfigError: two have one name.
         SplitinferError: a layout or a model cannot be used.
     """
-    wanted = [(name, options), *(_also(options, each) for each in also)]
+    wanted = [(options.model_name, options), *(_also(options, each) for each in options.also or ())]
     found = [_entry(own, one) for own, one in wanted]
     names = [each.name for each in found]
     if (twice := next((one for one in names if names.count(one) > 1), None)) is not None:
@@ -234,7 +210,7 @@ def entries_of(options: PipelineOptions, also: Sequence[str], name: str | None, 
     return [replace(each, open=partial(_load, one, sharing)) for each, (_, one) in zip(found, wanted, strict=True)]
 
 
-def _also(options: PipelineOptions, text: str) -> tuple[str | None, PipelineOptions]:
+def _also(options: ServeOptions, text: str) -> tuple[str | None, ServeOptions]:
     match = _NAMED.fullmatch(text)
     if match is None:
         raise ConfigError(f"--also {text!r:.80} names no model; write [NAME=]MODEL, or a layout's file")

@@ -11,7 +11,7 @@ import typer
 
 from splitinfer.cli.chat import is_server, prompt_of, run_pipeline
 from splitinfer.cli.options import ChatOptions, sampling, with_options
-from splitinfer.cli.running import finish, show_table
+from splitinfer.cli.running import set_up, show_table
 from splitinfer.core.endpoint import WORKER_PORT
 from splitinfer.core.layout import BY_UP
 from splitinfer.core.plain_text import wrapped
@@ -34,6 +34,7 @@ _Hosts = Annotated[
 _Hostfile = Annotated[
     Path | None, typer.Option("--hostfile", help="Read the hosts from this file, as `mlx.launch` uses it.")
 ]
+_LAYOUT = "layout.yaml"
 _Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of workers where the host names none.")]
 
 
@@ -57,34 +58,41 @@ def _up(
     prepare: Annotated[
         bool, typer.Option("--prepare", help="End when the workers are up and the layout is written.")
     ] = False,
-) -> None:
+) -> int:
     """Start workers on other machines over ssh, cut the model, and go on as `chat` does."""
+    set_up(options.verbose, info=is_server(options))
     choice = sampling(options)
-
-    def run() -> int:
-        if (options.serve is not None) + (options.prompt is not None) + prepare > 1:
-            raise ConfigError("--serve, --prompt and --prepare each say what is to be done; give one of them")
-        last = _meant(hosts, hostfile, port, options.model)
-        text = None if prepare else prompt_of(options)
-        workers = _bring_up(last)
-        if prepare:
-            return _prepare(options, str(last.model), workers)
-        return run_pipeline(options, choice, text, _planned(options, str(last.model), workers))
-
-    finish(run, options.verbose, info=is_server(options))
+    if (options.serve is not None) + (options.prompt is not None) + prepare > 1:
+        raise ConfigError("--serve, --prompt and --prepare each say what is to be done; give one of them")
+    last = _meant(hosts, hostfile, port, options.model)
+    text = None if prepare else prompt_of(options)
+    workers = _bring_up(last)
+    if prepare:
+        return _prepare(options, str(last.model), workers)
+    return run_pipeline(options, choice, text, _planned(options, str(last.model), workers))
 
 
 up = with_options(_up, without=("layout", "workers", "auto"))
 
 
-def down(hosts: _Hosts = None, hostfile: _Hostfile = None) -> None:
+def down(hosts: _Hosts = None, hostfile: _Hostfile = None) -> int:
     """Stop the workers that `up` from here has started; workers of others stay."""
-    finish(lambda: _down(_known(hosts, hostfile)))
+    known = _known(hosts, hostfile)
+    with _steps() as (steps, _):
+        return 0 if all(steps.down(known)) else 1
 
 
-def status(hosts: _Hosts = None, hostfile: _Hostfile = None) -> None:
+def status(hosts: _Hosts = None, hostfile: _Hostfile = None) -> int:
     """Show which workers run where: versions, memory, who started them, whom they serve."""
-    finish(lambda: _status(_known(hosts, hostfile)))
+    from splitinfer.launch.steps import COLUMNS
+
+    known = _known(hosts, hostfile)
+    with _steps(makes_key=False) as (steps, _):
+        found = steps.status(known)
+        rows = [row for host, seen in zip(known, found, strict=True) if seen for row in steps.rows(host, seen)]
+    if rows:
+        show_table(COLUMNS, rows)
+    return 0 if all(found) else 1
 
 
 # ----- which hosts ---------------------------------------------------------------------------------
@@ -107,10 +115,9 @@ def _named(hosts: Sequence[str] | None, hostfile: Path | None, port: int) -> "tu
 
 def _remembered() -> "Last":
     from splitinfer.launch.hosts import decode
-    from splitinfer.launch.place import state_folder
-    from splitinfer.places import read
+    from splitinfer.places import of_up, read
 
-    path = state_folder() / "last.json"
+    path = of_up() / "last.json"
     return decode(read(path), str(path))
 
 
@@ -147,9 +154,8 @@ def _steps(*, makes_key: bool = True) -> "Iterator[tuple[Steps, Ssh]]":
 def _bring_up(last: "Last") -> list[dict[str, str]]:
     """Bring all hosts up; name, address and key of their workers. Raises ConfigError: one did not start."""
     from splitinfer.console import errors
-    from splitinfer.launch.place import state_folder
     from splitinfer.launch.steps import check_distinct, problems
-    from splitinfer.places import write
+    from splitinfer.places import of_up, write
 
     with _steps() as (steps, ssh), errors.status(f"asking {', '.join(each.name for each in last.hosts)}"):
         started = list(zip(last.hosts, steps.up(last.hosts), strict=True))
@@ -160,7 +166,7 @@ def _bring_up(last: "Last") -> list[dict[str, str]]:
         ]
     check_distinct([(host, up) for host, up in started if up])
     if ready:  # a mistyped host does not replace those that `down` has to know
-        write(state_folder() / "last.json", last.encode())
+        write(of_up() / "last.json", last.encode())
     failed = [host.name for host, up in started if up is None]
     if failed:
         raise ConfigError(problems(failed, others=len(started) > len(failed)))
@@ -170,8 +176,9 @@ def _bring_up(last: "Last") -> list[dict[str, str]]:
 def _planned(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]) -> "Chosen":
     """Measure all machines, cut the model, and write the layout."""
     from splitinfer.cli.opening import write_planned
+    from splitinfer.places import of_up
 
-    began, path = time.monotonic(), _layout_file()
+    began, path = time.monotonic(), of_up() / _LAYOUT
     chosen = write_planned(options, model, workers, path, lambda name, text: _print("✓", f"{name}: {text}"))
     _print("✓", f"the layout is in {path}", began)
     return replace(chosen, layout=replace(chosen.layout, name=BY_UP))
@@ -179,20 +186,17 @@ def _planned(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]
 
 def _prepare(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]) -> int:
     """Write the layout. A worker that serves already, as one that was lost does at once, leaves it as it was."""
+    from splitinfer.places import of_up
+
+    path = of_up() / _LAYOUT
     try:
         _planned(options, model, workers)
     except Refused as error:
-        if not _layout_file().exists():
+        if not path.exists():
             raise
         _print("!", f"{error}. The layout stays as it was.")
-    typer.echo(_layout_file())
+    typer.echo(path)
     return 0
-
-
-def _layout_file() -> Path:
-    from splitinfer.launch.place import state_folder
-
-    return state_folder() / "layout.yaml"
 
 
 def _print(mark: str, line: str, began: float | None = None) -> None:
@@ -204,22 +208,3 @@ def _print(mark: str, line: str, began: float | None = None) -> None:
     shown = wrapped(line, errors.width - 2) if errors.is_terminal else line
     colour = {"✓": "green", "!": "yellow", "✗": "red"}.get(mark, "default")
     errors.print(f"[{colour}]{mark}[/{colour}] {escape(shown)}", soft_wrap=True)
-
-
-# ----- down and status -----------------------------------------------------------------------------
-
-
-def _down(hosts: "Sequence[Host]") -> int:
-    with _steps() as (steps, _):
-        return 0 if all(steps.down(hosts)) else 1
-
-
-def _status(hosts: "Sequence[Host]") -> int:
-    from splitinfer.launch.steps import COLUMNS
-
-    with _steps(makes_key=False) as (steps, _):
-        found = steps.status(hosts)
-        rows = [row for host, seen in zip(hosts, found, strict=True) if seen for row in steps.rows(host, seen)]
-    if rows:
-        show_table(COLUMNS, rows)
-    return 0 if all(found) else 1

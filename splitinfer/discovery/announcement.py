@@ -5,11 +5,8 @@
     proto, ver, mlx, mlxlm   the versions          dev    what it computes on
     mem         memory of the machine, in MB
 
-It names no user, coordinator or model, and does not say what is run. The name is the machine's host name if the worker
-was given none; macOS announces that itself. A record of another form (``txtvers``) is read as far as possible: a later
-version keeps ``name``, ``id``, ``key`` and the versions, so it can be told apart.
-
-Anyone in the network can announce anything, so every field that is read is bounded and made printable.
+It names no user, coordinator or model. A record of another form (``txtvers``) is read as far as possible, so that a
+later version can be told apart. Anyone in the network can announce anything: every field is bounded and made printable.
 """
 
 import hashlib

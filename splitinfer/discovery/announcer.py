@@ -1,20 +1,18 @@
 """Announces a worker, from the worker's own process.
 
-zeroconf answers on a thread of its own; a packet of another device costs some 0.2 ms of Python. The worker's main
-thread looks after the announcement: addresses come and go, as when a Thunderbolt cable is plugged in, and zeroconf does
-not see that. The kinds of the interfaces are asked for only where addresses have changed: on macOS that starts a
-program.
+zeroconf answers on a thread of its own, but does not see addresses that come and go, as when a Thunderbolt cable is
+plugged in: the worker's main thread does. The kinds of the interfaces are asked for only where addresses have changed:
+on macOS that starts a program.
 
 The announced host is one of this program's own, ``splitinfer-ID.local``: addresses of the machine's own name would
-conflict with the system's responder, which would then rename the machine. A worker that is killed says no goodbye; who
-looks around finds that it does not answer.
+conflict with the system's responder, which would then rename the machine.
 """
 
 import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import psutil
@@ -44,23 +42,19 @@ def addresses_of(host: str, interfaces: Sequence[LocalInterface]) -> tuple[str, 
     return (host,)
 
 
-class Registered:
-    """A worker that zeroconf announces at these addresses of this machine."""
+def registered(info: "zeroconf.ServiceInfo", addresses: Sequence[str]) -> "zeroconf.Zeroconf":
+    """What announces this on the interfaces with these addresses, until it is closed, which says goodbye."""
+    import zeroconf
 
-    def __init__(self, announcement: Announcement, addresses: Sequence[str]) -> None:
-        import zeroconf
-
-        ipv4 = [each for each in addresses if ":" not in each]
-        self._responder = zeroconf.Zeroconf(interfaces=ipv4 or zeroconf.InterfaceChoice.All)
-        try:
-            # The label is unique already: asking the network first would take most of a second on every link.
-            self._responder.register_service(service_info(announcement, addresses), cooperating_responders=True)
-        except BaseException:
-            self._responder.close()
-            raise
-
-    def close(self) -> None:
-        self._responder.close()  # says goodbye
+    ipv4 = [each for each in addresses if ":" not in each]
+    responder = zeroconf.Zeroconf(interfaces=ipv4 or zeroconf.InterfaceChoice.All)
+    try:
+        # The label is unique already: asking the network first would take most of a second on every link.
+        responder.register_service(info, cooperating_responders=True)
+    except BaseException:
+        responder.close()
+        raise
+    return responder
 
 
 def service_info(announcement: Announcement, addresses: Sequence[str]) -> "zeroconf.ServiceInfo":
@@ -85,60 +79,51 @@ def _numbers() -> Hashable:
 
 
 class Announcing:
-    """Keeps the announcement of a worker that listens on ``host`` as it should be; none if ``announcement`` is
-    ``None``. Nothing here fails the worker: what cannot be announced is logged. All methods are for one thread."""
+    """Keeps the announcement of a worker that listens on ``host`` as it should be. Nothing here fails the worker: what
+    cannot be announced is logged. All methods are for one thread."""
 
-    def __init__(
-        self,
-        announcement: Announcement | None,
-        host: str,
-        register: Callable[[Announcement, Sequence[str]], Registered] = Registered,
-        interfaces: Callable[[], Sequence[LocalInterface]] = local_interfaces,
-        numbers: Callable[[], Hashable] = _numbers,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._wanted, self._host, self._now = announcement, host, now
-        self._register, self._interfaces, self._numbers = register, interfaces, numbers
-        self._registration: Registered | None = None
+    def __init__(self, announcement: Announcement, host: str) -> None:
+        self._announcement, self._host = announcement, host
+        self._responder: zeroconf.Zeroconf | None = None
         self._addresses: tuple[str, ...] = ()
         self._seen: Hashable = None
-        self._look_due = now()
+        self._look_due = time.monotonic()
         self._said = ""
 
     def tick(self) -> None:
         """Announce what has changed; to be called about once a second. If that fails, it is said once, and tried again
         later."""
-        if self._wanted is None or self._now() < self._look_due:
+        if time.monotonic() < self._look_due:
             return
         import zeroconf
 
-        self._look_due = self._now() + _LOOK
+        self._look_due = time.monotonic() + _LOOK
         try:
-            self._bring_up_to_date(self._wanted)
+            self._bring_up_to_date()
         except (OSError, RuntimeError, zeroconf.Error) as error:  # RuntimeError: it could use none of the interfaces
             self.close()
-            self._look_due = self._now() + _RETRY
+            self._look_due = time.monotonic() + _RETRY
             if str(error) != self._said:
                 self._said = str(error)
                 log.warning("mDNS announcing stopped: %s; use the address instead", error)
 
-    def _bring_up_to_date(self, announcement: Announcement) -> None:
-        numbers = self._numbers()
+    def _bring_up_to_date(self) -> None:
+        numbers = _numbers()
         if numbers == self._seen:
             return
-        addresses = addresses_of(self._host, self._interfaces())
+        addresses = addresses_of(self._host, local_interfaces())
         if addresses != self._addresses:
             self.close()
             if addresses:
-                self._registration = self._register(announcement, addresses)
+                self._responder = registered(service_info(self._announcement, addresses), addresses)
                 self._addresses, self._said = addresses, ""
         self._seen = numbers
 
     def close(self) -> None:
         """Withdraw the announcement."""
-        if self._registration is not None:
+        if self._responder is not None:
             import zeroconf
 
             with contextlib.suppress(OSError, RuntimeError, zeroconf.Error):
-                self._registration.close()
-        self._registration, self._addresses, self._seen = None, (), None
+                self._responder.close()
+        self._responder, self._addresses, self._seen = None, (), None

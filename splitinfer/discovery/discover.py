@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from splitinfer.core.layout import Layout, StageSpec
+from splitinfer.discovery import network
 from splitinfer.discovery.announcement import fingerprint_of
-from splitinfer.discovery.network import Network
 from splitinfer.discovery.report import Found, Look, address_of, way_words
 from splitinfer.discovery.workers import Way, Worker, choose, for_both, is_here, is_same_name, is_shared, key_of
 from splitinfer.errors import WorkerUnreachable
 from splitinfer.keyring import Keyring, Known, same_key
+from splitinfer.system.interface_kind import LocalInterface
 from splitinfer.wire.messages import Versions
 
 SECONDS = 3.0  # a responder answers within 0.12 s (RFC 6762, section 6), a sleeping Wi-Fi later
@@ -19,13 +20,11 @@ Notice = Callable[[str, str], None]
 """Gets the name of a stage or worker, and where it was found."""
 
 
-def discover(
-    network: Network, seconds: float, known: Iterable[Known], own: Versions, own_key: str = ""
-) -> tuple[Look, list[Found]]:
+def discover(seconds: float, known: Iterable[Known], own: Versions, own_key: str = "") -> tuple[Look, list[Found]]:
     """Every worker that announces itself within ``seconds``, with the ways to it. ``known``: this machine's keyring;
     ``own``: this process's versions; ``own_key``: this machine's."""
     look, keys = network.look(seconds), tuple(known)
-    found = [_found(worker, network, keys, own) for worker in look.workers]
+    found = [_found(worker, look.interfaces, keys, own) for worker in look.workers]
     mine = fingerprint_of(own_key) if own_key else None
     return look, [
         replace(each, same_key=same_key()) if each.worker.fingerprint == mine and not each.is_here else each
@@ -33,16 +32,14 @@ def discover(
     ]
 
 
-def paired(
-    known: Sequence[Known], own: Versions, seconds: float = SECONDS, network: Network | None = None
-) -> list[dict[str, str]]:
+def paired(known: Sequence[Known], own: Versions, seconds: float = SECONDS) -> list[dict[str, str]]:
     """Name, address and key of the workers that announce themselves now, answer, and have a key of the keyring. Without
     such a key nobody is looked for; ``seconds`` are spent only until all have been heard."""
-    keys, network = {fingerprint_of(each.key): each.key for each in known}, network or Network()
+    keys = {fingerprint_of(each.key): each.key for each in known}
     if not keys:
         return []
     look = network.look(seconds, lambda seen: keys.keys() <= {each.fingerprint for each in seen})
-    found = [_found(worker, network, known, own) for worker in look.workers]
+    found = [_found(worker, look.interfaces, known, own) for worker in look.workers]
     return [
         {"name": each.worker.name, "address": each.address, "key": keys[each.worker.fingerprint]}
         for each in found
@@ -54,7 +51,6 @@ def find_stages(
     layout: Layout,
     keyring: Keyring | None = None,
     seconds: float = SECONDS,
-    network: Network | None = None,
     notice: Notice = lambda _stage, _text: None,
 ) -> Layout:
     """The layout with an address for each worker that has none; the same layout if all have one.
@@ -67,7 +63,6 @@ def find_stages(
         return layout
     known = [(each.key, each.name) for each in (keyring or Keyring()).known()]
     keys = {stage.name: key_of(stage, layout.name, known) for stage in layout.to_find}
-    network = network or Network()
     look = network.look(seconds, lambda seen: bool(_chosen(keys, seen)))
     try:
         workers = {name: choose(name, key, look.workers) for name, key in keys.items()}
@@ -77,20 +72,21 @@ def find_stages(
     found: dict[str, tuple[str, str]] = {}
     for before, stage in zip(layout.stages, layout.stages[1:], strict=False):
         if stage.name in keys:
-            way = _way_to(workers[stage.name], workers.get(before.name), network)
+            way = _way_to(workers[stage.name], workers.get(before.name), look.interfaces)
             found[stage.name] = (address_of(way, workers[stage.name]), keys[stage.name])
             notice(stage.name, f"found at {found[stage.name][0]} by {way_words(way)}")
     return layout.with_found(found)
 
 
-def find_again(stage: StageSpec, seconds: float = SHORTLY, network: Network | None = None) -> str | None:
+def find_again(stage: StageSpec, seconds: float = SHORTLY) -> str | None:
     """Where the worker with a stage's key announces itself now, and answers; ``None`` if nowhere, or without a key."""
     if stage.key is None:
         return None
-    keys, network = {stage.name: stage.key}, network or Network()
-    worker = _chosen(keys, network.look(seconds, lambda seen: bool(_chosen(keys, seen))).workers).get(stage.name)
+    keys = {stage.name: stage.key}
+    look = network.look(seconds, lambda seen: bool(_chosen(keys, seen)))
+    worker = _chosen(keys, look.workers).get(stage.name)
     try:
-        return None if worker is None else address_of(_way_to(worker, None, network), worker)
+        return None if worker is None else address_of(_way_to(worker, None, look.interfaces), worker)
     except WorkerUnreachable:
         return None
 
@@ -98,7 +94,6 @@ def find_again(stage: StageSpec, seconds: float = SHORTLY, network: Network | No
 def best_addresses(
     workers: Iterable[tuple[str, str, str]],
     seconds: float = SHORTLY,
-    network: Network | None = None,
     notice: Notice = lambda _name, _text: None,
 ) -> dict[str, str]:
     """The best address of each worker, by name, of workers whose names, keys and one address are known.
@@ -109,12 +104,11 @@ def best_addresses(
     """
     known = {name: (key, address) for name, key, address in workers}
     keys = {name: key for name, (key, _) in known.items()}
-    network = network or Network()
-    seen = network.look(seconds, lambda found: bool(_chosen(keys, found))).workers if known else ()
-    met, found = _chosen(keys, seen), {name: address for name, (_, address) in known.items()}
+    look = network.look(seconds, lambda found: bool(_chosen(keys, found)))
+    met, found = _chosen(keys, look.workers), {name: address for name, (_, address) in known.items()}
     for name, worker in met.items():
         others = [each.addresses for other, each in met.items() if other != name]
-        reached = (way for way in network.ways_of(worker) if way.seconds is not None)
+        reached = (way for way in network.ways_of(worker, look.interfaces) if way.seconds is not None)
         best = next((way for way in reached if is_shared(way, others)), None)
         if best is not None and address_of(best, worker) != found[name]:
             found[name] = address_of(best, worker)
@@ -130,9 +124,9 @@ def _chosen(keys: dict[str, str], workers: Sequence[Worker]) -> dict[str, Worker
         return {}
 
 
-def _way_to(worker: Worker, before: Worker | None, network: Network) -> Way:
+def _way_to(worker: Worker, before: Worker | None, interfaces: Sequence[LocalInterface]) -> Way:
     """The best way to a worker. ``before``: the worker that will connect to it, unless this machine does."""
-    ways = network.ways_of(worker)
+    ways = network.ways_of(worker, interfaces)
     if before is not None and before.addresses != worker.addresses:
         reached = [way for way in ways if way.seconds is not None]
         ways = for_both(reached, before.addresses) if reached else ways
@@ -145,14 +139,14 @@ def _way_to(worker: Worker, before: Worker | None, network: Network) -> Way:
     return ways[0]
 
 
-def _found(worker: Worker, network: Network, known: Sequence[Known], own: Versions) -> Found:
+def _found(worker: Worker, interfaces: Sequence[LocalInterface], known: Sequence[Known], own: Versions) -> Found:
     owners = [each for each in known if worker.fingerprint and fingerprint_of(each.key) == worker.fingerprint]
     named = [each for each in known if is_same_name(each.name, worker.name)]
     return Found(
         worker,
-        network.ways_of(worker),
+        network.ways_of(worker, interfaces),
         known_as=owners[0].name or worker.name if owners else "",
         is_impostor=bool(named) and not owners,
-        is_here=is_here(worker, network.interfaces),
+        is_here=is_here(worker, interfaces),
         difference=own.difference(worker.announcement.versions),
     )

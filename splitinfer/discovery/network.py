@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 from splitinfer.discovery.announcement import SERVICE, from_properties
@@ -32,15 +31,11 @@ Sightings = Generator[Worker | None, None, None]
 """Workers as they are seen; ``None`` whenever nobody new was seen."""
 
 
-class BrowsingFailed(Exception):
-    """Nobody can be found on this machine; the text says why."""
-
-
 # ----- browsing ------------------------------------------------------------------------------------
 
 
 def browse(interfaces: Sequence[LocalInterface]) -> Sightings:
-    """Browse for workers, without end. Raises BrowsingFailed."""
+    """Browse for workers, without end. Raises OSError: nobody can be found on this machine."""
     import zeroconf
 
     names: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -54,7 +49,7 @@ def browse(interfaces: Sequence[LocalInterface]) -> Sightings:
         chosen = [next(iter(each.ipv4), each.index) for each in interfaces if each.ipv4 or each.index]
         responder = zeroconf.Zeroconf(interfaces=chosen)
     except (OSError, RuntimeError, zeroconf.Error) as error:  # RuntimeError: it could use none of the interfaces
-        raise BrowsingFailed(f"multicast DNS does not work here: {error}") from error
+        raise OSError(f"multicast DNS does not work here: {error}") from error
     with responder:
         browser = zeroconf.ServiceBrowser(responder, kind, handlers=[changed])
         try:
@@ -90,15 +85,16 @@ def _sighting(info: Any) -> Worker | None:
 # ----- the ways to a worker ------------------------------------------------------------------------
 
 
-def ways_to(worker: Worker, interfaces: Sequence[LocalInterface]) -> tuple[Way, ...]:
-    """The ways to a worker's addresses, the best first. A TCP connection takes one round trip and is closed at once.
-    Bandwidth is not measured, because that needs an admitted key and an idle worker: ``splitinfer doctor`` does."""
-    port = worker.announcement.port
-    with ThreadPoolExecutor(max(1, len(worker.addresses))) as pool:
-        return in_order(pool.map(lambda address: _way(address, port, interfaces), worker.addresses))
+def ways_of(worker: Worker, interfaces: Sequence[LocalInterface]) -> tuple[Way, ...]:
+    """The ways to a worker's addresses that are not this machine's own, the best first. A TCP connection takes one
+    round trip and is closed at once. Bandwidth is not measured, because that needs an admitted key and an idle worker:
+    ``splitinfer doctor`` does."""
+    port, addresses = worker.announcement.port, without_own(worker, interfaces).addresses
+    with ThreadPoolExecutor(max(1, len(addresses))) as pool:
+        return in_order(pool.map(lambda address: way_to(address, port, interfaces), addresses))
 
 
-def _way(address: str, port: int, interfaces: Sequence[LocalInterface]) -> Way:
+def way_to(address: str, port: int, interfaces: Sequence[LocalInterface]) -> Way:
     source, shortest = "", None
     for _ in range(_CONNECTIONS):
         begun = time.perf_counter()
@@ -131,40 +127,22 @@ def _why(error: Exception) -> str:
 
 # ----- looking around ------------------------------------------------------------------------------
 
-IsEnough = Callable[[Sequence[Worker]], bool]
 
-
-@dataclass(frozen=True)
-class Network:
-    """What a look around needs: this machine's interfaces, and how they are browsed and measured."""
-
-    interfaces: tuple[LocalInterface, ...] = field(default_factory=lambda: tuple(local_interfaces()))
-    browse: Callable[[Sequence[LocalInterface]], Sightings] = browse
-    ways: Callable[[Worker, Sequence[LocalInterface]], tuple[Way, ...]] = ways_to
-
-    def look(self, seconds: float, is_enough: IsEnough = lambda _: False) -> Look:
-        """Look for ``seconds`` at most, or until the workers that were seen are enough."""
-        begun, seen, problem = time.monotonic(), list[Worker](), ""
-        if not self.interfaces:
-            return Look((), (), 0.0)
-        try:
-            self._see(seen, begun + seconds, is_enough)
-        except BrowsingFailed as error:
-            problem = str(error)
-        return Look(merge(seen), self.interfaces, time.monotonic() - begun, problem)
-
-    def _see(self, seen: list[Worker], until: float, is_enough: IsEnough) -> None:
-        with contextlib.closing(self.browse(self.interfaces)) as sightings:
+def look(seconds: float, is_enough: Callable[[Sequence[Worker]], bool] = lambda _: False) -> Look:
+    """Look for ``seconds`` at most, or until the workers that were seen are enough."""
+    begun, seen, interfaces = time.monotonic(), list[Worker](), tuple(local_interfaces())
+    if not interfaces:
+        return Look((), (), 0.0)
+    problem = ""
+    try:
+        with contextlib.closing(browse(interfaces)) as sightings:
             for sighting in sightings:
                 if sighting is None:
                     time.sleep(_WAIT)
                 elif len(seen) < _MOST_SIGHTINGS:
                     seen.append(sighting)
-                    if is_enough(merge(seen)):
-                        return
-                if time.monotonic() >= until:
-                    return
-
-    def ways_of(self, worker: Worker) -> tuple[Way, ...]:
-        """The ways to a worker, the best first, without this machine's own addresses."""
-        return self.ways(without_own(worker, self.interfaces), self.interfaces)
+                if (sighting is not None and is_enough(merge(seen))) or time.monotonic() >= begun + seconds:
+                    break
+    except OSError as error:
+        problem = str(error)
+    return Look(merge(seen), interfaces, time.monotonic() - begun, problem)

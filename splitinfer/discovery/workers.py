@@ -1,18 +1,15 @@
 """Which workers were seen, which of them a stage means, and which of its addresses to use. Pure.
 
-A worker is seen once for each interface and each kind of address. The number of its run joins these sightings: names do
-not, since two workers may have one. A worker that was killed says no goodbye, and for up to 75 minutes (RFC 6762,
-section 10) a cache may hold what it announced: of two runs at one port of one address with one key, one is left out.
+A worker is seen once for each interface and each kind of address; the number of its run joins these sightings. A worker
+that was killed says no goodbye, and for up to 75 minutes (RFC 6762, section 10) a cache may hold what it announced: of
+two runs at one port of one address with one key, one is left out.
 
-A stage means a worker by its key, not by its name, which anyone may announce. So a stage without an address needs a
-key, in the layout or in this machine's keyring under the stage's name. The name decides only between workers that share
-a key, as those of one machine do. Somebody else may announce the same fingerprint; then the link, which is encrypted to
-the key itself, is not made.
+A stage means a worker by its key, in the layout or in this machine's keyring under the stage's name: anyone may
+announce a name. The name decides only between workers that share a key, as those of one machine do.
 
 Of a worker's addresses, Thunderbolt comes first, whatever was measured: a first connection to a sleeping cable may be
-slow, and a round trip does not show bandwidth. Other cables are next, then Wi-Fi; a VPN and what is virtual cost
-processor time and often lead around. Of one kind, the interface with the higher speed is taken, then the shortest round
-trip.
+slow, and a round trip does not show bandwidth. Other cables are next, then Wi-Fi; a VPN and what is virtual come last.
+Of one kind, the interface with the higher speed is taken, then the shortest round trip.
 """
 
 import ipaddress

@@ -5,16 +5,11 @@
        `splitinfer worker --detach --json` there, wherever the program is            thin    ssh
        one line of JSON back                                                         pure    answer
     on the other machine: workers in the background, shown, started, stopped         thin    background, processes
-    this machine; where `up` remembers things                                        thin    own, place
+    this machine, and the line that installs its version elsewhere                   thin    own
     two machines without ssh: `splitinfer init`                                      thin    pairing
-
-The workers that are up are measured, the model is cut for them, and what they lack is copied, as for any pipeline
-(``placement``, ``store``).
 
 ssh carries the login: nothing here knows a password, and a host key is never accepted without a person. Over it the
 public keys of both ends are exchanged, so what is started admits this machine, and this machine knows whom it talks to.
-The worker has a session of its own: when ssh ends, or drops, it goes on, and the pipeline's links are not ssh's.
-
-What a machine answers is a stranger's text: it is bounded, checked field by field, and made printable before it is
-shown.
+The worker has a session of its own, which outlives ssh's. What a machine answers is a stranger's text: bounded, checked
+field by field, and made printable.
 """

@@ -1,7 +1,7 @@
 """Workers in the background of this machine: shown, started, stopped. `splitinfer worker --show`, `--detach` and
 `--stop` call it; `up` does so over ssh.
 
-What runs is read from the list of processes each time; records only say who had what started. One of a user's
+What runs, and who had it started, is read from the list of processes each time. One of a user's
 processes starts or stops at a time (``_alone``), so two `up` of two machines get one worker and not two.
 """
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -22,10 +22,9 @@ from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring, Known
 from splitinfer.launch import processes
 from splitinfer.launch.answer import Answer, Found, How, last_line
-from splitinfer.launch.place import state_folder
-from splitinfer.launch.processes import Command, Record, command_of, decode, holds, own_workers
+from splitinfer.launch.processes import Command, command_of, own_workers
 from splitinfer.models.memory import free_bytes
-from splitinfer.places import locked, read, write
+from splitinfer.places import locked, of_up
 from splitinfer.service.actions import Manager, manager_of
 from splitinfer.service.definition import here as service_place
 from splitinfer.system import processes as system_processes
@@ -50,6 +49,10 @@ class Wanted:
     by: Known | None = None
 
     @property
+    def asker(self) -> Known:
+        return self.by or Known("", "")
+
+    @property
     def command(self) -> Command:
         command = command_of(("splitinfer", "worker", *self.words))
         if command is None or not command.port:
@@ -65,16 +68,15 @@ def show() -> Answer:
 
 def _found(running: list[Process]) -> tuple[Found, ...]:
     service = _service_pid()
-    return tuple(_as_found(each, port, service) for port, (each, _) in own_workers(running).items() if port)
+    return tuple(_as_found(*each, service) for port, each in own_workers(running).items() if port)
 
 
-def _as_found(process: Process, port: int, service: int | None) -> Found:
-    seconds = max(0.0, time.time() - process.started)
+def _as_found(process: Process, command: Command, service: int | None) -> Found:
+    port, seconds = command.port, max(0.0, time.time() - process.started)
     memory, peers = processes.memory_of(process.pid), processes.peers_of(process.pid, port)
-    record = _record(port)
-    if record is not None and holds(record, process):
-        how = How.UP if record.key else How.DETACHED
-        return Found(port, process.pid, how, record.by, record.key or None, str(_log(port)), memory, seconds, peers)
+    if (by := command.by) is not None:
+        how = How.UP if by.key else How.DETACHED
+        return Found(port, process.pid, how, by.name, by.key or None, str(_log(port)), memory, seconds, peers)
     how = How.SERVICE if process.pid == service else How.HAND
     return Found(port, process.pid, how, memory=memory, seconds=seconds, peers=peers)
 
@@ -93,26 +95,18 @@ def _service_pid() -> int | None:
     return None if manager is None else manager.state().pid
 
 
-def _record(port: int) -> Record | None:
-    return decode(read(_file(port)))
-
-
-def _file(port: int) -> Path:
-    return state_folder() / f"worker-{port}.json"
-
-
 def _log(port: int) -> Path:
-    return state_folder() / f"worker-{port}.log"
+    return of_up() / f"worker-{port}.log"
 
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
     """No other process of this user starts or stops a worker here meanwhile."""
     try:
-        with locked(state_folder()):
+        with locked(of_up()):
             yield
     except OSError as error:
-        raise ConfigError(f"{state_folder()} cannot be used: {error}") from error
+        raise ConfigError(f"{of_up()} cannot be used: {error}") from error
 
 
 # ----- starting ------------------------------------------------------------------------------------
@@ -140,18 +134,15 @@ def _is_there(wanted: Wanted, port: int) -> bool:
     there = own_workers(system_processes.processes()).get(port)
     if there is not None:
         process, command = there
-        record = _record(port)
-        record = record if holds(record, process) else None
-        _refuse_unfit(wanted, command, record)
-        if record is None or record.versions == own_versions():
+        _refuse_unfit(wanted, command)
+        if command.by is None or command.versions == _versions():
             return True
         processes.end(process.pid, _STOP_SECONDS)  # of this machine's own `up`, before an update
     return False
 
 
-def _refuse_unfit(wanted: Wanted, command: Command, record: Record | None) -> None:
-    """Raises ConfigError: a worker that runs is not what is wanted. ``record``: of who had it started in the
-    background, if it was."""
+def _refuse_unfit(wanted: Wanted, command: Command) -> None:
+    """Raises ConfigError: a worker that runs is not what is wanted."""
     where, other = f"the worker at port {command.port}", _another(command.port)
     if command.is_loopback and not wanted.command.is_loopback:
         raise ConfigError(f"{where} listens to that machine only; start it with --host 0.0.0.0, end it, or {other}")
@@ -159,15 +150,16 @@ def _refuse_unfit(wanted: Wanted, command: Command, record: Record | None) -> No
         raise ConfigError(
             f"{where} was started with --insecure, so it cannot be told from another one; end it, or {other}"
         )
-    if record is not None and record.versions != own_versions() and record.key != _key(wanted):
+    if command.by is not None and command.versions != _versions() and command.by.key != wanted.asker.key:
         raise ConfigError(
-            f"{where} was started before this version was installed; {plain(record.by, 60) or 'a person'} started it "
-            "and must start it again"
+            f"{where} was started before this version was installed; {plain(command.by.name, 60) or 'a person'} "
+            "started it and must start it again"
         )
 
 
-def _key(wanted: Wanted) -> str:
-    return "" if wanted.by is None else wanted.by.key
+def _versions() -> str:
+    """What is installed, as one word."""
+    return "/".join(map(str, astuple(own_versions())))
 
 
 def _another(port: int) -> str:
@@ -190,17 +182,14 @@ def _start_service(wanted: Command) -> bool:
 
 def _spawn(wanted: Wanted, port: int) -> None:
     """Start a worker that outlives this process and its ssh. Raises ConfigError: it ends at once."""
-    path = _log(port)
+    path, by = _log(port), f"--by={wanted.asker.key}:{plain(wanted.asker.name, 60)}"
     with path.open("ab") as log:
         os.fchmod(log.fileno(), 0o600)
         began = log.tell()
         worker = subprocess.Popen(
-            [sys.executable, "-m", "splitinfer", "worker", *wanted.words],
+            [sys.executable, "-m", "splitinfer", "worker", *wanted.words, by, f"--versions={_versions()}"],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
         )  # fmt: skip
-    by = "" if wanted.by is None else plain(wanted.by.name, 60)
-    made = Record(worker.pid, processes.start_of(worker.pid), port, _key(wanted), by, own_versions())
-    write(_file(port), made.encode())
     never_awaited.append(worker)
     if not _comes_up(lambda: worker.pid, port, lambda: worker.poll() is not None):
         worker.kill()
@@ -246,5 +235,4 @@ def stop(key: str = "") -> Answer:
         stopped = [each for each in _found(system_processes.processes()) if each.how is how and (each.key or "") == key]
         for worker in stopped:
             processes.end(worker.pid, _STOP_SECONDS)
-            _file(worker.port).unlink(missing_ok=True)
         return replace(show(), stopped=tuple(stopped))

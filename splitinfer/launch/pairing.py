@@ -6,9 +6,8 @@
     proof                           ◀──▶   proof
 
 Both codes together are a secret that no network has seen. A proof is an HMAC, by that secret, of both hellos, the
-sender's first. Whoever stands between the two can neither put another key in place nor find the codes afterwards:
-there are 2^60 pairs, and trying one takes scrypt's 16 MB and tens of milliseconds (RFC 7914). From a wrong proof one
-learns only that it is wrong, and then a person has to type again.
+sender's first. Whoever stands between the two can neither put another key in place nor find the codes afterwards: there
+are 2^60 pairs, and trying one takes scrypt's 16 MB (RFC 7914). After a wrong proof a person has to type again.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 
-from splitinfer.discovery.announcer import addresses_of
+from splitinfer.discovery.announcer import addresses_of, registered
 from splitinfer.errors import ConfigError
 from splitinfer.keyring import same_key
 from splitinfer.system.interfaces import local_interfaces
@@ -187,15 +186,10 @@ class Meeting:
         import zeroconf
 
         addresses = addresses_of("0.0.0.0", local_interfaces())
-        responder = stack.enter_context(zeroconf.Zeroconf(interfaces=list(addresses) or zeroconf.InterfaceChoice.All))
-        label = f"{self._own.nonce}.{SERVICE}"
+        label, server = f"{self._own.nonce}.{SERVICE}", f"splitinfer-{self._own.nonce}.local."
         packed = [socket.inet_aton(each) for each in addresses]
-        responder.register_service(
-            zeroconf.ServiceInfo(
-                SERVICE, label, port=self.port, server=f"splitinfer-{self._own.nonce}.local.", addresses=packed
-            ),
-            cooperating_responders=True,
-        )
+        info = zeroconf.ServiceInfo(SERVICE, label, port=self.port, server=server, addresses=packed)
+        responder = stack.enter_context(registered(info, addresses))
 
         def changed(name: str, state_change: zeroconf.ServiceStateChange, **_: object) -> None:
             if name == label or state_change is zeroconf.ServiceStateChange.Removed:

@@ -1,9 +1,8 @@
 """Which processes of this machine are workers, and how one is watched and ended.
 
 A worker is a process of splitinfer with the command `worker` (``system.processes``). Workers that a coordinator started
-for itself (``--child``) are its own business, and `worker --detach` starts one without being one. A record of `up` is
-believed only while a process with its number runs that is a worker and began when the record says: numbers are used
-again.
+for itself (``--child``) are its own business, and `worker --detach` starts one without being one. Who had a worker
+started in the background is on its command line, too, so it is known for as long as the process runs.
 """
 
 import contextlib
@@ -13,25 +12,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
-import pydantic
 
 from splitinfer.core.endpoint import WORKER_PORT, is_loopback
 from splitinfer.errors import ConfigError
+from splitinfer.keyring import Known
 from splitinfer.system.processes import Process, command_in
-from splitinfer.wire.messages import Versions
 
-_SAME_START = 2.0  # seconds by which two readings of one process's start may differ, when clocks are set
 _NO_WORKER = ("--child", "--detach", "--stop", "--show")
 _POLL = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a worker's command line says."""
+    """What a worker's command line says. ``by``: key and name of the machine that had it started in the background,
+    both empty if a person had; ``None`` if it was not. ``versions``: of what was installed then."""
 
     host: str = "127.0.0.1"
     port: int = WORKER_PORT
     is_insecure: bool = False
+    by: Known | None = None
+    versions: str = ""
 
     @property
     def is_loopback(self) -> bool:
@@ -39,45 +39,20 @@ class Command:
         return is_loopback(self.host)
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A worker that `up` has started. key, by: of the machine that had it started. started: seconds since 1970."""
-
-    pid: int
-    started: float
-    port: int
-    key: str
-    by: str
-    versions: Versions
-
-    def encode(self) -> str:
-        return _RECORD.dump_json(self).decode()
-
-
-_RECORD = pydantic.TypeAdapter(Record)
-
-
-def decode(text: str | None) -> Record | None:
-    """The record in a file's text; ``None``: there is none."""
-    try:
-        record: Record | None = None if text is None else _RECORD.validate_json(text)
-    except ValueError:
-        return None
-    return record
-
-
 def command_of(words: Sequence[str]) -> Command | None:
     """The worker's command in a command line; ``None``: it is another program's.
 
     >>> command_of(["/x/bin/python3", "-m", "splitinfer", "worker", "--host", "0.0.0.0", "--port=7000"])
-    Command(host='0.0.0.0', port=7000, is_insecure=False)
+    Command(host='0.0.0.0', port=7000, is_insecure=False, by=None, versions='')
     """
     command, *options = command_in(words) or ("",)
     if command != "worker" or not set(options).isdisjoint(_NO_WORKER):
         return None
     port = _value(options, "--port") or str(WORKER_PORT)
     number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 0
-    return Command(_value(options, "--host") or "127.0.0.1", number, "--insecure" in options)
+    by, versions = _value(options, "--by"), _value(options, "--versions") or ""
+    asker = None if by is None else Known(*by.partition(":")[::2])
+    return Command(_value(options, "--host") or "127.0.0.1", number, "--insecure" in options, asker, versions)
 
 
 def _value(options: Sequence[str], name: str) -> str | None:
@@ -93,11 +68,6 @@ def own_workers(processes: Iterable[Process]) -> dict[int, tuple[Process, Comman
     """The workers among some processes, by port."""
     pairs = [(each, command_of(each.words)) for each in processes]
     return {command.port: (each, command) for each, command in pairs if command is not None}
-
-
-def holds(record: Record | None, process: Process) -> bool:
-    """Whether a record is about a process."""
-    return record is not None and record.pid == process.pid and abs(record.started - process.started) < _SAME_START
 
 
 # ----- what acts -----------------------------------------------------------------------------------
@@ -142,13 +112,6 @@ def listener_on(port: int) -> str:
 def _connections(process: psutil.Process) -> Iterator[Any]:
     look = getattr(process, "net_connections", None) or process.connections  # the name until psutil 6
     yield from look(kind="tcp")
-
-
-def start_of(pid: int) -> float:
-    """When a process was started, in seconds since 1970; 0 if it is gone."""
-    with contextlib.suppress(psutil.Error):
-        return float(psutil.Process(pid).create_time())
-    return 0.0
 
 
 def end(pid: int, patience: float) -> None:

@@ -1,11 +1,9 @@
 """Runs OpenSSH's `ssh`: `splitinfer worker` on a machine, and where ssh would go.
 
-`ssh HOST COMMAND` runs the login shell of that user, whichever it is, not as a login shell: PATH is the system's own
-(sshd(8), "Login process"), without what ~/.zprofile adds (0xSero/litter #1: Homebrew's programs are not found). So the
-command is only ``/bin/sh -s``, which every shell reads alike, and the script on its standard input runs the first
-program that it finds: in the same place as here, on PATH, where uv, pipx and pip put programs, on a login shell's PATH.
-
-Options (ssh_config(5), OpenSSH 9.2):
+`ssh HOST COMMAND` runs the user's shell, whichever it is, not as a login shell: PATH lacks what ~/.zprofile adds
+(sshd(8), "Login process"; 0xSero/litter #1). So the command is only ``/bin/sh -s``, and the script on its standard
+input runs the first program that it finds: in the same place as here, on PATH, where uv, pipx and pip put programs, on
+a login shell's PATH. Options (ssh_config(5), OpenSSH 9.2):
 
     BatchMode=yes                   it asks nothing: no password, no passphrase, no question about a host key
     StrictHostKeyChecking=yes       an unknown host key is refused, a changed one too, whatever ~/.ssh/config says
@@ -14,31 +12,24 @@ Options (ssh_config(5), OpenSSH 9.2):
     ClearAllForwardings, -a, -x     nothing of this machine is lent to the other
     RemoteCommand=none, -T          what ~/.ssh/config would run there instead
 
-The control socket lies in a folder that only this user can enter, with a short path: a socket's name has 104 bytes on
-macOS (sys/un.h), ssh adds 17, and $TMPDIR has about 50 there. Output goes to files: the connection that stays in the
-background may keep what was its standard error open, and a pipe would be waited for.
-
-ssh ends with 255 if it failed itself, else with the command's code (ssh(1), "EXIT STATUS"), and says why on standard
-error.
+The control socket's path is short: it may have 104 bytes on macOS, of which ssh takes 17 and $TMPDIR some 50.
 """
 
 import contextlib
 import re
 import shlex
-import subprocess
-import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 from splitinfer import cleanup
 from splitinfer.launch.hosts import Host
-from splitinfer.system.command import Done
+from splitinfer.system.command import TIMED_OUT, Done, run
 
 CONNECT_SECONDS = 10
 ANSWER_SECONDS = 240.0  # for one request: a worker may take two minutes to come up
-_MOST_BYTES = 2**20  # of an answer
 _RESOLVE_SECONDS = 15.0
 
 OWN_FAILURE, NOT_FOUND, WRONG_OPTION = 255, 127, 2
@@ -97,26 +88,10 @@ class Ssh:
         return (*self._program, *OPTIONS, "-o", "ControlMaster=auto", "-o", socket)
 
     def _run(self, command: Sequence[str], text: str, seconds: float) -> Done:
-        with contextlib.ExitStack() as stack:
-            given, said, complained = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-            given.write(text.encode())
-            given.seek(0)
-            try:
-                child = cleanup.start(command, stdin=given, stdout=said, stderr=complained)
-            except OSError as error:
-                return Done(OWN_FAILURE, "", str(error))
-            try:
-                code = child.wait(seconds)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-                return Done(OWN_FAILURE, "", f"no answer for {seconds:.0f} s; what was begun there may go on")
-            return Done(code if code >= 0 else OWN_FAILURE, _content(said), _content(complained))
-
-
-def _content(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read(_MOST_BYTES).decode(errors="replace")
+        done = run(command, seconds, text=text, group=False)  # the connection that is kept may be of its group
+        if done.code == TIMED_OUT:
+            return Done(OWN_FAILURE, "", f"no answer for {seconds:.0f} s; what was begun there may go on")
+        return done if 0 <= done.code <= OWN_FAILURE else replace(done, code=OWN_FAILURE)
 
 
 # ----- what is run there ---------------------------------------------------------------------------

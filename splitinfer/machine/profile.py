@@ -1,11 +1,5 @@
 """Profiles: what was measured of machines, of the links between them, and of one model. From them layouts are planned.
 
-    ModelProfile      each layer's kind and bytes, and those of embedding, head and draft model
-    MachineProfile    seconds of one layer of each kind by the shape of a step, of the head, of drafts; the bytes that
-                      are free
-    LinkProfile       one direction of a link
-    Profiles          all of them
-
 Layers of one *kind* have the same modules with the same shapes and quantisation, and so the same costs: a model has one
 kind or a few (full and sliding attention, dense and experts). Seconds, bytes and bytes a second throughout. Machines'
 profiles come from files and from peers, and raise ValueError where a number is out of its range.

@@ -6,14 +6,9 @@ and what judges are apart: each ``judge_…`` function takes plain figures, so t
     doctor ────▶ evidence ─▶ findings, rdma        what the system's commands say; in this process, within seconds
            └───▶ links                             the links of a layout, measured
 
-    selftest ──▶ registry ▶ child ▶ machine, tokens, memory, links
+    selftest ──▶ registry ▶ child ▶ machine, tokens (by plain), memory, links
                                                    each probe in a process of its own, with its share of the time
 
 A device may end a process or never answer. So the process that the user started loads no MLX: it starts the probes,
 collects their findings, and writes the page and the document, whatever happens to a probe.
-
-finding    a finding, its outcome, and the exit code that follows from all of them
-registry   the probes of ``selftest``, the most important first
-child      a probe's process: both ends
-page       findings as text
 """

@@ -63,12 +63,6 @@ class LayoutReport:
         return sum(link.advice.token_seconds for link in self.links if link.advice is not None) + back.latency_p50
 
 
-def inspect(layout: Layout | None, connect_timeout: float, notice: Progress) -> tuple[Seen, LayoutReport | None]:
-    """What is seen of this machine, and of the links of ``layout`` if there is one."""
-    seen = look(layout)
-    return seen, None if layout is None else survey_layout(layout, connect_timeout, notice)
-
-
 def show(seen: Seen, links: LayoutReport | None, *, as_json: bool) -> int:
     """Print it; the exit code, 1 if a link could not be measured."""
     machine, found, rdma = _machine_of(seen), every_finding(seen), requirements(seen)

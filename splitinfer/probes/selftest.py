@@ -89,7 +89,7 @@ def document(
     findings = [(name, each) for name, result in ran.items() for each in result.findings]
     return {
         "kind": "splitinfer selftest",
-        "format": 4,
+        "format": 5,
         "contains": CONTAINS,
         "contains_not": CONTAINS_NOT,
         "exit_code": exit_code(each for _, each in findings),

@@ -1,12 +1,7 @@
 """What is to be kept running, as values: the worker with its program and options, its state.
 
-The program is the installed command, by a path that stays. It may be found under several names, and some of them are
-gone tomorrow:
-
-    uv tool, pipx    ~/.local/bin/splitinfer, a link into the tool's environment; both stay across upgrades
-    a venv           .venv/bin/splitinfer
-    uvx, pipx run    an environment in a cache folder, which may be removed any time (uv's manual, "Tools": what uvx
-                     makes is "disposable" and lies in the cache)
+The program is the installed command, by a path that stays: the link of `uv tool` and pipx in ~/.local/bin, a venv's
+bin; not the environment of uvx or `pipx run`, which is "disposable" (uv's manual, "Tools") and lies in a cache.
 """
 
 import os

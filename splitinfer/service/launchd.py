@@ -2,14 +2,12 @@
 
 Sources: launchd.plist(5) and launchctl(1) of macOS 15. What the keys are for:
 
-    ProcessType Interactive   "Interactive jobs run with the same resource limitations as apps, that is to say, none."
-                              Any other agent is throttled: efficiency cores, slow disk, coalesced timers.
+    ProcessType Interactive   no limits of resources; any other agent is throttled: efficiency cores, slow disk
     KeepAlive SuccessfulExit  false: started again after a crash or exit code 1 (a device that failed, a port in use),
                               not after exit code 0, which is what SIGTERM gives: somebody stopped it.
-    ThrottleInterval          seconds from one start to the next, at least. 10 is launchd's own value: a worker that has
-                              run for longer is back at once, one that cannot start tries six times a minute.
-    ExitTimeOut               seconds from SIGTERM to SIGKILL.
-    LimitLoadToSessionType    not given, so Aqua: the agent runs while its user is logged in on the screen.
+    ThrottleInterval          seconds from one start to the next, at least; 10 is launchd's own value
+    ExitTimeOut               seconds from SIGTERM to SIGKILL
+    LimitLoadToSessionType    not given, so Aqua: the agent runs while its user is logged in on the screen
 
 ``launchctl print`` is "NOT API in any sense at all" (launchctl(1)): everything that is read here may be missing. Lines
 of one tab belong to the service, deeper ones to its parts, which have states of their own.

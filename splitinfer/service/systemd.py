@@ -6,14 +6,13 @@ Sources: systemd.service(5), systemd.unit(5), systemd.exec(5), systemd.kill(5), 
                               doubled; words are quoted, with C escapes
     Restart=on-failure        after a crash or exit code 1, not after SIGTERM, and never after exit code 2: a wrong
                               option stays wrong. SIGTERM ends some commands with 143.
-    StartLimit...             60 starts in ten minutes: two minutes for an address that is not up yet, then it stays
-                              down, and `splitinfer service status` says so
+    StartLimit...             60 starts in ten minutes: two minutes for an address that is not up yet, as a user unit
+                              cannot wait for network-online.target
     KillMode=mixed            SIGTERM goes to the main process, which ends its own; SIGKILL to what is left
     Type=exec                 a program that cannot be started fails the start, instead of the service later
 
-A user unit cannot wait for the system's network-online.target. Of systemd.exec's hardening those settings are used that
-need no mount namespace, which an unprivileged user's manager may not be able to make; MemoryDenyWriteExecute is not
-among them, because GPU drivers and MLX compile code.
+Of systemd.exec's hardening those settings are used that need no mount namespace; MemoryDenyWriteExecute is not among
+them, because GPU drivers and MLX compile code.
 """
 
 import configparser

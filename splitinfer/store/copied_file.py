@@ -16,13 +16,13 @@ import json
 import os
 import stat
 import struct
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
 from splitinfer.core.tensor_info import TensorInfo, header_entry
 from splitinfer.errors import ModelError
+from splitinfer.places import replace_file
 from splitinfer.store.ranges import Span, merged
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -138,17 +138,7 @@ def write_whole(folder: Path, name: str, data: bytes) -> None:
         ModelError: the disk is full, or it cannot be written.
     """
     with said(folder):
-        # A name of its own: another process may write the same file just now.
-        file, hidden = tempfile.mkstemp(".partial", f".{name}.", folder)
-        try:
-            write_all(file, data, 0)
-            os.fsync(file)
-            Path(hidden).replace(folder / name)
-        except BaseException:
-            Path(hidden).unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(file)
+        replace_file(folder / name, data)
         sync_folder(folder)
 
 

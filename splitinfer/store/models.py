@@ -8,10 +8,9 @@
                                                  while it is removed
             .3f21....copied                      locked by the one who copies it
 
-Two sets of weights never share a folder, however alike their tables are: the digest has samples of the weights, or the
-revision at the hub (``core.fingerprint``). They are not in a folder of caches: macOS may remove what is there when its
-disk fills up (Apple, File System Programming Guide), and a copy may have taken hours. The system frees a lock when its
-process ends, whatever by (flock(2)). The files of locks stay when a model is removed, so that all lock the same file.
+Two sets of weights never share a folder: the digest has samples of the weights, or the revision at the hub
+(``core.fingerprint``). They are not in a folder of caches, which macOS may empty: a copy may have taken hours. The
+files of locks stay when a model is removed, so that all lock the same file.
 """
 
 import contextlib

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from splitinfer import cleanup
 
-NOT_FOUND, TIMED_OUT = 127, 124  # what a shell and timeout(1) say
+NOT_FOUND, TIMED_OUT = 1127, 1124  # no command ends with these
 _REAPING = 0.2  # seconds; a call in a driver delays even SIGKILL
 _MOST_OUTPUT = 2**22  # bytes
 
@@ -33,17 +33,26 @@ class Done:
         return " ".join((self.complaint or self.output).split())[:200] or f"exit code {self.code}"
 
 
-def run(command: Sequence[str], seconds: float = 60.0, environment: Mapping[str, str] | None = None) -> Done:
-    """Run a command for at most ``seconds``; then end it with all that it has started in its group. One that does not
-    exist ends with ``NOT_FOUND``, one that hangs with ``TIMED_OUT``.
+def run(
+    command: Sequence[str],
+    seconds: float = 60.0,
+    environment: Mapping[str, str] | None = None,
+    *,
+    text: str = "",
+    group: bool = True,
+) -> Done:
+    """Run a command for at most ``seconds``; then end it, with all that it has started in its ``group`` or without. One
+    that does not exist ends with ``NOT_FOUND``, one that hangs with ``TIMED_OUT``. ``text``: its standard input.
 
     Its output goes to files: what it has started may go on and keep them open, and a pipe would be waited for.
     """
     name = command[0].rpartition("/")[2]
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(text.encode())
+        given.seek(0)
         try:
             process = cleanup.start(
-                command, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                command, env={**os.environ, **(environment or {})}, stdin=given, stdout=out, stderr=err,
                 start_new_session=True,
             )  # fmt: skip
         except FileNotFoundError:
@@ -55,16 +64,19 @@ def run(command: Sequence[str], seconds: float = 60.0, environment: Mapping[str,
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = process.wait(seconds)
         finally:
-            _kill_group(process)
+            _kill(process, group=group)
         silent = time.time() - os.fstat(out.fileno()).st_mtime
         if code is None:
             return Done(TIMED_OUT, _text(out), f"{name} has not answered for {seconds:g} s", silent)
         return Done(code, _text(out), _text(err), silent)
 
 
-def _kill_group(process: "subprocess.Popen[Any]") -> None:
+def _kill(process: "subprocess.Popen[Any]", *, group: bool) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+        if group:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_REAPING)
 

@@ -7,19 +7,14 @@ On macOS ``vm_stat`` counts the pages, which takes milliseconds:
                        └ of these *speculative*: read ahead; the kernel's count of free pages has them, too
                          (vm_page_speculate in osfmk/vm/vm_resident.c; mach/vm_statistics.h)
 
-Activity Monitor counts as *Memory Used* anonymous pages that are not purgeable, wired ones and those of the compressor.
-The others, free pages and cached files, can be had at once, without writing anything; iOS, which must not swap, grants
-exactly that to its applications (xnu, osfmk/vm/vm_page.h). psutil's ``available``, inactive plus free pages, leaves out
-file-backed pages that were read lately, such as those of the model that was just loaded, and counts idle anonymous ones
-in full. These are counted here as half: compression reduces them "by more than 50 percent" (Apple, OS X Mavericks Core
-Technologies Overview). At least those inactive pages are anonymous that can be neither file-backed nor purgeable.
+Free pages and cached files can be had at once, as iOS grants them to its applications (xnu, osfmk/vm/vm_page.h).
+psutil's ``available`` leaves out file-backed pages that were read lately, such as those of the model that was just
+loaded, and counts idle anonymous ones in full; here these count half, as compression reduces them "by more than 50
+percent" (Apple, OS X Mavericks Core Technologies Overview).
 
 ``iogpu.wired_limit_mb`` is the owner's limit of what the GPU may wire, in MiB; 0 leaves it to macOS, whose choice Metal
-reports as ``recommendedMaxWorkingSetSize``: "an approximation of how much memory, in bytes, this GPU device can
-allocate without affecting its runtime performance" (MTLDevice). It is the device's, not a process's. It follows the
-owner's limit (seen in both directions: AlexsJones/llmfit #754; 11.8 of 16 GiB and 107.5 of 128 GiB without one: the
-same, and antirez/ds4 #893). MLX asks for it once, which is *assumed* of all its versions; so a limit that was changed
-later is not in what MLX reports, and the smaller of both holds.
+reports as ``recommendedMaxWorkingSetSize``. That is the device's and follows the owner's limit (AlexsJones/llmfit #754,
+antirez/ds4 #893), but MLX asks for it once (*assumed* of all its versions): the smaller of both holds.
 """
 
 import logging

@@ -2,27 +2,23 @@
 
     ~/Library/Caches/splitinfer/memory/HOST/    (macOS; elsewhere ~/.cache/...)
         lock              held while claims are read or written, so that two processes do not see the same bytes free
-        PID-RANDOM        a claim; its process holds a lock on it (flock(2)) for as long as it has one
+        PID-RANDOM        a claim; its process holds a lock on it (flock(2)), which the system gives up however it dies
 
-The system gives up a dead process's locks, however it died. So a claim whose lock can be had is nobody's, and is
-removed. The host is in the name because home folders may be shared. Where files cannot be locked, nothing is
-claimed, and a line in the log says so once: then each process counts all that is free, as if it were alone.
-
-What the system calls free has in it what another process is about to take. So a claim has
+A claim whose lock can be had is nobody's, and is removed. Where files cannot be locked, nothing is claimed: each
+process counts all that is free, as if it were alone. What the system calls free has in it what another process is about
+to take, so a claim has
 
     held                bytes that MLX holds in its process now: the system does not call these free any more
     load                bytes that it will surely take besides: weights being read, KV of one context, room to compute
     growth              bytes that KV may take besides, in the course of time, where that is more
 
-What it takes after that is held and not to come any more, so a claim is written again as memory fills up. The
-coordinator divides what is free among itself and the workers that it starts, so processes of such a *group* count each
-other's ``load`` alone. For everyone else the group also grows: by what its largest growth is, since each member
-announces the half of what is free, and gets a part of that.
+and is written again as memory fills up. The coordinator divides what is free among itself and the workers that it
+starts: in such a *group* each other's ``load`` counts alone. For everyone else the group also grows, by its largest
+growth: each member announces the half of what is free, and gets a part of that.
 """
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import secrets
@@ -30,26 +26,34 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import pydantic
 
 from splitinfer.places import of_this_host
 
 # -- claims, and what they leave. Pure ---------------------------------------------------------------------------------
 
 
+_Count = Annotated[int, pydantic.Field(ge=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """Bytes of one process. ``group``: the id of the process that divides memory among several, or its own."""
 
-    group: int
-    held: int
-    load: int
-    growth: int = 0
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
+
+    group: _Count
+    held: _Count
+    load: _Count
+    growth: _Count = 0
 
     def encode(self) -> bytes:
         """The claim as it is written to a file."""
-        return json.dumps(asdict(self)).encode()
+        return _CLAIM.dump_json(self)
 
     @classmethod
     def decode(cls, data: bytes) -> "Claim":
@@ -58,15 +62,10 @@ class Claim:
         Raises:
             ValueError: it is not a claim.
         """
-        read = json.loads(data)
-        names = {field.name for field in fields(cls)}
-        if (
-            not isinstance(read, dict)
-            or set(read) != names
-            or not all(type(n) is int and n >= 0 for n in read.values())
-        ):
-            raise ValueError(f"{data[:80]!r} is not a claim")
-        return cls(**read)
+        return _CLAIM.validate_json(data, strict=True)
+
+
+_CLAIM = pydantic.TypeAdapter(Claim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,9 +294,5 @@ def join_group(leader: int) -> None:
 
 def of_this_process() -> Ledger:
     """The ledger of this user and machine."""
-    folder = _default_folder()
+    folder = of_this_host("memory")
     return _ledgers.setdefault(folder, Ledger(folder, os.getpid() if _group is None else _group))
-
-
-def _default_folder() -> Path:
-    return of_this_host("memory")

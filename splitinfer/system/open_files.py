@@ -31,16 +31,13 @@ def raised(soft: int, hard: int, wanted: int, *, on_macos: bool) -> int:
 
 def make_room(wanted: int) -> int:
     """Raise the limit so that ``wanted`` files may be open; how many may be then, at most ``wanted``."""
-    soft, hard = (-1 if value == resource.RLIM_INFINITY else value for value in _limits())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (-1 if value == resource.RLIM_INFINITY else value for value in limits)
     limit = raised(soft, hard, wanted, on_macos=apple.is_macos())
     if limit != soft:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, _limits()[1]))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limits[1]))
         except (OSError, ValueError) as error:
             log.debug("the limit of open files stays at %d: %s", soft, error)
             limit = soft
     return wanted if limit < 0 else min(wanted, limit)
-
-
-def _limits() -> tuple[int, int]:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)

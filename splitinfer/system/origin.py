@@ -1,13 +1,12 @@
 """How this process was started, which decides what macOS lets it do.
 
-Local network privacy (Apple, TN3179) lets through "any daemon started by launchd", "any program running as root" and
-"command-line tools run from Terminal or over SSH". Agents of launchd and everything in another program's terminal need
-the user's permission. A program whose Terminal was closed is reported to lose the right (The Eclectic Light Company,
-"How local network privacy could affect you", 2026).
+Local network privacy (Apple, TN3179) lets through daemons of launchd, programs running as root and command-line tools
+"run from Terminal or over SSH"; agents of launchd and everything in another program's terminal need the user's
+permission. A program whose Terminal was closed is reported to lose the right (The Eclectic Light Company, "How local
+network privacy could affect you", 2026).
 
-What tells is the environment: launchd sets XPC_SERVICE_NAME to a job's label; a shell in a terminal has "0" there, and
-what an application starts may have "application.…" (as in public listings, not documented). Terminals set TERM_PROGRAM,
-and sshd SSH_CONNECTION. Whether a job is a daemon or an agent ``launchctl managername`` says: System, or Aqua.
+What tells is the environment: launchd sets XPC_SERVICE_NAME to a job's label; a shell in a terminal has "0" there, an
+application "application.…" (seen, not documented). Terminals set TERM_PROGRAM, and sshd SSH_CONNECTION.
 """
 
 import os

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from random_model import Shape, make
 
-from splitinfer.bench.mlx_lm import MlxLmProcesses, PlainMlxLm
+from splitinfer.bench.mlx_lm import alone, processes
 from splitinfer.errors import ModelError
 
 SIZES = ("--trials", "2", "--prompt-tokens", "120", "--decode-tokens", "10", "--streams", "2")
@@ -89,28 +89,28 @@ def test_a_table_then_one_json_document(layout_file: Path) -> None:
 @pytest.mark.nightly
 def test_plain_mlx_lm_says_why_it_ended(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"plain mlx-lm cannot run this model here .*config"):
-        PlainMlxLm(str(tmp_path), "float32")
+        alone(str(tmp_path), "float32")
 
 
 @pytest.mark.nightly
 def test_plain_mlx_lm_serves_task_after_task(layout_file: Path) -> None:
     """And in a pipeline of its own it has the same tokens as alone."""
     folder, prompts = str(layout_file.parent / "model"), [list(range(i, i + 9)) for i in range(3)]
-    plain = PlainMlxLm(folder, "float32")
+    plain = alone(folder, "float32")
     try:
         one, again = plain.run(range(40), 5), plain.run(range(40), 5)
         assert len(one.token_ids) == len(one.token_times) == 5
         assert one.token_ids == again.token_ids
         assert one.token_times == tuple(sorted(one.token_times))
-        alone = plain.run_batch(prompts, 6)
+        together = plain.run_batch(prompts, 6)
     finally:
         plain.close()
-    assert not psutil.pid_exists(plain.pid)
-    with MlxLmProcesses(folder, "float32", [1, 3]) as peers:
+    assert not psutil.pid_exists(plain.pids[0])
+    with processes(folder, "float32", [1, 3]) as peers:
         split = peers.run_batch(prompts, 6)
         pids = peers.pids
-    assert split.token_ids == alone.token_ids
-    assert [len(times) for times in split.token_times] == [6, 6, 6]
+    assert [run.token_ids for run in split] == [run.token_ids for run in together]
+    assert [len(run.token_times) for run in split] == [6, 6, 6]
     assert not any(map(psutil.pid_exists, pids))
 
 
@@ -125,10 +125,10 @@ def test_a_ring_over_machines_is_started_by_ssh(
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with MlxLmProcesses(str(layout_file.parent / "model"), "float32", [1, 3], True, [None, "localhost"]) as peers:
+    with processes(str(layout_file.parent / "model"), "float32", [1, 3], True, [None, "localhost"]) as peers:
         there = peers.run_batch([[i % 300 for i in range(1500)]], 3)
     assert (tmp_path / "ssh.host").read_text() == "localhost\n"
-    assert len(there.token_ids[0]) == 3
+    assert len(there[0].token_ids) == 3
     assert not list(tmp_path.glob("tmp.*"))  # the list of hosts is gone
 
 
@@ -136,4 +136,4 @@ def test_a_ring_over_machines_is_started_by_ssh(
 def test_mlx_lm_says_what_it_cannot_cut(tmp_path: Path) -> None:
     make(tmp_path / "model", Shape("llama", layers=2, hidden=64, heads=4, kv_heads=2, mlp=96, vocab=300))
     with pytest.raises(ModelError, match="its llama has no pipeline"):
-        MlxLmProcesses(str(tmp_path / "model"), "float32", [1, 1])
+        processes(str(tmp_path / "model"), "float32", [1, 1])

@@ -8,8 +8,7 @@ import psutil
 import pytest
 
 from splitinfer.bench import link as links
-from splitinfer.bench.link import kinds
-from splitinfer.bench.link_pair import Kind, Pair
+from splitinfer.bench.link import Kind, Pair, kinds
 from splitinfer.bench.options import Options
 from splitinfer.bench.report import print_found
 from splitinfer.errors import PeerError

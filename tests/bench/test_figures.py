@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.bench.figures import BatchRun, Run, ratios, summarize
+from splitinfer.bench.figures import Run, ratios, summarize, throughput
 from splitinfer.bench.report import print_found
 from splitinfer.errors import ConfigError
 
 
-def run(*token_times: list[float]) -> BatchRun:
-    return BatchRun(tuple(tuple(range(len(times))) for times in token_times), tuple(map(tuple, token_times)))
+def rate(*token_times: list[float]) -> float:
+    return throughput([Run(tuple(range(len(times))), tuple(times)) for times in token_times])
 
 
 def test_several_trials_are_one_figure() -> None:
@@ -29,9 +29,8 @@ def test_the_first_token_is_no_part_of_a_rate() -> None:
 
 def test_the_window_worked_out_by_hand() -> None:
     """The second begins two seconds later; both have a token a second, and all decode from 5 to 8."""
-    assert run([1, 2, 3, 4, 5, 6, 7, 8], [3, 4, 5, 6, 7, 8, 9, 10]).tokens_per_second == 2
-    paused = run([1, 9, 10, 11, 12, 13], [9, 10, 11, 12, 13, 14])
-    assert paused.tokens_per_second == 2, "while prompts are read nothing is counted"
+    assert rate([1, 2, 3, 4, 5, 6, 7, 8], [3, 4, 5, 6, 7, 8, 9, 10]) == 2
+    assert rate([1, 9, 10, 11, 12, 13], [9, 10, 11, 12, 13, 14]) == 2, "while prompts are read nothing is counted"
 
 
 @given(st.lists(st.floats(0, 0.9), min_size=1, max_size=9), st.integers(8, 30), st.integers(0, 3), st.floats(0.01, 10))
@@ -42,12 +41,12 @@ def test_where_a_step_lies_in_its_round_does_not_matter(
     times = [
         [period * (place + step + later * (i % 2)) for step in range(tokens + later)] for i, place in enumerate(places)
     ]
-    assert run(*times).tokens_per_second == pytest.approx(len(places) / period, rel=1e-6)
+    assert rate(*times) == pytest.approx(len(places) / period, rel=1e-6)
 
 
 def test_answers_that_never_all_go_on_at_once_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"2 answers of 5 tokens never all went on at once.*--decode-tokens"):
-        _ = run([1, 2, 3, 4, 5], [8, 9, 10, 11, 12]).tokens_per_second
+        rate([1, 2, 3, 4, 5], [8, 9, 10, 11, 12])
 
 
 def test_what_could_not_be_measured_is_null_in_the_document(capsys: pytest.CaptureFixture[str]) -> None:

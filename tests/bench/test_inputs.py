@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from splitinfer.bench import compare, speed
@@ -11,7 +10,6 @@ from splitinfer.bench.child_process import ChildProcess
 from splitinfer.bench.options import Options
 from splitinfer.bench.parts import ANSWER, Kind, Part, speed_parts, tasks_of
 from splitinfer.cli import app
-from splitinfer.cli.bench import _counts
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
 
@@ -42,10 +40,10 @@ def test_only_links_need_no_layout():
 
 
 def test_streams_are_a_list():
-    assert _counts("8,16,8") == (8, 16)
+    assert Options(streams="8,16,8").counts == (8, 16)
     for wrong in ("", "8,", "0", "many"):
-        with pytest.raises(typer.BadParameter, match="--streams takes numbers"):
-            _counts(wrong)
+        done = CliRunner().invoke(app, ["bench", "--mode", "link", "--streams", wrong])
+        assert (done.exit_code, "it takes numbers with commas" in done.output) == (2, True)
 
 
 def test_no_two_trials_have_a_prompt_in_common_and_a_second_turn_follows_its_first():

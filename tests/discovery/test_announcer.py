@@ -1,13 +1,14 @@
 """What a worker announces when."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 from announcing import CABLE, ETHERNET, MINI
+from zeroconf import ServiceInfo
 
 from splitinfer.cli.serve_worker import is_announced
-from splitinfer.discovery.announcement import Announcement
-from splitinfer.discovery.announcer import Announcing
+from splitinfer.discovery import announcer
 from splitinfer.errors import ConfigError
 
 
@@ -15,21 +16,23 @@ class World:
     """A worker's announcement, with interfaces and a clock that the test sets; what it registers is written
     down."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []
         self.interfaces, self.time, self.failure, self.asked = [ETHERNET], 0.0, "", 0
-        self.announcing = Announcing(
-            MINI, "0.0.0.0", self.register, self.ask, lambda: tuple(self.interfaces), lambda: self.time
-        )  # type: ignore[arg-type]
+        monkeypatch.setattr(announcer, "registered", self.register)
+        monkeypatch.setattr(announcer, "local_interfaces", self.ask)
+        monkeypatch.setattr(announcer, "_numbers", lambda: tuple(self.interfaces))
+        monkeypatch.setattr(announcer, "time", SimpleNamespace(monotonic=lambda: self.time))
+        self.announcing = announcer.Announcing(MINI, "0.0.0.0")
 
     def ask(self) -> list:
         self.asked += 1
         return self.interfaces
 
-    def register(self, announcement: Announcement, addresses: Sequence[str]) -> "World":
+    def register(self, info: ServiceInfo, addresses: Sequence[str]) -> "World":
         if self.failure:
             raise OSError(self.failure)
-        self.log.append(f"announce {announcement.name} at {' '.join(addresses)}")
+        self.log.append(f"announce {info.decoded_properties['name']} at {' '.join(addresses)}")
         return self
 
     def close(self) -> None:
@@ -41,8 +44,12 @@ class World:
             self.announcing.tick()
 
 
-def test_it_announces_once():
-    world = World()
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def test_it_announces_once(world: World):
     world.passes(0, 1, 10, 60)
     world.announcing.close()
     world.announcing.close()
@@ -50,8 +57,7 @@ def test_it_announces_once():
     assert world.asked == 1, "interfaces were asked for although no address had changed"
 
 
-def test_a_cable_that_is_plugged_in_later_is_announced():
-    world = World()
+def test_a_cable_that_is_plugged_in_later_is_announced(world: World):
     world.passes(0)
     world.interfaces = [CABLE, ETHERNET]
     world.passes(1)
@@ -63,8 +69,7 @@ def test_a_cable_that_is_plugged_in_later_is_announced():
     assert world.log[3:] == ["close"]
 
 
-def test_a_failure_is_said_once_and_tried_again_later(caplog: pytest.LogCaptureFixture):
-    world = World()
+def test_a_failure_is_said_once_and_tried_again_later(world: World, caplog: pytest.LogCaptureFixture):
     world.failure = "No such device"
     world.passes(0, 1, 30, 31)
     assert [record.message for record in caplog.records] == [
@@ -75,12 +80,6 @@ def test_a_failure_is_said_once_and_tried_again_later(caplog: pytest.LogCaptureF
     assert world.log == []
     world.passes(30)
     assert world.log == ["announce mini at 192.168.7.1"]
-
-
-def test_nothing_is_announced_where_nothing_is_to_be():
-    announcing = Announcing(None, "")
-    announcing.tick()
-    announcing.close()
 
 
 @pytest.mark.parametrize(

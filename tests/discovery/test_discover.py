@@ -2,19 +2,20 @@
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from announcing import CABLE, ETHERNET, KEY, MINI, OTHER, OTHER_KEY, VERSIONS, WIFI, way, worker
 
 from splitinfer.config import Layout
 from splitinfer.core.layout import StageSpec
+from splitinfer.discovery import discover as looking
+from splitinfer.discovery import network
 from splitinfer.discovery.announcement import fingerprint_of
-from splitinfer.discovery.discover import best_addresses, discover, find_again, find_stages, paired
-from splitinfer.discovery.network import BrowsingFailed, Network
 from splitinfer.discovery.report import as_json, notes, rows
-from splitinfer.discovery.workers import Way, Worker, in_order
+from splitinfer.discovery.workers import Way, Worker
 from splitinfer.errors import LayoutError, WorkerUnreachable
 from splitinfer.keyring import Keyring, Known
 from splitinfer.system.interface_kind import LocalInterface
@@ -22,19 +23,14 @@ from splitinfer.wire.messages import Versions
 
 INTERFACES = (CABLE, ETHERNET, WIFI)
 BY_ADDRESS = {"10.77.0.": (CABLE, 0.2), "192.168.7.": (ETHERNET, 0.4), "192.168.8.": (WIFI, 4.0)}
+Scene = dict[str, Any]
 LONG = 1e9  # seconds: what is told has an end
 
 
-def ways(seen: Worker, _: Sequence[LocalInterface]) -> tuple[Way, ...]:
+def way_to(address: str, *_: object) -> Way:
     """By the networks of the addresses; what ends with .99 is a dead host."""
-
-    def one(address: str) -> Way:
-        by, milliseconds = next(
-            (found for start, found in BY_ADDRESS.items() if address.startswith(start)), (None, 1.0)
-        )
-        return way(address, None, None, "no answer") if address.endswith(".99") else way(address, by, milliseconds)
-
-    return in_order(map(one, seen.addresses))
+    by, milliseconds = next((found for start, found in BY_ADDRESS.items() if address.startswith(start)), (None, 1.0))
+    return way(address, None, None, "no answer") if address.endswith(".99") else way(address, by, milliseconds)
 
 
 def around(
@@ -42,31 +38,48 @@ def around(
     failure: str = "",
     interfaces: tuple[LocalInterface, ...] = INTERFACES,
     asked: list[Worker] | None = None,
-) -> Network:
+) -> Scene:
     """A network in which these sightings are made, one after the other; ``asked``: gets those that were looked at."""
 
     def browse(_: Sequence[LocalInterface]) -> Iterator[Worker]:
         if failure:
-            raise BrowsingFailed(failure)
+            raise OSError(failure)
         for each in sightings:
             if asked is not None:
                 asked.append(each)
             yield each
 
-    return Network(interfaces, browse, ways)  # type: ignore[arg-type, return-value]
+    return {"browse": browse, "local_interfaces": lambda: interfaces, "way_to": way_to}
 
 
-def look(network: Network, known: Sequence[Known] = (), own: Versions = VERSIONS) -> str:
+def on(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function in the network that is its last argument."""
+
+    def run(*given: Any, **named: Any) -> Any:
+        *rest, scene = given
+        with pytest.MonkeyPatch.context() as patch:
+            for name, part in scene.items():
+                patch.setattr(network, name, part)
+            return function(*rest, **named)
+
+    return run
+
+
+discover, find_stages, find_again = map(on, (looking.discover, looking.find_stages, looking.find_again))
+best_addresses, paired = map(on, (looking.best_addresses, looking.paired))
+
+
+def look(scene: Scene, known: Sequence[Known] = (), own: Versions = VERSIONS) -> str:
     """What `splitinfer discover` says below its table."""
-    return "\n".join(notes(*discover(network, LONG, known, own)))
+    return "\n".join(notes(*discover(LONG, known, own, scene)))
 
 
 # ----- lists ------------------------------------------------------------------------------------------
 
 
 def test_a_worker_with_three_ways():
-    network = around(worker("192.168.8.99", "10.77.0.2", "192.168.7.2"))
-    _, found = discover(network, LONG, [Known(KEY, "the mini")], VERSIONS)
+    scene = around(worker("192.168.8.99", "10.77.0.2", "192.168.7.2"))
+    _, found = discover(LONG, [Known(KEY, "the mini")], VERSIONS, scene)
     assert list(rows(found)) == [
         (
             "mini",
@@ -78,7 +91,7 @@ def test_a_worker_with_three_ways():
         ("", "tcp://192.168.7.2:5577", "cable (en0), 0.40 ms", "", ""),
         ("", "tcp://192.168.8.99:5577", "no answer", "", ""),
     ]
-    assert look(network, [Known(KEY, "the mini")]) == ""
+    assert look(scene, [Known(KEY, "the mini")]) == ""
 
 
 OTHER_VERSION = Versions(12, "0.2.0", "0.33.0", "0.33.0")
@@ -133,10 +146,8 @@ def test_without_an_interface_nobody_is_asked():
 
 
 def test_what_a_program_gets():
-    network = around(
-        worker("192.168.7.2", "192.168.7.99"), worker("10.77.0.1", name="air", id="f" * 16, fingerprint="")
-    )
-    read = json.loads(json.dumps(as_json(*discover(network, LONG, (), VERSIONS))))
+    scene = around(worker("192.168.7.2", "192.168.7.99"), worker("10.77.0.1", name="air", id="f" * 16, fingerprint=""))
+    read = json.loads(json.dumps(as_json(*discover(LONG, (), VERSIONS, scene))))
     air, mini = read["workers"]
     assert (air["here"], air["fingerprint"], mini["here"]) == (True, None, False)
     assert mini["address"] == "tcp://192.168.7.2:5577"
@@ -161,7 +172,7 @@ def layout(*stages: dict) -> Layout:
 def test_a_layout_with_addresses_looks_for_nothing(keyring: Keyring):
     whole = layout({"name": "mini", "layers": 6, "address": "tcp://10.0.0.9:5577"})
     asked: list[Worker] = []
-    assert find_stages(whole, keyring, network=around(worker("10.77.0.2"), asked=asked)) is whole
+    assert find_stages(whole, keyring, around(worker("10.77.0.2"), asked=asked)) is whole
     assert asked == []
 
 
@@ -169,7 +180,11 @@ def test_a_name_becomes_the_best_address_and_no_more_is_waited_for(keyring: Keyr
     named = layout({"name": "mini", "layers": 6, "key": KEY, "codec": "fp16"})
     said: list[tuple[str, str]] = []
     found = find_stages(
-        named, keyring, LONG, around(worker("192.168.7.2", "10.77.0.2")), lambda name, text: said.append((name, text))
+        named,
+        keyring,
+        LONG,
+        around(worker("192.168.7.2", "10.77.0.2")),
+        notice=lambda name, text: said.append((name, text)),
     )
     assert found.stages[1].address == "tcp://10.77.0.2:5577"
     assert (found.stages[1].key, found.stages[1].codec, found.to_find) == (KEY, "fp16", ())
@@ -218,7 +233,7 @@ def test_the_last_of_three_is_taken_where_the_one_before_it_is(keyring: Keyring)
 
 def test_a_worker_with_this_machines_key_is_told():
     there, here = worker("192.168.7.2"), worker(str(ETHERNET.networks[0].ip))
-    looks = [discover(around(each), LONG, (), VERSIONS, KEY) for each in (there, here)]
+    looks = [discover(LONG, (), VERSIONS, KEY, around(each)) for each in (there, here)]
     said = ["\n".join(notes(*each)) for each in looks]
     assert "mini has the same key as this machine, so the two cannot be told apart: " in said[0]
     assert "Remove that file on one of them" in said[0]
@@ -263,7 +278,7 @@ def test_a_cable_is_taken_in_place_of_the_address_that_is_known():
         [("mini", KEY, "tcp://mini.local:5577")],
         LONG,
         around(worker("192.168.8.2", "10.77.0.2")),
-        lambda name, text: said.append((name, text)),
+        notice=lambda name, text: said.append((name, text)),
     )
     assert found == {"mini": "tcp://10.77.0.2:5577"}
     assert said == [("mini", "found at tcp://10.77.0.2:5577 by Thunderbolt (bridge0), 0.20 ms")]

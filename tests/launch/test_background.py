@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import psutil
@@ -18,9 +18,8 @@ from splitinfer.keyring import Keyring, Known
 from splitinfer.launch import background, processes
 from splitinfer.launch.answer import How
 from splitinfer.launch.background import Wanted, start, stop
-from splitinfer.launch.place import state_folder
-from splitinfer.launch.processes import Command, Record, command_of, decode
-from splitinfer.places import read, write
+from splitinfer.launch.processes import Command, command_of
+from splitinfer.places import of_up
 from splitinfer.system import processes as system_processes
 from splitinfer.system.processes import Process
 
@@ -74,12 +73,9 @@ def running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Process]:
 
 
 def in_background(process: Process, by: Known, splitinfer: str = own_versions().splitinfer) -> Process:
-    """A process that was started in the background, as its record says."""
-    port = command_of(process.words).port  # type: ignore[union-attr]
-    versions = replace(own_versions(), splitinfer=splitinfer)
-    record = Record(process.pid, process.started, port, by.key, by.name, versions)
-    write(state_folder() / f"worker-{port}.json", record.encode())
-    return process
+    """A process that was started in the background."""
+    versions = "/".join(map(str, astuple(replace(own_versions(), splitinfer=splitinfer))))
+    return replace(process, words=(*process.words, f"--by={by.key}:{by.name}", f"--versions={versions}"))
 
 
 def worker(pid: int = 7, *options: str) -> Process:
@@ -95,12 +91,10 @@ def test_a_worker_that_runs_is_found_and_admits_who_asks(running: list[Process])
     assert Keyring().admits(STUDIO.key)
 
 
-def test_a_worker_without_a_record_was_started_by_hand(running: list[Process]):
+def test_a_worker_that_was_not_started_in_the_background_was_started_by_hand(running: list[Process]):
     running.append(worker())
-    record = Record(7, 50.0, 5577, STUDIO.key, STUDIO.name, own_versions())
-    write(state_folder() / "worker-5577.json", record.encode())
     (found,) = start(WANTED).workers
-    assert (found.how, found.key) == (How.HAND, None), "a number that is used again is another worker"
+    assert (found.how, found.key) == (How.HAND, None)
     assert not stop(STUDIO.key).stopped
     assert len(running) == 1
 
@@ -152,16 +146,17 @@ def test_what_is_started_outlives_its_starter(running: list[Process], monkeypatc
     code = f"import signal, socket; s = socket.create_server(('127.0.0.1', {port})); signal.pause()"
     stand_in(monkeypatch, tmp_path, code)
     started = start(Wanted(("--host", "0.0.0.0", "--port", str(port)), STUDIO))
-    record = decode(read(state_folder() / f"worker-{port}.json"))
-    assert record is not None
+    pid = background.never_awaited[-1].pid
     try:
         assert started.is_new
-        assert os.getsid(record.pid) == record.pid
-        assert (record.key, record.by) == (STUDIO.key, "studio")
+        assert os.getsid(pid) == pid
+        command = command_of(("splitinfer", *(tmp_path / "words").read_text().splitlines()))
+        assert command is not None
+        assert (command.port, command.by, "/" in command.versions) == (port, STUDIO, True)
         assert Keyring().admits(STUDIO.key)
-        assert (state_folder() / f"worker-{port}.log").stat().st_mode & 0o777 == 0o600
+        assert (of_up() / f"worker-{port}.log").stat().st_mode & 0o777 == 0o600
     finally:
-        os.kill(record.pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         background.never_awaited.pop().wait()
 
 
@@ -178,8 +173,8 @@ def test_a_worker_that_ends_at_once_says_why(
 ):
     stand_in(monkeypatch, tmp_path, f"import sys; sys.stderr.write({said!r}.replace('\\\\n', chr(10)))")
     monkeypatch.setattr(processes, "listener_on", lambda _port: "")
-    state_folder().mkdir(parents=True)
-    (state_folder() / "worker-5577.log").write_text("of an earlier worker: tcp://0.0.0.0:5577 is in use\n")
+    of_up().mkdir(parents=True)
+    (of_up() / "worker-5577.log").write_text("of an earlier worker: tcp://0.0.0.0:5577 is in use\n")
     with pytest.raises(ConfigError, match=why):
         start(WANTED)
 
@@ -187,7 +182,10 @@ def test_a_worker_that_ends_at_once_says_why(
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None:
     """Let workers be this code, in a Python that starts quickly."""
     program = tmp_path / "python"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S -c "$(cat {tmp_path}/code)"\n')
+    program.write_text(
+        f'#!/bin/sh\nshift 2; printf "%s\\n" "$@" >{tmp_path}/words\n'
+        f'exec {sys.executable} -S -c "$(cat {tmp_path}/code)"\n'
+    )
     (tmp_path / "code").write_text(code)
     program.chmod(0o755)
     monkeypatch.setattr(background.sys, "executable", str(program))

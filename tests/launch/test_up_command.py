@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_launch_steps import AIR, MINI, OWN, SEEN, STARTED, WORKER
+from test_launch_steps import OWN, SEEN, STARTED, WORKER
 from typer.testing import CliRunner
 
 from splitinfer.cli import app
@@ -19,10 +19,8 @@ from splitinfer.keyring import Known
 from splitinfer.launch import background
 from splitinfer.launch.answer import encode, understand
 from splitinfer.launch.hosts import Host, Last, from_words
-from splitinfer.launch.place import state_folder
 from splitinfer.launch.steps import Steps
-from splitinfer.places import write
-from splitinfer.shutdown import shutdown
+from splitinfer.places import of_up, write
 from splitinfer.system.command import Done
 
 command = importlib.import_module("splitinfer.cli.up")  # the package has the command by that name
@@ -77,14 +75,14 @@ def test_to_bring_a_lost_worker_back_is_no_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(command, "_planned", refuse)
     with pytest.raises(Refused):
         command._prepare(ChatOptions(), "demo", [])
-    write(state_folder() / "layout.yaml", "stages: []\n")
+    write(of_up() / "layout.yaml", "stages: []\n")
     assert command._prepare(ChatOptions(), "demo", []) == 0
 
 
 def test_a_machine_that_is_named_twice_is_told(machines: MadeUpMachines):
     with pytest.raises(ConfigError, match=r"^mini and air have the same key: they are one machine"):
         command._bring_up(Last(from_words(["mini", "air"]), "demo"))
-    assert not (state_folder() / "last.json").exists()
+    assert not (of_up() / "last.json").exists()
 
 
 def test_a_model_is_known_before_anything_is_done_and_from_every_folder(
@@ -105,18 +103,17 @@ def test_one_that_fails_is_named_and_all_are_remembered(machines: MadeUpMachines
     said = capsys.readouterr().err
     assert "worker started, port 5577" in said
     assert "in use by another program" in said
-    assert not (state_folder() / "layout.yaml").exists()
+    assert not (of_up() / "layout.yaml").exists()
     assert command._meant((), None, 5577, None) == last
 
 
 def test_down_and_status_end_with_what_they_found(machines: MadeUpMachines, capsys: pytest.CaptureFixture[str]):
-    hosts = (MINI, AIR)
-    assert (command._down(hosts), command._status(hosts)) == (0, 0)
+    assert [command.down(["mini", "air"]), command.status(["mini", "air"])] == [0, 0]
     said = capsys.readouterr()
     assert "mini: the worker at port 5577 is stopped" in said.err
     assert "40.0 of 64.0 GB" in " ".join(said.out.split())
     machines.broken = {"air"}
-    assert (command._down(hosts), command._status(hosts)) == (1, 1)
+    assert [command.down(["mini", "air"]), command.status(["mini", "air"])] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -131,13 +128,7 @@ def test_down_and_status_end_with_what_they_found(machines: MadeUpMachines, caps
         (["--hostfile", "/nowhere", "--model", "demo"], "there is no hostfile"),
     ],
 )
-def test_wrong_words_are_one_sentence(
-    words: list[str], said: str, machines: MadeUpMachines, monkeypatch: pytest.MonkeyPatch
-):
-    def finish(run: object, *_: object, **__: object) -> None:
-        run()  # type: ignore[operator]
-
-    monkeypatch.setattr(command, "finish", finish)
+def test_wrong_words_are_one_sentence(words: list[str], said: str, machines: MadeUpMachines):
     result = CliRunner().invoke(app, ["up", *words])
     assert said in str(result.exception) + result.output
 
@@ -146,11 +137,7 @@ def test_wrong_words_are_one_sentence(
 
 
 def test_a_worker_in_the_background_is_one_line_of_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    def leave(code: int) -> None:
-        raise SystemExit(code)
-
     wanted = list[background.Wanted]()
-    monkeypatch.setattr(shutdown, "exit", leave)
     monkeypatch.setattr(background, "start", lambda each: wanted.append(each) or STARTED)
     words = ["worker", "--detach", "--host", "0.0.0.0", "--port", "7000", f"--by={OWN.key}:studio", "--json"]
     monkeypatch.setattr("sys.argv", ["splitinfer", *words])

@@ -28,15 +28,6 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def run(
         profiles: Profiles | None, *given: str, busy: bool = False
     ) -> tuple[int, list[str], SplitinferError | None]:
-        found: list[tuple[int, SplitinferError | None]] = []
-
-        def finish(call, _verbose: bool) -> None:
-            try:
-                found.append((call(), None))
-            except SplitinferError as error:
-                found.append((1, error))
-
-        monkeypatch.setattr(sys.modules["splitinfer.cli.plan"], "finish", finish)
         if profiles is not None:
             model = replace(profiles.model, draft=None)
 
@@ -49,9 +40,9 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             given = (
                 given if {"--layout", "--model"} & {*given} else ("--model", "some/model", "--workers", "m1", *given)
             )
-        done = CliRunner().invoke(app, ["plan", *given, *_QUICK], catch_exceptions=False)
-        code, error = found[0] if found else (done.exit_code, None)
-        return code, done.stdout.strip().splitlines(), error
+        done = CliRunner().invoke(app, ["plan", *given, *_QUICK])
+        error = done.exception if isinstance(done.exception, SplitinferError) else None
+        return done.exit_code, done.stdout.strip().splitlines(), error
 
     return run
 
@@ -80,7 +71,7 @@ def test_a_model_is_enough_and_a_paired_worker_that_is_busy_is_left_out(plan, mo
     assert "m0 alone" in lines[0]
     assert "with a second one like it" in lines[0]
     found = [{"name": "m1", "address": "tcp://m1:5577", "key": "ab" * 32}]
-    monkeypatch.setattr(sys.modules["splitinfer.cli.plan"], "_paired", lambda: found)
+    monkeypatch.setattr(sys.modules["splitinfer.cli.plan"], "paired_workers", lambda: found)
     code, lines, _ = plan(rig((1,)), "--model", "some/model", busy=True)
     assert code == 0
     assert "with a second one like it" in lines[0]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from made_up_probes import EXACT as EXACTLY
-from made_up_probes import LINUX, MAC, ROUNDS, answer, link, memory, parting
+from made_up_probes import LINUX, MAC, ROUNDS, answer, link, memory, other
 
 from splitinfer.errors import ConfigError
 from splitinfer.probes.finding import Fault, Finding, Outcome, exit_code
@@ -35,7 +35,7 @@ SOUND: dict[str, Judged] = {
     "an answer": lambda: judge_answer("greedy", answer(), ROUNDS),
     "drafts": lambda: judge_answer("greedy, drafts", drafted(), ROUNDS),
     "kept KV": lambda: judge_answer("kept KV", answer(cached_tokens=295, kept_before=0), ROUNDS),
-    "a near tie": lambda: judge_answer("sampled", answer(partings=[parting(0.12)]), ROUNDS),
+    "a near tie": lambda: judge_answer("sampled", other(0.12), ROUNDS),
     "KV in 8 bits": lambda: judge_quantised([0.004, 0.001]),
     "memory": lambda: judge_memory(memory()),
     "memory without Metal": lambda: judge_memory(memory(wired=None)),
@@ -55,14 +55,14 @@ STOP, SEND = "do not trust answers", "--json FILE"
 USED = memory()["used"]
 PLANTED: dict[str, tuple[Judged, Fault, str, str]] = {
     "a wrong token": (
-        lambda: judge_answer("greedy", answer(partings=[parting(3.1)]), ROUNDS), Fault.TOKENS,
-        "token 5 of 32 is 417, and plain mlx-lm's is 88 by 3.1 logits", STOP,
+        lambda: judge_answer("greedy", other(3.1), ROUNDS), Fault.TOKENS,
+        "token 5 of 32 is 3.1 logits below mlx-lm's choice", STOP,
     ),
     "a tie where arithmetic is exact": (
-        lambda: judge_answer("greedy", answer(partings=[parting(1e-7)]), EXACTLY), Fault.TOKENS, "token 5", STOP,
+        lambda: judge_answer("greedy", other(1e-7), EXACTLY), Fault.TOKENS, "token 5", STOP,
     ),
     "a missing token": (
-        lambda: judge_answer("greedy", answer(partings=[parting(None)]), ROUNDS), Fault.TOKENS,
+        lambda: judge_answer("greedy", answer(gaps=[0.0] * 4), ROUNDS), Fault.TOKENS,
         "token 5 of 32 never came", STOP,
     ),
     "no drafts": (lambda: judge_answer("", drafted(0), ROUNDS), Fault.DEVICE, "no draft was sent", SEND),

@@ -19,7 +19,6 @@ from splitinfer.probes.child import Report, Result
 from splitinfer.probes.finding import Fault, Finding, Outcome, exit_code, from_data, passed
 from splitinfer.probes.registry import Probe, worker_elsewhere
 from splitinfer.probes.selftest import run_selftest
-from splitinfer.probes.tokens import PlainModel
 from transports.emulation import emulator
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -103,7 +102,7 @@ def test_a_planted_worker_that_answers_a_wrong_token_is_named(monkeypatch: pytes
     assert [each.name for each in found] == [
         "rounding", "greedy", "sampled", "greedy, drafts", "sampled, drafts"
     ]  # fmt: skip
-    original, place = runner.read, len(PlainModel().prompt) + 2
+    original, place = runner.read, len(tokens.plain_demo().prompt) + 2
 
     def wrong(choices: Any, rows: Any) -> Any:
         greedy = [row.params.temperature == 0 and row.position == place for row in rows]
@@ -111,7 +110,8 @@ def test_a_planted_worker_that_answers_a_wrong_token_is_named(monkeypatch: pytes
 
     monkeypatch.setattr(runner, "read", wrong)
     found = found_by(tokens.measure, **options)
-    assert (len(found[1].numbers["partings"]), found[1].numbers["compared"]) == (1, 6)  # all behind it are right again
+    gaps = found[1].numbers["gaps"]
+    assert [gap > 0 for gap in gaps] == [False, False, True, False, False, False]  # all behind it are right again
     assert faults(found) == [(name, Fault.TOKENS) for name in ("greedy", "greedy, drafts")]
     assert "token 3 of 6 is" in found[1].sentence
 
@@ -151,4 +151,4 @@ def test_a_whole_run(tmp_path: Path):
     found = json.loads(file.read_text())
     failed = [one for one in found["checks"] if one["fault"]]
     assert (done.returncode, failed) == (0, [])
-    assert found["measured"]["ring"]["greedy"]["compared"] == 32
+    assert found["measured"]["ring"]["greedy"]["gaps"] == [0.0] * 32

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from splitinfer.cli.serving import Access
+from splitinfer.cli.serve import ServeOptions
+from splitinfer.cli.serving import gate_of
 from splitinfer.errors import ConfigError
 from splitinfer.server.gate import Facts, Gate, check_exposure, name_of, names_of
 from splitinfer.server.keys import NOBODY, ApiKey, ApiKeys, Scope, digest, new_secret
@@ -125,24 +126,24 @@ def test_no_more_than_was_said(host: str, has_keys: bool, no_auth: bool, origins
 
 
 def test_a_key_that_can_be_guessed_is_said(caplog: pytest.LogCaptureFixture):
-    assert Access(HERE, api_keys=("1234",)).gate()
-    assert Access(NETWORK, api_keys=(new_secret(),)).gate()
+    assert gate_of(ServeOptions(host=HERE, api_key=["1234"]))
+    assert gate_of(ServeOptions(host=NETWORK, api_key=[new_secret()]))
     assert not caplog.text
-    assert Access(NETWORK, api_keys=(new_secret(), "1234")).gate()
+    assert gate_of(ServeOptions(host=NETWORK, api_key=[new_secret(), "1234"]))
     assert "a key of 4 characters can be found by trying" in caplog.text
 
 
 def test_what_the_command_line_gives_makes_the_rules(tmp_path: Path):
-    gate = Access(NETWORK, api_keys=("one", "two"), origins=("https://chat.example/",)).gate()
+    gate = gate_of(ServeOptions(host=NETWORK, api_key=["one", "two"], cors=["https://chat.example/"]))
     assert gate.keys is not None
     assert gate.keys.find("two") is not None
     assert gate.hosts == {NETWORK}
     assert gate.allows("https://chat.example")
-    assert Access().gate().keys is None
-    for access, reason in (
-        (Access(ALL), "whoever reaches"),
-        (Access(api_keys=(" ",)), "an API key is empty"),
-        (Access(key_file=tmp_path / "none"), "cannot be read"),
+    assert gate_of(ServeOptions()).keys is None
+    for options, reason in (
+        (ServeOptions(host=ALL), "whoever reaches"),
+        (ServeOptions(api_key=[" "]), "an API key is empty"),
+        (ServeOptions(api_keys=tmp_path / "none"), "cannot be read"),
     ):
         with pytest.raises(ConfigError, match=reason):
-            access.gate()
+            gate_of(options)

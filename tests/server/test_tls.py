@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from certificates import make_certificate, make_key, openssl
 
-from splitinfer.cli.serving import Access
+from splitinfer.cli.serve import ServeOptions
+from splitinfer.cli.serving import gate_of
 from splitinfer.errors import ConfigError
 from splitinfer.server.running import check_tls
 
@@ -24,7 +25,7 @@ def certificate(tmp_path: Path, key: Path) -> Path:
 
 
 def test_one_that_can_be_used_also_if_another_has_signed_it(tmp_path: Path, certificate: Path, key: Path):
-    assert Access(certificate=certificate, certificate_key=key).gate()
+    assert gate_of(ServeOptions(tls_cert=certificate, tls_key=key))
     own = make_key(tmp_path, "own.pem")
     openssl(tmp_path, "req", "-new", "-key", str(own), "-subj", "/CN=mini.local", "-out", "asked.pem")
     openssl(tmp_path, "x509", "-req", "-in", "asked.pem", "-CA", str(certificate), "-CAkey", str(key), "-days", "2",
@@ -35,7 +36,7 @@ def test_one_that_can_be_used_also_if_another_has_signed_it(tmp_path: Path, cert
 def test_the_key_of_another(tmp_path: Path, certificate: Path, key: Path):
     other = make_key(tmp_path, "other.pem")
     with pytest.raises(ConfigError, match="does not belong"):
-        Access(certificate=certificate, certificate_key=other).gate()
+        gate_of(ServeOptions(tls_cert=certificate, tls_key=other))
 
 
 @pytest.mark.parametrize(
