@@ -244,14 +244,8 @@ def _step(**changes: Any) -> bytes:
     "part",
     [
         {"seq_id": 1, "start": -1, "token_ids": [1], "num_logits": 1},
-        {"seq_id": 1, "start": 0, "token_ids": [], "num_logits": 0},
-        {"seq_id": 1, "start": 0, "token_ids": [1], "num_logits": 2},
-        {"seq_id": 1, "start": 0, "token_ids": [1], "num_logits": -1},
         {"seq_id": 1, "start": 0, "token_ids": ["a"], "num_logits": 1},
         {"seq_id": 1, "start": 0, "token_ids": 1, "num_logits": 1},
-        {"seq_id": 1, "start": 0, "token_ids": [1], "num_logits": 1, "num_drafts": 2},
-        {"seq_id": 1, "start": 0, "token_ids": [1, 2], "num_logits": 1, "num_drafts": 1},
-        {"seq_id": 1, "start": 0, "token_ids": [1], "num_logits": 0, "num_drafts": -1},
     ],
 )
 def test_impossible_slices_are_refused(part: dict[str, Any]):

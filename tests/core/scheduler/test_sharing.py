@@ -100,14 +100,6 @@ def test_what_was_left_goes_with_its_session():
     assert not house.toy.blocks
 
 
-def test_stages_that_have_lost_everything_have_nothing_left():
-    house = House(token_budget=100)
-    turn(house, [1, 2, 3, 4, 1])
-    house.toy.forget()
-    house.scheduler.requeue_all()
-    assert turn(house, [*house.tokens(0), 2]).new[0].takes_over is None
-
-
 @pytest.mark.parametrize(("whole_blocks", "reused"), [(False, 7), (True, 4)])
 def test_the_same_prompt_again_computes_at_least_one_token(whole_blocks: bool, reused: int):
     house = House(token_budget=100, whole_blocks=whole_blocks)
@@ -186,19 +178,6 @@ def test_when_the_one_that_computes_ends_who_waited_goes_on_from_there(steps: in
     assert computed(house) <= len(prompt) + 3 + 4
 
 
-def test_an_aborted_request_leaves_what_it_computed():
-    house = House(max_in_flight=2, token_budget=4)
-    seq_id = house.add([1] * 20)
-    house.step()
-    house.step()
-    house.finish(seq_id)  # while two of its chunks are under way
-    again = house.add([1] * 20, max_tokens=3)
-    house.run()
-    assert house.sequences[again].kv.num_reused == 8
-    house.check_answers()
-    house.check_kv()
-
-
 def test_a_request_that_failed_leaves_only_the_blocks_before():
     house = House(token_budget=3)
     seq_id = house.add([1] * 10)
@@ -224,13 +203,3 @@ def test_a_session_can_be_forgotten_and_what_others_need_stays():
     house.run()
     house.check_kv()
     assert not house.toy.blocks
-
-
-def test_nothing_is_kept_where_that_is_not_wanted():
-    house = House(keeps_blocks=False)
-    for _ in range(2):
-        last = house.add([1] * 9)
-        house.run()
-    assert house.sequences[last].num_cached == 0
-    assert not house.toy.blocks
-    house.check_answers()
