@@ -44,9 +44,7 @@ _RIGS = [
     for hop in (0.0001, 0.001)
     for aim, more in ((Aim.CHAT, {}), (Aim.CHAT, _LONG), (Aim.THROUGHPUT, _STREAMS))
     for acceptance in (None, 0.7)
-    for is_usual in [
-        len(ratio) == 2 and ratio[0] == 1 and ratio[1] > 1 and (acceptance is None or (hop == 0.001 and not more))
-    ]
+    for is_usual in [ratio == (1, 3) and hop == 0.001 and (acceptance is None or not more)]
 ]
 
 

@@ -148,7 +148,7 @@ def test_the_objective_is_kept_and_used_up(num_stages: int, slo: float):
     stages = (Costs.line(0.01, 0.0005),) * num_stages
     sim = Simulator(Scheduler(config), Machine(stages, (Hop(0.001),) * num_stages, (1,) * num_stages))
     for i in range(8):
-        sim.submit(0.0, sequence(i, 20, 1500))
+        sim.submit(0.0, sequence(i, 20, 700))
     for i in range(6):
         sim.submit(2.0 + 2.5 * i, sequence(8 + i, 3000, 1))
     sim.run()

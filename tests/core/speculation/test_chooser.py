@@ -216,7 +216,7 @@ LOSES = 0.02  # of the speed without drafts, at most: learning what they cost, a
 
 
 MACHINES = ("two-large", "two-small", "three-large")
-USUAL = {("two-large", 1, False), ("two-small", 4, False), ("three-large", 2, True)}
+USUAL = {("two-large", 1, False), ("three-large", 2, True)}
 
 
 @pytest.mark.parametrize(
@@ -256,9 +256,8 @@ def seconds_of(name: str, acceptance: dict[int, float], flight: Flight | None) -
     return simulator.now
 
 
-@pytest.mark.parametrize(
-    "name", ["two-small", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("two-large", "three-large"))]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", MACHINES)
 def test_from_request_to_request_drafts_that_lose_cost_nearly_nothing(name: str) -> None:
     never = dict.fromkeys(range(12), 0.0)
     assert seconds_of(name, never, None) < 1.01 * seconds_of(name, never, OFF)
