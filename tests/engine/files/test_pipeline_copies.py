@@ -28,7 +28,7 @@ from splitinfer.store.manifest import Manifest
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.store.ranges import missing
 from splitinfer.store.source import Source
-from splitinfer.wire.messages import AskManifest, AskRanges, Range, TellRange
+from splitinfer.wire.messages import AskManifest
 from transports import LinkOptions, listen
 
 _names = itertools.count()
@@ -190,11 +190,6 @@ def test_a_store_without_room_says_so(model: Path, tmp_path: Path):
     store.cap = None
     with pipeline(model, [store]) as llm:
         assert len(tokens_of(llm, prompt(9), max_tokens=2)) == 2
-
-
-def ask_range(reader: Reader, file: str, begin: int) -> None:
-    reader.send(AskRanges((Range(file, begin, begin + 9),)))
-    assert isinstance(reader.receive()[0], TellRange)
 
 
 def test_only_so_many_readers(model: Path, tmp_path: Path):
