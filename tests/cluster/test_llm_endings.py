@@ -96,14 +96,6 @@ print(llm.generate("Once", SamplingParams(max_tokens=4, ignore_eos=True))[0].fin
     assert (done.returncode, done.stdout, done.stderr) == (0, "length\n", "")
 
 
-def test_closing_while_it_generates_ends_the_readers():
-    llm = LLM(LAYOUT)
-    request = llm.submit("Once upon a time", LONG)
-    next(iter(request))
-    llm.close()
-    assert request.result().finish_reason == "abort"
-
-
 def test_an_error_while_loading_leaves_nothing_behind():
     threads = set(threading.enumerate())
 

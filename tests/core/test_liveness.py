@@ -121,10 +121,6 @@ class Watched:
         self.costs.learn(slices, figures, returned_at=self.now)
 
 
-def test_before_any_step_a_first_chunk_of_two_minutes_is_no_reason():
-    Watched().step(CHUNK, seconds=59.0)
-
-
 def test_after_decodes_a_first_chunk_of_twenty_seconds_is_no_reason():
     watched = Watched()
     for _ in range(50):
@@ -143,13 +139,6 @@ def test_a_chunk_far_behind_all_seen_before_is_not_known():
         watched.step((Slice(1, start, (7,) * 512, 0),), 1.0)
     assert watched.stuck_after((Slice(1, 256, (7,) * 512, 0),)) < 20.0
     assert watched.stuck_after((Slice(1, 50_000, (7,) * 512, 0),)) == 120.0, "it attends to what was kept"
-
-
-def test_costs_that_are_given_are_known():
-    costs = GivenCosts([line(0.01, 0.001, chunk=1e-8)] * 2, hop=0.001)
-    predicted = costs.predicted(Shape.of((Slice(1, 50_000, (7,) * 512, 0),)))
-    assert predicted is not None
-    assert predicted == pytest.approx(1.02 * 2 * (0.01 + 0.512 + 0.2573) + 0.002, rel=1e-3)
 
 
 def test_nothing_is_predicted_of_reading_disks():

@@ -23,18 +23,6 @@ def entries(folder: Folder) -> list[str]:
     return sorted(path.name for path in group.iterdir()) if group.exists() else []
 
 
-def test_what_is_written_is_read(folder: Folder):
-    for record in chain(3):
-        nbytes = folder.write(GROUP, name_of(record), record, buffers(record))
-        assert nbytes == (folder.path / GROUP / str(name_of(record))).stat().st_size
-        read, found = folder.read(GROUP, name_of(record))
-        assert read == record
-        assert is_right(record, found)
-        assert folder.header(GROUP, name_of(record)) == record
-    assert {file.name for file in folder.files(GROUP)} == {name_of(record) for record in chain(3)}
-    assert entries(folder) == sorted(str(name_of(record)) for record in chain(3))
-
-
 # -- while it is written -----------------------------------------------------------------------------
 
 

@@ -148,13 +148,6 @@ def test_further_back_than_what_is_left_is_refused_and_changes_nothing():
         assert not trim(cache, n)
 
 
-def test_a_young_window_can_go_back_to_the_beginning():
-    cache = WindowKVCache(24)
-    attend(cache, 0, 200)
-    assert cache.trim(200) == 200
-    assert np.abs(attend(cache, 0, 50) - NAIVE[24][:50]).max() < 1e-5
-
-
 # -- which cache, and how far it goes back ---------------------------------------------------------
 
 

@@ -60,11 +60,6 @@ def error_of(model: str) -> str:
 # -- names -----------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_a_model(tiny_folder: Callable[..., Path]):
-    folder = tiny_folder("llama")
-    assert open_model(str(folder)) == open_folder(folder)
-
-
 @pytest.mark.parametrize("repo", ["someone/Model-GGUF", "someone/gguf-that-is-there", "someone/model"])
 def test_a_model_in_gguf_at_the_hub(repo: str, hub: FakeHub, tmp_path: Path):
     if repo != "someone/Model-GGUF":

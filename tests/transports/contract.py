@@ -90,15 +90,6 @@ def check_late_receiver(address: str) -> None:
             assert [len(payload(frame)[0]) for frame in frames] == [index * 20_000 for index in range(40)]
 
 
-def check_both_send_first(address: str) -> None:
-    with pair(address) as (here, there):
-        data = np.random.default_rng(1).integers(0, 256, 8 << 20, dtype=np.uint8)
-        for _ in range(3):
-            here.send(Frame(b"a", (data,)))
-            there.send(Frame(b"b", (data,)))
-            assert payload(here.recv(SECONDS)) == payload(there.recv(SECONDS)) == [data.tobytes()]
-
-
 def check_pauses(address: str) -> None:
     """Longer and shorter than any carrier may take for a reason to rest."""
     with pair(address) as (here, there):
