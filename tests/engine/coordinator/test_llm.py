@@ -68,27 +68,6 @@ def test_stop_strings_and_stop_tokens_end_an_answer(llm: LLM) -> None:
     assert out.finish_reason == "stop"
 
 
-def test_logprobs(llm: LLM) -> None:
-    out, plain = llm.generate([TALE, TALE], [params(logprobs=3), params()])
-    assert out.logprobs is not None
-    assert [p.token_id for p in out.logprobs] == out.token_ids
-    for p in out.logprobs:
-        assert p.top[0] == (p.token_id, p.logprob)  # greedy
-        assert [value for _, value in p.top] == sorted((value for _, value in p.top), reverse=True)
-        assert sum(math.exp(value) for _, value in p.top) <= 1.0 + 1e-5
-    assert plain.logprobs is None
-
-
-def test_penalties_and_biases_are_felt(llm: LLM) -> None:
-    penalties = {"repetition_penalty": 1.5}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}
-    plain, *penalized = llm.generate([TALE] * 4, [params(max_tokens=40, **each) for each in ({}, *penalties)])
-    assert all(len(set(out.token_ids)) > len(set(plain.token_ids)) for out in penalized)
-    first = plain.token_ids[0]
-    without, always = llm.generate([TALE] * 2, [params(logit_bias={first: -100}), params(logit_bias={77: 100})])
-    assert first not in without.token_ids
-    assert set(always.token_ids) == {77}
-
-
 def test_whoever_leaves_aborts(llm: LLM) -> None:
     """By saying so, by leaving a stream, or by dropping one unread."""
     long = params(max_tokens=2000, ignore_eos=True)

@@ -31,12 +31,12 @@ ROWS: dict[str, tuple[Fault, dict[str, Any]]] = {
     "once": (recut([1, 3]), {"scheme": "tcp"}),
     "there and back": (recut([3, 1], [2, 2]), {"draft": "ngram"}),
     "computing ahead": (recut([1, 3], [3, 1], [2, 2]), {"draft": "ngram", "accelerator": QUICK}),
-    "in short blocks": (recut([1, 3], at=12), {"block": 8}),
 }
 MORE: dict[str, tuple[Fault, dict[str, Any]]] = {
     f"at token {at}": (replace(recut([1, 3], [3, 1]), at=at), {"micro_batches": 1 + at % 3}) for at in range(1, 16)
 } | {
     "ahead": (replace(launches_ahead(), act=recut([1, 3]).act), {}),
+    "in short blocks": (recut([1, 3], at=12), {"block": 8}),
     "in few bits": (recut([1, 3]), {"kv_format": "k8v8"}),
     "twenty times": (recut(*([1, 3], [3, 1]) * 10), {}),
 }
@@ -77,7 +77,7 @@ def test_what_was_tuned_stays(pipeline: Open) -> None:
         assert (stats["policy"], stats["token_budget"], stats["max_running"]) == ("prefill_first", 7, 2)
 
 
-@pytest.mark.parametrize("shares", [False, True], ids=["a folder each", "one folder"])
+@pytest.mark.parametrize("shares", [pytest.param(False, marks=NIGHTLY), True], ids=["a folder each", "one folder"])
 def test_kv_on_disk_is_used_where_it_covers_the_layers_of_every_stage(
     shares: bool, tmp_path: Path, pipeline: Open
 ) -> None:

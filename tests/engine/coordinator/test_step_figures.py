@@ -102,17 +102,6 @@ def test_a_lone_stream():
         assert stats[times] == {"count": count, **percentiles}
 
 
-def test_a_step_that_waited_for_nothing_stood_still_for_the_host_alone():
-    """The second was launched before any result, and begins 0.5 s after the first's end; one came meanwhile."""
-    told = Told()
-    told.submit(7, 8)
-    told.launch(plan(0, (7, 0, 4)), 0.5)
-    told.launch(plan(1, (7, 4, 4)), 0.6)
-    told.come_back(two_stages(0, 0.5), 0.5)
-    told.come_back(two_stages(1, 2.0), 2.0)
-    assert told.idle()[0] == pytest.approx({"host": 1.0})
-
-
 def test_rows_that_nobody_wanted_any_more_and_rows_computed_again_are_not_useful():
     """7 of 21 rows are: 8 came after their request's end; of the other's 13, 4 were computed again, and then 2."""
     told = Told()
@@ -260,7 +249,10 @@ def test_a_large_step_does_not_change_what_a_small_one_has_shown_and_drift_is_fo
 
 @pytest.mark.parametrize(
     ("cuts", "options"),
-    [([2, 2], {}), ([4], {}), pytest.param([1, 2, 1], {"scheme": "tcp"}, marks=pytest.mark.nightly)],
+    [
+        ([2, 2], {}),
+        *(pytest.param(*one, marks=pytest.mark.nightly) for one in (([4], {}), ([1, 2, 1], {"scheme": "tcp"}))),
+    ],
 )
 def test_a_real_pipeline(cuts: list[int], options: dict[str, Any], pipeline: Open):
     with pipeline("llama", cuts, token_budget=16, prefix_cache=False, **options) as there:

@@ -74,14 +74,6 @@ def test_it_says_what_it_says_alone(model: DraftModel) -> None:
         model.forget(seq_id)
 
 
-def test_a_generator_that_is_left_early_does_no_harm(model: DraftModel) -> None:
-    seq = Sequence(4, list(PROMPT), GREEDY, 0)
-    drafts = drafts_of(model, seq, 6)
-    seq.tokens += (first := [next(drafts).token_id for _ in range(2)])
-    drafts.close()
-    assert [*first, *guesses(model, seq, 4)] == plain_greedy(DRAFT, PROMPT, 6)
-
-
 def test_a_long_prompt_is_read_in_parts(model: DraftModel) -> None:
     long = [(7 * i * i + 3 * i) % 2048 for i in range(300)]
     seq, parts = Sequence(6, long, GREEDY, 0), 0

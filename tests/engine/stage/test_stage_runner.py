@@ -21,7 +21,6 @@ from splitinfer.models.loader import load_stage, survey
 VOCAB = 160
 PROMPT = prompt(20)
 GREEDY = SamplingParams()
-WARM = SamplingParams(temperature=1.0)
 
 
 def load_runner(folder: Path, start: int, end: int, stage: int = 0) -> StageRunner:
@@ -89,10 +88,6 @@ def expected(tiny_folder: Callable[..., Path]) -> list[int]:
 
 
 # -- tokens ----------------------------------------------------------------------------------------
-
-
-def test_tokens_are_mlx_lms(steps: Steps, expected: list[int]):
-    assert steps.carry_on(7, 20, steps.begin(7, PROMPT), 11) == expected
 
 
 def test_sampling_is_by_position_and_a_row_of_drafts_gives_what_follows_it(
