@@ -370,19 +370,6 @@ def total(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*.kv"))
 
 
-def test_the_least_recently_used_go(open_store: Open, path: Path):
-    store, records = open_store(cap=10_000), [block(i) for i in range(4)]
-    put(store, *records)
-    for i in (2, 0, 3, 1):
-        os.utime(file_of(path, records[i]), (1000 + i, 1000 + i))
-    assert holds(store, records[0])
-    put(store, block(5), block(6))
-    assert [holds(store, record) for record in records] == [True, False, False, True]
-    assert holds(store, block(5))
-    assert holds(store, block(6))
-    assert total(path) <= 10_000 + HEADERS
-
-
 def test_the_cap_is_kept_whatever_is_put(open_store: Open, path: Path):
     pick, store, written = random.Random(1), open_store(cap=12_000), list[Key]()
     for i in range(60):

@@ -44,10 +44,6 @@ def fill(
     return nbytes
 
 
-def total(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.suffix in (".kv", ".tmp"))
-
-
 def test_what_is_there_is_listed_by_model_and_layers_the_last_used_first(path: Path):
     fill(path, chain(1), OTHER_GROUP, "models/other", used=1000)
     first = fill(path, chain(3), layers=(4, 9), used=2000)
@@ -96,18 +92,6 @@ def spoil(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
     file.write_bytes(data)
-
-
-def test_what_was_left_half_written_goes_if_it_is_not_new(path: Path):
-    record = block()
-    fill(path, [record])
-    old, new = (path / GROUP / f".{name_of(record)}.{digit * 16}.tmp" for digit in "01")
-    for file in (old, new):
-        file.write_bytes(bytes(1000))
-    os.utime(old, (1000, 1000))
-    assert clean(path, LARGE) == Cleaned(0, 0, 1, 0, 1000)
-    assert not old.exists()
-    assert new.exists()
 
 
 def test_a_stage_at_work_survives_that_all_is_removed(path: Path):

@@ -99,16 +99,6 @@ def test_a_survey_reads_no_weight(tiny_folder: Folder, tmp_path: Path):
 # -- load ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "changes"), KINDS)
-def test_the_stages_together_are_the_model(name: str, changes: dict, tiny_folder: Folder):
-    folder = tiny_folder(name, **changes)
-    checkpoint = open_folder(folder)
-    tokens = mx.array([[3, 1, 4, 1, 5, 9, 2, 6]])
-    model, _ = load_model(folder)
-    expected = model(tokens, cache=make_prompt_cache(model))
-    assert mx.array_equal(run([load(checkpoint, start, end) for start, end in CUTS], tokens), expected)
-
-
 @pytest.mark.parametrize(("changes", "dtype"), [({"bits": 4}, None), ({}, "bfloat16")], ids=["of 4 bits", "cast"])
 def test_memory_holds_the_stage_and_not_the_model(
     changes: dict, dtype: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -266,11 +256,3 @@ def test_a_tied_model_with_a_head_in_its_files_is_what_mlx_lm_makes_of_it(tmp_pa
     cut = [load(checkpoint, 0, 3), load(checkpoint, 3, 4)]
     model, _ = load_model(folder)
     assert mx.array_equal(run(cut, tokens), model(tokens, make_prompt_cache(model)))
-
-
-def test_a_model_without_its_head_is_refused(tmp_path: Path):
-    folder = tiny.save(tmp_path / "model", "llama", tie_word_embeddings=True)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    with pytest.raises(ModelError, match=r"lm_head\.weight"):
-        load(open_folder(folder), 3, 4)

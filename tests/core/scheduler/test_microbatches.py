@@ -21,18 +21,7 @@ def ids(batches: MicroBatches) -> list[list[int]]:
 # -- the groups alone ------------------------------------------------------------------------------
 
 
-def test_the_last_to_join_moves_and_nobody_else():
-    batches = MicroBatches(2)
-    them = [sequence(i) for i in range(8)]
-    for seq in them:
-        batches.join(seq)
-    for i in (0, 2):
-        batches.leave(them[i])
-    batches.balance()
-    assert ids(batches) == [[4, 6, 7], [1, 3, 5]]
-
-
-def test_who_is_in_flight_stays():
+def test_the_last_to_join_moves_and_who_is_in_flight_stays():
     batches = MicroBatches(2)
     them = [sequence(i) for i in range(6)]
     for seq in them:

@@ -266,11 +266,3 @@ def test_devices_are_kept_awake_while_requests_are_open_and_not_afterwards(pipel
         ticks = own.ticks, slow.ticks
         time.sleep(0.7)
         assert (own.ticks, slow.ticks) == ticks, "none is needed any more"
-
-
-@pytest.mark.own_device
-def test_a_device_that_computes_at_launch_is_left_alone(pipeline: Open) -> None:
-    own = Ticked(computes_at_launch=True)
-    with pipeline("llama", CUTS, fault=Fault(lambda: {0: own, 1: Ticked(pause=0.7)})) as there:
-        there.answers(ask(5, max_tokens=2))
-        assert own.ticks == 0

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import stages
 from engine.door import SECONDS, Open, ask
-from processes import until
 from stages import layout, plain_greedy, worker
 
 import splitinfer
@@ -235,14 +234,3 @@ def test_a_layouts_dials_and_a_models_recommendation(tiny_folder: Callable[..., 
         assert llm.default_sampling == splitinfer.SamplingParams(temperature=1.5)
         output = llm.generate([5, 9])[0]
         assert (output.token_ids, output.finish_reason) == (greedy[: greedy.index(end) + 1], "stop")
-
-
-def test_figures_are_plain_numbers(llm: LLM) -> None:
-    llm.generate(TALE, params(max_tokens=2))
-    stats = llm.stats()
-    assert [stage["name"] for stage in stats["stages"]] == ["s0", "s1"]
-    assert all(0 < stage["busy_percent"] <= 101 for stage in stats["stages"])
-    # Half of the demo model in float32, and the (tied) embedding on both stages.
-    assert all(9e6 < stage["weight_bytes"] < 13e6 for stage in stats["stages"])
-    assert stats["bytes_per_token"] == 192 * 4
-    until(lambda: llm.stats()["running"] == 0, "the end", SECONDS)

@@ -68,15 +68,6 @@ def test_with_other_stages(pipeline: Open) -> None:
         assert there.stats["speculation"]["drafted"] > 0
 
 
-def test_what_was_tuned_stays(pipeline: Open) -> None:
-    with pipeline("llama", [2, 2]) as there:
-        there.llm.tune(token_budget=7, max_running=2, policy="prefill_first")
-        there.llm.recut([1, 3])
-        there.answers()
-        stats = there.stats
-        assert (stats["policy"], stats["token_budget"], stats["max_running"]) == ("prefill_first", 7, 2)
-
-
 @pytest.mark.parametrize("shares", [pytest.param(False, marks=NIGHTLY), True], ids=["a folder each", "one folder"])
 def test_kv_on_disk_is_used_where_it_covers_the_layers_of_every_stage(
     shares: bool, tmp_path: Path, pipeline: Open

@@ -115,7 +115,7 @@ def test_as_many_bytes_come_as_were_asked_for(two: list[str], wanted: int) -> No
     coordinator.link.close()
 
 
-@pytest.mark.parametrize(("session", "role"), [("guessed", "probe"), (SESSION, "king")])
+@pytest.mark.parametrize(("session", "role"), [("guessed", "probe"), ("guessed", "upstream"), (SESSION, "king")])
 def test_who_does_not_belong_to_the_session_measures_nothing(two: list[str], session: str, role: str) -> None:
     coordinator = Peer.at(two[0])
     assert isinstance(Peer.at(two[0], role, session=session).first, Refuse)

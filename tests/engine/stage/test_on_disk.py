@@ -180,18 +180,6 @@ def test_what_an_answer_under_way_has_read_is_saved_when_the_pipeline_is_closed(
     assert again.num_cached_tokens == len(tokens) + len(answer.token_ids) - 1
 
 
-@pytest.mark.parametrize("cuts", [[1, 3], *(pytest.param(one, marks=NIGHTLY) for one in ([3, 1], [4], [1, 1, 2]))])
-def test_other_cuts_reuse_what_lies_on_the_same_machine(cuts: list[int], tmp_path: Path, pipeline: Open) -> None:
-    with pipeline("llama", [2, 2], disks=disks([tmp_path] * 2), **USUAL) as there:
-        there.answers(FIRST)
-    with pipeline("llama", cuts, disks=disks([tmp_path] * len(cuts)), **USUAL) as there:
-        (out,) = there.outputs(FIRST)
-        assert out.num_cached_tokens == len(FIRST.tokens) - 1
-    with pipeline("llama", [2, 2], disks=disks([tmp_path, tmp_path / "elsewhere"]), **USUAL) as there:
-        (out,) = there.outputs(FIRST)
-        assert out.num_cached_tokens == 0, "the second stage is on a machine that has nothing"
-
-
 def test_all_that_kv_depends_on_is_in_the_name_of_its_group() -> None:
     """With the dtype "auto" the coordinator's root is the same for a GPU, which keeps the weights' dtype, and for a
     processor, which computes in float32. Stages of other layers find each other's files."""

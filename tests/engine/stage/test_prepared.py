@@ -46,7 +46,7 @@ PARAMS = (
 MODELS = [  # model, changes to it, KV format, layers of the first stage
     ("llama", {}, "exact", 2),
     pytest.param(("llama", {"head_dim": 64}, "k8v4", 1), marks=pytest.mark.nightly, id="llama-k8v4"),
-    ("gemma3_text", {}, "exact", 2),
+    pytest.param(("gemma3_text", {}, "exact", 2), marks=pytest.mark.nightly, id="gemma3_text"),
     ("qwen3_next", {}, "exact", 2),
 ]
 STATES = ("qwen3_next",)
