@@ -4,11 +4,10 @@ One worker process takes all of it, one test after another. After every test a w
 that the fresh worker gave. A few kinds of strangers come by default, all of them nightly.
 """
 
-import random
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -38,10 +37,6 @@ from transports.framing import Kind, encode
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)  # ZMTP 3.0, no security
 DEALER = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
-BEGINNINGS = (
-    b"", GREETING[:7], GREETING, GREETING + DEALER,
-    *(GREETING + DEALER + b"\x02" + size.to_bytes(8, "big") for size in (1000, 1 << 50, 1 << 27)),  # of a frame to come
-)  # fmt: skip
 MOST_GROWTH = 30 * 2**20  # bytes
 
 
@@ -113,16 +108,6 @@ def open_link(connection: socket.socket) -> None:
         heard += connection.recv(4096)
     packet = bytes(encode(Kind.OPEN, seq=0)[0])
     connection.sendall(bytes([0, len(packet)]) + packet)
-
-
-def test_bytes_that_are_no_zmtp(victim: RunningWorker):
-    chance = random.Random(1)
-    with ExitStack() as stack:
-        for i in range(42):
-            connection = stack.enter_context(peers.raw(victim.address))
-            with suppress(ConnectionError):
-                connection.sendall(BEGINNINGS[i % len(BEGINNINGS)] + chance.randbytes(200))
-        peers.generate(victim.address, num_tokens=2)  # while some hang
 
 
 @pytest.mark.nightly

@@ -201,17 +201,6 @@ def test_another_configuration_is_another_model(
     assert difference(folder, tiny_folder("llama")) == differs
 
 
-@pytest.mark.parametrize("place", ["first", "last"])
-def test_other_weights_are_another_model(folder: Path, tiny_folder: Folder, place: str):
-    path = folder / FIRST
-    flip(path, path.stat().st_size - 1 if place == "last" else 8 + len_of_header(path))
-    assert difference(folder, tiny_folder("llama")) == f"{FIRST} has different weights"
-
-
-def len_of_header(path: Path) -> int:
-    return int(struct.unpack("<Q", path.read_bytes()[:8])[0])
-
-
 @pytest.mark.parametrize("size", [1, 4096, 4127, 200_030])
 def test_samples_reach_from_the_first_byte_to_the_last(tmp_path: Path, size: int):
     def model(name: str) -> Path:

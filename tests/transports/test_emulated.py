@@ -1,49 +1,15 @@
-"""Emulated links: delays are what the profile says, ends follow the frames. ``test_contract.py`` has them, too."""
+"""Emulated links: no frame is early. ``test_contract.py`` has them, too."""
 
 from __future__ import annotations
 
-import statistics
 import time
 
-import pytest
 from contract import SECONDS
 
 import transports
 from tests.emulation import links as emulated
 from tests.emulation.links import LinkProfile
-from tests.emulation.links.wire import Timing
-from transports import AddressError, Frame
-
-# -- delays ------------------------------------------------------------------------------------------------------------
-# When a frame is due is arithmetic. A real wire is held to one thing: no frame is early. How late one is depends on
-# what else the machine does.
-
-
-def test_frames_arrive_after_latency_and_jitter() -> None:
-    profile = LinkProfile(latency=3e-3, jitter=5e-3, bytes_per_second=50e6)
-    timing, gap = Timing(profile), 2 * profile.latency + profile.jitter
-    delays = [timing.arrival(at, 0) - at for at in (index * gap for index in range(200))]
-    assert min(delays) >= profile.latency - 1e-9
-    assert max(delays) <= profile.latency + profile.jitter + 1e-9
-    assert statistics.median(delays) == pytest.approx(
-        profile.latency + profile.jitter / 2, abs=profile.jitter / 4 + 1e-9
-    )
-
-
-# -- addresses and profiles --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("query", "problem"),
-    [
-        ("?speed=3", "unknown 'speed'; known: both_ways, latency"),
-        ("?latency=soon", "soon"),
-        ("?latency=-1", "latency must be"),
-    ],
-)
-def test_bad_queries(query: str, problem: str) -> None:
-    with pytest.raises(AddressError, match=problem):
-        transports.listen(f"emulated+inproc://x{query}")
+from transports import Frame
 
 
 def test_an_address_makes_the_same_link_elsewhere() -> None:

@@ -12,7 +12,6 @@ from stages import plain_greedy, plain_sampled, prompt
 from splitinfer.core.plan import NewSequence, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.device import Device
-from splitinfer.engine.stage.launched import Finished, Launched
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.errors import DeviceFailed, ProtocolError
 from splitinfer.models.checkpoint import open_folder
@@ -114,29 +113,6 @@ def test_an_earlier_start_goes_back(steps: Steps, expected: list[int]):
 
 
 # -- launching ahead -------------------------------------------------------------------------------
-
-
-def test_the_next_step_may_be_launched_before_this_one_is_done(whole: StageRunner, expected: list[int]):
-    whole.reset()
-    new = [NewSequence(1, GREEDY, 0), NewSequence(2, GREEDY, 0)]
-    plans = [
-        StepPlan(0, tuple(new), (Slice(1, 0, tuple(PROMPT[:8]), 0),)),
-        StepPlan(1, (), (Slice(1, 8, tuple(PROMPT[8:]), 1),)),
-        StepPlan(2, (), (Slice(2, 0, tuple(PROMPT), 1),)),
-        StepPlan(3, (), (Slice(1, 20, (expected[0],), 1),)),
-        StepPlan(4, (), (Slice(1, 19, (PROMPT[19], expected[0], expected[1]), 3),)),
-        StepPlan(5, (), (), (1, 2)),
-    ]
-    launched: list[Launched] = []
-    finished: list[Finished] = []
-    for plan in plans:
-        launched.append(whole.launch(plan, None))
-        if len(launched) == 3:
-            finished.append(whole.finish(launched.pop(0)))
-    finished += [whole.finish(step) for step in launched]
-    tokens = [[t.token_id for part in done.sampled for t in part.tokens] for done in finished]
-    assert tokens == [[], expected[:1], expected[:1], [expected[1]], expected[:3], []]
-    assert [done.plan for done in finished] == plans
 
 
 def test_wrong_drafts_are_dropped_also_of_a_sequence_that_the_next_step_frees(whole: StageRunner, expected: list[int]):
