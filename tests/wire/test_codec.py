@@ -267,11 +267,6 @@ def test_lists_and_tuples_are_the_same_on_the_wire():
     assert decode(msgpack.packb(whole)) == message
 
 
-def test_a_plan_that_only_frees_has_no_tensor():
-    message = messages.Step(StepPlan(0, freed=(1,)), None)
-    assert decode(encode(message)) == message
-
-
 def test_the_most_that_requests_can_say_fits_in_a_frame():
     """A worker takes a longer header for damage, and the link ends: no client may be able to make one."""
     params = SamplingParams(

@@ -154,22 +154,6 @@ def test_a_longer_last_block_takes_the_file_of_the_shorter(disks: list[ToyDisk])
     assert (PROMPT[-1], 2) in [kept.tokens for kept in kept_by_all(disks)]
 
 
-def test_after_a_loss_what_is_on_disk_is_read_instead_of_computed(disks: list[ToyDisk]):
-    house = House(disks=disks, token_budget=100)
-    seq_id = house.add(PROMPT, max_tokens=3)
-    house.run()
-    house.was_lost = True
-    house.add([*PROMPT, 1], max_tokens=2)
-    house.step()
-    house.toy.caches.clear()
-    house.toy.blocks.clear()
-    house.toy.under_way.clear()
-    house.scheduler.requeue_all(kept_by_all(disks))
-    house.run()
-    house.check_answers()
-    assert house.sequences[seq_id + 1].kv.num_reused >= 12
-
-
 def test_a_tree_is_planted_from_its_files_in_any_order():
     whole = House(disks=[ToyDisk()], token_budget=100)
     for prompt in (PROMPT, [*PROMPT[:4], 0, 0, 0, 0, 2], [4, 4]):

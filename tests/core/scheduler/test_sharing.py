@@ -100,18 +100,6 @@ def test_what_was_left_goes_with_its_session():
     assert not house.toy.blocks
 
 
-@pytest.mark.parametrize(("whole_blocks", "reused"), [(False, 7), (True, 4)])
-def test_the_same_prompt_again_computes_at_least_one_token(whole_blocks: bool, reused: int):
-    house = House(token_budget=100, whole_blocks=whole_blocks)
-    prompt = [1, 2, 3, 4, 1, 2, 3, 4]
-    for _ in range(2):
-        last = house.add(prompt, max_tokens=1)
-        parts = drain(house)
-    assert house.sequences[last].kv.num_reused == reused
-    assert sum(len(part.token_ids) for part in parts) == 8 - reused
-    house.check_answers()
-
-
 def test_where_states_are_kept_chunks_end_with_blocks():
     house = House(token_budget=7, whole_blocks=True)
     house.add([1] * 13, max_tokens=1)
@@ -187,19 +175,3 @@ def test_a_request_that_failed_leaves_only_the_blocks_before():
     assert not house.scheduler.prefix_cache.tree
     assert not house.toy.blocks
     assert not house.toy.caches
-
-
-def test_a_session_can_be_forgotten_and_what_others_need_stays():
-    house = House(token_budget=100)
-    house.add([1] * 8 + [2] * 6, max_tokens=1, session="mine")
-    house.run()
-    house.add([1] * 8 + [3] * 6, max_tokens=1, session="yours")
-    house.run()
-    house.scheduler.prefix_cache.forget("mine")
-    house.run()
-    house.check_kv()
-    assert sorted({token for block in house.scheduler.prefix_cache.tree for token in block.tokens}) == [1, 3]
-    house.scheduler.prefix_cache.forget("yours")
-    house.run()
-    house.check_kv()
-    assert not house.toy.blocks
