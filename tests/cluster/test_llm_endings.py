@@ -1,4 +1,4 @@
-"""What a program that uses ``LLM`` sees when a worker hangs or does not start, and what stays behind when it is done: nothing."""
+"""What a program sees that uses ``LLM`` when a worker hangs or does not start; and nothing stays behind when it is done."""
 
 import os
 import subprocess

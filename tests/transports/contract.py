@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 import numpy as np
 import pytest
+import zmq
 from held_port import held_port
 from processes import until
 
@@ -35,6 +36,16 @@ def pair(address: str, options: LinkOptions = QUICK) -> Iterator[tuple[Link, Lin
         finally:
             here.abort("the test is over")
             there.abort("the test is over")
+
+
+@contextlib.contextmanager
+def raw_dealer(address: str) -> Iterator[zmq.Socket[bytes]]:
+    """A socket at a listener, to say what no link says."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.rcvtimeo = int(SECONDS * 1000)
+        dealer.connect(address.partition("?")[0].replace("rdma", "tcp"))
+        yield dealer
 
 
 def num_threads_of_links() -> int:

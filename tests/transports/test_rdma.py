@@ -4,14 +4,11 @@ still; one port for two kinds of links. All over MLX's ring, since JACCL runs on
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
-import zmq
-from contract import QUICK, SECONDS, num_threads_of_links, pair, reason_at
+from contract import QUICK, SECONDS, num_threads_of_links, pair, raw_dealer, reason_at
 from curve import OWN, secured
 from echoes import echo, process
 from jaccl import WRITER, carriers_of, child_of, make_world
@@ -154,15 +151,6 @@ def test_a_tcp_listener_takes_plain_links_only() -> None:
             transports.connect(address, timeout=SECONDS, options=QUICK)
         transports.connect(listener.address, timeout=SECONDS, options=QUICK)
         listener.accept(SECONDS)
-
-
-@contextmanager
-def raw_dealer(address: str) -> Iterator[zmq.Socket[bytes]]:
-    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-        dealer.linger = 0
-        dealer.rcvtimeo = int(SECONDS * 1000)
-        dealer.connect(address.partition("?")[0].replace("rdma", "tcp"))
-        yield dealer
 
 
 @pytest.mark.parametrize(

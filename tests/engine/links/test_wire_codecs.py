@@ -2,19 +2,17 @@
 
 import logging
 from collections.abc import Callable
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 from engine.door import Ask, Open, ask
+from stages import loaded
 
 from splitinfer.core.wire_codec import CODECS, FP16, INT8, NONE
 from splitinfer.kvstore.store import Disk
-from splitinfer.models.checkpoint import open_folder
-from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import pack, unpack
-from splitinfer.models.loader import load_stage, survey
 
 NIGHTLY = pytest.mark.nightly
 FIRST = ask(70)
@@ -25,12 +23,8 @@ CUTS = ([1, 3], [1, 2, 1])
 
 def by_hand(folder: Path, cuts: list[int], codec: str, one: Ask) -> list[int]:
     """The stages one after another, the prompt's rows packed between them, all others not."""
-    checkpoint, start, stages = open_folder(folder), 0, list[StageModel]()
-    for count in cuts:
-        found = survey(checkpoint, start, start + count, "float32")
-        stages.append(load_stage(checkpoint, found, start, start + count, "float32", lambda _done, _total: None))
-        start += count
-    caches, ids, said = [stage.make_caches() for stage in stages], list(one.tokens), list[int]()
+    stages, said = loaded(folder, *accumulate(cuts)), list[int]()
+    caches, ids = [stage.make_caches() for stage in stages], list(one.tokens)
     while len(said) < one.params.max_tokens:
         hidden = None
         for stage, cache in zip(stages, caches, strict=True):

@@ -7,36 +7,32 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from stages import plain_greedy, plain_sampled, prompt
+from stages import loaded, plain_greedy, plain_sampled, prompt
 
 from splitinfer.core.plan import NewSequence, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.errors import DeviceFailed, ProtocolError
-from splitinfer.models.checkpoint import open_folder
-from splitinfer.models.loader import load_stage, survey
 
 VOCAB = 160
 PROMPT = prompt(20)
 GREEDY = SamplingParams()
 
 
-def load_runner(folder: Path, start: int, end: int, stage: int = 0) -> StageRunner:
-    checkpoint = open_folder(folder)
-    found = survey(checkpoint, start, end, "float32")
-    model = load_stage(checkpoint, found, start, end, "float32", lambda _done, _total: None)
-    return StageRunner(model, stage, VOCAB, Device(computes_at_launch=True))
+def runners(folder: Path, *ends: int) -> list[StageRunner]:
+    models = enumerate(loaded(folder, *ends))
+    return [StageRunner(model, stage, VOCAB, Device(computes_at_launch=True)) for stage, model in models]
 
 
 @pytest.fixture(scope="module")
 def whole(tiny_folder: Callable[..., Path]) -> StageRunner:
-    return load_runner(tiny_folder("llama"), 0, 4)
+    return runners(tiny_folder("llama"), 4)[0]
 
 
 @pytest.fixture(scope="module")
 def halves(tiny_folder: Callable[..., Path]) -> list[StageRunner]:
-    return [load_runner(tiny_folder("llama"), 0, 1), load_runner(tiny_folder("llama"), 1, 4, stage=1)]
+    return runners(tiny_folder("llama"), 1, 4)
 
 
 class Steps:
@@ -252,7 +248,7 @@ def test_the_step_before_a_launch_that_fails_counts_as_failed_too(
     tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ):
     """Its event came before MLX noted the error, and the launch that came next was told."""
-    runner = load_runner(tiny_folder("llama"), 0, 4)
+    (runner,) = runners(tiny_folder("llama"), 4)
     first = runner.launch(StepPlan(0, new=(NewSequence(1, GREEDY, 0),), slices=(Slice(1, 0, tuple(PROMPT), 1),)), None)
 
     def refuse(*_arrays: Any) -> None:
