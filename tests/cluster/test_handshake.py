@@ -55,14 +55,6 @@ def test_other_weights(tiny_folder: Callable[..., Path], tmp_path: Path):
             assert stages.tokens_of(llm, prompt, max_tokens=8) == stages.plain_greedy(theirs, prompt, 8)
 
 
-@pytest.mark.nightly
-def test_a_model_that_the_worker_does_not_have(tiny_folder: Callable[..., Path], tmp_path: Path):
-    with worker("--model", str(tmp_path / "nowhere")) as other:
-        with pytest.raises(Refused, match=r"refused: .*nowhere"):
-            LLM(write_layout(tmp_path, [other.address], str(tiny_folder("llama")), layers=4))
-        other.sees("refused .*nowhere")
-
-
 def test_somebody_else_in_the_worker_s_place(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         address = f"tcp://127.0.0.1:{stranger.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""What a program sees that uses ``LLM`` when a worker hangs or does not start; and nothing stays behind when it is done."""
+"""What a program that uses ``LLM`` sees when a worker hangs or does not start; and that nothing stays behind."""
 
 import os
 import subprocess

@@ -9,13 +9,13 @@ from pathlib import Path
 import psutil
 import pytest
 from contract import QUICK, SECONDS, num_threads_of_links, pair, raw_dealer, reason_at
-from curve import OWN, secured
-from echoes import echo, process
+from curve import secured
+from echoes import process
 from jaccl import WRITER, carriers_of, child_of, make_world
 from processes import are_gone, until
 
 import transports
-from transports import Frame, KeyPair, LinkOptions, LinkRefused, TransportUnavailable
+from transports import Frame, LinkOptions, TransportUnavailable
 from transports.framing import Kind, encode
 from transports.rdma import link, transport
 
@@ -54,17 +54,6 @@ def test_killed_children_end_the_link_at_both_ends(
         assert all("transport process" in reason and "signal 9" in reason for reason in reasons), reasons
         all_gone(children)
     assert world is None or world.usage(WRITER).num_left == 0, "a writer is never within a receive"
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("side", ["connector", "listener"])
-def test_no_child_outlives_its_parent(side: str) -> None:
-    with echo(side, QUICK, RING) as (here, child):
-        orphans = carriers_of(child.pid)
-        assert len(orphans) == 1
-        child.kill()
-        reason_at(here)
-        all_gone([*orphans, child_of(here)] if psutil.pid_exists(here.child_pid) else orphans)  # type: ignore[attr-defined]
 
 
 @pytest.mark.nightly
@@ -222,18 +211,6 @@ def test_a_child_that_cannot_start_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
         pytest.raises(TransportUnavailable, match=r"transport process ended .*exit code 1"),
     ):
         transports.connect(listener.address, timeout=SECONDS, options=QUICK)
-
-
-@pytest.mark.nightly
-def test_keys_hold_for_the_whole_link() -> None:
-    other = KeyPair.make()
-    with transports.listen(RING, options=secured(QUICK, OWN, other.public)) as listener:
-        here = transports.connect(listener.address, timeout=SECONDS, options=secured(QUICK, other, OWN.public))
-        there = listener.accept(SECONDS)
-        assert (here.peer_key, there.peer_key) == (OWN.public, other.public)
-        for options in (QUICK, secured(QUICK, OWN, OWN.public)):
-            with pytest.raises(LinkRefused):
-                transports.connect(listener.address, timeout=SECONDS, options=options)
 
 
 def test_a_ring_between_machines_carries_no_frames_of_a_link_with_keys() -> None:

@@ -83,15 +83,6 @@ def test_another_cut_or_a_loss(kind: str, fault: Fault, drafter: Make, pipeline:
         there.answers(*DRAFTED)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", KINDS)
-def test_who_gives_up_its_kv_gets_the_same_tokens(kind: str, drafter: Make, pipeline: Open) -> None:
-    (folder, draft), own = drafter(kind, "qwen3"), 512 if kind.startswith("dflash") else 256
-    with pipeline(folder, [2, 2], block=8, draft=draft, kv_bytes=(512 + own) * 120) as there:
-        there.answers(*(replace(one, params=replace(one.params, max_tokens=60)) for one in DRAFTED))
-        assert there.stats["preemptions"] > 0
-
-
 @pytest.mark.parametrize("kind", ["dflash", *(pytest.param(kind, marks=NIGHTLY) for kind in KINDS)])
 def test_kv_on_disk_has_the_drafters_own(
     kind: str, tmp_path: Path, drafter: Make, pipeline: Open, proposed: list[tuple[list[int], list[int]]]
