@@ -97,9 +97,6 @@ def ready(victim: RunningWorker) -> Peer:
     return peer
 
 
-# -- below our messages ----------------------------------------------------------------------
-
-
 def open_link(connection: socket.socket) -> None:
     """Say by hand what a transport says first."""
     connection.sendall(GREETING + DEALER)
@@ -124,8 +121,6 @@ def test_more_connections_than_descriptors(victim: RunningWorker):
     finally:
         victim.process.rlimit(psutil.RLIMIT_NOFILE, limits)
 
-
-# -- messages --------------------------------------------------------------------------------
 
 FIRST_WORDS: dict[str, bytes] = {
     "deep": b"\x91" * 2000 + b"\xc0",

@@ -91,9 +91,6 @@ def test_a_pipeline_that_goes_on_as_predicted_is_never_stuck(steps: list[tuple[f
             watched.sent(at, predicted)
 
 
-# -- with a cost model ---------------------------------------------------------------------------------
-
-
 DECODES, CHUNK = (Slice(1, 5000, (7,), 1),), (Slice(1, 0, (7,) * 512, 0),)
 
 
@@ -146,9 +143,6 @@ def test_nothing_is_predicted_of_reading_disks():
     scheduler = Scheduler(SchedulerConfig(1, 1, 512, 8, 4096), costs)
     assert scheduler.predicted(StepPlan(0, slices=CHUNK)) == pytest.approx(1.02 * 0.522)
     assert scheduler.predicted(StepPlan(0, slices=CHUNK, fetches=(Fetch(0, b"key", 0, 256),))) is None
-
-
-# -- the rest --------------------------------------------------------------------------------------------
 
 
 def test_losses_without_a_token_in_between_are_not_waited_for_for_ever() -> None:

@@ -228,9 +228,6 @@ def test_what_is_written_while_the_folder_is_looked_at_is_not_forgotten(
     assert holds(store, record)
 
 
-# -- files that are not as they should be ------------------------------------------------------------
-
-
 @pytest.mark.parametrize("damage", ["a bit", "cut short", "longer", "empty", "another block"])
 def test_a_damaged_file_is_removed_and_written_again(
     open_store: Open, path: Path, caplog: pytest.LogCaptureFixture, damage: str
@@ -305,9 +302,6 @@ def test_whatever_happens_to_the_folder_what_is_read_is_right(open_store: Open, 
     new.offer()
     for record in records:
         assert holds(new, record) or (put(new, record) == (record.key,) and holds(new, record))
-
-
-# -- disks that take nothing -------------------------------------------------------------------------
 
 
 def test_a_full_disk_is_one_warning_until_it_works_again(
@@ -436,9 +430,6 @@ def test_half_of_what_is_free_is_left_to_others(open_store: Open, path: Path, mo
         put(store, block(i))
     assert 6000 < total(path) <= before // 2 + HEADERS
     assert holds(store, block(19))
-
-
-# -- processes that are killed -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_pieces", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2)), 3])

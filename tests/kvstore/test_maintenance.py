@@ -85,9 +85,6 @@ def test_all_is_removed_but_what_is_not_ours(path: Path):
     assert remove(path, None) == (0, 0)
 
 
-# -- cleaning up -------------------------------------------------------------------------------------
-
-
 def spoil(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
@@ -107,9 +104,6 @@ def test_a_stage_at_work_survives_that_all_is_removed(path: Path):
         assert not any(store.get(record.key) for record in records)
     assert store.offer() == ()
     store.close(30)
-
-
-# -- the commands ------------------------------------------------------------------------------------
 
 
 def command(*words: object, code: int = 0) -> str:

@@ -39,9 +39,6 @@ def entry(dtype: Any = "F32", shape: Any = (2, 3), offsets: Any = (0, 24)) -> di
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
-# -- reading ---------------------------------------------------------------------------------------
-
-
 def test_the_tables_are_what_mlx_loads(tiny_folder: Folder):
     folder = tiny_folder("llama", bits=4)
     checkpoint = open_folder(folder)
@@ -77,9 +74,6 @@ def test_metadata_is_no_tensor_and_scalars_and_empty_ones_are(tmp_path: Path):
 )
 def test_context_length(config: dict[str, Any], length: int):
     assert Checkpoint(Path(), config, {}).context_length == length
-
-
-# -- folders and files that are none ---------------------------------------------------------------
 
 
 def test_no_folder(tmp_path: Path):
@@ -167,9 +161,6 @@ def test_a_dtype_that_mlx_does_not_load_is_named(tmp_path: Path, dtype: str):
     path = write(tmp_path / "model.safetensors", {"layers.0.w": entry(dtype=dtype)}, bytes(24))
     with pytest.raises(ModelError, match=f"model.safetensors holds layers.0.w as {dtype}, which MLX does not load"):
         read_header(path)
-
-
-# -- fingerprints ----------------------------------------------------------------------------------
 
 
 def flip(path: Path, at: int) -> None:

@@ -258,9 +258,6 @@ def test_an_index_that_leads_out_of_the_folder(tmp_path: Path):
         open_folder(folder)
 
 
-# -- the hub's errors ------------------------------------------------------------------------------
-
-
 def code(status: int, name: str = "") -> Callable[[httpx2.Request], httpx2.Response]:
     return lambda _request: httpx2.Response(status, headers={"X-Error-Code": name} if name else {})
 

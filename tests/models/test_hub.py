@@ -56,9 +56,6 @@ def error_of(model: str) -> str:
     return str(caught.value)
 
 
-# -- names -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("repo", ["someone/Model-GGUF", "someone/gguf-that-is-there", "someone/model"])
 def test_a_model_in_gguf_at_the_hub(repo: str, hub: FakeHub, tmp_path: Path):
     if repo != "someone/Model-GGUF":
@@ -82,9 +79,6 @@ def test_an_unknown_name_lists_what_there_is(name: str, hub: FakeHub):
     )  # fmt: skip
 
 
-# -- from the hub ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("start", "end", "files"),
     [
@@ -105,9 +99,6 @@ def test_a_stage_downloads_the_files_it_reads(hub: FakeHub, start: int, end: int
     sizes = [sum(t.nbytes for t in checkpoint.tensors.values() if t.file == file) for file in files]
     expected = [(sum(sizes[:i]), sum(sizes), file) for i, file in enumerate(files)]
     assert reports == [*expected, (sum(sizes), sum(sizes), "")]
-
-
-# -- what goes wrong: tests/models/test_folders.py has the hub's errors -----------------------------
 
 
 def test_really_offline(hub: FakeHub, monkeypatch: pytest.MonkeyPatch):

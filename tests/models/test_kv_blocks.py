@@ -160,9 +160,6 @@ def test_any_tree_comes_back_from_one_array(dtypes: list[mx.Dtype], data: Any):
             assert mx.array_equal(a, b)
 
 
-# -- the trial -------------------------------------------------------------------------------------
-
-
 def test_what_a_trial_raises_is_its_reason(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
     """What it computes is compared in ``test_trials``."""
 

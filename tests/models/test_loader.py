@@ -40,9 +40,6 @@ def run(stages: list[StageModel], tokens: mx.array) -> mx.array:
     return hidden
 
 
-# -- survey ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "changes"), KINDS)
 def test_stages_share_nothing_but_a_tied_embedding_and_leave_nothing_out(name: str, changes: dict, tiny_folder: Folder):
     checkpoint = open_folder(tiny_folder(name, **changes))
@@ -76,9 +73,6 @@ def test_the_need_follows_the_dtype(tiny_folder: Folder):
 def test_layers_that_are_not_there_are_refused(start: int, end: int, tiny_folder: Folder):
     with pytest.raises(CannotCut, match="in a model of 4 layers"):
         survey(open_folder(tiny_folder("llama")), start, end, None)
-
-
-# -- load ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("changes", "dtype"), [({"bits": 4}, None), ({}, "bfloat16")], ids=["of 4 bits", "cast"])
@@ -131,9 +125,6 @@ def test_progress_rises_to_the_total(tiny_folder: Folder):
     assert {total for _, total in reports} == {found.need.weights}
     assert [done for done, _ in reports] == sorted({done for done, _ in reports})
     assert reports[-1] == (found.need.weights, found.need.weights)
-
-
-# -- what goes wrong -------------------------------------------------------------------------------
 
 
 def rewritten(folder: Path, target: Path, change: Callable[[dict[str, mx.array]], object]) -> Checkpoint:
@@ -206,9 +197,6 @@ def test_a_stage_never_runs_on_placeholders(tiny_folder: Folder):
         load_stage(checkpoint, found, 0, 3, None, quiet)
 
 
-# -- dtypes ----------------------------------------------------------------------------------------
-
-
 def test_resolve_dtype():
     assert resolve_dtype("auto", gpu=True) is None
     assert resolve_dtype("auto", gpu=False) == "float32"
@@ -222,9 +210,6 @@ def test_parameters_are_cast_and_quantised_weights_stay_integers(tiny_folder: Fo
     stage = load(open_folder(tiny_folder("llama", bits=4)), 0, 4, "bfloat16")
     dtypes = {p.dtype for _, p in tree_flatten(stage.whole.parameters())}
     assert dtypes == {mx.uint32, mx.bfloat16}
-
-
-# -- a head that the configuration says otherwise of -----------------------------------------------
 
 
 def test_a_tied_model_with_a_head_in_its_files_is_what_mlx_lm_makes_of_it(tmp_path: Path):

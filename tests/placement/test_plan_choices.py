@@ -25,9 +25,6 @@ def best_of(planner: Planner, aim: Aim) -> Best:
     return found
 
 
-# -- beside the live scheduler, in virtual time ---------------------------------------------------
-
-
 def simulated(planner: Planner, aim: Aim, cut: Cut, host: float = _HOST) -> float:
     """Turns of a chat per second, or tokens per second of all streams."""
     asked, machine = planner.asked, pipelines.pipeline_of(planner.profiles, cut, host)
@@ -86,9 +83,6 @@ def test_figures_with_drafts_are_near_what_is_simulated(like: str | None, at_onc
     machine = pipelines.pipeline_of(profiles, cut)
     assert formulas.one(cut, 0.7) == pytest.approx(pipelines.rate(machine, _ASKED, 512, 0.7), rel=0.2)
     assert formulas.many(cut, 0.7) == pytest.approx(pipelines.many(machine, _ASKED, 0.7), rel=0.2)
-
-
-# -- what is chosen -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("free", [None, (5 * GB, 8 * GB)])

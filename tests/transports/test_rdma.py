@@ -29,9 +29,6 @@ def all_gone(processes: list[psutil.Process]) -> None:
     until(lambda: are_gone(processes), "the processes end")
 
 
-# -- children that end -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("scheme", "ends"),
     [
@@ -104,9 +101,6 @@ def named_segments() -> set[Path]:
     return set(Path("/dev/shm").glob("splitinfer-*"))
 
 
-# -- groups ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_group_through_which_nothing_comes_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a pulled cable: JACCL takes what is sent, and the control link goes another way."""
     monkeypatch.setattr(link.RdmaLink, "_on_chunk", lambda *_: None)
@@ -114,9 +108,6 @@ def test_a_group_through_which_nothing_comes_ends_the_link(monkeypatch: pytest.M
         here.send(Frame(b"into the void"))
         assert "nothing arrived" in reason_at(here)
         assert "nothing arrived" in reason_at(there)
-
-
-# -- one port for two kinds of links -----------------------------------------------------------------------------------
 
 
 def test_plain_links_come_by_the_same_port() -> None:
@@ -184,9 +175,6 @@ def test_a_peer_that_goes_silent_or_talks_nonsense_leaves_no_child(monkeypatch: 
         until(lambda: carriers_of(os.getpid()) == [], "the children end")
         with pytest.raises(transports.LinkTimeout):
             listener.accept(0.05)
-
-
-# -- who cannot, and who may not ---------------------------------------------------------------------------------------
 
 
 def test_the_refusing_ends_reason_is_what_the_other_hears(monkeypatch: pytest.MonkeyPatch) -> None:

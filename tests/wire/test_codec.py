@@ -35,9 +35,6 @@ def packed(kind: str, **changes: Any) -> bytes:
     return bytes(msgpack.packb({**msgpack.unpackb(encode(EXAMPLES[kind]), use_list=False), **changes}))
 
 
-# -- round trip ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_examples_come_back(kind: type[Message]):
     example = EXAMPLES[kind.__name__.lower()]

@@ -59,9 +59,6 @@ def test_watermark_needs_room_between_its_marks():
         PolicyConfig(kv_low=0.9)
 
 
-# -- in the scheduler ------------------------------------------------------------------------------
-
-
 def steps(house: House) -> list[list[tuple[int, int]]]:
     """Each plan's sequences, with their numbers of tokens."""
     found = []
@@ -108,9 +105,6 @@ def test_two_prompts_can_be_read_side_by_side():
         order = [(part.seq_id, len(part.token_ids)) for part in drain(house)]
         assert order[:2] == [(0, 8), (1, 8)], "the short one needs not wait for the long one"
         assert sum(size for seq_id, size in order if seq_id == 0) == 40
-
-
-# -- an objective for the time between tokens ---------------------------------------------------------
 
 
 def sequence(seq_id: int, prompt: int, answer: int) -> Sequence:

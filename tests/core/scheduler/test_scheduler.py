@@ -17,8 +17,6 @@ from splitinfer.core.speculation.flight import Flight
 from splitinfer.errors import QueueFull
 from tests.core import invariants
 
-# -- anything, in any order ------------------------------------------------------------------------
-
 
 def some_knobs(pick: Random) -> PolicyConfig:
     return PolicyConfig(

@@ -110,9 +110,6 @@ def test_it_chooses_again_when_somebody_comes_or_goes_and_now_and_then() -> None
     assert one.is_due(frozenset((0, 1)), has_learned=True)
 
 
-# -- trials ----------------------------------------------------------------------------------------
-
-
 def trials(one: Chooser, seq_id: int, blocks: int, *, is_right: bool) -> int:
     """Of so many blocks, those with drafts, all of which are right or wrong."""
     count = 0
@@ -206,8 +203,6 @@ def test_counts_add_up() -> None:
     assert (found["tried_at"][:2], found["accepted_at"][:2], found["tried_at"][-1]) == ([1, 1], [1, 0], 1)  # type: ignore[index]
     assert Counts().as_dict()["acceptance"] is None
 
-
-# -- on machines -----------------------------------------------------------------------------------
 
 LOSES = 0.02  # of the speed without drafts, at most: learning what they cost, and trials
 

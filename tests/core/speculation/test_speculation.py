@@ -41,9 +41,6 @@ def right_guesses(proposal: Proposal, count: int | None = None) -> list[Draft]:
     return drafts
 
 
-# -- one thing at a time -------------------------------------------------------------------------
-
-
 def test_as_many_blocks_are_under_way_as_the_flight_says() -> None:
     found = house(num_groups=3, max_in_flight=4)
     found.guess = right_guesses
@@ -227,9 +224,6 @@ def test_what_is_rejected_may_be_missing_in_a_result_and_must_not_be_answered() 
     assert found.scheduler.update(StepResult(plan.step)) == []
     found.run()
     found.check_answers()
-
-
-# -- verdicts ------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.booleans(), st.data())

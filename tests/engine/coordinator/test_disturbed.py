@@ -112,9 +112,6 @@ def test_windows(name: str, fault: Fault, pipeline: Open) -> None:
         assert there.stats["rejoins"] == 1
 
 
-# -- no memory -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("stage", "way"), [(0, "launch"), *(pytest.param(1, way, marks=NIGHTLY) for way in WAYS)])
 def test_without_memory_fewer_run_at_a_time(stage: int, way: str, pipeline: Open) -> None:
     # What fails is a step with too many sequences, so the groups must not change.
@@ -234,9 +231,6 @@ def test_a_worker_serves_who_comes_while_it_starts(pipeline: Open, monkeypatch: 
     with pipeline("llama", CUTS, fault=worker_lost()) as there:
         there.answers(ask(max_tokens=80))
         assert there.stats["losses"] == {"s1": 1}
-
-
-# -- kept awake ------------------------------------------------------------------------------------
 
 
 class Ticked(Device):

@@ -83,9 +83,6 @@ def test_kv_on_disk_is_used_where_it_covers_the_layers_of_every_stage(
     assert cached == [0, 191 if shares else 0, 191, 191]
 
 
-# -- in trouble ------------------------------------------------------------------------------------
-
-
 def test_a_cut_that_cannot_be_loaded_leaves_the_one_before(pipeline: Open) -> None:
     with pipeline("llama", [2, 2], connect_timeout=0.3) as there:
         nobody = stages.layout(there.llm.layout.model, [1, 1, 2], [there.workers[0].address, "inproc://nobody"])

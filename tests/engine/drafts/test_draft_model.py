@@ -83,8 +83,6 @@ def test_a_long_prompt_is_read_in_parts(model: DraftModel) -> None:
     assert guesses(model, seq, 6) == plain_greedy(DRAFT, long, 6)
 
 
-# -- several sequences in one step -------------------------------------------------------------------------------------
-
 MANY = (GREEDY, SAMPLED, SamplingParams(temperature=1.3, top_p=0.9, min_p=0.02), GREEDY, replace(SAMPLED, top_k=40))
 
 
@@ -146,8 +144,6 @@ def test_sliding_windows_go_back_far_enough(tiny_folder: Callable[..., Path]) ->
         shorter = Sequence(1, prompt[:cut], GREEDY, 0)
         assert guesses(windowed, shorter, 4) == alone(windowed, shorter, 4)
 
-
-# -- with n-grams ------------------------------------------------------------------------------------------------------
 
 PASSAGE = [(13 * i * i + 5 * i) % 2048 for i in range(60)]
 QUOTING = [*PASSAGE, 7, *PASSAGE[:40]]

@@ -117,24 +117,6 @@ def test_what_is_rejected_before_it_was_sent_stays_with_the_first_stage(
         assert there.stats["speculation"]["unsent_blocks"] > 3
 
 
-def test_a_drafter_that_is_never_right_rests(
-    tiny_folder: Callable[..., Path], pipeline: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Behind the first requests it neither drafts nor reads along, but for a trial now and then."""
-    asks, passes = [ask(40, prompt=seed, max_tokens=20) for seed in range(6)], list[int]()
-    dice = Dice(0.0, streams_of(tiny_folder("llama"), asks), pause=0.01)
-    monkeypatch.setattr(dice, "prepare", lambda seq: passes.append(seq.seq_id))
-    with pipeline("llama", [2, 2], drafter=lambda: dice) as there:
-        for one in asks[:2]:
-            there.answers(one)
-        passes.clear()
-        drafted = there.stats["speculation"]["drafted"]
-        for one in asks[2:]:
-            there.answers(one)
-        assert len(passes) <= 10, "two calls for each trial"
-        assert there.stats["speculation"]["drafted"] - drafted <= 5
-
-
 @pytest.mark.parametrize(
     "draft", ["demo-draft+ngram", *(pytest.param(name, marks=NIGHTLY) for name in ("demo-draft", "ngram"))]
 )

@@ -204,9 +204,6 @@ def test_a_model_that_looks_at_values_is_not_prepared(tmp_path: Path) -> None:
     assert len(set(tokens[0])) > 2
 
 
-# -- the parts -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["plain", "window", "state", "list"])
 def test_a_snapshot_puts_back_what_was_written_in_place(kind: str) -> None:
     """Also beyond what the caches would read: else the graph that is not wanted any more would be computed."""

@@ -82,9 +82,6 @@ def expected(tiny_folder: Callable[..., Path]) -> list[int]:
     return tokens
 
 
-# -- tokens ----------------------------------------------------------------------------------------
-
-
 def test_sampling_is_by_position_and_a_row_of_drafts_gives_what_follows_it(
     steps: Steps, tiny_folder: Callable[..., Path]
 ):
@@ -95,9 +92,6 @@ def test_sampling_is_by_position_and_a_row_of_drafts_gives_what_follows_it(
     assert steps.run(Slice(2, 0, (*PROMPT, *right[:4]), 5), new=new) == right[:5]
 
 
-# -- going back, taking over, freeing --------------------------------------------------------------
-
-
 def test_an_earlier_start_goes_back(steps: Steps, expected: list[int]):
     token = steps.begin(1, PROMPT)
     assert steps.carry_on(1, 20, token, 6) == expected[:7]
@@ -106,9 +100,6 @@ def test_an_earlier_start_goes_back(steps: Steps, expected: list[int]):
     steps.run(Slice(1, 10, (5, 5, 5, 5, 5), 1))
     assert steps.run(Slice(1, 10, tuple(PROMPT[10:]), 1)) == expected[:1]
     assert steps.carry_on(1, 20, expected[0], 3) == expected[:4]
-
-
-# -- launching ahead -------------------------------------------------------------------------------
 
 
 def test_wrong_drafts_are_dropped_also_of_a_sequence_that_the_next_step_frees(whole: StageRunner, expected: list[int]):
@@ -148,9 +139,6 @@ def test_saving_a_block_does_not_copy_its_sequence(whole: StageRunner):
     usual = [peak(Slice(1, length + i, (5,), 1)) for i in range(3)][-1]
     saving = peak(Slice(1, length + 3, (5,), 1), saves=[Save(7, 1, 0, 256)])
     assert saving < usual + held / 8
-
-
-# -- plans that do not fit -------------------------------------------------------------------------
 
 
 def refused(runner: StageRunner, plan: StepPlan, hidden: mx.array | None = None) -> str:
@@ -239,9 +227,6 @@ def test_a_step_without_some_of_its_slices_has_no_tokens_for_them(whole: StageRu
     (first,) = done.reduced_to(replace(plan, slices=plan.slices[:1])).sampled
     assert (first.seq_id, [token.token_id for token in first.tokens]) == (1, expected[:1])
     assert done.reduced_to(replace(plan, slices=())).sampled == ()
-
-
-# -- a device that fails -----------------------------------------------------------------------------
 
 
 def test_the_step_before_a_launch_that_fails_counts_as_failed_too(
