@@ -14,11 +14,15 @@ from mlx_lm.utils import load_model
 
 import splitinfer
 from splitinfer.core.kv import growth
+from splitinfer.core.kv.format import format_of
 from splitinfer.core.rng import position_key
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, MakeDrafter, Notice, Settings, setup
+from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_pool import KVPool
+from splitinfer.models.loader import load_stage, survey
 from splitinfer.models.step import nbytes
 from tests.emulation.jaccl.world import World
 from transports import Link, Listener, listen
@@ -162,6 +166,15 @@ def opened(
             stage |= {"transport": "rdma", "device": World.devices(cable)}
         made = LLM(described, settings=Settings(**settings), drafter=drafter, notice=notice)
         yield stack.enter_context(made), workers
+
+
+def loaded(folder: Path, *ends: int, kv_format: str = "exact") -> list[StageModel]:
+    """The stages of a model's folder that end behind these layers, in float32."""
+    checkpoint, made = open_folder(folder), list[StageModel]()
+    for start, end in itertools.pairwise((0, *ends)):
+        found = survey(checkpoint, start, end, "float32", format_of(kv_format))
+        made.append(load_stage(checkpoint, found, start, end, "float32", lambda _done, _total: None))
+    return made
 
 
 def prompt(num_tokens: int, vocab: int = 150, seed: int = 11) -> list[int]:

@@ -38,12 +38,11 @@ class _Stream:
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe, self._read, self._changed = pipe, b"", threading.Condition()
-        self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="test reader", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._is_stopped and (data := self._pipe.read1(65536)):  # type: ignore[attr-defined]
+        while data := self._pipe.read1(65536):  # type: ignore[attr-defined]
             with self._changed:
                 self._read += data
                 self._changed.notify_all()
@@ -62,10 +61,6 @@ class _Stream:
             with self._changed:
                 self._changed.wait(min(left, 0.05))
         return match
-
-    def stop(self) -> None:
-        self._is_stopped = True
-        self.close()
 
     def close(self) -> None:
         self._thread.join(5)
@@ -123,10 +118,6 @@ class Running:
         assert self._popen.stdin is not None
         self._popen.stdin.write(text.encode())
         self._popen.stdin.flush()
-
-    def stop_reading(self) -> None:
-        """Close our end of its standard output, as ``head`` does."""
-        self._out.stop()
 
     def children(self) -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess):

@@ -57,6 +57,7 @@ def test_one_answer_whose_reader_has_read_enough(clone: Path):
     assert len(run(f"{in_readme(ONE_ANSWER)} | head -c 60", clone)) == 60
 
 
+@pytest.mark.nightly
 def test_one_answer_with_token_ids_times_and_statistics(clone: Path):
     said = json.loads(run(f"{in_readme(f'{ONE_ANSWER} --json')} --max-tokens 40 --temp 0", clone))
     assert len(said["text"]) > 50

@@ -14,7 +14,9 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 import scripted
-from processes import ROOT, Running, write_layout
+from processes import ROOT, Running, worker, write_layout
+
+from splitinfer.demo import DEMO_MODELS
 
 RECORDED = {
     each["client"]: each for each in json.loads((ROOT / "tests" / "server" / "recorded_requests.json").read_text())
@@ -98,6 +100,20 @@ def test_the_chat_and_the_server_share_an_engine(tmp_path: Path):
         assert client.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == 4
         running.signal(signal.SIGINT)
         assert running.wait(10) == 130
+
+
+def test_two_layouts_take_turns_on_one_worker(tmp_path: Path):
+    """As ``--also`` has it, whoever asks for them."""
+    with worker() as there:
+        one = write_layout(tmp_path, [there.address], "demo", 12)
+        other = write_layout(tmp_path, [there.address], str(DEMO_MODELS["demo-draft"]), 2)
+        with serving("serve", "--port", "0", "--layout", str(one), "--also", f"small={other}") as (running, client):
+            said = []
+            for model in ("demo", "small", "demo"):
+                body = {"model": model, "prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}
+                said.append(client.post("/v1/completions", json=body).json()["choices"][0]["text"])
+            assert said[0] == said[2] != said[1]
+            assert "small is unloaded" in running.err
 
 
 def test_a_port_in_use_is_told_before_anything_is_loaded():

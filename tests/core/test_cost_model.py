@@ -138,9 +138,6 @@ def test_it_can_be_read_while_it_learns():
     assert not failures
 
 
-# -- all stages --------------------------------------------------------------------------------------
-
-
 def figures(stage: int, received: float, started: float, ended: float, rows: int) -> StageFigures:
     return StageFigures(stage, started, ended, received, rows=rows)
 

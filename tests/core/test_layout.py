@@ -37,12 +37,6 @@ def test_every_layer_is_on_exactly_one_stage(counts: list[int]):
     assert layout.num_layers == sum(counts)
 
 
-def test_one_stage_alone_is_a_layout():
-    layout = Layout(lay_out([("all", 12, None)]))
-    layout.check(12)
-    assert layout.num_stages == 1
-
-
 def test_a_stage_across_two_machines_has_two_workers():
     ranks = (Rank.parse("local"), Rank.parse(f"mini.local#{'a' * 64}"))
     layout = Layout(lay_out([("both", 40, None, {"across": ranks}), ("air", 26, "local")]))
@@ -130,16 +124,15 @@ def test_a_worker_without_an_address_is_yet_to_be_found():
 
 
 @pytest.mark.parametrize(
-    "address",
-    ["local", MINI, "tcp://10.0.0.7:1", "tcp://mini_2:65535", "tcp://[fe80::1%en0]:5577", "inproc://a-1"],
+    ("address", "long"),
+    [
+        *((one, one) for one in ("local", MINI, "tcp://10.0.0.7:1", "tcp://mini_2:65535", "tcp://[fe80::1%en0]:5577")),
+        ("inproc://a-1", "inproc://a-1"),
+        *((short, MINI) for short in ("mini.local", "mini.local:5577", "tcp://mini.local", "tcp://mini.local:05577")),
+    ],
 )
-def test_good_addresses(address: str):
-    assert two(address).stages[1].address == address
-
-
-@pytest.mark.parametrize("short", ["mini.local", "mini.local:5577", "tcp://mini.local", "tcp://mini.local:05577"])
-def test_an_address_may_be_short(short: str):
-    assert two(short).stages[1].address == "tcp://mini.local:5577"
+def test_good_addresses_which_may_be_short(address: str, long: str):
+    assert two(address).stages[1].address == long
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,6 @@ def test_a_pipeline_that_goes_on_as_predicted_is_never_stuck(steps: list[tuple[f
             watched.sent(at, predicted)
 
 
-# -- with a cost model ---------------------------------------------------------------------------------
-
-
 DECODES, CHUNK = (Slice(1, 5000, (7,), 1),), (Slice(1, 0, (7,) * 512, 0),)
 
 
@@ -121,10 +118,6 @@ class Watched:
         self.costs.learn(slices, figures, returned_at=self.now)
 
 
-def test_before_any_step_a_first_chunk_of_two_minutes_is_no_reason():
-    Watched().step(CHUNK, seconds=59.0)
-
-
 def test_after_decodes_a_first_chunk_of_twenty_seconds_is_no_reason():
     watched = Watched()
     for _ in range(50):
@@ -145,21 +138,11 @@ def test_a_chunk_far_behind_all_seen_before_is_not_known():
     assert watched.stuck_after((Slice(1, 50_000, (7,) * 512, 0),)) == 120.0, "it attends to what was kept"
 
 
-def test_costs_that_are_given_are_known():
-    costs = GivenCosts([line(0.01, 0.001, chunk=1e-8)] * 2, hop=0.001)
-    predicted = costs.predicted(Shape.of((Slice(1, 50_000, (7,) * 512, 0),)))
-    assert predicted is not None
-    assert predicted == pytest.approx(1.02 * 2 * (0.01 + 0.512 + 0.2573) + 0.002, rel=1e-3)
-
-
 def test_nothing_is_predicted_of_reading_disks():
     costs = GivenCosts([line(0.01, 0.001)])
     scheduler = Scheduler(SchedulerConfig(1, 1, 512, 8, 4096), costs)
     assert scheduler.predicted(StepPlan(0, slices=CHUNK)) == pytest.approx(1.02 * 0.522)
     assert scheduler.predicted(StepPlan(0, slices=CHUNK, fetches=(Fetch(0, b"key", 0, 256),))) is None
-
-
-# -- the rest --------------------------------------------------------------------------------------------
 
 
 def test_losses_without_a_token_in_between_are_not_waited_for_for_ever() -> None:

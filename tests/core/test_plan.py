@@ -5,11 +5,18 @@ import pytest
 from splitinfer.core.plan import Slice, StepPlan
 
 
-def test_a_slice_has_rows_and_wants_no_more_logits_than_those():
+@pytest.mark.parametrize(
+    ("start", "size", "logits", "drafts"),
+    [
+        *((0, 0, 0, 0), (-1, 1, 0, 0), (0, 1, 2, 0), (0, 1, -1, 0)),
+        *((0, 2, 1, 5), (0, 2, 1, 2), (0, 3, 1, 1), (0, 2, 1, 3), (0, 1, 0, -1)),
+    ],
+)
+def test_a_slice_has_rows_and_wants_logits_of_those_and_of_its_drafts(start: int, size: int, logits: int, drafts: int):
     assert Slice(1, 4, (7, 8, 9), 1).end == 7
-    for tokens, start, logits in (((), 0, 0), ((1,), -1, 0), ((1,), 0, 2), ((1,), 0, -1)):
-        with pytest.raises(ValueError, match="wants"):
-            Slice(1, start, tokens, logits)
+    assert Slice(1, 0, (7, 8), 2, 1).num_drafts == 1
+    with pytest.raises(ValueError, match=r"slice of .* wants"):
+        Slice(1, start, (7,) * size, logits, drafts)
 
 
 def test_a_step_has_one_slice_of_a_sequence():

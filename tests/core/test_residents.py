@@ -9,6 +9,7 @@ from splitinfer.core.residents import Bounds, Resident, Turn, decide
 
 ALL = Bounds(room=100)
 A, B, C = (Resident(name, 40) for name in "abc")
+MINI = frozenset(["mini"])
 
 
 def loaded(one: Resident, rested: float = 0.0, using: int = 0) -> Resident:
@@ -32,18 +33,14 @@ def loaded(one: Resident, rested: float = 0.0, using: int = 0) -> Resident:
         ("nobody wants what it was to go for", [loaded(A), B], ["a"], Bounds(60), Turn(load="a")),
         ("it has rested for long enough", [loaded(A, 39), loaded(B, 41)], [], Bounds(100, ttl=60), Turn(("a",))),
         ("one in use does not rest", [loaded(A, 0, 1)], [], Bounds(100, ttl=60), Turn()),
+        ("a worker serves one", [loaded(replace(A, workers=MINI)), loaded(B), replace(C, needs=1, workers=MINI)], ["c"],
+         ALL, Turn(("a",), "c")),
         ("nothing is bounded in time", [loaded(A, -1e9)], [], ALL, Turn()),
     ],
     ids=lambda value: value if isinstance(value, str) and " " in value else "",
 )  # fmt: skip
 def test_what_is_done_next(what: str, models: list[Resident], waiting: list[str], bounds: Bounds, turn: Turn):
     assert decide(models, waiting, bounds, now=100.0) == turn
-
-
-def test_a_worker_serves_one_model_at_a_time():
-    on_mini = frozenset(["mini"])
-    models = [loaded(replace(A, workers=on_mini)), loaded(B), replace(C, needs=1, workers=on_mini)]
-    assert decide(models, ["c"], ALL, 100.0) == Turn(("a",), "c")
 
 
 @pytest.mark.parametrize("seed", range(20))

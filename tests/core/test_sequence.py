@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.sequence import FinishReason, Sequence
@@ -100,54 +99,33 @@ def test_what_depends_on_earlier_tokens(given: dict[str, Any], depends: bool):
     assert SamplingParams(**given).depends_on_tokens == depends
 
 
-def test_stages_are_not_told_what_ends_an_answer():
-    params = SamplingParams(temperature=0.5, stop=("a" * 4096,), stop_token_ids=(7,), logit_bias={3: 1.0})
-    assert params.for_stages == SamplingParams(temperature=0.5, logit_bias={3: 1.0})
-
-
 def test_lists_become_tuples():
     params = SamplingParams(stop=["a", "b"], stop_token_ids=[1, 2])  # type: ignore[arg-type]
     assert (params.stop, params.stop_token_ids) == (("a", "b"), (1, 2))
     assert hash(params) == hash(SamplingParams(stop=("a", "b"), stop_token_ids=(1, 2)))
 
 
-def sequence(num_prompt: int = 3, max_tokens: int = 4, end_tokens: frozenset[int] = frozenset()) -> Sequence:
-    return Sequence(0, list(range(num_prompt)), SamplingParams(max_tokens=max_tokens), 0, end_tokens)
-
-
-def append(seq: Sequence, token_id: int, max_len: int) -> FinishReason | None:
-    return seq.extend([token_id], max_len, now=0.0).reason
-
-
 def test_counts():
     seq = Sequence(0, [1, 2, 3], SamplingParams(), 0, num_scheduled=2)
     assert (seq.num_prompt_tokens, seq.num_scheduled, seq.num_to_compute, seq.num_generated) == (3, 2, 1, 0)
     seq.num_scheduled = 3
-    append(seq, 9, max_len=100)
+    seq.extend([9], 100, now=0.0)
     assert (seq.num_prompt_tokens, seq.num_to_compute, seq.num_generated, seq.tokens) == (3, 1, 1, [1, 2, 3, 9])
 
 
-def test_it_ends_at_max_tokens():
-    seq = sequence(max_tokens=2)
-    assert append(seq, 7, max_len=100) is None
-    assert append(seq, 7, max_len=100) is FinishReason.LENGTH
+LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
 
 
-def test_it_ends_where_the_context_is_full():
-    seq = sequence(num_prompt=3, max_tokens=100)
-    assert append(seq, 7, max_len=5) is None
-    assert append(seq, 7, max_len=5) is FinishReason.LENGTH
-
-
-def test_an_end_token_is_the_reason_even_where_the_length_is_reached_too():
-    seq = sequence(max_tokens=1, end_tokens=frozenset({7, 8}))
-    assert append(seq, 8, max_len=4) is FinishReason.STOP
-    assert seq.tokens[-1] == 8
-
-
-def test_an_end_token_in_the_prompt_ends_nothing():
-    seq = sequence(num_prompt=3, end_tokens=frozenset({2}))
-    assert append(seq, 1, max_len=100) is None
-
-
-short = st.lists(st.integers(0, 2), max_size=8)
+@pytest.mark.parametrize(
+    ("max_tokens", "max_len", "tokens", "reasons"),
+    [
+        (2, 100, [7, 7], [None, LENGTH]),
+        (100, 5, [7, 7], [None, LENGTH]),  # the context is full
+        (1, 4, [9], [STOP]),  # where the length is reached, too
+        (4, 100, [1, 7], [None, None]),  # an end token in the prompt ends nothing
+    ],
+)
+def test_how_an_answer_ends(max_tokens: int, max_len: int, tokens: list[int], reasons: list[FinishReason | None]):
+    seq = Sequence(0, [0, 1, 8], SamplingParams(max_tokens=max_tokens), 0, frozenset({8, 9}))
+    assert [seq.extend([token], max_len, now=0.0).reason for token in tokens] == reasons
+    assert seq.tokens[3:] == tokens

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.core.stops import StopMatcher, StopUpdate
+from splitinfer.core.stops import StopMatcher
 
 # Few letters, so that stops overlap, nest and repeat.
 letters = st.text("ab\n", max_size=12)
@@ -41,14 +41,3 @@ def test_exactly_what_may_still_become_a_stop_waits(increments: list[str], stops
         suffixes = [text[start:] for start in range(len(text))]  # longest first
         may_become = [suffix for suffix in suffixes if any(stop.startswith(suffix) for stop in stops)]
         assert matcher.held == (may_become[0] if may_become else "")
-
-
-def test_text_before_the_stop_goes_out_at_once():
-    matcher = StopMatcher(["User:"])
-    assert matcher.feed("Fine. Us") == StopUpdate("Fine. ")
-    assert matcher.held == "Us"
-    assert matcher.feed("e") == StopUpdate("")
-    assert matcher.feed("ful. Use") == StopUpdate("Useful. ")
-    assert matcher.feed("r: hello") == StopUpdate("", "User:")
-    assert matcher.feed("more") == StopUpdate("", "User:")
-    assert matcher.flush() == ""

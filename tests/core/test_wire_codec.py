@@ -43,6 +43,8 @@ def test_rows_whose_places_cannot_be_written(codec: str, width: int):
 def test_what_does_not_pack_has_no_columns(codec: str):
     with pytest.raises(ValueError, match=f"unknown; known: {', '.join(CODECS)}"):
         columns(codec, 64)
+    with pytest.raises(ValueError, match="unknown; known"):
+        Packing(codec, ((0, 1),))
 
 
 def test_sixteen_bits_in_sixteen_bits_are_of_no_use():
@@ -64,12 +66,6 @@ def test_faster_means_clearly_faster():
 def test_runs_that_contradict_themselves(runs: tuple[tuple[int, int], ...]):
     with pytest.raises(ValueError, match="runs"):
         Packing(INT8, runs)
-
-
-@pytest.mark.parametrize("codec", [NONE, "auto", "zip"])
-def test_packing_is_by_a_codec_that_packs(codec: str):
-    with pytest.raises(ValueError, match="unknown; known"):
-        Packing(codec, ((0, 1),))
 
 
 @given(rows.filter(bool), st.integers(0, 9))

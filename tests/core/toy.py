@@ -226,6 +226,7 @@ class ToyStage:
         assert not self.prompts_only or save.end <= self.caches[save.seq_id].num_prompt, "an answer is kept"
         block = StoredBlock(tuple(tokens[: save.start]), tuple(tokens[save.start : save.end]))
         self.blocks[save.block_id] = block
+        assert self.disks or not (save.is_for_disk or save.tokens), "written where there is no disk"
         if save.is_for_disk:
             assert save.tokens == block.tokens, "a file of other tokens"
             kept = DiskBlock(save.parent, save.tokens)
@@ -476,6 +477,7 @@ class House:
             block.block_id: StoredBlock(_before(block), block.tokens) for block in self.scheduler.prefix_cache.tree
         }
         assert self.toy.blocks == found
+        assert self.scheduler.config.blocks.keeps_blocks or not found
         assert not any(block.is_coming for block in self.scheduler.prefix_cache.tree)
 
 

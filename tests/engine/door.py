@@ -346,10 +346,10 @@ class Guesses(NGramDrafter):
             yield Draft(self._guess(token, place))
 
 
-def streams_of(model: Path | str, asks: Iterable[Ask]) -> list[list[int]]:
-    """Prompts, and the tokens that must follow."""
+def streams_of(model: Path | str, asks: Iterable[Ask], **options: Any) -> list[list[int]]:
+    """Prompts, and the tokens that must follow. ``options``: of ``alone``."""
     asks = list(asks)
-    return [[*one.tokens, *tokens] for one, tokens in zip(asks, alone(model, asks), strict=True)]
+    return [[*one.tokens, *tokens] for one, tokens in zip(asks, alone(model, asks, **options), strict=True)]
 
 
 def some_wrong(token: int, place: int) -> int:

@@ -65,11 +65,11 @@ def test_one_stage_gives_what_mlx_lm_samples_under_the_masks(folder: Path) -> No
 ROADS: dict[str, tuple[list[int], Fault | None, dict[str, Any]]] = {
     "chunks": ([1, 2, 1], None, {"token_budget": 5}),
     "in flight": ([1, 2, 1], None, {"flight": Flight(2, 3, 3)}),
-    "another cut": ([2, 2], recut([1, 3]), {}),
     "a lost worker": ([2, 2], link_cut(), {"flight": Flight(2)}),
     "short of memory": ([2, 2], None, {"block": 8, "kv_bytes": 512 * 120}),
 }
 MORE: dict[str, tuple[list[int], Fault | None, dict[str, Any]]] = {
+    "another cut": ([2, 2], recut([1, 3]), {}),
     "n-grams": ([2, 2], None, {"draft": "ngram"}),
     "halves on two machines": ([4], None, {"across": [0], "flight": Flight(2)}),
     "forced alone": ([2, 2], None, {"flight": Flight()}),
@@ -197,7 +197,7 @@ def roads(folder: Path) -> Iterator[list[LLM]]:
         yield [one, other]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(schemas, st.booleans())
 def test_random_schemas(roads: list[LLM], schema: dict[str, Any], samples: bool) -> None:
     params = SamplingParams(grammar=schema, temperature=float(samples), seed=1, max_tokens=24)

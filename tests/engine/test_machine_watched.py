@@ -58,9 +58,6 @@ def test_the_loops_of_both_sides_are_scheduled_for_requests(monkeypatch: pytest.
     assert len(seen - {threading.get_ident()}) >= 2
 
 
-# -- what is announced of memory -------------------------------------------------------------------
-
-
 def others(group: int = 1) -> Others:
     """What another process of the user is told."""
     return Ledger(of_this_host("memory"), group).others()

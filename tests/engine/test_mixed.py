@@ -90,14 +90,6 @@ def test_each_gets_the_tokens_it_gets_alone(row: str, pipeline: Open, tiny_folde
         assert output.finish_reason in (ends if one.leaves_after is None else {"abort", *ends})
 
 
-@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=NIGHTLY) for name in ("qwen3", "qwen3_moe"))])
-def test_who_gives_up_its_kv_gets_the_same_tokens(name: str, pipeline: Open) -> None:
-    """Room for four blocks. The youngest of three has two when the eldest needs its second."""
-    with pipeline(name, [2, 2], block=BLOCK, kv_bytes=room(512, 4)) as there:
-        there.answers(*(ask(length, max_tokens=70, temperature=0.7) for length in (10, 11, 50)))
-        assert there.stats["preemptions"] > 0
-
-
 def test_a_step_may_hold_more_tokens_than_the_context(pipeline: Open) -> None:
     with pipeline("llama", [2, 2], token_budget=200, context=40) as there:
         there.answers(*(ask(36, prompt=i, max_tokens=3) for i in range(6)))

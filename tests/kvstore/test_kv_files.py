@@ -23,21 +23,6 @@ def entries(folder: Folder) -> list[str]:
     return sorted(path.name for path in group.iterdir()) if group.exists() else []
 
 
-def test_what_is_written_is_read(folder: Folder):
-    for record in chain(3):
-        nbytes = folder.write(GROUP, name_of(record), record, buffers(record))
-        assert nbytes == (folder.path / GROUP / str(name_of(record))).stat().st_size
-        read, found = folder.read(GROUP, name_of(record))
-        assert read == record
-        assert is_right(record, found)
-        assert folder.header(GROUP, name_of(record)) == record
-    assert {file.name for file in folder.files(GROUP)} == {name_of(record) for record in chain(3)}
-    assert entries(folder) == sorted(str(name_of(record)) for record in chain(3))
-
-
-# -- while it is written -----------------------------------------------------------------------------
-
-
 def test_a_file_is_not_there_before_its_last_byte(folder: Folder):
     record = block(pieces=5)
     name, seen = name_of(record), list[int]()
@@ -71,9 +56,6 @@ def test_a_write_that_fails_leaves_what_was_there(folder: Folder, error: BaseExc
         folder.write(GROUP, name_of(record), record, failing())
     assert entries(folder) == [str(name_of(record))] * is_there
     assert not is_there or is_right(record, folder.read(GROUP, name_of(record))[1])
-
-
-# -- what is wrong with a file -----------------------------------------------------------------------
 
 
 def test_a_file_under_a_wrong_name_is_damaged(folder: Folder):

@@ -75,9 +75,6 @@ def test_the_fewest_files_that_hold_the_layers_are_chosen(layers: list[tuple[int
         assert set(chosen) <= set(names)
 
 
-# -- what goes ---------------------------------------------------------------------------------------
-
-
 @st.composite
 def shelves(draw: st.DrawFn) -> list[StoredFile]:
     """Trees of blocks in two groups, of one or two ranges of layers each; some have lost what they come after."""

@@ -228,9 +228,6 @@ def test_what_is_written_while_the_folder_is_looked_at_is_not_forgotten(
     assert holds(store, record)
 
 
-# -- files that are not as they should be ------------------------------------------------------------
-
-
 @pytest.mark.parametrize("damage", ["a bit", "cut short", "longer", "empty", "another block"])
 def test_a_damaged_file_is_removed_and_written_again(
     open_store: Open, path: Path, caplog: pytest.LogCaptureFixture, damage: str
@@ -307,9 +304,6 @@ def test_whatever_happens_to_the_folder_what_is_read_is_right(open_store: Open, 
         assert holds(new, record) or (put(new, record) == (record.key,) and holds(new, record))
 
 
-# -- disks that take nothing -------------------------------------------------------------------------
-
-
 def test_a_full_disk_is_one_warning_until_it_works_again(
     open_store: Open, path: Path, caplog: pytest.LogCaptureFixture, gate: Gate
 ):
@@ -368,19 +362,6 @@ def test_what_waits_is_bounded(open_store: Open, gate: Gate, monkeypatch: pytest
 
 def total(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*.kv"))
-
-
-def test_the_least_recently_used_go(open_store: Open, path: Path):
-    store, records = open_store(cap=10_000), [block(i) for i in range(4)]
-    put(store, *records)
-    for i in (2, 0, 3, 1):
-        os.utime(file_of(path, records[i]), (1000 + i, 1000 + i))
-    assert holds(store, records[0])
-    put(store, block(5), block(6))
-    assert [holds(store, record) for record in records] == [True, False, False, True]
-    assert holds(store, block(5))
-    assert holds(store, block(6))
-    assert total(path) <= 10_000 + HEADERS
 
 
 def test_the_cap_is_kept_whatever_is_put(open_store: Open, path: Path):
@@ -449,9 +430,6 @@ def test_half_of_what_is_free_is_left_to_others(open_store: Open, path: Path, mo
         put(store, block(i))
     assert 6000 < total(path) <= before // 2 + HEADERS
     assert holds(store, block(19))
-
-
-# -- processes that are killed -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_pieces", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2)), 3])

@@ -43,10 +43,6 @@ def fill(
     return nbytes
 
 
-def total(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.suffix in (".kv", ".tmp"))
-
-
 def test_what_is_there_is_listed_by_model_and_layers_the_last_used_first(path: Path):
     fill(path, chain(1), OTHER_GROUP, "models/other", used=1000)
     first = fill(path, chain(3), layers=(4, 9), used=2000)
@@ -88,25 +84,10 @@ def test_all_is_removed_but_what_is_not_ours(path: Path):
     assert remove(path, None) == (0, 0)
 
 
-# -- cleaning up -------------------------------------------------------------------------------------
-
-
 def spoil(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
     file.write_bytes(data)
-
-
-def test_what_was_left_half_written_goes_if_it_is_not_new(path: Path):
-    record = block()
-    fill(path, [record])
-    old, new = (path / GROUP / f".{name_of(record)}.{digit * 16}.tmp" for digit in "01")
-    for file in (old, new):
-        file.write_bytes(bytes(1000))
-    os.utime(old, (1000, 1000))
-    assert clean(path, LARGE) == Cleaned(0, 0, 1, 0, 1000)
-    assert not old.exists()
-    assert new.exists()
 
 
 def test_a_stage_at_work_survives_that_all_is_removed(path: Path):
@@ -122,9 +103,6 @@ def test_a_stage_at_work_survives_that_all_is_removed(path: Path):
         assert not any(store.get(record.key) for record in records)
     assert store.offer() == ()
     store.close(30)
-
-
-# -- the commands ------------------------------------------------------------------------------------
 
 
 def command(*words: object, code: int = 0) -> str:

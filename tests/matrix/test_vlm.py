@@ -85,13 +85,6 @@ def test_n_grams_are_never_left_out_silently(tmp_path: Path) -> None:
         mlx_vlm.with_ngrams(model, tmp_path)
 
 
-def test_a_model_that_neither_has_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "no_such_model"}))
-    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"a": mx.zeros((1,))})
-    with pytest.raises(ModelError, match="no_such_model"):
-        survey(open_folder(tmp_path), 0, 1, None)
-
-
 def test_a_model_without_a_language_model_is_one_sentence(tmp_path: Path) -> None:
     config = {"model_type": "dinov2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     package = mlx_vlm.module("models.dinov2")

@@ -58,9 +58,6 @@ def chunks(sizes: Sequence[int], length: int = LENGTH) -> list[tuple[int, int]]:
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
-# -- the window ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("window", "sizes"),
     [(24, (16,)), (24, (1,)), (100, (300, 7)), (300, (1000, 1, 1, 64)), (300, (LENGTH,)), (1, (50, 1, 3))],
@@ -148,16 +145,6 @@ def test_further_back_than_what_is_left_is_refused_and_changes_nothing():
         assert not trim(cache, n)
 
 
-def test_a_young_window_can_go_back_to_the_beginning():
-    cache = WindowKVCache(24)
-    attend(cache, 0, 200)
-    assert cache.trim(200) == 200
-    assert np.abs(attend(cache, 0, 50) - NAIVE[24][:50]).max() < 1e-5
-
-
-# -- which cache, and how far it goes back ---------------------------------------------------------
-
-
 def test_only_a_rotating_cache_becomes_a_window():
     assert isinstance(own_cache(mlx_caches.RotatingKVCache(max_size=24)), WindowKVCache)
     assert own_cache(mlx_caches.RotatingKVCache(max_size=24)).max_size == 24
@@ -184,9 +171,6 @@ def test_only_a_rotating_cache_becomes_a_window():
 )
 def test_rewind_limit(cache: Any, limit: int | None):
     assert rewind_limit(cache) == limit
-
-
-# -- the list of a stage ---------------------------------------------------------------------------
 
 
 def fresh() -> list[Any]:

@@ -39,9 +39,6 @@ def entry(dtype: Any = "F32", shape: Any = (2, 3), offsets: Any = (0, 24)) -> di
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
-# -- reading ---------------------------------------------------------------------------------------
-
-
 def test_the_tables_are_what_mlx_loads(tiny_folder: Folder):
     folder = tiny_folder("llama", bits=4)
     checkpoint = open_folder(folder)
@@ -77,9 +74,6 @@ def test_metadata_is_no_tensor_and_scalars_and_empty_ones_are(tmp_path: Path):
 )
 def test_context_length(config: dict[str, Any], length: int):
     assert Checkpoint(Path(), config, {}).context_length == length
-
-
-# -- folders and files that are none ---------------------------------------------------------------
 
 
 def test_no_folder(tmp_path: Path):
@@ -169,9 +163,6 @@ def test_a_dtype_that_mlx_does_not_load_is_named(tmp_path: Path, dtype: str):
         read_header(path)
 
 
-# -- fingerprints ----------------------------------------------------------------------------------
-
-
 def flip(path: Path, at: int) -> None:
     with path.open("r+b") as file:
         file.seek(at)
@@ -199,17 +190,6 @@ def test_another_configuration_is_another_model(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(change(config), indent=4))
     assert difference(folder, tiny_folder("llama")) == differs
-
-
-@pytest.mark.parametrize("place", ["first", "last"])
-def test_other_weights_are_another_model(folder: Path, tiny_folder: Folder, place: str):
-    path = folder / FIRST
-    flip(path, path.stat().st_size - 1 if place == "last" else 8 + len_of_header(path))
-    assert difference(folder, tiny_folder("llama")) == f"{FIRST} has different weights"
-
-
-def len_of_header(path: Path) -> int:
-    return int(struct.unpack("<Q", path.read_bytes()[:8])[0])
 
 
 @pytest.mark.parametrize("size", [1, 4096, 4127, 200_030])

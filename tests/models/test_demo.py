@@ -81,14 +81,3 @@ def test_three_steps_lower_the_loss_and_leave_a_folder_that_loads(tmp_path: Path
     model, loaded = load(str(tmp_path / "out" / "target"))
     assert generate(model, loaded, prompt="The", max_tokens=4, verbose=False)
     assert not list((tmp_path / "out").rglob(".partial*"))
-
-
-def test_what_is_held_out_is_never_trained_on(tmp_path: Path) -> None:
-    folder = write_tales(tmp_path / "tales")
-    tails = read_books(folder, held_share=0.1)
-    for early, late, path in zip(tails.train, tails.held, sorted(folder.iterdir()), strict=True):
-        assert early + late == path.read_text()
-        assert early.endswith("\n")
-        assert 0.1 <= len(late) / len(early + late) < 0.11
-    whole = read_books(folder, held_books=["book-1"])
-    assert (len(whole.train), len(whole.held), whole.how) == (1, 1, "whole books: book-1")

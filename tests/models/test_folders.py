@@ -72,6 +72,7 @@ CASES = {
     "heads in model.safetensors": Case({**SHARDS, ONE: {"m": 3}}, {**WHOLE, "m": 3}, OF_SHARDS),
     "other files of tensors": Case({**SHARDS, EXTRA: {"x": 9}}, WHOLE, unread=(EXTRA,)),
     "a shard is nowhere": Case({A: {"a": 1}}, ("1 of 2 files", B), OF_SHARDS),
+    "nothing but an index": Case({}, ("0 of 2 files",), OF_SHARDS),
     "a shard is nowhere, no index": Case({A: {"a": 1}}, ("1 of 2 files", B)),
     "a shard is nowhere, a stray model": Case({A: {"a": 1}, ONE: {"a": 9, "b": 9}}, ("1 of 2 files", B), OF_SHARDS),
 }  # fmt: skip
@@ -250,19 +251,11 @@ def test_a_damaged_index(text: str, tmp_path: Path):
         open_folder(folder)
 
 
-def test_no_weights_but_an_index(tmp_path: Path):
-    with pytest.raises(ModelError, match="has 0 of 2 files of weights"):
-        open_folder(write(tmp_path / "model", Case({}, {}, OF_SHARDS)))
-
-
 def test_an_index_that_leads_out_of_the_folder(tmp_path: Path):
     folder = write(tmp_path / "model", Case({ONE: {"a": 1}}, {}, {"a": ONE, "b": "../secret.safetensors"}))
     mx.save_safetensors(str(tmp_path / "secret.safetensors"), {"b": mx.array([1])})
     with pytest.raises(ModelError, match=r"1 of 2 files"):
         open_folder(folder)
-
-
-# -- the hub's errors ------------------------------------------------------------------------------
 
 
 def code(status: int, name: str = "") -> Callable[[httpx2.Request], httpx2.Response]:

@@ -52,14 +52,6 @@ def test_a_step_with_rows_that_do_not_fit_goes_as_it_is(bad: list[int]):
     assert mx.array_equal(arrives(rows, packed), rows)
 
 
-def test_a_step_with_fewer_rows():
-    rows, kept = hidden(8), [1, 2, 4, 5, 7]
-    packed = PackedRows.of(INT8, rows, [2, 4, 5])
-    left = rows[mx.array(kept)]
-    expected = mx.where(mx.array([False, True, True, True, False])[:, None], rounded(INT8, left), left)
-    assert mx.array_equal(arrives(left, packed.among(left, kept)), expected)
-
-
 def bits(array: Rows) -> bytes:
     return bytes(to_buffer(array))
 

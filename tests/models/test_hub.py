@@ -13,7 +13,6 @@ from fake_hub import FakeHub, fake_hub
 
 from splitinfer.demo import DEMO_MODELS
 from splitinfer.errors import ModelError
-from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.loader import load_stage, survey
 
@@ -57,14 +56,6 @@ def error_of(model: str) -> str:
     return str(caught.value)
 
 
-# -- names -----------------------------------------------------------------------------------------
-
-
-def test_a_folder_is_a_model(tiny_folder: Callable[..., Path]):
-    folder = tiny_folder("llama")
-    assert open_model(str(folder)) == open_folder(folder)
-
-
 @pytest.mark.parametrize("repo", ["someone/Model-GGUF", "someone/gguf-that-is-there", "someone/model"])
 def test_a_model_in_gguf_at_the_hub(repo: str, hub: FakeHub, tmp_path: Path):
     if repo != "someone/Model-GGUF":
@@ -88,18 +79,6 @@ def test_an_unknown_name_lists_what_there_is(name: str, hub: FakeHub):
     )  # fmt: skip
 
 
-# -- from the hub ----------------------------------------------------------------------------------
-
-
-def test_opening_downloads_no_weights(hub: FakeHub, source: Path):
-    checkpoint = open_model(REPO)
-    assert checkpoint.tensors == open_folder(source).tensors
-    assert (checkpoint.revision, checkpoint.folder) == (hub.commit(REPO), hub.snapshot(REPO))
-    assert checkpoint.files == list(FILES)
-    assert sorted(p.suffix for p in checkpoint.folder.iterdir()) == [".json"] * 3
-    assert hub.downloaded() == []
-
-
 @pytest.mark.parametrize(
     ("start", "end", "files"),
     [
@@ -120,19 +99,6 @@ def test_a_stage_downloads_the_files_it_reads(hub: FakeHub, start: int, end: int
     sizes = [sum(t.nbytes for t in checkpoint.tensors.values() if t.file == file) for file in files]
     expected = [(sum(sizes[:i]), sum(sizes), file) for i, file in enumerate(files)]
     assert reports == [*expected, (sum(sizes), sum(sizes), "")]
-
-
-def test_what_is_here_is_not_downloaded_again(hub: FakeHub):
-    checkpoint = open_model(REPO)
-    fetch(REPO, checkpoint, FILES[:2], quiet)
-    reports: list[str] = []
-    fetch(REPO, checkpoint, FILES, lambda _done, _total, file: reports.append(file))
-    assert hub.downloaded() == list(FILES)
-    assert reports == [FILES[2], ""]
-    fetch(REPO, checkpoint, FILES, lambda *_: pytest.fail("there is nothing to report"))
-
-
-# -- what goes wrong: tests/models/test_folders.py has the hub's errors -----------------------------
 
 
 def test_really_offline(hub: FakeHub, monkeypatch: pytest.MonkeyPatch):

@@ -16,16 +16,15 @@ from mlx_lm.models.cache import (
     KVCache,
     QuantizedKVCache,
 )
+from stages import loaded
 
 from splitinfer.core.kv.format import format_of
 from splitinfer.models import kv_trial
 from splitinfer.models.caches import Place, WindowKVCache
-from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.cohort import Cohort, SequenceCaches
 from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.kv_blocks import KVBlock, PackedTree, block_of, cut, join, parts_of
 from splitinfer.models.kv_trial import why_no_blocks
-from splitinfer.models.loader import load_stage, survey
 from splitinfer.models.quantised import QuantisedKVCache
 
 BY_TOKEN: dict[str, Callable[[], Any]] = {
@@ -161,16 +160,12 @@ def test_any_tree_comes_back_from_one_array(dtypes: list[mx.Dtype], data: Any):
             assert mx.array_equal(a, b)
 
 
-# -- the trial -------------------------------------------------------------------------------------
-
-
 def test_what_a_trial_raises_is_its_reason(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
     """What it computes is compared in ``test_trials``."""
 
     def cut_never(*_args: Any) -> KVBlock:
         raise RuntimeError("never seen")
 
-    checkpoint = open_folder(tiny_folder("llama"))
-    stage = load_stage(checkpoint, survey(checkpoint, 0, 2, "float32"), 0, 2, "float32", lambda *_: None)
+    (stage,) = loaded(tiny_folder("llama"), 2)
     monkeypatch.setattr(kv_trial, "cut", cut_never)
     assert why_no_blocks(stage) == "RuntimeError: never seen"

@@ -122,19 +122,6 @@ def test_a_recurrent_state_goes_back_only_within_a_block():
     assert refused(lambda: pool.at(1, 14)) == "the caches of sequence 1 cannot go back 5 tokens"
 
 
-def test_a_state_is_put_back():
-    pool = pool_of(lambda: ArraysCache(1), KVCache)
-    pool.open(1)
-    run(pool, 1, 0, 15)
-    before = pool.at(1, 15).own[0][0].tolist()
-    pool.begin(1, 3, follows=False)
-    after = run(pool, 1, 15, 4).own[0][0].tolist()
-    caches = pool.at(1, 15)
-    assert (caches.own[0][0].tolist(), caches.own[1].offset, caches.place.position) == (before, 15, 15)
-    assert run(pool, 1, 15, 4).own[0][0].tolist() == after, "and goes on from there as before"
-    assert pool.at(1, 15).own[0][0].tolist() == before, "as often as it takes"
-
-
 def test_a_window_goes_back_by_its_slack_counted_from_the_furthest():
     pool = pool_of(lambda: WindowKVCache(24))
     pool.open(1)

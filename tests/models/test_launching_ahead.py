@@ -14,8 +14,6 @@ from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.kv_pool import KVPool
 
-# -- the ladder ------------------------------------------------------------------------------------
-
 lengths = st.integers(1, 300_000)
 
 
@@ -32,9 +30,6 @@ def test_what_is_counted_is_what_is_held(length: int, num_layers: int, first: in
     held = [room(length, phase_of(i)) for i in range(first, first + num_layers)]
     mean, counted = sum(held) / len(held), mean_room(length)
     assert counted - BLOCK - 0.01 * length <= mean <= counted + 0.01 * length
-
-
-# -- the rule --------------------------------------------------------------------------------------
 
 
 def pool_of_long_and_short(monkeypatch: pytest.MonkeyPatch) -> KVPool:

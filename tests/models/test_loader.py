@@ -18,7 +18,7 @@ from splitinfer.errors import CannotCut, ModelError
 from splitinfer.models import loader
 from splitinfer.models.checkpoint import Checkpoint, open_folder
 from splitinfer.models.cut import StageModel
-from splitinfer.models.loader import count_layers, load_stage, resolve_dtype, survey
+from splitinfer.models.loader import load_stage, resolve_dtype, survey
 
 Folder = Callable[..., Path]
 KINDS = [("qwen3", {}), ("qwen3_moe", {"bits": 4})]
@@ -38,9 +38,6 @@ def run(stages: list[StageModel], tokens: mx.array) -> mx.array:
         hidden = stage(tokens, stage.make_caches(), hidden, tokens.shape[1])
     assert hidden is not None
     return hidden
-
-
-# -- survey ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "changes"), KINDS)
@@ -72,41 +69,10 @@ def test_the_need_follows_the_dtype(tiny_folder: Folder):
     assert weights["float32"].kv_per_token == 2 * weights["float16"].kv_per_token == 2 * (2 * 2 * 16 * 4)
 
 
-@pytest.mark.parametrize(("name", "rewind"), [("llama", None), ("gemma3_text", 256), ("qwen3_next", 0)])
-def test_how_far_the_caches_go_back(name: str, rewind: int | None, tiny_folder: Folder):
-    checkpoint = open_folder(tiny_folder(name))
-    layers = count_layers(checkpoint)
-    assert layers == tiny.CONFIGS[name]["num_hidden_layers"]
-    assert survey(checkpoint, 0, layers, None).rewind == rewind
-
-
 @pytest.mark.parametrize(("start", "end"), [(0, 5), (-1, 2), (2, 2)])
 def test_layers_that_are_not_there_are_refused(start: int, end: int, tiny_folder: Folder):
     with pytest.raises(CannotCut, match="in a model of 4 layers"):
         survey(open_folder(tiny_folder("llama")), start, end, None)
-
-
-def test_a_survey_reads_no_weight(tiny_folder: Folder, tmp_path: Path):
-    checkpoint = open_folder(Path(shutil.copytree(tiny_folder("llama"), tmp_path / "m")))
-    for file in checkpoint.files:
-        (checkpoint.folder / file).unlink()
-    before = mx.get_active_memory()
-    survey(checkpoint, 0, 4, None)
-    assert count_layers(checkpoint) == 4
-    assert mx.get_active_memory() - before < 20_000
-
-
-# -- load ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "changes"), KINDS)
-def test_the_stages_together_are_the_model(name: str, changes: dict, tiny_folder: Folder):
-    folder = tiny_folder(name, **changes)
-    checkpoint = open_folder(folder)
-    tokens = mx.array([[3, 1, 4, 1, 5, 9, 2, 6]])
-    model, _ = load_model(folder)
-    expected = model(tokens, cache=make_prompt_cache(model))
-    assert mx.array_equal(run([load(checkpoint, start, end) for start, end in CUTS], tokens), expected)
 
 
 @pytest.mark.parametrize(("changes", "dtype"), [({"bits": 4}, None), ({}, "bfloat16")], ids=["of 4 bits", "cast"])
@@ -159,9 +125,6 @@ def test_progress_rises_to_the_total(tiny_folder: Folder):
     assert {total for _, total in reports} == {found.need.weights}
     assert [done for done, _ in reports] == sorted({done for done, _ in reports})
     assert reports[-1] == (found.need.weights, found.need.weights)
-
-
-# -- what goes wrong -------------------------------------------------------------------------------
 
 
 def rewritten(folder: Path, target: Path, change: Callable[[dict[str, mx.array]], object]) -> Checkpoint:
@@ -234,9 +197,6 @@ def test_a_stage_never_runs_on_placeholders(tiny_folder: Folder):
         load_stage(checkpoint, found, 0, 3, None, quiet)
 
 
-# -- dtypes ----------------------------------------------------------------------------------------
-
-
 def test_resolve_dtype():
     assert resolve_dtype("auto", gpu=True) is None
     assert resolve_dtype("auto", gpu=False) == "float32"
@@ -252,9 +212,6 @@ def test_parameters_are_cast_and_quantised_weights_stay_integers(tiny_folder: Fo
     assert dtypes == {mx.uint32, mx.bfloat16}
 
 
-# -- a head that the configuration says otherwise of -----------------------------------------------
-
-
 def test_a_tied_model_with_a_head_in_its_files_is_what_mlx_lm_makes_of_it(tmp_path: Path):
     folder = tiny.save(tmp_path / "model", "llama", tie_word_embeddings=True)
     last = folder / "model-00002-of-00002.safetensors"
@@ -266,11 +223,3 @@ def test_a_tied_model_with_a_head_in_its_files_is_what_mlx_lm_makes_of_it(tmp_pa
     cut = [load(checkpoint, 0, 3), load(checkpoint, 3, 4)]
     model, _ = load_model(folder)
     assert mx.array_equal(run(cut, tokens), model(tokens, make_prompt_cache(model)))
-
-
-def test_a_model_without_its_head_is_refused(tmp_path: Path):
-    folder = tiny.save(tmp_path / "model", "llama", tie_word_embeddings=True)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    with pytest.raises(ModelError, match=r"lm_head\.weight"):
-        load(open_folder(folder), 3, 4)

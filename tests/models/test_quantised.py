@@ -7,13 +7,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.models.base import create_causal_mask
+from stages import loaded
 
 from splitinfer.core.kv.format import FORMATS
 from splitinfer.models import quantised, rows
 from splitinfer.models.caches import arrays_of
-from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.kv_trial import off_by
-from splitinfer.models.loader import load_stage, survey
 from splitinfer.models.quantised import CannotQuantise, QuantisedKVCache, attention, group_size
 from splitinfer.system.gpu_roads import Road
 
@@ -103,10 +102,7 @@ def test_words_are_multiplied_where_that_is_right(where: str, taken: int, monkey
 def test_the_trial_sees_a_kernel_that_is_wrong_for_one_row(
     tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ):
-    folder, right = tiny_folder("llama", head_dim=64), quantised.attention
-    checkpoint = open_folder(folder)
-    found = survey(checkpoint, 0, 4, "float32")
-    stage = load_stage(checkpoint, found, 0, 4, "float32", lambda _done, _total: None)
+    (stage,), right = loaded(tiny_folder("llama", head_dim=64), 4), quantised.attention
     assert off_by(stage, FORMATS["k8v8"]) < 0.05
 
     def first_head(queries: mx.array, keys: Any, values: Any, *more: Any) -> mx.array:

@@ -158,11 +158,17 @@ def test_who_shares_a_call(lengths: list[int], exact: bool, groups: list[list[in
     assert share_calls(lengths, exact=exact) == groups
 
 
-def test_a_member_that_is_freed_takes_its_bytes_along():
+def cohort(count: int) -> tuple[Both, list[int]]:
+    """Sequences that decode together, on one stage."""
     both = Both("llama", ())
-    numbers = [both.open() for _ in range(4)]
+    numbers = [both.open() for _ in range(count)]
     both.step(*[(n, 20) for n in numbers])
     both.step(*[(n, 1) for n in numbers])
+    return both, numbers
+
+
+def test_a_member_that_is_freed_takes_its_bytes_along():
+    both, numbers = cohort(4)
     held = held_in(both.pools[0])
     for number in numbers[1:]:
         both.close(number)
@@ -174,10 +180,7 @@ def test_a_member_that_is_freed_takes_its_bytes_along():
 
 def test_a_member_left_behind_does_not_keep_the_others_bytes():
     """As a session that is held while the others go on."""
-    both = Both("llama", ())
-    numbers = [both.open() for _ in range(4)]
-    both.step(*[(n, 20) for n in numbers])
-    both.step(*[(n, 1) for n in numbers])
+    both, numbers = cohort(4)
     both.step(*[(n, 1) for n in numbers[1:]])
     left = both.pools[0].at(numbers[0], 21)
     assert left.cohort is None
@@ -187,10 +190,7 @@ def test_a_member_left_behind_does_not_keep_the_others_bytes():
 
 def test_what_ended_is_held_by_nobody():
     """Neither by the cache list of the last step, nor by a cohort with one sequence left in it."""
-    both = Both("llama", ())
-    numbers = [both.open() for _ in range(8)]
-    both.step(*[(n, 20) for n in numbers])
-    both.step(*[(n, 1) for n in numbers])
+    both, numbers = cohort(8)
     pool, gone = both.pools[0], [weakref.ref(both.pools[0].at(numbers[0], 21).cohort)]
     for number in numbers[1:]:
         both.close(number)

@@ -79,9 +79,6 @@ def test_rounding_is_no_reason_to_refuse(deep: Tried):
     assert why_no_blocks(deep.stage) is None
 
 
-# -- mistakes in steps of rows -------------------------------------------------------------------------
-
-
 def sees_what_comes(patch: pytest.MonkeyPatch) -> None:
     """The rows of a chunk see the rows after them."""
     attend = rows._attend
@@ -151,9 +148,6 @@ def test_padding_that_is_not_masked_is_refused(shallow: Tried, monkeypatch: pyte
     monkeypatch.setattr(Cohort, "_mask", lambda _cohort, _rows: None)
     assert "the same" in (shallow.refuses_rows() or "")
     assert shallow.refuses_rows(cohorts=False) is None, "each sequence attends by itself"
-
-
-# -- mistakes in stored KV -----------------------------------------------------------------------------
 
 
 def shared_memory(patch: pytest.MonkeyPatch) -> None:

@@ -25,9 +25,6 @@ def best_of(planner: Planner, aim: Aim) -> Best:
     return found
 
 
-# -- beside the live scheduler, in virtual time ---------------------------------------------------
-
-
 def simulated(planner: Planner, aim: Aim, cut: Cut, host: float = _HOST) -> float:
     """Turns of a chat per second, or tokens per second of all streams."""
     asked, machine = planner.asked, pipelines.pipeline_of(planner.profiles, cut, host)
@@ -44,9 +41,7 @@ _RIGS = [
     for hop in (0.0001, 0.001)
     for aim, more in ((Aim.CHAT, {}), (Aim.CHAT, _LONG), (Aim.THROUGHPUT, _STREAMS))
     for acceptance in (None, 0.7)
-    for is_usual in [
-        len(ratio) == 2 and ratio[0] == 1 and ratio[1] > 1 and (acceptance is None or (hop == 0.001 and not more))
-    ]
+    for is_usual in [ratio == (1, 3) and hop == 0.001 and (acceptance is None or not more)]
 ]
 
 
@@ -88,9 +83,6 @@ def test_figures_with_drafts_are_near_what_is_simulated(like: str | None, at_onc
     machine = pipelines.pipeline_of(profiles, cut)
     assert formulas.one(cut, 0.7) == pytest.approx(pipelines.rate(machine, _ASKED, 512, 0.7), rel=0.2)
     assert formulas.many(cut, 0.7) == pytest.approx(pipelines.many(machine, _ASKED, 0.7), rel=0.2)
-
-
-# -- what is chosen -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("free", [None, (5 * GB, 8 * GB)])

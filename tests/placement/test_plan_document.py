@@ -1,17 +1,15 @@
 """A plan as a layout file and in words: it loads again, and says what the figures say."""
 
-import json
 import re
 from dataclasses import replace
 
-import pytest
 import yaml
 
 from splitinfer.config import Layout
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.comparison import layout_text
 from splitinfer.placement.cuts import Cut
-from splitinfer.placement.document import as_dict, layout_of, why
+from splitinfer.placement.document import layout_of, why
 from splitinfer.placement.plan import Best, Figures, Plan, Ways
 from tests.placement.rigs import GB, rig
 
@@ -75,11 +73,3 @@ def test_why_says_what_stages_take_and_what_memory_forces():
     sentences = " ".join(why(plan, alone))
     assert sentences.startswith("Each step of one group of chats: ")
     assert "m1 gets no layers" in sentences
-
-
-def test_a_plan_is_a_line_of_json():
-    plan = _plan(Asked(acceptance=0.7), _BEST)
-    found = json.loads(json.dumps(as_dict(plan, {Aim.CONTEXT: "no"}), allow_nan=False))
-    assert found["best"]["chat"]["stages"][0] == {"name": "m0", "layers": 6, "weights": round(3.375 * GB)}
-    assert found["best"]["chat"]["figures"]["one"] == pytest.approx(21.25)
-    assert found["shortages"] == {"context": "no"}

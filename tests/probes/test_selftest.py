@@ -117,7 +117,8 @@ def test_a_planted_worker_that_answers_a_wrong_token_is_named(monkeypatch: pytes
 
 
 def test_a_slow_link_is_named():
-    with worker("tcp") as address, emulator("links").installed("wifi"):
+    slow = emulator("links")
+    with worker("tcp") as address, slow.installed(slow.LinkProfile(latency=3e-3)):
         found = found_by(links.measure, worker={"address": address})
     assert exit_code(found) == Fault.SPEED
     assert found[-1].numbers["figures"]["latency_p50"] > 2e-3

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 import numpy as np
 import pytest
+import zmq
 from held_port import held_port
 from processes import until
 
@@ -35,6 +36,16 @@ def pair(address: str, options: LinkOptions = QUICK) -> Iterator[tuple[Link, Lin
         finally:
             here.abort("the test is over")
             there.abort("the test is over")
+
+
+@contextlib.contextmanager
+def raw_dealer(address: str) -> Iterator[zmq.Socket[bytes]]:
+    """A socket at a listener, to say what no link says."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.rcvtimeo = int(SECONDS * 1000)
+        dealer.connect(address.partition("?")[0].replace("rdma", "tcp"))
+        yield dealer
 
 
 def num_threads_of_links() -> int:
@@ -68,15 +79,6 @@ def reason_at(link: Link) -> str:
     return ending.value.reason
 
 
-def check_thousands_of_messages(address: str) -> None:
-    count = 2000
-    with pair(address) as (here, there):
-        sending = threading.Thread(target=lambda: [here.send(numbered(index)) for index in range(count)])
-        sending.start()
-        assert [number(there.recv(SECONDS)) for _ in range(count)] == list(range(count))
-        sending.join(SECONDS)
-
-
 def check_late_receiver(address: str) -> None:
     """Everything was sent before anybody reads."""
     with pair(address) as (here, there):
@@ -88,15 +90,6 @@ def check_late_receiver(address: str) -> None:
             frames = [link.recv(SECONDS) for _ in range(40)]
             assert [number(frame) for frame in frames] == list(range(40))
             assert [len(payload(frame)[0]) for frame in frames] == [index * 20_000 for index in range(40)]
-
-
-def check_both_send_first(address: str) -> None:
-    with pair(address) as (here, there):
-        data = np.random.default_rng(1).integers(0, 256, 8 << 20, dtype=np.uint8)
-        for _ in range(3):
-            here.send(Frame(b"a", (data,)))
-            there.send(Frame(b"b", (data,)))
-            assert payload(here.recv(SECONDS)) == payload(there.recv(SECONDS)) == [data.tobytes()]
 
 
 def check_pauses(address: str) -> None:

@@ -4,21 +4,18 @@ still; one port for two kinds of links. All over MLX's ring, since JACCL runs on
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
-import zmq
-from contract import QUICK, SECONDS, num_threads_of_links, pair, reason_at
-from curve import OWN, secured
-from echoes import echo, process
+from contract import QUICK, SECONDS, num_threads_of_links, pair, raw_dealer, reason_at
+from curve import secured
+from echoes import process
 from jaccl import WRITER, carriers_of, child_of, make_world
 from processes import are_gone, until
 
 import transports
-from transports import Frame, KeyPair, LinkOptions, LinkRefused, TransportUnavailable
+from transports import Frame, LinkOptions, TransportUnavailable
 from transports.framing import Kind, encode
 from transports.rdma import link, transport
 
@@ -30,9 +27,6 @@ USUAL = {("ring", (0,)), ("jaccl", (1,))}  # cases of the kills that are not nig
 
 def all_gone(processes: list[psutil.Process]) -> None:
     until(lambda: are_gone(processes), "the processes end")
-
-
-# -- children that end -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -57,17 +51,6 @@ def test_killed_children_end_the_link_at_both_ends(
         assert all("transport process" in reason and "signal 9" in reason for reason in reasons), reasons
         all_gone(children)
     assert world is None or world.usage(WRITER).num_left == 0, "a writer is never within a receive"
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("side", ["connector", "listener"])
-def test_no_child_outlives_its_parent(side: str) -> None:
-    with echo(side, QUICK, RING) as (here, child):
-        orphans = carriers_of(child.pid)
-        assert len(orphans) == 1
-        child.kill()
-        reason_at(here)
-        all_gone([*orphans, child_of(here)] if psutil.pid_exists(here._process.pid) else orphans)  # type: ignore[attr-defined]
 
 
 @pytest.mark.nightly
@@ -118,9 +101,6 @@ def named_segments() -> set[Path]:
     return set(Path("/dev/shm").glob("splitinfer-*"))
 
 
-# -- groups ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_group_through_which_nothing_comes_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a pulled cable: JACCL takes what is sent, and the control link goes another way."""
     monkeypatch.setattr(link.RdmaLink, "_on_chunk", lambda *_: None)
@@ -128,9 +108,6 @@ def test_a_group_through_which_nothing_comes_ends_the_link(monkeypatch: pytest.M
         here.send(Frame(b"into the void"))
         assert "nothing arrived" in reason_at(here)
         assert "nothing arrived" in reason_at(there)
-
-
-# -- one port for two kinds of links -----------------------------------------------------------------------------------
 
 
 def test_plain_links_come_by_the_same_port() -> None:
@@ -154,15 +131,6 @@ def test_a_tcp_listener_takes_plain_links_only() -> None:
             transports.connect(address, timeout=SECONDS, options=QUICK)
         transports.connect(listener.address, timeout=SECONDS, options=QUICK)
         listener.accept(SECONDS)
-
-
-@contextmanager
-def raw_dealer(address: str) -> Iterator[zmq.Socket[bytes]]:
-    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-        dealer.linger = 0
-        dealer.rcvtimeo = int(SECONDS * 1000)
-        dealer.connect(address.partition("?")[0].replace("rdma", "tcp"))
-        yield dealer
 
 
 @pytest.mark.parametrize(
@@ -209,9 +177,6 @@ def test_a_peer_that_goes_silent_or_talks_nonsense_leaves_no_child(monkeypatch: 
             listener.accept(0.05)
 
 
-# -- who cannot, and who may not ---------------------------------------------------------------------------------------
-
-
 def test_the_refusing_ends_reason_is_what_the_other_hears(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_device(_backend: str, wanted: str) -> str:
         if wanted == "there":
@@ -234,18 +199,6 @@ def test_a_child_that_cannot_start_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
         pytest.raises(TransportUnavailable, match=r"transport process ended .*exit code 1"),
     ):
         transports.connect(listener.address, timeout=SECONDS, options=QUICK)
-
-
-@pytest.mark.nightly
-def test_keys_hold_for_the_whole_link() -> None:
-    other = KeyPair.make()
-    with transports.listen(RING, options=secured(QUICK, OWN, other.public)) as listener:
-        here = transports.connect(listener.address, timeout=SECONDS, options=secured(QUICK, other, OWN.public))
-        there = listener.accept(SECONDS)
-        assert (here.peer_key, there.peer_key) == (OWN.public, other.public)
-        for options in (QUICK, secured(QUICK, OWN, OWN.public)):
-            with pytest.raises(LinkRefused):
-                transports.connect(listener.address, timeout=SECONDS, options=options)
 
 
 def test_a_ring_between_machines_carries_no_frames_of_a_link_with_keys() -> None:

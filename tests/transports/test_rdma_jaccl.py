@@ -45,9 +45,6 @@ def joined(listener: Listener) -> tuple[Link, Link]:
     return here, listener.accept(SECONDS)
 
 
-# -- what arrives otherwise than it was sent ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("size", "fault"),
     [
@@ -98,9 +95,6 @@ def test_a_lost_message_that_nothing_follows_ends_the_link(
         here.send(frame(1, SMALL))
         assert "nothing arrived" in reason_at(there)
         assert "nothing arrived" in reason_at(here)
-
-
-# -- ends --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_reader_whose_writer_stands_still_is_killed_and_a_line_says_so(

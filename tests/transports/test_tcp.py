@@ -11,8 +11,7 @@ import threading
 
 import psutil
 import pytest
-import zmq
-from contract import QUICK, SECONDS, num_threads_of_links, pair, reason_at, until
+from contract import QUICK, SECONDS, num_threads_of_links, pair, raw_dealer, reason_at, until
 from curve import secured
 from echoes import echo, process
 
@@ -153,35 +152,22 @@ def test_who_hangs_up_again_and_again_refuses_a_plain_link(times: int, error: ty
         hanging_up.join(SECONDS)
 
 
-def raw_dealer(address: str, message: list[bytes]) -> list[bytes]:
-    """What the listener answers to `message`."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-        dealer.linger = 0
-        dealer.rcvtimeo = int(SECONDS * 1000)
-        dealer.connect(address)
-        dealer.send_multipart(message)
-        return dealer.recv_multipart()
-
-
 def test_another_version_is_told_so() -> None:
     opening = bytearray(memoryview(encode(Kind.OPEN, seq=0)[0]))
     opening[4] = VERSION + 1
-    with transports.listen(LOOPBACK, options=QUICK) as listener:
-        answer = raw_dealer(listener.address, [bytes(opening)])
+    with transports.listen(LOOPBACK, options=QUICK) as listener, raw_dealer(listener.address) as dealer:
+        dealer.send_multipart([bytes(opening)])
+        answer = dealer.recv_multipart()
     assert f"transport version {VERSION + 1} there, version {VERSION} here".encode() in answer[0]
 
 
 def test_a_peer_that_skips_a_frame_ends_its_link() -> None:
-    with transports.listen(LOOPBACK, options=QUICK) as listener, zmq.Context() as context:
-        dealer = context.socket(zmq.DEALER)
-        dealer.linger = 0
-        dealer.connect(listener.address)
+    with transports.listen(LOOPBACK, options=QUICK) as listener, raw_dealer(listener.address) as dealer:
         for packet in (encode(Kind.OPEN, seq=0), encode(Kind.DATA, seq=0), encode(Kind.DATA, seq=2)):
             dealer.send_multipart(packet)
         link = listener.accept(SECONDS)
         assert link.recv(SECONDS) == Frame(b"")
         assert "frames are missing" in reason_at(link)
-        dealer.close()
 
 
 def test_nothing_leaks() -> None:

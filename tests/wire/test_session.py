@@ -75,11 +75,6 @@ class Ends:
         return False
 
 
-@pytest.mark.parametrize(("role", "words"), CONVERSATIONS)
-def test_conversations(role: str, words: list[Word]) -> None:
-    Ends(role, words)
-
-
 def test_a_phase_allows_what_conversations_need_and_no_more() -> None:
     """Also that nothing follows the end, and a probe's link has no messages."""
     needed: dict[tuple[str, Phase], set[Word]] = {}

@@ -56,23 +56,6 @@ def test_without_requests_there_is_no_gap():
     assert activity.seconds(0, 13) == 7
 
 
-def test_a_step_for_nobody_counts_neither_as_busy_nor_as_waited_for():
-    """The only request was aborted at 5, while a step ran from 4 to 6; another step frees what it held, 7 to 8."""
-    activity, stage = active((0, 5)), StageTime(DOWN, 0.0)
-    stage.add(Visit(ALWAYS, ALWAYS, ALWAYS, 4, 6), activity)
-    assert stage.add(Visit(6.5, 6.5, 6.5, 7, 8), activity) == {}
-    assert (stage.busy, seconds(stage)) == (1, {HOST: 4})
-
-
-def test_what_was_before_a_cut_does_not_count():
-    """From 2 on: the step of 1-3 counts from 2, the gap of 3-4 counts, what ended before 2 does not."""
-    activity, stage = active((0, 9)), StageTime(UP, 2.0)
-    stage.add(Visit(0, 0, 0, 0, 1), activity)
-    stage.add(Visit(1, 1, 1, 1, 3), activity)
-    stage.add(Visit(4, 4, 4, 4, 5), activity)
-    assert (stage.busy, seconds(stage)) == (2, {UP: 1})
-
-
 def test_spells_under_way():
     activity = active((1, 2), (4, 6))
     activity.begin(8)

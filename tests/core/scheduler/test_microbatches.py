@@ -18,21 +18,7 @@ def ids(batches: MicroBatches) -> list[list[int]]:
     return [[seq.seq_id for seq in group] for group in batches.groups]
 
 
-# -- the groups alone ------------------------------------------------------------------------------
-
-
-def test_the_last_to_join_moves_and_nobody_else():
-    batches = MicroBatches(2)
-    them = [sequence(i) for i in range(8)]
-    for seq in them:
-        batches.join(seq)
-    for i in (0, 2):
-        batches.leave(them[i])
-    batches.balance()
-    assert ids(batches) == [[4, 6, 7], [1, 3, 5]]
-
-
-def test_who_is_in_flight_stays():
+def test_the_last_to_join_moves_and_who_is_in_flight_stays():
     batches = MicroBatches(2)
     them = [sequence(i) for i in range(6)]
     for seq in them:
@@ -57,9 +43,6 @@ def test_shares_are_even_and_no_crumbs(remaining: int, most: int, num_groups: in
         assert steps <= num_groups, "a round does all"
     if remaining <= most:
         assert share >= min(MIN_CHUNK, remaining)
-
-
-# -- in the scheduler ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_groups", [1, 2, 3, 4])

@@ -60,23 +60,3 @@ def test_prompts_never_delay_a_decode_by_more_than_a_step_per_stage(num_stages: 
         gap = max(b - a for a, b in pairwise(times))
         # Its own step on each stage, and at most one of another group in front of it on each but the first.
         assert gap <= num_stages * (longest + stage.link) * 1.001 + (num_stages - 1) * longest
-
-
-def test_a_burst_of_prompts_does_not_stop_the_decodes():
-    sim = PipelineSim(config(2, token_budget=64, max_running=40), [Stage(1.0, 0.05, 0.02)] * 2, check=False)
-    sim.submit(0.0, sequence(0, 5, 100))
-    for i in range(30):
-        sim.submit(10.0, sequence(1 + i, 300, 1))
-    sim.run()
-    times = sim.times[0]
-    assert max(b - a for a, b in pairwise(times)) <= 3 * (1.0 + 0.05 * 64) + 0.1
-    assert all(len(times) == (100 if seq_id == 0 else 1) for seq_id, times in sim.times.items())
-
-
-def test_a_lone_prompt_uses_both_stages():
-    sim = PipelineSim(config(2, token_budget=512, max_running=4), [Stage(0.1, 0.01, 0.0)] * 2)
-    sim.submit(0.0, sequence(0, 1025, 1))
-    sim.run()
-    (ended,) = sim.times[0]
-    three_alike = 4 * (0.1 + 0.01 * 342)
-    assert ended <= three_alike + 1e-9

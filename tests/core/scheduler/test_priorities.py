@@ -1,7 +1,7 @@
 """Who goes first, who is refused, and whose time is over."""
 
 import pytest
-from toy import House, blocks, drain
+from toy import House, blocks, drain, small
 
 from splitinfer.core.kv.budget import BLOCK, NeverFits
 from splitinfer.core.sequence import FinishReason
@@ -46,12 +46,13 @@ def test_the_queue_has_an_end():
 
 
 def test_what_never_fits_is_refused_at_once():
-    house = House(kv=blocks(3), token_budget=512)
-    house.add([1] * 10, max_tokens=3 * BLOCK - 10)
-    with pytest.raises(NeverFits, match=r"769 tokens .* need 1024 bytes of KV on stage 0, which has 768"):
-        house.add([1] * 10, max_tokens=3 * BLOCK - 9)
-    house.run()
-    house.check_answers()
+    with small(block=4):
+        house = House(kv=blocks(3))
+        house.add([1] * 5, max_tokens=7)
+        with pytest.raises(NeverFits, match=r"13 tokens .* need 16 bytes of KV on stage 0, which has 12"):
+            house.add([1] * 5, max_tokens=8)
+        house.run()
+        house.check_answers()
 
 
 def test_the_context_bounds_what_a_request_needs():

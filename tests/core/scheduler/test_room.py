@@ -30,24 +30,25 @@ def seconds(*running: Sequence, usual: UsualRequest = TELLING, nth: int = 1) -> 
     return seconds_until_room(running, CONFIG, COSTS, usual, nth)
 
 
-def test_answers_end_as_answers_have_ended_so_far():
-    assert seconds(*[sequence(4000)] * 4) == pytest.approx(CYCLE * 40 / 4)
-    assert seconds(*[sequence(4000)] * 8) == pytest.approx(CYCLE * 40 / 8)
+MANY, FEW = [sequence(4000)] * 8, [sequence(4000)] * 4
 
 
-def test_and_no_later_than_they_may_last():
-    assert seconds(sequence(30), sequence(30, generated=20)) == pytest.approx(CYCLE / (1 / 30 + 1 / 10))
-    assert seconds(*[sequence(30)] * 4, usual=UsualRequest()) == pytest.approx(CYCLE * 30 / 4)
-
-
-def test_a_prompt_is_read_before_the_next_place():
-    each = 0.2 / CONFIG.token_budget
-    found = seconds(*[sequence(4000)] * 4, usual=UsualRequest(40, prompt=1000))
-    assert found == pytest.approx(CYCLE * 40 / 4 + 1000 * each)
+@pytest.mark.parametrize(
+    ("running", "usual", "expected"),
+    [
+        (FEW, TELLING, CYCLE * 40 / 4),  # answers end as answers have ended so far
+        (MANY, TELLING, CYCLE * 40 / 8),
+        ([sequence(30), sequence(30, generated=20)], TELLING, CYCLE / (1 / 30 + 1 / 10)),  # no later than they may last
+        ([sequence(30)] * 4, UsualRequest(), CYCLE * 30 / 4),
+        (FEW, UsualRequest(40, prompt=1000), CYCLE * 40 / 4 + 1000 * 0.2 / CONFIG.token_budget),  # which is read first
+    ],
+)
+def test_what_is_foretold(running: list[Sequence], usual: UsualRequest, expected: float):
+    assert seconds(*running, usual=usual) == pytest.approx(expected)
 
 
 def test_each_that_is_turned_away_gets_a_place_of_its_own():
-    one, three = (seconds(*[sequence(4000)] * 8, nth=nth) for nth in (1, 3))
+    one, three = (seconds(*MANY, nth=nth) for nth in (1, 3))
     assert three == pytest.approx(3 * one)
 
 
@@ -74,4 +75,4 @@ def test_a_queue_in_virtual_time_agrees():
     for length in lengths[8:]:
         heapq.heapreplace(ends, ends[0] + length)
     measured = CYCLE * ends[0] / (len(lengths) - 8)
-    assert seconds(*[sequence(4000)] * 8) == pytest.approx(measured, rel=0.1)
+    assert seconds(*MANY) == pytest.approx(measured, rel=0.1)

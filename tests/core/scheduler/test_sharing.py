@@ -100,26 +100,6 @@ def test_what_was_left_goes_with_its_session():
     assert not house.toy.blocks
 
 
-def test_stages_that_have_lost_everything_have_nothing_left():
-    house = House(token_budget=100)
-    turn(house, [1, 2, 3, 4, 1])
-    house.toy.forget()
-    house.scheduler.requeue_all()
-    assert turn(house, [*house.tokens(0), 2]).new[0].takes_over is None
-
-
-@pytest.mark.parametrize(("whole_blocks", "reused"), [(False, 7), (True, 4)])
-def test_the_same_prompt_again_computes_at_least_one_token(whole_blocks: bool, reused: int):
-    house = House(token_budget=100, whole_blocks=whole_blocks)
-    prompt = [1, 2, 3, 4, 1, 2, 3, 4]
-    for _ in range(2):
-        last = house.add(prompt, max_tokens=1)
-        parts = drain(house)
-    assert house.sequences[last].kv.num_reused == reused
-    assert sum(len(part.token_ids) for part in parts) == 8 - reused
-    house.check_answers()
-
-
 def test_where_states_are_kept_chunks_end_with_blocks():
     house = House(token_budget=7, whole_blocks=True)
     house.add([1] * 13, max_tokens=1)
@@ -186,19 +166,6 @@ def test_when_the_one_that_computes_ends_who_waited_goes_on_from_there(steps: in
     assert computed(house) <= len(prompt) + 3 + 4
 
 
-def test_an_aborted_request_leaves_what_it_computed():
-    house = House(max_in_flight=2, token_budget=4)
-    seq_id = house.add([1] * 20)
-    house.step()
-    house.step()
-    house.finish(seq_id)  # while two of its chunks are under way
-    again = house.add([1] * 20, max_tokens=3)
-    house.run()
-    assert house.sequences[again].kv.num_reused == 8
-    house.check_answers()
-    house.check_kv()
-
-
 def test_a_request_that_failed_leaves_only_the_blocks_before():
     house = House(token_budget=3)
     seq_id = house.add([1] * 10)
@@ -208,29 +175,3 @@ def test_a_request_that_failed_leaves_only_the_blocks_before():
     assert not house.scheduler.prefix_cache.tree
     assert not house.toy.blocks
     assert not house.toy.caches
-
-
-def test_a_session_can_be_forgotten_and_what_others_need_stays():
-    house = House(token_budget=100)
-    house.add([1] * 8 + [2] * 6, max_tokens=1, session="mine")
-    house.run()
-    house.add([1] * 8 + [3] * 6, max_tokens=1, session="yours")
-    house.run()
-    house.scheduler.prefix_cache.forget("mine")
-    house.run()
-    house.check_kv()
-    assert sorted({token for block in house.scheduler.prefix_cache.tree for token in block.tokens}) == [1, 3]
-    house.scheduler.prefix_cache.forget("yours")
-    house.run()
-    house.check_kv()
-    assert not house.toy.blocks
-
-
-def test_nothing_is_kept_where_that_is_not_wanted():
-    house = House(keeps_blocks=False)
-    for _ in range(2):
-        last = house.add([1] * 9)
-        house.run()
-    assert house.sequences[last].num_cached == 0
-    assert not house.toy.blocks
-    house.check_answers()

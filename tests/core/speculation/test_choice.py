@@ -53,14 +53,6 @@ def test_in_prose_the_model_drafts(right: float) -> None:
     assert share(found) > right - 0.06
 
 
-def test_where_a_text_repeats_itself_the_guesses_win() -> None:
-    passage = prose(120, 2)
-    text = [*passage, 900, *passage, 901, *passage]
-    model = a_model(text, 0.6)
-    found = drafted(text, 120, model, chooser=Choosers().of(1))
-    assert share(found) > 0.85 > 0.6 + 0.1
-
-
 def test_a_guess_saves_the_model_where_both_are_right() -> None:
     text = prose(80, 4) * 4
     chooser, asked = Choosers().of(1), list[int]()

@@ -29,19 +29,6 @@ def test_reading_on_is_reading_anew(tokens: list[int]) -> None:
         assert index.guess(tokens[:end]) == searched(tokens[:end], [])
 
 
-def test_it_goes_on_along_what_was_there() -> None:
-    tokens, drafts = [1, 2, 3, 4, 5, 1, 2], list[int]()
-    index = NGramIndex()
-    for expected in (3, 4, 5, 1, 2):
-        guess = index.guess(tokens, drafts)
-        assert guess == expected
-        drafts.append(expected)
-
-
-def test_nothing_was_said_twice() -> None:
-    assert NGramIndex().guess([1, 2, 3]) is None
-
-
 def test_how_many_tokens_agree() -> None:
     index = NGramIndex()
     text = [1, 2, 3, 4, 5, 6, 9, 2, 3, 4, 5]

@@ -73,28 +73,6 @@ def test_everybody_gets_the_tokens_it_gets_alone(seed: int, num_stages: int, rig
         sim.check_tokens(prompts, sequences)
 
 
-def steps_of(num_streams: int, acceptance: float, flight: Flight | None = None) -> PipelineSim:
-    """Streams on two stages where rows are nearly free."""
-    sim = PipelineSim(config(2), [Stage(0.05, 0.0005, 0.001)] * 2, draft=0.002, acceptance=acceptance)
-    for seq_id in range(num_streams):
-        sim.submit(0.0, sequence(seq_id, 5, 120, flight=flight))
-    sim.run()
-    return sim
-
-
-@pytest.mark.parametrize("num_streams", [4, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 8))])
-def test_right_drafts_take_a_fraction_of_the_time(num_streams: int) -> None:
-    none, drafts = steps_of(num_streams, 0.9, Flight()), steps_of(num_streams, 0.9)
-    assert drafts.tokens == none.tokens
-    assert drafts.now < none.now / 2
-
-
-def test_drafts_that_are_never_right_cost_next_to_nothing() -> None:
-    none, drafts = steps_of(4, 0.0, Flight()), steps_of(4, 0.0)
-    assert drafts.tokens == none.tokens
-    assert drafts.now < 1.05 * none.now
-
-
 @pytest.mark.parametrize(
     ("offered", "num_streams"), [(0.1, 8), *(pytest.param(0.0, many, marks=pytest.mark.nightly) for many in (4, 8))]
 )
@@ -113,19 +91,3 @@ def test_a_drafter_that_seldom_has_drafts_costs_next_to_nothing(offered: float, 
         seconds.append(sim.now - began)
     none, drafts = seconds
     assert drafts < 1.03 * none
-
-
-def test_whoever_is_never_right_does_not_wait_for_whoever_is() -> None:
-    sims = []
-    for flight in (Flight(), None):
-        sim = PipelineSim(
-            config(2), [Stage(0.05, 0.0005, 0.001)] * 2, draft=0.002, acceptance={0: 0.0, 1: 0.95}, check=False
-        )
-        for seq_id in range(2):
-            sim.submit(0.0, sequence(seq_id, 5, 200, flight=flight))
-        sim.run()
-        sims.append(sim)
-    none, drafts = sims
-    assert drafts.tokens == none.tokens
-    assert drafts.times[0][-1] < 1.08 * none.times[0][-1], "and nothing was known of it at first"
-    assert drafts.times[1][-1] < 0.9 * none.times[1][-1]

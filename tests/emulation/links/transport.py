@@ -1,8 +1,7 @@
-"""Emulated links by address: `emulated+tcp://host:port?link=wifi&seed=3`, for `connect` and `listen`.
+"""Emulated links by address: `emulated+tcp://host:port?latency=0.003&seed=3`, for `connect` and `listen`.
 
-    ?link=wifi     a preset to start from
-    &seed=3        any field of LinkProfile
-    &both_ways=1   received frames are delayed as well, for a peer that is not emulated
+    ?latency=0.003  any field of LinkProfile
+    &both_ways=1    received frames are delayed as well, for a peer that is not emulated
 
 Each end emulates what it sends, so by default both ends should be given the same. The address below is the address
 without `emulated+` and without the profile's part of the query; names that the inner transport has in its own queries
@@ -13,25 +12,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from urllib.parse import parse_qsl, urlencode
 
 from tests.emulation.links.link import EmulatedLink
-from tests.emulation.links.profile import LinkProfile, preset
+from tests.emulation.links.profile import LinkProfile
 from transports.address import errors_naming, split_scheme
 from transports.base import AddressError, Link, LinkOptions, Listener, Transport
 from transports.registry import TRANSPORTS, known
 
 
 @contextlib.contextmanager
-def installed(profile: LinkProfile | str) -> Iterator[None]:
+def installed(profile: LinkProfile) -> Iterator[None]:
     """For the length of a `with` block emulate every link that `connect` makes in this process, both ways.
 
     The peers stay as they are, and links made in the block stay emulated. Accepted links are not emulated, and neither
     are those between two other processes.
     """
     before = {scheme: TRANSPORTS[scheme] for scheme in known()}
-    TRANSPORTS.update({scheme: _Slower(inner, preset(profile)) for scheme, inner in before.items()})
+    TRANSPORTS.update({scheme: _Slower(inner, profile) for scheme, inner in before.items()})
     try:
         yield
     finally:
@@ -59,7 +58,7 @@ class _Slower:
 
 @dataclass(frozen=True, slots=True)
 class _ParsedAddress:
-    """A parsed address: `emulated+tcp://host:port?link=wifi` -> `tcp://host:port`, `?link=wifi`, and its profile."""
+    """A parsed address: `emulated+tcp://host:port?seed=3` -> `tcp://host:port`, `?seed=3`, and its profile."""
 
     below: str
     query: str
@@ -92,18 +91,16 @@ class EmulatedTransport:
         rest, mark, query = rest.partition("?")
         changes: dict[str, float | int] = {}
         for_below: dict[str, str] = {}
-        profile, both_ways = LinkProfile(), False
+        both_ways = False
         try:
             for name, value in parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)):
-                if name == "link":
-                    profile = preset(value)
-                elif name == "both_ways":
+                if name == "both_ways":
                     both_ways = bool(int(value))
                 elif name in getattr(self._inner, "query_names", ()):
                     for_below[name] = value
                 else:
                     changes[name] = _number(name, value)
-            profile = replace(profile, **changes)  # type: ignore[arg-type]  # _number returns each field's type
+            profile = LinkProfile(**changes)  # type: ignore[arg-type]  # _number returns each field's type
         except ValueError as problem:
             raise AddressError(f"{address!r}: {problem}") from None
         below = f"{self._inner.scheme}://{rest}" + (f"?{urlencode(for_below)}" if for_below else "")
@@ -129,5 +126,5 @@ class _EmulatedListener(Listener):
 def _number(name: str, value: str) -> float | int:
     names = [field.name for field in fields(LinkProfile)]
     if name not in names:
-        raise ValueError(f"unknown {name!r}; known: link, both_ways, {', '.join(names)}")
+        raise ValueError(f"unknown {name!r}; known: both_ways, {', '.join(names)}")
     return int(value) if name == "seed" else float(value)

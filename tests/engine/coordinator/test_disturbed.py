@@ -112,9 +112,6 @@ def test_windows(name: str, fault: Fault, pipeline: Open) -> None:
         assert there.stats["rejoins"] == 1
 
 
-# -- no memory -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("stage", "way"), [(0, "launch"), *(pytest.param(1, way, marks=NIGHTLY) for way in WAYS)])
 def test_without_memory_fewer_run_at_a_time(stage: int, way: str, pipeline: Open) -> None:
     # What fails is a step with too many sequences, so the groups must not change.

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import stages
 from engine.door import SECONDS, Open, ask
-from processes import until
 from stages import layout, plain_greedy, worker
 
 import splitinfer
@@ -66,27 +65,6 @@ def test_stop_strings_and_stop_tokens_end_an_answer(llm: LLM) -> None:
     out = llm.generate(TALE, params(stop_token_ids=(whole.token_ids[9],)))[0]
     assert out.token_ids == whole.token_ids[: whole.token_ids.index(whole.token_ids[9]) + 1]
     assert out.finish_reason == "stop"
-
-
-def test_logprobs(llm: LLM) -> None:
-    out, plain = llm.generate([TALE, TALE], [params(logprobs=3), params()])
-    assert out.logprobs is not None
-    assert [p.token_id for p in out.logprobs] == out.token_ids
-    for p in out.logprobs:
-        assert p.top[0] == (p.token_id, p.logprob)  # greedy
-        assert [value for _, value in p.top] == sorted((value for _, value in p.top), reverse=True)
-        assert sum(math.exp(value) for _, value in p.top) <= 1.0 + 1e-5
-    assert plain.logprobs is None
-
-
-def test_penalties_and_biases_are_felt(llm: LLM) -> None:
-    penalties = {"repetition_penalty": 1.5}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}
-    plain, *penalized = llm.generate([TALE] * 4, [params(max_tokens=40, **each) for each in ({}, *penalties)])
-    assert all(len(set(out.token_ids)) > len(set(plain.token_ids)) for out in penalized)
-    first = plain.token_ids[0]
-    without, always = llm.generate([TALE] * 2, [params(logit_bias={first: -100}), params(logit_bias={77: 100})])
-    assert first not in without.token_ids
-    assert set(always.token_ids) == {77}
 
 
 def test_whoever_leaves_aborts(llm: LLM) -> None:
@@ -256,14 +234,3 @@ def test_a_layouts_dials_and_a_models_recommendation(tiny_folder: Callable[..., 
         assert llm.default_sampling == splitinfer.SamplingParams(temperature=1.5)
         output = llm.generate([5, 9])[0]
         assert (output.token_ids, output.finish_reason) == (greedy[: greedy.index(end) + 1], "stop")
-
-
-def test_figures_are_plain_numbers(llm: LLM) -> None:
-    llm.generate(TALE, params(max_tokens=2))
-    stats = llm.stats()
-    assert [stage["name"] for stage in stats["stages"]] == ["s0", "s1"]
-    assert all(0 < stage["busy_percent"] <= 101 for stage in stats["stages"])
-    # Half of the demo model in float32, and the (tied) embedding on both stages.
-    assert all(9e6 < stage["weight_bytes"] < 13e6 for stage in stats["stages"])
-    assert stats["bytes_per_token"] == 192 * 4
-    until(lambda: llm.stats()["running"] == 0, "the end", SECONDS)

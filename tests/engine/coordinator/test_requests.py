@@ -148,17 +148,3 @@ def test_logprobs_are_passed_on_where_there_are_any():
     first, second = TokenLogprobs(0, -0.5, ((0, -0.5), (1, -2.0))), TokenLogprobs(1, -1.0)
     assert [event.logprobs for event in reader.events] == [(first,), (second,)]
     assert reader.output.logprobs == [first, second]
-
-
-@pytest.mark.parametrize("text", ["The end. STOP and more", "STO STOP", "no end at all, STO", "SSTOPSTOP"])
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_the_text_does_not_depend_on_its_tokens(text: str, size: int):
-    pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    reader = Reader(*pieces, stop=("STOP",))
-    for token in range(len(pieces)):
-        last = token == len(pieces) - 1
-        if reader.take(token, FinishReason.LENGTH if last else None) is not None:
-            break
-    before, stop, _ = text.partition("STOP")
-    assert reader.output.text == before
-    assert reader.output.finish_reason == ("stop" if stop else "length")

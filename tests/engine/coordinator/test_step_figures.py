@@ -10,7 +10,6 @@ import pytest
 from engine.door import Open, ask
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import until
 
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.metrics.gaps import Arrivals, Cause
@@ -102,17 +101,6 @@ def test_a_lone_stream():
         assert stats[times] == {"count": count, **percentiles}
 
 
-def test_a_step_that_waited_for_nothing_stood_still_for_the_host_alone():
-    """The second was launched before any result, and begins 0.5 s after the first's end; one came meanwhile."""
-    told = Told()
-    told.submit(7, 8)
-    told.launch(plan(0, (7, 0, 4)), 0.5)
-    told.launch(plan(1, (7, 4, 4)), 0.6)
-    told.come_back(two_stages(0, 0.5), 0.5)
-    told.come_back(two_stages(1, 2.0), 2.0)
-    assert told.idle()[0] == pytest.approx({"host": 1.0})
-
-
 def test_rows_that_nobody_wanted_any_more_and_rows_computed_again_are_not_useful():
     """7 of 21 rows are: 8 came after their request's end; of the other's 13, 4 were computed again, and then 2."""
     told = Told()
@@ -165,9 +153,6 @@ def test_another_cut_begins_the_counters_of_stages_anew():
     assert [(stage["name"], stage["steps"], stage["busy_seconds"]) for stage in stats["stages"]] == [("front", 0, 0)]
 
 
-# -- of requests ------------------------------------------------------------------------------------
-
-
 def test_the_life_of_a_request():
     """Submitted at 10, begun at 12, tokens at 13, two at 14 (a draft was right) and at 16, over at 16.5."""
     told = Told()
@@ -211,8 +196,6 @@ def test_a_phase_that_a_request_never_came_to_is_not_counted():
     assert told.stats()["prompt_tokens"] == 0, "no prompt was read to its end"
 
 
-# -- clocks -----------------------------------------------------------------------------------------
-
 ways = st.floats(1e-4, 0.05)
 
 
@@ -255,12 +238,12 @@ def test_a_large_step_does_not_change_what_a_small_one_has_shown_and_drift_is_fo
         assert arrivals.of(figures, heard) == pytest.approx([figures[1].received - true], abs=2e-3)
 
 
-# -- of a real pipeline ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("cuts", "options"),
-    [([2, 2], {}), ([4], {}), pytest.param([1, 2, 1], {"scheme": "tcp"}, marks=pytest.mark.nightly)],
+    [
+        ([2, 2], {}),
+        *(pytest.param(*one, marks=pytest.mark.nightly) for one in (([4], {}), ([1, 2, 1], {"scheme": "tcp"}))),
+    ],
 )
 def test_a_real_pipeline(cuts: list[int], options: dict[str, Any], pipeline: Open):
     with pipeline("llama", cuts, token_budget=16, prefix_cache=False, **options) as there:
@@ -279,21 +262,6 @@ def test_a_real_pipeline(cuts: list[int], options: dict[str, Any], pipeline: Ope
         assert all(idle["downstream"] == 0 for idle in others)
         assert others or not first["downstream"] + first["link"]
         assert [stats[key] for key in ("waiting", "running", "preemptions")] == [0, 0, 0]
-
-
-def test_what_was_computed_is_kept_and_counted(pipeline: Open):
-    with pipeline("llama", [2, 2]) as there:
-        there.outputs(replace(ask(20, max_tokens=3), session="tale"))
-        stats = there.stats
-        assert stats["stored_blocks"] == 1
-        block = [256 * stage["kv_bytes_per_token"] for stage in stats["stages"]]
-        # One block, and what is left.
-        assert [stage["kv_bytes_stored"] for stage in stats["stages"]] == [2 * size for size in block]
-        there.llm.forget("tale")
-        until(lambda: not any(stage["kv_bytes_stored"] for stage in there.stats["stages"]), "all is freed", 10)
-
-
-# -- single steps, for whoever looks ---------------------------------------------------------------
 
 
 def test_steps_are_shown_with_their_rows_and_gaps_while_somebody_looks():

@@ -89,15 +89,6 @@ def test_a_frame_that_waits_for_the_one_before_it_begins_when_that_has_arrived(t
     assert second["args"]["way_ms"] == pytest.approx(1000)
 
 
-def test_names_of_any_letters(tmp_path: Path):
-    trace = Trace(tmp_path / "t.json")
-    trace.begin(['"front\\', "hinten ü"])
-    trace.close()
-    trace.close()
-    trace.step(some_step(0, 1.0))
-    assert list(read(trace.path)) == ['"front\\', '"front\\ to hinten ü', "hinten ü", 'hinten ü to "front\\']
-
-
 def test_it_ends_before_it_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "MAX_BYTES", 5000)
     trace = Trace(tmp_path / "t.json")

@@ -7,60 +7,15 @@ import mlx.core as mx
 import pytest
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.engine.device.device import Device, Span, Ticket, Work, device_errors, round_of
+from splitinfer.engine.device.device import Device, Span, Work, device_errors
 from splitinfer.errors import DeviceFailed
-from splitinfer.machine.costs import Costs
-from tests.emulation import device as emulated_module
-from tests.emulation.clock import Clock
-from tests.emulation.device import EmulatedDevice
-from tests.emulation.device_queue import DeviceTraits
-from tests.emulation.machine import Hop, Machine
 
-MS = 1e-3
 STEP = Work(Shape(1))
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(emulated_module, "time", made)
-    return made
-
-
-def emulated(ms: float, draft_ms: float = 0, **traits: float) -> EmulatedDevice:
-    costs = Costs.through({1: ms * MS})
-    device = DeviceTraits(**traits)  # type: ignore[arg-type]
-    return EmulatedDevice(Machine((costs,), (Hop(),), (1,), draft=draft_ms * MS, device=device))
 
 
 def one() -> mx.array:
     """An array that is still to be computed."""
     return mx.ones((4,)) + 1
-
-
-def launch(device: EmulatedDevice, work: Work = STEP) -> Ticket:
-    return device.launch([one()], (), work, 0.0)
-
-
-# -- emulated --------------------------------------------------------------------------------------
-
-
-def test_a_step_takes_the_seconds_of_the_machine_and_its_launch_none_of_them(clock: Clock) -> None:
-    device = emulated(ms=20, wait=1 * MS)
-    (drafting := emulated(ms=50, draft_ms=8)).wait(launch(drafting, round_of(1)))
-    assert clock.now == pytest.approx(100.0 + 8 * MS, abs=MS / 10)
-    began = clock.now
-    tickets = [launch(device), launch(device)]
-    assert clock.now == pytest.approx(began, abs=MS / 10)
-    first, second = (device.wait(ticket) for ticket in tickets)
-    assert clock.now == pytest.approx(began + 41 * MS, abs=MS / 10), "who waits hears of it a moment later"
-    assert first.ended == pytest.approx(began + 20 * MS)
-    assert second.started == first.ended, "steps stand in line"
-    assert second.ended == pytest.approx(began + 40 * MS)
-    assert device.wait(tickets[0]) is first
-
-
-# -- MLX's own -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at_launch", [False, True])

@@ -74,14 +74,6 @@ def test_it_says_what_it_says_alone(model: DraftModel) -> None:
         model.forget(seq_id)
 
 
-def test_a_generator_that_is_left_early_does_no_harm(model: DraftModel) -> None:
-    seq = Sequence(4, list(PROMPT), GREEDY, 0)
-    drafts = drafts_of(model, seq, 6)
-    seq.tokens += (first := [next(drafts).token_id for _ in range(2)])
-    drafts.close()
-    assert [*first, *guesses(model, seq, 4)] == plain_greedy(DRAFT, PROMPT, 6)
-
-
 def test_a_long_prompt_is_read_in_parts(model: DraftModel) -> None:
     long = [(7 * i * i + 3 * i) % 2048 for i in range(300)]
     seq, parts = Sequence(6, long, GREEDY, 0), 0
@@ -90,8 +82,6 @@ def test_a_long_prompt_is_read_in_parts(model: DraftModel) -> None:
     assert parts == 3
     assert guesses(model, seq, 6) == plain_greedy(DRAFT, long, 6)
 
-
-# -- several sequences in one step -------------------------------------------------------------------------------------
 
 MANY = (GREEDY, SAMPLED, SamplingParams(temperature=1.3, top_p=0.9, min_p=0.02), GREEDY, replace(SAMPLED, top_k=40))
 
@@ -155,8 +145,6 @@ def test_sliding_windows_go_back_far_enough(tiny_folder: Callable[..., Path]) ->
         shorter = Sequence(1, prompt[:cut], GREEDY, 0)
         assert guesses(windowed, shorter, 4) == alone(windowed, shorter, 4)
 
-
-# -- with n-grams ------------------------------------------------------------------------------------------------------
 
 PASSAGE = [(13 * i * i + 5 * i) % 2048 for i in range(60)]
 QUOTING = [*PASSAGE, 7, *PASSAGE[:40]]

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import tiny
 from engine import door
-from engine.door import SEVERAL, Ask, Open, ask, launches_ahead
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from engine.door import SEVERAL, Ask, Guesses, Open, ask, launches_ahead, streams_of
 
 from splitinfer import Flight, SamplingParams
 from splitinfer.core import sequence
@@ -25,29 +23,22 @@ NIGHTLY = pytest.mark.nightly
 FLIGHTS = (None, Flight(1), Flight(2, 5, 2), Flight(8, 8, 3))
 
 
-class Dice(NGramDrafter):
-    """Guesses that are right with probability ``right``, where it knows the answer, and sometimes fewer."""
+class Dice(Guesses):
+    """Drafts that are right with probability ``right``, and sometimes fewer; each takes ``pause`` seconds."""
 
-    name = "dice"
+    def __init__(self, right: float, streams: Sequence[Sequence[int]], pause: float = 0.0) -> None:
+        super().__init__(streams, self._guess_or_miss)
+        self._right, self._random, self._pause = right, Random(1), pause
 
-    def __init__(self, right: float, seed: int = 1) -> None:
-        super().__init__()
-        self.right, self.random, self.pause = right, Random(seed), 0.0
-        self.answers: dict[tuple[int, ...], list[int]] = {}
-
-    def knows(self, model: Path, asks: Sequence[Ask], **options: Any) -> "Dice":
-        self.answers |= dict(zip([one.tokens for one in asks], door.alone(model, asks, **options), strict=True))
-        return self
+    def _guess_or_miss(self, token: int, _place: int) -> int:
+        is_right = self._random.random() < self._right
+        return token if is_right else (token + self._random.randrange(1, 90)) % 100
 
     def drafts(self, seq: sequence.Sequence, count: int) -> Iterator[Draft]:
-        answer = self.answers.get(tuple(seq.tokens[: seq.num_prompt_tokens]), [])
-        first = len(seq.stream) - seq.num_prompt_tokens
-        for place in range(first, first + count):
-            time.sleep(self.pause)
-            token = answer[place] if place < len(answer) else self.random.randrange(100)
-            is_right = self.random.random() < self.right
-            yield Draft(token if is_right else (token + self.random.randrange(1, 90)) % 100)
-            if self.random.random() < 0.05:
+        for draft in super().drafts(seq, count):
+            time.sleep(self._pause)
+            yield draft
+            if self._random.random() < 0.05:
                 return
 
 
@@ -65,7 +56,7 @@ def test_every_flight(
 ) -> None:
     """Alone and together; log probabilities are the same, too."""
     asks = [*SEVERAL, ask(40, logprobs=3)]
-    dice = Dice(right).knows(tiny_folder("llama"), asks)
+    dice = Dice(right, streams_of(tiny_folder("llama"), asks))
     with pipeline("llama", cuts, drafter=lambda: dice, token_budget=16, **options) as there:
         (plain,) = there.outputs(*with_flight(Flight(), asks[-1]))
         for flight in FLIGHTS:
@@ -79,33 +70,13 @@ def test_every_flight(
         there.answers(*with_flight(FLIGHTS[2], *asks))
 
 
-ASKS = st.builds(
-    Ask,
-    tokens=st.lists(st.integers(0, 99), min_size=1, max_size=30).map(tuple),
-    params=st.builds(SamplingParams, max_tokens=st.integers(1, 20), temperature=st.sampled_from([0.0, 0.8]),
-                     seed=st.integers(0, 3)),
-    flight=st.builds(Flight, st.integers(0, 8), st.integers(0, 8), st.integers(1, 3)),
-    leaves_after=st.sampled_from([None, None, None, 1, 4]),
-)  # fmt: skip
-
-
-@settings(max_examples=3)
-@given(asks=st.lists(ASKS, min_size=2, max_size=8, unique_by=lambda one: one.tokens), right=st.floats(0, 1))
-def test_any_prompts_any_flights(
-    asks: list[Ask], right: float, tiny_folder: Callable[..., Path], pipeline: Open
-) -> None:
-    """Whoever is aborted in the middle of a block has the beginning, and leaves no KV."""
-    dice = Dice(right).knows(tiny_folder("llama"), asks)
-    with pipeline("llama", [1, 2, 1], drafter=lambda: dice, token_budget=16, prefix_cache=False) as there:
-        there.outputs(*asks)
-
-
 @pytest.mark.parametrize(
     "name", ["qwen3_next", *(pytest.param(name, marks=NIGHTLY) for name in ("gemma3_text", "gpt_oss", "qwen3_moe"))]
 )
 def test_windows_and_states_are_put_back(name: str, tiny_folder: Callable[..., Path], pipeline: Open) -> None:
     asks = [ask(60, max_tokens=30, temperature=0.8)]  # past the sliding windows
-    dice = Dice(0.6).knows(tiny_folder(name), asks, **({"token_budget": 64} if name in tiny.SAME_CHUNKS_ONLY else {}))
+    same = {"token_budget": 64} if name in tiny.SAME_CHUNKS_ONLY else {}
+    dice = Dice(0.6, streams_of(tiny_folder(name), asks, **same))
     with pipeline(name, [1, 2, door.num_layers(tiny_folder(name)) - 3], drafter=lambda: dice, token_budget=64) as there:
         for one in asks:
             for flight in (Flight(6), Flight(5, 5, 3)):
@@ -116,7 +87,7 @@ def test_windows_and_states_are_put_back(name: str, tiny_folder: Callable[..., P
 def test_stop_tokens_strings_and_lengths_inside_a_block(tiny_folder: Callable[..., Path], pipeline: Open) -> None:
     first = ask(40)
     (right,) = door.alone(tiny_folder("llama"), [first])
-    dice = Dice(1.0).knows(tiny_folder("llama"), [first])
+    dice = Dice(1.0, streams_of(tiny_folder("llama"), [first]))
     with pipeline("llama", [1, 3], drafter=lambda: dice) as there:
         for at in (i for i in range(1, 6) if right[i] not in right[:i]):
             for params in ({"stop_token_ids": (right[at],)}, {"max_tokens": at + 1}):
@@ -124,22 +95,10 @@ def test_stop_tokens_strings_and_lengths_inside_a_block(tiny_folder: Callable[..
                 assert there.answers(stopped) == [right[: at + 1]]
 
 
-def test_kept_kv_is_of_right_tokens_only(tiny_folder: Callable[..., Path], pipeline: Open) -> None:
-    first = ask(40, max_tokens=30)
-    (said,) = door.alone(tiny_folder("llama"), [first])
-    turn = Ask((*first.tokens, *said, 7, 8, 9), first.params)
-    dice = Dice(0.6).knows(tiny_folder("llama"), [first, turn])
-    with pipeline("llama", [2, 2], block=8, drafter=lambda: dice) as there:
-        there.answers(*with_flight(Flight(4, 5, 2), first))
-        (out,) = there.outputs(*with_flight(Flight(4, 5, 2), turn))
-        assert out.num_cached_tokens >= len(first.tokens) + 24
-
-
 def test_drafting_ends_when_a_result_says_it_is_no_use(tiny_folder: Callable[..., Path], pipeline: Open) -> None:
     """Between two guesses the loop listens; a slow drafter that is always wrong does not draft on behind a miss."""
     one = ask(40, max_tokens=12)
-    dice = Dice(0.0).knows(tiny_folder("llama"), [one])
-    dice.pause = 0.02
+    dice = Dice(0.0, streams_of(tiny_folder("llama"), [one]), pause=0.02)
     with pipeline("llama", [1, 3], drafter=lambda: dice) as there:
         there.answers(*with_flight(Flight(1, 16, 2), one))
         assert there.stats["speculation"]["drafted"] < 12 * 10, "sixteen after each miss would be far more"
@@ -152,26 +111,10 @@ def test_what_is_rejected_before_it_was_sent_stays_with_the_first_stage(
     """Its steps take ten times as long as the last stage's, whose verdicts come while the next block is computed."""
     machine, one = tmp_path / "machine.yaml", ask(9, max_tokens=12)
     machine.write_text("stages: [{layers: 2, rows_ms: {1: 30}}, {layers: 2, rows_ms: {1: 3}}]\nlaunches_ahead: true")
-    dice = Dice(0.0).knows(tiny_folder("llama"), [one])
+    dice = Dice(0.0, streams_of(tiny_folder("llama"), [one]))
     with pipeline("llama", [2, 2], drafter=lambda: dice, accelerator=machine) as there:
         there.answers(*with_flight(Flight(1, 1, 2), one))
         assert there.stats["speculation"]["unsent_blocks"] > 3
-
-
-def test_a_drafter_that_is_never_right_rests(pipeline: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind the first requests it neither drafts nor reads along, but for a trial now and then."""
-    dice, passes = Dice(0.0), list[int]()
-    dice.pause = 0.01
-    monkeypatch.setattr(dice, "prepare", lambda seq: passes.append(seq.seq_id))
-    with pipeline("llama", [2, 2], drafter=lambda: dice) as there:
-        for seed in range(2):
-            there.answers(ask(40, prompt=seed, max_tokens=20))
-        passes.clear()
-        drafted = there.stats["speculation"]["drafted"]
-        for seed in range(2, 6):
-            there.answers(ask(40, prompt=seed, max_tokens=20))
-        assert len(passes) <= 10, "two calls for each trial"
-        assert there.stats["speculation"]["drafted"] - drafted <= 5
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,6 @@ def read(drafter: Path) -> tuple[dict[str, Any], Arrays]:
     return json.loads((drafter / "config.json").read_text()), weights_of(drafter)
 
 
-# -- prediction heads --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("form", "name"),
     [
@@ -115,9 +112,6 @@ def test_latent_attention_is_refused() -> None:
     names = ("eh_proj.weight", "self_attn.kv_a_proj_with_mqa.weight")
     with pytest.raises(ModelError, match=r"latent attention \(MLA\)"):
         PredictionHeads(model, {f"model.layers.4.{name}": mx.zeros((8, 8)) for name in names})
-
-
-# -- EAGLE-3 and DFlash ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("config", "reason"), [
@@ -222,9 +216,6 @@ def test_the_shipped_drafter_is_mostly_right_and_changes_no_token(pipeline: Open
         there.answers(Ask(tokens, SamplingParams(24), flight=Flight(3)))
         counts = there.stats["speculation"]
     assert sum(counts["accepted_at"]) > 0.5 * sum(counts["tried_at"]) > 5
-
-
-# -- what a plan knows -------------------------------------------------------------------------------------------------
 
 
 def test_what_a_plan_knows(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from splitinfer.engine.files import answering
 from splitinfer.engine.files.copying import Reader, pull
 from splitinfer.engine.worker.handshake import AccessControl
 from splitinfer.engine.worker.worker import Worker
-from splitinfer.errors import ModelError, PeerError, Refused, SplitinferError
+from splitinfer.errors import ModelError, Refused, SplitinferError
 from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.checkpoint import Checkpoint, open_folder, open_stored, source_of
@@ -28,7 +28,7 @@ from splitinfer.store.manifest import Manifest
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.store.ranges import missing
 from splitinfer.store.source import Source
-from splitinfer.wire.messages import AskManifest, AskRanges, Range, TellRange
+from splitinfer.wire.messages import AskManifest
 from transports import LinkOptions, listen
 
 _names = itertools.count()
@@ -181,20 +181,6 @@ def test_layers_that_a_model_has_not(model: Path, tmp_path: Path):
         pytest.raises(ModelError, match="has layers 0 to 3, not all of 2 to 39"),
     ):
         pull(reader, ModelStore(tmp_path / "mine"), only(store).digest, (2, 40), lambda *_: None)
-
-
-def test_a_store_without_room_says_so(model: Path, tmp_path: Path):
-    store = ModelStore(tmp_path / "store", cap=100_000)
-    with pytest.raises(PeerError, match=r"there is no room in .*models rm"), pipeline(model, [store]):
-        pass
-    store.cap = None
-    with pipeline(model, [store]) as llm:
-        assert len(tokens_of(llm, prompt(9), max_tokens=2)) == 2
-
-
-def ask_range(reader: Reader, file: str, begin: int) -> None:
-    reader.send(AskRanges((Range(file, begin, begin + 9),)))
-    assert isinstance(reader.receive()[0], TellRange)
 
 
 def test_only_so_many_readers(model: Path, tmp_path: Path):

@@ -21,7 +21,6 @@ from splitinfer.keyring import Keyring
 from splitinfer.wire import codec
 from splitinfer.wire.codec import Session
 from splitinfer.wire.messages import (
-    Connect,
     Connected,
     Fault,
     Hello,
@@ -115,7 +114,7 @@ def test_as_many_bytes_come_as_were_asked_for(two: list[str], wanted: int) -> No
     coordinator.link.close()
 
 
-@pytest.mark.parametrize(("session", "role"), [("guessed", "probe"), (SESSION, "king")])
+@pytest.mark.parametrize(("session", "role"), [("guessed", "probe"), ("guessed", "upstream"), (SESSION, "king")])
 def test_who_does_not_belong_to_the_session_measures_nothing(two: list[str], session: str, role: str) -> None:
     coordinator = Peer.at(two[0])
     assert isinstance(Peer.at(two[0], role, session=session).first, Refuse)
@@ -151,15 +150,6 @@ def test_a_bad_probe_ends_the_session(two: list[str]) -> None:
     again = Peer.at(two[0])
     assert isinstance(again.first, Welcome)
     again.link.close()
-
-
-def test_the_stage_before_gives_no_orders(two: list[str]) -> None:
-    coordinator, before = Peer.at(two[0]), Peer.at(two[0], "upstream")
-    before.link.send(Frame(codec.encode(Connect(NextStage(two[1], "")))))
-    answer = coordinator.hears()
-    before.link.close()
-    assert isinstance(answer, Fault)
-    assert "a connect message" in answer.reason
 
 
 class Impostor:

@@ -2,21 +2,17 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from engine.door import Ask, Open, ask, num_layers
-from stages import prompt
+from engine.door import Ask, Open, ask
+from stages import loaded
 
 from splitinfer.core.wire_codec import CODECS, FP16, INT8, NONE
 from splitinfer.kvstore.store import Disk
-from splitinfer.models.checkpoint import open_folder
-from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import pack, unpack
-from splitinfer.models.loader import load_stage, survey
 
 NIGHTLY = pytest.mark.nightly
 FIRST = ask(70)
@@ -27,12 +23,8 @@ CUTS = ([1, 3], [1, 2, 1])
 
 def by_hand(folder: Path, cuts: list[int], codec: str, one: Ask) -> list[int]:
     """The stages one after another, the prompt's rows packed between them, all others not."""
-    checkpoint, start, stages = open_folder(folder), 0, list[StageModel]()
-    for count in cuts:
-        found = survey(checkpoint, start, start + count, "float32")
-        stages.append(load_stage(checkpoint, found, start, start + count, "float32", lambda _done, _total: None))
-        start += count
-    caches, ids, said = [stage.make_caches() for stage in stages], list(one.tokens), list[int]()
+    stages, said = loaded(folder, *accumulate(cuts)), list[int]()
+    caches, ids = [stage.make_caches() for stage in stages], list(one.tokens)
     while len(said) < one.params.max_tokens:
         hidden = None
         for stage, cache in zip(stages, caches, strict=True):
@@ -57,44 +49,6 @@ def test_prompts_are_packed_and_nothing_else(
         with pipeline(name, cuts, token_budget=budget, codec=codec, **PACKED) as there:
             assert there.answers(FIRST) == [expected], budget
             assert [stage.get("codec") for stage in there.stats["stages"]] == [*[codec] * (len(cuts) - 1), None]
-
-
-@pytest.mark.parametrize(
-    "name", ["llama", *(pytest.param(one, marks=NIGHTLY) for one in ("gemma3_text", "qwen3_next"))]
-)
-def test_something_is_rounded_and_fewer_bytes_are_sent(
-    name: str, tiny_folder: Callable[..., Path], pipeline: Open
-) -> None:
-    """Seen by how likely the first token of the answer is: it depends on every row of the prompt."""
-    folder, sizes, likely = tiny_folder(name, head_dim=32), {}, {}
-    for codec in (NONE, *CODECS):
-        cuts = [1, num_layers(folder) - 1]
-        with pipeline(folder, cuts, token_budget=16, codec=codec, **PACKED) as there:
-            (out,) = there.outputs(replace(FIRST, params=replace(FIRST.params, max_tokens=1, logprobs=1)))
-            likely[codec], sizes[codec] = out.logprobs[0].logprob, there.stats["stages"][0]["bytes_sent"]
-    assert all(sizes[codec] < sizes[NONE] for codec in CODECS)
-    off = {codec: abs(likely[codec] - likely[NONE]) for codec in CODECS}
-    assert off["fp8"] > 0 < off[INT8] < 0.3, off  # a small random model is anything but forgiving
-    assert off[FP16] < 0.01, off
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("codec", CODECS)
-def test_a_conversation_begins_with_its_prompts_not_with_its_answers(
-    codec: str, tmp_path: Path, pipeline: Open
-) -> None:
-    """The answer crossed exactly when it was generated; in the next prompt it is packed."""
-    disks, talks, stats = [Disk(tmp_path / name, 10**9) for name in "ab"], [], {}
-    for options in ({"prefix_cache": False}, {"disks": disks}, {"disks": disks}):
-        with pipeline("llama", [2, 2], block=16, codec=codec, **options, **PACKED) as there:
-            said = SAMPLED.tokens
-            for _ in range(3):
-                said = (*said, *there.answers(replace(SAMPLED, tokens=said))[0], *prompt(5, seed=len(said)))
-            talks.append(said)
-            stats[len(talks)] = there.stats
-    assert talks[0] == talks[1] == talks[2]
-    assert stats[2]["cached_tokens"] == 70 + 70 + SAMPLED.params.max_tokens + 5
-    assert stats[3]["fetched_tokens"] > 0
 
 
 def test_kv_of_another_codec_is_not_seen_and_stays(tmp_path: Path, pipeline: Open) -> None:

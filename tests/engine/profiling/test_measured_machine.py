@@ -127,9 +127,6 @@ def test_whoever_is_told_of_the_steps_may_end_them(question: Question):
         measure_machine("here", question, end, seconds=1)
 
 
-# -- the question ---------------------------------------------------------------------------------
-
-
 def test_a_model_is_described_without_its_weights(tmp_path: Path):
     folder = tiny.save(tmp_path / "m", "llama", bits=4)
     here = open_folder(folder)
@@ -156,9 +153,6 @@ def test_a_model_is_described_without_its_weights(tmp_path: Path):
 def test_a_description_that_is_none(text: str):
     with pytest.raises(ProtocolError), checkpoint_of(text.encode()):
         pass
-
-
-# -- remembered -----------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -89,14 +89,6 @@ def test_a_model_that_cannot_be_built_is_refused():
         assert "mlx-lm cannot build the model" in reply.reason
 
 
-def test_only_a_coordinator_may_ask(model: bytes):
-    with stages.worker("tcp") as there, greeted(there) as owner:
-        assert isinstance(owner.say(peers.load()).hear(), Ready)
-        with Peer(there) as other:
-            other.say(peers.hello("upstream", session="one")).hear()
-            assert "a profile message, which has no place" in other.say(ASK, model).ending
-
-
 def test_a_coordinator_that_goes_away_ends_the_measuring(model: bytes, profiles: list[Any]):
     """The worker is heard of all the while, and serves the next one at once."""
     measuring, ended = threading.Event(), threading.Event()

@@ -1,7 +1,6 @@
 """A request that begins with kept KV gets the tokens it gets cold."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -36,24 +35,3 @@ def test_a_second_turn_gets_the_tokens_it_gets_cold(
     assert hit.num_cached_tokens == len(first.tokens) + len(said) - 1
     assert (copied == 0) is is_left
     assert edited.num_cached_tokens >= 128
-
-
-@pytest.mark.parametrize("kind", ["llama", pytest.param("qwen3_next", marks=pytest.mark.nightly)])
-def test_many_with_one_system_prompt_compute_it_once(kind: str, pipeline: Open) -> None:
-    system = prompt(3 * BLOCK, seed=2)
-    asks = [replace(ask(7, prompt=i, max_tokens=4, temperature=0.7)) for i in range(6)]
-    with pipeline(kind, [1, 3], block=BLOCK, token_budget=BLOCK) as there:
-        outputs = there.outputs(*(replace(one, tokens=(*system, *one.tokens)) for one in asks))
-        assert there.stats["computed_tokens"] <= len(system) + len(asks) * (7 + 4)
-    assert [out.num_cached_tokens for out in outputs] == [0] + [len(system)] * (len(asks) - 1)
-
-
-def test_short_of_memory_a_prompt_that_was_given_up_goes_on(pipeline: Open) -> None:
-    """Its blocks take its place, and it takes theirs: there is no room for both. (A stored block counts as four here,
-    because stages are surveyed with blocks of their usual size.)"""
-    long = ask(7 * BLOCK, prompt=1, max_tokens=8)
-    with pipeline("llama", [2, 2], block=BLOCK, token_budget=BLOCK, kv_bytes=9 * BLOCK * 512) as there:
-        for _ in range(3):
-            there.outputs(replace(long, leaves_after=1))
-        (again,) = there.outputs(long)
-    assert again.num_cached_tokens >= 2 * BLOCK

@@ -16,7 +16,6 @@ from stages import prompt, shorten_blocks
 
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.scheduler.kv_manager import KVManager
-from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.stage.disk import group_of
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import setup
@@ -78,8 +77,8 @@ def kept(written: Kept, tmp_path: Path) -> Kept:
 
 
 @pytest.mark.parametrize(("kind", "num_stages"), [
-    ("llama", 3), ("qwen3_next", 2),
-    *(pytest.param(kind, 2, marks=NIGHTLY) for kind in ("llama", "gemma3_text", "qwen3_moe", "gpt_oss", "deepseek_v3")),
+    ("qwen3_next", 2), pytest.param("llama", 3, marks=NIGHTLY),
+    *(pytest.param(kind, 2, marks=NIGHTLY) for kind in ("gemma3_text", "qwen3_moe", "gpt_oss", "deepseek_v3")),
 ])  # fmt: skip
 def test_after_all_were_restarted_the_next_turn_gets_the_tokens_it_gets_cold(
     kind: str, num_stages: int, tiny_folder: Callable[..., Path], tmp_path: Path, pipeline: Open
@@ -132,7 +131,7 @@ def test_what_one_stage_has_lost_is_computed_again_and_kept_again(kept: Kept, is
     assert again.num_cached_tokens == len(FIRST.tokens) - 1
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=NIGHTLY) for seed in range(2, 8))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=NIGHTLY) for seed in range(1, 8))])
 def test_a_flipped_bit_anywhere_changes_no_token(kept: Kept, seed: int, pipeline: Open) -> None:
     pick = random.Random(seed)
     path = pick.choice([file for one in kept.paths for file in files(one)])
@@ -181,18 +180,6 @@ def test_what_an_answer_under_way_has_read_is_saved_when_the_pipeline_is_closed(
     assert again.num_cached_tokens == len(tokens) + len(answer.token_ids) - 1
 
 
-@pytest.mark.parametrize("cuts", [[1, 3], *(pytest.param(one, marks=NIGHTLY) for one in ([3, 1], [4], [1, 1, 2]))])
-def test_other_cuts_reuse_what_lies_on_the_same_machine(cuts: list[int], tmp_path: Path, pipeline: Open) -> None:
-    with pipeline("llama", [2, 2], disks=disks([tmp_path] * 2), **USUAL) as there:
-        there.answers(FIRST)
-    with pipeline("llama", cuts, disks=disks([tmp_path] * len(cuts)), **USUAL) as there:
-        (out,) = there.outputs(FIRST)
-        assert out.num_cached_tokens == len(FIRST.tokens) - 1
-    with pipeline("llama", [2, 2], disks=disks([tmp_path, tmp_path / "elsewhere"]), **USUAL) as there:
-        (out,) = there.outputs(FIRST)
-        assert out.num_cached_tokens == 0, "the second stage is on a machine that has nothing"
-
-
 def test_all_that_kv_depends_on_is_in_the_name_of_its_group() -> None:
     """With the dtype "auto" the coordinator's root is the same for a GPU, which keeps the weights' dtype, and for a
     processor, which computes in float32. Stages of other layers find each other's files."""
@@ -203,29 +190,6 @@ def test_all_that_kv_depends_on_is_in_the_name_of_its_group() -> None:
     groups = [group_of(command(root), dtype) for root in (b"root", b"other") for dtype in (None, "float32", "float16")]
     assert len(set(groups)) == 6
     assert group_of(command(b"root", stage=1), None) == groups[0]
-
-
-def test_a_disk_that_is_full_is_a_line_in_the_log(
-    tmp_path: Path, pipeline: Open, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pipeline("llama", [2, 2], disks=disks([tmp_path / "0", tmp_path / "1"], cap=1000), **USUAL) as there:
-        there.answers(FIRST)
-        assert there.outputs(FIRST)[0].num_cached_tokens == len(FIRST.tokens) - 1  # from memory
-    assert "it is kept in memory only" in caplog.text
-    assert not files(tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["llama", pytest.param("qwen3_moe", marks=NIGHTLY)])
-def test_short_of_memory_the_rest_comes_from_disk(kind: str, tmp_path: Path, pipeline: Open) -> None:
-    """What memory has lost is read again, among many at once; nobody can tell from the tokens."""
-    asks = [ask(20, prompt=i, max_tokens=10) for i in range(6)]
-    shared = [replace(one, tokens=(*prompt(2 * BLOCK + 5, seed=i % 3), *one.tokens)) for i, one in enumerate(asks)]
-    options = {"disks": disks([tmp_path] * 2), "kv_bytes": 10 * BLOCK * 1024, **USUAL}
-    for is_written in (False, True):
-        with pipeline(kind, [2, 2], **options) as there:
-            for _ in range(2):
-                there.answers(*shared)
-            assert not is_written or there.stats["fetched_tokens"] > 0
 
 
 @pytest.mark.parametrize("kv_format", ["exact", pytest.param("k8v4", marks=NIGHTLY)])
@@ -243,17 +207,6 @@ def test_what_is_given_up_for_others_is_read_again(
         stats = there.stats
     assert min(stats[name] for name in ("preemptions", "swapped_tokens", "fetched_tokens")) > 0
     assert stats["read_seconds_per_token"] > 0
-
-
-def test_many_at_once_after_a_restart_read_each_block_once(tmp_path: Path, pipeline: Open) -> None:
-    system = replace(ask(3 * BLOCK, prompt=2), params=SamplingParams(1))
-    asks = [ask(7, prompt=i, max_tokens=4, temperature=0.7) for i in range(6)]
-    with pipeline("llama", [2, 2], disks=disks([tmp_path] * 2), **USUAL) as there:
-        there.answers(system)
-    with pipeline("llama", [2, 2], disks=disks([tmp_path] * 2), **USUAL) as there:
-        outputs = there.outputs(*(replace(one, tokens=(*system.tokens, *one.tokens)) for one in asks))
-        assert there.stats["fetched_tokens"] == len(system.tokens)
-    assert [out.num_cached_tokens for out in outputs] == [len(system.tokens)] * len(asks)
 
 
 def test_a_stage_without_a_disk_keeps_all_from_theirs(tmp_path: Path, pipeline: Open) -> None:

@@ -55,8 +55,6 @@ def test_the_dtype_stays():
     assert changed.tolist() == [[0.0, 0.0, -1.0, *[0.0] * (VOCAB - 3)]]
 
 
-# -- what the answer is ----------------------------------------------------------------------------
-
 PENALIZED = SamplingParams(presence_penalty=1.0)
 
 

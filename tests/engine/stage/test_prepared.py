@@ -12,11 +12,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import tiny
+from engine.door import num_layers
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache
-from stages import prompt
+from stages import loaded, prompt
 
-from splitinfer.core.kv.format import format_of
 from splitinfer.core.plan import NewSequence, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.device import Device
@@ -26,11 +26,9 @@ from splitinfer.engine.stage.outcomes import try_stage
 from splitinfer.engine.stage.prepared import Snapshot
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.models.caches import Place, WindowKVCache
-from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import ReceivedRows
-from splitinfer.models.loader import load_stage, survey
 from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.tensors import spec_of, to_buffer
 
@@ -46,19 +44,10 @@ PARAMS = (
 MODELS = [  # model, changes to it, KV format, layers of the first stage
     ("llama", {}, "exact", 2),
     pytest.param(("llama", {"head_dim": 64}, "k8v4", 1), marks=pytest.mark.nightly, id="llama-k8v4"),
-    ("gemma3_text", {}, "exact", 2),
+    pytest.param(("gemma3_text", {}, "exact", 2), marks=pytest.mark.nightly, id="gemma3_text"),
     ("qwen3_next", {}, "exact", 2),
 ]
 STATES = ("qwen3_next",)
-
-
-def load(folder: Path, kv_format: str, cut: int) -> list[StageModel]:
-    checkpoint, made = open_folder(folder), []
-    num_layers = checkpoint.config["num_hidden_layers"]
-    for start, end in ((0, cut), (cut, num_layers)):
-        found = survey(checkpoint, start, end, "float32", format_of(kv_format))
-        made.append(load_stage(checkpoint, found, start, end, "float32", lambda _done, _total: None))
-    return made
 
 
 def runners(models: list[StageModel], kv_format: str = "exact") -> list[StageRunner]:
@@ -156,7 +145,8 @@ Pair = tuple[list[StageRunner], list[StageRunner]]
 @pytest.fixture(scope="module", params=MODELS, ids=lambda model: f"{model[0]}-{model[2]}")
 def pair(request: pytest.FixtureRequest, tiny_folder: Callable[..., Path]) -> tuple[str, Pair]:
     name, changes, kv_format, cut = request.param
-    models = load(tiny_folder(name, **changes), kv_format, cut)
+    folder = tiny_folder(name, **changes)
+    models = loaded(folder, cut, num_layers(folder), kv_format=kv_format)
     return name, (runners(models, kv_format), runners(models, kv_format))
 
 
@@ -198,9 +188,7 @@ DBRX = {
 
 def test_a_model_that_looks_at_values_is_not_prepared(tmp_path: Path) -> None:
     """Its graph would be that of token 0, whose experts are others."""
-    checkpoint = open_folder(tiny.save(tmp_path / "dbrx", "llama", **DBRX))
-    found, tokens = survey(checkpoint, 0, 2, "float32"), list[list[int]]()
-    model = load_stage(checkpoint, found, 0, 2, "float32", lambda _done, _total: None)
+    (model,), tokens = loaded(tiny.save(tmp_path / "dbrx", "llama", **DBRX), 2), list[list[int]]()
     for prepares in (False, True):
         (runner,) = runners([model])
         chunk = Slice(1, 0, tuple(prompt(8)), 1)
@@ -214,9 +202,6 @@ def test_a_model_that_looks_at_values_is_not_prepared(tmp_path: Path) -> None:
         tokens.append(answer)
     assert tokens[0] == tokens[1]
     assert len(set(tokens[0])) > 2
-
-
-# -- the parts -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["plain", "window", "state", "list"])

@@ -56,9 +56,6 @@ def log_softmax(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
-# -- as mlx-lm -------------------------------------------------------------------------------------
-
-
 def by_mlx_lm(logits: mx.array, row: Row) -> int:
     """mlx-lm's own filters, in its order, and our draw: MLX's categorical has a random stream of its own."""
     params, lines = row.params, log_softmax(logits)
@@ -111,8 +108,6 @@ def test_the_repetition_penalty_is_mlx_lms(penalty: float, num_recent: int):
     if (penalty, num_recent) == (2.0, 1):
         assert [t.token_id for t in tokens] != mx.argmax(logits, axis=-1).tolist()
 
-
-# -- the row alone decides -------------------------------------------------------------------------
 
 MANY_PARAMS = [
     *(SamplingParams(temperature=t, **f) for t in (0.0, 1.5) for f in FILTERS),
@@ -168,16 +163,10 @@ def test_the_choice_follows_the_distribution():
     assert (abs(counts - 5000 * shares) < 5 * np.sqrt(5000 * shares * (1 - shares))).all(), counts
 
 
-# -- masks -----------------------------------------------------------------------------------------
-
-
 def test_of_one_token_that_alone_may_come_the_log_probability_is_0():
     rows = [replace(row(params), mask=mask({30})) for params in (WARM, GREEDY, replace(WARM, logprobs=1))]
     tokens = choose(made_up(3), rows)
     assert [(token.token_id, token.logprob) for token in tokens] == [(30, None), (30, None), (30, 0.0)]
-
-
-# -- widths ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("padding", [1, 200])
@@ -197,9 +186,6 @@ def test_fewer_logits_than_the_tokenizer_has_tokens():
     wider = mx.concatenate([logits, mx.full((200, 30), -mx.inf)], axis=1)
     assert ids(logits, rows, vocab=VOCAB + 30) == ids(wider, rows, vocab=VOCAB + 30)
     assert ids(logits, rows, vocab=VOCAB + 30) != ids(logits, rows), "noise is drawn at the tokenizer's size"
-
-
-# -- log probabilities -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -7,38 +7,32 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from stages import plain_greedy, plain_sampled, prompt
+from stages import loaded, plain_greedy, plain_sampled, prompt
 
 from splitinfer.core.plan import NewSequence, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.device import Device
-from splitinfer.engine.stage.launched import Finished, Launched
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.errors import DeviceFailed, ProtocolError
-from splitinfer.models.checkpoint import open_folder
-from splitinfer.models.loader import load_stage, survey
 
 VOCAB = 160
 PROMPT = prompt(20)
 GREEDY = SamplingParams()
-WARM = SamplingParams(temperature=1.0)
 
 
-def load_runner(folder: Path, start: int, end: int, stage: int = 0) -> StageRunner:
-    checkpoint = open_folder(folder)
-    found = survey(checkpoint, start, end, "float32")
-    model = load_stage(checkpoint, found, start, end, "float32", lambda _done, _total: None)
-    return StageRunner(model, stage, VOCAB, Device(computes_at_launch=True))
+def runners(folder: Path, *ends: int) -> list[StageRunner]:
+    models = enumerate(loaded(folder, *ends))
+    return [StageRunner(model, stage, VOCAB, Device(computes_at_launch=True)) for stage, model in models]
 
 
 @pytest.fixture(scope="module")
 def whole(tiny_folder: Callable[..., Path]) -> StageRunner:
-    return load_runner(tiny_folder("llama"), 0, 4)
+    return runners(tiny_folder("llama"), 4)[0]
 
 
 @pytest.fixture(scope="module")
 def halves(tiny_folder: Callable[..., Path]) -> list[StageRunner]:
-    return [load_runner(tiny_folder("llama"), 0, 1), load_runner(tiny_folder("llama"), 1, 4, stage=1)]
+    return runners(tiny_folder("llama"), 1, 4)
 
 
 class Steps:
@@ -88,13 +82,6 @@ def expected(tiny_folder: Callable[..., Path]) -> list[int]:
     return tokens
 
 
-# -- tokens ----------------------------------------------------------------------------------------
-
-
-def test_tokens_are_mlx_lms(steps: Steps, expected: list[int]):
-    assert steps.carry_on(7, 20, steps.begin(7, PROMPT), 11) == expected
-
-
 def test_sampling_is_by_position_and_a_row_of_drafts_gives_what_follows_it(
     steps: Steps, tiny_folder: Callable[..., Path]
 ):
@@ -105,9 +92,6 @@ def test_sampling_is_by_position_and_a_row_of_drafts_gives_what_follows_it(
     assert steps.run(Slice(2, 0, (*PROMPT, *right[:4]), 5), new=new) == right[:5]
 
 
-# -- going back, taking over, freeing --------------------------------------------------------------
-
-
 def test_an_earlier_start_goes_back(steps: Steps, expected: list[int]):
     token = steps.begin(1, PROMPT)
     assert steps.carry_on(1, 20, token, 6) == expected[:7]
@@ -116,32 +100,6 @@ def test_an_earlier_start_goes_back(steps: Steps, expected: list[int]):
     steps.run(Slice(1, 10, (5, 5, 5, 5, 5), 1))
     assert steps.run(Slice(1, 10, tuple(PROMPT[10:]), 1)) == expected[:1]
     assert steps.carry_on(1, 20, expected[0], 3) == expected[:4]
-
-
-# -- launching ahead -------------------------------------------------------------------------------
-
-
-def test_the_next_step_may_be_launched_before_this_one_is_done(whole: StageRunner, expected: list[int]):
-    whole.reset()
-    new = [NewSequence(1, GREEDY, 0), NewSequence(2, GREEDY, 0)]
-    plans = [
-        StepPlan(0, tuple(new), (Slice(1, 0, tuple(PROMPT[:8]), 0),)),
-        StepPlan(1, (), (Slice(1, 8, tuple(PROMPT[8:]), 1),)),
-        StepPlan(2, (), (Slice(2, 0, tuple(PROMPT), 1),)),
-        StepPlan(3, (), (Slice(1, 20, (expected[0],), 1),)),
-        StepPlan(4, (), (Slice(1, 19, (PROMPT[19], expected[0], expected[1]), 3),)),
-        StepPlan(5, (), (), (1, 2)),
-    ]
-    launched: list[Launched] = []
-    finished: list[Finished] = []
-    for plan in plans:
-        launched.append(whole.launch(plan, None))
-        if len(launched) == 3:
-            finished.append(whole.finish(launched.pop(0)))
-    finished += [whole.finish(step) for step in launched]
-    tokens = [[t.token_id for part in done.sampled for t in part.tokens] for done in finished]
-    assert tokens == [[], expected[:1], expected[:1], [expected[1]], expected[:3], []]
-    assert [done.plan for done in finished] == plans
 
 
 def test_wrong_drafts_are_dropped_also_of_a_sequence_that_the_next_step_frees(whole: StageRunner, expected: list[int]):
@@ -181,9 +139,6 @@ def test_saving_a_block_does_not_copy_its_sequence(whole: StageRunner):
     usual = [peak(Slice(1, length + i, (5,), 1)) for i in range(3)][-1]
     saving = peak(Slice(1, length + 3, (5,), 1), saves=[Save(7, 1, 0, 256)])
     assert saving < usual + held / 8
-
-
-# -- plans that do not fit -------------------------------------------------------------------------
 
 
 def refused(runner: StageRunner, plan: StepPlan, hidden: mx.array | None = None) -> str:
@@ -274,14 +229,11 @@ def test_a_step_without_some_of_its_slices_has_no_tokens_for_them(whole: StageRu
     assert done.reduced_to(replace(plan, slices=())).sampled == ()
 
 
-# -- a device that fails -----------------------------------------------------------------------------
-
-
 def test_the_step_before_a_launch_that_fails_counts_as_failed_too(
     tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ):
     """Its event came before MLX noted the error, and the launch that came next was told."""
-    runner = load_runner(tiny_folder("llama"), 0, 4)
+    (runner,) = runners(tiny_folder("llama"), 4)
     first = runner.launch(StepPlan(0, new=(NewSequence(1, GREEDY, 0),), slices=(Slice(1, 0, tuple(PROMPT), 1),)), None)
 
     def refuse(*_arrays: Any) -> None:
