@@ -1,8 +1,8 @@
 """Workers in the background of this machine: shown, started, stopped. `splitinfer worker --show`, `--detach` and
 `--stop` call it; `up` does so over ssh.
 
-What runs, and who had it started, is read from the list of processes each time. One of a user's
-processes starts or stops at a time (``_alone``), so two `up` of two machines get one worker and not two.
+What runs, and who had it started, is read from the list of processes each time. One of a user's processes starts or
+stops at a time (``_alone``), so two `up` of two machines get one worker and not two.
 """
 
 import contextlib
