@@ -204,7 +204,7 @@ class Engine:
 
     # -- the thread --------------------------------------------------------------------------
 
-    @clears_streams
+    @clears_streams()
     def _run(self) -> None:
         qos.serve_requests()
         shared, loop, reason = self._shared, None, FinishReason.ERROR
