@@ -378,7 +378,8 @@ class Pipeline:
             step.figures = None  # the first stage's come with the result
             return
         if masks is not None and self.layout.num_stages == 1:
-            here, masks = cache(lambda raw=masks: read_masks(raw.result(), self._config.first.vocab_size)), None
+            raw, masks = masks, None
+            here = cache(lambda: read_masks(raw.result(), self._config.first.vocab_size))
         if local.needs_verdict(plan):
             self.steps.drain()
         launched = local.launch(plan, None, here, self.steps.under_way())
