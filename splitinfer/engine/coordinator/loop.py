@@ -6,9 +6,8 @@
     launch      hand the step to the pipeline, which sends it when this machine's device is done
     take        a result brings tokens; tokens go to their readers
 
-One thread decides and launches, and what it has is here. Between two draft tokens the loop looks for results: one may
-have rejected them. Several plans under way keep every stage busy, and where the device computes while Python goes on,
-the next of them is launched behind the one under way.
+Between two draft tokens the loop looks for results: one may have rejected them. Several plans under way keep every
+stage busy; where the device computes while Python goes on, the next is launched behind the one under way.
 """
 
 import contextlib

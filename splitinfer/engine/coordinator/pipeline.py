@@ -10,9 +10,8 @@ else the thread that waits for the device does, because launching the next step 
 What a result has rejected in the meantime is not sent.
 
 Opening again after a loss is the same with what is still there: weights stay, here and on the remaining workers; all KV
-but what is on disk is forgotten, on every stage. Local workers that died or froze are started anew, first of all,
-because a new process takes longer than the rest. Ranks are started anew with any loss: each may be waiting for the
-other in a sum.
+but what is on disk is forgotten. Local workers that died or froze are started anew, first of all; ranks with any loss,
+as each may be waiting for the other in a sum.
 """
 
 import logging
