@@ -274,9 +274,9 @@ class Scheduler:
 
     # -- results -------------------------------------------------------------------------------
 
-    def update(self, result: StepResult, returned_at: float = 0.0, *, learn: bool = True) -> list[TokenEvent]:
+    def update(self, result: StepResult, returned_at: float = 0.0) -> list[TokenEvent]:
         """Take the result of the oldest plan under way and return its tokens. ``returned_at``: when it came, in seconds
-        on the first stage's clock. ``learn``: refine the costs at once; else ``learn`` does, behind the next launch.
+        on the first stage's clock. ``learn`` refines the costs by it, behind the next launch.
 
         Raises:
             ValueError: the result does not answer that plan; the pipeline keeps order, so a peer is broken.
@@ -291,8 +291,6 @@ class Scheduler:
             self.speculation.returned(step.plan, result)
         self._regroup()
         self._unlearned.append((step, result, returned_at))
-        if learn:
-            self.learn()
         return events
 
     def learn(self) -> None:

@@ -197,7 +197,7 @@ class Loop:
             result = replace(result, figures=(step.figures, *result.figures))
         elif step is not None and step.launched_at is not None and not self._pipeline.layout.has_own_stage:
             result = result.received_at(step.launched_at)
-        events = self.scheduler.update(result, heard, learn=False)
+        events = self.scheduler.update(result, heard)
         assert step is not None, "the scheduler took the result of a step"
         with self._pipeline.leaving:
             self.scheduler.leave_out_rejected()
