@@ -24,30 +24,21 @@ from transports.inbox import QueuedLink, QueueListener
 
 
 class InprocLink(QueuedLink):
-    """One end of a link; `make_pair` makes both."""
+    """One end of a link; `peer` is the other."""
 
     def __init__(self, address: str, options: LinkOptions) -> None:
         super().__init__(address, options)
         self._ended_at = 0.0
-        self._peer: InprocLink
-
-    @classmethod
-    def make_pair(
-        cls, address: str, options: LinkOptions, listener_options: LinkOptions
-    ) -> tuple[InprocLink, InprocLink]:
-        """The connecting end and the accepting end of a new link."""
-        here, there = cls(address, options), cls(f"{address} (client)", listener_options)
-        here._peer, there._peer = there, here
-        return here, there
+        self.peer: InprocLink
 
     def send(self, frame: Frame) -> None:
         if (over := self.inbox.ended) is not None:
             raise over
-        self._peer.inbox.deliver(flatten(frame, self._options))
+        self.peer.inbox.deliver(flatten(frame, self._options))
 
     @property
     def peer_progress(self) -> int:
-        return self._peer.progress
+        return self.peer.progress
 
     @property
     def silent_for(self) -> float:
@@ -61,7 +52,7 @@ class InprocLink(QueuedLink):
         self._fail(f"connection to {self.address} lost" + (f" ({reason})" if reason else ""))
 
     def _fail(self, reason: str) -> None:
-        for end in (self._peer, self):
+        for end in (self.peer, self):
             if end.inbox.end(reason):
                 end._ended_at = time.monotonic()
             end.inbox.pump()
@@ -102,7 +93,8 @@ class InprocTransport:
             if not self._changed.wait_for(lambda: address in self._listeners, timeout):
                 raise LinkTimeout(f"no answer from {address} within {timeout:g} s: there is no listener")
             listener = self._listeners[address]
-            here, there = InprocLink.make_pair(address, options, listener.options)
+            here, there = InprocLink(address, options), InprocLink(f"{address} (client)", listener.options)
+            here.peer, there.peer = there, here
             listener.links = [known for known in listener.links if known.closed is None] + [there]
             listener.offer(there)  # with the lock held: `close` forgets the listener first, so it sees this link
         return here

@@ -9,10 +9,8 @@ A layout cuts a model's layers into consecutive half-open ranges, one per stage:
 A stage may be ``across`` two machines, its *ranks*, each of which holds a half of every layer (tensor parallel). A rank
 is always a worker. If the first stage is such a one, the coordinator holds no layers.
 
-Everything here is arithmetic and text. A ``Layout`` is consistent: the checks run when it is made, so each
-layer is on exactly one stage, every worker has its own address, and no other code checks again. Only the
-check that needs the model (whether the layers add up to its own) is left to ``Layout.check``.
-``splitinfer.config`` reads files and refuses unknown keys.
+A ``Layout`` is consistent: the checks run when it is made, and no other code checks again. Only whether the layers add
+up to the model's is left to ``Layout.check``. ``splitinfer.config`` reads files and refuses unknown keys.
 """
 
 import dataclasses

@@ -1,15 +1,5 @@
 """Everything that acts: the loops of coordinator and worker, and what they run.
 
-coordinator     the engine's loop: receive, draft, plan, launch, take; pipeline, group of workers, requests
-worker          the loop on the other machines, the handshake on its port, access by keys, the stage that it holds
-mailbox         the inbox of both loops
-housekeeping    what both loops do besides acting on events
-stage           one stage, the same on coordinator and workers: loading, running a plan, sampling, its KV on disk
-device          what computes a step, and when it is done
-drafts          drafters: an n-gram index, or a small model
-links           connects by rdma, or by tcp where that is unavailable; measures links
-files           copying weights between machines: both sides
-
 Threads, by the names that a debugger shows:
 
 engine          the loop of a coordinator or a worker; it owns all that is not named below

@@ -13,10 +13,10 @@ shutting down: that aborts. So a thread gives them up itself, at its end.
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable
-from functools import cache, wraps
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import ParamSpec
 
 import mlx.core as mx
 
@@ -54,20 +54,14 @@ def _libc() -> ctypes.CDLL:
 _TASKS = Path("/proc/self/task")
 _LOOK_EVERY = 1.0  # seconds: processes are pinned after they were started
 
-P = ParamSpec("P")
 
-
-def clears_streams(run: Callable[P, None]) -> Callable[P, None]:
-    """Have a thread that runs ``run`` give up what MLX keeps for it."""
-
-    @wraps(run)
-    def running(*args: P.args, **named: P.kwargs) -> None:
-        try:
-            run(*args, **named)
-        finally:
-            mx.clear_streams()
-
-    return running
+@contextmanager
+def clears_streams() -> Iterator[None]:
+    """Have a thread give up, at the end of what this decorates, what MLX keeps for it."""
+    try:
+        yield
+    finally:
+        mx.clear_streams()
 
 
 class ComputingThread:

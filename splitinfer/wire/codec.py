@@ -5,8 +5,7 @@ extra fields, wrong types and impossible plans all raise ProtocolError. Of pydan
 used: they read the step of one token in 6 µs, half of what checks in Python took.
 
 A link has four phases, and the role that its Hello names says what is allowed in each. Messages of the end that opened
-the link go "down", those of the other end "up". Both ends use the same table, so a message that is illegal to send is
-also illegal to receive.
+the link go "down", those of the other end "up".
 
     role         hello          load                      run                  end
     coordinator  the handshake  questions, then the load  steps and results    no message

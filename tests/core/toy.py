@@ -418,7 +418,7 @@ class House:
                 assert len(decodes) == min(len(members), self.scheduler.config.token_budget), "a decode was skipped"
 
     def deliver(self) -> list[TokenEvent]:
-        events = self.scheduler.update(self.toy.under_way.popleft(), self.now, learn=False)
+        events = self.scheduler.update(self.toy.under_way.popleft(), self.now)
         for event in events:
             assert event.seq_id not in self.reasons, "a token after the end"
             self.generated[event.seq_id].append(event.token.token_id)

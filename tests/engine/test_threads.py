@@ -18,7 +18,7 @@ import threading
 import mlx.core as mx
 from splitinfer.engine.threads import clears_streams
 
-@clears_streams
+@clears_streams()
 def run():
     functions.extend(mx.compile(lambda x, i=i: x + i) for i in range(100))
     mx.eval([function(mx.zeros((3,))) for function in functions[:1]])
@@ -49,7 +49,7 @@ def test_what_computes_for_a_thread_preempts_it_only_beside_a_processor_of_its_o
     def look() -> None:
         classes.append({os.sched_getscheduler(int(task.name)) for task in set(TASKS.iterdir()) - before})
 
-    @clears_streams
+    @clears_streams()
     def run() -> None:
         computing = ComputingThread()
         computing.update(0.0)

@@ -330,7 +330,9 @@ class Simulator:
         self._at(returned_at, lambda: self._inbox.append(lambda: self._update(result, returned_at)))
 
     def _update(self, result: StepResult, returned_at: float) -> None:
-        for event in self.scheduler.update(result, returned_at):
+        events = self.scheduler.update(result, returned_at)
+        self.scheduler.learn()
+        for event in events:
             served, begun = self.served[event.seq_id], self._sequences[event.seq_id].begun_at
             served.token_times.append(self.now)
             served.delay = None if begun is None else begun - served.at

@@ -26,10 +26,6 @@ messages are not encrypted, and anyone on the cable can read: use a direct one.
 child, and a group through which nothing arrives although something was sent. A reader is released, not killed: a
 process that is killed within a receive of JACCL leaves memory wired until a restart (mlx#3910). So a child that sends
 says last of all that nothing follows; only where it is killed itself the other must be, and a line in the log says so.
-
-Files: `address` what may follow rdma:// · `probe` whether this machine can use a backend, and two together ·
-`transport` connecting and listening · `link` the link · `child_process` the engine's handle on its child · `child` the
-code of the child · `joining` a group · `channel`, `messages` what they exchange.
 """
 
 from transports.rdma.transport import RdmaTransport

@@ -4,8 +4,7 @@
 the peer (the first message of a new JACCL group was seen to be lost, which a sum before it prevents) and sends READY.
 Then, until it ends, rank 0 sends the chunks that it finds in the segment, and rank 1 writes those that it receives to
 the segment. One thread does this, one operation at a time, each evaluated before the next is made: MLX sends and
-receives in the order of evaluation. The heads of messages are the children's own affair, so checksums take none of the
-engine's time.
+receives in the order of evaluation. Checksums take none of the engine's time.
 
 **The end.** When its parent is gone or has closed the channel, rank 0 sends one more message, which says that nothing
 follows, and rank 1 reads on, for nobody, until that comes: a process that is killed within a receive of JACCL leaves

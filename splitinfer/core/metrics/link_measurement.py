@@ -57,26 +57,13 @@ class LinkMeasurement:
         return self.latency_p50 + num_bytes / self.down
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """One exchange: the bytes sent to the other end, and those sent back."""
-
-    there: int
-    back: int
-
-
-Ask = Callable[[Exchange], float]
-"""Makes an exchange; its seconds."""
-
-
-def probe(ask: Ask) -> LinkMeasurement:
-    """Measure a link by exchanges."""
-    small_one = Exchange(_SMALL_BYTES, _SMALL_BYTES)
-    ask(small_one)  # wakes threads and fills caches; not counted
-    small = _repeat(partial(ask, small_one), _NUM_SMALL, _SMALL_SECONDS)
+def probe(ask: Callable[[int, int], float]) -> LinkMeasurement:
+    """Measure a link. ``ask``: makes an exchange of so many bytes there, and so many back; its seconds."""
+    small_one = partial(ask, _SMALL_BYTES, _SMALL_BYTES)
+    small_one()  # wakes threads and fills caches; not counted
+    small = _repeat(small_one, _NUM_SMALL, _SMALL_SECONDS)
     usual = statistics.median(small)
-    down = _grow(lambda size: ask(Exchange(size, _SMALL_BYTES)), usual)
-    up = _grow(lambda size: ask(Exchange(_SMALL_BYTES, size)), usual)
+    down, up = _grow(lambda size: ask(size, _SMALL_BYTES), usual), _grow(lambda size: ask(_SMALL_BYTES, size), usual)
     return figures(small, down, up)
 
 

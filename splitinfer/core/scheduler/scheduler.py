@@ -274,9 +274,9 @@ class Scheduler:
 
     # -- results -------------------------------------------------------------------------------
 
-    def update(self, result: StepResult, returned_at: float = 0.0, *, learn: bool = True) -> list[TokenEvent]:
+    def update(self, result: StepResult, returned_at: float = 0.0) -> list[TokenEvent]:
         """Take the result of the oldest plan under way and return its tokens. ``returned_at``: when it came, in seconds
-        on the first stage's clock. ``learn``: refine the costs at once; else ``learn`` does, behind the next launch.
+        on the first stage's clock. ``learn`` refines the costs by it, behind the next launch.
 
         Raises:
             ValueError: the result does not answer that plan; the pipeline keeps order, so a peer is broken.
@@ -291,8 +291,6 @@ class Scheduler:
             self.speculation.returned(step.plan, result)
         self._regroup()
         self._unlearned.append((step, result, returned_at))
-        if learn:
-            self.learn()
         return events
 
     def learn(self) -> None:
@@ -477,7 +475,8 @@ class Scheduler:
         self.kv.begin_step()
         budget = self.config.token_budget
         going = self.batches.members(group) if rules.decodes_go else []
-        running, most, before = self.running.values(), self.config.max_running, (self._num_decoding, self._kv_share)
+        running, most = self.running.values(), self.config.max_running
+        num_decoding, kv_share = self._num_decoding, self._kv_share
         admits = rules.admits and self.waiting
         admissions = list(self.kv.admissible(self.waiting, running, most, budget)) if admits else []
         ready = [(seq, seq.num_scheduled) for seq in running if seq.num_to_compute]
@@ -485,7 +484,7 @@ class Scheduler:
         # Decodes of all groups: lower ranks must not take the KV they need next.
         ready.sort(key=lambda one: one[0].precedence)
         prompts = [one for one in ready if one[0] not in self.batches]
-        room, share = self._chunks.room(self.config, rules, going, prompts, before[0], begins=bool(admissions))
+        room, share = self._chunks.room(self.config, rules, going, prompts, num_decoding, begins=bool(admissions))
         granted, chunks = self._allocate(ready, room, min(len(prompts), self.config.policy_config.max_partial_prefills))
         # Cut after allocating KV: a sequence that lacks it must not take the place of one that could go.
         able = [seq for seq in going if seq.seq_id in granted]
@@ -502,7 +501,7 @@ class Scheduler:
             drafts |= self._allocate_jumps(chunks, dict(prompts), room - sum(drafts.values()))
         self._chunks.note(share, has_chunks=bool(chunks))
         self.batches.had_turn(group, late)
-        self._policy.scheduled(*before)
+        self._policy.scheduled(num_decoding, kv_share)
         return self._issue(admissions, work, drafts)
 
     def _allocate(self, ready: Iterable[Prompt], room: int, side_by_side: int) -> tuple[set[int], list[Work]]:
@@ -588,7 +587,7 @@ class Scheduler:
         budget = self.config.token_budget
         for group in self._groups_in_turn():
             self.kv.begin_step()
-            before, decodes = (self._num_decoding, self._kv_share), list[Sequence]()
+            num_decoding, kv_share, decodes = self._num_decoding, self._kv_share, list[Sequence]()
             for seq in sorted(self.batches.going_on(group, self._follows), key=lambda one: one.precedence):
                 if seq.seq_id in self._preempted:
                     continue  # for one before it in this loop
@@ -601,7 +600,7 @@ class Scheduler:
             if work:
                 self._chunks.note(Share(), has_chunks=False)
                 self.batches.had_turn(group, ())
-                self._policy.scheduled(*before)
+                self._policy.scheduled(num_decoding, kv_share)
                 return self._issue((), work, drafts)
         return None
 

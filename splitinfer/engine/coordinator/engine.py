@@ -1,10 +1,8 @@
 """What other threads use of a pipeline that runs, and its thread: open, turn for turn, end.
 
 The thread opens the pipeline, then lets the loop (``engine.coordinator.loop``) turn. When a worker is lost, or another
-cut was asked for, it opens the pipeline again (``engine.coordinator.reopening``) and has the stages compute what they
-held from the tokens, which are all here: readers see a pause. Every request ends, with one sentence, only when the
-worker does not come back in time or the same loss is repeated. What both sides use is in
-``engine.coordinator.shared``.
+cut was asked for, it opens the pipeline again (``engine.coordinator.reopening``): readers see a pause. Every request
+ends, with one sentence, only when the worker does not come back in time or the same loss is repeated.
 """
 
 import logging
@@ -204,7 +202,7 @@ class Engine:
 
     # -- the thread --------------------------------------------------------------------------
 
-    @clears_streams
+    @clears_streams()
     def _run(self) -> None:
         qos.serve_requests()
         shared, loop, reason = self._shared, None, FinishReason.ERROR

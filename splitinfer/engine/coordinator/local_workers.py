@@ -1,9 +1,9 @@
 """Workers that the coordinator starts itself: ``address: local``. A worker that is asked for a rank of a stage across
 two machines starts one in the same way.
 
-The child listens on a free port of the loopback interface and prints the address on its standard output. Its
-standard input is a pipe that is never written to: when the coordinator ends, however it ends, the pipe closes and the
-child exits too. The child has a session of its own, so Ctrl-C in the terminal does not reach it first.
+The child listens on a free port of the loopback interface and prints the address. Its standard input is a pipe that is
+never written to: when the coordinator ends, the pipe closes and the child exits too. It has a session of its own, so
+Ctrl-C in the terminal does not reach it first.
 
 A child takes a second or two to start, and so does its parent; ``start_early`` lets both start at once.
 """

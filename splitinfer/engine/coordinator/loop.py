@@ -6,9 +6,8 @@
     launch      hand the step to the pipeline, which sends it when this machine's device is done
     take        a result brings tokens; tokens go to their readers
 
-One thread decides and launches, and what it has is here. Between two draft tokens the loop looks for results: one may
-have rejected them. Several plans under way keep every stage busy, and where the device computes while Python goes on,
-the next of them is launched behind the one under way.
+Between two draft tokens the loop looks for results: one may have rejected them. Several plans under way keep every
+stage busy; where the device computes while Python goes on, the next is launched behind the one under way.
 """
 
 import contextlib
@@ -198,7 +197,7 @@ class Loop:
             result = replace(result, figures=(step.figures, *result.figures))
         elif step is not None and step.launched_at is not None and not self._pipeline.layout.has_own_stage:
             result = result.received_at(step.launched_at)
-        events = self.scheduler.update(result, heard, learn=False)
+        events = self.scheduler.update(result, heard)
         assert step is not None, "the scheduler took the result of a step"
         with self._pipeline.leaving:
             self.scheduler.leave_out_rejected()

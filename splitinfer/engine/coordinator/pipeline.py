@@ -10,9 +10,8 @@ else the thread that waits for the device does, because launching the next step 
 What a result has rejected in the meantime is not sent.
 
 Opening again after a loss is the same with what is still there: weights stay, here and on the remaining workers; all KV
-but what is on disk is forgotten, on every stage. Local workers that died or froze are started anew, first of all,
-because a new process takes longer than the rest. Ranks are started anew with any loss: each may be waiting for the
-other in a sum.
+but what is on disk is forgotten. Local workers that died or froze are started anew, first of all; ranks with any loss,
+as each may be waiting for the other in a sum.
 """
 
 import logging
@@ -378,7 +377,8 @@ class Pipeline:
             step.figures = None  # the first stage's come with the result
             return
         if masks is not None and self.layout.num_stages == 1:
-            here, masks = cache(lambda raw=masks: read_masks(raw.result(), self._config.first.vocab_size)), None
+            raw, masks = masks, None
+            here = cache(lambda: read_masks(raw.result(), self._config.first.vocab_size))
         if local.needs_verdict(plan):
             self.steps.drain()
         launched = local.launch(plan, None, here, self.steps.under_way())

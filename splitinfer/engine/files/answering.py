@@ -84,13 +84,10 @@ class Answers:
 
     def _answer(self, message: Message) -> None:
         try:
-            match message:
-                case AskManifest():
-                    self._reply_manifest(message)
-                case AskRanges():
-                    self._reply_ranges(message)
-                case _:
-                    raise ProtocolError(f"a {type(message).__name__} does not ask for weights")
+            if isinstance(message, AskManifest):
+                self._reply_manifest(message)
+            elif isinstance(message, AskRanges):
+                self._reply_ranges(message)
         except (ProtocolError, TransportError):
             raise
         except SplitinferError as error:

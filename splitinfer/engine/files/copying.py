@@ -3,8 +3,7 @@
     [ missing ranges -> ask, a window ahead -> TellRange -> compare its checksum ] -> [ write ] -> [ force to the disk ]
 
 Each bracket is a thread of its own, so that none does more for a range than the thread that decrypts it. Ranges come in
-the order in which they were asked for; any other, one of another size or with other bytes than its checksum says ends
-the copy with a sentence. What was written until then stays, and the next copy asks for the rest.
+the order in which they were asked for; any other ends the copy with a sentence. What was written until then stays.
 """
 
 import time

@@ -13,7 +13,7 @@ from functools import cache, partial
 from struct import Struct
 from typing import Protocol
 
-from splitinfer.core.metrics.link_measurement import MOST_BYTES, Exchange, LinkMeasurement, probe
+from splitinfer.core.metrics.link_measurement import MOST_BYTES, LinkMeasurement, probe
 from splitinfer.engine.links.connection import open_connection
 from splitinfer.errors import PeerError, ProtocolError
 from splitinfer.wire.messages import NextStage, Probed
@@ -52,19 +52,19 @@ def measure(link: Carrier) -> LinkMeasurement:
     return probe(partial(ask, link))
 
 
-def ask(link: Carrier, exchange: Exchange) -> float:
-    """Make one exchange; its seconds.
+def ask(link: Carrier, there: int, back: int) -> float:
+    """Make one exchange of so many bytes there and back; its seconds.
 
     Raises:
         ProtocolError: the reply has another number of bytes than was asked for.
         TransportError: the link is over, or nobody answers.
     """
     asked = time.perf_counter()
-    link.send(Frame(_WANTED.pack(exchange.back), _payload(exchange.there)))
+    link.send(Frame(_WANTED.pack(back), _payload(there)))
     reply = link.recv(PATIENCE)
     seconds = time.perf_counter() - asked
-    if _num_bytes(reply) != exchange.back:
-        raise ProtocolError(f"{exchange.back:,} bytes were to come back, and {_num_bytes(reply):,} came")
+    if _num_bytes(reply) != back:
+        raise ProtocolError(f"{back:,} bytes were to come back, and {_num_bytes(reply):,} came")
     return seconds
 
 

@@ -1,7 +1,8 @@
 """The stage that a worker holds: loaded for one coordinator, kept for the next, given up for another's layers."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import mlx.core as mx
@@ -65,17 +66,14 @@ class StageHolder:
         """Load what a coordinator asks for, unless it is loaded; reply to it."""
         if self._model is not None:
             command = replace(command, model=self._model)
-        try:
+        with _refusing(connection):
             if self.stage is None or not self.stage.serves(command):
                 self.unload()
                 self.stage = self._load_anew(connection, command, weights)
             self._access.let_read(command.reader_keys)
             ready = self.stage.begin_anew()
-        except SplitinferError as error:
-            _refuse(connection, error)
-            return
-        log.info("holding layers %d to %d of %s", command.start, command.end - 1, command.model)
-        connection.send(ready)
+            log.info("holding layers %d to %d of %s", command.start, command.end - 1, command.model)
+            connection.send(ready)
 
     def _load_anew(self, connection: Connection, command: Load, weights: Weights) -> LoadedStage:
         with weights.source(connection) as source:
@@ -97,19 +95,16 @@ class StageHolder:
 
     def meet(self, connection: Connection, half: Half, weights: Weights) -> None:
         """Meet another rank, and say what sums with it take."""
-        try:
+        with _refusing(connection):
             with weights.source(connection):
                 group = self._join(weights)(half)
             few, many = (group.seconds(num_bytes // 4) for num_bytes in _SUMS)
-        except SplitinferError as error:
-            _refuse(connection, error)
-            return
-        connection.send(Met(((_SUMS[0], few), (_SUMS[1], max(few, many)))))
+            connection.send(Met(((_SUMS[0], few), (_SUMS[1], max(few, many)))))
 
     def profile(self, connection: Connection, command: Profile, frame: Frame) -> None:
         """Measure this machine. A loaded stage stays, unless its memory is needed for that."""
         parts, report = [memoryview(part) for part in frame.parts], _reporter(connection)
-        try:
+        with _refusing(connection, ProtocolError):
             try:
                 profiled = answer(command, parts, self._name, report)
             except CannotFit:
@@ -117,12 +112,7 @@ class StageHolder:
                     raise
                 self.unload()
                 profiled = answer(command, parts, self._name, report)
-        except ProtocolError:
-            raise
-        except SplitinferError as error:
-            _refuse(connection, error)
-            return
-        connection.send(profiled)
+            connection.send(profiled)
 
     def unload(self) -> None:
         """Free the stage's memory."""
@@ -147,7 +137,14 @@ def _reporter(connection: Connection) -> Callable[[Progress], None]:
     return report
 
 
-def _refuse(connection: Connection, error: SplitinferError) -> None:
-    log.warning("refused %s: %s", connection.name, error)
-    connection.send(Refuse(str(error)))
-    connection.link.close(str(error))
+@contextmanager
+def _refusing(connection: Connection, *passing: type[SplitinferError]) -> Iterator[None]:
+    """Tell a coordinator why it gets no reply, unless the error is to pass."""
+    try:
+        yield
+    except passing:
+        raise
+    except SplitinferError as error:
+        log.warning("refused %s: %s", connection.name, error)
+        connection.send(Refuse(str(error)))
+        connection.link.close(str(error))

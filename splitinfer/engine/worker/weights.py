@@ -1,10 +1,8 @@
 """A worker's weights on their way: to it, while it loads, and from it to readers on its port.
 
 What it lacks it asks the coordinator for on the control link, and other workers on links of its own. The engine's
-thread loads, so what the coordinator answers meanwhile goes past the inbox, which nobody reads. Heartbeats tell of a
-coordinator that froze; one that lives and does not answer is given up after a bound.
-
-What a worker has it gives to readers, beside whatever its engine does: at a bounded pace if there was a step just now.
+thread loads, so what the coordinator answers meanwhile goes past the inbox, which nobody reads. What a worker has it
+gives to readers, beside whatever its engine does: at a bounded pace if there was a step just now.
 """
 
 import queue

@@ -130,7 +130,7 @@ class Worker:
 
     # -- the loop ----------------------------------------------------------------------------
 
-    @clears_streams
+    @clears_streams()
     def _serve(self) -> None:
         qos.serve_requests()
         while self._guarded(self._next_event()):

@@ -3,12 +3,19 @@
 import math
 import random
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.core.metrics.link_measurement import MOST_BYTES, Exchange, LinkMeasurement, figures, probe
+from splitinfer.core.metrics.link_measurement import MOST_BYTES, LinkMeasurement, figures, probe
+
+
+class Exchange(NamedTuple):
+    there: int
+    back: int
+
 
 Link = Callable[[Exchange], float]
 
@@ -17,7 +24,8 @@ def asked(link: Link) -> tuple[LinkMeasurement, list[Exchange], float]:
     """What is found of a link, what was exchanged for it, and the seconds that took."""
     made, times = list[Exchange](), list[float]()
 
-    def ask(exchange: Exchange) -> float:
+    def ask(there: int, back: int) -> float:
+        exchange = Exchange(there, back)
         made.append(exchange)
         times.append(link(exchange))
         return times[-1]

@@ -10,7 +10,7 @@ import pytest
 import stages
 
 from splitinfer.core.layout import StageSpec
-from splitinfer.core.metrics.link_measurement import MOST_BYTES, Exchange, LinkMeasurement
+from splitinfer.core.metrics.link_measurement import MOST_BYTES, LinkMeasurement
 from splitinfer.engine.coordinator.worker_group import WorkerGroup
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.probe import ask, measure, probe_next, reply_to
@@ -109,7 +109,7 @@ def test_who_says_nothing_is_dropped(two: list[str], monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("wanted", [0, 65536, MOST_BYTES])
 def test_as_many_bytes_come_as_were_asked_for(two: list[str], wanted: int) -> None:
     coordinator, prober = Peer.at(two[0]), Peer.at(two[0], "probe")
-    assert ask(prober.link, Exchange(17, wanted)) > 0
+    assert ask(prober.link, 17, wanted) > 0
     assert coordinator.is_served(), "beside it"
     coordinator.link.close()
 
