@@ -388,7 +388,7 @@ class _Lone:
 
 
 class _Shared:
-    """A cache that records in ``stored`` what it stored last, and stores what is in ``received`` instead, if anything."""
+    """A cache that records in ``stored`` what it stored last, and stores what is in ``received`` instead, if it is."""
 
     def update_and_fetch(self: Any, keys: mx.array, values: mx.array) -> Any:
         keys, values = self.received.get(0, keys), self.received.get(1, values)

@@ -149,8 +149,6 @@ def test_a_draft_that_cannot_go_back_is_refused(tiny_folder: Callable[..., Path]
 def test_sliding_windows_go_back_far_enough(tiny_folder: Callable[..., Path]) -> None:
     gemma = open_model(str(tiny_folder("gemma3_text")))
     windowed = DraftModel.load("gemma", gemma, "float32", 100, 512, lambda _: None)
-        "gemma", open_model(str(tiny_folder("gemma3_text"))), "float32", 100, 512, lambda _: None
-    )
     prompt = [(7 * i * i + 3 * i) % 90 for i in range(400)]
     guesses(windowed, Sequence(1, list(prompt), GREEDY, 0), 8)
     for cut in (398, 380, 40):  # the last is farther back than the windows reach
