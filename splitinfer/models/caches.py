@@ -60,7 +60,7 @@ class WholeState:
 def with_state(cache: Any) -> Any:
     """A cache that can be saved and put back as a state, if it cannot be told how else it is."""
     if not hasattr(cache, "empty") or _own(type(cache), "state").fset is None:
-        cache.__class__ = _derived(WholeState, type(cache))
+        cache.__class__ = _derived(WholeState, cache.__class__)
     return cache
 
 
@@ -352,7 +352,7 @@ def _ghost(cache: Cache, own_by_kind: dict[tuple[Any, ...], Cache], place: Place
     own = own_by_kind.get(kind_of(cache))
     if own is not None:
         return _Ghost(own)
-    cache.__class__ = _derived(_Lone, type(cache))
+    cache.__class__ = _derived(_Lone, cache.__class__)
     cache.ghost_place = place
     return cache
 
@@ -392,7 +392,7 @@ class _Shared:
 
     def update_and_fetch(self: Any, keys: mx.array, values: mx.array) -> Any:
         keys, values = self.received.get(0, keys), self.received.get(1, values)
-        self.received, self.stored = {}, (keys, values)
+        self.received, self.stored = dict[int, mx.array](), (keys, values)
         base: Any = super()
         return base.update_and_fetch(keys, values)
 
@@ -400,5 +400,5 @@ class _Shared:
 def share(cache: Cache) -> None:
     """Make a cache one that is shared."""
     if not hasattr(cache, "received"):
-        cache.__class__ = _derived(_Shared, type(cache))
+        cache.__class__ = _derived(_Shared, cache.__class__)
         cache.received, cache.stored = {}, ()

@@ -115,15 +115,6 @@ def read_of(drafter: Checkpoint, *, is_last: bool) -> frozenset[str]:
     return frozenset(name for name in drafter.tensors if is_last or name.removeprefix("model.").startswith("fc."))
 
 
-def arrays_of(drafter: Checkpoint, *, is_last: bool) -> dict[str, mx.array]:
-    """Those tensors, which are read when they are computed."""
-    found = dict[str, mx.array]()
-    for path, names in drafter.paths_of(read_of(drafter, is_last=is_last)).items():
-        there: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
-        found |= {name: there[name] for name in names if name in there}
-    return found
-
-
 def join(stage: StageModel, drafter: Checkpoint, arrays: Arrays, dtype: str | None) -> dict[str, mx.array]:
     """Have a stage tap the layers that a drafter reads, and run it if it is the last one (``StageModel.heads``); what
     the stage has of its weights, by name, not evaluated.
