@@ -6,7 +6,7 @@ but for the choice of experts, which falls on all alike.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -47,6 +47,15 @@ _patching = threading.Lock()  # two stages of one process may load at a time
 def placeholders_of(checkpoint: Checkpoint) -> dict[str, mx.array]:
     """Lazy zeros of the shapes and dtypes of all tensors, which take no memory."""
     return {name: mx.zeros(info.shape, dtype_of(info)) for name, info in checkpoint.tensors.items()}
+
+
+def lazy_arrays(checkpoint: Checkpoint, tensors: Iterable[str]) -> dict[str, mx.array]:
+    """Those tensors, as far as a file has them, which are read when they are computed."""
+    found = dict[str, mx.array]()
+    for path, names in checkpoint.paths_of(tensors).items():
+        there: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
+        found |= {name: there[name] for name in names if name in there}
+    return found
 
 
 def dtype_of(info: TensorInfo) -> mx.Dtype:

@@ -10,6 +10,7 @@ A sliding window gets another cache than mlx-lm's (``WindowKVCache``): a rotatin
 depend on how the tokens were chunked, and it cannot be rolled back.
 """
 
+import functools
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
@@ -25,12 +26,16 @@ from splitinfer.models.mlx_lm import base
 from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.quantised import QuantisedKVCache
 
-_whole_classes: dict[type, type] = {}
+
+@functools.cache
+def _derived(mixin: type, cls: type) -> type:
+    """A cache's class with another before it among its bases."""
+    return type(f"{mixin.__name__}{cls.__name__}", (mixin, cls), {"cache_kind": cls})
 
 
 class WholeState:
-    """Goes before the own class of a cache of a form that is not known among its bases: all that it holds is a state,
-    which can be saved and put back. A class that can put back what it tells as its ``state`` is believed; of any other,
+    """Goes before the class of a cache of a form that is not known (``_derived``): all that it holds is a state, which
+    can be saved and put back. A class that can put back what it tells as its ``state`` is believed; of any other,
     the state is its attributes."""
 
     def empty(self) -> bool:
@@ -54,12 +59,8 @@ class WholeState:
 
 def with_state(cache: Any) -> Any:
     """A cache that can be saved and put back as a state, if it cannot be told how else it is."""
-    cls = type(cache)
-    if hasattr(cache, "empty") and _own(cls, "state").fset is not None:
-        return cache
-    if cls not in _whole_classes:
-        _whole_classes[cls] = type(f"Whole{cls.__name__}", (WholeState, cls), {"cache_kind": cls})
-    cache.__class__ = _whole_classes[cls]
+    if not hasattr(cache, "empty") or _own(type(cache), "state").fset is None:
+        cache.__class__ = _derived(WholeState, cache.__class__)
     return cache
 
 
@@ -351,7 +352,7 @@ def _ghost(cache: Cache, own_by_kind: dict[tuple[Any, ...], Cache], place: Place
     own = own_by_kind.get(kind_of(cache))
     if own is not None:
         return _Ghost(own)
-    cache.__class__ = _derived("Lone", type(cache), _LONE_GHOST)
+    cache.__class__ = _derived(_Lone, cache.__class__)
     cache.ghost_place = place
     return cache
 
@@ -379,34 +380,25 @@ class _Ghost:
     __setitem__ = update_and_fetch = _refuse_write
 
 
-# A ghost without an own cache of its kind: it is empty, and its offset is the sequence's position.
-_LONE_GHOST = {
-    "offset": property(lambda ghost: ghost.ghost_place.position, lambda _ghost, _value: None),
-    "update_and_fetch": _refuse_write,
-    "__setitem__": _refuse_write,
-}
+class _Lone:
+    """A ghost without an own cache of its kind: it is empty, and its offset is the sequence's position."""
+
+    offset = property(lambda ghost: ghost.ghost_place.position, lambda _ghost, _value: None)
+    __setitem__ = update_and_fetch = _refuse_write
+
+
+class _Shared:
+    """A cache that records in ``stored`` what it stored last, and stores what is in ``received`` instead, if it is."""
+
+    def update_and_fetch(self: Any, keys: mx.array, values: mx.array) -> Any:
+        keys, values = self.received.get(0, keys), self.received.get(1, values)
+        self.received, self.stored = dict[int, mx.array](), (keys, values)
+        base: Any = super()
+        return base.update_and_fetch(keys, values)
 
 
 def share(cache: Cache) -> None:
-    """Make a cache record in ``stored`` what it stored last, and store what is in ``received`` instead, if anything."""
+    """Make a cache one that is shared."""
     if not hasattr(cache, "received"):
-        cache.__class__ = _derived("Shared", type(cache), _SHARED)
+        cache.__class__ = _derived(_Shared, cache.__class__)
         cache.received, cache.stored = {}, ()
-
-
-_classes: dict[tuple[str, type], type] = {}
-
-
-def _derived(name: str, cls: type, body: dict[str, Any]) -> type:
-    if (name, cls) not in _classes:
-        _classes[name, cls] = type(f"{name}{cls.__name__}", (cls,), {"cache_kind": cls, **body})
-    return _classes[name, cls]
-
-
-def _update_shared(cache: Cache, keys: mx.array, values: mx.array) -> Any:
-    keys, values = cache.received.get(0, keys), cache.received.get(1, values)
-    cache.received, cache.stored = {}, (keys, values)
-    return cache.cache_kind.update_and_fetch(cache, keys, values)
-
-
-_SHARED = {"update_and_fetch": _update_shared}

@@ -58,12 +58,14 @@ def why_no_blocks(stage: StageModel) -> str | None:
 
 
 def sample_block(stage: StageModel) -> KVBlock:
-    """A block of the form that this stage's KV is stored in. Nothing is computed: its arrays are never evaluated."""
+    """A block of the form that this stage's KV is stored in, and that of its heads. Nothing is computed: its arrays are
+    never evaluated."""
     caches = stage.make_caches()
     for start, end in zip((0, *ENDS), ENDS, strict=False):
         _build(stage, caches, start, end, 0, 1)
-        block = cut(caches, stage.own_places, start, end)
-    return block
+    if stage.heads is not None:
+        stage.heads.run_nothing(caches, end)
+    return cut(caches, stage.kv_places, start, end)
 
 
 def off_by(stage: StageModel, kv_format: KVFormat) -> float:

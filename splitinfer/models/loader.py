@@ -20,7 +20,7 @@ from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.core.layout import RANKS
 from splitinfer.errors import CannotCut, ModelError
 from splitinfer.models.attention import Attention, from_config, layers_of, observed
-from splitinfer.models.building import build_model, build_with_pictures, placeholders_of
+from splitinfer.models.building import build_model, build_with_pictures, lazy_arrays, placeholders_of
 from splitinfer.models.caches import can_quantise, fresh_caches, grow_in_step, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
@@ -34,8 +34,7 @@ from splitinfer.models.mlx_vlm import hash_on_host
 from splitinfer.models.pictures import PictureTower
 from splitinfer.models.quantised import CannotQuantise
 from splitinfer.models.tables import Table, find_tables, leave_on_disk
-from splitinfer.models.trained import arrays_of as drafter_arrays
-from splitinfer.models.trained import is_trained, join
+from splitinfer.models.trained import is_trained, join, read_of
 from splitinfer.system.open_files import make_room
 
 Report = Callable[[int, int], None]  # bytes done, bytes in all
@@ -236,14 +235,11 @@ def load_stage(
     Raises:
         ModelError: a tensor the stage reads is in no file.
     """
-    arrays, paths = placeholders_of(checkpoint), checkpoint.paths_of(found.tensors)
-    make_room(len(paths) + _OTHER_FILES)  # each file stays open until its tensors are read
-    for path, names in paths.items():
-        there: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
-        arrays.update({name: there[name] for name in names if name in there})
+    make_room(len(checkpoint.paths_of(found.tensors)) + _OTHER_FILES)  # each stays open until its tensors are read
+    arrays = placeholders_of(checkpoint) | lazy_arrays(checkpoint, found.tensors)
     stage, model, parameters, outputs, output = _build(
         checkpoint, arrays, (start, end), dtype, drafter,
-        lambda other, stage: drafter_arrays(other, is_last=stage.is_last), None, group, sees=sees,
+        lambda other, stage: lazy_arrays(other, read_of(other, is_last=stage.is_last)), None, group, sees=sees,
     )  # fmt: skip
     missing, read = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors}, parameters)
     if missing:
@@ -253,7 +249,7 @@ def load_stage(
         hash_on_host(model)
         stage.reads_tokens = True
     # Without these references a tensor as stored is freed as soon as the parameters made of it are evaluated.
-    del arrays, outputs, output, there
+    del arrays, outputs, output
     in_memory = sorted(read.difference(*(table.parameters for table in found.tables)))
     # Of a tensor as stored a rank reads more than it keeps.
     together = _TOGETHER if group is None else _TOGETHER // RANKS**2

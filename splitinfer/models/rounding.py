@@ -154,7 +154,18 @@ class RowErrors:
 
 def joined(runs: Sequence[Sequence[LayerCall]]) -> list[LayerCall]:
     """Call by call the rows of several runs of the same layers, one below the other."""
-    return [_side_by_side(calls) for calls in zip(*runs, strict=True)]
+    found = list[LayerCall]()
+    for calls in zip(*runs, strict=True):
+        given = [call.given for call in calls if call.given is not None]
+        # An array that has as many heads as one run has rows seems to have rows there, but not in the others.
+        alike = [
+            path
+            for path in calls[0].returned
+            if len({call.returned[path].shape[1:] if path in call.returned else None for call in calls}) == 1
+        ]
+        returned = {path: mx.concatenate([call.returned[path] for call in calls]) for path in alike}
+        found.append(LayerCall(mx.concatenate(given) if len(given) == len(calls) else None, returned))
+    return found
 
 
 def rows_of(calls: Sequence[LayerCall], start: int, end: int) -> list[LayerCall]:
@@ -221,20 +232,6 @@ def _rows(value: Any, num_rows: int) -> dict[Path, mx.array]:
         for path, array in floating_arrays(value)
         if array.ndim > 2 and array.shape[:2] in shapes
     }
-
-
-def _side_by_side(calls: Sequence[LayerCall]) -> LayerCall:
-    # An array that has as many heads as one run has rows seems to have rows there, but not in the others.
-    first = calls[0]
-    given = [call.given for call in calls if call.given is not None]
-    return LayerCall(
-        mx.concatenate(given) if len(given) == len(calls) else None,
-        {
-            path: mx.concatenate([call.returned[path] for call in calls])
-            for path in first.returned
-            if len({call.returned[path].shape[1:] if path in call.returned else None for call in calls}) == 1
-        },
-    )
 
 
 def _relative_errors(got: mx.array, wanted: mx.array, given: mx.array | None, tolerance: float) -> mx.array:

@@ -20,7 +20,6 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.dflash import DFlash, is_dflash
 from splitinfer.models.eagle3 import Eagle3, is_eagle3
 from splitinfer.models.heads import BlockPart, HeadRows, check_width
-from splitinfer.models.kv_blocks import KVBlock, cut
 from splitinfer.models.layers import type_name
 from splitinfer.models.mtp import PREFIX, PredictionHeads, tensors_of
 from splitinfer.models.rows import attend_by_rows
@@ -46,14 +45,6 @@ class WithHeads:
         self.run_nothing(caches)
         own = caches.own[-len(self.heads.layers) :]
         return sum(a.shape[1] * a.shape[3] * a.itemsize for cache in own for a in (cache.keys, cache.values))
-
-    def sample(self) -> KVBlock:
-        """A block of a few tokens, as it would be kept, with the heads' KV."""
-        caches, rows = self.stage.make_caches(), 4
-        hidden = self.stage.made_up_hidden(rows, 0)
-        self.stage(mx.zeros((1, rows), mx.int32), caches, None if hidden is None else hidden[None], rows)
-        self.run_nothing(caches, rows)
-        return cut(caches, self.stage.kv_places, 0, rows)
 
     def run(
         self,
@@ -122,15 +113,6 @@ def at_once(checkpoint: Checkpoint) -> int:
 def read_of(drafter: Checkpoint, *, is_last: bool) -> frozenset[str]:
     """The names of the tensors that a stage reads of a drafter in a folder of its own: of the projection, or all."""
     return frozenset(name for name in drafter.tensors if is_last or name.removeprefix("model.").startswith("fc."))
-
-
-def arrays_of(drafter: Checkpoint, *, is_last: bool) -> dict[str, mx.array]:
-    """Those tensors, which are read when they are computed."""
-    found = dict[str, mx.array]()
-    for path, names in drafter.paths_of(read_of(drafter, is_last=is_last)).items():
-        there: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
-        found |= {name: there[name] for name in names if name in there}
-    return found
 
 
 def join(stage: StageModel, drafter: Checkpoint, arrays: Arrays, dtype: str | None) -> dict[str, mx.array]:

@@ -247,9 +247,7 @@ def _read(
     block = sample_block(model) if outcome.why_no_blocks is None else None
     if block is None:
         log.info("no KV is cached for other requests: %s", outcome.why_no_blocks)
-    sample = model.heads.sample() if model.heads and block is not None else block
-    places = model.kv_places
-    on_disk = StageDisk(disk, command, dtype, places, sample) if disk is not None and sample is not None else None
+    on_disk = StageDisk(disk, command, dtype, model.kv_places, block) if disk and block else None
     runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, group)
     runner.use(outcome)
     if model.heads and runner.pool.rollback is Rollback.STAGE:
