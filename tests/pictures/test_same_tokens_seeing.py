@@ -24,7 +24,7 @@ NUM = 12
 NIGHTLY = pytest.mark.nightly
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES[:2], *(pytest.param(name, marks=NIGHTLY) for name in FAMILIES[2:])])
+@pytest.fixture(scope="module", params=[FAMILIES[0], *(pytest.param(name, marks=NIGHTLY) for name in FAMILIES[1:])])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp(request.param), request.param)
 
