@@ -241,6 +241,7 @@ def _by_its_bytes(model: ModelProfile, running: Running, stage: int) -> MachineP
         address=spec.address,
         key=spec.key,
         head=own.scaled(model.head / whole),
+        planning=running.costs.host if stage == 0 else 0.0,
         draft=running.draft if stage == 0 else 0.0,
         free_bytes=said.free_bytes + said.weight_bytes,
         launches_ahead=said.device != "cpu",

@@ -321,8 +321,8 @@ class WorkerGroup:
             self._notice(spec.name, Progress("link", 0, 0, note[:_MAX_NOTE]))
 
     def probe(self, worker: WorkerHandle) -> Probed:
-        """Measure a link from this machine to a worker, of its own and by the transport of the worker's stage: some
-        0.3 s.
+        """Measure a link from this machine to a worker, of its own and by the transport of the worker's stage: about
+        a second.
 
         Raises:
             PeerError, TransportError: the worker is gone.
