@@ -256,14 +256,6 @@ def test_a_model_that_cannot_be_halved(pipeline: Open) -> None:
         pipeline("gemma3_text", [6], across=[0]).__enter__()
 
 
-def test_pictures_need_a_stage_of_the_coordinators(pipeline: Open) -> None:
-    with (
-        pytest.raises(ConfigError, match="pictures need a first stage"),
-        pipeline("llama", [4], across=[0], pictures=True),
-    ):
-        pass
-
-
 def test_a_rank_without_its_key_is_told_where_to_write_it() -> None:
     spec = StageSpec("both", 0, 4, across=(Rank("local"), Rank("tcp://192.0.2.1:5577"))).ranks[1]
     said = worker_group._why_refused(spec, "tcp://192.0.2.1:5577", LinkOptions(), LinkRefused("no"))
