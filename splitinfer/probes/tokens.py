@@ -1,5 +1,6 @@
 """Tokens by one way through a pipeline: greedy and sampled, without drafts and with them, several answers at once, and
-from KV kept across a restart. Plain mlx-lm computes the same tokens in the same process.
+from KV kept across a restart; and of a stage across two processes. Plain mlx-lm computes the same tokens in the same
+process.
 
 Where a pipeline chooses another token than the reference, the request is made again with the reference's tokens up to
 and including that one. So every position is compared, whatever came before it.
@@ -21,9 +22,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
+from splitinfer.core.json_text import dumps
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.layout import LOCAL
 from splitinfer.core.link_transport import JACCL, RDMA, RING
@@ -63,16 +67,16 @@ class Expected:
 
 
 class PlainModel:
-    """The demo model as mlx-lm loads it, in the dtype that "auto" gives a stage here."""
+    """A model as mlx-lm loads it, the demo model or that of ``folder``, in the dtype that "auto" gives a stage here."""
 
-    def __init__(self) -> None:
-        self._model, _ = load_model(TARGET)
+    def __init__(self, folder: Path | None = None) -> None:
+        self._model, config = load_model(folder or TARGET)
         dtype = resolve_dtype("auto", gpu=on_gpu())
         if dtype is not None:
             self._model.set_dtype(getattr(mx, dtype))
-        tokenizer = tokenizer_of(open_model("demo"))
-        assert tokenizer is not None
-        self.vocab_size, self.prompt = tokenizer.vocab_size, tuple(tokenizer.encode(PROMPT))
+        self.vocab_size = int(config["vocab_size"])
+        tokenizer = None if folder else tokenizer_of(open_model("demo"))
+        self.prompt = tuple(tokenizer.encode(PROMPT) if tokenizer else made_up_prompt(_TOGETHER[-1], self.vocab_size))
 
     def answer(self, prompt: Sequence[int], num_tokens: int, sampling: SamplingParams) -> Expected:
         """What mlx-lm answers, its random key that of the token's position, as a pipeline's is."""
@@ -126,6 +130,11 @@ class PlainModel:
 GREEDY, SAMPLED = SamplingParams(seed=0), SamplingParams(temperature=0.8, seed=7)
 CASES = {"greedy": GREEDY, "sampled": SAMPLED}
 _LAYERS = (5, 7)  # here, and on the worker
+_EVEN: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128, "rms_norm_eps": 1e-5,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": False,
+}  # fmt: skip
+_SPREAD = 2.5  # of its weights, so that layers matter and tokens vary
 _DRAFTS = Flight(first=3, further=2, in_flight=2)
 _KEPT_PROMPT, _KEPT_TOKENS = BLOCK + 40, 4
 _TOGETHER = (6, 8, 11, 15)  # tokens of the prompts of answers at once: unequal
@@ -146,14 +155,22 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
         except TransportUnavailable as problem:
             report(Finding("", Outcome.NOT_AVAILABLE, problem.reason))
             return
-    plain = PlainModel()
+    halved = even_model(Path(options["folder"]) / "even") if options["way"] == "across" else None
+    plain = PlainModel(halved)
     cases = {name: plain.answer(plain.prompt, options["tokens"], one) for name, one in CASES.items()}
-    rounding = plain.rounding(cases["greedy"])
+    rounding = plain.rounding(cases["greedy"]) | ({} if halved is None else {"exact": False})  # sums of two halves
     report(passed("rounding", rounding_in_words(rounding), rounding))
 
     def look(name: str, find: Callable[[], Mapping[str, Any]]) -> None:
         report.guarded(name, lambda: judge_answer(name, find(), rounding))
 
+    if halved is not None:
+        both = {"name": "both", "layers": _EVEN["num_hidden_layers"], "across": [LOCAL, LOCAL]}
+        with LLM({"model": str(halved), "stages": [both]}, settings=_limits()) as llm:
+            report.is_alive()
+            for name, expected in cases.items():
+                look(name, partial(_answered, llm, expected, CASES[name], OFF))
+        return
     with _second_stage(options) as second:
         with pipeline(second, draft="demo-draft") as llm:
             report.is_alive()
@@ -180,9 +197,24 @@ def pipeline(second: Mapping[str, Any] | None, **settings: Any) -> Iterator[LLM]
     stages: list[dict[str, Any]] = [{"name": "first", "layers": DEMO_LAYERS}]
     if second is not None:
         stages = [{"name": "first", "layers": _LAYERS[0]}, {"name": "second", "layers": _LAYERS[1], **second}]
-    limits = Settings(context=1024, connect_timeout=8.0, rejoin_timeout=0.0, **settings)
-    with LLM({"model": "demo", "stages": stages}, settings=limits) as llm:
+    with LLM({"model": "demo", "stages": stages}, settings=_limits(**settings)) as llm:
         yield llm
+
+
+def _limits(**settings: Any) -> Settings:
+    return Settings(context=1024, connect_timeout=8.0, rejoin_timeout=0.0, **settings)
+
+
+def even_model(folder: Path) -> Path:
+    """A small random model in a new folder; it can be halved, as the demo model with its three heads cannot."""
+    model, weights = llama.Model(llama.ModelArgs(**_EVEN)), dict[str, mx.array]()
+    for number, (name, array) in enumerate(tree_flatten(model.parameters())):
+        drawn = mx.random.normal(array.shape, key=mx.random.key(number)) * (_SPREAD / array.shape[-1] ** 0.5)
+        weights[name] = drawn if array.ndim > 1 else array
+    folder.mkdir()
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    (folder / "config.json").write_text(dumps(_EVEN))
+    return folder
 
 
 @contextmanager

@@ -116,6 +116,17 @@ def test_a_planted_worker_that_answers_a_wrong_token_is_named(monkeypatch: pytes
     assert "token 3 of 6 is" in found[1].sentence
 
 
+@pytest.mark.nightly
+@pytest.mark.own_device
+def test_a_stage_across_two_processes_is_tried(tmp_path: Path):
+    found = found_by(tokens.measure, way="across", tokens=16, folder=str(tmp_path))
+    assert faults(found) == []
+    assert [each.name for each in found] == ["rounding", "greedy", "sampled"]
+    assert found[1].numbers["partings"] == []
+    expected = PlainModel(tmp_path / "even").answer(PlainModel(tmp_path / "even").prompt, 16, tokens.GREEDY)
+    assert len(set(expected.tokens)) > 4, "a model that repeats itself shows little"
+
+
 def test_a_slow_link_is_named():
     with worker("tcp") as address, emulator("links").installed("wifi"):
         found = found_by(links.measure, worker={"address": address})
