@@ -33,7 +33,7 @@ from splitinfer.errors import ConfigError, DeviceFailed, ModelError, WorkerLost
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.halves import Pair
-from splitinfer.wire.messages import Digest, Gather, NextStage
+from splitinfer.wire.messages import Digest, Gather, NextStage, Progress
 from transports import LinkOptions, LinkRefused
 from transports.rdma import probe
 from transports.rdma.joining import _ADDRESS
@@ -61,7 +61,10 @@ def test_a_stage_across_two_processes_gives_the_tokens_of_one(tiny_folder: Folde
 
 def end(there: Pipeline, rank: int, how: signal.Signals = signal.SIGKILL) -> None:
     """Kill the process of a rank, or stop it."""
-    name = next(stage.ranks[rank].name for stage in there.llm.layout.stages if stage.across)
+    end_process(next(stage.ranks[rank].name for stage in there.llm.layout.stages if stage.across), how)
+
+
+def end_process(name: str, how: signal.Signals) -> None:
     (process,) = (one for one in psutil.Process().children() if name in one.cmdline())
     os.kill(process.pid, how)
 
@@ -170,12 +173,11 @@ class CableBetween:
 
     def pull(self) -> None:
         """In the middle of a step: both ranks have got it, and neither gets the other's halves."""
-        for_sums, for_steps = self.cables[:2], self.cables[2:]
+        for_steps, *for_sums = self.cables[:3]
         for cable in for_sums:
             cable.silence()
         time.sleep(1)
-        for cable in for_steps:
-            cable.silence()
+        for_steps.silence()
 
 
 @NIGHTLY
@@ -201,6 +203,35 @@ def test_the_cable_between_two_ranks_is_pulled(
         there.answers(ask(30, max_tokens=120))
         assert there.stats["rejoins"] == 1
     assert times[1] - times[0] < 6  # far less than the patience with a step
+
+
+@NIGHTLY
+@pytest.mark.parametrize("fault", ["cable", "SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("where", [ALONE, HYBRID], ids=str)
+def test_a_loss_while_stages_load(
+    where: dict[str, Any],
+    fault: str,
+    tiny_folder: Folder,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Each rank waits for the other in a sum of the trials behind the reading, and still talks to the coordinator."""
+    cable, times, stage = CableBetween(monkeypatch), list[float](), where["across"][0]
+    request.addfinalizer(cable.close)
+
+    def notice(name: str, progress: Progress) -> None:
+        if name != f"s{stage}/1" or progress.phase != "load" or times:
+            return
+        times.append(time.monotonic())
+        if fault != "cable":
+            end_process(name, signal.Signals[fault])
+        for one in cable.cables if fault == "cable" else ():
+            one.silence()
+
+    layout = stages.layout(tiny_folder("llama"), where["cuts"], ["local"] * 2, across=where["across"])
+    with pytest.raises(WorkerLost, match=f"s{stage}/[01] "):
+        LLM(layout, notice=notice)
+    assert 0 < time.monotonic() - times[0] < 15
 
 
 def test_rdma_ends_with_its_cable(monkeypatch: pytest.MonkeyPatch) -> None:

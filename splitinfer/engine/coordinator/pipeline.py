@@ -166,6 +166,7 @@ class Pipeline:
         try:
             self._pair_ranks()
             self._reach_workers(worker_group, connect_timeout or self._config.connect_timeout)
+            worker_group.connect_ranks()
             worker_group.load([self._config.load(each.stage, self._half(each)) for each in worker_group.workers])
             local = self._load_local()
             own = () if local is None else (local.begin_anew(),)

@@ -64,6 +64,8 @@ from transports import (
     address_for_others,
 )
 
+# MLX waits without limit for a peer, and holds the interpreter's lock: the process ends itself by an alarm.
+_HINT = "; a rank that cannot reach the other one for their sums ends after 20 s: is a firewall between the two?"
 _SILENCE = 2.0  # seconds until a process counts as frozen; it sends heartbeats five times a second, even when busy
 
 
@@ -115,7 +117,8 @@ class WorkerHandle:
         """The error for the loss of this worker, with the reason that it gave itself, if it did."""
         if self.fault is not None:
             return self._faulty(self.fault)
-        return WorkerLost(f"worker {self.spec.name} ({self.address}) is gone: {reason or 'it closed the link'}")
+        loads = "" if self.rank is None or self.ready is not None else _HINT
+        return WorkerLost(f"worker {self.spec.name} ({self.address}) is gone: {reason or 'it closed the link'}{loads}")
 
     def _faulty(self, fault: Fault) -> WorkerLost:
         no_memory_on = self.stage if fault.no_memory else None
@@ -304,15 +307,23 @@ class WorkerGroup:
             for one in ranks:
                 one.send(both)
 
+    def connect_ranks(self) -> None:
+        """Have the first rank of each stage open its link to the second. Over it both hear of a cable that is pulled,
+        while they load, too: then each may wait for the other in a sum."""
+        both = [(one, other) for one, other in pairwise(self.workers) if one.stage == other.stage]
+        self._connect_each([(*pair, NONE) for pair in both], _REPLY_SECONDS)
+
     def connect_stages(self, codecs: Sequence[str], silence: float = SILENCE) -> None:
-        """Have every worker but the last open its data link to the next. ``codecs``: of the links to all stages but the
-        first. ``silence`` as in ``await_ready``."""
-        for worker, following in pairwise(self.workers):
-            is_rank = worker.stage == following.stage
-            worker.send(Connect(_where_others_find(following), NONE if is_rank else codecs[following.stage - 1]))
-        for following, reply in zip(
-            self.workers[1:], self._from_each(self.workers[:-1], Connected, silence), strict=True
-        ):
+        """Have the last worker of every stage but the last open its data link to the next. ``codecs``: of the links to
+        all stages but the first. ``silence`` as in ``await_ready``."""
+        both = [(one, other) for one, other in pairwise(self.workers) if one.stage != other.stage]
+        self._connect_each([(*pair, codecs[pair[1].stage - 1]) for pair in both], silence)
+
+    def _connect_each(self, wanted: Sequence[tuple[WorkerHandle, WorkerHandle, str]], silence: float) -> None:
+        for worker, following, packing in wanted:
+            worker.send(Connect(_where_others_find(following), packing))
+        replies = self._from_each([worker for worker, _, _ in wanted], Connected, silence)
+        for (_, following, _), reply in zip(wanted, replies, strict=True):
             self._note(following.spec, reply.note)
 
     def _note(self, spec: StageSpec, note: str) -> None:

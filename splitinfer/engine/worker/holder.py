@@ -42,16 +42,13 @@ class StageHolder:
         self.stage: LoadedStage | None = None
         self._group: Pair | None = None
         self._nonce = ""
+        self.is_rank = False
+        """Whether the stage is across two machines, from when it is loaded. From any thread."""
 
     def running(self) -> tuple[Running, ...]:
         """The model whose layers are held. From any thread."""
         stage = self.stage
         return () if stage is None else ((stage.checkpoint, stage.command.model),)
-
-    @property
-    def is_rank(self) -> bool:
-        """Whether the stage is across two machines. From any thread."""
-        return self._group is not None
 
     def loaded(self) -> LoadedStage:
         """The stage.
@@ -68,6 +65,7 @@ class StageHolder:
         if self._model is not None:
             command = replace(command, model=self._model)
         _check(command)
+        self.is_rank = command.half is not None
         try:
             if self.stage is None or not self.stage.serves(command):
                 self.unload()

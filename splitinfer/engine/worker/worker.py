@@ -9,6 +9,7 @@ the thread that waits for that (``engine.device.steps``); where the device compu
           -> Meet      -> time sums with the other rank of such a stage -> Met
           -> Load      -> survey, fetch or copy, read the weights -> Ready
           -> Connect   -> open the data link to the next stage -> Connected (stage 1 has steps from the control link)
+                      of the first rank of two: before Load
           -> Probe     -> measure a link to the next stage -> Probed
           -> a probe's frame -> another frame (``engine.links.probe``)
           -> Step      -> launch ... done -> Step to the next stage, or Result to the coordinator
@@ -250,7 +251,8 @@ class Worker:
             self._downstream.link.close("another next stage was named")
         self._downstream = following
         following.link.deliver_to(lambda item: self._deliver(following, item))
-        self._holder.loaded().runner.use_codec(message.codec)
+        if self._holder.stage is not None:  # ranks are connected before they load
+            self._holder.stage.runner.use_codec(message.codec)
         connection.send(Connected(note))
 
     def _spawn(self, connection: Connection, message: Spawn) -> None:
