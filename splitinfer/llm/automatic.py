@@ -186,7 +186,7 @@ def _is_exposed(machine: MachineProfile, settings: Settings) -> bool:
     """Whether a stage across this machine and another would be refused, because of the way of its sums."""
     both = StageSpec("both", 0, 1, across=(Rank(LOCAL), Rank(str(machine.address))))
     try:
-        halves_of(both, "", insecure=settings.insecure_sums)
+        halves_of(both, insecure=settings.insecure_sums)
     except (ConfigError, WorkerUnreachable):
         return True
     return False

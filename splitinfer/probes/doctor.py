@@ -119,7 +119,7 @@ def sums_in_words(layout: Layout, links: Sequence[LinkSeen]) -> Iterator[str]:
         if any(rank.key for rank in stage.across):
             yield f"{stage.name}: the links to its workers are encrypted, its sums over {stage.sums} are not."
         try:
-            halves_of(stage, "", insecure=False)
+            halves_of(stage, insecure=False)
         except (ConfigError, WorkerUnreachable) as error:
             said = str(error)
             yield f"{said[:1].upper()}{said[1:]}."

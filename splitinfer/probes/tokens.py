@@ -41,6 +41,7 @@ from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Settings
 from splitinfer.llm.prompts import tokenizer_of
 from splitinfer.models.blas import is_batch_invariant
+from splitinfer.models.checkpoint import read_config
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
@@ -67,16 +68,16 @@ class Expected:
 
 
 class PlainModel:
-    """A model as mlx-lm loads it, the demo model or that of ``folder``, in the dtype that "auto" gives a stage here."""
+    """The demo model as mlx-lm loads it, or another one with its tokenizer, in the dtype that "auto" gives a stage."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._model, config = load_model(folder or TARGET)
+    def __init__(self, folder: Path = TARGET) -> None:
+        self._model, _ = load_model(folder)
         dtype = resolve_dtype("auto", gpu=on_gpu())
         if dtype is not None:
             self._model.set_dtype(getattr(mx, dtype))
-        self.vocab_size = int(config["vocab_size"])
-        tokenizer = None if folder else tokenizer_of(open_model("demo"))
-        self.prompt = tuple(tokenizer.encode(PROMPT) if tokenizer else made_up_prompt(_TOGETHER[-1], self.vocab_size))
+        tokenizer = tokenizer_of(open_model("demo"))
+        assert tokenizer is not None
+        self.vocab_size, self.prompt = tokenizer.vocab_size, tuple(tokenizer.encode(PROMPT))
 
     def answer(self, prompt: Sequence[int], num_tokens: int, sampling: SamplingParams) -> Expected:
         """What mlx-lm answers, its random key that of the token's position, as a pipeline's is."""
@@ -130,11 +131,7 @@ class PlainModel:
 GREEDY, SAMPLED = SamplingParams(seed=0), SamplingParams(temperature=0.8, seed=7)
 CASES = {"greedy": GREEDY, "sampled": SAMPLED}
 _LAYERS = (5, 7)  # here, and on the worker
-_EVEN: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128, "rms_norm_eps": 1e-5,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": False,
-}  # fmt: skip
-_SPREAD = 2.5  # of its weights, so that layers matter and tokens vary
+_SCALE = 0.18  # of random weights, so that layers matter and tokens vary
 _DRAFTS = Flight(first=3, further=2, in_flight=2)
 _KEPT_PROMPT, _KEPT_TOKENS = BLOCK + 40, 4
 _TOGETHER = (6, 8, 11, 15)  # tokens of the prompts of answers at once: unequal
@@ -155,28 +152,23 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
         except TransportUnavailable as problem:
             report(Finding("", Outcome.NOT_AVAILABLE, problem.reason))
             return
-    halved = even_model(Path(options["folder"]) / "even") if options["way"] == "across" else None
-    plain = PlainModel(halved)
+    is_halved, model = options["way"] == "across", TARGET
+    if is_halved:
+        model = even_model(Path(options["folder"]) / "even")
+    plain = PlainModel(model)
     cases = {name: plain.answer(plain.prompt, options["tokens"], one) for name, one in CASES.items()}
-    rounding = plain.rounding(cases["greedy"]) | ({} if halved is None else {"exact": False})  # sums of two halves
+    rounding = plain.rounding(cases["greedy"]) | ({"exact": False} if is_halved else {})  # sums of two halves
     report(passed("rounding", rounding_in_words(rounding), rounding))
 
     def look(name: str, find: Callable[[], Mapping[str, Any]]) -> None:
         report.guarded(name, lambda: judge_answer(name, find(), rounding))
 
-    if halved is not None:
-        both = {"name": "both", "layers": _EVEN["num_hidden_layers"], "across": [LOCAL, LOCAL]}
-        with LLM({"model": str(halved), "stages": [both]}, settings=_limits()) as llm:
-            report.is_alive()
-            for name, expected in cases.items():
-                look(name, partial(_answered, llm, expected, CASES[name], OFF))
-        return
     with _second_stage(options) as second:
-        with pipeline(second, draft="demo-draft") as llm:
+        with pipeline(second, model, draft=None if is_halved else "demo-draft") as llm:
             report.is_alive()
             for name, expected in cases.items():
                 look(name, partial(_answered, llm, expected, CASES[name], OFF))
-            for name, expected in cases.items():
+            for name, expected in () if is_halved else cases.items():
                 look(f"{name}, drafts", partial(_with_drafts, llm, expected, CASES[name]))
             if options["way"] == "one process":
                 prompts = [made_up_prompt(length, plain.vocab_size) for length in _TOGETHER]
@@ -192,28 +184,28 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
 
 
 @contextmanager
-def pipeline(second: Mapping[str, Any] | None, **settings: Any) -> Iterator[LLM]:
-    """The demo model over one stage or two. ``second``: of a layout."""
+def pipeline(second: Mapping[str, Any] | None, model: Path = TARGET, **settings: Any) -> Iterator[LLM]:
+    """The demo model, or one like it, over one stage or two. ``second``: of a layout; both, if it is across two."""
     stages: list[dict[str, Any]] = [{"name": "first", "layers": DEMO_LAYERS}]
-    if second is not None:
+    if second is not None and "across" in second:
+        stages = [{**stages[0], **second}]
+    elif second is not None:
         stages = [{"name": "first", "layers": _LAYERS[0]}, {"name": "second", "layers": _LAYERS[1], **second}]
-    with LLM({"model": "demo", "stages": stages}, settings=_limits(**settings)) as llm:
+    limits = Settings(context=1024, connect_timeout=8.0, rejoin_timeout=0.0, **settings)
+    with LLM({"model": str(model), "stages": stages}, settings=limits) as llm:
         yield llm
 
 
-def _limits(**settings: Any) -> Settings:
-    return Settings(context=1024, connect_timeout=8.0, rejoin_timeout=0.0, **settings)
-
-
 def even_model(folder: Path) -> Path:
-    """A small random model in a new folder; it can be halved, as the demo model with its three heads cannot."""
-    model, weights = llama.Model(llama.ModelArgs(**_EVEN)), dict[str, mx.array]()
-    for number, (name, array) in enumerate(tree_flatten(model.parameters())):
-        drawn = mx.random.normal(array.shape, key=mx.random.key(number)) * (_SPREAD / array.shape[-1] ** 0.5)
-        weights[name] = drawn if array.ndim > 1 else array
+    """A random model like the demo model, in a new folder; its heads can be halved, as the three of that cannot."""
+    config = {**read_config(TARGET), "num_attention_heads": 4, "num_key_value_heads": 2}
+    weights = dict(tree_flatten(llama.Model(llama.ModelArgs.from_dict(config)).parameters()))
+    for number, (name, array) in enumerate(weights.items()):
+        if array.ndim > 1:
+            weights[name] = mx.random.normal(array.shape, scale=_SCALE, key=mx.random.key(number))
     folder.mkdir()
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
-    (folder / "config.json").write_text(dumps(_EVEN))
+    (folder / "config.json").write_text(dumps(config))
     return folder
 
 
@@ -224,6 +216,7 @@ def _second_stage(options: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]
     here = {
         "one process": None,
         "tcp": {"address": LOCAL},
+        "across": {"across": [LOCAL, LOCAL]},
         "ring": {"address": LOCAL, "transport": RDMA, "backend": RING},
     }
     with ExitStack() as stack:

@@ -94,7 +94,6 @@ class Half:
     """Which half of every layer a rank of a stage across two machines holds, and how the two meet to add up theirs.
 
     ``own``, ``towards``: the IPv4 addresses of this rank and of the other; empty where they are to be found out.
-    ``nonce``: of this group; a process joins one in its life.
     """
 
     rank: int
@@ -102,7 +101,6 @@ class Half:
     device: str
     own: str
     towards: str
-    nonce: str
 
     def __post_init__(self) -> None:
         if self.rank not in range(RANKS) or self.sums not in BACKENDS:
@@ -317,10 +315,6 @@ class Spawn:
     """Start a process that serves this coordinator as the worker ``name``, and end it with this session."""
 
     name: str
-
-    def __post_init__(self) -> None:
-        if not 0 < len(self.name) <= MOST_NAME:
-            raise ValueError(f"a process has a name of {len(self.name)} characters; it has 1 to {MOST_NAME}")
 
 
 @dataclass(frozen=True, slots=True)

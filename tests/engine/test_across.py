@@ -296,10 +296,10 @@ def test_a_rank_without_its_key_is_told_where_to_write_it() -> None:
 def test_sums_do_not_cross_a_network() -> None:
     spec = StageSpec("both", 0, 4, across=(Rank("local"), Rank("tcp://192.0.2.1:5577")))
     with pytest.raises(ConfigError, match=r"would cross the network at 192\.0\.2\.1"):
-        halves_of(spec, "", insecure=False)
-    rank0, rank1 = halves_of(spec, "", insecure=True)
+        halves_of(spec, insecure=False)
+    rank0, rank1 = halves_of(spec, insecure=True)
     assert (rank0.own, rank0.towards, rank1.own, rank1.towards) == ("", "192.0.2.1", "192.0.2.1", "")
-    assert halves_of(replace(spec, sums="jaccl"), "", insecure=False)[1].sums == "jaccl"
+    assert halves_of(replace(spec, sums="jaccl"), insecure=False)[1].sums == "jaccl"
 
 
 def test_what_both_ranks_have_sampled_is_compared() -> None:

@@ -19,7 +19,6 @@ import logging
 import math
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -139,7 +138,7 @@ class Pipeline:
         self.ready: tuple[Ready, ...] = ()
         self.codecs: tuple[str, ...] = ()  # one for each link, once the pipeline was opened
         self._meanwhile: Callable[[], None] = _nothing
-        self._halves: dict[StageSpec, tuple[Half, ...]] = {}  # of the pairs of ranks that meet
+        self._halves: dict[int, tuple[Half, ...]] = {}  # what the ranks of each stage across two machines are told
         self._digests: dict[tuple[int, int], int] = {}  # what one rank has sampled, by stage and step
 
     def _new_group(self) -> WorkerGroup:
@@ -200,7 +199,8 @@ class Pipeline:
         self._digests.clear()
         self._kill_lost(worker_group)
         # A process on another machine ends with its group anyway.
-        self._end_ranks([spec for spec in self._halves if not settled or not all(one.is_local for one in spec.ranks)])
+        stages = self.layout.stages
+        self._end_ranks(spec for spec in stages if not settled or not all(one.is_local for one in spec.ranks))
         self._start_locals()
         worker_group.close(reason)
         self.steps.drop()
@@ -213,10 +213,9 @@ class Pipeline:
                 worker.kill()
 
     def _end_ranks(self, specs: Iterable[StageSpec]) -> None:
-        """End the processes of stages across two machines that have met: a process does so once."""
+        """End the processes of stages across two machines: they have met, which a process does once."""
         for spec in specs:
-            del self._halves[spec]
-            for one in spec.ranks:
+            for one in spec.ranks if spec.across else ():
                 if (worker := self._children.pop(one.name, None)) is not None:
                     worker.kill()
 
@@ -244,17 +243,13 @@ class Pipeline:
         """Which half of its stage a worker is told to load, if it is a rank."""
         if worker.rank is None:
             return None
-        return self._halves[self.layout.stages[worker.stage]][worker.rank]
+        return self._halves[worker.stage][worker.rank]
 
     def _pair_ranks(self) -> None:
-        """Say how the ranks are to meet that have not met.
-
-        Raises:
-            ConfigError, WorkerUnreachable: they cannot.
-        """
-        for spec in self.layout.stages:
-            if spec.across and spec not in self._halves:
-                self._halves[spec] = halves_of(spec, uuid.uuid4().hex, insecure=self._config.insecure_sums)
+        """Say how ranks are to meet. Raises as ``halves_of``."""
+        for stage, spec in enumerate(self.layout.stages):
+            if spec.across:
+                self._halves[stage] = halves_of(spec, insecure=self._config.insecure_sums)
                 if not all(one.is_local for one in spec.ranks):
                     self._notice(spec.name, Progress("link", 0, 0, f"its sums go over {spec.sums}, not encrypted"))
 
@@ -313,11 +308,11 @@ class Pipeline:
     def use_layout(self, layout: Layout) -> None:
         """Take another layout of the same model from the next ``open`` on. What this machine holds of the layout before
         is given up, if it differs, and so are local workers that have no place in it. No step may be under way."""
+        self._end_ranks(spec for spec in self.layout.stages if spec not in layout.stages)
         self._config = replace(self._config, layout=layout)
         if self._local is not None and not (layout.has_own_stage and self._local.serves(self._config.load(0))):
             self._local.close()
             self._local = None
-        self._end_ranks([spec for spec in self._halves if spec not in layout.stages])
         names = {spec.name for spec in layout.workers if spec.is_local}
         for name in [name for name in self._children if name not in names]:
             self._children.pop(name).stop()

@@ -21,7 +21,7 @@ from splitinfer.wire.messages import Half, Ready
 _HERE = "127.0.0.1"
 
 
-def halves_of(spec: StageSpec, nonce: str, *, insecure: bool) -> tuple[Half, ...]:
+def halves_of(spec: StageSpec, *, insecure: bool) -> tuple[Half, ...]:
     """What each rank of a stage is told of its half. ``insecure``: sums may cross any network.
 
     Raises:
@@ -34,10 +34,7 @@ def halves_of(spec: StageSpec, nonce: str, *, insecure: bool) -> tuple[Half, ...
         for host in filter(None, hosts):
             _check_is_direct(spec, host)
     devices = (spec.sums_device or ":").split(":")
-    return tuple(
-        Half(rank, spec.sums, devices[rank], own=hosts[rank], towards=hosts[1 - rank], nonce=nonce)
-        for rank in range(len(hosts))
-    )
+    return tuple(Half(rank, spec.sums, devices[rank], hosts[rank], hosts[1 - rank]) for rank in range(len(hosts)))
 
 
 def _ipv4(rank: StageSpec) -> str:

@@ -216,13 +216,9 @@ class WorkerGroup:
         """
         keeper = self._greet(stage, spec, str(spec.address), timeout, OVER_TCP)
         self._keepers.append(keeper)
-        try:
-            keeper.send(Spawn(spec.name))
-            reply = keeper.receive(keeper.link.recv(timeout=_REPLY_SECONDS))
-        except TransportError as error:
-            raise WorkerUnreachable(f"worker {spec.name} ({spec.address}) did not start a process: {error}") from error
-        if not isinstance(reply, Spawned):
-            raise WorkerUnreachable(f"worker {spec.name} ({spec.address}) did not start a process")
+        keeper.link.deliver_to(partial(self._deliver, keeper))
+        keeper.send(Spawn(spec.name))
+        (reply,) = self._from_each([keeper], Spawned, _REPLY_SECONDS)
         return f"{str(spec.address).rpartition(':')[0]}:{reply.port}"
 
     def _greet(

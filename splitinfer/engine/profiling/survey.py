@@ -13,7 +13,6 @@ memory is free there. Links are measured over tcp, in both directions; an RDMA l
 
 import json
 import logging
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -101,7 +100,7 @@ class Surveyor:
         try:
             group.connect(1, first, process.address(), self.timeout, 0)
             group.connect(1, second, group.spawn(1, second, self.timeout), self.timeout, 1)
-            (few, least), (many, most) = group.time_sums(halves_of(both, uuid.uuid4().hex, insecure=False)).sums
+            (few, least), (many, most) = group.time_sums(halves_of(both, insecure=False)).sums
         except (PeerError, TransportError) as error:
             log.info("sums over RDMA with %s were not timed: %s", spec.name, error)
             return None

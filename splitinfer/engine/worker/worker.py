@@ -29,6 +29,7 @@ from functools import partial
 
 from splitinfer.core.plain_text import plain
 from splitinfer.core.plan import StepResult
+from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.housekeeping import Housekeeping
 from splitinfer.engine.links.connection import Connection, open_connection, outgoing
@@ -42,7 +43,7 @@ from splitinfer.engine.threads import clears_streams, yield_own_processor
 from splitinfer.engine.versions import machine_name
 from splitinfer.engine.worker.handshake import REASON_LENGTH, Acceptor, AccessControl
 from splitinfer.engine.worker.holder import Abandoned, StageHolder
-from splitinfer.engine.worker.ranks import RankProcess, Sampled
+from splitinfer.engine.worker.ranks import Sampled
 from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
 from splitinfer.keyring import Keyring
@@ -95,7 +96,7 @@ class Worker:
         access: AccessControl | None = None,
         store: ModelStore | None = None,
         ended: Callable[[], None] = lambda: None,
-        start_rank: Callable[[str], RankProcess] | None = None,
+        start_rank: Callable[[str], LocalWorker] | None = None,
     ) -> None:
         self.name = name or machine_name()
         self._keys, self._access = keys, access or AccessControl(None)
@@ -110,7 +111,7 @@ class Worker:
         self._downstream: Connection | None = None
         self._sampled = Sampled()
         self._start_rank = start_rank
-        self._rank: RankProcess | None = None  # as which this worker serves
+        self._rank: LocalWorker | None = None  # as which this worker serves
         self._steps = StepsUnderWay[Launched](self._inbox.put)
         self._housekeeping = Housekeeping(self._inbox)
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.readers)

@@ -95,8 +95,8 @@ def test_sums_over_rdma_are_timed_by_processes_of_their_own(
     assert [link.sums for link in lacking] == [None, None]
 
 
-def _over(sums: str, spec: StageSpec, nonce: str, *, insecure: bool) -> tuple[Half, ...]:
-    return halves_of(replace(spec, sums=sums), nonce, insecure=insecure)
+def _over(sums: str, spec: StageSpec, *, insecure: bool) -> tuple[Half, ...]:
+    return halves_of(replace(spec, sums=sums), insecure=insecure)
 
 
 def test_workers_of_this_machine_share_its_memory(
