@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Callable
 
 import psutil
 
@@ -65,8 +66,9 @@ def serve(
     address = str(at)
     ending = threading.Event()
 
-    def start_rank(rank: str) -> LocalWorker:
-        return LocalWorker(rank, disk, rank_options(host, model, store, insecure=insecure))
+    def start_rank(rank: str) -> tuple[str, Callable[[], None]]:
+        process = LocalWorker(rank, disk, rank_options(host, model, store, insecure=insecure))
+        return process.address(), process.kill
 
     worker = Worker(
         listener, name=name, model=model, disk=disk, keys=keys, access=access, store=store, ended=ending.set,

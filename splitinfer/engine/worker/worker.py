@@ -29,7 +29,6 @@ from functools import partial
 
 from splitinfer.core.plain_text import plain
 from splitinfer.core.plan import StepResult
-from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.housekeeping import Housekeeping
 from splitinfer.engine.links.connection import Connection, open_connection, outgoing
@@ -82,7 +81,8 @@ class Worker:
     ``disk``: where KV is stored for coordinators that ask for it. ``store``: where weights are kept that are copied
     from other machines; ``None``: none are. ``keys``: for encrypted links to the next stage.
     ``access``: which peers may connect to ``listener``. ``ended``: called by the engine's thread when it ends.
-    ``start_rank``: starts a process for a rank of a stage across two machines, by its name.
+    ``start_rank``: starts a process for a rank of a stage across two machines, by its name; its address, and what
+    ends it.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Worker:
         access: AccessControl | None = None,
         store: ModelStore | None = None,
         ended: Callable[[], None] = lambda: None,
-        start_rank: Callable[[str], LocalWorker] | None = None,
+        start_rank: Callable[[str], tuple[str, Callable[[], None]]] | None = None,
     ) -> None:
         self.name = name or machine_name()
         self._keys, self._access = keys, access or AccessControl(None)
@@ -111,7 +111,7 @@ class Worker:
         self._downstream: Connection | None = None
         self._sampled = Sampled()
         self._start_rank = start_rank
-        self._rank: LocalWorker | None = None  # as which this worker serves
+        self._end_rank: Callable[[], None] = lambda: None  # the process that serves as a rank in this worker's place
         self._steps = StepsUnderWay[Launched](self._inbox.put)
         self._housekeeping = Housekeeping(self._inbox)
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.readers)
@@ -262,13 +262,8 @@ class Worker:
             raise PeerError(f"{self.name} starts no processes for stages across two machines")
         self._holder.unload()
         self._end_rank()
-        self._rank = self._start_rank(plain(message.name, MOST_NAME))
-        connection.send(Spawned(int(self._rank.address().rpartition(":")[2])))
-
-    def _end_rank(self) -> None:
-        if self._rank is not None:
-            self._rank.kill()
-        self._rank = None
+        address, self._end_rank = self._start_rank(plain(message.name, MOST_NAME))
+        connection.send(Spawned(int(address.rpartition(":")[2])))
 
     def _own_key(self) -> KeyPair:
         if self._keys is None:
