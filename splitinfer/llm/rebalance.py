@@ -241,7 +241,7 @@ def _by_its_bytes(model: ModelProfile, running: Running, stage: int) -> MachineP
         address=spec.address,
         key=spec.key,
         head=own.scaled(model.head / whole),
-        planning=running.costs.host if stage == 0 else 0.0,
+        host=running.costs.host / 2 if stage == 0 else 0.0,  # that is counted twice of the coordinator
         draft=running.draft if stage == 0 else 0.0,
         free_bytes=said.free_bytes + said.weight_bytes,
         launches_ahead=said.device != "cpu",

@@ -116,7 +116,6 @@ class MachineProfile(Numbers):
     address, key: of its worker, as in a layout (``core.layout.StageSpec``); no address for the coordinator.
     step: seconds of a step on any stage, whatever layers it has.
     host: seconds for which the device waits for its host in a step: launching what was built ahead, reading.
-    planning: seconds in which a coordinator there plans a step and takes its result.
     head: the costs of what comes behind the layers, by the rows of a step. Of a prompt's chunk it computes one row at
         most, of an answer and of drafts every row.
     draft, draft_more: seconds of a round of drafts for one sequence and for each further one, if this machine is the
@@ -136,7 +135,6 @@ class MachineProfile(Numbers):
     key: str | None = None
     step: NotNegative = 0.0
     host: NotNegative = 0.0
-    planning: NotNegative = 0.0
     head: Costs = Costs()
     draft: NotNegative = 0.0
     draft_more: NotNegative = 0.0

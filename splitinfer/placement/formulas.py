@@ -138,10 +138,10 @@ class Formulas:
 
     def _passing(self, cut: Cut, rows: int) -> float:
         """Seconds of the hops, with hidden states from stage to stage, with little from the last to the first; and of
-        the hosts, which plan a step, launch it and read what it has computed."""
+        the hosts, which launch a step and read what it has computed. To plan it and to take its result takes the
+        coordinator's about as long again."""
         *forward, back = [self._hops[pair] for pair in hop_ends(cut)]
-        machines = self._profiles.machines
-        hosts = machines[0].planning + sum(machines[place].host for place in cut.machines)
+        hosts = sum(self._profiles.machines[place].host for place in (0, *cut.machines))
         return sum(latency + per_row * rows for latency, per_row in forward) + back[0] + hosts
 
 

@@ -7,9 +7,8 @@ To a plan, such a pair is one more machine:
                         the latency one way and b the seconds of a row's bytes
     bytes               of the half on both: layers by the part that a rank has, embedding, norms and router whole
 
-What divides and what does not is the model's matter (``models.divided``). Where no part of a layer was measured, its
-time follows its bytes: of weights for a step's rows, of keys and values for what these attend to. That flatters small
-layers and experts, whose time is not all reading.
+Where no part of a layer was measured, its time follows its bytes: of weights for a step's rows, of keys and values for
+what these attend to. That flatters small layers and experts, whose time is not all reading.
 """
 
 from collections.abc import Sequence

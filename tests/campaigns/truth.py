@@ -185,7 +185,7 @@ def with_host(rig: Profiles, model: Path) -> Profiles:
     both = zip(rig.machines, machines, strict=True)
     return replace(
         rig,
-        machines=tuple(replace(one, host=real.host, planning=real.planning) for one, real in both),
+        machines=tuple(replace(one, host=real.host) for one, real in both),
         links=tuple(replace(link, latency=links[0].latency) for link in rig.links),
     )
 

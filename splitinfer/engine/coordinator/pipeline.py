@@ -228,16 +228,14 @@ class Pipeline:
     def _reach_workers(self, worker_group: WorkerGroup, timeout: float) -> None:
         layout = self._config.layout
         for stage, spec in list(enumerate(layout.stages))[layout.has_own_stage :]:
-            if spec.across:
-                for rank, one in enumerate(spec.ranks):
-                    if one.is_local:
-                        self._reach_local(worker_group, stage, one, timeout, rank)
-                    else:  # a process of its own, which a peer that is gone may cost
-                        worker_group.connect(stage, one, worker_group.spawn(stage, one, timeout), timeout, rank)
-            elif spec.is_local:
-                self._reach_local(worker_group, stage, spec, timeout)
-            else:
-                self._reach_remote(worker_group, stage, spec, timeout)
+            for number, one in enumerate(spec.ranks):
+                rank = number if spec.across else None
+                if one.is_local:
+                    self._reach_local(worker_group, stage, one, timeout, rank)
+                elif spec.across:  # a process of its own, which a peer that is gone may cost
+                    worker_group.connect(stage, one, worker_group.spawn(stage, one, timeout), timeout, rank)
+                else:
+                    self._reach_remote(worker_group, stage, spec, timeout)
 
     def _half(self, worker: WorkerHandle) -> Half | None:
         """Which half of its stage a worker is told to load, if it is a rank."""

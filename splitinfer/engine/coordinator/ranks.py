@@ -67,9 +67,6 @@ def as_one(said: Sequence[Ready]) -> Ready:
     )
     return replace(
         first,
-        weight_bytes=max(one.weight_bytes for one in said),
-        kv_bytes_per_token=max(one.kv_bytes_per_token for one in said),
-        kv_bytes_fixed=max(one.kv_bytes_fixed for one in said),
         kv_bytes_stored=max(one.kv_bytes_stored for one in said),
         free_bytes=min(one.free_bytes for one in said),
         sum_seconds=max(one.sum_seconds for one in said),

@@ -16,13 +16,11 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import mlx.core as mx
@@ -30,10 +28,6 @@ import mlx.core as mx
 from splitinfer import cleanup
 from splitinfer.core.kv.format import EXACT, format_of
 from splitinfer.core.layout import DTYPES
-from splitinfer.core.plan import SampledSlice, SampledToken, StageFigures, StepResult
-from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.scheduler import Scheduler
-from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.core.tensor_info import ITEM_BITS
 from splitinfer.engine.profiling.stopwatch import Report, Stopwatch
 from splitinfer.engine.versions import device_name, machine_name, own_versions
@@ -55,7 +49,6 @@ log = logging.getLogger(__name__)
 SECONDS = 12.0  # for whole layers
 _FOR_HALVES = 0.4  # of them, and beside them, for what two ranks would have of the layers
 _LEAST = 0.4  # of them, for the steps that are timed, however long it took to describe the model
-_PLANS, _PLANS_APART = 20, 0.01  # steps that are planned, and seconds between two
 _ROOM = 0.5  # of the free memory, for weights
 _MAX_NAME = 4096  # characters of a model's name
 _MOST_BYTES = 64 * 2**20  # of a description
@@ -117,7 +110,7 @@ def _entry(one: dict[str, Any]) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [0, prod(shape) * ITEM_BITS[dtype] // 8]}
 
 
-def answer(command: Profile, parts: Seq[memoryview], name: str, report: Callable[[Progress], None]) -> Profiled:
+def answer(command: Profile, parts: Sequence[memoryview], name: str, report: Callable[[Progress], None]) -> Profiled:
     """This machine's profile. ``report`` is called with each step that is timed, and raises to end the measuring.
 
     Raises:
@@ -205,25 +198,7 @@ def _measured(name: str, question: Question, report: Report, seconds: float) -> 
     left = max(_LEAST * seconds, seconds - (time.monotonic() - began))
     found = Stopwatch(described, question.checkpoint.vocab_size or 2, report, left, room).measure()
     halves = _halves(question, dtype, report, _FOR_HALVES * seconds, room)
-    return replace(
-        found, name=name, halves=halves, free_bytes=free, scores=described.scores, planning=_planning_seconds()
-    )
-
-
-def _planning_seconds() -> float:
-    """Seconds in which a scheduler plans a step of one sequence and takes its result. It sleeps in between, as while
-    the stages compute: a processor that has slept is slower."""
-    scheduler, took = Scheduler(SchedulerConfig(1, 1, 1, 1, max_len=_PLANS + 2)), list[float]()
-    scheduler.add(Sequence(0, [0], SamplingParams(max_tokens=_PLANS + 1), seed=0))
-    for _ in range(_PLANS):
-        began = time.monotonic()
-        plan = scheduler.schedule(began)
-        assert plan is not None
-        figures = (StageFigures(0, began, began, rows=1),)
-        scheduler.update(StepResult(plan.step, (SampledSlice(0, (SampledToken(0),)),), figures), began)
-        took.append(time.monotonic() - began)
-        time.sleep(_PLANS_APART)
-    return median(took)
+    return replace(found, name=name, halves=halves, free_bytes=free, scores=described.scores)
 
 
 def _halves(question: Question, dtype: str | None, report: Report, seconds: float, room: int) -> Mapping[str, Costs]:

@@ -65,7 +65,7 @@ class Surveyor:
         """
         workers = [replace(spec, link_transport=OVER_TCP) for spec in self.workers]
         self._locals = {spec.name: self.take_local(spec.name) for spec in workers if spec.is_local}
-        sums = {spec.name: self._time_sums(spec) for spec in workers if self.row and not spec.is_local and _has_rdma()}
+        sums = {spec.name: self._time_sums(spec) for spec in workers if self.row and not spec.is_local}
         with self._group(workers) as group:
             machines, links = self._profiles(group), list[LinkProfile]()
             for handle in group.workers:
@@ -96,6 +96,10 @@ class Surveyor:
         """Seconds by rows of a sum over RDMA with a worker; ``None`` where the two have none."""
         both = StageSpec(spec.name, 0, 1, across=(Rank(LOCAL), Rank(str(spec.address), spec.key)), sums=JACCL)
         first, second = both.ranks
+        try:
+            device_for(JACCL)
+        except TransportUnavailable:
+            return None
         process, group = LocalWorker(first.name), WorkerGroup(self.own)
         try:
             group.connect(1, first, process.address(), self.timeout, 0)
@@ -174,13 +178,6 @@ class Surveyor:
                     self._request(after)
                     asked.append(after)
         return found
-
-
-def _has_rdma() -> bool:
-    try:
-        return bool(device_for(JACCL))
-    except TransportUnavailable:
-        return False
 
 
 _HERE = ""  # in place of a host's name
