@@ -20,7 +20,7 @@ from engine.door import SEVERAL, Fault, Guesses, Open, Pipeline, ask, recut, som
 from processes import until, worker
 
 from splitinfer import Flight, SamplingParams
-from splitinfer.core.layout import Layout, Rank, StageSpec, lay_out
+from splitinfer.core.layout import Layout, StageSpec, lay_out
 from splitinfer.core.plan import SampledSlice, SampledToken, StageFigures, StepPlan
 from splitinfer.engine.coordinator import worker_group
 from splitinfer.engine.coordinator.pipeline import Pipeline as Opened
@@ -288,13 +288,13 @@ def test_a_model_that_cannot_be_halved(pipeline: Open) -> None:
 
 
 def test_a_rank_without_its_key_is_told_where_to_write_it() -> None:
-    spec = StageSpec("both", 0, 4, across=(Rank("local"), Rank("tcp://192.0.2.1:5577"))).ranks[1]
+    spec = StageSpec("both", 0, 4, across=("local", "tcp://192.0.2.1:5577")).ranks[1]
     said = worker_group._why_refused(spec, "tcp://192.0.2.1:5577", LinkOptions(), LinkRefused("no"))
     assert said.endswith("in a layout under `across:` of stage both as ADDRESS#KEY")
 
 
 def test_sums_do_not_cross_a_network() -> None:
-    spec = StageSpec("both", 0, 4, across=(Rank("local"), Rank("tcp://192.0.2.1:5577")))
+    spec = StageSpec("both", 0, 4, across=("local", "tcp://192.0.2.1:5577"))
     with pytest.raises(ConfigError, match=r"would cross the network at 192\.0\.2\.1"):
         halves_of(spec, insecure=False)
     rank0, rank1 = halves_of(spec, insecure=True)
@@ -315,7 +315,7 @@ def test_what_both_ranks_have_sampled_is_compared() -> None:
     assert [one.step for one in right] == [0, 16, 32]
     assert right == same
     assert [one == another for one, another in zip(right, other, strict=True)] == [True, True, False]
-    layout = Layout(lay_out([("both", 4, None, {"across": (Rank("local"), Rank("local"))})]))
+    layout = Layout(lay_out([("both", 4, None, {"across": ("local", "local")})]))
     opened: Any = Opened(SimpleNamespace(layout=layout, keys=SimpleNamespace(own=None), running=()), print, print)
     handle: Any = WorkerHandle(0, layout.workers[0], "", SimpleNamespace(), rank=0)
     for one in (*right, *same):

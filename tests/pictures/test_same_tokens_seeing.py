@@ -39,9 +39,7 @@ def told(llm: LLM, tokens: Sequence[int], pictures: Sequence[Prepared], **params
 def test_it_cannot_be_halved(folder: Path) -> None:
     """When mlx-lm gets a ``shard`` for such a class, pictures may have to reach ranks."""
     layout = {"model": str(folder), "stages": [{"name": "both", "layers": 4, "across": ["local", "local"]}]}
-    with pytest.raises(
-        ModelError, match=r"cannot be divided over machines: mlx-lm has no shard\(\) for it\. Cut it"
-    ):
+    with pytest.raises(ModelError, match=r"cannot be divided over machines: mlx-lm has no shard\(\) for it\. Cut it"):
         LLM(layout, settings=Settings(pictures=True))
 
 

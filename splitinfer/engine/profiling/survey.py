@@ -21,7 +21,7 @@ from functools import partial
 from itertools import combinations, pairwise
 
 from splitinfer.core.endpoint import Endpoint, is_loopback
-from splitinfer.core.layout import LOCAL, Rank, StageSpec
+from splitinfer.core.layout import LOCAL, StageSpec, written
 from splitinfer.core.link_transport import JACCL, OVER_TCP, RING
 from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.engine.coordinator.ranks import halves_of
@@ -94,7 +94,7 @@ class Surveyor:
 
     def _time_sums(self, spec: StageSpec) -> Costs | None:
         """Seconds by rows of a sum over RDMA with a worker; ``None`` where the two have none."""
-        both = StageSpec(spec.name, 0, 1, across=(Rank(LOCAL), Rank(str(spec.address), spec.key)), sums=JACCL)
+        both = StageSpec(spec.name, 0, 1, across=(LOCAL, written(str(spec.address), spec.key)), sums=JACCL)
         first, second = both.ranks
         try:
             device_for(JACCL)
