@@ -117,8 +117,9 @@ class WorkerHandle:
         """The error for the loss of this worker, with the reason that it gave itself, if it did."""
         if self.fault is not None:
             return self._faulty(self.fault)
-        loads = "" if self.rank is None or self.ready is not None else _HINT
-        return WorkerLost(f"worker {self.spec.name} ({self.address}) is gone: {reason or 'it closed the link'}{loads}")
+        hint = "" if self.rank is None or self.ready is not None else _HINT
+        why = reason or f"it closed the link{hint}"
+        return WorkerLost(f"worker {self.spec.name} ({self.address}) is gone: {why}")
 
     def _faulty(self, fault: Fault) -> WorkerLost:
         no_memory_on = self.stage if fault.no_memory else None
