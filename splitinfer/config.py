@@ -45,7 +45,7 @@ class Layout(core.Layout):
                     "key": stage.key,
                     "codec": stage.codec,
                     "link_transport": _link_transport(stage),
-                    "across": tuple(map(core.Rank.parse, stage.across)),
+                    "across": tuple(stage.across),
                     "sums": stage.sums,
                     "sums_device": stage.sums_device,
                 },

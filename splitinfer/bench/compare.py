@@ -36,7 +36,7 @@ from splitinfer.bench.systems import (
     vocabulary,
 )
 from splitinfer.console import say
-from splitinfer.core.layout import LOCAL, Layout, Rank, lay_out
+from splitinfer.core.layout import LOCAL, Layout, lay_out, written
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import LayoutError, ModelError, SplitinferError
 from splitinfer.llm import LLM, Settings
@@ -210,7 +210,7 @@ def as_one_stage(layout: Layout) -> Layout:
     workers = layout.stages[1:]
     if len(workers) != 1 or not layout.has_own_stage or workers[0].address is None:
         raise LayoutError("the layout does not cut the layers between this machine and one worker with an address")
-    ranks = (Rank(LOCAL), Rank(workers[0].address, workers[0].key))
+    ranks = (LOCAL, written(workers[0].address, workers[0].key))
     return replace(layout, stages=lay_out([("both", layout.num_layers, None, {"across": ranks})]))
 
 

@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Callable
 
 import psutil
 
@@ -48,8 +49,9 @@ def serve(options: WorkerOptions, *, child: bool = False, shows_stage: bool = Tr
     address = str(at)
     ending = threading.Event()
 
-    def start_rank(rank: str) -> LocalWorker:
-        return LocalWorker(rank, disk, rank_options(options))
+    def start_rank(rank: str) -> tuple[str, Callable[[], None]]:
+        process = LocalWorker(rank, disk, rank_options(options))
+        return process.address(), process.kill
 
     worker = Worker(
         listener, name=options.name, model=options.model, disk=disk, keys=keys, access=access, store=store,

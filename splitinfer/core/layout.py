@@ -39,18 +39,9 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 _INPROC = re.compile(r"inproc://[\w.-]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """One of the machines of a stage ``across`` two: its ``address`` and ``key`` as a worker's in ``StageSpec``."""
-
-    address: str
-    key: str | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """A rank as it is written: ``local``, or ``host:port#KEY`` with or without the key."""
-        address, _, key = text.partition("#")
-        return cls(address, key or None)
+def written(address: str, key: str | None = None) -> str:
+    """A rank as a layout has it: ``local``, or ``host:port#KEY`` with or without the key."""
+    return f"{address}#{key}" if key else address
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +55,7 @@ class StageSpec:
     codec: how the stage before sends it the hidden states of prompts (``core.wire_codec``).
     link_transport: the transport of the link to it from the stage before. The coordinator's own link to a later stage,
         over which no hidden states go, is tcp.
-    across: the ranks, if the layers are halved between machines; the stage has no address then.
+    across: the ranks as they are ``written``, if the layers are halved between machines; no address then.
     sums: what adds up the ranks' halves: ``"ring"`` (sockets) or ``"jaccl"`` (Thunderbolt 5's RDMA), not encrypted.
     sums_device: the RDMA devices of rank 0 and rank 1, as ``a:b``, for ``"jaccl"``.
     """
@@ -76,7 +67,7 @@ class StageSpec:
     key: str | None = None
     codec: str = NONE
     link_transport: LinkTransport = OVER_TCP
-    across: tuple[Rank, ...] = ()
+    across: tuple[str, ...] = ()
     sums: str = RING
     sums_device: str | None = None
 
@@ -85,9 +76,10 @@ class StageSpec:
         """The workers of the stage, as stages of their own name: ``both/0`` and ``both/1``; itself, if it is one."""
         if not self.across:
             return (self,)
+        parts = (rank.partition("#") for rank in self.across)
         found = (
-            dataclasses.replace(self, name=f"{self.name}/{i}", address=rank.address, key=rank.key, across=())
-            for i, rank in enumerate(self.across)
+            dataclasses.replace(self, name=f"{self.name}/{i}", address=address, key=key or None, across=())
+            for i, (address, _, key) in enumerate(parts)
         )
         first, *others = found  # the link from the stage before leads to the first
         return (first, *(dataclasses.replace(one, link_transport=OVER_TCP) for one in others))
@@ -290,7 +282,7 @@ def _mistakes_across(stage: StageSpec) -> Iterator[str]:
         yield f"is across {len(stage.across)}, not {RANKS} machines; give a third one a stage of its own"
     if stage.address is not None or stage.key is not None:
         yield "is across two machines and has an address or a key of its own; write them under 'across'"
-    if stage.across[1].address == LOCAL != stage.across[0].address:
+    if stage.ranks[1].is_local and not stage.ranks[0].is_local:
         yield "is across another machine and this one; write local first"
     if stage.sums not in BACKENDS:
         yield f"has the sums {stage.sums!r}, which are unknown; known: {', '.join(BACKENDS)}"
@@ -304,7 +296,7 @@ def _with_whole_address(stage: StageSpec, layout: str) -> StageSpec:
     """The stage with its addresses as transports take them."""
     if stage.across:
         wholes = (_with_whole_address(rank, layout) for rank in stage.ranks)
-        across = tuple(Rank(str(whole.address), whole.key) for whole in wholes)
+        across = tuple(written(str(whole.address), whole.key) for whole in wholes)
         return stage if across == stage.across else dataclasses.replace(stage, across=across)
     if stage.address is None or stage.is_local or _INPROC.fullmatch(stage.address):
         return stage

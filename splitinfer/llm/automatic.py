@@ -14,7 +14,7 @@ from typing import Any
 
 from splitinfer.core.endpoint import Endpoint, free_name
 from splitinfer.core.kv.format import EXACT, format_of
-from splitinfer.core.layout import LOCAL, Layout, Rank, StageSpec, lay_out
+from splitinfer.core.layout import LOCAL, Layout, StageSpec, lay_out
 from splitinfer.core.plain_text import size
 from splitinfer.discovery.workers import is_same_name
 from splitinfer.engine.coordinator.local_workers import LocalWorker, give_back, started
@@ -185,9 +185,9 @@ def measured_profiles(
 
 def _is_exposed(machine: MachineProfile, settings: Settings) -> bool:
     """Whether a stage across this machine and another would be refused, because of the way of its sums."""
-    both = StageSpec("both", 0, 1, across=(Rank(LOCAL), Rank(str(machine.address))))
+    both = StageSpec("both", 0, 1, across=(LOCAL, str(machine.address)))
     try:
-        halves_of(both, "", insecure=settings.insecure_sums)
+        halves_of(both, insecure=settings.insecure_sums)
     except (ConfigError, WorkerUnreachable):
         return True
     return False

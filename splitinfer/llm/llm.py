@@ -153,7 +153,7 @@ class LLM:
     def _open(self, notice: Notice) -> None:
         self._checkpoint = open_model(model_of(self.layout))
         self.layout.check(count_layers(self._checkpoint))
-        check_ranks(self.layout, self._checkpoint, self.settings)
+        check_ranks(self.layout, self._checkpoint)
         start_early(self.layout, self.settings.disk)  # while the tokenizer's packages are imported
         self._prompts = Prompts(self._checkpoint, control_in_texts=self.settings.control_in_texts)
         self._forms = AnswerForms(self._prompts)
@@ -481,7 +481,7 @@ class LLM:
             else:
                 layout = replace(self.layout, stages=as_layout(cut, None).stages)
             layout.check(self.layout.num_layers)
-            check_ranks(layout, self._checkpoint, self.settings)
+            check_ranks(layout, self._checkpoint)
             paused = self._engine.recut(layout)
             self.layout = layout
         return paused

@@ -156,7 +156,9 @@ def figures_of(
     every = {machine.name: machine for machine in with_pairs(measured).machines} if measured is not None else {}
     stages = list(zip(layout.stages, costs.stages, ready, strict=True))
     if measured is None or not {spec.name for spec in layout.stages} <= set(every):
-        machines = [_by_its_bytes(model, *stage, draft if i == 0 else 0.0) for i, stage in enumerate(stages)]
+        machines = [_by_its_bytes(model, *stage) for stage in stages]
+        # What hosts take is counted twice of the coordinator, which plans, too.
+        machines[0] = replace(machines[0], host=costs.host / 2, draft=draft)
         names = [machine.name for machine in machines]
         links = tuple(LinkProfile(a, b, costs.hop) for a in names for b in names if a != b)
         return LiveFigures(Profiles(model, tuple(machines), links), layout, asked)
@@ -214,9 +216,7 @@ def _as_measured(own: StageCosts) -> Costs:
     return Costs.through(seconds, 0.0 if says_nothing else attending / _POSITIONS)
 
 
-def _by_its_bytes(
-    model: ModelProfile, spec: StageSpec, learned: StageCosts, said: Ready, draft: float
-) -> MachineProfile:
+def _by_its_bytes(model: ModelProfile, spec: StageSpec, learned: StageCosts, said: Ready) -> MachineProfile:
     """A stage's machine, each part of it by the bytes of its weights."""
     own = _as_measured(learned)
     whole = max(1, model.weights(spec.start, spec.end))
@@ -226,7 +226,6 @@ def _by_its_bytes(
         address=spec.address,
         key=spec.key,
         head=own.scaled(model.head / whole),
-        draft=draft,
         free_bytes=said.free_bytes + said.weight_bytes,
         launches_ahead=said.device != "cpu",
     )

@@ -27,7 +27,7 @@ from splitinfer.engine.coordinator.worker_group import Notice as Notice
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import WITH_NGRAMS, Drafter, ModelWithNGrams, NGramDrafter, has_heads, model_in
 from splitinfer.engine.versions import own_versions
-from splitinfer.errors import ConfigError, LayoutError, ModelError
+from splitinfer.errors import LayoutError, ModelError
 from splitinfer.keyring import Keyring
 from splitinfer.llm.prompts import tokenizer_of
 from splitinfer.llm.seeing import may_see
@@ -284,15 +284,9 @@ def with_layers(layout: PlainLayout, layers: Sequence[int]) -> PlainLayout:
     return replace(layout, stages=tuple(replace(stage, start=start, end=end) for stage, start, end in stages))
 
 
-def check_ranks(layout: PlainLayout, checkpoint: Checkpoint, settings: Settings) -> None:
-    """Check that the model can be halved, if a stage is across two machines.
-
-    Raises:
-        ModelError: it cannot.
-        ConfigError: pictures are asked for, and the coordinator has no stage for them.
-    """
-    if settings.pictures and not layout.has_own_stage:
-        raise ConfigError(f"pictures need a first stage on this machine, and {layout.stages[0].name} is across two")
+def check_ranks(layout: PlainLayout, checkpoint: Checkpoint) -> None:
+    """Raise ModelError if a stage is across two machines, and the model cannot be halved. None that sees can: mlx-lm
+    has no ``shard`` for their classes."""
     if any(stage.across for stage in layout.stages):
         check_halves(checkpoint)
 

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field
 from splitinfer.core.link_transport import RING
 from splitinfer.machine.costs import Bytes, Costs, NotNegative, Numbers
 
-VERSION = 5  # of what is remembered
+VERSION = 6  # of what is remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,7 @@ class MachineProfile(Numbers):
     layers: the costs of one layer, by its kind, without ``step``.
     address, key: of its worker, as in a layout (``core.layout.StageSpec``); no address for the coordinator.
     step: seconds of a step on any stage, whatever layers it has.
+    host: seconds for which the device waits for its host in a step: launching what was built ahead, reading.
     head: the costs of what comes behind the layers, by the rows of a step. Of a prompt's chunk it computes one row at
         most, of an answer and of drafts every row.
     draft, draft_more: seconds of a round of drafts for one sequence and for each further one, if this machine is the
@@ -127,6 +128,7 @@ class MachineProfile(Numbers):
     address: str | None = None
     key: str | None = None
     step: NotNegative = 0.0
+    host: NotNegative = 0.0
     head: Costs = Costs()
     draft: NotNegative = 0.0
     draft_more: NotNegative = 0.0
@@ -143,7 +145,7 @@ class MachineProfile(Numbers):
         return self.across or (self.name,)
 
     def slower(self, factor: float) -> Self:
-        """The same machine where everything takes ``factor`` times as long."""
+        """The same machine where its device takes ``factor`` times as long for everything."""
         return replace(
             self,
             layers={kind: costs.scaled(factor) for kind, costs in self.layers.items()},

@@ -10,12 +10,12 @@ in its first step, or computes something else.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from splitinfer.core.layout import RANKS
 from splitinfer.errors import ModelError
 from splitinfer.models.layers import type_name
 
@@ -23,15 +23,12 @@ _INSTEAD = "Cut it by layers instead, with a stage for each machine."
 _replacing = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
 class PretendedRank:
-    """The first of ``num_ranks`` ranks, in place of a group of MLX's."""
-
-    num_ranks: int = 2
+    """The first of the ranks, in place of a group of MLX's."""
 
     def size(self) -> int:
         """As a group's."""
-        return self.num_ranks
+        return RANKS
 
     def rank(self) -> int:
         """As a group's."""
@@ -92,7 +89,7 @@ def alone() -> Iterator[list[int]]:
         def one_gather(x: mx.array, *, group: Any = None, **more: Any) -> mx.array:
             if not isinstance(group, PretendedRank):
                 return all_gather(x, group=group, **more)
-            return mx.concatenate([x] * group.num_ranks)
+            return mx.concatenate([x] * RANKS)
 
         group.all_sum, group.all_gather = one_sum, one_gather
         try:

@@ -67,4 +67,4 @@ def check_halves(checkpoint: Checkpoint) -> None:
     Raises:
         ModelError: it cannot; why not, and what to do instead.
     """
-    divide(build_model(checkpoint, placeholders_of(checkpoint), None), PretendedRank(RANKS))
+    divide(build_model(checkpoint, placeholders_of(checkpoint), None), PretendedRank())

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from splitinfer.core.kv.budget import BLOCK
-from splitinfer.core.layout import LOCAL, Layout, Rank, StageSpec, lay_out
+from splitinfer.core.layout import LOCAL, Layout, StageSpec, lay_out, written
 from splitinfer.core.link_transport import OVER_TCP, RING
 from splitinfer.core.plain_text import seconds, size
 from splitinfer.core.wire_codec import NONE
@@ -137,7 +137,7 @@ def _stage(spec: StageSpec, machine: MachineProfile, known: StageSpec | None, *,
 def _across(profiles: Profiles, spec: StageSpec, names: Sequence[str], known: StageSpec | None) -> StageSpec:
     """A stage across two machines. Of the coordinator's a worker has that part which it starts itself."""
     machines = {each.name: each for each in profiles.machines}
-    ranks = tuple(Rank(machines[name].address or LOCAL, machines[name].key) for name in names)
+    ranks = tuple(written(machines[name].address or LOCAL, machines[name].key) for name in names)
     spec = replace(spec, across=ranks, sums=sums_over(profiles, *names))
     if known is None:
         return spec
@@ -170,7 +170,7 @@ def _of_stage(stage: StageSpec) -> dict[str, Any]:
     found: dict[str, Any] = {"name": stage.name, "layers": stage.num_layers}
     found |= {name: value for name in ("address", "key") if (value := getattr(stage, name)) is not None}
     if stage.across:
-        found["across"] = ["#".join(filter(None, (rank.address, rank.key))) for rank in stage.across]
+        found["across"] = list(stage.across)
         found |= {"sums": stage.sums} if stage.sums != RING else {}
         found |= {"sums_device": stage.sums_device} if stage.sums_device is not None else {}
     if stage.codec != NONE:

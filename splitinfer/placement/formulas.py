@@ -1,7 +1,7 @@
 """What a cut gives, by formulas, from what its machines and links were measured to do: some ten microseconds a figure.
 
-With t_s(r) the seconds of r rows on stage s, l the hops together, n streams in G groups of r = n / G rows, a draft's
-acceptance a and seconds d:
+With t_s(r) the seconds of r rows on stage s, l the hops together and what hosts do while nothing computes, n streams in
+G groups of r = n / G rows, a draft's acceptance a and seconds d:
 
     one stream           1 / (sum of t_s(1) + l)
     with k drafts        (1 - a^(k+1)) / (1 - a) / (k d + sum of t_s(k+1) + l)            each block waits for the last
@@ -11,8 +11,8 @@ acceptance a and seconds d:
     many streams         n / max(G longest t_s(r), sum of t_s(r) + l)                     for the best G, and drafts
 
 Stages on one device, the coordinator's and those at ``local``, compute one after the other: "longest" is all of them.
-What the scheduler does between steps is left out: it is the same for all cuts (`tests/placement/test_plan_choices.py`
-compares the best by formula with the live scheduler). Seconds of a stage are differences of sums over the layers.
+How near the best by formula is to the best of all, `tests/placement/test_plan_choices.py` shows by the live scheduler in
+virtual time. Seconds of a stage are differences of sums over the layers.
 """
 
 from itertools import accumulate, pairwise
@@ -30,7 +30,6 @@ _ALONE = (1, 2, 3, 5, 7, 11)  # drafts of a block of one stream
 _EACH = (1, 2, 3, 5)  # drafts of each of many
 _CERTAIN = 0.995  # bound on acceptance: with 1, runs of right drafts would be infinite
 _SEVERAL = 8  # sequences in a round of drafts
-_TO_RANK = 0.0005  # seconds from the coordinator to a rank, a process beside it, with what it does for a step itself
 _UNKNOWN = (0.001, 100e6)  # seconds and bytes a second of a link that nobody measured, where no other was either
 
 
@@ -137,9 +136,12 @@ class Formulas:
         return found
 
     def _passing(self, cut: Cut, rows: int) -> float:
-        """Seconds of the hops: with hidden states from stage to stage, with little from the last to the first."""
+        """Seconds of the hops, with hidden states from stage to stage, with little from the last to the first; and of
+        the hosts, which launch a step and read what it has computed. To plan it and to take its result takes the
+        coordinator's about as long again."""
         *forward, back = [self._hops[pair] for pair in hop_ends(cut)]
-        return sum(latency + per_row * rows for latency, per_row in forward) + back[0]
+        hosts = sum(self._profiles.machines[place].host for place in (0, *cut.machines))
+        return sum(latency + per_row * rows for latency, per_row in forward) + back[0] + hosts
 
 
 def drafting(profiles: Profiles, last: int) -> tuple[float, float]:
@@ -173,11 +175,11 @@ def hop_ends(cut: Cut) -> list[tuple[int, int]]:
 def hop_of(profiles: Profiles, source: int, target: int) -> tuple[float, float]:
     """Seconds of the hop from one machine to another, and for each row of hidden states. Of two machines that are one
     stage the first receives, and passes on to the second, which sends. Where they are the first stage, the coordinator
-    is another process, and nothing hides what it does between two steps."""
-    way = (profiles.machines[source].ranks[-1], *profiles.machines[target].ranks)
+    is another process beside the first: what leads there is taken to be no quicker than what leads to the second."""
+    here, way = profiles.machines[0].name, (profiles.machines[source].ranks[-1], *profiles.machines[target].ranks)
     links = [link_of(profiles, a, b) for a, b in pairwise(way) if a != b]
-    to_rank = _TO_RANK * (profiles.machines[target].across[:1] == (profiles.machines[0].name,))
-    return to_rank + sum(latency for latency, _ in links), sum(
+    beside = links[-1][0] if profiles.machines[target].across[:1] == (here,) else 0.0
+    return beside + sum(latency for latency, _ in links), sum(
         profiles.model.hidden_row / bandwidth for _, bandwidth in links
     )
 

@@ -72,6 +72,7 @@ def _pair(profiles: Profiles, half: ModelProfile, a: MachineProfile, b: MachineP
         halves={},
         key=None,
         step=max(a.step, b.step),
+        host=a.host + b.host,  # the first passes a step on before it launches it
         head=a.head.slowest(b.head).scaled(_share(half.head, model.head)),
         free_bytes=min(a.free_bytes, b.free_bytes),
         scores=max(a.scores, b.scores),

@@ -110,10 +110,10 @@ def sums_in_words(layout: Layout, links: Sequence[LinkSeen]) -> Iterator[str]:
         if way is not None and way.figures is not None and stage.sums == RING:
             each = 2 * way.figures.latency_p50
             yield f"{stage.name}: about {count} sums a token, each some {_time(each)}: {_time(count * each)} a token."
-        if any(rank.key for rank in stage.across):
+        if any(rank.key for rank in stage.ranks):
             yield f"{stage.name}: the links to its workers are encrypted, its sums over {stage.sums} are not."
         try:
-            halves_of(stage, "", insecure=False)
+            halves_of(stage, insecure=False)
         except (ConfigError, WorkerUnreachable) as error:
             said = str(error)
             yield f"{said[:1].upper()}{said[1:]}."

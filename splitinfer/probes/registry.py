@@ -56,6 +56,7 @@ def selftest_probes(worker: Mapping[str, Any] | None, *, quick: bool = False) ->
         _way("inproc", "two stages in one process (inproc)", 9, answers),
         _way("curve", "an encrypted link (curve + tcp)", 9, answers),
         _way("ring", "rdma over MLX's ring", 16, answers),
+        _way("across", "a stage across two processes", 9, answers),
         Probe("memory", "memory", ".memory:measure", Fault.MEMORY, 7, is_quick=True),
         Probe("doctor", "this machine", ".doctor:measure", Fault.NONE, 3, is_quick=True),
     )

@@ -1,5 +1,6 @@
 """Tokens by one way through a pipeline: greedy and sampled, without drafts and with them, several answers at once, and
-from KV kept across a restart. Plain mlx-lm in the same process judges them (``plain``).
+from KV kept across a restart; and of a stage across two processes. Plain mlx-lm in the same process judges them
+(``plain``).
 """
 
 import os
@@ -11,8 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models import llama
 from mlx_lm.utils import load_model
 
+from splitinfer.core.json_text import dumps
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.layout import LOCAL
 from splitinfer.core.link_transport import JACCL, RDMA, RING
@@ -25,6 +29,7 @@ from splitinfer.engine.worker.worker import Worker
 from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Request, Settings
 from splitinfer.llm.prompts import tokenizer_of
+from splitinfer.models.checkpoint import read_config
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
@@ -38,6 +43,7 @@ from transports.rdma.probe import device_for
 PROMPT = "Once upon a time there was a poor woodcutter who"
 CASES = {"greedy": GREEDY, "sampled": SamplingParams(temperature=0.8, seed=7)}
 _LAYERS = (5, 7)  # here, and on the worker
+_SCALE = 0.18  # of random weights, so that layers matter and tokens vary
 _DRAFTS = Flight(first=3, further=2, in_flight=2)
 _KEPT_PROMPT, _KEPT_TOKENS = BLOCK + 40, 4
 _TOGETHER = (6, 8, 11, 15)  # tokens of the prompts of answers at once: unequal
@@ -45,15 +51,15 @@ _STOP_SECONDS = 2.0
 
 
 class Plain(NamedTuple):
-    """The demo model as mlx-lm loads it, in the dtype that "auto" gives a stage here."""
+    """A model as mlx-lm loads it, in the dtype that "auto" gives a stage here, and the demo's tokenizer."""
 
     model: Any
     vocab_size: int
     prompt: list[int]
 
 
-def plain_demo() -> Plain:
-    model, _ = load_model(TARGET)
+def plain_model(folder: Path = TARGET) -> Plain:
+    model, _ = load_model(folder)
     if (dtype := resolve_dtype("auto", gpu=on_gpu())) is not None:
         model.set_dtype(getattr(mx, dtype))
     tokenizer = tokenizer_of(open_model("demo"))
@@ -73,18 +79,20 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
         except TransportUnavailable as problem:
             report(Finding("", Outcome.NOT_AVAILABLE, problem.reason))
             return
-    plain, count = plain_demo(), options["tokens"]
+    is_halved = options["way"] == "across"
+    model = even_model(Path(options["folder"]) / "even") if is_halved else TARGET
+    plain, count = plain_model(model), options["tokens"]
     rows = [*plain.prompt, *made_up_prompt(count, plain.vocab_size)]
-    moved = rounding(plain.model, rows, (1, len(rows), 7))
+    moved = rounding(plain.model, rows, (1, len(rows), 7)) | ({"exact": False} if is_halved else {})  # sums of halves
     report(passed("rounding", rounding_in_words(moved), moved))
 
     def look(name: str, find: Callable[[], Mapping[str, Any]]) -> None:
         report.guarded(name, lambda: judge_answer(name, find(), moved))
 
     with _second_stage(options) as second:
-        with pipeline(second, draft="demo-draft") as llm:
+        with pipeline(second, model, draft=None if is_halved else "demo-draft") as llm:
             report.is_alive()
-            for flight, kind in ((OFF, ""), (_DRAFTS, ", drafts")):
+            for flight, kind in ((OFF, ""),) if is_halved else ((OFF, ""), (_DRAFTS, ", drafts")):
                 for name, params in CASES.items():
                     look(f"{name}{kind}", partial(_answered, llm, plain, params, count, flight))
             if options["way"] == "one process":
@@ -99,14 +107,29 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
 
 
 @contextmanager
-def pipeline(second: Mapping[str, Any] | None, **settings: Any) -> Iterator[LLM]:
-    """The demo model over one stage or two. ``second``: of a layout."""
+def pipeline(second: Mapping[str, Any] | None, model: Path = TARGET, **settings: Any) -> Iterator[LLM]:
+    """The demo model, or one like it, over one stage or two. ``second``: of a layout; both, if it is across two."""
     stages: list[dict[str, Any]] = [{"name": "first", "layers": DEMO_LAYERS}]
-    if second is not None:
+    if second is not None and "across" in second:
+        stages = [{**stages[0], **second}]
+    elif second is not None:
         stages = [{"name": "first", "layers": _LAYERS[0]}, {"name": "second", "layers": _LAYERS[1], **second}]
     limits = Settings(context=1024, connect_timeout=8.0, rejoin_timeout=0.0, **settings)
-    with LLM({"model": "demo", "stages": stages}, settings=limits) as llm:
+    with LLM({"model": str(model), "stages": stages}, settings=limits) as llm:
         yield llm
+
+
+def even_model(folder: Path) -> Path:
+    """A random model like the demo model, in a new folder; its heads can be halved, as the three of that cannot."""
+    config = {**read_config(TARGET), "num_attention_heads": 4, "num_key_value_heads": 2}
+    weights = dict(tree_flatten(llama.Model(llama.ModelArgs.from_dict(config)).parameters()))
+    for number, (name, array) in enumerate(weights.items()):
+        if array.ndim > 1:
+            weights[name] = mx.random.normal(array.shape, scale=_SCALE, key=mx.random.key(number))
+    folder.mkdir()
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    (folder / "config.json").write_text(dumps(config))
+    return folder
 
 
 @contextmanager
@@ -116,6 +139,7 @@ def _second_stage(options: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]
     here = {
         "one process": None,
         "tcp": {"address": LOCAL},
+        "across": {"across": [LOCAL, LOCAL]},
         "ring": {"address": LOCAL, "transport": RDMA, "backend": RING},
     }
     with ExitStack() as stack:

@@ -89,8 +89,8 @@ _HANDSHAKE: tuple[Kinds, Kinds] = frozenset({m.Hello}), frozenset({m.Welcome, m.
 
 _ALLOWED: dict[tuple[str, Phase], tuple[Kinds, Kinds]] = {  # down, up
     ("coordinator", Phase.LOAD): (
-        _TELLS | {m.Profile, m.Probe, m.Load, m.Gather, m.Spawn, m.Meet},
-        _ASKS | {m.Progress, m.Profiled, m.Probed, m.Ready, m.Refuse, m.Fault, m.Gather, m.Spawned, m.Met},
+        _TELLS | {m.Profile, m.Probe, m.Load, m.Gather, m.Spawn, m.Meet, m.Connect},
+        _ASKS | {m.Progress, m.Profiled, m.Probed, m.Ready, m.Refuse, m.Fault, m.Gather, m.Spawned, m.Met, m.Connected},
     ),
     ("coordinator", Phase.RUN): (
         frozenset({m.Connect, m.Step}),

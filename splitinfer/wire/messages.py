@@ -97,7 +97,6 @@ class Half:
     """Which half of every layer a rank of a stage across two machines holds, and how the two meet to add up theirs.
 
     ``own``, ``towards``: the IPv4 addresses of this rank and of the other; empty where they are to be found out.
-    ``nonce``: of this group; a process joins one in its life.
     """
 
     rank: int
@@ -105,7 +104,6 @@ class Half:
     device: str
     own: str
     towards: str
-    nonce: str
 
     def __post_init__(self) -> None:
         if self.rank not in range(RANKS) or self.sums not in BACKENDS:

@@ -13,8 +13,8 @@ figures mean nothing, and this is wrong, too: nothing else may run on the machin
 measured; with them, what the plans choose and as many others as there is time for.
 
 With ``--sums`` two equal machines are a pipeline, and then one stage whose sums take so many microseconds, and so many
-times as long if all is ``--slower``. Wrong is a figure that is not within 5 % of the plan's, or another way that is
-clearly faster than the one that the plan says is.
+times as long if all is ``--slower``; what hosts and hops take is measured first, as for a plan. Wrong is a figure that
+is not within 5 % of the plan's, or another way that is clearly faster than the one that the plan says is.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -35,12 +35,18 @@ from scripts.random_model import make
 from splitinfer.bench import machine as this_machine
 from splitinfer.bench.parts import made_up
 from splitinfer.bench.systems import together, whole
+from splitinfer.core.layout import LOCAL, StageSpec
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
+from splitinfer.engine.coordinator.local_workers import LocalWorker
+from splitinfer.engine.profiling.measure import Question
+from splitinfer.engine.profiling.survey import Surveyor
+from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Settings
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import DraftProfile, LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.machine.selection import VARIABLE
+from splitinfer.models.checkpoint import open_folder
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut, on_grid
 from splitinfer.placement.pairs import with_sums
@@ -48,7 +54,7 @@ from splitinfer.placement.plan import Planner
 from tests.emulation.late_steps import MOST_LATE, LateSteps, counted
 from tests.emulation.links import LinkProfile as EmulatedLink
 from tests.emulation.links import installed
-from tests.emulation.machine import EachLayer
+from tests.emulation.machine import EachLayer, Machine
 from tests.emulation.replay import Replay
 from tests.sim.pipelines import pipeline_of
 
@@ -157,9 +163,50 @@ def _to_measure(rig: Profiles, best: int, at_random: int, chance: Random) -> lis
     return [*chosen, *chance.sample(rest, len(rest))]
 
 
-def compare_ways(report: Report, given: argparse.Namespace, model: Path, microseconds: float) -> dict[str, Any]:
+def with_host(rig: Profiles, model: Path) -> Profiles:
+    """The same machines with what hosts and hops take for a step here, measured as a plan's are."""
+    with emulated(_of_each_layer(rig)):
+        found, locals_ = list[LocalWorker](), [StageSpec("m1", 1, 2, LOCAL)]
+
+        def take(name: str) -> LocalWorker:
+            found.append(LocalWorker(name))
+            return found[0]
+
+        try:
+            question = Question(str(model), open_folder(model))
+            surveyor = Surveyor(question, "m0", locals_, Keyring().own, 30, lambda *_: None, take, again=True)
+            machines, links = surveyor.run()
+        finally:
+            for worker in found:
+                worker.kill()
+    both = zip(rig.machines, machines, strict=True)
+    return replace(
+        rig,
+        machines=tuple(replace(one, host=real.host) for one, real in both),
+        links=tuple(replace(link, latency=links[0].latency) for link in rig.links),
+    )
+
+
+@contextmanager
+def emulated(machine: Machine) -> Iterator[None]:
+    """Devices of this process and its children take the times of ``machine``."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "machine.json"
+        file.write_text(json.dumps(machine.as_dict()), encoding="utf-8")
+        os.environ[VARIABLE] = str(file)
+        yield
+
+
+def _of_each_layer(rig: Profiles, sums: Costs | None = None) -> Machine:
+    """The rig's first machine, whatever layers it has, or a half of them."""
+    each = EachLayer(rig.machines[0].layers["layer"], rig.machines[0].step)
+    return replace(pipeline_of(rig, Cut((0,), (LAYERS,))), each_layer=each, sum=sums or Costs())
+
+
+def compare_ways(
+    report: Report, given: argparse.Namespace, model: Path, rig: Profiles, microseconds: float
+) -> dict[str, Any]:
     """A plan's figures for two equal machines as a pipeline and as one stage, and the same measured."""
-    rig = profiles((1, 1), LOOPBACK, slower=given.slower)
     half = replace(rig.model, layers=(LayerProfile("layer", 25_000, KV_PER_TOKEN // 2, sums=2),) * LAYERS)
     first, second = rig.machines
     sums = Costs.line(microseconds * 1e-6 * given.slower, 0.0)
@@ -191,16 +238,12 @@ def _measured(
         for i, count in enumerate(cut.layers)
     ]
     if rig.machines[cut.machines[0]].across:
-        whole = pipeline_of(rig, Cut((0,), (LAYERS,)))
-        each = EachLayer(rig.machines[0].layers["layer"], rig.machines[0].step)
-        machine = replace(whole, each_layer=each, sum=sums or Costs())
+        machine = _of_each_layer(rig, sums)
         stages = [{"name": "both", "layers": LAYERS, "across": ["local", "local"]}]
     replay = Replay(VOCAB)
     settings = Settings(context=8192, prefix_cache=False, token_budget=512, rejoin_timeout=0.0, max_running=STREAMS)
     with ExitStack() as stack:
-        file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "machine.json"
-        file.write_text(json.dumps(machine.as_dict()), encoding="utf-8")
-        os.environ[VARIABLE] = str(file)
+        stack.enter_context(emulated(machine))
         steps = stack.enter_context(counted())
         if hop > LOOPBACK:
             stack.enter_context(installed(EmulatedLink(latency=hop - LOOPBACK)))
@@ -344,9 +387,11 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
             verdicts += judge(report, given, ratio, hop, cuts)
             measured = [{"machines": cut.machines, "layers": cut.layers, **line} for cut, line in cuts.items()]
             rigs.append({"ratio": ratio, "hop_ms": hop, "slower": given.slower, "cuts": count, "measured": measured})
+        rig = with_host(profiles((1, 1), LOOPBACK, slower=given.slower), model) if sums else None
         for microseconds in sums:
             report.begin(1 / (len(wanted) + len(sums)))
-            rigs.append({"sums_us": microseconds, **compare_ways(report, given, model, microseconds)})
+            assert rig is not None
+            rigs.append({"sums_us": microseconds, **compare_ways(report, given, model, rig, microseconds)})
     report.figures |= {
         "worst": min((v["to_best"] for v in verdicts), default=None), "verdicts": verdicts, "rigs": rigs,
         "means_nothing": any(MEANS_NOTHING in trouble for trouble in report.troubles),

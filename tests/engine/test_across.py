@@ -20,7 +20,7 @@ from engine.door import SEVERAL, Fault, Guesses, Open, Pipeline, ask, recut, som
 from processes import until, worker
 
 from splitinfer import Flight, SamplingParams
-from splitinfer.core.layout import Layout, Rank, StageSpec, lay_out
+from splitinfer.core.layout import Layout, StageSpec, lay_out
 from splitinfer.core.plan import SampledSlice, SampledToken, StageFigures, StepPlan
 from splitinfer.engine.coordinator import worker_group
 from splitinfer.engine.coordinator.pipeline import Pipeline as Opened
@@ -33,7 +33,7 @@ from splitinfer.errors import ConfigError, DeviceFailed, ModelError, WorkerLost
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.halves import Pair
-from splitinfer.wire.messages import Digest, Gather, NextStage
+from splitinfer.wire.messages import Digest, Gather, NextStage, Progress
 from transports import LinkOptions, LinkRefused
 from transports.rdma import probe
 from transports.rdma.joining import _ADDRESS
@@ -61,7 +61,10 @@ def test_a_stage_across_two_processes_gives_the_tokens_of_one(tiny_folder: Folde
 
 def end(there: Pipeline, rank: int, how: signal.Signals = signal.SIGKILL) -> None:
     """Kill the process of a rank, or stop it."""
-    name = next(stage.ranks[rank].name for stage in there.llm.layout.stages if stage.across)
+    end_process(next(stage.ranks[rank].name for stage in there.llm.layout.stages if stage.across), how)
+
+
+def end_process(name: str, how: signal.Signals) -> None:
     (process,) = (one for one in psutil.Process().children() if name in one.cmdline())
     os.kill(process.pid, how)
 
@@ -170,12 +173,11 @@ class CableBetween:
 
     def pull(self) -> None:
         """In the middle of a step: both ranks have got it, and neither gets the other's halves."""
-        for_sums, for_steps = self.cables[:2], self.cables[2:]
+        for_steps, *for_sums = self.cables[:3]
         for cable in for_sums:
             cable.silence()
         time.sleep(1)
-        for cable in for_steps:
-            cable.silence()
+        for_steps.silence()
 
 
 @NIGHTLY
@@ -201,6 +203,35 @@ def test_the_cable_between_two_ranks_is_pulled(
         there.answers(ask(30, max_tokens=120))
         assert there.stats["rejoins"] == 1
     assert times[1] - times[0] < 6  # far less than the patience with a step
+
+
+@NIGHTLY
+@pytest.mark.parametrize("fault", ["cable", "SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("where", [ALONE, HYBRID], ids=str)
+def test_a_loss_while_stages_load(
+    where: dict[str, Any],
+    fault: str,
+    tiny_folder: Folder,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Each rank waits for the other in a sum of the trials behind the reading, and still talks to the coordinator."""
+    cable, times, stage = CableBetween(monkeypatch), list[float](), where["across"][0]
+    request.addfinalizer(cable.close)
+
+    def notice(name: str, progress: Progress) -> None:
+        if name != f"s{stage}/1" or progress.phase != "load" or times:
+            return
+        times.append(time.monotonic())
+        if fault != "cable":
+            end_process(name, signal.Signals[fault])
+        for one in cable.cables if fault == "cable" else ():
+            one.silence()
+
+    layout = stages.layout(tiny_folder("llama"), where["cuts"], ["local"] * 2, across=where["across"])
+    with pytest.raises(WorkerLost, match=f"s{stage}/[01] "):
+        LLM(layout, notice=notice)
+    assert 0 < time.monotonic() - times[0] < 15
 
 
 def test_rdma_ends_with_its_cable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,27 +287,19 @@ def test_a_model_that_cannot_be_halved(pipeline: Open) -> None:
         pipeline("gemma3_text", [6], across=[0]).__enter__()
 
 
-def test_pictures_need_a_stage_of_the_coordinators(pipeline: Open) -> None:
-    with (
-        pytest.raises(ConfigError, match="pictures need a first stage"),
-        pipeline("llama", [4], across=[0], pictures=True),
-    ):
-        pass
-
-
 def test_a_rank_without_its_key_is_told_where_to_write_it() -> None:
-    spec = StageSpec("both", 0, 4, across=(Rank("local"), Rank("tcp://192.0.2.1:5577"))).ranks[1]
+    spec = StageSpec("both", 0, 4, across=("local", "tcp://192.0.2.1:5577")).ranks[1]
     said = worker_group._why_refused(spec, "tcp://192.0.2.1:5577", LinkOptions(), LinkRefused("no"))
     assert said.endswith("in a layout under `across:` of stage both as ADDRESS#KEY")
 
 
 def test_sums_do_not_cross_a_network() -> None:
-    spec = StageSpec("both", 0, 4, across=(Rank("local"), Rank("tcp://192.0.2.1:5577")))
+    spec = StageSpec("both", 0, 4, across=("local", "tcp://192.0.2.1:5577"))
     with pytest.raises(ConfigError, match=r"would cross the network at 192\.0\.2\.1"):
-        halves_of(spec, "", insecure=False)
-    rank0, rank1 = halves_of(spec, "", insecure=True)
+        halves_of(spec, insecure=False)
+    rank0, rank1 = halves_of(spec, insecure=True)
     assert (rank0.own, rank0.towards, rank1.own, rank1.towards) == ("", "192.0.2.1", "192.0.2.1", "")
-    assert halves_of(replace(spec, sums="jaccl"), "", insecure=False)[1].sums == "jaccl"
+    assert halves_of(replace(spec, sums="jaccl"), insecure=False)[1].sums == "jaccl"
 
 
 def test_what_both_ranks_have_sampled_is_compared() -> None:
@@ -292,7 +315,7 @@ def test_what_both_ranks_have_sampled_is_compared() -> None:
     assert [one.step for one in right] == [0, 16, 32]
     assert right == same
     assert [one == another for one, another in zip(right, other, strict=True)] == [True, True, False]
-    layout = Layout(lay_out([("both", 4, None, {"across": (Rank("local"), Rank("local"))})]))
+    layout = Layout(lay_out([("both", 4, None, {"across": ("local", "local")})]))
     opened: Any = Opened(SimpleNamespace(layout=layout, keys=SimpleNamespace(own=None), running=()), print, print)
     handle: Any = WorkerHandle(0, layout.workers[0], "", SimpleNamespace(), rank=0)
     for one in (*right, *same):

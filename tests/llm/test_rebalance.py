@@ -11,7 +11,7 @@ from splitinfer import SamplingParams
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
-from splitinfer.core.layout import Layout, Rank, lay_out
+from splitinfer.core.layout import Layout, lay_out
 from splitinfer.errors import RequestError
 from splitinfer.llm.rebalance import LiveFigures, Rebalance, figures_of, rebalance
 from splitinfer.llm.setup import with_layers
@@ -133,7 +133,7 @@ def test_two_machines_that_are_one_stage_show_what_their_sums_take(sum_seconds: 
     half = replace(MODEL, layers=(LayerProfile("a", MODEL.layers[0].weights // 2, 50, sums=2),) * 12)
     alike = (machine("s0", 1e-3), machine("s1", 1e-3))
     measured = Profiles(replace(MODEL, half=half), alike, (LinkProfile("s0", "s1", 1e-5),))
-    across = (Rank("local"), Rank("tcp://host1:1"))
+    across = ("local", "tcp://host1:1")
     found = Layout(lay_out([("s0+s1", 12, None, {"across": across})]), "m")
     computed = with_pairs(with_sums(measured, ("s0", "s1"), Costs.line(sum_seconds, 0))).machines[-1]
     figures = live(found, computing(costs_of(MODEL, computed, 0, 12)), measured)

@@ -14,7 +14,9 @@ from seeing import FAMILIES, answer, greedy, picture, prompt, sampled, save
 from stages import lose, pipeline, shorten_blocks
 
 from splitinfer import LLM, SamplingParams
+from splitinfer.errors import ModelError
 from splitinfer.kvstore.store import Disk
+from splitinfer.llm import Settings
 from splitinfer.models import pictures as models_pictures
 from splitinfer.pictures.families import Prepared
 
@@ -32,6 +34,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def told(llm: LLM, tokens: Sequence[int], pictures: Sequence[Prepared], **params: Any) -> list[int]:
     given = SamplingParams(max_tokens=NUM, ignore_eos=True, **params)
     return llm.submit(list(tokens), given, pictures=pictures).result().token_ids
+
+
+def test_it_cannot_be_halved(folder: Path) -> None:
+    """When mlx-lm gets a ``shard`` for such a class, pictures may have to reach ranks."""
+    layout = {"model": str(folder), "stages": [{"name": "both", "layers": 4, "across": ["local", "local"]}]}
+    with pytest.raises(ModelError, match=r"cannot be divided over machines: mlx-lm has no shard\(\) for it\. Cut it"):
+        LLM(layout, settings=Settings(pictures=True))
 
 
 def test_it_answers_as_mlx_vlm(folder: Path) -> None:

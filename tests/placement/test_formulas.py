@@ -59,6 +59,18 @@ def test_two_stages_of_one_device_take_turns():
         assert is_faster or max(many, prompt) <= 1
 
 
+def test_what_hosts_take_counts_once_for_every_cut():
+    """Each stage launches a step and reads what it has computed, the coordinator plans it; no device computes."""
+    quiet, asked = rig((1, 1)), Asked(acceptance=None)
+    first, second = quiet.machines
+    machines = (replace(first, host=0.002), replace(second, host=0.003))
+    without, busy = Formulas(quiet, asked), Formulas(replace(quiet, machines=machines), asked)
+    for cut, more in ((Cut((0,), (12,)), 0.004), (Cut((0, 1), (6, 6)), 0.007)):
+        assert 1 / busy.one(cut, None) - 1 / without.one(cut, None) == pytest.approx(more)
+        assert busy.prompt(cut, 4096) - without.prompt(cut, 4096) == pytest.approx(more)
+        assert busy.seconds(cut, 1) == without.seconds(cut, 1)
+
+
 def test_hops_have_the_latency_and_bytes_of_their_link():
     links = (LinkProfile("m0", "m1", 0.001, 1e6), LinkProfile("m1", "m0", 0.003), LinkProfile("m1", "m2", 0.002))
     profiles = replace(rig((1, 1, 1)), links=(*links, LinkProfile("m2", "m0", 0.004, math.inf)))

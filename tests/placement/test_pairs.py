@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from splitinfer.config import find_layout
-from splitinfer.core.layout import Rank
 from splitinfer.core.link_transport import JACCL
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
@@ -46,6 +45,18 @@ def test_the_published_case(microseconds: int, at_least: float, at_most: float):
     alone, both = (formulas.one(Cut((place,), (LAYERS,)), None) for place in (0, 2))
     assert alone == pytest.approx(1 / ALONE)
     assert at_least <= both / alone <= at_most
+
+
+def test_a_step_of_two_ranks_passes_three_links_and_hosts():
+    """To the first rank, a process beside the coordinator, on to the second, and back from there."""
+    profiles, asked, both = two_macs(20e-6), Asked(acceptance=None), Cut((2,), (LAYERS,))
+    machines = tuple(replace(each, host=0.001) for each in profiles.machines)
+    links = tuple(replace(link, latency=0.0) for link in profiles.links)
+    took, least = (
+        1 / Formulas(with_pairs(each), asked).one(both, None)
+        for each in (replace(profiles, machines=machines), replace(profiles, links=links))
+    )
+    assert took - least == pytest.approx(3 * profiles.links[0].latency + 3 * 0.001)
 
 
 @pytest.mark.parametrize(("microseconds", "is_faster"), [(20, True), (100, True), (500, False), (2000, False)])
@@ -127,7 +138,7 @@ def test_the_layout_of_a_pair(tmp_path: Path):
     (tmp_path / "pair.yaml").write_text(layout_text(found, found.best[Aim.CHAT], "By a test."))
     assert replace(find_layout(str(tmp_path / "pair.yaml")), name=layout.name).stages == layout.stages
     (stage,) = layout.stages
-    assert (stage.num_layers, stage.across) == (LAYERS, (Rank("local"), Rank(cable, key)))
+    assert (stage.num_layers, stage.across) == (LAYERS, ("local", f"{cable}#{key}"))
 
 
 def test_sums_in_the_clear_are_not_chosen():
@@ -151,7 +162,7 @@ def test_sums_over_rdma_need_no_permission_and_are_written():
     link = replace(profiles.links[0], sums_over=JACCL)
     found = plan(replace(profiles, machines=(first, replace(second, is_exposed=True)), links=(link,)), Asked())
     (stage,) = layout_of(found, found.best[Aim.CHAT]).stages
-    assert (stage.sums, [rank.address for rank in stage.across]) == (JACCL, ["local", "tcp://m1:5577"])
+    assert (stage.sums, stage.across) == (JACCL, ("local", "tcp://m1:5577"))
 
 
 @pytest.mark.parametrize("microseconds", [20, 100, 500, 2000])

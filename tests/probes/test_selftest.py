@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from made_up_probes import LINUX
 from stages import worker
@@ -102,7 +103,7 @@ def test_a_planted_worker_that_answers_a_wrong_token_is_named(monkeypatch: pytes
     assert [each.name for each in found] == [
         "rounding", "greedy", "sampled", "greedy, drafts", "sampled, drafts"
     ]  # fmt: skip
-    original, place = runner.read, len(tokens.plain_demo().prompt) + 2
+    original, place = runner.read, len(tokens.plain_model().prompt) + 2
 
     def wrong(choices: Any, rows: Any) -> Any:
         greedy = [row.params.temperature == 0 and row.position == place for row in rows]
@@ -114,6 +115,17 @@ def test_a_planted_worker_that_answers_a_wrong_token_is_named(monkeypatch: pytes
     assert [gap > 0 for gap in gaps] == [False, False, True, False, False, False]  # all behind it are right again
     assert faults(found) == [(name, Fault.TOKENS) for name in ("greedy", "greedy, drafts")]
     assert "token 3 of 6 is" in found[1].sentence
+
+
+@pytest.mark.nightly
+@pytest.mark.own_device
+def test_a_stage_across_two_processes_is_tried(tmp_path: Path):
+    found = found_by(tokens.measure, way="across", tokens=16, folder=str(tmp_path))
+    assert faults(found) == []
+    assert [each.name for each in found] == ["rounding", "greedy", "sampled"]
+    plain = tokens.plain_model(tmp_path / "even")
+    choices = mx.argmax(plain.model(mx.array([plain.prompt]))[0], axis=-1).tolist()
+    assert len(set(choices)) > 4, "a model that repeats itself shows little"
 
 
 def test_a_slow_link_is_named():

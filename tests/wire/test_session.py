@@ -27,8 +27,8 @@ CONVERSATIONS: list[tuple[str, list[Word]]] = [
         ("up", "askranges"), ("down", "tellrange"), ("up", "progress"), ("down", "unavailable"), ("up", "refuse"),
     ]),
     ("coordinator", [
-        *WELCOME, ("down", "load"), ("up", "gather"), ("down", "gather"), ("up", "ready"), ("down", "step"),
-        ("up", "digest"), ("down", "step"), ("up", "result"),
+        *WELCOME, ("down", "connect"), ("up", "connected"), ("down", "load"), ("up", "gather"), ("down", "gather"),
+        ("up", "ready"), ("down", "step"), ("up", "digest"), ("down", "step"), ("up", "result"),
     ]),
     ("coordinator", [*WELCOME, ("down", "spawn"), ("up", "spawned")]),
     ("coordinator", [*WELCOME, ("down", "meet"), ("up", "gather"), ("down", "gather"), ("up", "met")]),

@@ -68,17 +68,8 @@ class LocalWorker:
         self.name, self.disk = name, disk
         self._address: str | None = None
         self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-worker-")  # noqa: SIM115 - lives as long as the child
-        command = [
-            sys.executable,
-            "-m",
-            "splitinfer",
-            "worker",
-            "--name",
-            name,
-            "--child",
-            *_kv_options(disk),
-            *options,
-        ]
+        own = ["--name", name, "--child", *_kv_options(disk), *options]
+        command = [sys.executable, "-m", "splitinfer", "worker", *own]
         self._process = cleanup.start(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True
         )

@@ -18,7 +18,6 @@ import logging
 import math
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -134,7 +133,7 @@ class Pipeline:
         self.ready: tuple[Ready, ...] = ()
         self.codecs: tuple[str, ...] = ()  # one for each link, once the pipeline was opened
         self._meanwhile: Callable[[], None] = lambda: None
-        self._halves: dict[StageSpec, tuple[Half, ...]] = {}  # of the pairs of ranks that meet
+        self._halves: dict[int, tuple[Half, ...]] = {}  # what the ranks of each stage across two machines are told
         self._digests: dict[tuple[int, int], int] = {}  # what one rank has sampled, by stage and step
 
     def _new_group(self) -> WorkerGroup:
@@ -161,6 +160,7 @@ class Pipeline:
         try:
             self._pair_ranks()
             self._reach_workers(worker_group, connect_timeout or self._config.connect_timeout)
+            worker_group.connect_ranks()
             worker_group.load([self._config.load(each.stage, self._half(each)) for each in worker_group.workers])
             local = self._load_local()
             own = () if local is None else (local.begin_anew(),)
@@ -194,7 +194,8 @@ class Pipeline:
         self._digests.clear()
         self._kill_lost(worker_group)
         # A process on another machine ends with its group anyway.
-        self._end_ranks([spec for spec in self._halves if not settled or not all(one.is_local for one in spec.ranks)])
+        stages = self.layout.stages
+        self._end_ranks(spec for spec in stages if not settled or not all(one.is_local for one in spec.ranks))
         self._start_locals()
         worker_group.close(reason)
         self.steps.drop()
@@ -207,10 +208,9 @@ class Pipeline:
                 worker.kill()
 
     def _end_ranks(self, specs: Iterable[StageSpec]) -> None:
-        """End the processes of stages across two machines that have met: a process does so once."""
+        """End the processes of stages across two machines: they have met, which a process does once."""
         for spec in specs:
-            del self._halves[spec]
-            for one in spec.ranks:
+            for one in spec.ranks if spec.across else ():
                 if (worker := self._children.pop(one.name, None)) is not None:
                     worker.kill()
 
@@ -223,32 +223,26 @@ class Pipeline:
     def _reach_workers(self, worker_group: WorkerGroup, timeout: float) -> None:
         layout = self._config.layout
         for stage, spec in list(enumerate(layout.stages))[layout.has_own_stage :]:
-            if spec.across:
-                for rank, one in enumerate(spec.ranks):
-                    if one.is_local:
-                        self._reach_local(worker_group, stage, one, timeout, rank)
-                    else:  # a process of its own, which a peer that is gone may cost
-                        worker_group.connect(stage, one, worker_group.spawn(stage, one, timeout), timeout, rank)
-            elif spec.is_local:
-                self._reach_local(worker_group, stage, spec, timeout)
-            else:
-                self._reach_remote(worker_group, stage, spec, timeout)
+            for number, one in enumerate(spec.ranks):
+                rank = number if spec.across else None
+                if one.is_local:
+                    self._reach_local(worker_group, stage, one, timeout, rank)
+                elif spec.across:  # a process of its own, which a peer that is gone may cost
+                    worker_group.connect(stage, one, worker_group.spawn(stage, one, timeout), timeout, rank)
+                else:
+                    self._reach_remote(worker_group, stage, spec, timeout)
 
     def _half(self, worker: WorkerHandle) -> Half | None:
         """Which half of its stage a worker is told to load, if it is a rank."""
         if worker.rank is None:
             return None
-        return self._halves[self.layout.stages[worker.stage]][worker.rank]
+        return self._halves[worker.stage][worker.rank]
 
     def _pair_ranks(self) -> None:
-        """Say how the ranks are to meet that have not met.
-
-        Raises:
-            ConfigError, WorkerUnreachable: they cannot.
-        """
-        for spec in self.layout.stages:
-            if spec.across and spec not in self._halves:
-                self._halves[spec] = halves_of(spec, uuid.uuid4().hex, insecure=self._config.insecure_sums)
+        """Say how ranks are to meet. Raises as ``halves_of``."""
+        for stage, spec in enumerate(self.layout.stages):
+            if spec.across:
+                self._halves[stage] = halves_of(spec, insecure=self._config.insecure_sums)
                 if not all(one.is_local for one in spec.ranks):
                     self._notice(spec.name, Progress("link", 0, 0, f"its sums go over {spec.sums}, not encrypted"))
 
@@ -307,11 +301,11 @@ class Pipeline:
     def use_layout(self, layout: Layout) -> None:
         """Take another layout of the same model from the next ``open`` on. What this machine holds of the layout before
         is given up, if it differs, and so are local workers that have no place in it. No step may be under way."""
+        self._end_ranks(spec for spec in self.layout.stages if spec not in layout.stages)
         self._config = replace(self._config, layout=layout)
         if self._local is not None and not (layout.has_own_stage and self._local.serves(self._config.load(0))):
             self._local.close()
             self._local = None
-        self._end_ranks([spec for spec in self._halves if spec not in layout.stages])
         names = {spec.name for spec in layout.workers if spec.is_local}
         for name in [name for name in self._children if name not in names]:
             self._children.pop(name).stop()

@@ -21,7 +21,7 @@ from splitinfer.wire.messages import Half, Ready
 _HERE = "127.0.0.1"
 
 
-def halves_of(spec: StageSpec, nonce: str, *, insecure: bool) -> tuple[Half, ...]:
+def halves_of(spec: StageSpec, *, insecure: bool) -> tuple[Half, ...]:
     """What each rank of a stage is told of its half. ``insecure``: sums may cross any network.
 
     Raises:
@@ -34,10 +34,7 @@ def halves_of(spec: StageSpec, nonce: str, *, insecure: bool) -> tuple[Half, ...
         for host in filter(None, hosts):
             _check_is_direct(spec, host)
     devices = (spec.sums_device or ":").split(":")
-    return tuple(
-        Half(rank, spec.sums, devices[rank], own=hosts[rank], towards=hosts[1 - rank], nonce=nonce)
-        for rank in range(len(hosts))
-    )
+    return tuple(Half(rank, spec.sums, devices[rank], hosts[rank], hosts[1 - rank]) for rank in range(len(hosts)))
 
 
 def _ipv4(rank: StageSpec) -> str:
@@ -70,9 +67,6 @@ def as_one(said: Sequence[Ready]) -> Ready:
     )
     return replace(
         first,
-        weight_bytes=max(one.weight_bytes for one in said),
-        kv_bytes_per_token=max(one.kv_bytes_per_token for one in said),
-        kv_bytes_fixed=max(one.kv_bytes_fixed for one in said),
         kv_bytes_stored=max(one.kv_bytes_stored for one in said),
         free_bytes=min(one.free_bytes for one in said),
         sum_seconds=max(one.sum_seconds for one in said),

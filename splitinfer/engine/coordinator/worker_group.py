@@ -63,6 +63,8 @@ from transports import (
     Unreachable,
 )
 
+# MLX waits without limit for a peer, and holds the interpreter's lock: the process ends itself by an alarm.
+_HINT = "; a rank that cannot reach the other one for their sums ends after 20 s: is a firewall between the two?"
 _SILENCE = 2.0  # seconds until a process counts as frozen; it sends heartbeats five times a second, even when busy
 
 
@@ -120,7 +122,9 @@ class WorkerHandle:
         """The error for the loss of this worker, with the reason that it gave itself, if it did."""
         if self.fault is not None:
             return self._faulty(self.fault)
-        return WorkerLost(f"worker {self.spec.name} ({self.address}) is gone: {reason or 'it closed the link'}")
+        hint = "" if self.rank is None or self.ready is not None else _HINT
+        why = reason or f"it closed the link{hint}"
+        return WorkerLost(f"worker {self.spec.name} ({self.address}) is gone: {why}")
 
     def _faulty(self, fault: Fault) -> WorkerLost:
         no_memory_on = self.stage if fault.no_memory else None
@@ -214,13 +218,9 @@ class WorkerGroup:
         """
         keeper = self._greet(stage, spec, str(spec.address), timeout, OVER_TCP)
         self._keepers.append(keeper)
-        try:
-            keeper.send(Spawn(spec.name))
-            reply = keeper.receive(keeper.link.recv(timeout=_REPLY_SECONDS))
-        except TransportError as error:
-            raise WorkerUnreachable(f"worker {spec.name} ({spec.address}) did not start a process: {error}") from error
-        if not isinstance(reply, Spawned):
-            raise WorkerUnreachable(f"worker {spec.name} ({spec.address}) did not start a process")
+        keeper.link.deliver_to(partial(self._deliver, keeper))
+        keeper.send(Spawn(spec.name))
+        (reply,) = self._from_each([keeper], Spawned, _REPLY_SECONDS)
         return f"{str(spec.address).rpartition(':')[0]}:{reply.port}"
 
     def _greet(
@@ -305,15 +305,23 @@ class WorkerGroup:
             for one in ranks:
                 one.send(both)
 
+    def connect_ranks(self) -> None:
+        """Have the first rank of each stage open its link to the second. Over it both hear of a cable that is pulled,
+        while they load, too: then each may wait for the other in a sum."""
+        both = [(one, other) for one, other in pairwise(self.workers) if one.stage == other.stage]
+        self._connect_each([(*pair, NONE) for pair in both], _REPLY_SECONDS)
+
     def connect_stages(self, codecs: Sequence[str], silence: float = SILENCE) -> None:
-        """Have every worker but the last open its data link to the next. ``codecs``: of the links to all stages but the
-        first. ``silence`` as in ``await_ready``."""
-        for worker, following in pairwise(self.workers):
-            is_rank = worker.stage == following.stage
-            worker.send(Connect(following.place, NONE if is_rank else codecs[following.stage - 1]))
-        for following, reply in zip(
-            self.workers[1:], self._from_each(self.workers[:-1], Connected, silence), strict=True
-        ):
+        """Have the last worker of every stage but the last open its data link to the next. ``codecs``: of the links to
+        all stages but the first. ``silence`` as in ``await_ready``."""
+        both = [(one, other) for one, other in pairwise(self.workers) if one.stage != other.stage]
+        self._connect_each([(*pair, codecs[pair[1].stage - 1]) for pair in both], silence)
+
+    def _connect_each(self, wanted: Sequence[tuple[WorkerHandle, WorkerHandle, str]], silence: float) -> None:
+        for worker, following, packing in wanted:
+            worker.send(Connect(following.place, packing))
+        replies = self._from_each([worker for worker, _, _ in wanted], Connected, silence)
+        for (_, following, _), reply in zip(wanted, replies, strict=True):
             self._note(following.spec, reply.note)
 
     def _note(self, spec: StageSpec, note: str) -> None:
@@ -322,8 +330,8 @@ class WorkerGroup:
             self._notice(spec.name, Progress("link", 0, 0, note[:_MAX_NOTE]))
 
     def probe(self, worker: WorkerHandle) -> Probed:
-        """Measure a link from this machine to a worker, of its own and by the transport of the worker's stage: some
-        0.3 s.
+        """Measure a link from this machine to a worker, of its own and by the transport of the worker's stage: about
+        a second.
 
         Raises:
             PeerError, TransportError: the worker is gone.

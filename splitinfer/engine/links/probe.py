@@ -19,6 +19,7 @@ from splitinfer.errors import PeerError, ProtocolError
 from splitinfer.wire.messages import NextStage, Probed
 from transports import Frame, KeyPair, TransportError
 
+_PAUSE = 0.02  # seconds before each exchange, as between two steps: a processor that has slept wakes slowly
 PATIENCE = 10.0  # seconds for one reply; a dead link ends sooner, and by itself
 _WANTED = Struct("<I")  # bytes that are to come back
 
@@ -40,25 +41,27 @@ def probe_next(to: NextStage, name: str, session_id: str, own_key: Callable[[], 
     connection, note = open_connection(to, "probe", name, session_id, own_key)
     with connection.link as link:
         try:
-            return Probed(measure(link), note)
+            return Probed(measure(link, _PAUSE), note)
         except (TransportError, ProtocolError) as error:
             raise PeerError(
                 f"{name} could not measure the link to {connection.name}: {str(error) or 'it closed the link'}"
             ) from error
 
 
-def measure(link: Carrier) -> LinkMeasurement:
-    """Measure a link at whose other end every frame gets its ``reply_to``; some 0.3 s. Raises as ``ask``."""
-    return probe(partial(ask, link))
+def measure(link: Carrier, pause: float = 0.0) -> LinkMeasurement:
+    """Measure a link at whose other end every frame gets its ``reply_to``; some 0.3 s, and a ``pause`` (seconds) before
+    each of some thirty exchanges. Raises as ``ask``."""
+    return probe(partial(ask, link, pause=pause))
 
 
-def ask(link: Carrier, there: int, back: int) -> float:
-    """Make one exchange of so many bytes there and back; its seconds.
+def ask(link: Carrier, there: int, back: int, pause: float = 0.0) -> float:
+    """Make one exchange of so many bytes there and back, after a pause; its seconds.
 
     Raises:
         ProtocolError: the reply has another number of bytes than was asked for.
         TransportError: the link is over, or nobody answers.
     """
+    time.sleep(pause)
     asked = time.perf_counter()
     link.send(Frame(_WANTED.pack(back), _payload(there)))
     reply = link.recv(PATIENCE)

@@ -1,5 +1,5 @@
-"""Measures this machine for one model: seconds of layers of each kind, of the head, of a step; what is free. Remembers
-it, and answers a coordinator that asks for it.
+"""Measures this machine for one model: seconds of layers of each kind, of the head, of a step, of the host for one;
+what is free. Remembers it, and answers a coordinator that asks for it.
 
 The model need not be here: its configuration and the shapes of its tensors suffice, and its numbers are made up
 (``models.building``). They travel in a part of the frame, as JSON:

@@ -12,7 +12,7 @@ step needs them, so a model that is larger than the memory is timed, too.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import mlx.core as mx
@@ -57,6 +57,8 @@ class Trial:
         self._spec, self._vocab_size = stage.hidden_spec, vocab_size
         self._num_steps = self._num_sequences = 0
         self._lengths: dict[int, int] = {}
+        self.host = 0.0
+        """Seconds of the last step for which the device waited for its host."""
 
     def open(self, count: int) -> list[int]:
         """Open sequences; they come to be with their first step."""
@@ -68,9 +70,11 @@ class Trial:
         while self._runner.prepare_next():
             pass
         plan = self._plan(sequences, rows)
-        launched = self._runner.launch(plan, self._hidden(plan.num_tokens))
+        hidden, began = self._hidden(plan.num_tokens), time.monotonic()
+        launched = self._runner.launch(plan, hidden)
         self._runner.wait(launched)
         figures = self._runner.finish(launched).figures
+        self.host = time.monotonic() - began - (figures.ended - figures.started)
         return figures.ended - figures.started - figures.copying
 
     def close(self) -> None:
@@ -138,6 +142,7 @@ class Stopwatch:
         self._spans = [(i, i + 1) for i in singles] + ([] if self._pair is None else [self._pair])
         self._ends, self._done, self._total = time.monotonic() + seconds, 0, len(self._spans) * len(ROWS) * _REPEATS
         self._launches_ahead = False
+        self._hosts = list[float]()  # seconds of the host in steps of one row
 
     def measure(self) -> MachineProfile:
         """Time everything: what one layer of each kind, a step and the head cost on a machine without a name."""
@@ -146,7 +151,8 @@ class Stopwatch:
             left = max(0.0, self._ends - time.monotonic()) / (len(self._spans) - number)
             timed[span] = self._time(span, time.monotonic() + left)
             self._give_up(span, self._spans[number + 1 :])
-        return _fitted(self._described, self._of_kind, timed, self._pair, launches_ahead=self._launches_ahead)
+        found = _fitted(self._described, self._of_kind, timed, self._pair)
+        return replace(found, host=median(self._hosts), launches_ahead=self._launches_ahead)
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -199,7 +205,9 @@ class Stopwatch:
     def _step(self, trial: Trial, sequences: list[int], rows: int) -> float:
         self._done += 1
         self._report(self._done, max(self._done, self._total))
-        return trial.step(sequences, rows)
+        seconds = trial.step(sequences, rows)
+        self._hosts += [trial.host] if len(sequences) == rows == 1 else []
+        return seconds
 
     # -- weights -------------------------------------------------------------------------------
 
@@ -224,10 +232,8 @@ def _fitted(
     of_kind: Mapping[str, int],
     timed: Mapping[tuple[int, int], Timed],
     pair: tuple[int, int] | None,
-    *,
-    launches_ahead: bool,
 ) -> MachineProfile:
-    """What the timings say."""
+    """What the timings say of the device."""
     layers, model = described.profile.layers, described.profile
     last, last_of_kind = model.num_layers - 1, of_kind[layers[-1].kind]
 
@@ -251,7 +257,7 @@ def _fitted(
         beside = {rows: step + (head.get(rows, head[1]) if place == last else 0.0) for rows in alone(place).seconds}
         seconds = {rows: max(0.0, took - beside[rows]) for rows, took in alone(place).seconds.items()}
         found[kind] = Costs.through(_rising(seconds), alone(place).decode, alone(place).chunk)
-    return MachineProfile("", found, step=step, head=Costs.through(_rising(head)), launches_ahead=launches_ahead)
+    return MachineProfile("", found, step=step, head=Costs.through(_rising(head)))
 
 
 def _rising(seconds: Mapping[int, float]) -> dict[int, float]:

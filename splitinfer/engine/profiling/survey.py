@@ -11,7 +11,6 @@ free there. Links are measured over tcp, in both directions; an RDMA link is at 
 
 import json
 import logging
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from functools import partial
 from itertools import combinations, pairwise
 
 from splitinfer.core.endpoint import Endpoint, is_loopback
-from splitinfer.core.layout import LOCAL, Rank, StageSpec
+from splitinfer.core.layout import LOCAL, StageSpec, written
 from splitinfer.core.link_transport import JACCL, OVER_TCP, RING
 from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.engine.coordinator.ranks import halves_of
@@ -64,7 +63,7 @@ class Surveyor:
         """
         workers = [replace(spec, link_transport=OVER_TCP) for spec in self.workers]
         self._locals = {spec.name: self.take_local(spec.name) for spec in workers if spec.is_local}
-        sums = {spec.name: self._time_sums(spec) for spec in workers if self.row and not spec.is_local and _has_rdma()}
+        sums = {spec.name: self._time_sums(spec) for spec in workers if self.row and not spec.is_local}
         with self._group(workers) as group:
             machines, links = self._profiles(group), list[LinkProfile]()
             for handle in group.workers:
@@ -93,13 +92,17 @@ class Surveyor:
 
     def _time_sums(self, spec: StageSpec) -> Costs | None:
         """Seconds by rows of a sum over RDMA with a worker; ``None`` where the two have none."""
-        both = StageSpec(spec.name, 0, 1, across=(Rank(LOCAL), Rank(str(spec.address), spec.key)), sums=JACCL)
+        both = StageSpec(spec.name, 0, 1, across=(LOCAL, written(str(spec.address), spec.key)), sums=JACCL)
         first, second = both.ranks
+        try:
+            device_for(JACCL)
+        except TransportUnavailable:
+            return None
         process, group = LocalWorker(first.name), WorkerGroup(self.own)
         try:
             group.connect(1, first, process.address(), self.timeout, 0)
             group.connect(1, second, group.spawn(1, second, self.timeout), self.timeout, 1)
-            (few, least), (many, most) = group.time_sums(halves_of(both, uuid.uuid4().hex, insecure=False)).sums
+            (few, least), (many, most) = group.time_sums(halves_of(both, insecure=False)).sums
         except (PeerError, TransportError) as error:
             log.info("sums over RDMA with %s were not timed: %s", spec.name, error)
             return None
@@ -173,13 +176,6 @@ class Surveyor:
                     self._request(after)
                     asked.append(after)
         return found
-
-
-def _has_rdma() -> bool:
-    try:
-        return bool(device_for(JACCL))
-    except TransportUnavailable:
-        return False
 
 
 _HERE = ""  # in place of a host's name

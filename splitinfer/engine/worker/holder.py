@@ -40,17 +40,13 @@ class StageHolder:
         self._name, self._model, self._disk, self._access = name, model, disk, access
         self.stage: LoadedStage | None = None
         self._group: Pair | None = None
-        self._nonce = ""
+        self.is_rank = False
+        """Whether the stage is across two machines, from when it is loaded. From any thread."""
 
     def running(self) -> tuple[Running, ...]:
         """The model whose layers are held. From any thread."""
         stage = self.stage
         return () if stage is None else ((stage.checkpoint, stage.command.model),)
-
-    @property
-    def is_rank(self) -> bool:
-        """Whether the stage is across two machines. From any thread."""
-        return self._group is not None
 
     def loaded(self) -> LoadedStage:
         """The stage.
@@ -66,6 +62,7 @@ class StageHolder:
         """Load what a coordinator asks for, unless it is loaded; reply to it."""
         if self._model is not None:
             command = replace(command, model=self._model)
+        self.is_rank = command.half is not None
         with _refusing(connection):
             if self.stage is None or not self.stage.serves(command):
                 self.unload()
@@ -85,10 +82,7 @@ class StageHolder:
     def _join(self, weights: Weights) -> Join:
         def join(half: Half) -> Pair:
             """The group with the other rank: joined now, or when another stage was loaded in this process."""
-            if self._group is None:
-                self._nonce, self._group = half.nonce, join_ranks(half, weights.gather)
-            if self._nonce != half.nonce:
-                raise ProtocolError("this process belongs to another pair of ranks")
+            self._group = self._group or join_ranks(half, weights.gather)
             return self._group
 
         return join

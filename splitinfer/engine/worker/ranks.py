@@ -11,7 +11,6 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
-from typing import Protocol
 from zlib import crc32
 
 import mlx.core as mx
@@ -29,14 +28,6 @@ log = logging.getLogger(__name__)
 _EVERY = 16  # steps between two comparisons of what both ranks have sampled
 _JOIN_SECONDS = 20  # MLX holds the GIL while it joins, and waits for ever for a peer that a firewall keeps away
 _LOOK_EVERY = 2.0  # seconds between looks at the cable of RDMA, which says nothing when it is pulled
-
-
-class RankProcess(Protocol):
-    """A process that serves as a rank in the place of the worker that has started it: where it listens, and its end."""
-
-    def address(self) -> str: ...
-
-    def kill(self) -> None: ...
 
 
 def join_ranks(half: Half, gather: Callable[[bytes], bytes]) -> Pair:

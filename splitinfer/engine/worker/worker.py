@@ -9,6 +9,7 @@ the thread that waits for that (``engine.device.steps``); where the device compu
           -> Meet      -> time sums with the other rank of such a stage -> Met
           -> Load      -> survey, fetch or copy, read the weights -> Ready
           -> Connect   -> open the data link to the next stage -> Connected (stage 1 has steps from the control link)
+                      of the first rank of two: before Load
           -> Probe     -> measure a link to the next stage -> Probed
           -> a probe's frame -> another frame (``engine.links.probe``)
           -> Step      -> launch ... done -> Step to the next stage, or Result to the coordinator
@@ -41,7 +42,7 @@ from splitinfer.engine.threads import clears_streams, yield_own_processor
 from splitinfer.engine.versions import machine_name
 from splitinfer.engine.worker.handshake import REASON_LENGTH, Acceptor, AccessControl
 from splitinfer.engine.worker.holder import Abandoned, StageHolder
-from splitinfer.engine.worker.ranks import RankProcess, Sampled
+from splitinfer.engine.worker.ranks import Sampled
 from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
 from splitinfer.keyring import Keyring
@@ -80,7 +81,8 @@ class Worker:
     ``disk``: where KV is stored for coordinators that ask for it. ``store``: where weights are kept that are copied
     from other machines; ``None``: none are. ``keys``: for encrypted links to the next stage.
     ``access``: which peers may connect to ``listener``. ``ended``: called by the engine's thread when it ends.
-    ``start_rank``: starts a process for a rank of a stage across two machines, by its name.
+    ``start_rank``: starts a process for a rank of a stage across two machines, by its name; its address, and what
+    ends it.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Worker:
         access: AccessControl | None = None,
         store: ModelStore | None = None,
         ended: Callable[[], None] = lambda: None,
-        start_rank: Callable[[str], RankProcess] | None = None,
+        start_rank: Callable[[str], tuple[str, Callable[[], None]]] | None = None,
     ) -> None:
         self.name = name or machine_name()
         self._keys, self._access = keys, access or AccessControl(None)
@@ -109,7 +111,7 @@ class Worker:
         self._downstream: Connection | None = None
         self._sampled = Sampled()
         self._start_rank = start_rank
-        self._rank: RankProcess | None = None  # as which this worker serves
+        self._end_rank: Callable[[], None] = lambda: None  # the process that serves as a rank in this worker's place
         self._steps = StepsUnderWay[Launched](self._inbox.put)
         self._housekeeping = Housekeeping(self._inbox)
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.readers)
@@ -250,7 +252,8 @@ class Worker:
             self._downstream.link.close("another next stage was named")
         self._downstream = following
         following.link.deliver_to(lambda item: self._deliver(following, item))
-        self._holder.loaded().runner.use_codec(message.codec)
+        if self._holder.stage is not None:  # ranks are connected before they load
+            self._holder.stage.runner.use_codec(message.codec)
         connection.send(Connected(note))
 
     def _spawn(self, connection: Connection, message: Spawn) -> None:
@@ -259,13 +262,8 @@ class Worker:
             raise PeerError(f"{self.name} starts no processes for stages across two machines")
         self._holder.unload()
         self._end_rank()
-        self._rank = self._start_rank(plain(message.name, MOST_NAME))
-        connection.send(Spawned(int(self._rank.address().rpartition(":")[2])))
-
-    def _end_rank(self) -> None:
-        if self._rank is not None:
-            self._rank.kill()
-        self._rank = None
+        address, self._end_rank = self._start_rank(plain(message.name, MOST_NAME))
+        connection.send(Spawned(int(address.rpartition(":")[2])))
 
     def _own_key(self) -> KeyPair:
         if self._keys is None:

@@ -111,6 +111,7 @@ def test_on_the_processor(name: str, tiny_folder: Callable[..., Path]):
     for costs in profile.layers.values():
         assert costs.at(Shape(32)) >= costs.at(Shape(1))
     assert not profile.launches_ahead
+    assert 0 < profile.host < 1
     assert profile.free_bytes > 2**28
 
 

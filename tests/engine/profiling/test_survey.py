@@ -77,7 +77,7 @@ def test_sums_over_rdma_are_timed_by_processes_of_their_own(
     question: Question, quickly: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     """Here over MLX's ring. Where they cannot be timed, the links are as they were."""
-    monkeypatch.setattr(survey, "_has_rdma", lambda: True)
+    monkeypatch.setattr(survey, "device_for", lambda _over: "rdma_en2")
     with worker() as remote:
         found = list[list[LinkProfile]]()
         for over in (RING, JACCL):
@@ -95,8 +95,8 @@ def test_sums_over_rdma_are_timed_by_processes_of_their_own(
     assert [link.sums for link in lacking] == [None, None]
 
 
-def _over(sums: str, spec: StageSpec, nonce: str, *, insecure: bool) -> tuple[Half, ...]:
-    return halves_of(replace(spec, sums=sums), nonce, insecure=insecure)
+def _over(sums: str, spec: StageSpec, *, insecure: bool) -> tuple[Half, ...]:
+    return halves_of(replace(spec, sums=sums), insecure=insecure)
 
 
 def test_workers_of_this_machine_share_its_memory(
