@@ -11,7 +11,7 @@ G groups of r = n / G rows, a draft's acceptance a and seconds d:
     many streams         n / max(G longest t_s(r), sum of t_s(r) + l)                     for the best G, and drafts
 
 Stages on one device, the coordinator's and those at ``local``, compute one after the other: "longest" is all of them.
-How near the best by formula is to the best of all, `tests/placement/test_plan_choices.py` shows by the live scheduler in
+How near the best by formula is to the best of all, `tests/placement/test_plan_choices.py` shows by the scheduler in
 virtual time. Seconds of a stage are differences of sums over the layers.
 """
 

@@ -298,9 +298,9 @@ def no_room(wanted: int, stored: int, free: int, cap: int | None, reserve: int =
     number.
 
     >>> no_room(3 * 10**9, 0, 7 * 10**9, None)
-    '3.0 GB are to be copied, and of the 7.0 GB free on the disk 5.0 GB stay free'
+    '3 GB are to be copied, and of the 7 GB free on the disk 5 GB stay free'
     >>> no_room(3 * 10**9, 9 * 10**9, 10**12, 10**10)
-    '3.0 GB are to be copied, and with the 9.0 GB that are there the store would have over 10.0 GB'
+    '3 GB are to be copied, and with the 9 GB that are there the store would have over 10 GB'
     """
     if cap is not None and stored + wanted > cap:
         there = f"with the {in_words(stored)} that are there the store would have over {in_words(cap)}"

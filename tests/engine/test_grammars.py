@@ -223,7 +223,7 @@ def test_models_and_mappings_are_schemas() -> None:
 def test_an_answer_without_a_tokenizer_has_no_form(tiny_folder: Callable[..., Path], pipeline: Open) -> None:
     with pipeline(tiny_folder("llama"), [2, 2]) as there:
         with pytest.raises(ModelError, match="no tokenizer"):
-            there.submit(*asks(PARAMS))
+            there.submit(Ask((1, 2, 3), PARAMS))
         outputs = there.outputs(Ask((1, 2, 3), SamplingParams(min_tokens=3, max_tokens=3)))
         assert len(outputs[0].token_ids) == 3
         until(there.is_idle, "the end", SECONDS)

@@ -25,7 +25,7 @@ from splitinfer.models.memory import (
     size,
     withdraw,
 )
-from splitinfer.system import ledger as ledgers
+from splitinfer.places import of_this_host
 from splitinfer.system.ledger import Ledger, Others
 
 NEED = Need(weights=4_000_000_000, kv_fixed=1_000_000, kv_per_token=100_000)
@@ -123,7 +123,7 @@ def test_free_bytes(monkeypatch: pytest.MonkeyPatch, gpu: bool, available: int, 
 
 def test_memory_is_shared_with_the_other_processes(monkeypatch: pytest.MonkeyPatch):
     Machine(monkeypatch, gpu=True, available=700, info={WORKING_SET: 900}, active=100)
-    others = Ledger(ledgers._default_folder(), group=1)
+    others = Ledger(of_this_host("memory"), group=1)
     others.claim("stage", held=250, load=300)
     assert free_bytes() == 250, "900 less 100, 250 and 300"
     others.drop("stage", held=0)
@@ -151,7 +151,7 @@ def test_scores_are_counted_and_named(monkeypatch: pytest.MonkeyPatch):
 
 def test_what_a_stage_announces_from_loading_to_its_end(monkeypatch: pytest.MonkeyPatch):
     Machine(monkeypatch, gpu=False, available=10 * TOTAL, info={}, active=0)
-    other = Ledger(ledgers._default_folder(), group=1)
+    other = Ledger(of_this_host("memory"), group=1)
     kv = TOTAL - NEED.weights
     assert reserve(NEED, 1000, "stage mini", "mini", scores=5) == 10 * TOTAL
     assert other.others() == Others(0, TOTAL + MARGIN + 5)
