@@ -306,10 +306,10 @@ class Live:
     def many(self, prompts: Sequence[list[int]], flight: Any, tokens: int) -> float:
         """Tokens per second while all streams decode, behind the first quarter."""
         params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-        run = together([self.llm.submit(prompt, params, flight=flight) for prompt in prompts])
-        for prompt, answer in zip(prompts, run.token_ids, strict=True):
-            self.replay.know(prompt, answer, error=1 - ACCEPTANCE)
-        every = run.token_times
+        runs = together([self.llm.submit(prompt, params, flight=flight) for prompt in prompts])
+        for prompt, run in zip(prompts, runs, strict=True):
+            self.replay.know(prompt, run.token_ids, error=1 - ACCEPTANCE)
+        every = [run.token_times for run in runs]
         first, last = max(times[tokens // 4] for times in every), min(times[-1] for times in every)
         return sum(first < at <= last for times in every for at in times) / (last - first)
 
