@@ -223,6 +223,32 @@ def test_tools_need_a_template(tmp_path: Path):
         Tokenizer.from_folder(tmp_path).encode_chat([{"role": "user", "content": "a"}], tools=[{"type": "function"}])
 
 
+def test_a_template_without_tools_has_them_in_the_system_turn_and_calls_are_read(tmp_path: Path):
+    """As SmolLM2's: contents alone, and a system message of its own."""
+    template = (
+        "{% for m in messages %}{% if loop.first and messages[0]['role'] != 'system' %}(system:You are small)"
+        "{% endif %}{{ '(' + m['role'] + ':' + m['content'] + ')' }}{% endfor %}"
+    )
+    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
+    result = {"role": "tool", "tool_call_id": "a", "content": "Rain."}
+    chat = [{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "", "tool_calls": [call]}, result]
+    written = tokenizer.render_chat(chat, tools=tools)
+    system, user, answer, back = written.removesuffix(")").split(")(")
+    assert '{"name": "weather", "parameters": {"type": "object"}}' in system
+    assert "You are small" not in system
+    assert user == "user:Rain?"
+    assert answer == 'assistant:<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    assert back == "user:<tool_response>\nRain.\n</tool_response>"
+    assert tokenizer.answer_format.syntax == "json_tools"
+    parser = tokenizer.answer_format.parser([], tools)
+    read = [*parser.feed(answer.removeprefix("assistant:")), *parser.finish()]
+    assert [(one.name, one.arguments) for one in read] == [("weather", '{"city": "Oslo"}')]  # type: ignore[union-attr]
+    assert tokenizer.render_chat(chat[:1]) == "(system:You are small)(user:Rain?)"
+
+
 def test_special_tokens_may_be_left_out(tmp_path: Path):
     shutil.copytree(TARGET, tmp_path, dirs_exist_ok=True)
     written = json.loads((tmp_path / "tokenizer.json").read_text())
