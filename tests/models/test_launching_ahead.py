@@ -14,7 +14,6 @@ from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.kv_pool import KVPool
 
-
 lengths = st.integers(1, 300_000)
 
 
