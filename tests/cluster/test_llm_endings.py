@@ -1,4 +1,4 @@
-"""What a program that uses ``LLM`` sees when a worker hangs or does not start; and that nothing stays behind."""
+"""What a program that uses ``LLM`` sees when a worker dies, hangs or does not start; and that nothing stays behind."""
 
 import os
 import subprocess
@@ -16,10 +16,38 @@ from splitinfer.demo import TARGET
 from splitinfer.engine.coordinator import loop
 from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.errors import SplitinferError, WorkerUnreachable
-from splitinfer.llm import LLM
+from splitinfer.llm import LLM, Settings
 from splitinfer.wire.messages import Progress
 
 LAYOUT = {"model": "demo", "stages": [{"name": "a", "layers": 6}, {"name": "b", "layers": 6, "address": "local"}]}
+LONG = splitinfer.SamplingParams(max_tokens=3000, ignore_eos=True)
+
+
+def test_a_worker_dies_under_requests():
+    with LLM(LAYOUT, settings=Settings(rejoin_timeout=0.0)) as llm:
+        reader, waiting = llm.submit("Once upon a time", LONG), llm.submit([5, 6, 7], LONG)
+        events = iter(reader)
+        for _ in range(5):
+            next(events)
+        (child,) = psutil.Process().children()
+        child.kill()
+        for request in (reader, waiting):
+            output = request.result()
+            assert output.finish_reason == "error"
+            assert output.error is not None
+            assert "worker b" in output.error
+        assert len(reader.output.token_ids) >= 5
+        assert len(reader.output.token_times) == len(reader.output.token_ids)
+        assert reader.output.text
+        assert reader.result() is reader.output, "asked again, the same"
+        with pytest.raises(SplitinferError, match="worker b"):
+            llm.submit("again")
+        with pytest.raises(SplitinferError, match="worker b"):
+            llm.generate(["again", "and again"])
+        llm.forget("nobody")
+        reader.abort()
+        llm.stats()
+    until(lambda: not psutil.Process().children(), "no child is left")
 
 
 HANGS_ONCE = """\

@@ -79,6 +79,15 @@ def reason_at(link: Link) -> str:
     return ending.value.reason
 
 
+def check_thousands_of_messages(address: str) -> None:
+    count = 2000
+    with pair(address) as (here, there):
+        sending = threading.Thread(target=lambda: [here.send(numbered(index)) for index in range(count)])
+        sending.start()
+        assert [number(there.recv(SECONDS)) for _ in range(count)] == list(range(count))
+        sending.join(SECONDS)
+
+
 def check_late_receiver(address: str) -> None:
     """Everything was sent before anybody reads."""
     with pair(address) as (here, there):

@@ -10,7 +10,7 @@ from splitinfer.core.kv.budget import NOTHING, KVBudget, StageKV
 from splitinfer.core.kv.prefix_cache import FETCHES, PrefixCache, PrefixCacheConfig
 from splitinfer.core.plan import Fetch, Save, StepPlan
 from splitinfer.core.sampling_params import SamplingParams
-from splitinfer.core.sequence import Sequence
+from splitinfer.core.sequence import FinishReason, Sequence
 from tests.core.invariants import check_cache, check_tree
 
 PROMPT = [1, 2, 3, 4, 1, 1, 3, 3, 2, 2, 0, 4, 1]  # three blocks of four, and one token
@@ -125,6 +125,17 @@ def _turn(house: House) -> StepPlan | None:
     if house.toy.under_way:
         house.deliver()
     return plan
+
+
+def test_who_ends_while_its_blocks_are_read_leaves_them_to_others(disks: list[ToyDisk]):
+    house = House(disks=disks, token_budget=100)
+    gone = house.add(PROMPT, max_tokens=1)
+    plan = house.step()
+    assert plan is not None
+    assert plan.fetches
+    house.finish(gone, FinishReason.ABORT)
+    assert ask(house) == len(PROMPT) - 1
+    assert house.toy.num_fetched == 3 * len(disks)
 
 
 def test_who_waits_for_its_blocks_has_a_place_among_those_that_run(disks: list[ToyDisk]):
