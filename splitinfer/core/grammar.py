@@ -6,7 +6,7 @@ admits is a function of the answer's own tokens, so it is matched once, on the c
 
     tokens so far ──TokenRules──> jump forward   the tokens that must come next: drafts that are always right
                                   mask           the tokens that may come next; the last stage chooses among these alone
-                      alternatives   the few texts one of which comes next: each is scored as a whole
+                                  alternatives   the few texts of which one comes next; each is scored as a whole
 """
 
 import json
@@ -141,6 +141,11 @@ def _holds(value: Any) -> bool:
     return isinstance(value, Mapping | list | tuple)
 
 
+Text = tuple[int, ...]
+Texts = tuple[Text, ...]
+"""Texts of a form, as tokens."""
+
+
 class TokenRules(Protocol):
     """What the tokens of one answer may be. Each method is a function of the tokens given, and of nothing else; tokens
     that share a beginning with those of the call before cost what is new. May be called from several threads.
@@ -163,12 +168,12 @@ class TokenRules(Protocol):
         """For each of the ``drafts`` that may follow ``answer``, one after the other, whether no other may come."""
         ...
 
-    def alternatives(self, answer: Seq[int]) -> tuple[tuple[int, ...], ...]:
+    def alternatives(self, answer: Seq[int]) -> Texts:
         """Tokens of the few texts one of which must follow ``answer``, if the likeliest is wanted and is not decided by
         their first tokens alone; empty elsewhere, and once it is decided. ``admitted`` admits no draft there."""
         ...
 
-    def decide(self, answer: Seq[int], tokens: tuple[int, ...]) -> None:
+    def decide(self, answer: Seq[int], tokens: Text) -> None:
         """Have one of the ``alternatives`` be the tokens that must follow ``answer``."""
         ...
 
@@ -178,6 +183,6 @@ class TokenRules(Protocol):
         ...
 
 
-def beginning_of(text: Seq[int], other: Seq[int]) -> bool:
+def beginning_of(text: Text, other: Text) -> bool:
     """Whether some tokens are the beginning of others, and not all of them."""
     return len(text) < len(other) and other[: len(text)] == text

@@ -23,7 +23,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from splitinfer.core.grammar import TokenRules, beginning_of
+from splitinfer.core.grammar import Text, Texts, TokenRules, beginning_of
 from splitinfer.core.kv.block_tree import Block, Key
 from splitinfer.core.picture import Picture, with_placeholders
 from splitinfer.core.plan import SampledToken, Slice
@@ -141,22 +141,22 @@ class Ballot:
     text that others go on from is not its own: "car" is to be more than the beginning of "carrot".
     """
 
-    alternatives: tuple[tuple[int, ...], ...]
+    alternatives: Texts
     scores: list[float] = field(default_factory=list)
 
     @property
-    def next(self) -> tuple[int, ...]:
+    def next(self) -> Text:
         """The one to be scored next."""
         return self.alternatives[len(self.scores)]
 
     @property
-    def winner(self) -> tuple[int, ...] | None:
+    def winner(self) -> Text | None:
         """The likeliest, the first of equals; ``None`` while some have no score."""
         if len(self.scores) < len(self.alternatives):
             return None
         return max(self.alternatives, key=self._score)
 
-    def _score(self, text: tuple[int, ...]) -> float:
+    def _score(self, text: Text) -> float:
         """The log probability that a text comes, and none that it begins."""
         score = dict(zip(self.alternatives, self.scores, strict=True))
         longer = [other for other in score if beginning_of(text, other)]
@@ -290,7 +290,7 @@ class Sequence:
         self.begun_at = now if self.begun_at is None else self.begun_at
         return token_ids
 
-    def put_to_vote(self, alternatives: tuple[tuple[int, ...], ...]) -> None:
+    def put_to_vote(self, alternatives: Texts) -> None:
         """Go on with the likeliest of these, whatever was sampled; plans under way hold nothing behind its tokens."""
         self.ballot = Ballot(alternatives) if self.ballot is None else self.ballot
         self.drafts.drop()
@@ -315,7 +315,7 @@ class Sequence:
             self.ballot = None
 
     def _take_back_last(self) -> None:
-        """Compute the last token again, with something else behind it."""
+        """Have the last token computed next, again if it was."""
         self.kv_floor = self.kv_tokens
         self.num_scheduled = len(self.tokens) - 1
 
@@ -351,8 +351,7 @@ class Sequence:
             self.token_at = now
             is_right = not notes.missed(token_id)
             if not is_right:
-                self.kv_floor = self.kv_tokens
-                self.num_scheduled = len(self.tokens) - 1
+                self._take_back_last()
                 self.num_awaited = 0
             notes.num_jumped += is_tried and is_jump
             if is_tried and not is_jump:

@@ -32,7 +32,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from splitinfer.core.grammar import beginning_of
+from splitinfer.core.grammar import Text, Texts, beginning_of
 from splitinfer.grammar.vocabulary import Thinking, Vocabulary, union, without
 from splitinfer.grammar.whole_words import may_grow, tokens_of, whole_words
 
@@ -53,10 +53,6 @@ class _Left(Enum):
 
     ENDED = "the answer has ended"
     REFUSED = "a token could not follow"
-
-
-Text = tuple[int, ...]
-Texts = tuple[Text, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +128,10 @@ class AnswerRules:
             return found
 
     def alternatives(self, answer: Seq[int]) -> Texts:
+        if not self.weighs:
+            return ()
         with self._lock:
-            if self._path[: len(answer)] != list(answer):  # else drafts behind it need not be followed again
-                self._go_to(answer)
+            self._go_along(answer)
             return self._alternatives(len(answer))
 
     def decide(self, answer: Seq[int], tokens: Text) -> None:
@@ -157,11 +154,15 @@ class AnswerRules:
 
     def refuses(self, answer: Seq[int]) -> bool:
         with self._lock:
-            if self._path[: len(answer)] != list(answer):  # else drafts behind it need not be followed again
-                self._go_to(answer)
+            self._go_along(answer)
             return self._places[len(answer)].left is _Left.REFUSED
 
     # -- walking -------------------------------------------------------------------------------
+
+    def _go_along(self, answer: Seq[int]) -> None:
+        """Follow an answer, if need be: drafts behind it need not be followed again."""
+        if self._path[: len(answer)] != list(answer):
+            self._go_to(answer)
 
     def _go_to(self, answer: Seq[int]) -> None:
         shared = min(len(self._path), len(answer))

@@ -31,6 +31,7 @@ from itertools import accumulate
 
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
+from splitinfer.core.grammar import Texts
 from splitinfer.core.kv.block_tree import DiskBlock, Match, full_keys
 from splitinfer.core.kv.budget import NOTHING, NeverFits
 from splitinfer.core.picture import chunk_end
@@ -350,9 +351,7 @@ class Scheduler:
             self.prefix_cache.store_full_blocks(seq, self.kv.used)  # the state is that at their end only now
         return events
 
-    def _before_ballot(
-        self, seq: Sequence, tokens: tuple[SampledToken, ...]
-    ) -> tuple[tuple[SampledToken, ...], tuple[tuple[int, ...], ...]]:
+    def _before_ballot(self, seq: Sequence, tokens: tuple[SampledToken, ...]) -> tuple[tuple[SampledToken, ...], Texts]:
         """The sampled tokens up to where alternatives are to be scored, and these. There the token that was sampled is
         the likeliest beginning, and says nothing."""
         if seq.rules is None:

@@ -209,8 +209,8 @@ Told = tuple[Mapping[str, Any], ...]
 
 
 def chosen(functions: Sequence[Mapping[str, Any]], choice: Choice) -> tuple[Told, Told]:
-    """The functions that the model is told of, and those of which it must call one, which are none if it may answer
-    without a call.
+    """The functions that the model is told of, and those of which it must call one; the latter are empty if it may
+    answer without a call.
 
     Raises:
         Problem: 400, the choice names one that is not there, or requires a call, and there are no functions.
