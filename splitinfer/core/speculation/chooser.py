@@ -56,7 +56,8 @@ _GIVE_UP = 0.75  # of the best rate: with more drafts it only falls
 _MARGIN = 1.03  # factor by which drafts have to be faster than none
 _AS_GOOD = 0.997  # of the best rate: then the fewest drafts, because those that are discarded cost power
 _BETTER, _MUCH_BETTER = 1.01, 1.1  # factors by which another number of groups has to be faster: whoever moves costs its
-# place; the second one for some steps after a change, fewer of them while little is known
+# place; the second one for some steps after a change that followed on figures and not on members, fewer of them while
+# little is known
 _DWELL = 128
 _EVERY = 8  # steps after which the choice is made again
 _TRUSTED = 2  # times the most rows of a step of decodes and drafts so far: what may be tried
@@ -219,7 +220,7 @@ class Chooser:
     _requests: "OrderedDict[int, _OfRequest]" = field(default_factory=OrderedDict)
     _since: int = 0  # steps since the last choice
     _steps: int = 0
-    _changed_at: int = 0  # the step at which the number of groups did
+    _changed_at: int = 0  # the step at which the number of groups did, and that of members did not
     _most_tried: int = 0  # rows of a step of decodes and drafts
     _sizes: int = 0  # that had been measured at the last choice
     _trial_cost: float = 1.0  # tokens of all members
@@ -299,9 +300,10 @@ class Chooser:
             count = _UNKNOWN if len(found) == 1 else 1
             self.flights = {seq_id: Flight(min(count, one.most)) for seq_id, one in members.items()}
             return
-        before = None if self.choice is None else self.choice.groups
+        before = self.choice
         self.choice = best = self._best(ranked, objective, has_drafter=has_drafter)
-        self._changed_at = self._steps if best.groups != before else self._changed_at
+        if before is not None and len(before.drafts) == len(members) and before.groups != best.groups:
+            self._changed_at = self._steps
         self._has_paid = any(best.drafts)
         drafts = dict(zip(order, best.drafts, strict=True))
         self.flights = {seq_id: best.flight(drafts[i]) for i, seq_id in enumerate(members)}

@@ -193,6 +193,13 @@ def test_a_text_that_changes_begins_anew() -> None:
     assert mine.share < 0.5
 
 
+def test_few_who_go_in_one_group_do_not_keep_many_there() -> None:
+    one = chooser()
+    for _ in range(1000):
+        one.returned(StepPlan(1))
+    assert [choose(one, [0.75] * streams).groups for streams in (4, 1, 2, 4)] == [2, 1, 1, 2]
+
+
 def test_counts_add_up() -> None:
     counts = Counts()
     counts.add(0, accepted=True)
