@@ -1,14 +1,15 @@
 """What a cut gives, by formulas, from what its machines and links were measured to do: some ten microseconds a figure.
 
 With t_s(r) the seconds of r rows on stage s, l the hops together and what hosts do while nothing computes, n streams in
-G groups of r = n / G rows, a draft's acceptance a and seconds d:
+G groups of r = n / G rows, a draft's acceptance a and seconds d, and h those of the coordinator's host for a step:
 
     one stream           1 / (sum of t_s(1) + l)
     with k drafts        (1 - a^(k+1)) / (1 - a) / (k d + sum of t_s(k+1) + l)            each block waits for the last
     in flight            1 / (1 - a) / (L + u a^(k+1) / (1 - a^k))     blocks follow each other, u apart, and a wrong
-                         u = max(t_0(k) + k d, t_s(k))                 draft costs L, the line above for one block
+                         u = max(t_0(k) + k d + h, t_s(k))             draft costs L, the line above for one block
     a prompt of c chunks sum of t_s(chunk) + (c - 1) longest t_s(chunk) + l
-    many streams         n / max(G longest t_s(r), sum of t_s(r) + l)                     for the best G, and drafts
+    many streams         n / max(G longest t_s(r), sum of t_s(r) + l)                     for the best G, and drafts:
+                         t_0 is longer by theirs and by h, as a stage waits for what follows on drafts
 
 Stages on one device, the coordinator's and those at ``local``, compute one after the other: "longest" is all of them.
 How near the best by formula is to the best of all, `tests/placement/test_plan_choices.py` shows by the scheduler in
@@ -45,6 +46,7 @@ class Formulas:
         self._drafts = [drafting(profiles, machine) for machine in places]
         draft = self._model.draft
         self._at_end, self._at_once = draft is not None and draft.like is not None, draft is not None and draft.at_once
+        self._coordinating = 2 * profiles.machines[0].host  # to plan a step and take in its result takes as long again
         here = {each.name for i, each in enumerate(profiles.machines) if i == 0 or each.address == LOCAL}
         self._is_here = [not here.isdisjoint(machine.ranks) for machine in profiles.machines]
         self._hops = {(a, b): hop_of(profiles, a, b) for a in places for b in places}
@@ -65,7 +67,7 @@ class Formulas:
         once = drafting + self._latency(cut, k + 1)
         alone = (1 - a ** (k + 1)) / (1 - a) / once
         first, *others = self._seconds(cut, self._block(k, 1))
-        apart = self._longest(cut, [first + drafting, *others])
+        apart = self._longest(cut, [first + drafting + self._coordinating, *others])
         flies = others and a and not self._at_end
         return max(alone, 1 / (1 - a) / (once + apart * a ** (k + 1) / (1 - a**k)) if flies else 0.0)
 
@@ -94,7 +96,10 @@ class Formulas:
         members = -(-streams // groups)
         each = self._seconds(cut, self._block(k + 1, members))
         each[-1 if self._at_end else 0] += self._drafting(cut, members, k)
-        period = max(groups * self._longest(cut, each), sum(each) + self._passing(cut, members * (k + 1)))
+        passing = sum(each) + self._passing(cut, members * (k + 1))
+        if k and not self._at_end:
+            each[0] += self._coordinating  # for which the first stage waits behind its drafts
+        period = max(groups * self._longest(cut, each), passing)
         return streams * ((1 - a ** (k + 1)) / (1 - a) if k else 1.0) / period
 
     def _drafting(self, cut: Cut, members: int, k: int) -> float:
@@ -137,8 +142,7 @@ class Formulas:
 
     def _passing(self, cut: Cut, rows: int) -> float:
         """Seconds of the hops, with hidden states from stage to stage, with little from the last to the first; and of
-        the hosts, which launch a step and read what it has computed. To plan it and to take its result takes the
-        coordinator's about as long again."""
+        the hosts, which launch a step and read what it has computed; and the coordinator's plans it, too."""
         *forward, back = [self._hops[pair] for pair in hop_ends(cut)]
         hosts = sum(self._profiles.machines[place].host for place in (0, *cut.machines))
         return sum(latency + per_row * rows for latency, per_row in forward) + back[0] + hosts

@@ -15,6 +15,7 @@ from splitinfer.placement.memory import Memory
 from splitinfer.placement.pairs import exposed, pairs_of, with_pairs
 
 _WORTH = 0.99  # of the best figure, that fewer machines may have
+_AS_GOOD = 0.999  # of the best figure: then the cut whose slowest stage is the quickest
 _AS_LONG = 0.99  # of the longest context
 CLEARLY = 1.1  # times as good: two machines as one stage
 _WIDER = 16  # cuts of a grid that are looked around, the best
@@ -128,12 +129,20 @@ class Planner:
         ranked = self._ranked(aim, cuts)
         if not ranked:
             return None
-        enough = _WORTH * self.score(aim, ranked[0])
-        cut = min((cut for cut in ranked if self.score(aim, cut) >= enough), key=self._num_machines)
+        best = self.score(aim, ranked[0])
+        fewest = min((cut for cut in ranked if self.score(aim, cut) >= _WORTH * best), key=self._num_machines)
+        cut = self._most_even(aim, fewest, ranked)
         free = max(cuts, key=lambda each: self.score(aim, each))
         if aim is Aim.CONTEXT or self.memory.fits(free, self.asked.context, self.asked.sequences(aim)):
             return Best(aim, cut, self.figures(cut))
         return Best(aim, cut, self.figures(cut), free, self.score(aim, free) / self.score(aim, cut))
+
+    def _most_even(self, aim: Aim, best: Cut, cuts: Sequence[Cut]) -> Cut:
+        """Of the cuts for the same machines that are as good as ``best`` the one whose slowest stage is the quickest:
+        what formulas do not foresee costs it least."""
+        enough = _AS_GOOD * self.score(aim, best)
+        alike = [cut for cut in cuts if cut.machines == best.machines and self.score(aim, cut) >= enough]
+        return min(alike, key=lambda cut: max(self.formulas.seconds(cut, self.asked.streams)))
 
     def _num_machines(self, cut: Cut) -> int:
         return sum(len(self.profiles.machines[place].ranks) for place in cut.machines)

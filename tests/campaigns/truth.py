@@ -7,14 +7,15 @@
 
 A model of 12 layers stands in for a large one: it is really computed, by a coordinator and workers in processes of
 their own, in the times of accelerators whose costs are known for each layer; the worker's are so many times as slow as
-its ratio says. Beside the best measured cut stands what a plan chose (what memory forces is in ``tests/placement``).
-Wrong is a plan below ``--least`` of the best. Where too many steps of an accelerator were late the
-figures mean nothing, and this is wrong, too: nothing else may run on the machine. Without ``--minutes`` all cuts are
-measured; with them, what the plans choose and as many others as there is time for.
+its ratio says. What hosts and hops take here is measured first, as for a plan. Beside the best measured cut stands what
+a plan chose (what memory forces is in ``tests/placement``). Wrong is a plan below ``--least`` of the best. Where too
+many steps of an accelerator were late the figures mean nothing, and this is wrong, too: nothing else may run on the
+machine. Without ``--minutes`` all cuts are measured; with them, what the plans choose and as many others as there is
+time for.
 
 With ``--sums`` two equal machines are a pipeline, and then one stage whose sums take so many microseconds, and so many
-times as long if all is ``--slower``; what hosts and hops take is measured first, as for a plan. Wrong is a figure that
-is not within 5 % of the plan's, or another way that is clearly faster than the one that the plan says is.
+times as long if all is ``--slower``. Wrong is a figure that is not within 5 % of the plan's, or another way that is
+clearly faster than the one that the plan says is.
 """
 
 import argparse
@@ -124,19 +125,25 @@ class Effort:
 Lines = dict[Cut, dict[str, Any]]  # what was measured of each cut of a rig
 
 
-def measure(report: Report, given: argparse.Namespace, model: Path, ratio: str, hop: float) -> tuple[Lines, int]:
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """Machines with their names for a report. ``hop``: seconds, as they are emulated."""
+
+    name: str
+    profiles: Profiles
+    hop: float
+
+
+def measure(report: Report, given: argparse.Namespace, model: Path, rig: Rig) -> tuple[Lines, int]:
     """A rig's cuts, as many as there is time for; and how many there are."""
-    rig = profiles(ratio_of(ratio), hop / 1000, slower=given.slower)
     effort = Effort(given.trials, given.tokens)
     found: Lines = {}
-    cuts = _to_measure(rig, given.best, given.random, report.chance(ratio, hop))
+    cuts = _to_measure(rig.profiles, given.best, given.random, report.chance(rig.name))
     for cut in cuts:
         if len(found) > 1 and report.is_over:
             break
-        found[cut] = _measured(rig, cut, model, hop / 1000, effort)
-        report.say(
-            f"{ratio} {hop:g} ms, {cut.machines} {cut.name}: { ({k: _short(v) for k, v in found[cut].items()}) }"
-        )
+        found[cut] = _measured(rig.profiles, cut, model, rig.hop, effort)
+        report.say(f"{rig.name}, {cut.machines} {cut.name}: { ({k: _short(v) for k, v in found[cut].items()}) }")
     return found, len(cuts)
 
 
@@ -163,8 +170,26 @@ def _to_measure(rig: Profiles, best: int, at_random: int, chance: Random) -> lis
     return [*chosen, *chance.sample(rest, len(rest))]
 
 
-def with_host(rig: Profiles, model: Path) -> Profiles:
-    """The same machines with what hosts and hops take for a step here, measured as a plan's are."""
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What processes of this machine take, in seconds: hosts for a step, and ``hop`` from one to the other."""
+
+    coordinator: float
+    worker: float
+    hop: float
+
+    def of(self, rig: Profiles) -> Profiles:
+        """The same machines on hosts and hops as they are here."""
+        first, *others = rig.machines
+        return replace(
+            rig,
+            machines=(replace(first, host=self.coordinator), *(replace(each, host=self.worker) for each in others)),
+            links=tuple(replace(link, latency=self.hop + link.latency - LOOPBACK) for link in rig.links),
+        )
+
+
+def here(rig: Profiles, model: Path) -> Here:
+    """Measure what hosts and hops take here on accelerators like the rig's first, as a plan does."""
     with emulated(_of_each_layer(rig)):
         found, locals_ = list[LocalWorker](), [StageSpec("m1", 1, 2, LOCAL)]
 
@@ -179,12 +204,7 @@ def with_host(rig: Profiles, model: Path) -> Profiles:
         finally:
             for worker in found:
                 worker.kill()
-    both = zip(rig.machines, machines, strict=True)
-    return replace(
-        rig,
-        machines=tuple(replace(one, host=real.host) for one, real in both),
-        links=tuple(replace(link, latency=links[0].latency) for link in rig.links),
-    )
+    return Here(machines[0].host, machines[1].host, links[0].latency)
 
 
 @contextmanager
@@ -320,17 +340,17 @@ class Live:
 _NEAR = 0.05
 
 
-def judge(report: Report, given: argparse.Namespace, ratio: str, hop: float, cuts: Lines) -> list[dict[str, Any]]:
+def judge(report: Report, given: argparse.Namespace, rig: Rig, cuts: Lines) -> list[dict[str, Any]]:
     """What a plan chose beside the best measured cut, for each aim."""
-    rig, found = f"{ratio} {hop:g} ms", list[dict[str, Any]]()
+    found = list[dict[str, Any]]()
     late = {suffix: _late(cuts, suffix) for suffix in ("", "_with_drafts")}
     for suffix, share in late.items():
-        report.check(share <= MOST_LATE, f"{rig}{suffix}: {share:.2%} of steps late{MEANS_NOTHING}")
-    for verdict in _verdicts(profiles(ratio_of(ratio), hop / 1000, given.slower), cuts):
+        report.check(share <= MOST_LATE, f"{rig.name}{suffix}: {share:.2%} of steps late{MEANS_NOTHING}")
+    for verdict in _verdicts(rig.profiles, cuts):
         suffix = verdict.pop("suffix")
-        said = f"{rig}, {verdict['aim']}: {verdict['chosen']} gives {verdict['to_best']:.3f} of {verdict['best']}"
+        said = f"{rig.name}, {verdict['aim']}: {verdict['chosen']} gives {verdict['to_best']:.3f} of {verdict['best']}"
         report.say(said)
-        found.append({"rig": rig, **verdict})
+        found.append({"rig": rig.name, **verdict})
         report.check(late[suffix] > MOST_LATE or verdict["to_best"] >= given.least, said)
     return found
 
@@ -381,17 +401,19 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="truth-") as folder:
         model = Path(folder) / "model"
         make(model, ModelShape(layers=LAYERS, hidden=32, heads=2, kv_heads=2, mlp=64, vocab=VOCAB), num_files=1)
+        equal = profiles((1, 1), LOOPBACK, slower=given.slower)
+        hosts = here(equal, model)
         for ratio, hop in wanted:
             report.begin(1 / (len(wanted) + len(sums)))
-            cuts, count = measure(report, given, model, ratio, hop)
-            verdicts += judge(report, given, ratio, hop, cuts)
+            machines = hosts.of(profiles(ratio_of(ratio), hop / 1000, slower=given.slower))
+            rig = Rig(f"{ratio} {hop:g} ms", machines, hop / 1000)
+            cuts, count = measure(report, given, model, rig)
+            verdicts += judge(report, given, rig, cuts)
             measured = [{"machines": cut.machines, "layers": cut.layers, **line} for cut, line in cuts.items()]
             rigs.append({"ratio": ratio, "hop_ms": hop, "slower": given.slower, "cuts": count, "measured": measured})
-        rig = with_host(profiles((1, 1), LOOPBACK, slower=given.slower), model) if sums else None
         for microseconds in sums:
             report.begin(1 / (len(wanted) + len(sums)))
-            assert rig is not None
-            rigs.append({"sums_us": microseconds, **compare_ways(report, given, model, rig, microseconds)})
+            rigs.append({"sums_us": microseconds, **compare_ways(report, given, model, hosts.of(equal), microseconds)})
     report.figures |= {
         "worst": min((v["to_best"] for v in verdicts), default=None), "verdicts": verdicts, "rigs": rigs,
         "means_nothing": any(MEANS_NOTHING in trouble for trouble in report.troubles),
