@@ -115,7 +115,7 @@ def tasks_of(parts: Iterable[Part], vocab_size: int, tokenizer: Any | None, seed
             number = str(random.Random(f"{seed} {part.prompt}").randrange(10000, 99999))
             prompts[part.name], needles[part.name] = _needle(tokenizer, part.prompt, seed, number), number
         else:
-            prompts[part.name] = tokenizer.encode(_OPENINGS[seed % len(_OPENINGS)])
+            prompts[part.name] = tokenizer.encode(_OPENINGS[seed % len(_OPENINGS)])[: part.prompt]
     return Tasks(seed, vocab_size, prompts, needles)
 
 

@@ -20,6 +20,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 from splitinfer.core.scheduler.policy import LEAST_SHARE, PolicyConfig, PolicyName
 
 MAX_RUNNING = 32
+TOKEN_BUDGET, TOKEN_BUDGET_OF_GPU = 128, 512  # short chunks fill the stages sooner, but would leave a GPU idle
 SERVING = "Serving: how requests share the stages"
 _HOUR = 3_600_000.0  # milliseconds
 _MOST = 1_000_000  # tokens in a step, requests: more than any machine has room for

@@ -19,7 +19,7 @@ from splitinfer.core.kv.prefix_cache import WORTH, PrefixCacheConfig
 from splitinfer.core.kv.rewind import NEVER, UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
+from splitinfer.core.serving_options import MAX_RUNNING, TOKEN_BUDGET, TOKEN_BUDGET_OF_GPU, ServingOptions
 from splitinfer.core.wire_codec import NONE
 from splitinfer.discovery.discover import find_again
 from splitinfer.engine.coordinator.pipeline import Pipeline, PipelineConfig
@@ -45,7 +45,6 @@ from splitinfer.wire.messages import Load, Progress, Ready
 MakeDrafter = Callable[[], Drafter]
 
 DRAFT = "draft"  # in place of a stage's name, for the draft model
-_GPU_BUDGET, _CPU_BUDGET = 512, 128  # tokens in a step
 
 
 @dataclass(frozen=True)
@@ -225,8 +224,9 @@ def _packs(pipeline: Pipeline) -> bool:
 
 
 def token_budget_of(serving_options: ServingOptions, devices: Iterable[str]) -> int:
-    """The most tokens in one step. Short chunks fill the stages sooner, but would leave a GPU idle."""
-    return serving_options.token_budget or (_GPU_BUDGET if any(device != "cpu" for device in devices) else _CPU_BUDGET)
+    """The most tokens in one step."""
+    on_gpu = any(device != "cpu" for device in devices)
+    return serving_options.token_budget or (TOKEN_BUDGET_OF_GPU if on_gpu else TOKEN_BUDGET)
 
 
 def as_layout(layout: PlainLayout | Mapping[str, Any] | str | Path, model: str | None) -> PlainLayout:

@@ -73,3 +73,9 @@ def test_a_long_prompt_begins_otherwise_in_every_trial_and_asks_for_its_number()
             assert texts[seed, name].count(tasks.needles[name]) == 1
     assert sorted(map(len, texts.values())) == [400, 400, 800, 800]
     assert len({text[:45] for text in texts.values()}) == 4
+
+
+def test_no_prompt_is_longer_than_its_part_says():
+    parts = speed_parts(8, 40, (2,))
+    prompts = tasks_of(parts, 300, Letters(), 1).prompts
+    assert {part.name: len(prompts[part.name]) for part in parts} == {part.name: part.prompt for part in parts}
