@@ -145,14 +145,15 @@ class CableBetween:
     cables: list[Cable] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        where = worker_group._where_others_find
+        place = WorkerHandle.place.fget
+        assert place is not None
 
         def found(worker: WorkerHandle) -> NextStage:
-            there = where(worker)
+            there: NextStage = place(worker)
             return replace(there, address=f"tcp://127.0.0.1:{self._to(there.address)}") if worker.rank else there
 
         self.patch.setattr(WorkerGroup, "_gather", lambda group, worker, told: self._gather(group, worker, told))
-        self.patch.setattr(worker_group, "_where_others_find", found)
+        self.patch.setattr(WorkerHandle, "place", property(found))
 
     def _to(self, address: str | int) -> int:
         self.cables.append(cable := _Late(int(str(address).rpartition(":")[2])))
