@@ -17,7 +17,7 @@ SECONDS = 500.0
 CANNOT = {
     "muse_spark": "No Metal back-end",
     "prism_hadamard_qwen35": "Hadamard signs",
-    "step3p5": "Cannot infer the shape",
+    "step3p5": "num_kv_heads of self_attn is 1",
 }
 """What plain mlx-lm cannot run as halves here, and why: for want of a GPU, of a real checkpoint's numbers, of more
 heads than a tiny configuration has."""
