@@ -57,13 +57,14 @@ def test_killed_children_end_the_link_at_both_ends(
 def test_a_child_that_joins_in_vain_goes_though_its_parent_is_gone() -> None:
     """MLX keeps the GIL while it waits for a peer, so nothing of Python can end the process then."""
     code = """
-import time
+import struct, time
 from transports.rdma.child_process import ChildProcess
 from transports.rdma.channel import Job, Word
-carrier = ChildProcess(Job(0, "ring", 1, 2, 0.1, host="127.0.0.1"))
-while carrier.channel.recv().word is not Word.GATHER:
+carrier = ChildProcess(Job(0, "ring", 1, 5, 0.1, host="127.0.0.1"))
+while (own := carrier.channel.recv()).word is not Word.GATHER:
     pass
-carrier.channel.send(Word.GATHERED, text=bytes([1, 2, 3, 4]))
+nobody = struct.pack("<4sH", bytes([127, 0, 0, 1]), 9)
+carrier.channel.send(Word.GATHERED, text=own.text + nobody)
 time.sleep(0.3)
 print(carrier.pid, flush=True)
 time.sleep(60)
