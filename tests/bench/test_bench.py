@@ -49,9 +49,12 @@ def test_a_table_then_one_json_document(layout_file: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_plain_mlx_lm_says_why_it_ended(tmp_path: Path) -> None:
+def test_plain_mlx_lm_says_why_it_ended_and_what_it_cannot_cut(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"plain mlx-lm cannot run this model here .*config"):
         alone(str(tmp_path), "float32")
+    make(tmp_path / "model", Shape("llama", layers=2, hidden=64, heads=4, kv_heads=2, mlp=96, vocab=300))
+    with pytest.raises(ModelError, match="its llama has no pipeline"):
+        processes(str(tmp_path / "model"), "float32", [1, 1])
 
 
 @pytest.mark.nightly
@@ -92,10 +95,3 @@ def test_a_ring_over_machines_is_started_by_ssh(
     assert (tmp_path / "ssh.host").read_text() == "localhost\n"
     assert len(there[0].token_ids) == 3
     assert not list(tmp_path.glob("tmp.*"))  # the list of hosts is gone
-
-
-@pytest.mark.nightly
-def test_mlx_lm_says_what_it_cannot_cut(tmp_path: Path) -> None:
-    make(tmp_path / "model", Shape("llama", layers=2, hidden=64, heads=4, kv_heads=2, mlp=96, vocab=300))
-    with pytest.raises(ModelError, match="its llama has no pipeline"):
-        processes(str(tmp_path / "model"), "float32", [1, 1])

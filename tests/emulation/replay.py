@@ -63,15 +63,10 @@ class Replay:
         """Nothing has to be computed first."""
         return False
 
-    def drafts(self, seq: core.Sequence, count: int) -> Iterator[Draft]:
-        """The next tokens of the known answer, each computed for, some replaced by wrong ones."""
-        for (draft,) in self.draft_together([seq], [count]):
-            if draft is not None:
-                yield draft
-
     def draft_together(self, seqs: Sequence[core.Sequence], counts: Sequence[int]) -> Iterator[list[Draft | None]]:
-        """See ``Drafter``. A round takes as long as one draft: a small model reads its weights once for all rows. Where
-        the device computes meanwhile, the next round is launched before a round is waited for, as a draft model's."""
+        """See ``Drafter``: the next tokens of known answers, each computed for, some replaced by wrong ones. A round
+        takes as long as one draft: a small model reads its weights once for all rows. Where the device computes
+        meanwhile, the next round is launched before a round is waited for, as a draft model's."""
         left = [self._rest(seq, count) for seq, count in zip(seqs, counts, strict=True)]
 
         def wanted(number: int) -> list[bool]:

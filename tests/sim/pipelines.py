@@ -26,8 +26,8 @@ _PROMPT = 16  # tokens of each of many streams
 _STEPS = 10  # of one row through all stages, after which is looked whether a simulation is over
 
 
-def pipeline_of(profiles: Profiles, cut: Cut, host: float = 0.0, buffers: float = 2.0) -> Machine:
-    """A cut as a machine. ``host``: the coordinator's own seconds of a step; ``buffers``: of a step, for a layer."""
+def pipeline_of(profiles: Profiles, cut: Cut, host: float = 0.0) -> Machine:
+    """A cut as a machine. ``host``: the coordinator's own seconds of a step."""
     draft, model = profiles.model.draft, profiles.model
     one, more = drafting(profiles, cut.machines[-1])
     hops = tuple(Hop(*hop_of(profiles, a, b)) for a, b in hop_ends(cut))
@@ -41,7 +41,7 @@ def pipeline_of(profiles: Profiles, cut: Cut, host: float = 0.0, buffers: float 
         draft=one,
         draft_more=more,
         launches_ahead=profiles.machines[0].launches_ahead,
-        buffers=tuple(max(1, round(buffers * count)) for count in cut.layers),
+        buffers=tuple(2 * count for count in cut.layers),
         drafts_at_end=draft is not None and draft.like is not None,
         drafts_at_once=0 if draft is None else draft.at_once,
     )

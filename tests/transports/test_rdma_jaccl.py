@@ -40,22 +40,7 @@ def joined(listener: Listener) -> tuple[Link, Link]:
     return here, listener.accept(SECONDS)
 
 
-@pytest.mark.parametrize(
-    ("size", "fault"),
-    [
-        (SMALL, Fault(What.FLIP, at=5000)),
-        (LARGE, Fault(What.DROP, 1)),
-        *(
-            pytest.param(*case, marks=pytest.mark.nightly)
-            for case in (
-                (LARGE, Fault(What.FLIP, 3, at=60_000)),
-                (LARGE, Fault(What.ZERO, 1)),
-                (SMALL, Fault(What.DROP)),
-                (SMALL, Fault(What.DUPLICATE)),
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize(("size", "fault"), [(SMALL, Fault(What.FLIP, at=5000)), (LARGE, Fault(What.DROP, 1))])
 def test_damage_ends_the_link_before_anything_wrong_is_received(size: int, fault: Fault, world: World) -> None:
     """With the options that an engine uses: no checksum was asked for."""
     with pair(world.address(), BRISK) as (here, there):

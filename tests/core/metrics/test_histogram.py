@@ -38,7 +38,3 @@ def test_a_reading_stays_as_it_is():
     read = counted.copy()
     counted.add(1.0)
     assert (read.count, read.total, read.longest) == (1, 0.5, 0.5)
-
-
-def test_plain_numbers():
-    assert filled([0.25]).as_dict(50, 99) == {"count": 1, "p50": 0.25, "p99": 0.25, "max": 0.25}

@@ -15,7 +15,7 @@ a. Consecutive messages of different sizes hang or bring wrong data (mlx#3149). 
 b. What JACCL's frames depend on, the versions of macOS at the two ends, is each device's own (`World.make`). Ends whose
    frames differ are refused before they join (`transports.rdma.probe`), so the frames themselves are not modelled.
 c. The status of a completion is never read (source; mlx#3152): what failed counts as success. Here: `World.plan` makes
-   the next messages of a device arrive damaged, as zeros, twice or not at all, and no end is told.
+   the next messages of a device arrive damaged or not at all, and no end is told.
 d. About 100 memory regions a device (mlx#3162: the call returns NULL), of which a group of two takes 64: a second one
    fails with `[jaccl] Register memory region failed` (source). At most 10 queue pairs a device.
 e. Nothing has a timeout, and nobody is told that a peer is gone (mlx#3910, mlx#4278): a receive waits for ever, a send

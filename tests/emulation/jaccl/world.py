@@ -25,9 +25,7 @@ class What(StrEnum):
     """What can happen to a message on the wire. No end is told of any."""
 
     FLIP = "flip"  # one bit of the byte `at`
-    ZERO = "zero"  # it brings zeros
     DROP = "drop"  # it does not arrive
-    DUPLICATE = "duplicate"  # it arrives twice
     UNPLUG = "unplug"  # the cable is pulled: the sending process dies
 
 
