@@ -57,7 +57,7 @@ def changed(message: list[bytes]) -> Iterator[list[bytes]]:
     yield from ([header, *others] for others in permutations(parts) if list(others) != parts)
     yield [*parts, header]
     joined = parts[0] + parts[1]
-    yield from ([header, joined[:i], joined[i:], *parts[2:]] for i in range(len(joined)) if i != len(parts[0]))
+    yield from ([header, joined[:i], joined[i:], *parts[2:]] for i in range(len(joined) + 1) if i != len(parts[0]))
 
 
 def test_a_changed_packet_is_refused() -> None:
