@@ -451,8 +451,9 @@ def check_nothing_is_left_over(address: str) -> None:
 
     rounds(1)  # starts zmq's own threads
     num_files, num_threads = me.num_fds(), me.num_threads()
-    rounds(2 if "rdma" in address else 40)
-    until(lambda: me.num_fds() <= num_files + 2, "descriptors are given back")
+    num_rounds, more = (2, 0) if "rdma" in address else (40, 2)
+    rounds(num_rounds)
+    until(lambda: me.num_fds() <= num_files + more, "descriptors are given back")
     until(lambda: me.num_threads() <= num_threads, "native threads end")
     assert _named_segments() <= shared
 
