@@ -3,12 +3,10 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 from random_model import Shape, make
 
 from splitinfer.bench.mlx_lm import alone, processes
@@ -17,56 +15,20 @@ from splitinfer.errors import ModelError
 SIZES = ("--trials", "2", "--prompt-tokens", "120", "--decode-tokens", "10", "--streams", "2")
 
 
-@pytest.fixture(scope="module")
-def layout_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bench")
-    make(folder / "model", Shape(layers=4, hidden=64, heads=4, kv_heads=2, mlp=96, vocab=300))
-    stages = [{"name": "front", "layers": 2}, {"name": "back", "layers": 2, "address": "local"}]
-    path = folder / "halves.yaml"
-    path.write_text(yaml.safe_dump({"model": str(folder / "model"), "stages": stages}))
-    return path
-
-
-_started: list["subprocess.Popen[str]"] = []
-
-
-def start(layout_file: Path, *options: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "splitinfer", "bench", "--layout", str(layout_file), *options]
-    _started.append(
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    )
-    return _started[-1]
-
-
-@pytest.fixture(autouse=True)
-def nobody_stays() -> Iterator[None]:
-    """A test that fails must not leave children to the tests that count theirs."""
-    yield
-    while _started:
-        process = _started.pop()
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-
-
-def offspring(of: int) -> list[psutil.Process]:
-    return psutil.Process(of).children(recursive=True)
-
-
 def test_a_table_then_one_json_document(layout_file: Path) -> None:
-    running = start(layout_file, *SIZES)
-    family: dict[int, psutil.Process] = {}
-    assert running.stderr is not None
-    said = []
-    for line in running.stderr:
-        said.append(line)
-        if line.startswith("trial"):
-            family |= {child.pid: child for child in offspring(running.pid)}
-    assert running.stdout is not None
-    lines = running.stdout.read().splitlines()
-    assert running.wait(timeout=20) == 0, "".join(said)
-    running.stdout.close()
-    running.stderr.close()
+    command = [sys.executable, "-m", "splitinfer", "bench", "--layout", str(layout_file), *SIZES]
+    family, said = dict[int, psutil.Process](), list[str]()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        assert running.stderr is not None
+        assert running.stdout is not None
+        for line in running.stderr:
+            said.append(line)
+            if line.startswith("trial"):
+                family |= {child.pid: child for child in psutil.Process(running.pid).children(recursive=True)}
+        lines = running.stdout.read().splitlines()
+    assert running.returncode == 0, "".join(said)
     assert len(family) == 2  # the worker and plain mlx-lm
     assert not any(child.is_running() for child in family.values())
 
@@ -87,9 +49,12 @@ def test_a_table_then_one_json_document(layout_file: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_plain_mlx_lm_says_why_it_ended(tmp_path: Path) -> None:
+def test_plain_mlx_lm_says_why_it_ended_and_what_it_cannot_cut(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"plain mlx-lm cannot run this model here .*config"):
         alone(str(tmp_path), "float32")
+    make(tmp_path / "model", Shape("llama", layers=2, hidden=64, heads=4, kv_heads=2, mlp=96, vocab=300))
+    with pytest.raises(ModelError, match="its llama has no pipeline"):
+        processes(str(tmp_path / "model"), "float32", [1, 1])
 
 
 @pytest.mark.nightly
@@ -130,10 +95,3 @@ def test_a_ring_over_machines_is_started_by_ssh(
     assert (tmp_path / "ssh.host").read_text() == "localhost\n"
     assert len(there[0].token_ids) == 3
     assert not list(tmp_path.glob("tmp.*"))  # the list of hosts is gone
-
-
-@pytest.mark.nightly
-def test_mlx_lm_says_what_it_cannot_cut(tmp_path: Path) -> None:
-    make(tmp_path / "model", Shape("llama", layers=2, hidden=64, heads=4, kv_heads=2, mlp=96, vocab=300))
-    with pytest.raises(ModelError, match="its llama has no pipeline"):
-        processes(str(tmp_path / "model"), "float32", [1, 1])

@@ -14,13 +14,9 @@ from splitinfer.bench.report import print_found
 from splitinfer.errors import PeerError
 
 
-@pytest.fixture
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "PROBES", 2)
-
-
 @pytest.mark.nightly
-def test_a_table_and_a_document(brief: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_and_a_document(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(links, "PROBES", 2)
     before = set(psutil.Process().children())
     measured = links.measure(Options(trials=2))
     print_found(measured, links.tables(measured))

@@ -1,11 +1,10 @@
 """The simulator with toys in it: what the scheduler plans is carried out, on every stage, and the last one's answers
 count."""
 
-from dataclasses import dataclass
-
-from toy import VOCAB, ToyStage, alone, next_token
+from toy import VOCAB, ToyStage, alone, config_of, next_token
 
 from splitinfer.core.plan import SampledSlice, Slice, StepPlan
+from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason, Sequence
@@ -15,13 +14,17 @@ from tests.emulation.machine import Hop, Machine
 from tests.sim.simulator import Simulator
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Seconds: ``a`` for each step, ``b`` for each of its tokens, ``link`` to whoever comes next."""
+def config(num_stages: int, **more: object) -> SchedulerConfig:
+    limits = {"num_groups": num_stages, "max_in_flight": num_stages + 1, "num_stages": num_stages, "max_len": 100_000}
+    return config_of(**{**limits, **more})  # type: ignore[arg-type]
 
-    a: float
-    b: float
-    link: float
+
+def sequence(seq_id: int, prompt: int, answer: int, **more: object) -> Sequence:
+    tokens = [(seq_id * 7 + i) % 5 for i in range(prompt)]
+    return Sequence(seq_id, tokens, SamplingParams(max_tokens=answer), 0, **more)  # type: ignore[arg-type]
+
+
+Stage = tuple[float, float, float]  # seconds for each step, for each of its tokens, and to whoever comes next
 
 
 class PipelineSim(Simulator):
@@ -31,8 +34,8 @@ class PipelineSim(Simulator):
         self, config: SchedulerConfig, stages: list[Stage], check: bool = True, draft: float = 0.0, **more: object
     ) -> None:
         machine = Machine(
-            tuple(Costs.line(stage.a, stage.b) for stage in stages),
-            tuple(Hop(stage.link) for stage in stages),
+            tuple(Costs.line(base, per_token) for base, per_token, _ in stages),
+            tuple(Hop(link) for _, _, link in stages),
             (1,) * len(stages),
             draft=draft,
         )
@@ -40,13 +43,9 @@ class PipelineSim(Simulator):
         self.toys = [ToyStage(whole_blocks=config.blocks.whole_blocks) for _ in stages]
         self.tokens: dict[int, list[int]] = {}
 
-    @property
-    def times(self) -> dict[int, list[float]]:
-        return {seq_id: served.token_times for seq_id, served in self.served.items()}
-
     def duty(self, start: float, end: float) -> list[float]:
         """The share of [start, end) in which each stage computed."""
-        return [sum(max(0.0, min(end, e) - max(start, s)) for s, e, _ in spans) / (end - start) for spans in self.busy]
+        return [sum(max(0.0, min(end, e) - max(start, s)) for s, e in spans) / (end - start) for spans in self.busy]
 
     def submit(self, time: float, seq: Sequence) -> None:
         self.tokens[seq.seq_id] = []

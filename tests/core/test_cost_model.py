@@ -1,8 +1,9 @@
 """What steps cost, learned from steps: what was measured is known, what was not is guessed with care."""
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from random import Random
-from threading import Event, Thread
+from threading import Event
 
 import pytest
 from hypothesis import given
@@ -118,24 +119,18 @@ def test_impossible_times_are_ignored(seconds: float):
 
 def test_it_can_be_read_while_it_learns():
     """By the threads that answer for figures."""
-    costs, pick, failures = StageCosts(), Random(1), list[Exception]()
-    ends = Event()
+    costs, pick, ends = StageCosts(), Random(1), Event()
 
     def read() -> None:
         while not ends.is_set():
-            try:
-                costs.as_dict(), costs.measured, costs.margin, costs.at(Shape(9))
-            except Exception as error:  # noqa: BLE001 - in a thread
-                failures.append(error)
-                return
+            costs.as_dict(), costs.measured, costs.margin, costs.at(Shape(9))
 
-    reader = Thread(target=read)
-    reader.start()
-    for _ in range(3000):
-        costs.took(Shape(pick.randrange(1, 4000)), pick.random())
-    ends.set()
-    reader.join()
-    assert not failures
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(read)
+        for _ in range(3000):
+            costs.took(Shape(pick.randrange(1, 4000)), pick.random())
+        ends.set()
+    assert reading.exception() is None
 
 
 def figures(stage: int, received: float, started: float, ended: float, rows: int) -> StageFigures:

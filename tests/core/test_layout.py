@@ -139,14 +139,7 @@ def test_good_addresses_which_may_be_short(address: str, long: str):
     "address",
     [
         *("", "tcp://:5577", "tcp://mini.local:", "udp://mini:1", "rdma://mini:1", "::1", "-mini"),
-        *(
-            "tcp://mini:55x",
-            "tcp://mini:-1",
-            "tcp://a b:1",
-            "tcp://mini:1/x",
-            "tcp://*:5577",
-            "inproc://",
-        ),
+        *("tcp://mini:55x", "tcp://mini:-1", "tcp://a b:1", "tcp://mini:1/x", "tcp://*:5577", "inproc://"),
     ],
 )
 def test_bad_addresses(address: str):

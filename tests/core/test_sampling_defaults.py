@@ -75,8 +75,3 @@ def test_the_command_line_goes_before_the_file_and_the_file_before_the_default()
 def test_a_choice_out_of_its_range_is_refused_before_the_model_is_known():
     with pytest.raises(ValueError, match="top_p must be over 0"):
         SamplingChoice({"top_p": 0.0}, DEFAULTS)
-
-
-def test_the_librarys_defaults_are_greedy_and_as_they_were():
-    assert (DEFAULTS.temperature, DEFAULTS.top_p, DEFAULTS.top_k, DEFAULTS.min_p) == (0.0, 1.0, 0, 0.0)
-    assert NOTHING.params == DEFAULTS

@@ -162,13 +162,13 @@ class ToyStage:
         self.left: dict[int, Cache] = {}
         self.num_taken_over = 0
         self.blocks: dict[int, StoredBlock] = {}
-        self.ever: set[int] = set()
+        self.under_way: deque[StepResult] = deque()  # results wait until they are asked for
         self.num_computed: dict[int, int] = {}
         self._next_step: int | None = None
 
     def forget(self) -> None:
         """What a stage that has started again knows: nothing."""
-        for held in (self.caches, self.left, self.blocks):
+        for held in (self.caches, self.left, self.blocks, self.under_way):
             held.clear()
         self._next_step = None
 
@@ -185,7 +185,6 @@ class ToyStage:
             self.left.pop(seq_id, None)
         for new in plan.new:
             assert new.seq_id not in self.caches, "opened twice"
-            self.ever.add(new.seq_id)
             drafted = list[range]() if self.whole_blocks else None
             cache = Cache(new.seed, self._begin(new), len(new.prefix), drafted=drafted, num_prompt=new.num_prompt)
             self.caches[new.seq_id] = cache
@@ -268,19 +267,6 @@ class ToyStage:
         return use
 
 
-class ToyPipeline(ToyStage):
-    """Results wait until they are asked for."""
-
-    def __init__(
-        self, *, whole_blocks: bool = False, disks: Iterable[ToyDisk] = (), prompts_only: bool = False
-    ) -> None:
-        super().__init__(whole_blocks=whole_blocks, disks=disks, prompts_only=prompts_only)
-        self.under_way: deque[StepResult] = deque()
-
-    def submit(self, plan: StepPlan) -> None:
-        self.under_way.append(self.run(plan))
-
-
 def config_of(**config: int | bool | KVBudget | PolicyConfig | tuple[DiskBlock, ...] | None) -> SchedulerConfig:
     """The scheduler's bounds, with what is said of blocks in its place."""
     of_blocks = {name: config.pop(name) for name in [each.name for each in fields(PrefixCacheConfig)] if name in config}
@@ -321,7 +307,7 @@ class House:
         self.disks = list(disks)
         self.scheduler = Scheduler(config_of(**config, on_disk=bool(self.disks), kept=kept_by_all(self.disks)))
         kept = self.scheduler.config.blocks
-        self.toy = ToyPipeline(whole_blocks=kept.whole_blocks, disks=self.disks, prompts_only=kept.prompts_only)
+        self.toy = ToyStage(whole_blocks=kept.whole_blocks, disks=self.disks, prompts_only=kept.prompts_only)
         self.sequences: dict[int, Sequence] = {}
         self.prompts: dict[int, list[int]] = {}
         self.generated: dict[int, list[int]] = {}
@@ -369,7 +355,7 @@ class House:
             assert num_plans < self.limit(bool(before))
             self.check_group(plan, before, in_flight)
             self.scheduler.in_flight[-1].is_sent = True
-            self.toy.submit(plan)
+            self.toy.under_way.append(self.toy.run(plan))
             if self.scheduler.config.kv is not None:
                 assert self.scheduler.config.kv.fits(self.toy.use()), "the stages hold more than they can"
         assert len(self.toy.under_way) == len(self.scheduler.in_flight)

@@ -21,9 +21,6 @@ class Hop:
     fixed: NotNegative = 0.0
     per_row: NotNegative = 0.0
 
-    def seconds(self, rows: int) -> float:
-        return self.fixed + self.per_row * rows
-
 
 @dataclass(frozen=True, slots=True)
 class EachLayer:

@@ -32,15 +32,15 @@ def _ranks(seed: int, fifty: int) -> list[int]:
 class Replay:
     """Draft tokens for the prompts whose answers it knows, none for others.
 
-    ``error``: the probability that a draft token is wrong. Which are wrong is drawn from ``seed``, the same share of
-    every fifty positions, so that short answers have the right acceptance, too. ``seconds``: the time of a draft token,
+    ``error``: the probability that a draft token is wrong. The same share of every fifty positions are, so that short
+    answers have the right acceptance, too. ``seconds``: the time of a draft token,
     spent on matrix products that took as long when they were timed.
     """
 
     name = "replay"
 
     def __init__(self, vocab_size: int) -> None:
-        self.error, self.seed, self.seconds = 0.0, 0, 0.0
+        self.error, self.seconds = 0.0, 0.0
         self._vocab_size = vocab_size
         self._answers: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._errors: dict[tuple[int, ...], float] = {}
@@ -63,15 +63,10 @@ class Replay:
         """Nothing has to be computed first."""
         return False
 
-    def drafts(self, seq: core.Sequence, count: int) -> Iterator[Draft]:
-        """The next tokens of the known answer, each computed for, some replaced by wrong ones."""
-        for (draft,) in self.draft_together([seq], [count]):
-            if draft is not None:
-                yield draft
-
     def draft_together(self, seqs: Sequence[core.Sequence], counts: Sequence[int]) -> Iterator[list[Draft | None]]:
-        """See ``Drafter``. A round takes as long as one draft: a small model reads its weights once for all rows. Where
-        the device computes meanwhile, the next round is launched before a round is waited for, as a draft model's."""
+        """See ``Drafter``: the next tokens of known answers, each computed for, some replaced by wrong ones. A round
+        takes as long as one draft: a small model reads its weights once for all rows. Where the device computes
+        meanwhile, the next round is launched before a round is waited for, as a draft model's."""
         left = [self._rest(seq, count) for seq, count in zip(seqs, counts, strict=True)]
 
         def wanted(number: int) -> list[bool]:
@@ -91,16 +86,13 @@ class Replay:
         prompt = tuple(seq.tokens[: seq.num_prompt_tokens])
         answer, error = self._answers.get(prompt, ()), self._errors.get(prompt, self.error)
         first = len(seq.stream) - seq.num_prompt_tokens
-        seed = self.seed + (sum(prompt) if prompt in self._errors else 0)
-        return [
-            (answer[place] + self.is_wrong(place, error, seed)) % self._vocab_size
-            for place in range(first, min(first + count, len(answer)))
-        ]
+        seed = sum(prompt) if prompt in self._errors else 0
 
-    def is_wrong(self, place: int, error: float | None = None, seed: int | None = None) -> bool:
-        """Whether the draft for this token of an answer is wrong."""
-        error, seed = self.error if error is None else error, self.seed if seed is None else seed
-        return _ranks(seed, place // _FIFTY)[place % _FIFTY] < round(error * _FIFTY)
+        def is_wrong(place: int) -> bool:
+            return _ranks(seed, place // _FIFTY)[place % _FIFTY] < round(error * _FIFTY)
+
+        places = range(first, min(first + count, len(answer)))
+        return [(answer[place] + is_wrong(place)) % self._vocab_size for place in places]
 
     def forget(self, _seq_id: int) -> None:
         """Nothing is stored for a request."""

@@ -40,6 +40,29 @@ def test_a_file_is_not_there_before_its_last_byte(folder: Folder):
     assert is_right(record, folder.read(GROUP, name)[1])
 
 
+def test_what_a_killed_writer_left_is_no_block_and_goes_once_it_is_old(folder: Folder):
+    record = block(pieces=3)
+    name, left = name_of(record), dict[Path, bytes]()
+
+    def watched() -> Iterator[Buffer]:
+        for buffer in buffers(record):
+            left.update({path: path.read_bytes() for path in (folder.path / GROUP).iterdir()})
+            yield buffer
+
+    folder.write(GROUP, name, record, watched())
+    folder.remove(GROUP, name)
+    ((path, data),) = left.items()
+    path.write_bytes(data)
+    assert len(data) > 2000
+    assert folder.files(GROUP) == []
+    folder.write(GROUP, name, record, buffers(record))  # the same block again, by the same process id
+    assert is_right(record, folder.read(GROUP, name)[1])
+    assert folder.sweep() == (0, 0), "its writer may still be at work"
+    os.utime(path, (1000, 1000))
+    assert folder.sweep() == (1, len(data))
+    assert entries(folder) == [str(name)]
+
+
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("after", [0, 1, 2])
 @pytest.mark.parametrize("is_there", [False, True])

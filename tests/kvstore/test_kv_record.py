@@ -13,22 +13,12 @@ from kv_samples import block, buffers
 
 from splitinfer.core.kv.block_tree import KEY_BYTES
 from splitinfer.core.plan import Part, TensorSpec
-from splitinfer.kvstore.record import (
-    MAGIC,
-    Damaged,
-    Record,
-    header_bytes,
-    pack,
-    read_header,
-    unpack,
-)
+from splitinfer.kvstore.record import MAGIC, Damaged, Record, header_bytes, pack, read_header, unpack
 
 ITEM_BYTES = {"uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "uint32": 4, "bool_": 1, "int64": 8}
 
 numbers = st.integers(0, 2**62)
-specs = st.builds(
-    TensorSpec, st.sampled_from(sorted(ITEM_BYTES)), st.lists(st.integers(0, 4), max_size=4).map(tuple)
-)  # fmt: skip
+specs = st.builds(TensorSpec, st.sampled_from(sorted(ITEM_BYTES)), st.lists(st.integers(0, 4), max_size=4).map(tuple))
 parts = st.builds(
     Part,
     slot=st.lists(numbers, max_size=3).map(tuple),
@@ -123,24 +113,20 @@ def _with_array(dtype: Any, shape: Any) -> dict[str, Any]:
         _with_array("uint8", [2**63, 2**63]),
         _with_array("uint8", [2**63] * 400),  # more digits than Python writes
         _with_array("uint8", [2**63] * 200_000),  # a product that takes minutes
-        _with_array("uint8", [2**40] * 400),
         _with_array("uint8", [-1]),
         _with_array("uint8", [-80, -1]),
         _with_array("float128", [5]),
         _with_array("\x1b[2J" * 1000, [5]),
-        _with_array("", [80]),
         _with_array(None, [80]),
         _with_array("uint8", [80.5]),
         _with_array("uint8", 80),
         {"parts": None},
         {"parts": [[[[]]]]},
         {"start": -4},
-        {"start": "x"},
         {"tokens": []},
         {"tokens": [1, 2, 3]},
         {"tokens": "0,1,2,3"},
         {"parent": b""},
-        {"parent": None},
         {"more": 1},
     ],
     ids=lambda changes: repr(changes)[-40:],
@@ -157,8 +143,6 @@ def test_impossible_headers_are_refused_at_once(changes: dict[str, Any]):
         b"",
         b"\xc1",  # what msgpack never uses
         b"\xdd\xff\xff\xff\xff",  # an array of four billion items
-        b"\xdf\xff\xff\xff\xff",  # a map of as many
-        b"\xc6\xff\xff\xff\xff",  # as many bytes
         b"\x91" * 100_000,  # deep nesting
         b"\x81\x80\x80",  # a map for a key
         b"\xd6\xff\xff\xff\xff\xff",  # a moment in time

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -179,20 +178,11 @@ def test_beside_the_live_scheduler_in_virtual_time(microseconds: int, acceptance
     for aim in (Aim.CHAT, Aim.THROUGHPUT):
         ways = planner.ways(aim)
         cuts = [way.cut for way in (ways.pipeline, ways.tensor_parallel) if way is not None]
-        by_formula, live = (
-            [found(cut) for cut in cuts] for found in (partial(planner.score, aim), partial(_live, planner, aim))
-        )
+        by_formula = [planner.score(aim, cut) for cut in cuts]
+        live = [pipelines.live(planner, aim, cut) for cut in cuts]
         assert by_formula == pytest.approx(live, rel=near)
         assert len(cuts) == 2
         assert (by_formula[0] < by_formula[1]) == (live[0] < live[1]) or max(live) < 1.1 * min(live)
-
-
-def _live(planner: Planner, aim: Aim, cut: Cut) -> float:
-    """Turns of a chat per second, or tokens per second of all streams."""
-    asked, machine = planner.asked, pipelines.pipeline_of(planner.profiles, cut)
-    if aim is Aim.THROUGHPUT:
-        return pipelines.many(machine, asked, asked.acceptance)
-    return 1 / pipelines.turn(machine, asked, asked.budget(planner.profiles), asked.acceptance)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.9, 0.9), (0.1, 0.5), (1.5, 1.0)])

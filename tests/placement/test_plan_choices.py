@@ -25,14 +25,6 @@ def best_of(planner: Planner, aim: Aim) -> Best:
     return found
 
 
-def simulated(planner: Planner, aim: Aim, cut: Cut) -> float:
-    """Turns of a chat per second, or tokens per second of all streams."""
-    asked, machine = planner.asked, pipelines.pipeline_of(planner.profiles, cut, _HOST)
-    if aim is Aim.THROUGHPUT:
-        return pipelines.many(machine, asked, asked.acceptance)
-    return 1 / pipelines.turn(machine, asked, asked.budget(planner.profiles), asked.acceptance)
-
-
 def _with_host(profiles: Profiles) -> Profiles:
     """Of a step the formulas count the coordinator's host twice: it plans, and it launches."""
     first, *others = profiles.machines
@@ -59,7 +51,7 @@ def test_the_best_by_formula_is_hardly_worse_than_the_best_of_all(
     planner = Planner(_with_host(rig(ratio, hop)), asked)
     # Of three machines, whose cuts are many, those that the formulas like best.
     tried = sorted(planner.cuts, key=lambda cut: planner.score(aim, cut), reverse=True)[:12]
-    values = {cut: simulated(planner, aim, cut) for cut in tried}
+    values = {cut: pipelines.live(planner, aim, cut, _HOST) for cut in tried}
     assert values[best_of(planner, aim).cut] >= 0.97 * max(values.values())
 
 

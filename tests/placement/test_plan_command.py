@@ -99,13 +99,20 @@ def test_what_does_not_fit_is_an_error_with_what_would(plan):
 
 def test_what_a_plan_does_not_choose_is_as_the_layout_has_it(plan):
     Path("base.yaml").write_text(
-        "{model: m, stages: [{name: m0, layers: 1}, {name: m1, layers: 1, address: 'tcp://x:1', codec: int8}]}"
+        "{model: m, dtype: float16, kv_format: k8v8, float32_head: true,"
+        " serving: {policy: prefill_first, max_running: 3}, stages: [{name: m0, layers: 1},"
+        " {name: m1, layers: 1, address: 'tcp://x:1', codec: int8, transport: auto}]}"
     )
     given = ("--layout", "base.yaml", "--use-all", "--json", "--out", "my.yaml")
     code, lines, _ = plan(rig((1, 2)), *given)
     assert code == 0
     assert json.loads(lines[-1])["machines"] == ["m0", "m1"]
-    assert read_layout(Path("my.yaml")).stages[1].codec == "int8"
+    base, found = (read_layout(Path(name)) for name in ("base.yaml", "my.yaml"))
+    assert found.serving == base.serving
+    assert (found.dtype, found.kv_format, found.float32_head) == ("float16", "k8v8", True)
+    last = found.stages[-1]
+    assert (last.codec, last.link_transport) == ("int8", base.stages[1].link_transport)
+    assert last.address == "tcp://m1.local:5577"
 
 
 def test_mistakes_are_one_sentence(plan):

@@ -43,26 +43,6 @@ def test_without_drafts_the_layout_has_none():
     assert Layout.from_dict(yaml.safe_load(text)).draft is None
 
 
-def test_what_a_plan_does_not_choose_stays_as_the_layout_has_it():
-    base = Layout.from_dict({
-        "model": "old", "draft": "old", "dtype": "float16", "kv_format": "k8v8", "float32_head": True,
-        "serving": {"policy": "prefill_first", "max_running": 3},
-        "stages": [
-            {"name": "m0", "layers": 1},
-            {"name": "m1", "layers": 1, "address": "tcp://x:1", "codec": "int8", "transport": "auto"},
-            {"name": "m2", "layers": 1, "address": "tcp://y:1"},
-        ],
-    })  # fmt: skip
-    plan = _plan(Asked(acceptance=0.7), _BEST)
-    found = Layout.from_dict(yaml.safe_load(layout_text(plan, _BEST, _ORIGIN, base)))
-    assert found == replace(layout_of(plan, _BEST, base), name=found.name)
-    assert found.serving == base.serving
-    assert (found.dtype, found.kv_format, found.float32_head) == ("float16", "k8v8", True)
-    last = found.stages[-1]
-    assert (last.codec, last.link_transport) == ("int8", base.stages[1].link_transport)
-    assert last.address == "tcp://m1.local:5577"
-
-
 def test_why_says_what_stages_take_and_what_memory_forces():
     plan = _plan(Asked(acceptance=0.7), _BEST)
     sentences = " ".join(why(plan, _BEST))

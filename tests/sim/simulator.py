@@ -17,7 +17,7 @@ is when its reader gets it. Deterministic for a seed: only which drafts are righ
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -34,15 +34,6 @@ from tests.emulation.machine import Machine
 
 _STRETCH = 50  # tokens
 _TARGET, _WRONG = 0, 1  # the token that is always sampled, and a wrong draft
-
-
-@dataclass(slots=True)
-class Served:
-    """One request and the times of its tokens. Seconds on the virtual clock."""
-
-    at: float
-    token_times: list[float] = field(default_factory=list)
-    delay: float | None = None  # seconds from arrival until its first slice was planned
 
 
 class Answers:
@@ -116,9 +107,8 @@ class Simulator:
     ) -> None:
         self.scheduler, self.machine = scheduler, machine
         self.now = 0.0
-        self.served: dict[int, Served] = {}
-        self._sequences: dict[int, Sequence] = {}
-        self.busy: list[list[tuple[float, float, int]]] = [[] for _ in machine.stages]  # start, end, rows of each step
+        self.times: dict[int, list[float]] = {}  # of each request's tokens
+        self.busy: list[list[tuple[float, float]]] = [[] for _ in machine.stages]  # start and end of each step
         self.offered = offered
         self._acceptance, self._random, self._checks = acceptance, Random(seed), check
         self._places = _Places(seed) if by_place else None
@@ -139,11 +129,8 @@ class Simulator:
         self._at(time, lambda: self._inbox.append(call))
 
     def submit(self, time: float, seq: Sequence) -> None:
-        def add() -> None:
-            self.scheduler.add(seq)
-
-        self.served[seq.seq_id], self._sequences[seq.seq_id] = Served(time), seq
-        self.at(time, add)
+        self.times[seq.seq_id] = []
+        self.at(time, lambda: self.scheduler.add(seq))
 
     def run(self, until: float = float("inf")) -> None:
         """Run up to ``until``, or until nothing is left to do.
@@ -258,7 +245,7 @@ class Simulator:
         shape = Shape.of(slices)
         seconds = self.machine.stages[stage].at(shape) if slices else 0.0
         timing = self._queues[stage].launch(self.now, seconds, self.machine.buffers_of(stage) if slices else 1)
-        self.busy[stage].append((timing.started, timing.ended, shape.rows))
+        self.busy[stage].append((timing.started, timing.ended))
         figures = StageFigures(stage, timing.started, timing.ended, received, rows=shape.rows, sent=timing.done)
         self._figures.setdefault(plan.step, []).append(figures)
         return timing
@@ -333,9 +320,7 @@ class Simulator:
         events = self.scheduler.update(result, returned_at)
         self.scheduler.learn()
         for event in events:
-            served, begun = self.served[event.seq_id], self._sequences[event.seq_id].begun_at
-            served.token_times.append(self.now)
-            served.delay = None if begun is None else begun - served.at
+            self.times[event.seq_id].append(self.now)
             self.got(event.seq_id, event.token.token_id)
         self.scheduler.leave_out_rejected()
 

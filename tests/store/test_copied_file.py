@@ -5,8 +5,6 @@ import os
 import stat
 from pathlib import Path
 
-import mlx.core as mx
-import numpy as np
 import pytest
 from weights import FILE, TOTAL, bytes_in, described, spans_of, written
 
@@ -76,14 +74,6 @@ def test_some_tensors_leave_holes_that_take_no_room(path: Path, told: Manifest, 
     assert path.stat().st_size == len(header_of(told.tensors)) + TOTAL
     assert path.stat().st_blocks * 512 < PIECE
     assert bytes_in(path, "layers.2.weight") == source.read(FILE, *spans_of(told, 2)[0])
-
-
-def test_mlx_reads_a_tensor_beside_holes(path: Path):
-    told = described((16, 24))
-    with CopiedFile(path, told.tensors) as file:
-        file.write(16, bytes(range(24)))
-        file.finish()
-    assert np.array(mx.load(str(path))["layers.1.weight"]).tolist() == list(range(24))
 
 
 def test_only_what_was_forced_to_the_disk_is_here_after_a_kill(

@@ -11,16 +11,19 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
+import psutil
 import pytest
 import zmq
 from held_port import held_port
 from processes import until
 
 import transports
-from transports import Frame, FrameError, Link, LinkClosed, LinkOptions, LinkTimeout, Listener
+from transports import Frame, FrameError, Link, LinkClosed, LinkOptions, LinkTimeout
 
 SECONDS = 60.0  # for everything that must happen; nothing here waits that long when it works
 QUICK = LinkOptions(beat_every=0.02, dead_after=2.0, checksum_parts=True)
@@ -46,10 +49,6 @@ def raw_dealer(address: str) -> Iterator[zmq.Socket[bytes]]:
         dealer.rcvtimeo = int(SECONDS * 1000)
         dealer.connect(address.partition("?")[0].replace("rdma", "tcp"))
         yield dealer
-
-
-def num_threads_of_links() -> int:
-    return sum(thread.name.startswith("transports") for thread in threading.enumerate())
 
 
 @contextlib.contextmanager
@@ -79,15 +78,6 @@ def reason_at(link: Link) -> str:
     return ending.value.reason
 
 
-def check_thousands_of_messages(address: str) -> None:
-    count = 2000
-    with pair(address) as (here, there):
-        sending = threading.Thread(target=lambda: [here.send(numbered(index)) for index in range(count)])
-        sending.start()
-        assert [number(there.recv(SECONDS)) for _ in range(count)] == list(range(count))
-        sending.join(SECONDS)
-
-
 def check_late_receiver(address: str) -> None:
     """Everything was sent before anybody reads."""
     with pair(address) as (here, there):
@@ -112,21 +102,20 @@ def check_pauses(address: str) -> None:
             assert here.recv(SECONDS) == Frame(b"pong")
 
 
-def check_both_directions_at_once(address: str) -> None:
+def check_thousands_in_both_directions_at_once(address: str) -> None:
+    """One in ten of them is large."""
+    count = 2000
     with pair(address) as (here, there):
-        data = bytes(100_000)
 
         def talk(link: Link) -> None:
-            for index in range(200):
-                link.send(Frame(index.to_bytes(4, "little"), (data,)))
+            for index in range(count):
+                link.send(Frame(index.to_bytes(4, "little"), (bytes(index % 7 if index % 10 else 100_000),)))
 
-        talkers = [threading.Thread(target=talk, args=(link,)) for link in (here, there)]
-        for talker in talkers:
-            talker.start()
-        for link in (here, there):
-            assert [number(link.recv(SECONDS)) for _ in range(200)] == list(range(200))
-        for talker in talkers:
-            talker.join()
+        with ThreadPoolExecutor() as pool:
+            for link in (here, there):
+                pool.submit(talk, link)
+            for link in (here, there):
+                assert [number(link.recv(SECONDS)) for _ in range(count)] == list(range(count))
 
 
 def check_many_clients(address: str) -> None:
@@ -155,7 +144,7 @@ def _what(item: Frame | LinkClosed) -> str:
     return "the end" if isinstance(item, LinkClosed) else str(number(item))
 
 
-def check_sizes(address: str) -> None:
+def check_sizes_and_arrays(address: str) -> None:
     with pair(address) as (here, there):
         large = np.random.default_rng(0).integers(0, 256, 12 << 20, dtype=np.uint8)
         for parts in ((), (b"",), (b"", b"a", b""), (large,), (b"x" * 65535, b"y" * 65536)):
@@ -166,10 +155,6 @@ def check_sizes(address: str) -> None:
             assert all(memoryview(got) == memoryview(sent) for got, sent in zip(frame.parts, parts, strict=True))
         here.send(Frame(b"h" * 100_000))
         assert there.recv(SECONDS).header == b"h" * 100_000
-
-
-def check_arrays(address: str) -> None:
-    with pair(address) as (here, there):
         hidden = (mx.arange(3 * 40_000).reshape(3, 1, 40_000) / 7).astype(mx.bfloat16)
         mx.eval(hidden)
         ids = np.arange(12, dtype=np.int32)
@@ -203,11 +188,10 @@ def check_close_comes_after_frames(address: str) -> None:
 def check_close_at_both_ends(address: str) -> None:
     """Neither waits for words that were never sent."""
     with pair(address) as (here, there):
-        closer = threading.Thread(target=here.close, args=("mine",))
         started = time.monotonic()
-        closer.start()
-        there.close("yours")
-        closer.join()
+        with ThreadPoolExecutor() as pool:
+            pool.submit(here.close, "mine")
+            there.close("yours")
         assert time.monotonic() - started < 2.5
         assert here.closed is not None
         assert there.closed is not None
@@ -217,12 +201,10 @@ def check_abort(address: str) -> None:
     for end in (0, 1):
         with pair(address) as links:
             mine, peers = links[end], links[1 - end]
-            caught: list[LinkClosed] = []
-            waiting = threading.Thread(target=_recv_until_closed, args=(mine, caught))
-            waiting.start()
-            mine.abort("had enough")
-            waiting.join(SECONDS)
-            assert [str(ending) for ending in caught] == ["had enough"]
+            with ThreadPoolExecutor() as pool:
+                waiting = pool.submit(mine.recv, SECONDS)
+                mine.abort("had enough")
+            assert str(waiting.exception()) == "had enough"
             started = time.monotonic()
             reason_at(peers)
             assert time.monotonic() - started < 1.0
@@ -235,14 +217,6 @@ def check_abort(address: str) -> None:
         until(lambda: there.peer_progress == 1, "arrival")
         there.abort("had enough")
         assert reason_at(there) == "had enough"
-
-
-def _recv_until_closed(link: Link, caught: list[LinkClosed]) -> None:
-    try:
-        while True:
-            link.recv(SECONDS)
-    except LinkClosed as ending:
-        caught.append(ending)
 
 
 def check_recv_timeout(address: str) -> None:
@@ -263,17 +237,13 @@ def check_connect_timeout(address: str) -> None:
 
 
 def check_late_listener(address: str) -> None:
-    connected: list[Link] = []
-    with nobody_at(address) as later:
-        connecting = threading.Thread(target=lambda: connected.append(transports.connect(later, timeout=SECONDS)))
-        connecting.start()
+    with nobody_at(address) as later, ThreadPoolExecutor() as pool:
+        connecting = pool.submit(transports.connect, later, timeout=SECONDS)
         time.sleep(0.15)  # several refused attempts
-        assert not connected
-        with transports.listen(later) as listener, listener.accept(SECONDS) as there:
-            connecting.join(SECONDS)
-            connected[0].send(Frame(b"hello"))
+        assert not connecting.done()
+        with transports.listen(later) as listener, listener.accept(SECONDS) as there, connecting.result() as here:
+            here.send(Frame(b"hello"))
             assert there.recv(SECONDS).header == b"hello"
-            connected[0].close()
 
 
 def check_address_in_use(address: str) -> None:
@@ -296,20 +266,11 @@ def check_accept(address: str) -> None:
     listener = transports.listen(address)
     with pytest.raises(LinkTimeout):
         listener.accept(0.01)
-    caught: list[Exception] = []
-    waiting = threading.Thread(target=_accept_until_closed, args=(listener, caught))
-    waiting.start()
-    listener.close()
-    listener.close()
-    waiting.join(SECONDS)
-    assert [type(problem) for problem in caught] == [transports.ListenerClosed]
-
-
-def _accept_until_closed(listener: Listener, caught: list[Exception]) -> None:
-    try:
-        listener.accept(SECONDS)
-    except transports.ListenerClosed as problem:
-        caught.append(problem)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(listener.accept, SECONDS)
+        listener.close()
+        listener.close()
+    assert isinstance(waiting.exception(), transports.ListenerClosed)
 
 
 def check_closing_the_listener_ends_its_links(address: str) -> None:
@@ -474,6 +435,32 @@ def check_progress(address: str) -> None:
             with pytest.raises(ValueError, match="progress"):
                 here.set_progress(wrong)
         until(lambda: here.silent_for < 0.2 and there.silent_for < 0.2, "heartbeats")
+
+
+def check_nothing_is_left_over(address: str) -> None:
+    """However links end: threads, descriptors, shared memory. ``left_over.py`` looks for processes."""
+    me, shared = psutil.Process(), _named_segments()
+
+    def rounds(count: int) -> None:
+        for index in range(count):
+            with pair(address) as (here, there):
+                here.send(Frame(b"x", (bytes(3 << 20),)))
+                there.recv(SECONDS)
+                (here.abort, here.close)[index % 2]("the end")
+        until(lambda: not any(one.name.startswith("transports") for one in threading.enumerate()), "threads end")
+
+    rounds(1)  # starts zmq's own threads
+    num_files, num_threads = me.num_fds(), me.num_threads()
+    num_rounds, more = (2, 0) if "rdma" in address else (40, 2)
+    rounds(num_rounds)
+    until(lambda: me.num_fds() <= num_files + more, "descriptors are given back")
+    until(lambda: me.num_threads() <= num_threads, "native threads end")
+    assert _named_segments() <= shared
+
+
+def _named_segments() -> set[Path]:
+    """Shared memory that would outlive us, where the system shows it."""
+    return set(Path("/dev/shm").glob("splitinfer-*"))
 
 
 def check_with_block(address: str) -> None:

@@ -1,5 +1,5 @@
-"""tcp:// with keys as one more scheme, `curve+tcp://`, for checks that take an address and nothing else: both ends
-have the same key pair, and admit it."""
+"""tcp:// and rdma:// with keys as two more schemes, `curve+tcp://` and `curve+rdma://`, for checks that take an address
+and nothing else: both ends have the same key pair, and admit it."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ class Curve:
         return listener
 
 
-TRANSPORTS["curve+tcp"] = Curve(TRANSPORTS["tcp"])
+TRANSPORTS.update({f"curve+{scheme}": Curve(TRANSPORTS[scheme]) for scheme in ("tcp", "rdma")})

@@ -19,22 +19,17 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 EXIT = b"exit"  # at this frame the process ends, as a program does that has open links
-_PREPARE = f"""
+ECHO = f"""
 import sys
-EXIT = {EXIT!r}
 sys.path.insert(0, {str(HERE)!r})
 import curve, transports
-"""
-ECHO_LISTENER = f"""{_PREPARE}
-listener = transports.listen(sys.argv[1])
-print(listener.address, flush=True)
-link = listener.accept(20)
-while (frame := link.recv(60)).header != EXIT:
-    link.send(frame)
-"""
-ECHO_CONNECTOR = f"""{_PREPARE}
-link = transports.connect(sys.argv[1], timeout=20)
-while (frame := link.recv(60)).header != EXIT:
+if sys.argv[1] == "listener":
+    listener = transports.listen(sys.argv[2])
+    print(listener.address, flush=True)
+    link = listener.accept(20)
+else:
+    link = transports.connect(sys.argv[2], timeout=20)
+while (frame := link.recv(60)).header != {EXIT!r}:
     link.send(frame)
 """
 
@@ -56,11 +51,6 @@ def process(code: str, *args: str) -> Iterator[subprocess.Popen[str]]:
             child.kill()
 
 
-def first_line(child: subprocess.Popen[str]) -> str:
-    assert child.stdout is not None
-    return child.stdout.readline().strip()
-
-
 @contextlib.contextmanager
 def echo(
     side: str, options: LinkOptions, address: str = "tcp://127.0.0.1:0"
@@ -68,11 +58,12 @@ def echo(
     """A link to another process that sends everything back; `side` is what we are."""
     with contextlib.ExitStack() as stack:
         if side == "connector":
-            child = stack.enter_context(process(ECHO_LISTENER, address))
-            link = transports.connect(first_line(child), timeout=SECONDS, options=options)
+            child = stack.enter_context(process(ECHO, "listener", address))
+            assert child.stdout is not None
+            link = transports.connect(child.stdout.readline().strip(), timeout=SECONDS, options=options)
         else:
             listener = stack.enter_context(transports.listen(address, options=options))
-            child = stack.enter_context(process(ECHO_CONNECTOR, listener.address))
+            child = stack.enter_context(process(ECHO, "connector", listener.address))
             link = listener.accept(SECONDS)
         stack.callback(link.abort)
         link.send(Frame(b"warm"))

@@ -40,11 +40,6 @@ def all_received(link: Link) -> tuple[list[Frame], str]:
         return frames, ending.reason
 
 
-def is_free(world: World) -> bool:
-    """Whether no process uses a device."""
-    return all(world.usage(device).num_alive == 0 for device in world.ports)
-
-
 def child_of(one: Link) -> psutil.Process:
     """The process that carries this end."""
     assert isinstance(one, RdmaLink)
@@ -53,7 +48,7 @@ def child_of(one: Link) -> psutil.Process:
 
 def until_free(world: World) -> None:
     """Wait until the links' processes have ended."""
-    until(lambda: is_free(world), "the devices are free")
+    until(lambda: all(world.usage(device).num_alive == 0 for device in world.ports), "the devices are free")
 
 
 def carriers_of(pid: int) -> list[psutil.Process]:

@@ -32,14 +32,14 @@ ONE_END = {"one end of inproc": "inproc", "one end of tcp": "tcp"}  # is emulate
 DIFFERS = {
     "curve": ("many_clients", "late_listener", "connect_timeout", "address_in_use"),
     "rdma": (
-        *("late_receiver", "close_comes_after_frames", "abort", "both_directions_at_once", "bounds"),
-        "a_reader_that_stops",
+        *("late_receiver", "close_comes_after_frames", "abort", "thousands_in_both_directions_at_once", "bounds"),
+        *("a_reader_that_stops", "nothing_is_left_over"),
     ),
-    "jaccl": ("sizes", "unread_frames_are_bounded"),
+    "jaccl": ("sizes_and_arrays", "unread_frames_are_bounded"),
     "emulated+inproc": ("close_comes_after_frames",),
     "emulated+tcp": ("progress",),
     "one end of inproc": ("unread_frames_are_bounded",),
-    "one end of tcp": ("both_directions_at_once",),
+    "one end of tcp": ("thousands_in_both_directions_at_once",),
 }
 # A cable carries one link; and when a port is free again is tcp's own affair, and checked there.
 NOT_OF = {("jaccl", "many_clients"), ("emulated+tcp", "address_in_use"), ("one end of tcp", "address_in_use")}

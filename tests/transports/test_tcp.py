@@ -11,7 +11,7 @@ import threading
 
 import psutil
 import pytest
-from contract import QUICK, SECONDS, num_threads_of_links, pair, raw_dealer, reason_at, until
+from contract import QUICK, SECONDS, pair, raw_dealer, reason_at, until
 from curve import secured
 from echoes import echo, process
 
@@ -170,31 +170,8 @@ def test_a_peer_that_skips_a_frame_ends_its_link() -> None:
         assert "frames are missing" in reason_at(link)
 
 
-def test_nothing_leaks() -> None:
-    me = psutil.Process()
-
-    def one_round() -> None:
-        with pair(LOOPBACK) as (here, there):
-            here.send(Frame(b"x", (bytes(100_000),)))
-            there.recv(SECONDS)
-            here.close()
-
-    one_round()  # starts zmq's own threads
-    until(lambda: num_threads_of_links() == 0, "threads end")
-    num_files, num_threads = me.num_fds(), me.num_threads()
-    for _ in range(50):
-        one_round()
-    until(lambda: num_threads_of_links() == 0, "threads end")
-    until(lambda: me.num_fds() <= num_files + 2, "descriptors are given back")
-    until(lambda: me.num_threads() <= num_threads, "native threads end")
-
-
-@pytest.mark.parametrize(
-    "how",
-    ["pass", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("link.close('bye')", "listener.close()"))],
-)
-def test_a_process_with_open_links_exits(how: str) -> None:
-    code = f"""
+def test_a_process_with_open_links_exits() -> None:
+    code = """
 import transports
 from transports import Frame
 listener = transports.listen("tcp://127.0.0.1:0")
@@ -203,7 +180,6 @@ there = listener.accept(10)
 link.send(Frame(b"", (bytes(1000000),)))
 there.recv(10)
 link.send(Frame(b"unread"))
-{how}
 """
     with process(code) as child:
         out, problems = child.communicate(timeout=SECONDS)

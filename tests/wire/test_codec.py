@@ -13,12 +13,7 @@ from every_message import EXAMPLES, mutate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.core.plan import (
-    NewSequence,
-    Slice,
-    StepPlan,
-    TensorSpec,
-)
+from splitinfer.core.plan import NewSequence, Slice, StepPlan, TensorSpec
 from splitinfer.core.sampling_params import MAX_BIASED, MAX_STOP_LENGTH, MAX_STOPS, SamplingParams
 from splitinfer.core.serving_options import MAX_RUNNING
 from splitinfer.errors import ProtocolError
@@ -98,32 +93,26 @@ def _replace_somewhere(random: Random, value: Any) -> Any:
     return [*value[:at], _replace_somewhere(random, value[at]), *value[at + 1 :]]
 
 
-@pytest.mark.parametrize("count", [10_000, pytest.param(50_000, marks=pytest.mark.nightly)])
-def test_any_value_anywhere(count: int):
+def test_any_value_anywhere():
     random = Random(2)
     wholes = [msgpack.unpackb(encode(message)) for message in EXAMPLES.values()]
-    for _ in range(count):
+    for _ in range(10_000):
         is_message(msgpack.packb(_replace_somewhere(random, random.choice(wholes))))
 
 
-@pytest.mark.parametrize("count", [20_000, pytest.param(100_000, marks=pytest.mark.nightly)])
-def test_damaged_headers(count: int):
+def test_damaged_headers():
     """Many of them, the same every time."""
-    chance = Random(1)
+    chance, count = Random(1), 20_000
     headers = [encode(message) for message in EXAMPLES.values()]
     num_accepted = sum(is_message(mutate(chance.choice(headers), chance)) for _ in range(count))
     assert 0 < num_accepted < 0.3 * count, "some damage gives another legal message: a letter of a name, a digit"
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
-def test_every_truncation_is_refused(kind: str):
+def test_a_header_is_one_whole_message(kind: str):
     header = encode(EXAMPLES[kind])
     assert not any(is_message(header[:n]) for n in range(len(header)))
-
-
-@pytest.mark.parametrize("kind", EXAMPLES)
-def test_bytes_after_the_message_are_refused(kind: str):
-    assert not is_message(encode(EXAMPLES[kind]) + b"\xc0")
+    assert not is_message(header + b"\xc0")
 
 
 @pytest.mark.parametrize("depth", [100, 500, 1100, 100_000])
@@ -165,16 +154,15 @@ def refused(header: bytes) -> str:
 
 
 @pytest.mark.parametrize(
-    "fields_", [{}, {"kind": "greeting"}, {"kind": 5}, {"kind": None}, {"kind": ["hello"]}, {1: 2}]
+    "value",
+    [
+        *({}, {"kind": 5}, {"kind": None}, {"kind": ["hello"]}, {1: 2}),
+        *(None, 1, "hello", [1, 2], [["kind", "connected"]], b"connected"),
+    ],
 )
-def test_an_unknown_kind_is_named(fields_: dict[Any, Any]):
-    refused(msgpack.packb(fields_))
-    assert "of unknown kind 'greeting'" in refused(msgpack.packb({"kind": "greeting"}))
-
-
-@pytest.mark.parametrize("value", [None, 1, "hello", [1, 2], [["kind", "connected"]], b"connected"])
-def test_a_header_is_a_map(value: Any):
+def test_a_header_is_a_map_with_a_kind(value: Any):
     refused(msgpack.packb(value))
+    assert "of unknown kind 'greeting'" in refused(msgpack.packb({"kind": "greeting"}))
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
@@ -187,11 +175,6 @@ def test_extra_and_missing_fields_are_refused(kind: str):
         assert f"a {kind} message with a wrong {name}" in refused(msgpack.packb(lacking))
 
 
-def test_extra_fields_deep_inside_are_refused():
-    plan = msgpack.unpackb(encode(EXAMPLES["step"]), use_list=False)["plan"]
-    assert "wrong plan.surprise" in refused(packed("step", plan={**plan, "surprise": 1}))
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
     [
@@ -202,12 +185,7 @@ def test_extra_fields_deep_inside_are_refused():
         ("load", "bounds", [0, 20, 20]),
         ("ready", "rewind", "none"),
         ("connect", "codec", "auto"),
-        ("probed", "figures", {"latency_p50": -0.1, "latency_p99": 0.1, "down": 1.0, "up": 1.0}),
-        ("probed", "figures", {"latency_p50": 0.2, "latency_p99": 0.1, "down": 1.0, "up": 1.0}),
-        ("probed", "figures", {"latency_p50": 0.1, "latency_p99": math.inf, "down": 1.0, "up": 1.0}),
         ("probed", "figures", {"latency_p50": math.nan, "latency_p99": 0.1, "down": 1.0, "up": 1.0}),
-        ("probed", "figures", {"latency_p50": 0.1, "latency_p99": 0.1, "down": 0.0, "up": 1.0}),
-        ("probed", "figures", {"latency_p50": 0.1, "latency_p99": 0.1, "down": 1.0, "up": math.nan}),
         ("step", "tensor", None),  # a plan with tokens, and no hidden states
         ("step", "tensor", {"dtype": "float32", "shape": [4, 64]}),
         ("step", "tensor", {"dtype": "float32", "shape": []}),
@@ -237,31 +215,18 @@ def _step(**changes: Any) -> bytes:
     return packed("step", plan={**plan, **changes}, tensor={"dtype": "float32", "shape": [1, 8]}, packing=None)
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"seq_id": 1, "start": -1, "token_ids": [1], "num_logits": 1},
-        {"seq_id": 1, "start": 0, "token_ids": ["a"], "num_logits": 1},
-        {"seq_id": 1, "start": 0, "token_ids": 1, "num_logits": 1},
-    ],
-)
-def test_impossible_slices_are_refused(part: dict[str, Any]):
-    decode(_step(slices=[{"seq_id": 1, "start": 0, "token_ids": [1], "num_logits": 1}]))  # the others are right
-    assert "a step message with a wrong plan.slices.0" in refused(_step(slices=[part]))
+@pytest.mark.parametrize("wrong", [{"start": -1}, {"token_ids": ["a"]}, {"token_ids": 1}])
+def test_impossible_slices_are_refused(wrong: dict[str, Any]):
+    right = {"seq_id": 1, "start": 0, "token_ids": [1], "num_logits": 1}
+    decode(_step(slices=[right]))
+    assert "a step message with a wrong plan.slices.0" in refused(_step(slices=[{**right, **wrong}]))
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"top_p": 0}, {"seed": -1}, {"max_tokens": 0}])
-def test_impossible_parameters_are_refused(wrong: dict[str, Any]):
-    whole = msgpack.unpackb(encode(EXAMPLES["step"]), use_list=False)
-    new = whole["plan"]["new"][0]
-    plan = {**whole["plan"], "new": [{**new, "params": {**new["params"], **wrong}}]}
-    assert "a step message with a wrong plan.new.0.params" in refused(packed("step", plan=plan))
-
-
-def test_lists_and_tuples_are_the_same_on_the_wire():
-    message = EXAMPLES["step"]
-    whole = msgpack.unpackb(encode(message), use_list=True)
-    assert decode(msgpack.packb(whole)) == message
+def test_impossible_parameters_and_fields_deep_inside_are_refused():
+    (new,) = msgpack.unpackb(encode(EXAMPLES["step"]), use_list=False)["plan"]["new"]
+    params = {**new["params"], "temperature": -1.0}
+    assert "a step message with a wrong plan.new.0.params" in refused(_step(new=[{**new, "params": params}]))
+    assert "wrong plan.surprise" in refused(_step(surprise=1))
 
 
 def test_the_most_that_requests_can_say_fits_in_a_frame():

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from splitinfer.core.kv.budget import BLOCK, KVBudget, KVUse, NeverFits, StageKV
 from splitinfer.core.kv.growth import spare
+from splitinfer.core.kv.rewind import least_rewind
 
 counts = st.integers(0, 50_000)
 stages = st.builds(StageKV, st.integers(0, 10**7), st.integers(0, 2000), st.integers(0, 10**5))
@@ -45,11 +46,11 @@ def test_what_never_fits_is_refused_and_nothing_else(them: list[StageKV], num_to
     assert caught.value.there == them[caught.value.stage].budget_bytes < caught.value.needed
 
 
-def test_the_sentence_has_the_numbers():
-    budget = KVBudget((StageKV(10**6, 100), StageKV(10**5, 200, 5000), StageKV(10**6, 10)))
-    with pytest.raises(NeverFits) as caught:
-        budget.check(700)
-    assert str(caught.value) == ("700 tokens (prompt and answer) need 158600 bytes of KV on stage 1, which has 100000")
+@given(st.lists(st.one_of(st.none(), st.integers(-1, 300))))
+def test_the_least_rewind_is_allowed_by_every_cache_and_no_less(limits: list[int | None]):
+    least = least_rewind(iter(limits))
+    bounded = [limit for limit in limits if limit is not None]
+    assert least == (min(bounded) if bounded else None)
 
 
 @pytest.mark.parametrize("name", ["budget_bytes", "per_token", "fixed"])

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.core.metrics.histogram import BETWEEN_TOKENS, FIRST_TOKEN, SECONDS, TOKENS, Histogram
+from splitinfer.core.metrics.histogram import BETWEEN_TOKENS, FIRST_TOKEN, SECONDS, Histogram
 
 
 def filled(values: list[float], bounds: tuple[float, ...] = SECONDS) -> Histogram:
@@ -31,7 +31,6 @@ def test_fewer_bounds_have_the_counts_of_the_values(values: list[float], bounds:
 
 def test_a_value_that_equals_a_bound_is_up_to_it():
     assert filled([0.1, 0.5, 0.6, 4, 9], (0.5, 1, 4)).up_to((0.5, 1, 4)) == [2, 3, 4]
-    assert TOKENS[:7] == (1, 2, 5, 10, 20, 50, 100)
 
 
 def test_a_reading_stays_as_it_is():
@@ -39,7 +38,3 @@ def test_a_reading_stays_as_it_is():
     read = counted.copy()
     counted.add(1.0)
     assert (read.count, read.total, read.longest) == (1, 0.5, 0.5)
-
-
-def test_plain_numbers():
-    assert filled([0.25]).as_dict(50, 99) == {"count": 1, "p50": 0.25, "p99": 0.25, "max": 0.25}

@@ -81,13 +81,6 @@ def test_a_slow_link_is_asked_the_least_that_tells_anything():
     assert made == [Exchange(64, 64), Exchange(64, 64), Exchange(65536, 64), Exchange(64, 65536)]
 
 
-def test_a_quick_link_is_asked_for_the_most():
-    _, made, took = asked(wire(1e-5, 6e9, 6e9))
-    assert Exchange(MOST_BYTES, 64) in made
-    assert Exchange(64, MOST_BYTES) in made
-    assert took < 0.02
-
-
 def test_what_cannot_be_told_is_infinite():
     assert figures([0.01], (1000, [0.01]), (1000, [0.002])) == LinkMeasurement(0.005, 0.005, math.inf, math.inf)
 

@@ -134,11 +134,10 @@ def test_who_lacks_kv_does_not_take_the_place_of_one_that_could_go(junior: int, 
 def test_nobody_gives_up_for_a_junior_that_has_no_kv_yet():
     with small(block=4):
         house = House(num_groups=1, max_running=2, token_budget=2000, kv=blocks(4), keeps_blocks=False)
-        (senior,) = prefilled(house, 13, max_tokens=2)
+        prefilled(house, 13, max_tokens=2)
         house.add([1], max_tokens=1)
         house.run()
         assert preempted(house) == set()
-        assert house.sequences[senior].num_preemptions == 0
         house.check_answers()
 
 

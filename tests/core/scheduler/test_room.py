@@ -1,8 +1,5 @@
 """When there is room in the queue again, as far as steps and answers so far can tell."""
 
-import heapq
-from random import Random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,15 +61,3 @@ def test_it_is_within_its_bounds_and_never_sooner_for_the_next(running: list[tup
     sequences = [sequence(most, min(generated, most)) for most, generated in running]
     found = [seconds(*sequences, usual=UsualRequest(answer, 7), nth=n) for n in (nth, nth + 1)]
     assert LEAST <= found[0] <= found[1] <= MOST
-
-
-def test_a_queue_in_virtual_time_agrees():
-    """Answers of random lengths, 8 at a time: the time between two ends is what is foretold."""
-    chance = Random(3)
-    lengths = [max(1, round(chance.expovariate(1 / 40))) for _ in range(4000)]
-    ends = lengths[:8]
-    heapq.heapify(ends)
-    for length in lengths[8:]:
-        heapq.heapreplace(ends, ends[0] + length)
-    measured = CYCLE * ends[0] / (len(lengths) - 8)
-    assert seconds(*MANY) == pytest.approx(measured, rel=0.1)

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from toy import VOCAB, Guesser, House, ToyDisk, ToyPipeline, blocks, drain, kept_by_all, next_token, small
+from toy import VOCAB, Guesser, House, ToyDisk, blocks, drain, kept_by_all, next_token, small
 
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.plan import SampledSlice, SampledToken, StepResult
@@ -127,10 +127,8 @@ class AnyOrder:
             disk.behind.clear()
             disk.told()
         self.house.scheduler.requeue_all(kept_by_all(self.house.disks))
-        before = self.house.toy
-        toy = ToyPipeline(whole_blocks=before.whole_blocks, disks=self.house.disks, prompts_only=before.prompts_only)
-        toy.ever, toy.num_computed = self.house.toy.ever, self.house.toy.num_computed
-        self.house.toy, self.house.was_lost = toy, True
+        self.house.toy.forget()
+        self.house.was_lost = True
 
     def disks_catch_up(self) -> None:
         for disk in self.house.disks:

@@ -15,8 +15,7 @@ from splitinfer.core.speculation.chooser import LONGEST, Choice, Chooser, Member
 from splitinfer.core.speculation.flight import OFF, Flight
 from tests.core.given_costs import GivenCosts, GivenStage
 from tests.emulation.files import read_machine
-from tests.sim import drafts
-from tests.sim.drafts import Crowd
+from tests.sim.pipelines import rates, rates_without_drafts
 
 LARGE = (
     GivenStage({1: 47, 8: 52, 16: 75, 32: 140, 128: 545}),
@@ -227,17 +226,15 @@ USUAL = {("two-large", 1, False), ("three-large", 2, True)}
 )
 def test_it_is_never_slower_than_no_drafts(name: str, streams: int, *, at_end: bool) -> None:
     machine = replace(read_machine(Path(name)), drafts_at_end=at_end)
-    none = sum(drafts.without_drafts(Crowd(machine, (0.0,) * streams, 200)))
+    none = sum(rates_without_drafts(machine, streams))
     for acceptance, least in ((0.0, 1 - LOSES), (0.2, 1 - LOSES), (0.5, 1.1), (0.9, 1.6)):
-        crowd = Crowd(machine, (acceptance,) * streams, 400, by_place=True)
-        assert drafts.rate(crowd) >= least * none, acceptance
+        assert sum(rates(machine, (acceptance,) * streams)) >= least * none, acceptance
 
 
 @pytest.mark.parametrize("name", ["two-large", pytest.param("three-large", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("acceptance", [(0.9, 0.0), pytest.param((0.9, 0.9, 0.0, 0.3), marks=pytest.mark.nightly)])
 def test_nobody_is_slower_because_of_others_drafts(name: str, acceptance: tuple[float, ...]) -> None:
     machine = read_machine(Path(name))
-    none = drafts.without_drafts(Crowd(machine, (0.0,) * len(acceptance), 200))
-    live = drafts.rates(Crowd(machine, acceptance, 400, by_place=True))
+    none, live = rates_without_drafts(machine, len(acceptance)), rates(machine, acceptance)
     assert min(live) >= 0.85 * min(none), "nothing was known of it at first"
     assert sum(live) > (1 - LOSES) * sum(none)

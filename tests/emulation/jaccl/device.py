@@ -21,20 +21,18 @@ _IDLE, _RECEIVING = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a device has. `max_groups`: between two restarts; *assumed*."""
+    """What a device has."""
 
     regions: int = 100
     queue_pairs: int = 10
-    max_groups: int = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`num_left`: groups whose process was killed within a receive. `num_groups`: all since the restart."""
+    """`num_left`: groups whose process was killed within a receive."""
 
     num_alive: int
     num_left: int
-    num_groups: int
 
     @property
     def regions(self) -> int:
@@ -78,35 +76,15 @@ class Device:
         """Take what a group of two needs. Raises RuntimeError with JACCL's text when the device has no more."""
         with self._locked():
             used = self._count()
-            if used.num_groups + 1 > self._limits.max_groups:
-                raise RuntimeError("[jaccl] Couldn't allocate protection domain")
             if used.queue_pairs + 1 > self._limits.queue_pairs:
                 raise RuntimeError("[jaccl] Couldn't create queue pair")
             if used.regions + REGIONS_OF_GROUP > self._limits.regions:
                 raise RuntimeError("[jaccl] Register memory region failed")
-            self._write_groups(used.num_groups + 1)
             return Registration(self._folder / f"{secrets.token_hex(8)}.group")
 
     def usage(self) -> Usage:
         with self._locked():
             return self._count()
-
-    def restart(self) -> None:
-        with self._locked():
-            self._count()
-            for path in self._folder.glob("*.left"):
-                path.unlink()
-            self._write_groups(0)
-
-    @property
-    def _groups(self) -> Path:
-        return self._folder / "groups"
-
-    def _write_groups(self, number: int) -> None:
-        """Write the number at once: the process may be killed at any moment."""
-        new = self._groups.with_suffix(".new")
-        new.write_text(str(number))
-        new.replace(self._groups)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -126,9 +104,7 @@ class Device:
                         path.unlink()
                     continue
             num_alive += 1
-        num_left = len(list(self._folder.glob("*.left")))
-        num_groups = int(self._groups.read_text()) if self._groups.exists() else 0
-        return Usage(num_alive, num_left, num_groups)
+        return Usage(num_alive, num_left=len(list(self._folder.glob("*.left"))))
 
 
 def _is_owned(descriptor: int) -> bool:

@@ -58,21 +58,13 @@ class EmulatedGroup:
             if not self._has_summed:  # limit h
                 self._has_summed = True
                 return
-            for sent in self._what_is_sent(message):
+            sent, fault = bytearray(message), self._next_fault()
+            if fault is not None and fault.what is What.UNPLUG:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if fault is not None and fault.what is What.FLIP:
+                sent[fault.at] ^= 0x10
+            if fault is None or fault.what is not What.DROP:
                 self._wire.send(DATA, sent)
-
-    def _what_is_sent(self, message: memoryview) -> list[memoryview | bytearray]:
-        """The message, or what a planned fault makes of it."""
-        fault = self._next_fault()
-        if fault is None:
-            return [message]
-        if fault.what is What.UNPLUG:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        damaged = bytearray(message)
-        if fault.what is What.FLIP:
-            damaged[fault.at] ^= 0x10
-        changed = {What.FLIP: [damaged], What.ZERO: [bytearray(message.nbytes)], What.DUPLICATE: [damaged, damaged]}
-        return [*changed.get(fault.what, [])]
 
     def _next_fault(self) -> Fault | None:
         """The one that is planned for this message."""

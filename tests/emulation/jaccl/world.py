@@ -25,9 +25,7 @@ class What(StrEnum):
     """What can happen to a message on the wire. No end is told of any."""
 
     FLIP = "flip"  # one bit of the byte `at`
-    ZERO = "zero"  # it brings zeros
     DROP = "drop"  # it does not arrive
-    DUPLICATE = "duplicate"  # it arrives twice
     UNPLUG = "unplug"  # the cable is pulled: the sending process dies
 
 
@@ -101,8 +99,8 @@ class World:
         """The devices of a cable as an address or a layout names them."""
         return f"rdma_en{2 * cable}:rdma_en{2 * cable + 1}"
 
-    def address(self, cable: int = 0, rest: str = "127.0.0.1:0") -> str:
-        return f"rdma://{rest}?device={self.devices(cable)}"
+    def address(self) -> str:
+        return f"rdma://127.0.0.1:0?device={self.devices()}"
 
     def plan(self, device: str, faults: Sequence[Fault]) -> None:
         """Let these happen to what `device` sends from now on."""
@@ -118,11 +116,6 @@ class World:
         """How often an operation on `device` began while another was in progress."""
         path = self.folder / device / "overlaps"
         return len(path.read_bytes()) if path.exists() else 0
-
-    def restart(self, *devices: str) -> None:
-        """Restart the Macs of these devices, or of all: what dead processes left behind is freed."""
-        for name in devices or self.ports:
-            self.device(name).restart()
 
     # -- what processes of a link do -----------------------------------------------------------------------------------
 
