@@ -21,7 +21,6 @@ import re
 import subprocess
 import sys
 import tarfile
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -226,27 +225,24 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def campaign(report: Report, given: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory(prefix="schemas-") as made:
-        folder = Path(made)
-        (folder / "suites").mkdir()
-        lacking = "" if given.suites else fetch(folder / "suites")
-        groups = official(given.suites or folder / "suites")
-        report.say(f"{len(groups)} groups of the suite{lacking and f'; pip: {lacking}'}")
-        found = Campaign(report)
-        with closing(Reader()) as reader:
-            report.begin(0.5)
-            for group in islice(report.chance("suite").sample(groups, len(groups)), given.num):
-                if given.num is None and report.is_over:
-                    break
-                found.compare(reader, group)
-        known = [group["schema"] for group in report.chance("schemas").sample(groups, len(groups))]
-        drawn = compositions(report.seed)
-        schemas = chain(chain.from_iterable((one, next(drawn)) for one in known), drawn)
-        with pipeline(TARGET, [6, 6], max_running=_AT_ONCE) as llm:
-            report.begin(0.5)
-            for number in report.numbers(given.num and -(-given.num // _AT_ONCE)):
-                left = _AT_ONCE if given.num is None else min(_AT_ONCE, given.num - number * _AT_ONCE)
-                found.answer(llm, number * _AT_ONCE, [*islice(schemas, left)])
+    lacking = "" if given.suites else fetch(report.folder)
+    groups = official(given.suites or report.folder)
+    report.say(f"{len(groups)} groups of the suite{lacking and f'; pip: {lacking}'}")
+    found = Campaign(report)
+    with closing(Reader()) as reader:
+        report.begin(0.5)
+        for group in islice(report.chance("suite").sample(groups, len(groups)), given.num):
+            if given.num is None and report.is_over:
+                break
+            found.compare(reader, group)
+    known = [group["schema"] for group in report.chance("schemas").sample(groups, len(groups))]
+    drawn = compositions(report.seed)
+    schemas = chain(chain.from_iterable((one, next(drawn)) for one in known), drawn)
+    with pipeline(TARGET, [6, 6], max_running=_AT_ONCE) as llm:
+        report.begin(0.5)
+        for number in report.numbers(given.num and -(-given.num // _AT_ONCE)):
+            left = _AT_ONCE if given.num is None else min(_AT_ONCE, given.num - number * _AT_ONCE)
+            found.answer(llm, number * _AT_ONCE, [*islice(schemas, left)])
     report.figures |= {
         **found.counts, "refused": dict(found.refused.most_common()),
         "suite": len(groups), "not_fetched": lacking,

@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 MOST_SHOWN = 50  # troubles in the document
@@ -15,11 +16,13 @@ class Missing(Exception):
 
 @dataclass
 class Report:
-    """A campaign under way. ``minutes``: how long it goes on. ``figures``: what it found, by name."""
+    """A campaign under way. ``minutes``: how long it goes on. ``folder``: for its files. ``figures``: what it found, by
+    name."""
 
     name: str
     seed: int
     minutes: float
+    folder: Path
     troubles: list[str] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
     skipped: str = ""

@@ -68,6 +68,10 @@ class Cable:
 
     # -- what goes through -----------------------------------------------------------------------
 
+    def leads_to(self, _near: socket.socket) -> int:
+        """The port that a connection is passed on to."""
+        return self._to_port
+
     def _accept_all(self) -> None:
         while True:
             try:
@@ -79,7 +83,7 @@ class Cable:
     def _connect(self, near: socket.socket) -> None:
         self._passes.wait()
         try:
-            far = socket.create_connection(("127.0.0.1", self._to_port), timeout=5)
+            far = socket.create_connection(("127.0.0.1", self.leads_to(near)), timeout=5)
         except OSError:
             _end(near)
             return
