@@ -86,23 +86,15 @@ class Machine:
         """A user's home, as seen from outside."""
         return self.folder / "home" / user
 
-    def command(self, user: str, words: Sequence[str], environment: dict[str, str] | None = None) -> list[str]:
+    def command(self, user: str, words: Sequence[str]) -> list[str]:
         """The words that run a command here as a user whose login has set nothing but PATH and HOME."""
         number = str(self.users[user])
         variables = {"HOME": f"/home/{user}", "USER": user, "LOGNAME": user, "TERM": "xterm", "LANG": "C.UTF-8"}
-        variables |= {"PATH": "/usr/local/bin:/usr/bin:/bin", **(environment or {})}
+        variables |= {"PATH": "/usr/local/bin:/usr/bin:/bin"}
         inside = ["nsenter", "-t", str(self.pid), "-m", "-u", "-n", "-p"]
         as_user = ["setpriv", f"--reuid={number}", f"--regid={number}", "--clear-groups", "--inh-caps=-all"]
-        return [
-            *inside,
-            *as_user,
-            "env",
-            "-i",
-            "-C",
-            f"/home/{user}",
-            *(f"{name}={value}" for name, value in variables.items()),
-            *words,
-        ]
+        told = [f"{name}={value}" for name, value in variables.items()]
+        return [*inside, *as_user, "env", "-i", "-C", f"/home/{user}", *told, *words]
 
     def run(self, user: str, *words: str, seconds: float = 300.0) -> "subprocess.CompletedProcess[str]":
         """Run a command here to its end."""
@@ -170,12 +162,8 @@ class Lab:
         if libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), "unshare(2)")
         libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
-        for words in (
-            ("link", "add", "lab", "type", "bridge"),
-            ("link", "set", "lab", "up"),
-            ("link", "set", "lo", "up"),
-        ):
-            _run("ip", *words)
+        for words in ("link add lab type bridge", "link set lab up", "link set lo up"):
+            _run("ip", *words.split())
         self._hosts = "127.0.0.1 localhost\n" + "".join(f"10.77.0.{i} {n}.local {n}\n" for n, i in _ADDRESSES.items())
 
     def machine(self, name: str, users: Sequence[str]) -> Machine:

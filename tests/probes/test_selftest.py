@@ -136,15 +136,6 @@ def test_a_slow_link_is_named():
     assert found[-1].numbers["figures"]["latency_p50"] > 2e-3
 
 
-@pytest.mark.nightly
-@pytest.mark.own_device
-def test_answers_at_once_and_kv_in_8_bits_are_right(tmp_path: Path):
-    found = found_by(tokens.measure, way="one process", tokens=6, folder=str(tmp_path))
-    assert faults(found) == []
-    assert next(each for each in found if each.name == "several at once").numbers["tokens"] == 24
-    assert faults(found_by(machine.about)) == []
-
-
 # -- from outside ------------------------------------------------------------------------------------------------------
 
 
