@@ -1,13 +1,13 @@
 """JSON Schema against the forms of answers, by the built-in model, whose answers nothing but the mask makes JSON.
 
-    python -m tests.campaigns json_schemas --num 400 --seed 1
+    python -m tests.campaigns json_schemas --minutes 20 --seed 1
     python -m tests.campaigns json_schemas --suites FOLDER          # what pip would fetch otherwise (see below)
 
 Schemas come from two sources, by turns: JSON Schema's official suite, which has every keyword alone and is in the
 source of the package jsonschema (pip fetches it); and compositions to a depth of three, with references, drawn by the
 seed, which remain without a network.
 
-    answers    to each of ``--num`` schemas, at temperature 1: each that ended is compared with its schema by jsonschema
+    answers    at temperature 1: each that ended is compared with its schema by jsonschema
     suite      each document of the official suite whose schema it breaks must not be an answer in the form. One that
                the schema admits may be refused, for a form has one spelling; these are counted
 
@@ -153,7 +153,6 @@ def _problem(text: str, schema: Schema) -> str | None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--num", type=int, help="of schemas, and of the suite's; without, as long as there is time")
     parser.add_argument("--suites", type=Path, help="a folder with the package's source; without, pip fetches it")
 
 
@@ -164,8 +163,8 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
     found = Campaign(report)
     with open_forms() as forms:
         report.begin(0.5)
-        for group in islice(report.chance("suite").sample(groups, len(groups)), given.num):
-            if given.num is None and report.is_over:
+        for group in report.chance("suite").sample(groups, len(groups)):
+            if report.is_over:
                 break
             found.compare(forms, group)
     known = [group["schema"] for group in report.chance("schemas").sample(groups, len(groups))]
@@ -174,9 +173,8 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
     schemas = chain(chain.from_iterable((one, next(drawn)) for one in known), drawn)
     with pipeline(TARGET, [6, 6], max_running=_AT_ONCE) as llm:
         report.begin(0.5)
-        for number in report.numbers(given.num and -(-given.num // _AT_ONCE)):
-            left = _AT_ONCE if given.num is None else min(_AT_ONCE, given.num - number * _AT_ONCE)
-            found.answer(llm, number * _AT_ONCE, [*islice(schemas, left)])
+        for number in report.numbers():
+            found.answer(llm, number * _AT_ONCE, [*islice(schemas, _AT_ONCE)])
     report.figures |= {
         **found.counts, "refused": dict(found.refused.most_common()),
         "suite": len(groups), "not_fetched": lacking,

@@ -1,10 +1,8 @@
 """Scenes of the pipeline, and of what happens to it: others' dials, hidden tabs, lost workers, a server's restart."""
 
-import json
-import urllib.request
 from contextlib import closing
-from typing import Any
 
+import httpx2 as httpx
 from playwright.sync_api import Page, expect
 from processes import until
 
@@ -25,8 +23,7 @@ def pipeline(driven: Driven) -> None:
     page.wait_for_timeout(1500)
     driven.picture("pipeline-wide")
     label = page.locator(".timeline canvas").get_attribute("aria-label")
-    assert label is not None
-    assert "a: " in label, label
+    assert "a: " in (label or ""), label
     page.get_by_role("button", name="Chat").click()
 
 
@@ -153,20 +150,14 @@ def restart(driven: Driven) -> None:
 
 
 def _looking(url: str) -> int:
-    with urllib.request.urlopen(f"{url}/v1/splitinfer/figures", timeout=60) as response:
-        found: dict[str, Any] = json.load(response)
-    return int(found["looking"])
+    return int(httpx.get(f"{url}/v1/splitinfer/figures", timeout=60).json()["looking"])
 
 
 def _said(url: str, question: str, max_tokens: int) -> str:
     """What the server says to it, undisturbed."""
     body = {"messages": [{"role": "user", "content": question}], "max_tokens": max_tokens, "temperature": 0}
-    asked = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(asked, timeout=300) as response:
-        said: str = json.load(response)["choices"][0]["message"]["content"]
-    return said
+    said = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300).json()
+    return str(said["choices"][0]["message"]["content"])
 
 
 def _hide(page: Page, *, is_hidden: bool) -> None:
