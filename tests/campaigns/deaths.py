@@ -72,27 +72,12 @@ Strike = Callable[[Rig, random.Random], tuple[str, float]]  # how it was done, a
 class Trial:
     kind: str
     number: int
-    streams: int | None = None  # None: as the number says
-    on: Shape | None = None  # None: the same
+    shape: Shape
+    num_streams: int
 
     @property
     def name(self) -> str:
         return f"{self.kind}-{self.number}"
-
-    @property
-    def shape(self) -> Shape:
-        return self.on or self._shapes[self.number % len(self._shapes)]
-
-    @property
-    def num_streams(self) -> int:
-        if self.streams is not None:
-            return self.streams
-        return STREAMS[self.number // len(self._shapes) % len(STREAMS)]
-
-    @property
-    def _shapes(self) -> list[Shape]:
-        """Those that have what is struck."""
-        return [shape for shape in SHAPES if self.kind != "cut" or REMOTE in shape.workers]
 
 
 @dataclass(frozen=True)
@@ -309,8 +294,10 @@ class Deaths:
             self._way = replace(self._way, remote={"transport": "rdma", "device": World.devices()})
 
     def trial(self, kind: str, number: int) -> Trial:
-        """On rdma all are of the one shape that the stand-in's cable can join."""
-        return Trial(kind, number, self._given.streams, SHAPES[0] if self._is_rdma else None)
+        """On a shape that has what is struck; over rdma, the one that the stand-in's cable can join."""
+        shapes = [shape for shape in SHAPES[: 1 if self._is_rdma else None] if kind != "cut" or REMOTE in shape.workers]
+        streams = self._given.streams or STREAMS[number // len(shapes) % len(STREAMS)]
+        return Trial(kind, number, shapes[number % len(shapes)], streams)
 
     def drawn(self, count: int) -> list[Trial]:
         weights = RDMA_WEIGHTS if self._is_rdma else WEIGHTS

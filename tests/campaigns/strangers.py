@@ -18,7 +18,7 @@ from pathlib import Path
 
 import zmq
 from every_message import EXAMPLES, mutate
-from peers import Peer, generate, generate_alone, hello, load, raw
+from peers import Peer, generate, hello, load, raw
 from processes import RunningWorker, until, worker
 
 from splitinfer.keyring import Keyring
@@ -131,7 +131,7 @@ def _await_end(peer: Peer) -> None:
 def storm(victim: Victim, numbers: Iterable[int], seed: int, ways: Sequence[Way]) -> dict[str, int]:
     """Mutated frames, the ways in turn, one for each number; counts, and what the worker has grown by since the first
     of them. After each batch it serves."""
-    chance, expected, counts = random.Random(seed), generate_alone(), Counter[str]()
+    chance, expected, counts = random.Random(seed), generate(), Counter[str]()
 
     def look() -> None:
         assert victim.serves() == expected, "it does not serve on"

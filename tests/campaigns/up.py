@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from machines import Lab, Machine, is_possible, wait_for
+from machines import Lab, Machine, is_possible
+from processes import until
 
 from splitinfer.engine.versions import own_versions
 from splitinfer.launch.own import install_line
@@ -211,7 +212,7 @@ class Campaign:
         self.expect(self.cli(self.studio, "eve", "down"), "the worker at port 5577 is stopped")
         self.check(not self.workers(self.mini), "a worker is left over")
         running = self.begun("up", *ALL, *PROMPT, "16")
-        wait_for(lambda: self.workers(self.mini), "a worker starts")
+        until(lambda: self.workers(self.mini), "a worker starts")
         self.mini.drop_connections()
         out, err = running.communicate(timeout=300)
         self.check(b"the connection broke off; once more" in err, f"it does not say that ssh broke off: {err!r}")
@@ -223,7 +224,7 @@ class Campaign:
         running = self.begun("up", "--serve", "8099")
         get = r"printf 'GET /v1/models HTTP/1.0\r\nHost: localhost\r\n\r\n' >&3; cat <&3"
         ask = self.studio.command("eve", ["bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/8099; {get}"])
-        wait_for(lambda: b"demo" in subprocess.run(ask, capture_output=True, check=False).stdout, "the server answers")
+        until(lambda: b"demo" in subprocess.run(ask, capture_output=True, check=False).stdout, "the server answers")
         psutil.Process(running.pid).children()[0].terminate()  # what nsenter runs
         running.communicate(timeout=60)
         self.one_worker_runs()

@@ -8,7 +8,6 @@ silent    nothing ends and nothing passes, as when the plug is out; what was und
 import socket
 import threading
 from contextlib import suppress
-from typing import Self
 
 _PIECE = 1 << 16
 
@@ -59,12 +58,6 @@ class Cable:
         _end(self._door)
         self.tear()
         self._passes.set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # -- what goes through -----------------------------------------------------------------------
 

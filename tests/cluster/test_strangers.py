@@ -37,7 +37,7 @@ MOST_GROWTH = 30 * 2**20  # bytes
 
 @pytest.fixture(scope="module")
 def expected() -> list[int]:
-    return peers.generate_alone()
+    return peers.generate()
 
 
 @pytest.fixture(scope="module")

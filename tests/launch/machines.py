@@ -13,18 +13,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from processes import until
 
 SSHD = "/usr/sbin/sshd"
 FIRST_USER = 3001
 _CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000  # sched.h
 _MS_REC, _MS_PRIVATE = 0x4000, 1 << 18  # sys/mount.h
-_SETTLE = 60.0
 _CLONE = Path(__file__).resolve().parents[2]
 
 _SSHD_CONFIG = """\
@@ -131,7 +130,7 @@ class Machine:
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=(self.folder / "sshd.log").open("ab"),
         )  # fmt: skip
         probe = ["nsenter", "-t", str(self.pid), "-n", "bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/22"]
-        wait_for(lambda: subprocess.run(probe, capture_output=True, check=False).returncode == 0, "sshd listens")
+        until(lambda: subprocess.run(probe, capture_output=True, check=False).returncode == 0, "sshd listens")
 
     def stop_sshd(self) -> None:
         """Nobody gets in any more; the connections that are there stay."""
@@ -176,7 +175,7 @@ class Lab:
         log = (folder / "start.log").open("ab")
         keeper = subprocess.Popen(inside, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         first = psutil.Process(keeper.pid)
-        wait_for(lambda: any(each.name() == "sleep" for each in first.children()), f"{name} is up")
+        until(lambda: any(each.name() == "sleep" for each in first.children()), f"{name} is up")
         made = Machine(name, f"10.77.0.{_ADDRESSES[name]}", folder, first.children()[0].pid)
         made.users = {user: FIRST_USER + i for i, user in enumerate(users)}
         self._connect(made)
@@ -215,11 +214,3 @@ class Lab:
 
 
 _ADDRESSES = {"studio": 1, "mini": 2, "air": 3}
-
-
-def wait_for(happened: Callable[[], object], what: str) -> None:
-    """Wait until ``happened()`` is true."""
-    give_up = time.monotonic() + _SETTLE
-    while not happened():
-        assert time.monotonic() < give_up, what
-        time.sleep(0.02)

@@ -117,13 +117,8 @@ def test_a_planted_worker_that_answers_a_wrong_token_is_named(monkeypatch: pytes
     assert "token 3 of 6 is" in found[1].sentence
 
 
-@pytest.mark.nightly
-@pytest.mark.own_device
-def test_a_stage_across_two_processes_is_tried(tmp_path: Path):
-    found = found_by(tokens.measure, way="across", tokens=16, folder=str(tmp_path))
-    assert faults(found) == []
-    assert [each.name for each in found] == ["rounding", "greedy", "sampled"]
-    plain = tokens.plain_model(tmp_path / "even")
+def test_the_model_of_a_stage_across_two_processes_does_not_repeat_itself(tmp_path: Path):
+    plain = tokens.plain_model(tokens.even_model(tmp_path / "even"))
     choices = mx.argmax(plain.model(mx.array([plain.prompt]))[0], axis=-1).tolist()
     assert len(set(choices)) > 4, "a model that repeats itself shows little"
 
