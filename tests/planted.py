@@ -1,8 +1,7 @@
 """Plants sixty faults (`planted_faults.py`), one at a time, and says of each which test finds it.
 
     python -m tests.planted                                  # all, as scripts/test --all does
-    python -m tests.planted --rooms transports --name silence --processes 1
-    python -m tests.planted --map /tmp/map.json --out /tmp/found.json
+    python -m tests.planted --rooms transports --name silence --processes 1 --map /tmp/map.json
 
 First the default tier runs once without a fault, room by room, and notes which functions each file calls; tests that
 fail are left out. Then each fault is written into a copy of the tree, processes that tests start included, and the
@@ -32,7 +31,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 import psutil
 
@@ -126,12 +124,8 @@ class Map:
 
     @classmethod
     def made(cls, tree: Tree) -> Map:
-        tests, seconds, calls, failing = (
-            ROOT / "tests",
-            defaultdict[str, float](float),
-            defaultdict[str, set[str]](set),
-            [],
-        )
+        tests, failing = ROOT / "tests", list[str]()
+        seconds, calls = defaultdict[str, float](float), defaultdict[str, set[str]](set)
         rooms = [[str(one)] for one in sorted(tests.iterdir()) if one.is_dir() and any(one.rglob("test_*.py"))]
         rooms.append(sorted(map(str, tests.glob("test_*.py"))))
         with tempfile.TemporaryDirectory() as folder:
@@ -183,11 +177,11 @@ class Map:
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 
-def verdict_of(fault: Fault, notes: Map, trees: SimpleQueue[Tree], seconds: float) -> dict[str, Any]:
-    """`caught`: the test; empty: none. `unsure`: tests that failed without the fault, too."""
-    tree, batches, caught, unsure = trees.get(), notes.batches(fault, seconds), "", list[str]()
+def is_caught(fault: Fault, notes: Map, trees: SimpleQueue[Tree], seconds: float) -> bool:
+    """Whether a test fails that does not fail without the fault."""
+    tree, caught, unsure = trees.get(), "", list[str]()
     began, num_tests = time.monotonic(), 0
-    for batch in batches:
+    for batch in notes.batches(fault, seconds):
         while time.monotonic() - began < seconds:
             with tree.planted(fault):
                 test, count = tree.failing(batch, [*notes.failing, *unsure], seconds)
@@ -200,12 +194,9 @@ def verdict_of(fault: Fault, notes: Map, trees: SimpleQueue[Tree], seconds: floa
         if caught:
             break
     trees.put(tree)
-    took = time.monotonic() - began
     said = f"caught by {caught}" if caught else "survived"
-    print(f"{fault.name}: {said}, {num_tests} tests, {took:.0f} s", flush=True)
-    files = {"num_files": len(notes.files_for(fault)), "num_tried": sum(map(len, batches))}
-    found = {"caught": caught, "num_tests": num_tests, "seconds": took, "unsure": unsure}
-    return {"name": fault.name, "room": fault.room, "path": fault.path, **found, **files}
+    print(f"{fault.name}: {said}, {num_tests} tests, {time.monotonic() - began:.0f} s", flush=True)
+    return bool(caught)
 
 
 def wrong(faults: Sequence[Fault]) -> list[str]:
@@ -214,45 +205,30 @@ def wrong(faults: Sequence[Fault]) -> list[str]:
     return [f"{fault.name}: its code is in {fault.path} {count} times" for fault, count in counts.items() if count != 1]
 
 
-def chosen(options: argparse.Namespace, faults: Sequence[Fault]) -> list[Fault]:
-    found = [fault for fault in faults if fault.room in options.rooms and options.name in fault.name]
-    count = min(options.num or len(found), len(found))
-    return [found[number * len(found) // count] for number in range(count)]  # of all rooms, where it is a few
-
-
 def main() -> int:
     rooms = sorted({fault.room for fault in FAULTS})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num", type=int, help="only so many")
     parser.add_argument("--name", default="", help="only those with this in their names")
     parser.add_argument("--rooms", default=rooms, type=lambda text: text.split(","), help=f"of {','.join(rooms)}")
     parser.add_argument("--map", type=Path, help="a file for what the tests call: read if it is there, else written")
-    parser.add_argument("--out", type=Path, help="a file for the results, in JSON")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=240.0, help="of tests for each fault")
     options = parser.parse_args()
-    faults, began = chosen(options, FAULTS), time.monotonic()
+    faults = [fault for fault in FAULTS if fault.room in options.rooms and options.name in fault.name]
+    began = time.monotonic()
     if problems := wrong(FAULTS):
         print(*problems, sep="\n")
         return 1
     with tempfile.TemporaryDirectory(prefix="planted-") as folder, ThreadPoolExecutor(options.processes) as pool:
-        trees: SimpleQueue[Tree] = SimpleQueue()
-        for number in range(options.processes):
-            trees.put(Tree.copied(Path(folder).resolve() / str(number)))
-        if options.map and options.map.exists():
-            notes = Map(**json.loads(options.map.read_text()))
-        else:
-            tree = trees.get()
-            notes = Map.made(tree)
+        copies = [Tree.copied(Path(folder).resolve() / str(number)) for number in range(options.processes)]
+        is_known = options.map and options.map.exists()
+        notes = Map(**json.loads(options.map.read_text())) if is_known else Map.made(copies[0])
+        if options.map:
+            options.map.write_text(json.dumps(asdict(notes)))
+        trees = SimpleQueue[Tree]()
+        for tree in copies:
             trees.put(tree)
-            if options.map:
-                options.map.write_text(json.dumps(asdict(notes)))
-        verdicts: list[dict[str, Any]] = []
-        for verdict in pool.map(lambda fault: verdict_of(fault, notes, trees, options.seconds), faults):
-            verdicts.append(verdict)
-            if options.out:
-                options.out.write_text(json.dumps(verdicts, indent=1))
-    caught = sum(bool(verdict["caught"]) for verdict in verdicts)
+        caught = sum(pool.map(lambda fault: is_caught(fault, notes, trees, options.seconds), faults))
     print(f"{caught} of {len(faults)} faults are caught, in {time.monotonic() - began:.0f} s")
     return int(caught < len(faults))
 

@@ -57,7 +57,7 @@ class Terminal:
         return self.process.wait(timeout=1)
 
     def is_as_before(self) -> bool:
-        return termios.tcgetattr(self._slave)[3] == self.before[3]
+        return termios.tcgetattr(self._slave) == self.before
 
     def close(self) -> None:
         if self.process.poll() is None:

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 import yaml
 from gpu_figures.__main__ import app as on_gpu
@@ -80,15 +81,9 @@ def _leads_somewhere(page: Path, target: str) -> bool:
     return not anchor or (there.suffix == ".md" and anchor in anchors(there.read_text()))
 
 
-def test_links_lead_somewhere():
-    assert wrong(PAGES, broken) == {}
-
-
-MARKER = re.compile(r"^(<{7} |={7}$|>{7} )", re.MULTILINE)  # of two versions that were to be merged
-
-
-def test_every_merge_was_finished():
-    assert wrong(PAGES, lambda page: MARKER.findall(page.read_text())) == {}
+def unfinished(page: Path) -> list[str]:
+    """Marks of two versions that were to be merged."""
+    return re.findall(r"^(<{7} |={7}$|>{7} )", page.read_text(), re.MULTILINE)
 
 
 def test_every_page_of_docs_is_in_the_table_of_contents():
@@ -109,10 +104,6 @@ def missing_files(page: Path) -> set[str]:
     named |= {line.split()[0] for line in lines if line.startswith("scripts/") and "<" not in line}
     folders = (ROOT, ROOT / "splitinfer", page.parent)
     return {name for name in named if not any((folder / name).exists() for folder in folders)}
-
-
-def test_files_exist():
-    assert wrong(CURRENT, missing_files) == {}
 
 
 def missing_names(page: Path) -> set[str]:
@@ -140,10 +131,6 @@ def members() -> Mapping[str, set[str]]:
                     str(getattr(one.target, "id", "")) for one in node.body if isinstance(one, ast.AnnAssign)
                 }
     return found
-
-
-def test_members_of_classes_exist():
-    assert wrong(sorted((ROOT / "docs" / "change").glob("*.md")), missing_names) == {}
 
 
 # ----- commands and options ----------------------------------------------------------------------------
@@ -203,10 +190,6 @@ def unknown_options(page: Path) -> set[str]:
     return named - known_options() - OF_SCRIPTS
 
 
-def test_options_exist():
-    assert wrong(CURRENT, unknown_options) == {}
-
-
 # ----- blocks of code ----------------------------------------------------------------------------------
 
 BLOCK = re.compile(r"^( *)```(json|toml|yaml|python)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
@@ -237,8 +220,19 @@ def unreadable(page: Path) -> dict[str, str]:
     return found
 
 
-def test_blocks_of_code_can_be_read():
-    assert wrong(PAGES, unreadable) == {}
+@pytest.mark.parametrize(
+    ("faults", "pages"),
+    [
+        (broken, PAGES),
+        (unfinished, PAGES),
+        (missing_files, CURRENT),
+        (missing_names, sorted((ROOT / "docs" / "change").glob("*.md"))),
+        (unknown_options, CURRENT),
+        (unreadable, PAGES),
+    ],
+)
+def test_of_no_page(faults: Callable[[Path], Collection[str]], pages: list[Path]):
+    assert wrong(pages, faults) == {}
 
 
 # ----- pages that are programs, and tables of names ----------------------------------------------------

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from splitinfer import places
-from splitinfer.cli.options import WorkerOptions, store_of
+from splitinfer.cli.options import WorkerOptions, settings_of, store_of
 from splitinfer.errors import ConfigError
 from splitinfer.settings import Settings
 
@@ -54,7 +54,7 @@ def test_a_folder_as_a_person_names_it(tmp_path: Path, monkeypatch: pytest.Monke
     assert places.folder_named("kv", "kv_dir") == tmp_path / "kv"
     assert places.folder_named("~/kv", "kv_dir") == Path.home() / "kv"
     assert Settings(kv_dir="none").disk is Settings(kv_dir=Path("none")).disk is Settings().disk is None
-    assert store_of("none", None) is None
+    assert settings_of({"kv_dir": "none"}).disk is WorkerOptions(kv_dir="none").disk is store_of("none", None) is None
     assert store_of("models", None).path == tmp_path / "models"  # type: ignore[union-attr]
     assert list(tmp_path.iterdir()) == []
 

@@ -1,22 +1,20 @@
 """The one way out of a process: by signal, with its parent, or because it is done. Nothing keeps it from ending."""
 
-import os
-import pty
 import signal
 import subprocess
 import sys
-import termios
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 import psutil
 import pytest
 from processes import until
+from terminals import Terminal
 
 from splitinfer.shutdown import PARENT_GONE, Closing, Shutdown
 
@@ -125,38 +123,27 @@ def test_a_command_that_is_done_has_its_own_code_unless_it_was_told_to_end(proce
 # -- in a process of its own -----------------------------------------------------------------------
 
 
-@contextmanager
-def program(code: str, terminal: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A program that has installed ``shutdown``, done what ``code`` does up to READY, and gone on.
-
-    ``terminal``: its standard input and error, if these are no pipes.
-    """
+def installed(code: str) -> list[str]:
+    """The command of a program that has installed ``shutdown``, and then does what ``code`` does."""
     text = "from splitinfer.shutdown import Closing, shutdown\nshutdown.install()\n" + textwrap.dedent(code)
-    command = [sys.executable, "-c", text]
-    if terminal is None:
-        running = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-    else:
-        running = subprocess.Popen(
-            command, stdin=terminal, stdout=subprocess.PIPE, stderr=terminal, text=True, start_new_session=True,
-            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # makes it the controlling terminal
-        )  # fmt: skip
-    try:
-        assert running.stdout is not None
-        assert running.stdout.readline() == "ready\n"
-        yield running
-    finally:
-        running.kill()
-        running.wait()
-        for pipe in filter(None, (running.stdin, running.stdout, running.stderr)):
-            pipe.close()
+    return [sys.executable, "-c", text]
+
+
+@contextmanager
+def program(code: str) -> Iterator[subprocess.Popen[str]]:
+    """Such a program, up to READY."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(installed(code), stdin=pipe, stdout=pipe, stderr=pipe, text=True) as running:
+        try:
+            assert running.stdout.readline() == "ready\n"  # type: ignore[union-attr]
+            yield running
+        finally:
+            running.kill()
 
 
 def code_of(running: subprocess.Popen[str]) -> int:
     code = running.wait(AT_MOST)
-    assert running.stderr is not None
-    assert running.stderr.read() == ""
+    assert running.stderr.read() == ""  # type: ignore[union-attr]
     return code
 
 
@@ -219,8 +206,7 @@ def test_the_parents_end_is_one():
         time.sleep(1000)
     """
     with program(follows) as running:
-        assert running.stdin is not None
-        running.stdin.close()
+        running.stdin.close()  # type: ignore[union-attr]
         assert code_of(running) == 0
 
 
@@ -236,8 +222,7 @@ def test_nothing_is_left_over():
             time.sleep(1000)
     """
     with program(leaves) as running:
-        assert running.stdout is not None
-        pid, folder = running.stdout.readline().split()
+        pid, folder = running.stdout.readline().split()  # type: ignore[union-attr]
         child = psutil.Process(int(pid))
         assert Path(folder, "file").exists()
         running.send_signal(signal.SIGINT)
@@ -246,7 +231,7 @@ def test_nothing_is_left_over():
         until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "its child is gone", AT_MOST)
 
 
-def test_the_terminal_is_as_it_was():
+def test_the_terminal_is_as_it_was(tmp_path: Path):
     changes = f"""
         import os, termios, time
         changed = termios.tcgetattr(0)
@@ -255,20 +240,14 @@ def test_the_terminal_is_as_it_was():
         {READY}
         time.sleep(1000)
     """
-    master, slave = pty.openpty()
-    try:
-        termios.tcsetwinsize(slave, (24, 10))
-        before = termios.tcgetattr(slave)
-        with program(changes, terminal=slave) as running:
-            assert termios.tcgetattr(slave) != before
-            running.send_signal(signal.SIGINT)
-            assert running.wait(AT_MOST) == 130
-        assert termios.tcgetattr(slave) == before
-        said = os.read(master, 1000)
-        assert said.endswith(b" " * 9 + b"\r\x1b[?25h\x1b[?2004l"), "the cursor is shown, where a line begins"
-    finally:
-        os.close(master)
-        os.close(slave)
+    with closing(Terminal(*installed(changes), home=tmp_path)) as terminal:
+        terminal.until("ready")
+        assert not terminal.is_as_before()
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.end(AT_MOST) == 130
+        assert terminal.is_as_before()
+        terminal._read(0.1)
+        assert terminal._text.endswith(" " * 99 + "\r\x1b[?25h\x1b[?2004l"), "the cursor is shown, where a line begins"
 
 
 def test_what_was_printed_is_written_before_the_end():
@@ -287,8 +266,8 @@ def test_what_was_printed_is_written_before_the_end():
         shutdown.exit(3)
     """
     with program(prints) as running:
-        assert running.stdin is not None
-        assert running.stdout is not None
+        assert running.stdin
+        assert running.stdout
         running.stdin.write("go on\n")
         running.stdin.flush()
         time.sleep(0.6)  # longer than a process that is told to end waits for its reader

@@ -52,8 +52,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="for the document")
     module.options(parser)
     given = parser.parse_args(words[1:])
-    report = Report(name, given.seed, given.minutes)
-    with tempfile.TemporaryDirectory(prefix="campaign-homes-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True) as folder:
+        report = Report(name, given.seed, given.minutes, Path(folder))
         for variable in ("CACHE", "CONFIG", "DATA", "STATE"):  # a person's keys and caches stay as they are
             os.environ[f"XDG_{variable}_HOME"] = str(Path(folder) / variable.lower())
         try:

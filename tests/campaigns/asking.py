@@ -169,7 +169,7 @@ async def _answered(
             events = [json.loads(line) for line in lines if line != "[DONE]"]
             if not _is_last(ask.path, lines[-1]):
                 return Ended(ask, "open", f"the last event is {lines[-1]:.300}")
-            return _judged(ask, "".join(map(_text, events)), _failure(events), is_cancelled)
+            return _judged(ask, "".join(map(text_of, events)), _failure(events), is_cancelled)
         document = json.loads(await answer.aread())
     if answer.status_code in (429, 503):
         is_told = "retry-after" in answer.headers and _has_form(ask.path, document)
@@ -177,7 +177,7 @@ async def _answered(
         return Ended(ask, how, "" if is_told else f"{answer.status_code} {answer.headers} {document}")
     if answer.status_code != ask.status or (ask.status >= 400 and not _has_form(ask.path, document)):
         return Ended(ask, "whole", f"{answer.status_code} {document!r:.300}")
-    return _judged(ask, _text(document), "", is_cancelled)
+    return _judged(ask, text_of(document), "", is_cancelled)
 
 
 def _judged(ask: Ask, text: str, failure: str, is_cancelled: bool) -> Ended:
@@ -188,7 +188,7 @@ def _judged(ask: Ask, text: str, failure: str, is_cancelled: bool) -> Ended:
     return Ended(ask, "whole", "" if is_right else f"it said {text!r}, not {ask.expected!r}; asked with {ask.body}")
 
 
-def _text(one: dict[str, Any]) -> str:
+def text_of(one: dict[str, Any]) -> str:
     """The text of a document's first choice, or what an event adds to it, of whichever API."""
     firsts = [choice for choice in one.get("choices") or () if choice["index"] == 0]
     if firsts:

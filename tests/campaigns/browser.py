@@ -36,6 +36,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from cable import Cable
 from stages import pipeline
 
 from splitinfer.demo import TARGET
@@ -124,43 +125,15 @@ class Site:
         self._server.server_close()
 
 
-class Rebinding:
+class Rebinding(Cable):
     """A host whose name points elsewhere after the page has come: connections are passed on from then on."""
 
     def __init__(self, site: Site, server_port: int) -> None:
-        self._site, self._server_port = site, server_port
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.port = self._socket.getsockname()[1]
-        self._is_rebound = False
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._site = site
+        super().__init__(server_port)
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._socket.accept()
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            first = client.recv(65536)
-            is_page = first.startswith(b"GET / ")
-            port = self._site.port if is_page else self._server_port
-            up = socket.create_connection(("127.0.0.1", port))
-            up.sendall(first)
-            threading.Thread(target=_pass, args=(client, up), daemon=True).start()
-            _pass(up, client)
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-def _pass(source: socket.socket, sink: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            sink.sendall(data)
-    for each in (source, sink):
-        with contextlib.suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)
+    def leads_to(self, near: socket.socket) -> int:
+        return self._site.port if near.recv(6, socket.MSG_PEEK) == b"GET / " else super().leads_to(near)
 
 
 class Attacks:

@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +20,9 @@ from typing import Any
 
 import scripted
 
+from .libraries.probe import ANSWER, TALE, THOUGHT
 from .report import Missing, Report
-from .serving import left_by, serving, settle
+from .serving import serving
 
 LIBRARIES = Path(__file__).resolve().parent / "libraries"
 SCRIPTS = ("litellm_client", "ollama_client")
@@ -33,14 +33,11 @@ _SECONDS = 300.0  # for a script
 _CONTEXT = 65536
 _SEED = 3  # of the model's weights: with them an answer in a form opens no reasoning, which it could not close
 
-TALE = "There was a king who had three daughters, and the youngest told the best tales of all."
-
 
 def scripts() -> scripted.Scripts:
     """What the model answers."""
-    thought = "The user asks for something that the tool can do."
-    weather = scripted.call("get_weather", thought, "One moment. ", city="Oslo")
-    return {"get_weather": [weather, "It is sunny in Oslo, as the tool says."], scripted.PLAIN: [TALE]}
+    weather = scripted.call("get_weather", THOUGHT, "One moment. ", city="Oslo")
+    return {"get_weather": [weather, ANSWER], scripted.PLAIN: [TALE]}
 
 
 # -- libraries -------------------------------------------------------------------------------------
@@ -78,22 +75,21 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
     pythons = given.python or [sys.executable]
     tries = [name for name in SCRIPTS if given.only in (None, name)]
     abilities, absent, versions = Counter[str](), set[str](), dict[str, str]()
-    with tempfile.TemporaryDirectory(prefix="clients-") as folder:
-        model = scripted.save(Path(folder) / "scripted", scripts(), seed=_SEED)
-        wanted = ("--model-name", "scripted")
-        with serving(*wanted, model=str(model), layers=scripted.LAYERS, context=_CONTEXT) as server:
-            report.begin()
-            for number in report.numbers():
-                for name in report.chance(number).sample(tries, len(tries)):
-                    if (tried := try_script(name, pythons, server.url)) is None:
-                        absent.add(name)
-                        continue
-                    versions[name], failed = tried["version"], tried["found"]
-                    abilities[name] += len(failed)
-                    report.expect_none(f"{name}: {ability}: {why}" for ability, why in failed.items() if why)
-                if not abilities:
-                    break
-            report.expect_none([*left_by(settle(server.look)), *server.complaints])
+    model = scripted.save(report.folder / "scripted", scripts(), seed=_SEED)
+    wanted = ("--model-name", "scripted")
+    with serving(*wanted, model=str(model), layers=scripted.LAYERS, context=_CONTEXT) as server:
+        report.begin()
+        for number in report.numbers():
+            for name in report.chance(number).sample(tries, len(tries)):
+                if (tried := try_script(name, pythons, server.url)) is None:
+                    absent.add(name)
+                    continue
+                versions[name], failed = tried["version"], tried["found"]
+                abilities[name] += len(failed)
+                report.expect_none(f"{name}: {ability}: {why}" for ability, why in failed.items() if why)
+            if not abilities:
+                break
+        report.expect_none(server.left())
     if not abilities:
         raise Missing(f"not installed here: {', '.join(sorted(absent))}")
     report.figures |= {"tried": abilities, "versions": versions, "not_installed": sorted(absent)}

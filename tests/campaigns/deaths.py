@@ -26,29 +26,29 @@ import argparse
 import math
 import os
 import random
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import psutil
-import rig as rigs
 import trained
-from coordinating import Answer
 from jaccl import carriers_of
 from processes import until
-from rig import LOCAL, REMOTE, SHAPES, STREAMS, Rig, Shape, prompt, wait_for
 
 from splitinfer.core.json_text import dumps
+from splitinfer.core.layout import LOCAL
 from splitinfer.core.wire_codec import INT8
 from tests.emulation.jaccl.device import Limits
 from tests.emulation.jaccl.world import World
 
+from . import rig as rigs
+from .coordinating import Answer
 from .report import Report
+from .rig import REMOTE, SHAPES, STREAMS, Rig, Shape, Way, wait_for
+from .serving import scratch
 
 WEIGHTS = {"kill": 40, "freeze": 12, "cut": 15, "stutter": 6, "twice": 7, "coordinator": 20}
 RDMA_WEIGHTS = {"kill": 20, "freeze": 8, "cut": 8, "stutter": 4, "twice": 4, "coordinator": 6, "carrier": 50}
@@ -72,44 +72,24 @@ Strike = Callable[[Rig, random.Random], tuple[str, float]]  # how it was done, a
 class Trial:
     kind: str
     number: int
-    streams: int | None = None  # None: as the number says
-    on: Shape | None = None  # None: the same
+    shape: Shape
+    num_streams: int
 
     @property
     def name(self) -> str:
         return f"{self.kind}-{self.number}"
 
-    @property
-    def shape(self) -> Shape:
-        return self.on or self._shapes[self.number % len(self._shapes)]
-
-    @property
-    def num_streams(self) -> int:
-        if self.streams is not None:
-            return self.streams
-        return STREAMS[self.number // len(self._shapes) % len(STREAMS)]
-
-    @property
-    def _shapes(self) -> list[Shape]:
-        """Those that have what is struck."""
-        return [shape for shape in SHAPES if self.kind != "cut" or REMOTE in shape.workers]
-
 
 @dataclass(frozen=True)
 class Outcome:
     """What was done and what came of it. Seconds from the fault: ``to_notice`` until the coordinator (its clients, if
-    it was that) noticed, ``to_resume`` until a new token came. ``found``: of the prompts that were asked again, the
-    part whose KV was there."""
+    it was that) noticed, ``to_resume`` until a new token came."""
 
-    trial: str
-    shape: str
-    num_streams: int
+    trial: Trial
     how: str
-    same: bool
     troubles: tuple[str, ...]
-    to_notice: float
-    to_resume: float
-    found: float = math.nan
+    to_notice: float = math.nan
+    to_resume: float = math.nan
 
     @property
     def is_missed(self) -> bool:
@@ -118,7 +98,7 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        return self.same and not self.troubles
+        return not self.troubles
 
 
 # -- faults ----------------------------------------------------------------------------------------
@@ -142,7 +122,7 @@ def kill(rig: Rig, chance: random.Random) -> tuple[str, float]:
 def freeze(rig: Rig, chance: random.Random) -> tuple[str, float]:
     rig.num_killed += 1
     name, where = _victim(rig, chance)
-    process = rig.local_worker(name) if where == LOCAL else rig.machines[name].worker.process
+    process = rig.local_worker(name) if where == LOCAL else rig.machines[name].process
     process.suspend()
     struck = time.monotonic()
     if where == LOCAL:
@@ -196,7 +176,7 @@ def twice(rig: Rig, chance: random.Random) -> tuple[str, float]:
 
 def carrier(rig: Rig, chance: random.Random) -> tuple[str, float]:
     """Both engines live on, and make a new link."""
-    engine = chance.choice([rig.coordinator.process, *(machine.worker.process for machine in rig.machines.values())])
+    engine = chance.choice([rig.coordinator.process, *(machine.process for machine in rig.machines.values())])
     found = list[psutil.Process]()
     until(lambda: found.extend(carriers_of(engine.pid)) or found, "a link is carried", 10)
     struck = time.monotonic()
@@ -232,52 +212,37 @@ def attempt(rig: Rig, trial: Trial, seed: int) -> Outcome:
 
 
 def _failed(trial: Trial, error: Exception) -> Outcome:
-    why = f"{type(error).__name__}: {error}"
-    return Outcome(trial.name, trial.shape.name, trial.num_streams, trial.kind, False, (why,), math.nan, math.nan)
+    return Outcome(trial, trial.kind, (f"{type(error).__name__}: {error}",))
 
 
 def _strike_worker(rig: Rig, trial: Trial, chance: random.Random, sooner: float) -> Outcome:
     indices, answers = _ask(rig, trial, chance, sooner)
     how, struck = STRIKES[trial.kind](rig, chance)
     wait_for(answers)
-    noticed = min((at for at in rig.coordinator.noticed if at >= struck), default=math.nan)
-    back = min((at for at in rig.coordinator.back if at >= noticed), default=math.nan)
+    noticed = min((one["at"] for one in rig.coordinator.heard("noticed") if one["at"] >= struck), default=math.nan)
+    back = min((one["at"] for one in rig.coordinator.heard("back") if one["at"] >= noticed), default=math.nan)
     resumed = min((at for answer in answers for at in answer.times if at >= back), default=math.nan)
-    same = all(map(rig.is_right, indices, answers))
-    troubles = rig.troubles()
-    return Outcome(
-        trial.name, trial.shape.name, trial.num_streams, f"{trial.kind}, {how}", same,
-        (*_endings(answers), *_differences(rig, indices, answers), *troubles), noticed - struck, resumed - struck,
-    )  # fmt: skip
+    troubles = (*_wrong(rig, indices, answers), *rig.troubles())
+    return Outcome(trial, f"{trial.kind}, {how}", troubles, noticed - struck, resumed - struck)
 
 
 def _strike_coordinator(rig: Rig, trial: Trial, chance: random.Random, sooner: float) -> Outcome:
     indices, before = _ask(rig, trial, chance, sooner)
     rig.num_killed += 1 + rig.shape.workers.count(LOCAL)
-    pids = [machine.worker.pid for machine in rig.machines.values()]
-    dead, struck = rig.coordinator, rig.coordinator.kill()
-    wait_for(before)
+    workers = [machine.running for machine in rig.machines.values()]
+    struck = rig.coordinator.kill()
+    noticed = time.monotonic()
     _wait(chance, _TO_START)
-    num_starts = rig.restart_coordinator()
+    rig.start_coordinator()
     lost = [index for index, answer in zip(indices, before, strict=True) if answer.ending == "lost"]
     again = [rig.ask(index, trial.num_streams) for index in lost]
     wait_for(again)
-    same = all(map(rig.is_right, lost, again)) and all(
-        answer.token_ids == rig.expected[index][: len(answer.token_ids)]
-        for index, answer in zip(indices, before, strict=True)
-    )
-    troubles = [*_endings(again), *rig.troubles()]
-    if num_starts > 1:
-        troubles.append(f"it took {num_starts} starts until the coordinator served")
-    if pids != [machine.worker.pid for machine in rig.machines.values() if machine.worker.is_alive]:
+    troubles = [*_wrong(rig, indices, before, "lost"), *_wrong(rig, lost, again), *rig.troubles()]
+    if not all(worker.is_alive for worker in workers):
         troubles.append("a worker ended with its coordinator")
     resumed = min((at for answer in again for at in answer.times), default=math.nan)
-    num_asked = sum(len(prompt(index)) for index in lost)
-    return Outcome(
-        trial.name, trial.shape.name, trial.num_streams, trial.kind, same, tuple(troubles),
-        (dead.ended_at or math.nan) - struck if lost else math.nan, resumed - struck,
-        sum(answer.num_cached for answer in again) / num_asked if num_asked else math.nan,
-    )  # fmt: skip
+    to_notice = noticed - struck if lost else math.nan
+    return Outcome(trial, trial.kind, tuple(troubles), to_notice, resumed - struck)
 
 
 def _ask(rig: Rig, trial: Trial, chance: random.Random, sooner: float) -> tuple[list[int], list[Answer]]:
@@ -289,75 +254,21 @@ def _ask(rig: Rig, trial: Trial, chance: random.Random, sooner: float) -> tuple[
     return indices, answers
 
 
-def _differences(rig: Rig, indices: Sequence[int], answers: Sequence[Answer]) -> Iterator[str]:
-    """Where what was said is not what is said undisturbed."""
+def _wrong(rig: Rig, indices: Sequence[int], answers: Sequence[Answer], may_be: str = "") -> Iterator[str]:
+    """Where what was said is not what is said undisturbed; of answers that may be lost, its beginning."""
     for index, answer in zip(indices, answers, strict=True):
-        said, expected = answer.token_ids, rig.expected[index]
+        said, ending = answer.token_ids, answer.ending
+        expected = rig.expected[index][: len(said) if ending == may_be else None]
+        if ending not in ("length", may_be):
+            yield f"a stream ended with {ending!r}"
         if said != expected:
             differ = (i for i, (a, b) in enumerate(zip(said, expected, strict=False)) if a != b)
             at = next(differ, min(len(said), len(expected)))
             told = f"{said[at : at + 6]}, expected {expected[at : at + 6]}"
-            yield f"request {index}, {answer.num_cached} cached, {len(said)} tokens: token {at} differs: {told}"
-
-
-def _endings(answers: Sequence[Answer]) -> Iterator[str]:
-    yield from (f"a stream ended with {answer.ending!r}" for answer in answers if answer.ending != "length")
+            yield f"request {index}, {len(said)} tokens: token {at} differs: {told}"
 
 
 # -- the campaign ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Way:
-    """How the rigs of a run are: the links' codec, what else the layout says of a stage on another machine, and the
-    drafter on the last stage, if it is one of random weights."""
-
-    codec: str = INT8
-    remote: Mapping[str, Any] = field(default_factory=dict)
-    drafter: str = ""
-
-
-def run(trials: Sequence[Trial], seed: int = 0, way: Way | None = None) -> list[Outcome]:
-    """All of them, each on a rig of its shape; a rig that showed something wrong is not used again."""
-    outcomes: list[Outcome] = []
-    for shape in SHAPES:
-        todo = [trial for trial in trials if trial.shape == shape]
-        random.Random(seed).shuffle(todo)
-        todo.sort(key=lambda trial: trial.kind == "coordinator")  # last: until then it is one long-lived process
-        while todo:
-            own: list[Outcome] = []
-            before = todo[0]
-            try:
-                _on_one_rig(shape, todo, seed, way or Way(), own)
-            except _TROUBLE as error:  # it did not come up, or go down; without an outcome it would be tried for ever
-                own.append(_failed(before if own else todo.pop(0), error))
-                print(dumps(asdict(own[-1])), flush=True)
-            outcomes += own
-    return outcomes
-
-
-def _on_one_rig(shape: Shape, todo: list[Trial], seed: int, way: Way, outcomes: list[Outcome]) -> None:
-    """As many of ``todo`` as go well, and the first that does not; to ``outcomes``."""
-    with _folder() as folder, rigs.running(shape, Path(folder), way.codec, way.drafter, way.remote) as rig:
-        while todo and all(outcome.is_good for outcome in outcomes):
-            outcomes.append(attempt(rig, todo.pop(0), seed))
-            _tell(outcomes[-1], seed, rig)
-        print(dumps(rig.figures()), flush=True)
-        left = rig.close()
-        if left and outcomes[-1].is_good:
-            outcomes[-1] = replace(outcomes[-1], troubles=(*outcomes[-1].troubles, *left))
-            _tell(outcomes[-1], seed, rig)
-
-
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True)
-
-
-def _tell(outcome: Outcome, seed: int, rig: Rig) -> None:
-    print(dumps(asdict(outcome)), flush=True)
-    if not outcome.is_good:
-        print(f"to see it again: --seed {seed} --trial {outcome.trial}; the coordinator's log ends with", flush=True)
-        print(rig.coordinator.log.read_text()[-3000:], flush=True)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -371,20 +282,22 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 class Deaths:
-    def __init__(self, report: Report, given: argparse.Namespace, folder: Path) -> None:
+    def __init__(self, report: Report, given: argparse.Namespace) -> None:
         self._report, self._given = report, given
         self._is_rdma = given.link == "rdma"
         self.numbers = Counter[str]()
         self.outcomes: list[Outcome] = []
-        self._way = Way(given.codec, {}, given.drafter)
+        self._way = Way(given.codec, drafter=given.drafter)
         if self._is_rdma:
-            self.world = World.make(folder / "jaccl", limits=_NO_LIMITS)
+            self.world = World.make(report.folder / "jaccl", limits=_NO_LIMITS)
             os.environ.update(self.world.environment)
             self._way = replace(self._way, remote={"transport": "rdma", "device": World.devices()})
 
     def trial(self, kind: str, number: int) -> Trial:
-        """On rdma all are of the one shape that the stand-in's cable can join."""
-        return Trial(kind, number, self._given.streams, SHAPES[0] if self._is_rdma else None)
+        """On a shape that has what is struck; over rdma, the one that the stand-in's cable can join."""
+        shapes = [shape for shape in SHAPES[: 1 if self._is_rdma else None] if kind != "cut" or REMOTE in shape.workers]
+        streams = self._given.streams or STREAMS[number // len(shapes) % len(STREAMS)]
+        return Trial(kind, number, shapes[number % len(shapes)], streams)
 
     def drawn(self, count: int) -> list[Trial]:
         weights = RDMA_WEIGHTS if self._is_rdma else WEIGHTS
@@ -397,37 +310,61 @@ class Deaths:
         return found
 
     def strike(self, trials: Sequence[Trial]) -> None:
-        outcomes = run(trials, self._report.seed, self._way)
-        for bad in (outcome for outcome in outcomes if not outcome.is_good):
-            self._report.wrong(f"{bad.trial}, {bad.how}: {bad.troubles or 'other tokens'}")
-        self.outcomes += outcomes
+        """All of them, each on a rig of its shape."""
+        for shape in SHAPES:
+            todo = [trial for trial in trials if trial.shape == shape]
+            random.Random(self._report.seed).shuffle(todo)
+            todo.sort(key=lambda trial: trial.kind == "coordinator")  # last: until then it is one long-lived process
+            while todo:
+                self._on_one_rig(shape, todo)
+
+    def _on_one_rig(self, shape: Shape, todo: list[Trial]) -> None:
+        """As many of ``todo`` as go well, and the first that does not: its rig is not used again."""
+        trial, outcome = todo[0], None
+        try:
+            with scratch() as folder, rigs.running(shape, folder, self._way) as rig:
+                while todo and (outcome is None or outcome.is_good):
+                    trial = todo.pop(0)
+                    outcome = attempt(rig, trial, self._report.seed)
+                    self._note(outcome, rig.coordinator.err)
+                left = rig.close()
+                if outcome is not None and outcome.is_good:
+                    self._report.expect_none(left, f"after {trial.name}")
+        except _TROUBLE as error:  # it did not come up, or go down
+            todo[:] = [one for one in todo if one != trial]  # else it would be tried for ever
+            self._note(_failed(trial, error), "")
+
+    def _note(self, outcome: Outcome, log: str) -> None:
+        self.outcomes.append(outcome)
+        print(dumps(asdict(outcome)), flush=True)
+        if not outcome.is_good:
+            self._report.wrong(f"{outcome.trial.name}, {outcome.how}: {outcome.troubles}")
+            print(f"to see it again: --seed {self._report.seed} --trial {outcome.trial.name}; the log ends with")
+            print(log[-3000:], flush=True)
 
     def figures(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        if self._is_rdma:
+            overlaps = sum(map(self.world.overlaps, self.world.ports))
+            self._report.check(not overlaps, "two operations at once on one rdma device")
+        return {
             "strikes": self.numbers.total(), "kinds": self.numbers, "link": self._given.link,
             "codec": self._given.codec, "drafter": self._given.drafter,
-            "same": sum(o.same for o in self.outcomes),
+            "good": sum(o.is_good for o in self.outcomes),
             "missed": sum(o.is_missed for o in self.outcomes),
-            "wrong": [o.trial for o in self.outcomes if not o.is_good],
+            "wrong": [o.trial.name for o in self.outcomes if not o.is_good],
             "trials": [asdict(outcome) for outcome in self.outcomes],
         }  # fmt: skip
-        if self._is_rdma:
-            self._report.check(
-                not sum(map(self.world.overlaps, self.world.ports)), "two operations at once on one rdma device"
-            )
-        return found
 
 
 def campaign(report: Report, given: argparse.Namespace) -> None:
-    with _folder() as folder:
-        deaths = Deaths(report, given, Path(folder))
-        report.begin()
-        if given.trial:
-            kind, _, number = given.trial.partition("-")
-            deaths.strike([deaths.trial(kind, int(number))])
-        elif given.strikes:
-            deaths.strike(deaths.drawn(given.strikes))
-        else:
-            for _ in report.numbers():
-                deaths.strike(deaths.drawn(_AT_ONCE))
-        report.figures |= deaths.figures()
+    deaths = Deaths(report, given)
+    report.begin()
+    if given.trial:
+        kind, _, number = given.trial.partition("-")
+        deaths.strike([deaths.trial(kind, int(number))])
+    elif given.strikes:
+        deaths.strike(deaths.drawn(given.strikes))
+    else:
+        for _ in report.numbers():
+            deaths.strike(deaths.drawn(_AT_ONCE))
+    report.figures |= deaths.figures()

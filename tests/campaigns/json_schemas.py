@@ -1,13 +1,13 @@
 """JSON Schema against the forms of answers, by the built-in model, whose answers nothing but the mask makes JSON.
 
-    python -m tests.campaigns json_schemas --num 400 --seed 1
+    python -m tests.campaigns json_schemas --minutes 20 --seed 1
     python -m tests.campaigns json_schemas --suites FOLDER          # what pip would fetch otherwise (see below)
 
 Schemas come from two sources, by turns: JSON Schema's official suite, which has every keyword alone and is in the
 source of the package jsonschema (pip fetches it); and compositions to a depth of three, with references, drawn by the
 seed, which remain without a network.
 
-    answers    to each of ``--num`` schemas, at temperature 1: each that ended is compared with its schema by jsonschema
+    answers    at temperature 1: each that ended is compared with its schema by jsonschema
     suite      each document of the official suite whose schema it breaks must not be an answer in the form. One that
                the schema admits may be refused, for a form has one spelling; these are counted
 
@@ -16,33 +16,27 @@ It counts what was refused by the first words of the reason, and what was cut of
 
 import argparse
 import json
-import random
 import re
 import subprocess
 import sys
 import tarfile
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from functools import cached_property
-from itertools import chain, islice
+from collections.abc import Sequence
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-from constrained import composed
+from constrained import composed, open_forms, rules
 from referencing.exceptions import Unresolvable
 from stages import pipeline
 
 from splitinfer import SamplingParams
+from splitinfer.core.grammar import Grammar
 from splitinfer.demo import TARGET
 from splitinfer.errors import RequestError
-from splitinfer.grammar.rules import AnswerRules
 from splitinfer.llm import LLM
 from splitinfer.llm.forms import AnswerForms
-from splitinfer.llm.prompts import Prompts
-from splitinfer.models.hub import open_model
 
 from .report import Report
 
@@ -50,7 +44,6 @@ Schema = dict[str, Any]
 
 _AT_ONCE = 40  # answers
 _MOST_TOKENS = 400  # of an answer
-_AHEAD = 64  # forced tokens, at once
 _DRAFTS = {
     "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
     "draft7": "http://json-schema.org/draft-07/schema#",
@@ -59,13 +52,6 @@ _ELSEWHERE = re.compile(r'"\$(?:ref|dynamicRef|schema)": "(?!https?://json-schem
 
 
 # -- schemas ---------------------------------------------------------------------------------------
-
-
-def compositions(seed: int) -> Iterator[Schema]:
-    """Schemas made of others, without end."""
-    drawn = random.Random(seed)
-    while True:
-        yield composed(drawn)
 
 
 def fetch(folder: Path) -> str:
@@ -94,64 +80,11 @@ def official(folder: Path) -> list[dict[str, Any]]:
 # -- what a form admits ----------------------------------------------------------------------------
 
 
-class Reader:
-    """Asks the built-in model's forms whether a text is an answer, without a pipeline."""
-
-    def __init__(self) -> None:
-        self._prompts = Prompts(open_model(str(TARGET)))
-        self.forms = AnswerForms(self._prompts)
-
-    def close(self) -> None:
-        self.forms.close()
-
-    def rules(self, schema: Schema) -> AnswerRules:
-        made = self.forms.rules(SamplingParams(grammar=schema), [3], may_think=False)
-        assert made is not None
-        return made
-
-    @cached_property
-    def _tokens(self) -> dict[bytes, list[int]]:
-        tokenizer, found = self._prompts.tokenizer, dict[bytes, list[int]]()
-        assert tokenizer is not None
-        for token in range(tokenizer.vocab_size):
-            if token not in tokenizer.special_ids and (spelt := tokenizer.token_bytes(token)):
-                found.setdefault(spelt, []).append(token)
-        return found
-
-    @cached_property
-    def _bytes(self) -> dict[int, bytes]:
-        return {token: spelt for spelt, tokens in self._tokens.items() for token in tokens}
-
-    def admits(self, rules: AnswerRules, text: str, longest: int) -> bool:
-        """Whether a text may be an answer, in tokens of at most ``longest`` bytes where there is a choice."""
-        answer, rest = list[int](), text.encode()
-        while True:
-            if run := rules.jump_forward(answer, _AHEAD):
-                spelt = b"".join(self._bytes.get(token, b"\xff") for token in run)
-                if not rest.startswith(spelt):
-                    return False
-                answer, rest = [*answer, *run], rest[len(spelt) :]
-                continue
-            (mask,) = rules.masks(answer, len(answer))
-            if mask is None:
-                return False  # it took a token that the mask had, and was at its end
-            if not rest:
-                return any(_has(mask, token) for token in rules.ends)
-            token = self._next(mask, rest, longest)
-            if token is None:
-                return False
-            answer, rest = [*answer, token], rest[len(self._bytes[token]) :]
-
-    def _next(self, mask: bytes, rest: bytes, longest: int) -> int | None:
-        for length in range(min(longest, len(rest)), 0, -1):
-            for token in self._tokens.get(rest[:length], ()):
-                if _has(mask, token):
-                    return token
-        return None
-
-
-def _has(mask: bytes, token: int) -> bool:
-    return token >> 3 < len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
+def admits(forms: AnswerForms, schema: Schema, text: str) -> bool:
+    """Whether a text is an answer in the form of a schema, for the built-in model."""
+    matcher = forms._compiler.matcher(Grammar.json(schema))
+    tokens = forms._prompts.needed.encode(text, adds_special=False)
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
 
 def _spelt(data: Any, schema: Schema) -> set[str]:
@@ -172,21 +105,20 @@ class Campaign:
         self._report = report
         self.refused, self.counts = Counter[str](), Counter[str]()
 
-    def compare(self, reader: Reader, group: dict[str, Any]) -> None:
+    def compare(self, forms: AnswerForms, group: dict[str, Any]) -> None:
         try:
-            rules = reader.rules(group["schema"])
+            rules(forms, SamplingParams(grammar=group["schema"]))
         except RequestError as error:
             self.refused[f"{error}"[:90]] += 1
             self.counts["groups_refused"] += 1
             return
         for test in group["tests"]:
             texts = _spelt(test["data"], group["schema"])
-            is_admitted = any(reader.admits(rules, text, longest) for text in texts for longest in (1000, 1))
+            is_admitted = any(admits(forms, group["schema"], text) for text in texts)
             kind = f"documents_{'valid' if test['valid'] else 'broken'}_{'taken' if is_admitted else 'refused'}"
             self.counts[kind] += 1
             is_right = test["valid"] or not is_admitted
             self._report.check(is_right, f"{test['data']!r:.200} is an answer of {json.dumps(group['schema'])}")
-        self.refused.update([f"while it ran: {rules.failure}"[:90]] if rules.failure else [])
 
     def answer(self, llm: LLM, number: int, schemas: Sequence[Schema]) -> None:
         requests = []
@@ -221,32 +153,28 @@ def _problem(text: str, schema: Schema) -> str | None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--num", type=int, help="of schemas, and of the suite's; without, as long as there is time")
     parser.add_argument("--suites", type=Path, help="a folder with the package's source; without, pip fetches it")
 
 
 def campaign(report: Report, given: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory(prefix="schemas-") as made:
-        folder = Path(made)
-        (folder / "suites").mkdir()
-        lacking = "" if given.suites else fetch(folder / "suites")
-        groups = official(given.suites or folder / "suites")
-        report.say(f"{len(groups)} groups of the suite{lacking and f'; pip: {lacking}'}")
-        found = Campaign(report)
-        with closing(Reader()) as reader:
-            report.begin(0.5)
-            for group in islice(report.chance("suite").sample(groups, len(groups)), given.num):
-                if given.num is None and report.is_over:
-                    break
-                found.compare(reader, group)
-        known = [group["schema"] for group in report.chance("schemas").sample(groups, len(groups))]
-        drawn = compositions(report.seed)
-        schemas = chain(chain.from_iterable((one, next(drawn)) for one in known), drawn)
-        with pipeline(TARGET, [6, 6], max_running=_AT_ONCE) as llm:
-            report.begin(0.5)
-            for number in report.numbers(given.num and -(-given.num // _AT_ONCE)):
-                left = _AT_ONCE if given.num is None else min(_AT_ONCE, given.num - number * _AT_ONCE)
-                found.answer(llm, number * _AT_ONCE, [*islice(schemas, left)])
+    lacking = "" if given.suites else fetch(report.folder)
+    groups = official(given.suites or report.folder)
+    report.say(f"{len(groups)} groups of the suite{lacking and f'; pip: {lacking}'}")
+    found = Campaign(report)
+    with open_forms() as forms:
+        report.begin(0.5)
+        for group in report.chance("suite").sample(groups, len(groups)):
+            if report.is_over:
+                break
+            found.compare(forms, group)
+    known = [group["schema"] for group in report.chance("schemas").sample(groups, len(groups))]
+    chance = report.chance("compositions")
+    drawn = (composed(chance) for _ in repeat(None))
+    schemas = chain(chain.from_iterable((one, next(drawn)) for one in known), drawn)
+    with pipeline(TARGET, [6, 6], max_running=_AT_ONCE) as llm:
+        report.begin(0.5)
+        for number in report.numbers():
+            found.answer(llm, number * _AT_ONCE, [*islice(schemas, _AT_ONCE)])
     report.figures |= {
         **found.counts, "refused": dict(found.refused.most_common()),
         "suite": len(groups), "not_fetched": lacking,

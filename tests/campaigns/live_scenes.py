@@ -1,35 +1,29 @@
 """Scenes of the pipeline, and of what happens to it: others' dials, hidden tabs, lost workers, a server's restart."""
 
-import json
-import urllib.request
-from typing import Any
+from contextlib import closing
 
+import httpx2 as httpx
 from playwright.sync_api import Page, expect
 from processes import until
 
 from .driving import PATIENCE, WIDTHS, Driven, demo
-from .serving import restarted_worker
+from .serving import RestartedWorker
 
 
 def pipeline(driven: Driven) -> None:
-    """The pipeline while it works, at three widths, and what it says."""
+    """The pipeline while it works, and what it says."""
     page = driven.page
     driven.set(max_tokens="1500")
     driven.ask("Tell me a long tale of the wolf, the fox and the bear.")
     page.get_by_role("button", name="Pipeline").click()
     expect(page.locator(".stage")).to_have_count(2, timeout=PATIENCE)
     expect(page.locator(".words li")).not_to_have_count(0)
-    for name, (width, height) in WIDTHS.items():
-        page.set_viewport_size({"width": width, "height": height})
-        page.wait_for_timeout(1500)
-        driven.picture(f"pipeline-{name}")
-    page.emulate_media(color_scheme="dark")
-    page.wait_for_timeout(600)
-    driven.picture("pipeline-dark")
-    page.emulate_media(color_scheme="light")
+    width, height = WIDTHS["wide"]
+    page.set_viewport_size({"width": width, "height": height})
+    page.wait_for_timeout(1500)
+    driven.picture("pipeline-wide")
     label = page.locator(".timeline canvas").get_attribute("aria-label")
-    assert label is not None
-    assert "a: " in label, label
+    assert "a: " in (label or ""), label
     page.get_by_role("button", name="Chat").click()
 
 
@@ -72,7 +66,6 @@ def dials(driven: Driven) -> None:
         for name, (width, height) in WIDTHS.items():
             page.set_viewport_size({"width": width, "height": height})
             page.locator(".dials .buttons").scroll_into_view_if_needed()
-            driven.picture(f"dials-{name}")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
         page.get_by_role("button", name="Reset to defaults").click()
         page.get_by_role("button", name="Apply").click()
@@ -104,7 +97,7 @@ QUESTIONS = ("Tell me of the wolf.", "What did the king say?")
 def two_chats_lose_a_worker(driven: Driven) -> None:
     """Under two answers the worker is killed: both say what they wait for, and go on; no token is lost."""
     with (
-        restarted_worker() as worker,
+        closing(RestartedWorker("--kv-dir", "none")) as worker,
         demo("--rejoin-timeout", "300", workers=[worker.address]) as server,
         driven.another(server) as one,
         driven.another(server) as two,
@@ -117,13 +110,11 @@ def two_chats_lose_a_worker(driven: Driven) -> None:
         for each in (one, two):
             expect(each.answers().locator(".markdown")).not_to_be_empty(timeout=PATIENCE)
         worker.kill()
-        for number, each in enumerate((one, two)):
+        for each in (one, two):
             expect(each.page.locator(".pause")).to_contain_text("stage b", timeout=PATIENCE)
-            each.picture(f"chat-pause-{number}")
         one.show("Pipeline")
         expect(one.page.locator(".stage.lost")).to_contain_text("b", timeout=PATIENCE)
         expect(one.page.locator(".words")).to_contain_text("no token is lost")
-        one.picture("pipeline-lost")
         one.show("Chat")
         worker.start_again()
         for question, each in chats.items():
@@ -143,7 +134,6 @@ def restart(driven: Driven) -> None:
         expect(one.answers().locator(".markdown")).not_to_be_empty(timeout=PATIENCE)
         server.running.end()
         expect(one.answers()).to_contain_text("The connection to the server was lost.", timeout=PATIENCE)
-        one.picture("chat-server-gone")
         one.show("Pipeline")
         old = one.page.get_by_text("The server does not answer; these figures are old.")
         expect(old).to_be_visible(timeout=PATIENCE)
@@ -160,20 +150,14 @@ def restart(driven: Driven) -> None:
 
 
 def _looking(url: str) -> int:
-    with urllib.request.urlopen(f"{url}/v1/splitinfer/figures", timeout=60) as response:
-        found: dict[str, Any] = json.load(response)
-    return int(found["looking"])
+    return int(httpx.get(f"{url}/v1/splitinfer/figures", timeout=60).json()["looking"])
 
 
 def _said(url: str, question: str, max_tokens: int) -> str:
     """What the server says to it, undisturbed."""
     body = {"messages": [{"role": "user", "content": question}], "max_tokens": max_tokens, "temperature": 0}
-    asked = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(asked, timeout=300) as response:
-        said: str = json.load(response)["choices"][0]["message"]["content"]
-    return said
+    said = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300).json()
+    return str(said["choices"][0]["message"]["content"])
 
 
 def _hide(page: Page, *, is_hidden: bool) -> None:

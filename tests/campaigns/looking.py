@@ -4,14 +4,34 @@ each line on its standard input is answered by a line of JSON on standard output
 
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from coordinating import looked
-
 from splitinfer.core.json_text import dumps
 from splitinfer.engine.coordinator.loop import Loop
+from splitinfer.llm import LLM
 from splitinfer.server.running import Server
+from tests.core import invariants
+
+LOOK_SECONDS = 30.0
+
+
+def looked(llm: LLM, look: Callable[[Loop], dict[str, Any]]) -> dict[str, Any]:
+    """What is found on the engine's thread; ``broken``: what must always hold of the scheduler, and does not."""
+    found, done = dict[str, Any](broken=""), threading.Event()
+
+    def on_engine(loop: Loop) -> None:
+        try:
+            invariants.check(loop.scheduler)
+        except AssertionError as error:
+            found["broken"] = str(error) or "an invariant of the scheduler does not hold"
+        found.update(look(loop))
+        done.set()
+
+    llm._engine.call(on_engine)
+    assert done.wait(LOOK_SECONDS), "the engine does not answer"
+    return found
 
 
 def look(server: Server) -> dict[str, Any]:

@@ -32,9 +32,6 @@ class Evening:
         with closing(Terminal(*machine.command("eve", [program, *words[1:]]), home=machine.home("eve"))) as made:
             yield made
 
-    def types(self, terminal: Terminal, text: str) -> None:
-        terminal.type(f"{text}\r")
-
     def sees(self, terminal: Terminal, what: str) -> str:
         """What is on the screen up to this; it is printed."""
         said = terminal.until(lambda text: re.search(what, text), SECONDS)
@@ -46,8 +43,8 @@ class Evening:
     def chats(self, terminal: Terminal) -> None:
         """Until the first whole answer, then away."""
         self.sees(terminal, re.escape(PROMPT))
-        self.types(terminal, "/set max_tokens 24")
-        self.types(terminal, "Tell me about a wolf.")
+        terminal.type("/set max_tokens 24\r")
+        terminal.type("Tell me about a wolf.\r")
         self.sees(terminal, ANSWERED)
         terminal.type("/quit\r")
         self.campaign.check(terminal.end() == 0, "the REPL did not end with 0")
@@ -58,7 +55,7 @@ def alone(campaign: "Campaign") -> None:
     evening = Evening(campaign)
     with evening.terminal(campaign.studio, "splitinfer", "chat") as terminal:
         evening.sees(terminal, r"Chat with the demo\? \[Y/n\]")
-        evening.types(terminal, "")
+        terminal.type("\r")
         evening.chats(terminal)
 
 
@@ -71,7 +68,7 @@ def init(campaign: "Campaign") -> None:
     ):
         codes = [CODE.search(evening.sees(each, CODE.pattern + r"(?s:.*):")) for each in (there, here)]
         for terminal, code in zip((here, there), codes, strict=True):
-            evening.types(terminal, code[1] if code else "no code")
+            terminal.type(f"{code[1] if code else 'no code'}\r")
         said = evening.sees(here, r"Chat with:\s+splitinfer chat --layout demo-pair.yaml")
         expected = re.search(r"one chat +(\S+) tokens/s", said)
         campaign.check(expected and float(expected[1]) > LEAST, "the machines were measured as far too slow")

@@ -1,9 +1,12 @@
 """What every campaign has: its time, its seed, what was wrong, its figures, and the one document with which it ends."""
 
+import itertools
+import math
 import random
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 MOST_SHOWN = 50  # troubles in the document
@@ -15,16 +18,18 @@ class Missing(Exception):
 
 @dataclass
 class Report:
-    """A campaign under way. ``minutes``: how long it goes on. ``figures``: what it found, by name."""
+    """A campaign under way. ``minutes``: how long it goes on. ``folder``: for its files. ``figures``: what it found, by
+    name."""
 
     name: str
     seed: int
     minutes: float
+    folder: Path
     troubles: list[str] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
     skipped: str = ""
     _began: float = field(default_factory=time.monotonic)
-    _until: float | None = None
+    _until: float = math.inf
 
     @property
     def seconds(self) -> float:
@@ -35,21 +40,12 @@ class Report:
         self._until = time.monotonic() + 60 * self.minutes * share
 
     @property
-    def seconds_left(self) -> float:
-        if self._until is None:
-            self.begin()
-        return (self._until or 0.0) - time.monotonic()
-
-    @property
     def is_over(self) -> bool:
-        return self.seconds_left <= 0
+        return time.monotonic() >= self._until
 
-    def numbers(self, count: int | None = None) -> Iterator[int]:
-        """0, 1, 2 and so on: ``count`` of them, or as many as there is time for, and at least one."""
-        number = 0
-        while number < count if count is not None else not (number and self.is_over):
-            yield number
-            number += 1
+    def numbers(self) -> Iterator[int]:
+        """0, 1, 2 and so on: as many as there is time for, and at least one."""
+        return itertools.takewhile(lambda number: number == 0 or not self.is_over, itertools.count())
 
     def chance(self, *what: object) -> random.Random:
         return random.Random(" ".join(map(str, (self.name, self.seed, *what))))

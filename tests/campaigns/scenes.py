@@ -56,7 +56,6 @@ def chat(driven: Driven) -> None:
     expect(page.locator("article.user")).to_contain_text("fox")
     page.locator("article.user").get_by_label("Previous branch").click()
     expect(page.locator("article.user")).to_contain_text("wolf")
-    driven.picture("chat-branches")
 
 
 def settings_while_an_answer_comes(driven: Driven) -> None:
@@ -84,7 +83,6 @@ def stop_and_continue(driven: Driven) -> None:
     page.locator('input[name="max_tokens"]').fill("8")
     page.locator('input[name="temperature"]').fill("0")
     page.locator('input[name="probabilities"]').check()
-    driven.picture("chat-settings")
     driven.press_settings()
     driven.ask("Once upon a time")
     driven.until_idle()
@@ -92,7 +90,6 @@ def stop_and_continue(driven: Driven) -> None:
     page.locator(".probabilities summary").click()
     page.locator(".token").first.click()
     expect(page.get_by_label("Most likely tokens here").locator("tr")).to_have_count(5)
-    driven.picture("chat-probabilities")
     before = driven.answers().locator(".markdown").inner_text()
     page.get_by_role("button", name="Continue").click()
     expect(driven.answers().locator(".markdown")).not_to_have_text(before)
@@ -103,17 +100,13 @@ def stop_and_continue(driven: Driven) -> None:
 
 
 def looks_of_text(driven: Driven) -> None:
-    """Markdown, code with its button, a table, formulas; in light and dark."""
+    """Markdown, code with its button, a table, formulas."""
     driven.read_in([{"role": "user", "content": "Show me."}, {"role": "assistant", "content": MARKDOWN}])
     page = driven.page
     expect(page.locator("math")).to_have_count(2, timeout=PATIENCE)
     expect(page.locator(".code-bar")).to_contain_text("python")
     expect(page.locator("article.assistant a")).to_have_attribute("rel", "noopener noreferrer nofollow")
     page.get_by_role("button", name="Copy this python").click()
-    driven.picture("markdown-light")
-    page.emulate_media(color_scheme="dark")
-    driven.picture("markdown-dark")
-    page.emulate_media(color_scheme="light")
 
 
 def hostile_text(driven: Driven) -> None:

@@ -6,7 +6,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ import psutil
 from constrained import save
 from processes import Running, RunningWorker, are_gone, until, write_layout
 
+from splitinfer.core.layout import LOCAL
 from splitinfer.llm import LLM, Settings
 
-LOCAL = "local"
 START_SECONDS, END_SECONDS = 120.0, 30.0
+NUM_LAYERS = 2
 _KV = 2**28  # bytes of the library; else half of all memory
 _PROGRAM = "from campaigns.looking import main\nmain()"
 
@@ -46,6 +47,15 @@ class Serving:
         found: dict[str, Any] = json.loads(self.running.out.split("\n")[self._num_looks - 1])
         return found
 
+    def left(self, seconds: float = 20.0) -> list[str]:
+        """What is held when nobody asks for anything any more, once things had time to settle, and what the first
+        lines of its log say that tell of a failure."""
+        give_up = time.monotonic() + seconds
+        while any((found := self.look())["held"].values()) and time.monotonic() < give_up:
+            time.sleep(0.1)
+        held = {name: count for name, count in found["held"].items() if count}
+        return [f"held by nobody: {held}"] * bool(held) + [found["broken"]] * bool(found["broken"]) + self.complaints
+
     @property
     def complaints(self) -> list[str]:
         """The first lines of its log that tell of a failure."""
@@ -67,51 +77,31 @@ class Serving:
 class RestartedWorker:
     """`splitinfer worker` with ``args`` on a port of its own, that is started there again when it is gone."""
 
-    def __init__(self, *args: str) -> None:
-        self._args = args
-        self._running = _worker(0, *args)
-        self.address = self._running.address
+    def __init__(self, *args: str, env: Mapping[str, str] | None = None) -> None:
+        self._args, self._env = args, env
+        self.running = self._start(0)
+        self.address = self.running.address
+        self.port = int(self.address.rpartition(":")[2])
+
+    def _start(self, port: int) -> RunningWorker:
+        return RunningWorker("worker", "--no-announce", "--port", str(port), *self._args, env=self._env)
 
     @property
     def process(self) -> psutil.Process:
-        return self._running.process
-
-    def state(self) -> str:
-        return self._running.state()
+        return self.running.process
 
     def kill(self) -> None:
         """It is gone on return."""
-        self._running.signal(signal.SIGKILL)
-        self._running.wait(10)
+        self.running.signal(signal.SIGKILL)
+        self.running.wait(10)
 
     def start_again(self) -> None:
-        self._running.end()
-        self._running = _worker(int(self.address.rpartition(":")[2]), *self._args)
+        """As launchd does, or a person."""
+        self.running.end()
+        self.running = self._start(self.port)
 
-    def end(self) -> None:
-        self._running.end()
-
-
-def _worker(port: int, *args: str) -> RunningWorker:
-    return RunningWorker("worker", "--name", "back", "--port", str(port), *args)
-
-
-@contextmanager
-def restarted_worker(*args: str) -> Iterator[RestartedWorker]:
-    """A worker that can be killed; it keeps no KV on disk unless ``args`` say where."""
-    made = RestartedWorker(*(args or ("--kv-dir", "none")))
-    try:
-        yield made
-    finally:
-        made.end()
-
-
-NUM_LAYERS = 2
-
-
-def quick_model(folder: Path, context: int = 4096) -> Path:
-    """A random model of two layers with the demo's tokenizer: what is under way is tested, not what is said."""
-    return save(folder, num_hidden_layers=NUM_LAYERS, max_position_embeddings=context, eos_token_id=0)
+    def close(self) -> None:
+        self.running.end()
 
 
 @contextmanager
@@ -120,8 +110,8 @@ def serving(
 ) -> Iterator[Serving]:
     """A server with ``args``; its workers run where their addresses say. ``model``: with so many layers; without, the
     quick one. Whatever happens, no process of it stays."""
-    with _folder() as folder:
-        layout = write_layout(folder, list(workers), model or _quick(folder, context), layers)
+    with scratch() as folder:
+        layout = write_layout(folder, list(workers), model or str(quick_model(folder / "quick", context)), layers)
         own = {"XDG_CACHE_HOME": f"{folder}/cache", "XDG_CONFIG_HOME": f"{folder}/config"}
         options = ("--layout", str(layout), "--context", str(context))
         options += () if "--port" in args else ("--port", "0")
@@ -137,32 +127,19 @@ def serving(
 @contextmanager
 def library(context: int = 4096) -> Iterator[LLM]:
     """The quick model as a library, on two stages as well: what it says is what a server must say."""
-    with _folder() as folder:
-        layout = write_layout(folder, [LOCAL], _quick(folder, context), NUM_LAYERS)
+    with scratch() as folder:
+        layout = write_layout(folder, [LOCAL], str(quick_model(folder / "quick", context)), NUM_LAYERS)
         with LLM(str(layout), settings=Settings(kv_bytes=_KV, context=context)) as llm:
             yield llm
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def scratch() -> Iterator[Path]:
+    """A folder that is gone afterwards, whoever still writes there."""
     with tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
-def _quick(folder: Path, context: int) -> str:
-    return str(quick_model(folder / "quick", context))
-
-
-def settle(looks: Any, seconds: float = 20.0) -> dict[str, Any]:
-    """What is held once nothing is held any more, or the time is over. ``looks``: looks once."""
-    give_up = time.monotonic() + seconds
-    while any((found := looks())["held"].values()) and time.monotonic() < give_up:
-        time.sleep(0.1)
-    result: dict[str, Any] = found
-    return result
-
-
-def left_by(found: dict[str, Any]) -> list[str]:
-    """What is held when nobody asks for anything any more (``looking.look``)."""
-    held = {name: count for name, count in found["held"].items() if count}
-    return [*([f"held by nobody: {held}"] if held else []), *([found["broken"]] if found["broken"] else [])]
+def quick_model(folder: Path, context: int = 4096) -> Path:
+    """A random model of two layers with the demo's tokenizer: what is under way is tested, not what is said."""
+    return save(folder, num_hidden_layers=NUM_LAYERS, max_position_embeddings=context, eos_token_id=0)

@@ -17,11 +17,10 @@ import argparse
 import asyncio
 import random
 import statistics
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from splitinfer.llm import LLM
 
 from .asking import FATES, SECONDS, WORDS, Ask, Canary, canaries, draw, ended, known, streams_of, under_load
 from .report import Report
-from .serving import RestartedWorker, Serving, left_by, library, restarted_worker, serving, settle
+from .serving import RestartedWorker, Serving, library, serving
 
 _TURNS, _ANSWER = 4, 24
 _CLIENTS, _AGENTS = 6, 3
@@ -189,15 +188,15 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
         said, turns = known(llm, canaries(24)), conversations(llm, _AGENTS, given.prompt)
     kill_every = 60 * (given.kill_every or min(5.0, report.minutes / 3))
     with ExitStack() as stack:
-        disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True)))
+        disk = report.folder / "kv"
         front, back = (("--kv-dir", str(disk / name), "--kv-disk-gb", _LITTLE_GB) for name in ("front", "back"))
-        worker = stack.enter_context(restarted_worker(*back))
+        worker = stack.enter_context(closing(RestartedWorker(*back)))
         more = (*front, "--kv-gb", _LITTLE_GB, "--draft", "ngram", "--drain-seconds", "2")
         server = stack.enter_context(serving(*more, workers=[worker.address], context=context))
         soak = Soak(report, server, worker, said)
         report.begin()
         asyncio.run(soak.everything(turns, kill_every, disk))
-        report.expect_none(left_by(settle(server.look)))
+        report.expect_none(server.left())
         soak.end_under_streams()
         report.expect_none(server.complaints)
     if report.minutes >= _JUDGED_MINUTES:

@@ -10,18 +10,15 @@ Each has half of the time, unless ``--only`` names one. After each batch the wor
 import argparse
 import random
 import socket
-import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import zmq
 from every_message import EXAMPLES, mutate
-from peers import Peer, generate, generate_alone, hello, load, raw
+from peers import Peer, generate, hello, load, raw
 from processes import RunningWorker, until, worker
 
 from splitinfer.keyring import Keyring
@@ -128,17 +125,13 @@ def _await_end(peer: Peer) -> None:
             peer.link.recv(timeout=0.02)
 
 
-PLAIN: tuple[Way, ...] = (on_a_bare_connection, as_the_first_word, after_the_order)
-ADMITTED: tuple[Way, ...] = (in_packets, as_the_first_word, after_the_order)
-
-
 # -- the storm -------------------------------------------------------------------------------------
 
 
-def storm(victim: Victim, numbers: Iterable[int], seed: int, ways: tuple[Way, ...] = PLAIN) -> dict[str, Any]:
-    """Mutated frames, the ways in turn, one for each number; counts, seconds, and what the worker has grown by since
-    the first of them. After each batch it serves."""
-    chance, expected, counts, began = random.Random(seed), generate_alone(), Counter[str](), time.monotonic()
+def storm(victim: Victim, numbers: Iterable[int], seed: int, ways: Sequence[Way]) -> dict[str, int]:
+    """Mutated frames, the ways in turn, one for each number; counts, and what the worker has grown by since the first
+    of them. After each batch it serves."""
+    chance, expected, counts = random.Random(seed), generate(), Counter[str]()
 
     def look() -> None:
         assert victim.serves() == expected, "it does not serve on"
@@ -154,7 +147,7 @@ def storm(victim: Victim, numbers: Iterable[int], seed: int, ways: tuple[Way, ..
         if number + 1 in (_SETTLED, _BATCH):
             settled = victim.worker.rss
     look()
-    return {**counts, "seconds": round(time.monotonic() - began, 1), "growth": victim.worker.rss - settled}
+    return {**counts, "growth": victim.worker.rss - settled}
 
 
 def _holds_no_more(victim: Victim, before: tuple[int, int]) -> bool:
@@ -162,37 +155,27 @@ def _holds_no_more(victim: Victim, before: tuple[int, int]) -> bool:
 
 
 @contextmanager
-def in_the_open() -> Iterator[Victim]:
+def in_the_open(_folder: Path) -> Iterator[Victim]:
     """A worker that anybody on this machine may use."""
     with worker() as running:
         yield Victim(running)
 
 
 @contextmanager
-def encrypted(folder: Path, *options: str) -> Iterator[Victim]:
-    """A worker with keys, that admits this process's. ``options``: further ones of its command."""
+def admitted(folder: Path) -> Iterator[Victim]:
+    """A worker with keys, that admits this process's."""
     own, there = Keyring().own(), Keyring(folder / "splitinfer")
     there.admit(own.public, "studio")
-    with worker("--host", "0.0.0.0", *options, env={"XDG_CONFIG_HOME": str(folder)}) as running:
+    with worker("--host", "0.0.0.0", env={"XDG_CONFIG_HOME": str(folder)}) as running:
         yield Victim(running, LinkOptions(security=Security(own, there.own().public)))
 
 
 # -- the campaign ----------------------------------------------------------------------------------
 
-
-def _in_the_open(report: Report, _folder: Path) -> dict[str, Any]:
-    with in_the_open() as victim:
-        return storm(victim, report.numbers(), report.seed)
-
-
-def _admitted(report: Report, folder: Path) -> dict[str, Any]:
-    with encrypted(folder) as victim:
-        return storm(victim, report.numbers(), report.seed, ADMITTED)
-
-
-PARTS: dict[str, Callable[[Report, Path], dict[str, Any]]] = {
-    "in the open": _in_the_open, "admitted": _admitted,
-}  # fmt: skip
+PARTS = {
+    "in the open": (in_the_open, (on_a_bare_connection, as_the_first_word, after_the_order)),
+    "admitted": (admitted, (in_packets, as_the_first_word, after_the_order)),
+}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -202,14 +185,15 @@ def options(parser: argparse.ArgumentParser) -> None:
 def campaign(report: Report, given: argparse.Namespace) -> None:
     parts = [given.only] if given.only else [*PARTS]
     for name in parts:
-        with tempfile.TemporaryDirectory(prefix="strangers-") as folder:
-            report.begin(1 / len(parts))
-            try:
-                found = PARTS[name](report, Path(folder))
-            except AssertionError as error:
-                report.wrong(f"{name}: {error}")
-                continue
-        growth = found.get("growth", 0)
+        opened, ways = PARTS[name]
+        report.begin(1 / len(parts))
+        try:
+            with opened(report.folder) as victim:
+                found = storm(victim, report.numbers(), report.seed, ways)
+        except AssertionError as error:
+            report.wrong(f"{name}: {error}")
+            continue
+        growth = found["growth"]
         report.check(growth < _MOST_GROWTH, f"{name}: memory grew by {growth:,} bytes")
         report.say(f"{name}: {found}")
         report.figures[name] = found

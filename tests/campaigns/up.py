@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from machines import Lab, Machine, is_possible, wait_for
+from machines import Lab, Machine, is_possible
+from processes import until
 
 from splitinfer.engine.versions import own_versions
 from splitinfer.launch.own import install_line
@@ -52,15 +53,15 @@ class Campaign:
 
     def __init__(self, folder: Path, report: Report) -> None:
         self.check = report.check
-        wheel = _wheel(folder)
+        self.wheel = _wheel(folder)
         self.lab = Lab(folder)
         try:
-            self._furnish(wheel)
+            self._furnish()
         except BaseException:
             self.lab.close()
             raise
 
-    def _furnish(self, wheel: Path) -> None:
+    def _furnish(self) -> None:
         """The wheel is installed at studio and air, whose users have keys for ssh."""
         self.studio = self.lab.machine("studio", ["eve", "anna"])
         self.mini = self.lab.machine("mini", ["eve", "anna"])
@@ -68,13 +69,16 @@ class Campaign:
         for machine in (self.studio, self.mini, self.air):
             for user in machine.users:
                 machine.write(user, ".local/bin/uv", _uv(), 0o755)
-        for machine, users in ((self.studio, ("eve", "anna")), (self.air, ("eve",))):
-            for user in users:
-                machine.write(user, wheel.name, "")
-                (machine.home(user) / wheel.name).write_bytes(wheel.read_bytes())
-                self.expect(machine.run(user, "sh", "-c", f".local/bin/uv tool install --force ./{wheel.name}"), "")
-                _make_key(machine, user)
-        self.wheel = wheel.name
+        for machine in (self.studio, self.air):
+            for user in machine.users:
+                self._install(machine, user)
+                key = "mkdir -p -m 700 .ssh && ssh-keygen -q -t ed25519 -N '' -f .ssh/id_ed25519"
+                self.expect(machine.run(user, "sh", "-c", key))
+
+    def _install(self, machine: Machine, user: str) -> None:
+        machine.write(user, self.wheel.name, "")
+        (machine.home(user) / self.wheel.name).write_bytes(self.wheel.read_bytes())
+        self.expect(machine.run(user, "sh", "-c", f".local/bin/uv tool install --force ./{self.wheel.name}"))
 
     def close(self) -> None:
         self.lab.close()
@@ -95,6 +99,22 @@ class Campaign:
         print(f"  ({time.monotonic() - began:.1f} s, exit code {done.returncode})")
         return done
 
+    def answers(self, machine: Machine, user: str, *words: str) -> str:
+        """What `up` says beside the first answer, which every machine and cut must give."""
+        done = self.cli(machine, user, "up", *words, *PROMPT, "16")
+        self.expect(done)
+        self.check(done.stdout == self.answer, f"another answer: {done.stdout!r}")
+        return " ".join(done.stderr.split())
+
+    def begun(self, *words: str) -> "subprocess.Popen[bytes]":
+        """eve's command on studio, under way."""
+        print(f"  eve@studio$ splitinfer {' '.join(words)}")
+        command = self.studio.command("eve", ["/home/eve/.local/bin/splitinfer", *words])
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def one_worker_runs(self) -> None:
+        self.check(len(self.workers(self.mini)) == 1, f"on mini {len(self.workers(self.mini))} workers run")
+
     # ----- scenes ------------------------------------------------------------------------------
 
     def strangers(self) -> None:
@@ -106,7 +126,7 @@ class Campaign:
         self.accept_host_key(self.studio, "eve", self.mini)
         done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", "--prepare")
         self.expect(done, "Permission denied (publickey", code=1)
-        self.let_in(self.studio, "eve", self.mini, "eve")
+        self.let_in(self.studio, "eve", self.mini)
         done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", "--prepare")
         self.expect(done, "mini: splitinfer was not found there", code=1)
 
@@ -116,21 +136,20 @@ class Campaign:
         line = re.search(r"^    (ssh .*)$", said, re.MULTILINE)
         self.check(line, "no line to install")
         assert line is not None
-        self.check(line[1] == install_line("mini.local", own_versions(), Path(f"/home/eve/{self.wheel}")), line[1])
+        self.check(line[1] == install_line("mini.local", own_versions(), Path(f"/home/eve/{self.wheel.name}")), line[1])
         print(f"  eve@studio$ {line[1]}")
-        self.expect(self.studio.run("eve", "sh", "-c", line[1]), "")
+        self.expect(self.studio.run("eve", "sh", "-c", line[1]))
         done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", *ALL, *PROMPT, "16")
         self.expect(done, "worker started, port 5577", "each machine has the other's key", "Planned for")
         self.answer = done.stdout
         self.check(len(self.answer) > 20, "there is no answer")
-        self.check(len(self.workers(self.mini)) == 1, "not one worker runs on mini")
+        self.one_worker_runs()
 
     def second(self) -> None:
         """No words are needed any more."""
-        done = self.cli(self.studio, "eve", "up", *ALL, *PROMPT, "16")
-        self.expect(done, "a worker is there, started by `up`")
-        self.check(done.stdout == self.answer, "the answer is another one")
-        self.check(len(self.workers(self.mini)) == 1, "there is more than one worker")
+        said = self.answers(self.studio, "eve", *ALL)
+        self.check("a worker is there, started by `up`" in said, said)
+        self.one_worker_runs()
 
     def copies(self) -> None:
         """A model that only studio has: mini gets the weights of its layers from there, and the next time nothing."""
@@ -140,94 +159,82 @@ class Campaign:
         for path in (model, *model.iterdir()):
             os.chown(path, uid, uid)
         whole = (model / "model.safetensors").stat().st_size
-        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "/home/eve/tale", *ALL, *PROMPT, "16")
-        self.expect(done, "a worker is there")
-        self.check(done.stdout == self.answer, "the answer is another one")
+        said = self.answers(self.studio, "eve", "mini.local", "--model", "/home/eve/tale", *ALL)
+        self.check("a worker is there" in said, said)
         before = _files(store)
         copied = sum(size for _, size in before.values())
         print(f"  mini has {copied / 1e6:.2f} MB of a model of {whole / 1e6:.2f} MB")
         self.check(0 < copied < whole, "mini has nothing, or all, of the model")
-        done = self.cli(self.studio, "eve", "up", *ALL, *PROMPT, "16")
-        self.check(done.stdout == self.answer, "the second answer is another one")
+        self.answers(self.studio, "eve", *ALL)
         self.check(_files(store) == before, "something was copied again")
-        self.expect(self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", "--prepare"), "")
+        self.expect(self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", "--prepare"))
 
     def repl(self) -> None:
         """On a terminal it opens the REPL; the worker stays when that is left."""
         evening = newcomer.Evening(self)
         with evening.terminal(self.studio, "splitinfer", "up") as terminal:
             self.check("Planned for" in evening.sees(terminal, newcomer.PROMPT), "it does not say how it was cut")
-            evening.types(terminal, "/quit")
+            terminal.type("/quit\r")
             terminal.end()
-        self.check(len(self.workers(self.mini)) == 1, "the worker is gone")
+        self.one_worker_runs()
 
     def two_users(self) -> None:
         """anna of the same machines is told that the port is in use, takes another, and stops only her own worker."""
         self.accept_host_key(self.studio, "anna", self.mini)
-        self.let_in(self.studio, "anna", self.mini, "anna")
-        self.mini.write("anna", self.wheel, "")
-        (self.mini.home("anna") / self.wheel).write_bytes((self.studio.home("anna") / self.wheel).read_bytes())
-        self.expect(self.mini.run("anna", "sh", "-c", f".local/bin/uv tool install --force ./{self.wheel}"), "")
+        self.let_in(self.studio, "anna", self.mini)
+        self._install(self.mini, "anna")
         done = self.cli(self.studio, "anna", "up", "mini.local", "--model", "demo", "--prepare")
         self.expect(done, "port 5577 is in use by another program", "take another port, such as 5578", code=1)
-        done = self.cli(self.studio, "anna", "up", "mini.local:5578", "--model", "demo", *PROMPT, "16")
-        self.expect(done, "worker started, port 5578")
-        self.check(done.stdout == self.answer, "anna's answer is another one")
+        said = self.answers(self.studio, "anna", "mini.local:5578", "--model", "demo")
+        self.check("worker started, port 5578" in said, said)
         self.expect(self.cli(self.studio, "anna", "down"), "the worker at port 5578 is stopped")
-        self.check(len(self.workers(self.mini)) == 1, "eve's worker is gone")
+        self.one_worker_runs()
 
     def two_coordinators(self) -> None:
         """The same user at another machine uses the worker, and leaves it running."""
         self.accept_host_key(self.air, "eve", self.mini)
-        self.let_in(self.air, "eve", self.mini, "eve")
+        self.let_in(self.air, "eve", self.mini)
         done = self.cli(self.air, "eve", "up", "mini.local", "--model", "demo", *PROMPT, "16")
         self.expect(done, "a worker is there, started by `up` of studio")
         self.expect(self.cli(self.air, "eve", "down"), "still runs: this `up` did not start it")
-        self.check(len(self.workers(self.mini)) == 1, "the worker of studio is gone")
+        self.one_worker_runs()
 
     def dropped(self) -> None:
         """ssh is cut while an answer is made, which goes on; and while a worker starts, which is found again."""
-        words = self.studio.command("eve", ["/home/eve/.local/bin/splitinfer", "up", "mini.local", *PROMPT, "400"])
-        running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        assert running.stdout is not None
-        began = running.stdout.read(20)
+        running = self.begun("up", "mini.local", *PROMPT, "400")
+        running.stdout.read(20)  # type: ignore[union-attr]
         held = self.mini.drop_connections()
         self.mini.stop_sshd()
         out, err = running.communicate(timeout=300)
-        print(f"  sshd and {held} connections killed after {began!r}; {len(out)} characters came after that")
         self.mini.start_sshd()
         self.check(held == 0, "ssh connections are held while a pipeline serves")
         self.check(running.returncode == 0 and len(out) > 100, f"the answer did not go on: {err[-400:]!r}")
         self.expect(self.cli(self.studio, "eve", "down"), "the worker at port 5577 is stopped")
         self.check(not self.workers(self.mini), "a worker is left over")
-        words = self.studio.command("eve", ["/home/eve/.local/bin/splitinfer", "up", *ALL, *PROMPT, "16"])
-        running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        wait_for(lambda: self.workers(self.mini), "a worker starts")
+        running = self.begun("up", *ALL, *PROMPT, "16")
+        until(lambda: self.workers(self.mini), "a worker starts")
         self.mini.drop_connections()
         out, err = running.communicate(timeout=300)
-        print("\n".join(f"  | {line}" for line in err.decode().splitlines()))
         self.check(b"the connection broke off; once more" in err, f"it does not say that ssh broke off: {err!r}")
         self.check(running.returncode == 0 and out.decode() == self.answer, f"no answer after a cut: {err[-400:]!r}")
-        self.check(len(self.workers(self.mini)) == 1, f"{len(self.workers(self.mini))} workers run after a cut")
+        self.one_worker_runs()
 
     def served(self) -> None:
         """`--serve`: the server, whose client gets the same text."""
-        words = self.studio.command("eve", ["/home/eve/.local/bin/splitinfer", "up", "--serve", "8099"])
-        print("  eve@studio$ splitinfer up --serve 8099")
-        running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        running = self.begun("up", "--serve", "8099")
         get = r"printf 'GET /v1/models HTTP/1.0\r\nHost: localhost\r\n\r\n' >&3; cat <&3"
         ask = self.studio.command("eve", ["bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/8099; {get}"])
-        wait_for(lambda: b"demo" in subprocess.run(ask, capture_output=True, check=False).stdout, "the server answers")
+        until(lambda: b"demo" in subprocess.run(ask, capture_output=True, check=False).stdout, "the server answers")
         psutil.Process(running.pid).children()[0].terminate()  # what nsenter runs
         running.communicate(timeout=60)
-        self.check(len(self.workers(self.mini)) == 1, "the worker is gone with the server")
+        self.one_worker_runs()
 
     def changed_key(self) -> None:
         """mini has another host key: nothing is sent there, and its worker goes on."""
         self.mini.new_host_key()
         done = self.cli(self.studio, "eve", "up", "--prepare")
         self.expect(done, "REMOTE HOST IDENTIFICATION HAS CHANGED", code=1)
-        self.check(len(self.workers(self.mini)) == 1, "the worker is gone")
+        self.one_worker_runs()
         self.expect(self.cli(self.studio, "eve", "down"), "HAS CHANGED", code=1)
         self.accept_host_key(self.studio, "eve", self.mini)
         self.expect(self.cli(self.studio, "eve", "down"), "the worker at port 5577 is stopped")
@@ -239,12 +246,12 @@ class Campaign:
         """A person has compared the fingerprint and said yes."""
         machine.write(user, ".ssh/known_hosts", f"{other.name}.local {other.host_key}\n")
 
-    def let_in(self, machine: Machine, user: str, other: Machine, as_user: str) -> None:
+    def let_in(self, machine: Machine, user: str, other: Machine) -> None:
         """ssh-copy-id."""
-        there = other.home(as_user) / ".ssh" / "authorized_keys"
+        there = other.home(user) / ".ssh" / "authorized_keys"
         before = there.read_text() if there.exists() else ""
         key = (machine.home(user) / ".ssh" / "id_ed25519.pub").read_text()
-        other.write(as_user, ".ssh/authorized_keys", before + key)
+        other.write(user, ".ssh/authorized_keys", before + key)
 
     def workers(self, machine: Machine) -> list[str]:
         """The command lines of workers on a machine."""
@@ -276,11 +283,6 @@ def _uv() -> str:
     packages = next(path for path in sys.path if path.endswith("site-packages"))
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return _UV.format(python=sys.executable, packages=packages, version=version)
-
-
-def _make_key(machine: Machine, user: str) -> None:
-    done = machine.run(user, "sh", "-c", "mkdir -p -m 700 .ssh && ssh-keygen -q -t ed25519 -N '' -f .ssh/id_ed25519")
-    assert done.returncode == 0, done.stderr
 
 
 def options(parser: argparse.ArgumentParser) -> None:

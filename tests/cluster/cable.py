@@ -8,7 +8,6 @@ silent    nothing ends and nothing passes, as when the plug is out; what was und
 import socket
 import threading
 from contextlib import suppress
-from typing import Self
 
 _PIECE = 1 << 16
 
@@ -60,13 +59,11 @@ class Cable:
         self.tear()
         self._passes.set()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # -- what goes through -----------------------------------------------------------------------
+
+    def leads_to(self, _near: socket.socket) -> int:
+        """The port that a connection is passed on to."""
+        return self._to_port
 
     def _accept_all(self) -> None:
         while True:
@@ -79,7 +76,7 @@ class Cable:
     def _connect(self, near: socket.socket) -> None:
         self._passes.wait()
         try:
-            far = socket.create_connection(("127.0.0.1", self._to_port), timeout=5)
+            far = socket.create_connection(("127.0.0.1", self.leads_to(near)), timeout=5)
         except OSError:
             _end(near)
             return

@@ -108,17 +108,12 @@ def raw(address: str) -> Iterator[socket.socket]:
         yield connection
 
 
-def generate(address: str, num_tokens: int = 24, key: str | None = None, **settings: Any) -> list[int]:
-    """What the demo model generates with its second half at ``address``. ``key``: the worker's, if it has one."""
+def generate(address: str = "", num_tokens: int = 24, key: str | None = None, **settings: Any) -> list[int]:
+    """What the demo model generates with its second half at ``address``; without, in one stage. ``key``: the worker's,
+    if it has one."""
     worker = {"name": "b", "layers": NUM_LAYERS // 2, "address": address} | ({} if key is None else {"key": key})
-    layout = {"model": MODEL, "stages": [{"name": "a", "layers": NUM_LAYERS // 2}, worker]}
+    two = [{"name": "a", "layers": NUM_LAYERS // 2}, worker]
+    layout = {"model": MODEL, "stages": two if address else [{"name": "a", "layers": NUM_LAYERS}]}
     params = splitinfer.SamplingParams(max_tokens=num_tokens, temperature=0.7, seed=3, ignore_eos=True)
     with LLM(layout, settings=Settings(**settings)) as llm:
-        return llm.generate("The king had a", params)[0].token_ids
-
-
-def generate_alone(num_tokens: int = 24) -> list[int]:
-    """The same in one stage, with no worker at all."""
-    params = splitinfer.SamplingParams(max_tokens=num_tokens, temperature=0.7, seed=3, ignore_eos=True)
-    with LLM({"model": MODEL, "stages": [{"name": "a", "layers": NUM_LAYERS}]}) as llm:
         return llm.generate("The king had a", params)[0].token_ids

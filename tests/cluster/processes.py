@@ -182,11 +182,9 @@ class RunningWorker(Running):
 
 
 @contextmanager
-def worker(
-    *args: str, name: str = "back", env: Mapping[str, str] | None = None, code: str | None = None
-) -> Iterator[RunningWorker]:
+def worker(*args: str, name: str = "back", env: Mapping[str, str] | None = None) -> Iterator[RunningWorker]:
     port = () if "--port" in args else ("--port", "0")
-    running = RunningWorker("worker", "--no-announce", "--name", name, *port, *args, env=env, code=code)
+    running = RunningWorker("worker", "--no-announce", "--name", name, *port, *args, env=env)
     try:
         yield running
     finally:

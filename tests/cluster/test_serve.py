@@ -14,6 +14,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 import scripted
+from campaigns.asking import text_of
 from processes import ROOT, Running, worker, write_layout
 
 from splitinfer.demo import DEMO_MODELS
@@ -55,16 +56,6 @@ def events(client: httpx.Client, request: str) -> list[dict[str, Any]]:
         return [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
 
 
-def said(event: dict[str, Any]) -> str:
-    """What an event adds to the answer's text, in each of the three APIs."""
-    match event:
-        case {"choices": choices}:
-            return "".join(choice["delta"].get("content") or "" for choice in choices)
-        case {"type": "response.output_text.delta", "delta": text} | {"delta": {"text": text}}:
-            return str(text)
-    return ""
-
-
 def arguments(event: dict[str, Any]) -> str:
     """What an event adds to the arguments of a call."""
     match event:
@@ -86,7 +77,7 @@ def test_an_agent_is_given_a_call_and_after_its_outcome_an_answer(
     assert f'"name": "{TOOLS[client]}"' in first
     assert json.loads("".join(map(arguments, called))) == {"command": "make test"}
     assert any(end in first for end in ('"tool_calls"', '"tool_use"', '"function_call"')), first
-    assert "".join(map(said, events(connection, f"{client} hands the outcome back"))) == LAST_WORDS
+    assert "".join(map(text_of, events(connection, f"{client} hands the outcome back"))) == LAST_WORDS
     assert "sesame" not in running.err
 
 

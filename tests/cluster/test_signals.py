@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM on either side, in every phase: it ends, says so by its exit code, and leaves nobody behind.
 
-A worker that is told to end in the middle of a stream, and a server: ``test_recovery.py``. Two signals at a terminal,
-and a pipe that is closed: ``test_quick_start.py``.
+A worker that is told to end in the middle of a stream, and a server: ``test_recovery.py``. A chat, two signals at a
+terminal, and a pipe that is closed: ``test_quick_start.py``; a chat beside a server: ``test_serve.py``.
 
 130 is Ctrl-C and 143 SIGTERM, for the coordinator and for the worker, whatever they were doing. SIGTERM lets an
 answer go on for a while (``DRAIN_SECONDS``); a second signal does not wait.
@@ -9,19 +9,16 @@ answer go on for a while (``DRAIN_SECONDS``); a second signal does not wait.
 
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 import tiny
 from processes import START_SECONDS, Running, RunningWorker, are_gone, coordinator, until, worker, write_layout
 
 TALE = ("--raw", "--prompt", "Once upon a time", "--temp", "0.9", "--seed", "1")
 LONG = (*TALE, "--max-tokens", "8000")  # to the end of its context: several seconds
-
-
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 INT, TERM = signal.SIGINT, signal.SIGTERM
 
@@ -30,11 +27,7 @@ def ends(running: Running, number: int) -> None:
     """Send a signal, and see the process end by it."""
     children = running.children()
     running.signal(number)
-    has_ended(running, children, CODES[number])
-
-
-def has_ended(running: Running, children: Sequence[psutil.Process], code: int) -> None:
-    assert running.wait(START_SECONDS) == code
+    assert running.wait(START_SECONDS) == CODES[number]
     assert "Traceback" not in running.err
     until(lambda: are_gone(children), "its children are gone")
 
@@ -70,16 +63,12 @@ def phase(name: str, folder: Path, address: str) -> Iterator[Running]:
             case "answering":
                 running = stack.enter_context(coordinator(write_layout(folder, ["local", address]), *LONG))
                 running.prints(".{40}")
-            case "waiting":
+            case _:
                 lost = stack.enter_context(worker())
                 running = stack.enter_context(coordinator(write_layout(folder, [lost.address]), *LONG))
                 running.prints(".{40}")
                 lost.signal(signal.SIGKILL)
                 running.sees("waiting up to")
-            case _:
-                running = stack.enter_context(coordinator(write_layout(folder, [address]), "--chat", "--temp", "0"))
-                running.types("Hello\n")
-                running.prints(r"\w")
         yield running
 
 
@@ -90,8 +79,8 @@ def nightly(name: str, number: int) -> object:
 @pytest.mark.parametrize(
     ("name", "number"),
     [("starting", INT), ("answering", INT), nightly("connecting", INT), nightly("loading", TERM),
-     nightly("chatting", INT), nightly("starting", TERM), nightly("answering", TERM), nightly("chatting", TERM),
-     nightly("connecting", TERM), nightly("loading", INT), nightly("waiting", TERM)],
+     nightly("starting", TERM), nightly("answering", TERM), nightly("connecting", TERM), nightly("loading", INT),
+     nightly("waiting", TERM)],
     ids=lambda value: value if isinstance(value, str) else signal.Signals(value).name,
 )  # fmt: skip
 def test_the_coordinator_is_told_to_end(number: int, name: str, tmp_path: Path, remote: RunningWorker):

@@ -4,8 +4,6 @@ One worker process takes all of it, one test after another. After every test a w
 that the fresh worker gave. A few kinds of strangers come by default, all of them nightly.
 """
 
-import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,7 +16,6 @@ import pytest
 from peers import Peer, at, hello, load, new, step
 from processes import RunningWorker, until, worker
 
-from splitinfer.core.metrics.link_measurement import MOST_BYTES
 from splitinfer.core.plan import Save, StepPlan, TensorSpec
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
@@ -34,16 +31,13 @@ from splitinfer.wire.messages import (
     Unavailable,
     Welcome,
 )  # fmt: skip
-from transports.framing import Kind, encode
 
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)  # ZMTP 3.0, no security
-DEALER = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
 MOST_GROWTH = 30 * 2**20  # bytes
 
 
 @pytest.fixture(scope="module")
 def expected() -> list[int]:
-    return peers.generate_alone()
+    return peers.generate()
 
 
 @pytest.fixture(scope="module")
@@ -96,16 +90,6 @@ def ready(victim: RunningWorker) -> Peer:
     answer = peer.say(load()).hear()
     assert isinstance(answer, Ready), answer
     return peer
-
-
-def open_link(connection: socket.socket) -> None:
-    """Say by hand what a transport says first."""
-    connection.sendall(GREETING + DEALER)
-    heard = b""
-    while b"ROUTER" not in heard:  # libzmq takes no messages before its handshake is over
-        heard += connection.recv(4096)
-    packet = bytes(encode(Kind.OPEN, seq=0)[0])
-    connection.sendall(bytes([0, len(packet)]) + packet)
 
 
 @pytest.mark.nightly
@@ -227,23 +211,3 @@ def test_what_one_coordinator_ordered_does_not_bind_the_next(victim: RunningWork
         with greeted(victim) as peer:
             assert isinstance(peer.say(load(**changes)).hear(), Ready)
     assert peers.generate(victim.address) == expected
-
-
-@pytest.mark.nightly
-def test_replies_to_probes_that_nobody_reads_take_no_memory(victim: RunningWorker):
-    """Two thousand times the most that one may ask for, 8 GB, on a connection that is never read from."""
-    before = victim.rss
-    headers = [codec.encode(hello("probe", session="one")), *[MOST_BYTES.to_bytes(4, "little")] * 2000]
-    packets = (encode(Kind.DATA, seq=i, header=header)[0] for i, header in enumerate(headers))
-    with unknown(victim) as owner, peers.raw(victim.address) as connection:
-        assert isinstance(owner.say(hello(session="one")).hear(), Welcome)
-        open_link(connection)
-        for packet in map(bytes, packets):
-            connection.sendall(b"\x02" + len(packet).to_bytes(8, "big") + packet)
-        until(lambda: len(connection.recv(2**20, socket.MSG_PEEK)) > 2**16, "it answers")
-        largest = 0
-        give_up = time.monotonic() + 5
-        while time.monotonic() < give_up:
-            largest = max(largest, victim.rss - before)
-            time.sleep(0.02)
-    assert largest < MOST_GROWTH

@@ -13,18 +13,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from processes import until
 
 SSHD = "/usr/sbin/sshd"
 FIRST_USER = 3001
 _CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000  # sched.h
 _MS_REC, _MS_PRIVATE = 0x4000, 1 << 18  # sys/mount.h
-_SETTLE = 60.0
 _CLONE = Path(__file__).resolve().parents[2]
 
 _SSHD_CONFIG = """\
@@ -86,23 +85,15 @@ class Machine:
         """A user's home, as seen from outside."""
         return self.folder / "home" / user
 
-    def command(self, user: str, words: Sequence[str], environment: dict[str, str] | None = None) -> list[str]:
+    def command(self, user: str, words: Sequence[str]) -> list[str]:
         """The words that run a command here as a user whose login has set nothing but PATH and HOME."""
         number = str(self.users[user])
         variables = {"HOME": f"/home/{user}", "USER": user, "LOGNAME": user, "TERM": "xterm", "LANG": "C.UTF-8"}
-        variables |= {"PATH": "/usr/local/bin:/usr/bin:/bin", **(environment or {})}
+        variables |= {"PATH": "/usr/local/bin:/usr/bin:/bin"}
         inside = ["nsenter", "-t", str(self.pid), "-m", "-u", "-n", "-p"]
         as_user = ["setpriv", f"--reuid={number}", f"--regid={number}", "--clear-groups", "--inh-caps=-all"]
-        return [
-            *inside,
-            *as_user,
-            "env",
-            "-i",
-            "-C",
-            f"/home/{user}",
-            *(f"{name}={value}" for name, value in variables.items()),
-            *words,
-        ]
+        told = [f"{name}={value}" for name, value in variables.items()]
+        return [*inside, *as_user, "env", "-i", "-C", f"/home/{user}", *told, *words]
 
     def run(self, user: str, *words: str, seconds: float = 300.0) -> "subprocess.CompletedProcess[str]":
         """Run a command here to its end."""
@@ -139,7 +130,7 @@ class Machine:
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=(self.folder / "sshd.log").open("ab"),
         )  # fmt: skip
         probe = ["nsenter", "-t", str(self.pid), "-n", "bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/22"]
-        wait_for(lambda: subprocess.run(probe, capture_output=True, check=False).returncode == 0, "sshd listens")
+        until(lambda: subprocess.run(probe, capture_output=True, check=False).returncode == 0, "sshd listens")
 
     def stop_sshd(self) -> None:
         """Nobody gets in any more; the connections that are there stay."""
@@ -170,12 +161,8 @@ class Lab:
         if libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), "unshare(2)")
         libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
-        for words in (
-            ("link", "add", "lab", "type", "bridge"),
-            ("link", "set", "lab", "up"),
-            ("link", "set", "lo", "up"),
-        ):
-            _run("ip", *words)
+        for words in ("link add lab type bridge", "link set lab up", "link set lo up"):
+            _run("ip", *words.split())
         self._hosts = "127.0.0.1 localhost\n" + "".join(f"10.77.0.{i} {n}.local {n}\n" for n, i in _ADDRESSES.items())
 
     def machine(self, name: str, users: Sequence[str]) -> Machine:
@@ -188,7 +175,7 @@ class Lab:
         log = (folder / "start.log").open("ab")
         keeper = subprocess.Popen(inside, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         first = psutil.Process(keeper.pid)
-        wait_for(lambda: any(each.name() == "sleep" for each in first.children()), f"{name} is up")
+        until(lambda: any(each.name() == "sleep" for each in first.children()), f"{name} is up")
         made = Machine(name, f"10.77.0.{_ADDRESSES[name]}", folder, first.children()[0].pid)
         made.users = {user: FIRST_USER + i for i, user in enumerate(users)}
         self._connect(made)
@@ -227,11 +214,3 @@ class Lab:
 
 
 _ADDRESSES = {"studio": 1, "mini": 2, "air": 3}
-
-
-def wait_for(happened: Callable[[], object], what: str) -> None:
-    """Wait until ``happened()`` is true."""
-    give_up = time.monotonic() + _SETTLE
-    while not happened():
-        assert time.monotonic() < give_up, what
-        time.sleep(0.02)

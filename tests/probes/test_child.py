@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
 import psutil
 import pytest
+from processes import are_gone, until
 
 from splitinfer.probes import child
 from splitinfer.probes.child import Report, Result, run_probe, run_probes
@@ -28,17 +30,10 @@ def ran(code: str, limit: float = 20.0, **more: Any) -> Result:
     return run_probe(PROBE, limit, "/run", {"ALL": "ours"}, command=(sys.executable, "-S", "-c", CODE + code), **more)
 
 
-def ended(pid: int, within: float = 10.0) -> bool:
-    """Whether a killed process ends: the kernel ends it when it next runs, and nobody may be there to collect it."""
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.01)
-    return False
+def is_gone(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return are_gone([psutil.Process(pid)])
+    return True
 
 
 def test_a_probe_knows_its_options_its_folder_and_its_environment():
@@ -62,7 +57,7 @@ def test_a_probe_that_overruns_is_ended_with_what_it_started(patience_s: float, 
     result = ran(code, limit=1.6, patience_s=patience_s)
     assert time.monotonic() - began < 10
     assert (result.findings[1].name, result.findings[1].fault) == ("for ever", fault)
-    assert ended(result.findings[0].numbers["pid"])
+    until(lambda: is_gone(result.findings[0].numbers["pid"]), "what it started is gone", 10)
 
 
 def test_what_ends_a_process_is_named_by_what_it_tried():

@@ -27,11 +27,6 @@ def write(folder: Path, *addresses: str, **more: Any) -> Path:
     return path
 
 
-def layout_of(*stage_list: dict[str, Any]) -> Layout:
-    """A layout of one layer each, the first stage here."""
-    return Layout.from_dict({"stages": [{"name": "a", "layers": 1}, *({"layers": 1, **one} for one in stage_list)]})
-
-
 def doctor(*args: str) -> tuple[int, Running]:
     running = Running("doctor", *args)
     try:
@@ -136,8 +131,10 @@ def test_another_version_is_one_sentence() -> None:
 def test_links_with_keys(tmp_path: Path) -> None:
     """Two encrypted workers that do not know each other: the second is told whom to expect."""
     with beyond_loopback(tmp_path, "mini") as mini, beyond_loopback(tmp_path, "air") as air:
-        both = (("w1", mini), ("w2", air))
-        layout = layout_of(*({"name": name, "address": address(each), "key": key(each)} for name, each in both))
+        stage_list: list[dict[str, Any]] = [{"name": "a", "layers": 1}]
+        for name, each in (("w1", mini), ("w2", air)):
+            stage_list.append({"name": name, "layers": 1, "address": address(each), "key": key(each)})
+        layout = Layout.from_dict({"stages": stage_list})
         refused = survey_layout(layout, 2, lambda _: None)
         assert all("admit this machine there: splitinfer pair" in each.problem for each in refused.workers)
         for name in ("mini", "air"):

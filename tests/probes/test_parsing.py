@@ -2,22 +2,15 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from recordings import said
 
 from splitinfer.probes import parsing
 from splitinfer.probes.parsing import Port, PowerSettings
 from splitinfer.system.interfaces import Interface, parse_ifconfig
 from transports.rdma.probe import parse_states
-
-RECORDED = Path(__file__).parent / "recorded"
-
-
-def recorded(name: str) -> str:
-    return (RECORDED / name).read_text(encoding="utf-8")
-
 
 # What the findings on a recorded machine say already (test_findings, test_rdma_probes) is not repeated here.
 SAID: list[tuple[Callable[[str], Any], str, Any]] = [
@@ -42,7 +35,7 @@ SAID: list[tuple[Callable[[str], Any], str, Any]] = [
 
 @pytest.mark.parametrize(("read", "name", "found"), SAID)
 def test_what_is_recorded_is_read(read: Callable[[str], Any], name: str, found: Any):
-    assert read(recorded(name)) == found
+    assert read(said(name).text) == found
 
 
 @pytest.mark.parametrize(

@@ -56,27 +56,16 @@ _LOGINCTL = "#!/bin/sh\necho no\n"
 LAUNCHD_RUNNING = """\
 gui/501/io.splitinfer.worker = {
 \tactive count = 1
-\tpath = /Users/me/Library/LaunchAgents/io.splitinfer.worker.plist
-\ttype = LaunchAgent
 \tstate = running
 
-\tprogram = /Users/me/.local/bin/splitinfer
 \targuments = {
 \t\t/Users/me/.local/bin/splitinfer
 \t\tworker
 \t\tpid = 1
 \t}
 
-\tenvironment = {
-\t\tXPC_SERVICE_NAME => io.splitinfer.worker
-\t}
-
-\tdomain = gui/501 [100003]
-\tminimum runtime = 10
-\texit timeout = 20
 \truns = 1
 \tpid = 4242
-\timmediate reason = speculative
 \tlast exit code = (never exited)
 
 \tresource coalition = {
@@ -84,7 +73,6 @@ gui/501/io.splitinfer.worker = {
 \t\tactive count = 1
 \t}
 
-\tspawn type = interactive (4)
 }
 """
 

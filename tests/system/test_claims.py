@@ -88,14 +88,24 @@ def test_what_is_no_claim_is_refused(data: bytes):
 # -- files -----------------------------------------------------------------------------------------
 
 
+CLAIMING = """
+import sys
+from pathlib import Path
+from splitinfer.system.ledger import Ledger
+folder, (group, held, load, growth) = Path(sys.argv[1]), map(int, sys.argv[2:])
+Ledger(folder, group).claim("stage", held=held, load=load, growth=growth)
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+
+
 @contextmanager
 def another(folder: Path, group: int, *numbers: int) -> Iterator[subprocess.Popen[str]]:
     """Another process that has claimed memory."""
-    command = [sys.executable, str(Path(__file__).parent / "claiming.py"), str(folder), str(group), *map(str, numbers)]
+    command = [sys.executable, "-c", CLAIMING, str(folder), str(group), *map(str, numbers)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "claimed\n"
+        assert child.stdout.readline() == "claimed\n"  # type: ignore[union-attr]
         try:
             yield child
         finally:

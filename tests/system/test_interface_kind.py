@@ -5,45 +5,23 @@ import socket
 import pytest
 
 from splitinfer.system.interface_kind import Kind, kind_of
-from splitinfer.system.interfaces import hardware_ports, local_interfaces
-
-PORTS = """
-Hardware Port: Ethernet
-Device: en0
-Ethernet Address: 02:00:00:00:00:04
-
-Hardware Port: Wi-Fi
-Device: en1
-Ethernet Address: 02:00:00:00:00:05
-
-Hardware Port: Thunderbolt Bridge
-Device: bridge0
-Ethernet Address: 02:00:00:00:00:01
-
-Hardware Port: Thunderbolt 1
-Device: en2
-Ethernet Address: 02:00:00:00:00:01
-
-Hardware Port: Thunderbolt Ethernet Slot 1
-Device: en9
-Ethernet Address: 02:00:00:00:00:09
-"""
+from splitinfer.system.interfaces import local_interfaces
 
 
-def test_kinds_on_a_mac():
-    ports = {device: port for port, device in hardware_ports(PORTS).items()}
-    kinds = {
-        name: kind_of(name, ports.get(name, "")) for name in ("en0", "en1", "bridge0", "en2", "en9", "utun4", "awdl0")
-    }
-    assert kinds == {
-        "en0": Kind.CABLE,
-        "en1": Kind.WIRELESS,
-        "bridge0": Kind.THUNDERBOLT,
-        "en2": Kind.THUNDERBOLT,
-        "en9": Kind.CABLE,
-        "utun4": Kind.VPN,
-        "awdl0": Kind.VIRTUAL,
-    }
+@pytest.mark.parametrize(
+    ("name", "port", "kind"),
+    [
+        ("en0", "Ethernet", Kind.CABLE),
+        ("en1", "Wi-Fi", Kind.WIRELESS),
+        ("bridge0", "Thunderbolt Bridge", Kind.THUNDERBOLT),
+        ("en2", "Thunderbolt 1", Kind.THUNDERBOLT),
+        ("en9", "Thunderbolt Ethernet Slot 1", Kind.CABLE),
+        ("utun4", "", Kind.VPN),
+        ("awdl0", "", Kind.VIRTUAL),
+    ],
+)
+def test_kinds_on_a_mac(name: str, port: str, kind: Kind):
+    assert kind_of(name, port) is kind
 
 
 @pytest.mark.parametrize(
