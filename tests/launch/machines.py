@@ -4,7 +4,8 @@
     mini = lab.machine("mini", ["eve"])    an sshd of its own at mini.local:22
 
 The processes of a machine cannot see those of another, and nothing of it outlives this process. Files of the real
-machine are seen, all but /etc/{passwd,group,shadow,hosts,ssh}, /home, /tmp, /run and root's folder.
+machine are seen, all but /etc/{passwd,group,shadow,hosts,ssh}, /home, /mnt, /tmp, /run and root's folder;
+so is the checkout, wherever it lies.
 """
 
 import ctypes
@@ -42,18 +43,16 @@ ip link set lo up
 for each in passwd group shadow hosts; do mount --bind {folder}/etc/$each /etc/$each; done
 mount --bind {folder}/etc/ssh /etc/ssh
 mount --bind {folder}/home /home
-mkdir -p {folder}/pyenv
-if [ -d /root/.pyenv ]; then mount --bind /root/.pyenv {folder}/pyenv; fi
-mkdir -p {folder}/clone
-mount --bind {clone} {folder}/clone
+mount -t tmpfs -o mode=755 mnt /mnt
+mkdir /mnt/pyenv /mnt/clone
+if [ -d /root/.pyenv ]; then mount --bind /root/.pyenv /mnt/pyenv; fi
+mount --bind {clone} /mnt/clone
 mount -t tmpfs -o mode=755 root /root
-mkdir -p {clone}
-mount --bind {folder}/clone {clone}
-mkdir /root/.pyenv
-mount --bind {folder}/pyenv /root/.pyenv
 mount -t tmpfs -o mode=755 run /run
-mkdir /run/sshd
 mount -t tmpfs -o mode=1777 tmp /tmp
+mkdir -p {clone} /root/.pyenv /run/sshd
+mount --bind /mnt/clone {clone}
+mount --bind /mnt/pyenv /root/.pyenv
 exec sleep infinity
 """
 
