@@ -24,6 +24,7 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.loader import load_stage, survey
 from splitinfer.models.step import nbytes
+from splitinfer.store.models import ModelStore
 from tests.emulation.jaccl.world import World
 from transports import Link, Listener, listen
 
@@ -81,10 +82,10 @@ _here: dict[str, Here] = {}  # by address
 
 
 @contextmanager
-def here(scheme: str = "inproc", disk: Disk | None = None) -> Iterator[Here]:
+def here(scheme: str = "inproc", disk: Disk | None = None, store: ModelStore | None = None) -> Iterator[Here]:
     address = f"inproc://stage-{next(_names)}" if scheme == "inproc" else f"{scheme}://127.0.0.1:0"
     cables = Cables(listen(address))
-    running = Here(cables, Worker(cables, disk=disk), disk)
+    running = Here(cables, Worker(cables, disk=disk, store=store), disk)
     _here[running.address] = running
     try:
         yield running
@@ -94,8 +95,8 @@ def here(scheme: str = "inproc", disk: Disk | None = None) -> Iterator[Here]:
 
 
 @contextmanager
-def worker(scheme: str, disk: Disk | None = None) -> Iterator[str]:
-    with here(scheme, disk) as running:
+def worker(scheme: str, disk: Disk | None = None, store: ModelStore | None = None) -> Iterator[str]:
+    with here(scheme, disk, store) as running:
         yield running.address
 
 

@@ -79,7 +79,8 @@ def test_every_kind_of_model(name: str, where: dict[str, Any], pipeline: Open, t
 
 ROADS: dict[str, dict[str, Any]] = {
     "n-grams": {"draft": "ngram"},
-    "short of memory": {"block": 8, "kv_bytes": 256 * 70},
+    "short of memory": {"block": 8, "kv_bytes": 512 * 70},
+    "KV in eight bits": {"kv_format": "k8v8"},
     "int8 on the links": {"codec": "int8", "are_checked": False},
     "a cut of the same ranks": {"fault": recut([1, 2, 1], [2, 1, 1])},
 }
@@ -88,15 +89,9 @@ ROADS: dict[str, dict[str, Any]] = {
 @NIGHTLY
 @pytest.mark.parametrize("road", sorted(ROADS))
 def test_what_a_stage_can_do(road: str, pipeline: Open, tiny_folder: Folder) -> None:
-    with pipeline(tiny_folder("llama"), token_budget=16, **HYBRID, **ROADS[road]) as there:
+    with pipeline(tiny_folder("llama", head_dim=32), token_budget=16, **HYBRID, **ROADS[road]) as there:
         there.answers(*SEVERAL)
         assert (there.stats["preemptions"] > 0) == (road == "short of memory")
-
-
-@NIGHTLY
-def test_kv_in_eight_bits(pipeline: Open, tiny_folder: Folder) -> None:
-    with pipeline(tiny_folder("llama", head_dim=32), token_budget=16, kv_format="k8v8", **ALONE) as there:
-        there.answers(*SEVERAL, ask(300))
 
 
 @NIGHTLY

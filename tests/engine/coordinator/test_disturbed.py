@@ -104,14 +104,6 @@ def test_no_token_changes(row: str, pipeline: Open, tiny_folder: Callable[..., P
         assert there.llm.health().can_answer
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=NIGHTLY) for name in ("gemma3_text", "gpt_oss")])
-@pytest.mark.parametrize("fault", [link_cut(), device_fails(0, 7, "launch")], ids=["link", "device"])
-def test_windows(name: str, fault: Fault, pipeline: Open) -> None:
-    with pipeline(name, [1, 5] if name == "gemma3_text" else CUTS, fault=fault, token_budget=16) as there:
-        there.answers()
-        assert there.stats["rejoins"] == 1
-
-
 @pytest.mark.parametrize(("stage", "way"), [(0, "launch"), *(pytest.param(1, way, marks=NIGHTLY) for way in WAYS)])
 def test_without_memory_fewer_run_at_a_time(stage: int, way: str, pipeline: Open) -> None:
     # What fails is a step with too many sequences, so the groups must not change.

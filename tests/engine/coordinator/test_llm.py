@@ -43,14 +43,6 @@ def test_texts_token_ids_and_streams_give_the_same(llm: LLM) -> None:
     assert "".join(event.text for event in events) == outs[0].text
     assert [event.finish_reason for event in events] == [None] * (len(events) - 1) + ["length"]
     assert llm.generate([], params()) == []
-
-
-def test_many_at_once_change_nothing_and_a_seed_repeats(llm: LLM) -> None:
-    tales = [TALE, "The wolf said", "In the forest"]
-    each = [params(max_tokens=12, temperature=t, seed=i) for i, t in enumerate((0.0, 0.7, 1.0))]
-    together = llm.generate(tales, each)
-    alone = [llm.generate(tale, p)[0] for tale, p in zip(tales, each, strict=True)]
-    assert [out.token_ids for out in together] == [out.token_ids for out in alone]
     free = llm.generate([TALE] * 3, params(max_tokens=12, temperature=1.0))
     assert len({tuple(out.token_ids) for out in free}) == 3, "without a seed"
 

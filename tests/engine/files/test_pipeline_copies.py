@@ -1,6 +1,5 @@
 """A worker that has nothing of a model takes its layers' tensors from the coordinator, or from another worker."""
 
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 import tiny
-from stages import layout, plain_greedy, prompt, tokens_of
+from stages import layout, plain_greedy, prompt, tokens_of, worker
 from trained import save_dflash, save_eagle3
 
 from splitinfer import SamplingParams
@@ -31,8 +30,6 @@ from splitinfer.store.source import Source
 from splitinfer.wire.messages import AskManifest
 from transports import LinkOptions, listen
 
-_names = itertools.count()
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -47,21 +44,10 @@ def workers_have_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def worker(store: ModelStore) -> Iterator[str]:
-    """A worker with a store, and no model; its address."""
-    listener = listen(f"inproc://copies-{next(_names)}")
-    running = Worker(listener, store=store)
-    try:
-        yield listener.address
-    finally:
-        assert running.stop(timeout=10)
-
-
-@contextmanager
 def pipeline(model: Path, stores: list[ModelStore], **settings: Any) -> Iterator[LLM]:
     cuts = {1: [2, 2], 2: [1, 1, 2]}[len(stores)]
     with ExitStack() as stack:
-        addresses = [stack.enter_context(worker(store)) for store in stores]
+        addresses = [stack.enter_context(worker("inproc", store=store)) for store in stores]
         yield stack.enter_context(LLM(layout(model, cuts, addresses), settings=Settings(**settings)))
 
 
@@ -124,7 +110,7 @@ def test_another_cut_whose_layers_have_to_be_copied(model: Path, tmp_path: Path)
     store, shown = ModelStore(tmp_path / "store"), list[str]()
     tokens, params = prompt(20), SamplingParams(max_tokens=40, ignore_eos=True)
     with (
-        worker(store) as address,
+        worker("inproc", store=store) as address,
         LLM(
             layout(model, [3, 1], [address]),
             settings=Settings(),
@@ -176,7 +162,7 @@ def test_layers_that_a_model_has_not(model: Path, tmp_path: Path):
     with pipeline(model, [store]):
         pass
     with (
-        worker(store) as address,
+        worker("inproc", store=store) as address,
         Reader(address, LinkOptions(), 5.0) as reader,
         pytest.raises(ModelError, match="has layers 0 to 3, not all of 2 to 39"),
     ):
@@ -184,7 +170,7 @@ def test_layers_that_a_model_has_not(model: Path, tmp_path: Path):
 
 
 def test_only_so_many_readers(model: Path, tmp_path: Path):
-    with worker(ModelStore(tmp_path / "store")) as address, ExitStack() as stack:
+    with worker("inproc", store=ModelStore(tmp_path / "store")) as address, ExitStack() as stack:
         readers = [stack.enter_context(Reader(address, LinkOptions(), 5.0)) for _ in range(4)]
         for reader in readers:
             reader.send(AskManifest("0" * 32))

@@ -8,17 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import stages
 from engine import door
 from engine.door import Ask, Open, ask
 from processes import until
-from stages import prompt, shorten_blocks
+from stages import prompt
 
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.scheduler.kv_manager import KVManager
 from splitinfer.engine.stage.disk import group_of
 from splitinfer.kvstore.store import Disk
-from splitinfer.llm import setup
 from splitinfer.models import kv_blocks
 from splitinfer.wire.messages import Load
 
@@ -152,32 +150,17 @@ def test_after_a_loss_what_is_on_disk_is_known(kept: Kept, pipeline: Open) -> No
         assert there.outputs(FIRST)[0].num_cached_tokens == len(FIRST.tokens) - 1
 
 
-def test_the_last_answer_is_saved_though_the_pipeline_is_closed_at_once(
-    tiny_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shorten_blocks(monkeypatch, BLOCK)
-    monkeypatch.setattr(setup, "WORTH", 1)
-    where, outs = disks([tmp_path / "0", tmp_path / "1"]), []
-    for _ in range(2):
-        with stages.pipeline(tiny_folder("llama"), [2, 2], disks=where, token_budget=BLOCK) as llm:
-            outs.append(llm.generate([list(FIRST.tokens)], FIRST.params)[0])
-    assert [out.num_cached_tokens for out in outs] == [0, len(FIRST.tokens) - 1]
-
-
-def test_what_an_answer_under_way_has_read_is_saved_when_the_pipeline_is_closed(
-    tiny_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shorten_blocks(monkeypatch, BLOCK)
-    monkeypatch.setattr(setup, "WORTH", 1)
-    where, tokens = disks([tmp_path / "0", tmp_path / "1"]), list(FIRST.tokens)
-    with stages.pipeline(tiny_folder("llama"), [2, 2], disks=where, token_budget=BLOCK) as llm:
-        request = llm.submit(tokens, replace(FIRST.params, max_tokens=500, ignore_eos=True))
-        next(iter(request))
-    answer = request.result()
+def test_what_an_answer_under_way_has_read_is_saved_when_the_pipeline_is_closed(tmp_path: Path, pipeline: Open) -> None:
+    where = disks([tmp_path / "0", tmp_path / "1"])
+    with pipeline("llama", [2, 2], disks=where, **USUAL) as there:
+        (request,) = there.submit(replace(FIRST, params=replace(FIRST.params, max_tokens=500)))
+        there.read(request, 1)
+        there.llm.close()
+    answer = request.output
     assert answer.finish_reason == "abort"
-    with stages.pipeline(tiny_folder("llama"), [2, 2], disks=where, token_budget=BLOCK) as llm:
-        again = llm.generate([[*tokens, *answer.token_ids]], FIRST.params)[0]
-    assert again.num_cached_tokens == len(tokens) + len(answer.token_ids) - 1
+    with pipeline("llama", [2, 2], disks=where, **USUAL) as there:
+        (again,) = there.outputs(Ask((*FIRST.tokens, *answer.token_ids), FIRST.params))
+    assert again.num_cached_tokens == len(FIRST.tokens) + len(answer.token_ids) - 1
 
 
 def test_all_that_kv_depends_on_is_in_the_name_of_its_group() -> None:

@@ -31,6 +31,7 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import ReceivedRows
 from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.tensors import spec_of, to_buffer
+from tests.matrix.configs import configurations
 
 VOCAB = 160
 PARAMS = (
@@ -179,16 +180,10 @@ def test_preparing_changes_no_bit(pair: tuple[str, Pair], seed: int) -> None:
     twice.decode([1, 5], 3)
 
 
-DBRX = {
-    "model_type": "dbrx", "d_model": 32, "n_layers": 2, "n_heads": 4, "vocab_size": VOCAB,
-    "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
-    "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
-}  # fmt: skip
-
-
 def test_a_model_that_looks_at_values_is_not_prepared(tmp_path: Path) -> None:
     """Its graph would be that of token 0, whose experts are others."""
-    (model,), tokens = loaded(tiny.save(tmp_path / "dbrx", "llama", **DBRX), 2), list[list[int]]()
+    dbrx = {**configurations()["dbrx"], "vocab_size": VOCAB}
+    (model,), tokens = loaded(tiny.save(tmp_path / "dbrx", "llama", **dbrx), 4), list[list[int]]()
     for prepares in (False, True):
         (runner,) = runners([model])
         chunk = Slice(1, 0, tuple(prompt(8)), 1)

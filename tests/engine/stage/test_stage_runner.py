@@ -12,6 +12,7 @@ from stages import loaded, plain_greedy, plain_sampled, prompt
 from splitinfer.core.plan import NewSequence, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.device import Device
+from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.errors import DeviceFailed, ProtocolError
 
@@ -48,15 +49,19 @@ class Steps:
         self.num_steps += 1
         return StepPlan(self.num_steps - 1, slices=slices, **{name: tuple(values) for name, values in more.items()})
 
-    def run(self, *slices: Slice, **more: Sequence[Any]) -> list[int]:
-        """The tokens sampled, in the order of the plan."""
+    def last(self, *slices: Slice, **more: Sequence[Any]) -> Finished:
+        """What the last stage did."""
         plan, hidden = self.plan(*slices, **more), None
         for runner in self.runners:
             done = runner.finish(runner.launch(plan, hidden))
             hidden = done.hidden
             assert done.plan is plan
         assert hidden is None
-        return [token.token_id for part in done.sampled for token in part.tokens]
+        return done
+
+    def run(self, *slices: Slice, **more: Sequence[Any]) -> list[int]:
+        """The tokens sampled, in the order of the plan."""
+        return [token.token_id for part in self.last(*slices, **more).sampled for token in part.tokens]
 
     def carry_on(self, seq_id: int, start: int, token: int, num: int) -> list[int]:
         """``num`` decode steps from ``token`` at ``start``; the tokens, ``token`` first."""
@@ -172,10 +177,7 @@ def test_a_token_that_the_model_has_not_is_refused(whole: StageRunner, stray: in
 
 def last_rows(steps: Steps, *slices: Slice) -> tuple[list[tuple[int, ...]], int]:
     """The tokens of each slice of one step, and how many rows the last stage computed for them."""
-    plan, hidden = steps.plan(*slices), None
-    for runner in steps.runners:
-        done = runner.finish(runner.launch(plan, hidden))
-        hidden = done.hidden
+    done = steps.last(*slices)
     return [tuple(token.token_id for token in part.tokens) for part in done.sampled], done.figures.rows
 
 
