@@ -29,7 +29,7 @@ from splitinfer.engine.coordinator.worker_group import WorkerGroup, WorkerHandle
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.worker import ranks
 from splitinfer.engine.worker.ranks import Sampled
-from splitinfer.errors import ConfigError, DeviceFailed, ModelError, WorkerLost
+from splitinfer.errors import ConfigError, DeviceFailed, WorkerLost
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.halves import Pair
@@ -275,11 +275,6 @@ def test_recut_to_and_from_two_machines(tiny_folder: Folder, pipeline: Open) -> 
 
     with pipeline(folder, [4], fault=Fault(act=act)) as there:
         there.answers(*SEVERAL)
-
-
-def test_a_model_that_cannot_be_halved(pipeline: Open) -> None:
-    with pytest.raises(ModelError, match="gemma3_text cannot be divided over machines"):
-        pipeline("gemma3_text", [6], across=[0]).__enter__()
 
 
 def test_a_rank_without_its_key_is_told_where_to_write_it() -> None:

@@ -167,15 +167,18 @@ def cohort(count: int) -> tuple[Both, list[int]]:
     return both, numbers
 
 
-def test_a_member_that_is_freed_takes_its_bytes_along():
-    both, numbers = cohort(4)
-    held = held_in(both.pools[0])
+def test_who_ends_takes_its_bytes_along():
+    """Nobody holds them: neither the cache list of the last step, nor a cohort with one sequence left in it."""
+    both, numbers = cohort(8)
+    pool = both.pools[0]
+    held, gone = held_in(pool), weakref.ref(pool.at(numbers[0], 21).cohort)
     for number in numbers[1:]:
         both.close(number)
-    both.step((numbers[0], 1))
-    assert held_in(both.pools[0]) == held / 4
+    assert pool.at(numbers[0], 21).cohort is None
+    assert held_in(pool) == held / 8
     both.close(numbers[0])
-    assert held_in(both.pools[0]) == 0
+    assert held_in(pool) == 0
+    assert gone() is None
 
 
 def test_a_member_left_behind_does_not_keep_the_others_bytes():
@@ -186,18 +189,6 @@ def test_a_member_left_behind_does_not_keep_the_others_bytes():
     assert left.cohort is None
     assert nbytes([left]) == held_in(both.pools[0]) / 4
     assert both.step((numbers[0], 1), (numbers[1], 1)) == 0
-
-
-def test_what_ended_is_held_by_nobody():
-    """Neither by the cache list of the last step, nor by a cohort with one sequence left in it."""
-    both, numbers = cohort(8)
-    pool, gone = both.pools[0], [weakref.ref(both.pools[0].at(numbers[0], 21).cohort)]
-    for number in numbers[1:]:
-        both.close(number)
-    assert pool.at(numbers[0], 21).cohort is None
-    both.close(numbers[0])
-    assert held_in(pool) == 0
-    assert gone[0]() is None
 
 
 def test_choices_among_tokens_stay_each_sequence_s_own():

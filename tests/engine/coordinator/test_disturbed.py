@@ -2,7 +2,7 @@
 The door (``engine.door``) checks the tokens, and that nothing is left."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from engine.door import (
 )  # fmt: skip
 from processes import until
 
-from splitinfer.engine.device.device import Device
 from splitinfer.engine.worker import worker
 from splitinfer.engine.worker.handshake import Acceptor
 from splitinfer.errors import SplitinferError
@@ -44,22 +43,6 @@ MANY = [
 ]
 
 
-def late(number: int) -> Fault:
-    """A launch fails when the result of the step before it has come already."""
-
-    def devices() -> dict[int, Device]:
-        fails = failing.nth(number, BROKEN)
-
-        def wish(arrays: Sequence[mx.array]) -> Exception | None:
-            error = fails(arrays)
-            time.sleep(0.1 if error else 0.0)
-            return error
-
-        return {0: WAYS["launch"](wish)}
-
-    return Fault(devices)
-
-
 def again_and_again(*faults: Fault) -> Fault:
     """All of them, one after the other."""
     return Fault(act=lambda there: [fault.act(there) for fault in faults if fault.act])
@@ -69,7 +52,6 @@ ROWS: dict[str, tuple[list[int], Fault, dict[str, Any]]] = {
     "its first launch fails": (CUTS, device_fails(0, 1, "launch"), {}),
     "a wait fails": ([4], device_fails(0, 7), {}),
     "a launch that computes fails": (CUTS, device_fails(0, 7, "computes at launch"), {}),
-    "a launch fails late": ([4], late(2), {"token_budget": 8}),
     "no memory on a worker": (CUTS, device_fails(1, 9, "wait", NO_MEMORY), {"token_budget": 16}),
     "no memory behind blocks that are kept": (CUTS, device_fails(0, 12, "launch", NO_MEMORY), {}),
     "a link is cut": (CUTS, link_cut(), {}),

@@ -201,12 +201,8 @@ def test_dials_can_be_turned_while_requests_are_under_way(pipeline: Open) -> Non
         assert (stats["policy"], stats["token_budget"], stats["max_running"]) == ("stall_free", 7, 2)
         assert requests[0].output.queue_seconds is not None
         assert 0 <= requests[0].output.queue_seconds < requests[0].output.token_times[0]
-        for wrong, sentence in (
-            ({"polcy": "x"}, "there is no option 'polcy'; there are policy, prefill_share"),
-            ({"prefill_share": 3}, "prefill_share must be a number from 0.01 to 1, not 3"),
-        ):
-            with pytest.raises(ConfigError, match=sentence):
-                there.llm.tune(**wrong)
+        with pytest.raises(ConfigError, match="there is no option 'polcy'; there are policy, prefill_share"):
+            there.llm.tune(polcy="x")
 
 
 def test_a_layouts_dials_and_a_models_recommendation(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
