@@ -5,7 +5,6 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ import stages
 from cluster.cable import Cable
 from engine.door import SEVERAL, Fault, Guesses, Open, Pipeline, ask, recut, some_wrong, streams_of
 from processes import until, worker
+from tiny import Folder
 
 from splitinfer import Flight, SamplingParams
 from splitinfer.core.layout import Layout, StageSpec, lay_out
@@ -39,7 +39,6 @@ from transports.rdma import probe
 from transports.rdma.joining import _ADDRESS
 
 NIGHTLY = pytest.mark.nightly
-Folder = Callable[..., Path]
 DRAFTED = tuple(replace(one, flight=Flight(3)) for one in SEVERAL)
 ALONE = {"cuts": [4], "across": [0]}
 HYBRID = {"cuts": [1, 2, 1], "across": [1], "scheme": "tcp"}

@@ -1,11 +1,10 @@
 """A worker whose coordinator has its key, and is another machine, says so."""
 
 import logging
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from stages import layout, prompt, tokens_of
+from tiny import Folder
 
 from splitinfer.engine.worker import handshake
 from splitinfer.engine.worker.handshake import AccessControl
@@ -18,7 +17,7 @@ from transports import listen
 @pytest.mark.parametrize("is_elsewhere", [True, False])
 def test_a_copied_key_is_told(
     is_elsewhere: bool,
-    tiny_folder: Callable[..., Path],
+    tiny_folder: Folder,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

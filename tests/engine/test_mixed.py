@@ -6,7 +6,7 @@ MLA and recurrent ones where prompts go in one chunk.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from engine.door import QUICK, SECONDS, Ask, Open, alone, ask, launches_ahead
 from processes import until
+from tiny import Folder
 
 NIGHTLY = pytest.mark.nightly
 BLOCK = 64  # tokens of KV by which what a sequence has is counted here: short answers outgrow it
@@ -73,7 +74,7 @@ MORE: dict[str, tuple[str, list[int], int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("row", [*ROWS, *(pytest.param(name, marks=NIGHTLY) for name in MORE)])
-def test_each_gets_the_tokens_it_gets_alone(row: str, pipeline: Open, tiny_folder: Callable[..., Path]) -> None:
+def test_each_gets_the_tokens_it_gets_alone(row: str, pipeline: Open, tiny_folder: Folder) -> None:
     name, cuts, count, options = {**ROWS, **MORE}[row]
     asks = with_stops(tiny_folder(name), wishes(7, count, longest=120), 5)
     with pipeline(name, cuts, prefix_cache=False, **options) as there:

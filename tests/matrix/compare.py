@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny import _spread
 
 NUM_PROMPT = 40
-NUM_DECODED = 12
+NUM_DECODED, FEW_DECODED = 12, 7
 CHUNK = 16
 OTHER_CHUNKS = (NUM_PROMPT, 13)  # the last of 13 has a single row, which some models treat differently
 TOLERANCE = 1e-4
@@ -127,27 +127,6 @@ def save(
     return model
 
 
-@dataclass(frozen=True, slots=True)
-class Care:
-    """How much is compared.
-
-    Attributes:
-        each_alone: cut into two at every layer, and into three here and there. Otherwise every cut is one of several
-            of a model: that takes two runs, however many layers there are; and KV is kept in the last half only.
-        chunks: sizes of a prompt's chunks, besides the usual one.
-        num_decoded: tokens of the answer.
-    """
-
-    each_alone: bool
-    chunks: tuple[int, ...]
-    num_decoded: int
-
-
-ALL = Care(True, OTHER_CHUNKS, NUM_DECODED)
-QUICK = Care(False, OTHER_CHUNKS, 7)
-USUAL = Care(False, OTHER_CHUNKS[1:], 7)
-
-
 def lively(
     config: Config, num_decoded: int = NUM_DECODED, make: Make | None = None
 ) -> tuple[nn.Module, mx.array, mx.array]:
@@ -172,18 +151,23 @@ def _weights(path: str, x: mx.array) -> mx.array:
     return spread * 0.1 if "embed" in path else spread
 
 
-def examine(config: Config, care: Care = ALL, make: Make | None = None) -> Finding:
+def examine(config: Config, *, each_alone: bool = True, make: Make | None = None) -> Finding:
     """Compare every cut with the whole model.
+
+    Args:
+        each_alone: cut into two at every layer, and into three here and there. Otherwise every cut is one of several
+            of a model: that takes two runs, however many layers there are; KV is kept in the last half only, and the
+            answer is shorter.
 
     Raises:
         AssertionError: a cut that was not refused is wrong.
     """
-    model, tokens, expected = lively(config, care.num_decoded, make)
+    model, tokens, expected = lively(config, NUM_DECODED if each_alone else FEW_DECODED, make)
     mlx_vlm.without_detours(model)
     whole = [StageModel(model, 0, len(model.layers))]
     straight = run(whole, tokens, CHUNK)
     notes = _check_whole(whole, tokens, straight, expected)
-    others = {chunk: run(whole, tokens, chunk) for chunk in care.chunks}
+    others = {chunk: run(whole, tokens, chunk) for chunk in OTHER_CHUNKS}
     moves = any(difference(straight, other) > TOLERANCE for other in others.values())
     if moves:
         notes.append("its own logits depend on the chunks of the prompt by more than rounding")
@@ -197,7 +181,7 @@ def examine(config: Config, care: Care = ALL, make: Make | None = None) -> Findi
         return Finding(num_cuts, refused, any_chunking, rollback, together, kept, tuple(notes))
     pairs, refused = _cut_everywhere(structure)
     right = list(pairs)
-    for borders in _each_alone(right) if care.each_alone else _by_turns(right):
+    for borders in _each_alone(right) if each_alone else _by_turns(right):
         stages = pairs[borders[0]] if len(borders) == 1 else cut(structure, borders)
         assert equal(run(stages, tokens, CHUNK), straight), f"cut at {borders}: other logits than whole"
         _check_reads(stages, structure)
@@ -207,7 +191,7 @@ def examine(config: Config, care: Care = ALL, make: Make | None = None) -> Findi
             assert equal(run(stages, tokens, chunk), other), f"cut, chunks of {chunk}: other logits than whole"
         _check_rows(stages, whole, tokens)
         _together(stages[-1])
-        looked_at = stages if care.each_alone else stages[-1:]
+        looked_at = stages if each_alone else stages[-1:]
         assert kept == "no" or all(_kept(stage) != "no" for stage in looked_at), "kept whole, and not in halves"
         if rollback != "none" and not moves:
             _check_rollback(stages, tokens, straight)

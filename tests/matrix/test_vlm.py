@@ -32,13 +32,12 @@ same_release = pytest.mark.skipif(version("mlx-vlm") != KNOWN, reason="the table
 
 
 @same_release
-@pytest.mark.parametrize(("name", "care"), [
-    ("hy_v4", compare.USUAL),  # a choice among tokens crosses
-    ("limite", compare.USUAL),
-    *(pytest.param(name, compare.ALL, marks=pytest.mark.nightly) for name in vlm_configs.CONFIGS),
+@pytest.mark.parametrize(("name", "each_alone"), [
+    ("hy_v4", False), ("limite", False),  # a choice among tokens crosses the first one's cuts
+    *(pytest.param(name, True, marks=pytest.mark.nightly) for name in vlm_configs.CONFIGS),
 ])  # fmt: skip
-def test_cuts(name: str, care: compare.Care) -> None:
-    finding = compare.examine(vlm_configs.CONFIGS[name], care, compare.mlx_vlms)
+def test_cuts(name: str, each_alone: bool) -> None:
+    finding = compare.examine(vlm_configs.CONFIGS[name], each_alone=each_alone, make=compare.mlx_vlms)
     rows = [table.row(name, finding), table.row(name, replace(finding, any_chunking=False))]
     assert table.comparable(ROWS[name]) in map(table.comparable, rows), "scripts/matrix --vlm --write"
 

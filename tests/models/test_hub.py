@@ -2,7 +2,7 @@
 
 import errno
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub
@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 import tiny
 from fake_hub import FakeHub, fake_hub
+from tiny import Folder
 
 from splitinfer.demo import DEMO_MODELS
 from splitinfer.errors import ModelError
@@ -117,7 +118,7 @@ def test_a_disk_that_is_full_is_not_the_hubs_fault(hub: FakeHub, monkeypatch: py
         fetch(REPO, checkpoint, FILES[1:], quiet)
 
 
-def test_a_file_missing_from_a_local_folder_is_named(tiny_folder: Callable[..., Path], tmp_path: Path):
+def test_a_file_missing_from_a_local_folder_is_named(tiny_folder: Folder, tmp_path: Path):
     folder = Path(shutil.copytree(tiny_folder("llama"), tmp_path / "model"))
     checkpoint = open_model(str(folder))
     (folder / checkpoint.files[1]).unlink()

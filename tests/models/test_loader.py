@@ -13,6 +13,7 @@ import tiny
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
+from tiny import Folder
 
 from splitinfer.errors import CannotCut, ModelError
 from splitinfer.models import loader
@@ -20,7 +21,6 @@ from splitinfer.models.checkpoint import Checkpoint, open_folder
 from splitinfer.models.cut import StageModel
 from splitinfer.models.loader import load_stage, resolve_dtype, survey
 
-Folder = Callable[..., Path]
 KINDS = [("qwen3", {}), ("qwen3_moe", {"bits": 4})]
 CUTS = [(0, 1), (1, 2), (2, 4)]
 

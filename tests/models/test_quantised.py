@@ -1,13 +1,12 @@
 """Keys and values in few bits: what is stored, what attention makes of it, and that rows do not know of each other."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx_lm.models.base import create_causal_mask
 from stages import loaded
+from tiny import Folder
 
 from splitinfer.core.kv.format import FORMATS
 from splitinfer.models import quantised, rows
@@ -93,9 +92,7 @@ def test_words_are_multiplied_where_that_is_right(where: str, taken: int, monkey
     assert len(calls) == taken
 
 
-def test_the_trial_sees_a_kernel_that_is_wrong_for_one_row(
-    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-):
+def test_the_trial_sees_a_kernel_that_is_wrong_for_one_row(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch):
     (stage,), right = loaded(tiny_folder("llama", head_dim=64), 4), quantised.attention
     assert off_by(stage, FORMATS["k8v8"]) < 0.05
 

@@ -2,9 +2,7 @@
 The door (``engine.door``) checks the tokens, and that nothing is left."""
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import failing
@@ -29,6 +27,7 @@ from engine.door import (
     worker_lost,
 )  # fmt: skip
 from processes import until
+from tiny import Folder
 
 from splitinfer.engine.worker import worker
 from splitinfer.engine.worker.handshake import Acceptor
@@ -76,7 +75,7 @@ MORE: dict[str, tuple[list[int], Fault, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("row", [*ROWS, *(pytest.param(name, marks=NIGHTLY) for name in MORE)])
-def test_no_token_changes(row: str, pipeline: Open, tiny_folder: Callable[..., Path]) -> None:
+def test_no_token_changes(row: str, pipeline: Open, tiny_folder: Folder) -> None:
     cuts, fault, options = {**ROWS, **MORE}[row]
     model = tiny_folder("llama", head_dim=32) if "kv_format" in options else "llama"
     with pipeline(model, cuts, fault=fault, rejoin_timeout=20, **options) as there:

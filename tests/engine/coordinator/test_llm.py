@@ -4,7 +4,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import stages
 from engine.door import SECONDS, Open, ask
 from stages import layout, plain_greedy, worker
+from tiny import Folder
 
 import splitinfer
 from splitinfer.demo import TARGET
@@ -123,7 +124,7 @@ def test_the_largest_values_that_parameters_take_reach_every_stage(llm: LLM) -> 
     assert llm.generate(TALE, params(max_tokens=2))[0].finish_reason == "length"
 
 
-def test_layouts_that_cannot_be(tmp_path: Path, tiny_folder: Callable[..., Path]) -> None:
+def test_layouts_that_cannot_be(tmp_path: Path, tiny_folder: Folder) -> None:
     with pytest.raises(LayoutError, match=r"holds 11 layers \(5 \+ 6\), but the model has 12"):
         LLM(layout("demo", [5, 6], ["local"]))
     with pytest.raises(LayoutError, match="names no model"):
@@ -205,7 +206,7 @@ def test_dials_can_be_turned_while_requests_are_under_way(pipeline: Open) -> Non
             there.llm.tune(polcy="x")
 
 
-def test_a_layouts_dials_and_a_models_recommendation(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_layouts_dials_and_a_models_recommendation(tiny_folder: Folder, tmp_path: Path) -> None:
     """The dials hold unless the settings say otherwise; the recommendation is offered and not taken, but for the
     tokens that end an answer."""
     folder = shutil.copytree(tiny_folder("llama"), tmp_path / "model")

@@ -13,6 +13,7 @@ import pytest
 import tiny
 from engine.door import Open, ask
 from mlx_lm.utils import load_model
+from tiny import Folder
 from trained import (
     LEAVING,
     Arrays,
@@ -114,7 +115,7 @@ MORE = [
 def test_drafts(
     kind: str,
     told: dict[str, Any],
-    tiny_folder: Callable[..., Path],
+    tiny_folder: Folder,
     tmp_path: Path,
     pipeline: Open,
     proposed: list[tuple[list[int], list[int]]],

@@ -1,13 +1,12 @@
 """Workers are asked for their profiles before anything is loaded, and all links are measured."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import stages
 from processes import until, worker
+from tiny import Folder
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import JACCL, RING
@@ -27,7 +26,7 @@ QUICK = MachineProfile.from_dict({"name": "x", "layers": {"kind 1": COSTS}, "hea
 
 
 @pytest.fixture
-def question(tiny_folder: Callable[..., Path]) -> Question:
+def question(tiny_folder: Folder) -> Question:
     return Question("m", open_folder(tiny_folder("llama")))
 
 

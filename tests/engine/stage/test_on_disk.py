@@ -3,7 +3,7 @@
 import logging
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from engine import door
 from engine.door import Ask, Open, ask
 from processes import until
 from stages import prompt
+from tiny import Folder
 
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.scheduler.kv_manager import KVManager
@@ -79,7 +80,7 @@ def kept(written: Kept, tmp_path: Path) -> Kept:
     *(pytest.param(kind, 2, marks=NIGHTLY) for kind in ("gemma3_text", "qwen3_moe", "gpt_oss", "deepseek_v3")),
 ])  # fmt: skip
 def test_after_all_were_restarted_the_next_turn_gets_the_tokens_it_gets_cold(
-    kind: str, num_stages: int, tiny_folder: Callable[..., Path], tmp_path: Path, pipeline: Open
+    kind: str, num_stages: int, tiny_folder: Folder, tmp_path: Path, pipeline: Open
 ) -> None:
     cuts = [door.num_layers(tiny_folder(kind)) - num_stages + 1, *[1] * (num_stages - 1)]
     where = disks([tmp_path / str(i) for i in range(num_stages)])
@@ -177,7 +178,7 @@ def test_all_that_kv_depends_on_is_in_the_name_of_its_group() -> None:
 
 @pytest.mark.parametrize("kv_format", ["exact", pytest.param("k8v4", marks=NIGHTLY)])
 def test_what_is_given_up_for_others_is_read_again(
-    kv_format: str, tiny_folder: Callable[..., Path], tmp_path: Path, pipeline: Open, monkeypatch: pytest.MonkeyPatch
+    kv_format: str, tiny_folder: Folder, tmp_path: Path, pipeline: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory for one long answer and a part of another: the younger one waits, and is not computed again."""
     monkeypatch.setattr(kv_blocks, "_ROOM", 16)  # what a kept block is counted with

@@ -1,7 +1,7 @@
 """Graphs that are built ahead change nothing: a runner that prepares after its steps gives, bit for bit, what one gives
 that never does, whatever plans come."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from engine.door import num_layers
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache
 from stages import loaded, prompt
+from tiny import Folder
 
 from splitinfer.core.plan import NewSequence, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
@@ -144,7 +145,7 @@ Pair = tuple[list[StageRunner], list[StageRunner]]
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda model: f"{model[0]}-{model[2]}")
-def pair(request: pytest.FixtureRequest, tiny_folder: Callable[..., Path]) -> tuple[str, Pair]:
+def pair(request: pytest.FixtureRequest, tiny_folder: Folder) -> tuple[str, Pair]:
     name, changes, kv_format, cut = request.param
     folder = tiny_folder(name, **changes)
     models = loaded(folder, cut, num_layers(folder), kv_format=kv_format)
