@@ -11,25 +11,13 @@ from splitinfer.engine.files.copying import Reader, Remote, request_manifest
 from splitinfer.engine.worker.handshake import AccessControl
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import PeerError, Refused, WorkerUnreachable
+from splitinfer.keyring import Keyring
 from splitinfer.store.copied_file import write_whole
 from splitinfer.store.models import ModelStore
 from splitinfer.wire.messages import AskManifest, AskRanges, Range, Unavailable
 from transports import KeyPair, LinkOptions, Security, listen
 
-OWN, ADMITTED, STRANGER = KeyPair.make(), KeyPair.make(), KeyPair.make()
-
-
-class Known:
-    """Keys of a worker that admits one coordinator."""
-
-    def own(self) -> KeyPair:
-        return OWN
-
-    def admits(self, key: str) -> bool:
-        return key == ADMITTED.public
-
-    def log_unknown(self, key: str) -> None:
-        pass
+ADMITTED, STRANGER = KeyPair.make(), KeyPair.make()
 
 
 @pytest.fixture
@@ -46,7 +34,8 @@ def store(tmp_path: Path) -> ModelStore:
 
 @pytest.fixture
 def access() -> AccessControl:
-    return AccessControl(Known())
+    Keyring().admit(ADMITTED.public, "studio")
+    return AccessControl(Keyring())
 
 
 @pytest.fixture
@@ -54,7 +43,7 @@ def address(store: ModelStore, access: AccessControl, monkeypatch: pytest.Monkey
     # The model's files are random bytes; that its tables have this fingerprint is for other tests.
     monkeypatch.setattr("splitinfer.core.fingerprint.Fingerprint.difference", lambda *_: None)
     listener = listen("tcp://127.0.0.1:0", options=access.options)
-    worker = Worker(listener, keys=Known(), access=access, store=store)
+    worker = Worker(listener, keys=Keyring(), access=access, store=store)
     try:
         yield listener.address
     finally:
@@ -62,7 +51,7 @@ def address(store: ModelStore, access: AccessControl, monkeypatch: pytest.Monkey
 
 
 def options(own: KeyPair) -> LinkOptions:
-    return LinkOptions(security=Security(own, OWN.public))
+    return LinkOptions(security=Security(own, Keyring().own().public))
 
 
 @pytest.fixture
