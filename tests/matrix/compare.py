@@ -29,11 +29,13 @@ from splitinfer.core.kv.rewind import NEVER, WITHIN_DRAFTS, least_rewind
 from splitinfer.errors import CannotCut
 from splitinfer.models import mlx_vlm, step_trial
 from splitinfer.models.caches import WindowKVCache, rewind_limit
+from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.graph import arrays_read
 from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.kv_trial import try_rollback, why_no_blocks
+from splitinfer.models.loader import Survey, load_stage, survey
 from splitinfer.models.rollback import Rollback
 from splitinfer.models.rounding import Errors
 from splitinfer.models.rows import Part
@@ -201,6 +203,17 @@ def examine(config: Config, *, each_alone: bool = True, make: Make | None = None
 def cut(structure: ModelStructure, borders: Sequence[int]) -> Stages:
     ends = [0, *borders, structure.num_layers]
     return [StageModel(structure.model, start, end, structure) for start, end in pairwise(ends)]
+
+
+def loaded(
+    checkpoint: Checkpoint, ends: Sequence[int], dtype: str | None = None
+) -> tuple[list[Survey], list[StageModel]]:
+    """Stages from files, which end behind these layers, and what was surveyed of each."""
+    parts = list(pairwise((0, *ends)))
+    found = [survey(checkpoint, *part, dtype) for part in parts]
+    return found, [
+        load_stage(checkpoint, one, *part, dtype, lambda *_: None) for one, part in zip(found, parts, strict=True)
+    ]
 
 
 def _cut_everywhere(structure: ModelStructure) -> tuple[dict[int, Stages], dict[int, str]]:
