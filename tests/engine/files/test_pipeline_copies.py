@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tiny
-from stages import layout, plain_greedy, prompt, tokens_of, worker
+from stages import keyed_worker, layout, plain_greedy, prompt, tokens_of, worker
 from trained import save_dflash, save_eagle3
 
 from splitinfer import SamplingParams
@@ -16,7 +16,6 @@ from splitinfer.config import Layout
 from splitinfer.engine.files import answering
 from splitinfer.engine.files.copying import Reader, pull
 from splitinfer.engine.worker.handshake import AccessControl
-from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import ModelError, Refused, SplitinferError
 from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Settings
@@ -28,7 +27,7 @@ from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.store.ranges import missing
 from splitinfer.store.source import Source
 from splitinfer.wire.messages import AskManifest
-from transports import LinkOptions, listen
+from transports import LinkOptions
 
 
 @pytest.fixture(scope="module")
@@ -136,17 +135,13 @@ def test_another_cut_whose_layers_have_to_be_copied(model: Path, tmp_path: Path)
 
 
 def test_a_pipeline_of_one_machine_takes_a_worker_with_a_key(model: Path, tmp_path: Path):
-    own, access = Keyring(tmp_path / "there"), AccessControl(Keyring(tmp_path / "there"))
+    own = Keyring(tmp_path / "there")
     own.admit(Keyring().own().public, "studio")
-    listener = listen("tcp://127.0.0.1:0", options=access.options)
-    running = Worker(listener, store=ModelStore(tmp_path / "store"), keys=own, access=access)
-    second = {"name": "b", "layers": 2, "address": listener.address, "key": own.own().public}
-    try:
+    with keyed_worker(own, AccessControl(own), ModelStore(tmp_path / "store")) as address:
+        second = {"name": "b", "layers": 2, "address": address, "key": own.own().public}
         with LLM({"model": str(model), "stages": [{"name": "a", "layers": 4}]}, settings=Settings()) as llm:
             llm.recut(Layout.from_dict({"model": str(model), "stages": [{"name": "a", "layers": 2}, second]}, "two"))
             assert tokens_of(llm, prompt(9), max_tokens=4) == plain_greedy(model, prompt(9), 4)
-    finally:
-        assert running.stop(timeout=10)
 
 
 def _without(told: Manifest, lost: frozenset[str]) -> Manifest:

@@ -4,18 +4,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from stages import keyed_worker
 from test_copied_file import fill
 from weights import CONFIG, FILE, described, written
 
 from splitinfer.engine.files.copying import Reader, Remote, request_manifest
 from splitinfer.engine.worker.handshake import AccessControl
-from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import PeerError, Refused, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.store.copied_file import write_whole
 from splitinfer.store.models import ModelStore
 from splitinfer.wire.messages import AskManifest, AskRanges, Range, Unavailable
-from transports import KeyPair, LinkOptions, Security, listen
+from transports import KeyPair, LinkOptions, Security
 
 ADMITTED, STRANGER = KeyPair.make(), KeyPair.make()
 
@@ -42,12 +42,8 @@ def access() -> AccessControl:
 def address(store: ModelStore, access: AccessControl, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     # The model's files are random bytes; that its tables have this fingerprint is for other tests.
     monkeypatch.setattr("splitinfer.core.fingerprint.Fingerprint.difference", lambda *_: None)
-    listener = listen("tcp://127.0.0.1:0", options=access.options)
-    worker = Worker(listener, keys=Keyring(), access=access, store=store)
-    try:
-        yield listener.address
-    finally:
-        assert worker.stop(timeout=10)
+    with keyed_worker(Keyring(), access, store) as address:
+        yield address
 
 
 def options(own: KeyPair) -> LinkOptions:

@@ -4,7 +4,7 @@ import logging
 import random
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,28 +51,20 @@ def files(path: Path) -> list[Path]:
     return sorted(path.rglob("*.kv"))
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What two stages of a model wrote of ``FIRST``; each has a folder of its own. ``right``: the answer."""
-
-    paths: list[Path]
-    right: list[int]
-
-
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory, pipeline: Open) -> Kept:
+def written(tmp_path_factory: pytest.TempPathFactory, pipeline: Open) -> list[Path]:
     """What ``kept`` gives copies of."""
     made = tmp_path_factory.mktemp("kept")
     paths = [made / "0", made / "1"]
     with pipeline("llama", [2, 2], disks=disks(paths), **USUAL) as there:
-        (right,) = there.answers(FIRST)
-    return Kept(paths, right)
+        there.answers(FIRST)
+    return paths
 
 
 @pytest.fixture
-def kept(written: Kept, tmp_path: Path) -> Kept:
-    """KV of 200 tokens on the disks of two stages that have ended; this test may do to it what it likes."""
-    return replace(written, paths=[shutil.copytree(path, tmp_path / path.name) for path in written.paths])
+def kept(written: list[Path], tmp_path: Path) -> list[Path]:
+    """KV of ``FIRST``, 200 tokens, on the disks of two stages that have ended; this test may do to it what it likes."""
+    return [shutil.copytree(path, tmp_path / path.name) for path in written]
 
 
 @pytest.mark.parametrize(("kind", "num_stages"), [
@@ -110,42 +102,44 @@ def test_other_chunks_and_an_edited_turn_after_a_restart(
 
 
 @pytest.mark.parametrize("is_up", [False, True])
-def test_what_one_stage_has_lost_is_computed_again_and_kept_again(kept: Kept, is_up: bool, pipeline: Open) -> None:
+def test_what_one_stage_has_lost_is_computed_again_and_kept_again(
+    kept: list[Path], is_up: bool, pipeline: Open
+) -> None:
     """Before the pipeline is up; or under its eyes, where the coordinator believes that every stage has the blocks."""
 
     def lose() -> None:
-        for path in files(kept.paths[1])[2 if is_up else 0 :]:
+        for path in files(kept[1])[2 if is_up else 0 :]:
             path.unlink()
 
     if not is_up:
         lose()
-    with pipeline("llama", [2, 2], disks=disks(kept.paths), **USUAL) as there:
+    with pipeline("llama", [2, 2], disks=disks(kept), **USUAL) as there:
         if is_up:
             lose()
         (out,) = there.outputs(FIRST)
         assert is_up or out.num_cached_tokens == 0
         assert there.stats["rejoins"] == 0, "no stage believed to have what could not be read"
-    with pipeline("llama", [2, 2], disks=disks(kept.paths), **USUAL) as there:
+    with pipeline("llama", [2, 2], disks=disks(kept), **USUAL) as there:
         (again,) = there.outputs(FIRST)
     assert again.num_cached_tokens == len(FIRST.tokens) - 1
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=NIGHTLY) for seed in range(1, 8))])
-def test_a_flipped_bit_anywhere_changes_no_token(kept: Kept, seed: int, pipeline: Open) -> None:
+def test_a_flipped_bit_anywhere_changes_no_token(kept: list[Path], seed: int, pipeline: Open) -> None:
     pick = random.Random(seed)
-    path = pick.choice([file for one in kept.paths for file in files(one)])
+    path = pick.choice([file for one in kept for file in files(one)])
     data = bytearray(path.read_bytes())
     data[pick.randrange(len(data))] ^= 1 << pick.randrange(8)
     path.write_bytes(data)
-    with pipeline("llama", [2, 2], disks=disks(kept.paths), **USUAL) as there:
+    with pipeline("llama", [2, 2], disks=disks(kept), **USUAL) as there:
         (out,) = there.outputs(FIRST)
         assert out.num_cached_tokens % BLOCK == 0  # up to the damaged block
         assert there.stats["rejoins"] == 0
     assert not path.exists() or bytes(data) != path.read_bytes()
 
 
-def test_after_a_loss_what_is_on_disk_is_known(kept: Kept, pipeline: Open) -> None:
-    with pipeline("llama", [2, 2], disks=disks(kept.paths), **USUAL) as there:
+def test_after_a_loss_what_is_on_disk_is_known(kept: list[Path], pipeline: Open) -> None:
+    with pipeline("llama", [2, 2], disks=disks(kept), **USUAL) as there:
         there.cut()
         until(lambda: there.stats["rejoins"] == 1, "the stage is back", door.SECONDS)
         assert there.outputs(FIRST)[0].num_cached_tokens == len(FIRST.tokens) - 1

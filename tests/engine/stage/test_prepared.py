@@ -184,20 +184,12 @@ def test_preparing_changes_no_bit(pair: tuple[str, Pair], seed: int) -> None:
 def test_a_model_that_looks_at_values_is_not_prepared(tmp_path: Path) -> None:
     """Its graph would be that of token 0, whose experts are others."""
     dbrx = {**configurations()["dbrx"], "vocab_size": VOCAB}
-    (model,), tokens = loaded(tiny.save(tmp_path / "dbrx", "llama", **dbrx), 4), list[list[int]]()
-    for prepares in (False, True):
-        (runner,) = runners([model])
-        chunk = Slice(1, 0, tuple(prompt(8)), 1)
-        plan, answer = StepPlan(0, new=(NewSequence(1, PARAMS[0], 0),), slices=(chunk,)), list[int]()
-        for step in range(12):
-            (sampled,) = runner.finish(runner.launch(plan, None)).sampled
-            answer.append(sampled.tokens[0].token_id)
-            while prepares and runner.prepare_next():
-                pass
-            plan = StepPlan(step + 1, slices=(Slice(1, 8 + step, (answer[-1],), 1),))
-        tokens.append(answer)
-    assert tokens[0] == tokens[1]
-    assert len(set(tokens[0])) > 2
+    models = loaded(tiny.save(tmp_path / "dbrx", "llama", **dbrx), 4)
+    twice = Twice(runners(models), runners(models), 0)
+    new = twice.open(prompt(8))
+    twice.decode([new.seq_id], new=(new,))
+    twice.decode([new.seq_id], 11)
+    assert len(set(twice.sequences[new.seq_id].tokens[8:])) > 2
 
 
 @pytest.mark.parametrize("kind", ["plain", "window", "state", "list"])
