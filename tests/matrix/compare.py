@@ -33,16 +33,15 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.graph import arrays_read
-from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.kv_trial import try_rollback, why_no_blocks
 from splitinfer.models.loader import Survey, load_stage, survey
 from splitinfer.models.rollback import Rollback
 from splitinfer.models.rounding import Errors
-from splitinfer.models.rows import Part
-from splitinfer.models.step import StepModel, Way, arrays_to_evaluate
+from splitinfer.models.step import StepModel, Way
 from splitinfer.models.structure import ModelStructure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from plans import Planned
 from tiny import _spread
 
 NUM_PROMPT = 40
@@ -355,31 +354,17 @@ def _check_rows(stages: Stages, whole: Stages, tokens: mx.array) -> None:
 def _check_rollback(stages: Stages, tokens: mx.array, straight: mx.array) -> None:
     """After a rollback the same rows have the same logits, up to rounding, as without one: a block of right rows and
     of mistaken ones goes back to the first mistake."""
-    pools, steps = [KVPool(stage) for stage in stages], [StepModel(stage) for stage in stages]
-    for pool, step in zip(pools, steps, strict=True):
+    planned = Planned(stages)
+    for pool, step in zip(planned.pools, planned.steps, strict=True):
         pool.rollback = try_rollback(pool._model, step) or pool.rollback
-        pool.open(1)
+    planned.open(1)
     at = CHUNK + _RIGHT
     mistaken = (tokens[:, at : at + ROLLBACK] + 1) % VOCAB
     for start, rows in ((0, tokens[:, :CHUNK]), (CHUNK, mx.concatenate([tokens[:, CHUNK:at], mistaken], axis=1))):
-        _planned(pools, steps, start, rows, num_drafts=start and _RIGHT + ROLLBACK)
-    again = _planned(pools, steps, at, tokens[:, at : 2 * CHUNK], num_drafts=0)
-    off = difference(again, straight[:, at : 2 * CHUNK])
+        planned.run((1, start, rows[0].tolist(), start and _RIGHT + ROLLBACK))
+    again = planned.run((1, at, tokens[0, at : 2 * CHUNK].tolist(), 0))
+    off = difference(again[None], straight[:, at : 2 * CHUNK])
     assert off < TOLERANCE, f"after a rollback the logits differ by {off}"
-
-
-def _planned(
-    pools: Sequence[KVPool], steps: Sequence[StepModel], start: int, tokens: mx.array, num_drafts: int
-) -> mx.array:
-    """What stages return for a slice of sequence 1."""
-    hidden, count = None, tokens.shape[1]
-    for pool, step in zip(pools, steps, strict=True):
-        caches = pool.at(1, start)
-        part = Part(caches, start, count, count, pool.begin(1, num_drafts, follows=False))
-        (hidden,) = step.run([part], tokens[0], hidden)
-        mx.eval(hidden, arrays_to_evaluate([part]))
-    assert hidden is not None
-    return hidden[None]
 
 
 def _check_reads(stages: Stages, structure: ModelStructure) -> None:

@@ -2,7 +2,6 @@
 
 import weakref
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import mlx.core as mx
 import pytest
@@ -10,11 +9,11 @@ import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
+from plans import Planned, cut_at
 
 from splitinfer.models.caches import Place
 from splitinfer.models.cohort import SequenceCaches, share_calls
 from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.rows import Group, Part, RowCache, RowStep, each_sequence
 from splitinfer.models.step import StepModel, Way, nbytes
 from tests.stages import held_in
@@ -38,18 +37,14 @@ class Both:
     """The same steps on the stages of a model, together and one sequence at a time."""
 
     def __init__(self, name: str, borders: tuple[int, ...] = (2,), *, exact: bool = True) -> None:
-        model, _ = tiny.build(name)
-        ends = [0, *borders, len(model.layers)]
-        self.stages = [StageModel(model, a, b) for a, b in pairwise(ends)]
-        self.steps = [StepModel(stage, exact=exact) for stage in self.stages]
-        self.pools = [KVPool(stage) for stage in self.stages]
+        self.planned = Planned(cut_at(tiny.build(name)[0], *borders), exact=exact)
+        self.stages, self.pools = self.planned.stages, self.planned.pools
         self.alone: dict[int, Alone] = {}
         self.opened = 0
 
     def open(self) -> int:
         number, self.opened = self.opened, self.opened + 1
-        for pool in self.pools:
-            pool.open(number)
+        self.planned.open(number)
         self.alone[number] = Alone(number, [stage.make_caches() for stage in self.stages])
         return number
 
@@ -75,24 +70,14 @@ class Both:
 
     def step(self, *wanted: tuple[int, int]) -> float:
         """Run (sequence, rows) and compare: the largest difference, in units of the largest logit."""
-        expected, ids = [], []
-        starts = [len(self.alone[number].tokens) for number, _ in wanted]
+        expected, slices = [], []
         for number, count in wanted:
             one = self.alone[number]
-            new = one.next_tokens(count)
+            start, new = len(one.tokens), one.next_tokens(count)
             expected.append(self.run_alone(one, new))
+            slices.append((number, start, new, 0))
             one.tokens += new
-            ids += new
-        hidden, outputs = None, []
-        for step, pool in zip(self.steps, self.pools, strict=True):
-            parts = [
-                Part(pool.at(number, start), start, count, count)
-                for (number, count), start in zip(wanted, starts, strict=True)
-            ]
-            outputs = step.run(parts, ids, hidden)
-            hidden = mx.concatenate(outputs)
-        assert hidden is not None
-        reference = mx.concatenate(expected)
+        hidden, reference = self.planned.run(*slices), mx.concatenate(expected)
         assert hidden.shape == reference.shape
         return float((mx.abs(hidden - reference).max() / mx.abs(reference).max()).item())
 
