@@ -16,7 +16,9 @@ import splitinfer
 from splitinfer.core.kv import growth
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.rng import position_key
+from splitinfer.engine.worker.handshake import AccessControl
 from splitinfer.engine.worker.worker import Worker
+from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, MakeDrafter, Notice, Settings, setup
 from splitinfer.models.checkpoint import open_folder
@@ -24,6 +26,7 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.loader import load_stage, survey
 from splitinfer.models.step import nbytes
+from splitinfer.store.models import ModelStore
 from tests.emulation.jaccl.world import World
 from transports import Link, Listener, listen
 
@@ -81,10 +84,10 @@ _here: dict[str, Here] = {}  # by address
 
 
 @contextmanager
-def here(scheme: str = "inproc", disk: Disk | None = None) -> Iterator[Here]:
+def here(scheme: str = "inproc", disk: Disk | None = None, store: ModelStore | None = None) -> Iterator[Here]:
     address = f"inproc://stage-{next(_names)}" if scheme == "inproc" else f"{scheme}://127.0.0.1:0"
     cables = Cables(listen(address))
-    running = Here(cables, Worker(cables, disk=disk), disk)
+    running = Here(cables, Worker(cables, disk=disk, store=store), disk)
     _here[running.address] = running
     try:
         yield running
@@ -94,9 +97,20 @@ def here(scheme: str = "inproc", disk: Disk | None = None) -> Iterator[Here]:
 
 
 @contextmanager
-def worker(scheme: str, disk: Disk | None = None) -> Iterator[str]:
-    with here(scheme, disk) as running:
+def worker(scheme: str, disk: Disk | None = None, store: ModelStore | None = None) -> Iterator[str]:
+    with here(scheme, disk, store) as running:
         yield running.address
+
+
+@contextmanager
+def keyed_worker(keys: Keyring, access: AccessControl, store: ModelStore | None = None) -> Iterator[str]:
+    """The address of a worker in this process that admits the coordinators in its ``keys``."""
+    listener = listen("tcp://127.0.0.1:0", options=access.options)
+    running = Worker(listener, keys=keys, access=access, store=store)
+    try:
+        yield listener.address
+    finally:
+        assert running.stop(timeout=10)
 
 
 def shorten_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:

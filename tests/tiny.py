@@ -4,6 +4,7 @@ The reference for every test is plain mlx-lm on the same folder.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import _get_classes
+
+Folder = Callable[..., Path]
+"""The fixture ``tiny_folder``: the folder of a tiny model, by its name and changes to its configuration."""
 
 _COMMON = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 160, "rms_norm_eps": 1e-5}
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

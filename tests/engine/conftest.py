@@ -1,6 +1,5 @@
 """The door to pipelines (``door.py``), with tiny models by their names."""
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -8,10 +7,11 @@ from typing import Any
 import pytest
 import tiny
 from engine import door
+from tiny import Folder
 
 
 @pytest.fixture(scope="session")
-def pipeline(tiny_folder: Callable[..., Path]) -> door.Open:
+def pipeline(tiny_folder: Folder) -> door.Open:
     """``door.opened``, with the name of a tiny model or its folder."""
 
     def opened(model: Path | str, cuts: list[int], **options: Any) -> AbstractContextManager[door.Pipeline]:

@@ -55,7 +55,6 @@ class Ask:
     params: SamplingParams
     priority: int = 0
     timeout: float | None = None
-    session: str | None = None
     flight: Flight | None = None
     leaves_after: int | None = None
 
@@ -183,7 +182,7 @@ class Pipeline:
         """Requests under way. Their tokens are checked when the pipeline is closed."""
         found = []
         for one in asks:
-            handling: Any = {"priority": one.priority, "timeout": one.timeout, "session": one.session}
+            handling: Any = {"priority": one.priority, "timeout": one.timeout}
             request = self.llm.submit(list(one.tokens), one.params, flight=one.flight, **handling)
             self.asked.append((one, request, iter(request)))
             found.append(request)

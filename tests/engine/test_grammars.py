@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from engine.door import SECONDS, Ask, Fault, Guesses, Open, alone, link_cut, rec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import until
+from tiny import Folder
 from trained import add_heads
 
 from splitinfer import LLM, Flight, Grammar, SamplingParams
@@ -220,7 +221,7 @@ def test_models_and_mappings_are_schemas() -> None:
     assert SamplingParams(grammar=SCHEMA).grammar == Grammar.json(json.dumps(SCHEMA))
 
 
-def test_an_answer_without_a_tokenizer_has_no_form(tiny_folder: Callable[..., Path], pipeline: Open) -> None:
+def test_an_answer_without_a_tokenizer_has_no_form(tiny_folder: Folder, pipeline: Open) -> None:
     with pipeline(tiny_folder("llama"), [2, 2]) as there:
         with pytest.raises(ModelError, match="no tokenizer"):
             there.submit(Ask((1, 2, 3), PARAMS))

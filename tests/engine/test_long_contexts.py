@@ -1,7 +1,7 @@
 """Behind thousands of tokens: windows, states, latent attention, an indexer's choice and KV in few bits, over many
 blocks; and a second turn on kept ones."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +10,17 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 from stages import pipeline, prompt, tokens_of
+from tiny import Folder
 
 from splitinfer.core.sequence import SamplingParams
 
 LENGTH, NUM = 4200, 6  # behind 4,096 tokens an array of KV grows by several blocks, and one with a token
 _ONE_HEAD = {"num_hidden_layers": 2, "num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 32}
-_LATENT = {**_ONE_HEAD, "num_key_value_heads": 1}
 _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("llama", {**_ONE_HEAD, "head_dim": 32}),
     "window": ("gemma3_text", {**_ONE_HEAD, "sliding_window": 300, "sliding_window_pattern": 2}),
-    "latent": ("deepseek_v3", _LATENT),
-    "indexer": ("deepseek_v3", {**_LATENT, "model_type": "deepseek_v32", "index_head_dim": 16, "index_n_heads": 1,
+    "latent": ("deepseek_v3", _ONE_HEAD),
+    "indexer": ("deepseek_v3", {**_ONE_HEAD, "model_type": "deepseek_v32", "index_head_dim": 16, "index_n_heads": 1,
                                 "index_topk": 64}),
     "state": ("qwen3_next", {**_ONE_HEAD, "linear_num_value_heads": 1, "linear_num_key_heads": 1}),
 }  # fmt: skip
@@ -44,7 +44,7 @@ NIGHTLY = [pytest.param(kind, marks=pytest.mark.nightly) for kind in ("plain", "
 
 
 @pytest.mark.parametrize("kind", ["window", *NIGHTLY])
-def test_two_turns_are_mlx_lms(kind: str, tiny_folder: Callable[..., Path]) -> None:
+def test_two_turns_are_mlx_lms(kind: str, tiny_folder: Folder) -> None:
     name, changes = _KINDS[kind]
     folder, tokens = tiny_folder(name, max_position_embeddings=8192, **changes), prompt(LENGTH)
     with pipeline(folder, [1, 1], context=8192) as llm:

@@ -3,12 +3,12 @@
 import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from engine.door import SECONDS, Open, ask
 from processes import until
 from stages import layout
+from tiny import Folder
 
 from splitinfer import LLM
 from splitinfer.errors import SplitinferError
@@ -75,7 +75,7 @@ def test_what_is_announced_follows_a_stage_to_its_end(pipeline: Open) -> None:
     assert others() == Others()
 
 
-def test_a_stage_that_is_not_loaded_after_all_announces_nothing(tiny_folder: Callable[..., Path]) -> None:
+def test_a_stage_that_is_not_loaded_after_all_announces_nothing(tiny_folder: Folder) -> None:
     announced = list[int]()
 
     def fail(_name: str, progress: Progress) -> None:
@@ -90,7 +90,7 @@ def test_a_stage_that_is_not_loaded_after_all_announces_nothing(tiny_folder: Cal
 
 
 @pytest.mark.nightly
-def test_a_local_worker_belongs_to_its_coordinator(tiny_folder: Callable[..., Path]) -> None:
+def test_a_local_worker_belongs_to_its_coordinator(tiny_folder: Folder) -> None:
     with LLM(layout(tiny_folder("llama"), [2, 2], ["local"])):
         assert others(os.getpid()).to_come < others().to_come, "they share what they have"
     until(lambda: others() == Others(), "nothing is claimed any more", SECONDS)

@@ -4,7 +4,6 @@ FILE``."""
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import failing
 import pytest
 from engine.door import QUICK, SECONDS, Fault, Guesses, Open, ask, some_wrong, streams_of
 from stages import worker
+from tiny import Folder
 
 from splitinfer import Flight
 from splitinfer.engine.device.device import Device, Span, Ticket
@@ -45,7 +45,7 @@ def test_windows_and_states(name: str, cuts: list[int], pipeline: Open) -> None:
 
 
 @pytest.mark.parametrize(("cuts", "groups"), [pytest.param([4], 2, marks=NIGHTLY), ([1, 2, 1], 3)])
-def test_drafts(cuts: list[int], groups: int, slow: Path, pipeline: Open, tiny_folder: Callable[..., Path]) -> None:
+def test_drafts(cuts: list[int], groups: int, slow: Path, pipeline: Open, tiny_folder: Folder) -> None:
     """One stage with two groups has blocks of drafts behind each other, as several stages do. A block is built before
     the verdict on the one before it."""
     one = ask(40, max_tokens=24)

@@ -1,6 +1,5 @@
 """Log probabilities of prompts: on every road those that plain mlx-lm gives for the prompt as a whole."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from engine.door import Ask, Open, ask
 from mlx_lm.utils import load_model
 from stages import prompt
+from tiny import Folder
 
 from splitinfer import Flight, SamplingParams
 from splitinfer.engine.coordinator.requests import RequestOutput
@@ -21,7 +21,7 @@ PROMPTS = [prompt(40), prompt(40)[:20] + prompt(9, seed=5), prompt(1), prompt(2,
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_folder: Callable[..., Path]) -> Path:
+def folder(tiny_folder: Folder) -> Path:
     return tiny_folder("llama")
 
 

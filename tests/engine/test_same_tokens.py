@@ -1,13 +1,12 @@
 """The promise: plain mlx-lm, whole and cut, any transport, any chunking, give the same tokens."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
 from engine.door import Open, ask
 from stages import plain_greedy, prompt
+from tiny import Folder
 
 NIGHTLY = pytest.mark.nightly
 LENGTH, NUM = 70, 16  # a prompt longer than the tiny models' sliding windows
@@ -26,7 +25,7 @@ def cuts(name: str, num_stages: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", *_nightly({*tiny.CONFIGS} - {"llama", "qwen3_next"})])
-def test_greedy_is_mlx_lm(name: str, pipeline: Open, tiny_folder: Callable[..., Path]) -> None:
+def test_greedy_is_mlx_lm(name: str, pipeline: Open, tiny_folder: Folder) -> None:
     """And sampling is that of one stage, which the door checks."""
     expected = plain_greedy(tiny_folder(name), prompt(LENGTH), NUM)
     assert len(set(expected)) > 5, "a model that repeats itself proves little"
@@ -43,7 +42,7 @@ def test_every_road_gives_the_same(name: str, num_stages: int, scheme: str, chun
 
 
 @pytest.mark.parametrize("name", ["llama", pytest.param("qwen3_moe", marks=NIGHTLY)])
-def test_quantised(name: str, pipeline: Open, tiny_folder: Callable[..., Path]) -> None:
+def test_quantised(name: str, pipeline: Open, tiny_folder: Folder) -> None:
     folder = tiny_folder(name, bits=4)
     with pipeline(folder, cuts(name, 2), token_budget=16) as there:
         assert there.answers(ask(LENGTH, max_tokens=NUM)) == [plain_greedy(folder, prompt(LENGTH), NUM)]

@@ -29,22 +29,23 @@ from splitinfer.core.kv.rewind import NEVER, WITHIN_DRAFTS, least_rewind
 from splitinfer.errors import CannotCut
 from splitinfer.models import mlx_vlm, step_trial
 from splitinfer.models.caches import WindowKVCache, rewind_limit
+from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.graph import arrays_read
-from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.kv_trial import try_rollback, why_no_blocks
+from splitinfer.models.loader import Survey, load_stage, survey
 from splitinfer.models.rollback import Rollback
 from splitinfer.models.rounding import Errors
-from splitinfer.models.rows import Part
-from splitinfer.models.step import StepModel, Way, arrays_to_evaluate
+from splitinfer.models.step import StepModel, Way
 from splitinfer.models.structure import ModelStructure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from plans import Planned
 from tiny import _spread
 
 NUM_PROMPT = 40
-NUM_DECODED = 12
+NUM_DECODED, FEW_DECODED = 12, 7
 CHUNK = 16
 OTHER_CHUNKS = (NUM_PROMPT, 13)  # the last of 13 has a single row, which some models treat differently
 TOLERANCE = 1e-4
@@ -127,27 +128,6 @@ def save(
     return model
 
 
-@dataclass(frozen=True, slots=True)
-class Care:
-    """How much is compared.
-
-    Attributes:
-        each_alone: cut into two at every layer, and into three here and there. Otherwise every cut is one of several
-            of a model: that takes two runs, however many layers there are; and KV is kept in the last half only.
-        chunks: sizes of a prompt's chunks, besides the usual one.
-        num_decoded: tokens of the answer.
-    """
-
-    each_alone: bool
-    chunks: tuple[int, ...]
-    num_decoded: int
-
-
-ALL = Care(True, OTHER_CHUNKS, NUM_DECODED)
-QUICK = Care(False, OTHER_CHUNKS, 7)
-USUAL = Care(False, OTHER_CHUNKS[1:], 7)
-
-
 def lively(
     config: Config, num_decoded: int = NUM_DECODED, make: Make | None = None
 ) -> tuple[nn.Module, mx.array, mx.array]:
@@ -172,18 +152,23 @@ def _weights(path: str, x: mx.array) -> mx.array:
     return spread * 0.1 if "embed" in path else spread
 
 
-def examine(config: Config, care: Care = ALL, make: Make | None = None) -> Finding:
+def examine(config: Config, *, each_alone: bool = True, make: Make | None = None) -> Finding:
     """Compare every cut with the whole model.
+
+    Args:
+        each_alone: cut into two at every layer, and into three here and there. Otherwise every cut is one of several
+            of a model: that takes two runs, however many layers there are; KV is kept in the last half only, and the
+            answer is shorter.
 
     Raises:
         AssertionError: a cut that was not refused is wrong.
     """
-    model, tokens, expected = lively(config, care.num_decoded, make)
+    model, tokens, expected = lively(config, NUM_DECODED if each_alone else FEW_DECODED, make)
     mlx_vlm.without_detours(model)
     whole = [StageModel(model, 0, len(model.layers))]
     straight = run(whole, tokens, CHUNK)
     notes = _check_whole(whole, tokens, straight, expected)
-    others = {chunk: run(whole, tokens, chunk) for chunk in care.chunks}
+    others = {chunk: run(whole, tokens, chunk) for chunk in OTHER_CHUNKS}
     moves = any(difference(straight, other) > TOLERANCE for other in others.values())
     if moves:
         notes.append("its own logits depend on the chunks of the prompt by more than rounding")
@@ -197,7 +182,7 @@ def examine(config: Config, care: Care = ALL, make: Make | None = None) -> Findi
         return Finding(num_cuts, refused, any_chunking, rollback, together, kept, tuple(notes))
     pairs, refused = _cut_everywhere(structure)
     right = list(pairs)
-    for borders in _each_alone(right) if care.each_alone else _by_turns(right):
+    for borders in _each_alone(right) if each_alone else _by_turns(right):
         stages = pairs[borders[0]] if len(borders) == 1 else cut(structure, borders)
         assert equal(run(stages, tokens, CHUNK), straight), f"cut at {borders}: other logits than whole"
         _check_reads(stages, structure)
@@ -207,7 +192,7 @@ def examine(config: Config, care: Care = ALL, make: Make | None = None) -> Findi
             assert equal(run(stages, tokens, chunk), other), f"cut, chunks of {chunk}: other logits than whole"
         _check_rows(stages, whole, tokens)
         _together(stages[-1])
-        looked_at = stages if care.each_alone else stages[-1:]
+        looked_at = stages if each_alone else stages[-1:]
         assert kept == "no" or all(_kept(stage) != "no" for stage in looked_at), "kept whole, and not in halves"
         if rollback != "none" and not moves:
             _check_rollback(stages, tokens, straight)
@@ -217,6 +202,17 @@ def examine(config: Config, care: Care = ALL, make: Make | None = None) -> Findi
 def cut(structure: ModelStructure, borders: Sequence[int]) -> Stages:
     ends = [0, *borders, structure.num_layers]
     return [StageModel(structure.model, start, end, structure) for start, end in pairwise(ends)]
+
+
+def loaded(
+    checkpoint: Checkpoint, ends: Sequence[int], dtype: str | None = None
+) -> tuple[list[Survey], list[StageModel]]:
+    """Stages from files, which end behind these layers, and what was surveyed of each."""
+    parts = list(pairwise((0, *ends)))
+    found = [survey(checkpoint, *part, dtype) for part in parts]
+    return found, [
+        load_stage(checkpoint, one, *part, dtype, lambda *_: None) for one, part in zip(found, parts, strict=True)
+    ]
 
 
 def _cut_everywhere(structure: ModelStructure) -> tuple[dict[int, Stages], dict[int, str]]:
@@ -358,31 +354,17 @@ def _check_rows(stages: Stages, whole: Stages, tokens: mx.array) -> None:
 def _check_rollback(stages: Stages, tokens: mx.array, straight: mx.array) -> None:
     """After a rollback the same rows have the same logits, up to rounding, as without one: a block of right rows and
     of mistaken ones goes back to the first mistake."""
-    pools, steps = [KVPool(stage) for stage in stages], [StepModel(stage) for stage in stages]
-    for pool, step in zip(pools, steps, strict=True):
+    planned = Planned(stages)
+    for pool, step in zip(planned.pools, planned.steps, strict=True):
         pool.rollback = try_rollback(pool._model, step) or pool.rollback
-        pool.open(1)
+    planned.open(1)
     at = CHUNK + _RIGHT
     mistaken = (tokens[:, at : at + ROLLBACK] + 1) % VOCAB
     for start, rows in ((0, tokens[:, :CHUNK]), (CHUNK, mx.concatenate([tokens[:, CHUNK:at], mistaken], axis=1))):
-        _planned(pools, steps, start, rows, num_drafts=start and _RIGHT + ROLLBACK)
-    again = _planned(pools, steps, at, tokens[:, at : 2 * CHUNK], num_drafts=0)
-    off = difference(again, straight[:, at : 2 * CHUNK])
+        planned.run((1, start, rows[0].tolist(), start and _RIGHT + ROLLBACK))
+    again = planned.run((1, at, tokens[0, at : 2 * CHUNK].tolist(), 0))
+    off = difference(again[None], straight[:, at : 2 * CHUNK])
     assert off < TOLERANCE, f"after a rollback the logits differ by {off}"
-
-
-def _planned(
-    pools: Sequence[KVPool], steps: Sequence[StepModel], start: int, tokens: mx.array, num_drafts: int
-) -> mx.array:
-    """What stages return for a slice of sequence 1."""
-    hidden, count = None, tokens.shape[1]
-    for pool, step in zip(pools, steps, strict=True):
-        caches = pool.at(1, start)
-        part = Part(caches, start, count, count, pool.begin(1, num_drafts, follows=False))
-        (hidden,) = step.run([part], tokens[0], hidden)
-        mx.eval(hidden, arrays_to_evaluate([part]))
-    assert hidden is not None
-    return hidden[None]
 
 
 def _check_reads(stages: Stages, structure: ModelStructure) -> None:

@@ -95,6 +95,11 @@ _SCALED: Config = {
     "rope_theta": 1e4, "rope_type": "default", "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16,
 }  # fmt: skip
 _GPT_OSS_ROPE: Config = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}
+_CONVOLUTIONS: Config = {"norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "full_attn_idxs": [1, 3]}
+_LFM2: Config = {
+    "block_dim": 32, "block_multiple_of": 16, "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True,
+    "block_ff_dim": 48,
+}  # fmt: skip
 _LLAMA4: Config = {
     "attention_chunk_size": WINDOW, "head_dim": 8, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 48,
     "num_experts_per_tok": 1, "num_local_experts": 2, "rope_scaling": None, "use_qk_norm": True,
@@ -225,20 +230,9 @@ _SPECIFIC: dict[str, Config] = {
             "sliding_attention": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 1.0},
         },
     },
-    "lfm2": {
-        "norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "block_dim": 32, "block_multiple_of": 16,
-        "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True, "block_ff_dim": 48, "full_attn_idxs": [1, 3],
-    },
-    "lfm2-vl": {
-        **_text(
-            "lfm2", norm_eps=1e-5, conv_bias=False, conv_L_cache=3, block_dim=32, block_multiple_of=16,
-            block_ffn_dim_multiplier=1.0, block_auto_adjust_ff_dim=True, block_ff_dim=48, full_attn_idxs=[1, 3],
-        ),
-    },
-    "lfm2_moe": {
-        **_EXPERTS, "use_expert_bias": True, "num_dense_layers": 1, "norm_eps": 1e-5, "conv_bias": False,
-        "conv_L_cache": 3, "full_attn_idxs": [1, 3],
-    },
+    "lfm2": {**_CONVOLUTIONS, **_LFM2},
+    "lfm2-vl": {**_text("lfm2", **_CONVOLUTIONS, **_LFM2)},
+    "lfm2_moe": {**_CONVOLUTIONS, **_EXPERTS, "use_expert_bias": True, "num_dense_layers": 1},
     "lille-130m": {**_GPT, "n_embd": 64, "block_size": 512, "n_kv_heads": 2},
     "llama/sliding": {"sliding_window": WINDOW, "layer_types": _SLIDING_FULL},
     "llama4": {**_text(**_LLAMA4)},

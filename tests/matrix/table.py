@@ -178,11 +178,10 @@ def main(arguments: Sequence[str]) -> int:
 def _examine_all(
     described: Mapping[str, configs.Config], make: compare.Make | None = None
 ) -> tuple[dict[str, compare.Finding], list[str]]:
-    care = compare.ALL if make is None else compare.QUICK
     findings, wrong = {}, []
     for name, config in described.items():
         try:
-            findings[name] = compare.examine(config, care, make)
+            findings[name] = compare.examine(config, each_alone=make is None, make=make)
         except Exception as error:  # noqa: BLE001 - whatever a new release does, the others are examined too
             wrong.append(f"WRONG    {name}: {type(error).__name__}: {error}")
             print(wrong[-1], flush=True)

@@ -1,6 +1,5 @@
 """The same from files: each stage is surveyed and loaded on its own, and reads its own tensors only."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import compare
@@ -10,7 +9,7 @@ from mlx_lm.utils import load_model
 
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.cut import StageModel
-from splitinfer.models.loader import load_stage, survey
+from splitinfer.models.loader import survey
 
 CONFIGS = configs.configurations()
 CUTS = [("gemma3n", 5, None), ("mixtral", 2, 4)]
@@ -37,9 +36,7 @@ def test_loaded_stages_answer_like_mlx_lm(name: str, cut: int, bits: int | None,
     reference, _ = load_model(tmp_path)
     num_layers, checkpoint = len(reference.layers), open_folder(tmp_path)
     tokens, expected = compare.reference(reference)
-    parts = list(pairwise((0, cut, num_layers)))
-    found = [survey(checkpoint, *part, None) for part in parts]
-    stages = [load_stage(checkpoint, one, *part, None, lambda *_: None) for one, part in zip(found, parts, strict=True)]
+    found, stages = compare.loaded(checkpoint, [cut, num_layers])
     logits = compare.run(stages, tokens, compare.CHUNK)
     assert compare.equal(logits, compare.run([StageModel(reference, 0, num_layers)], tokens, compare.CHUNK))
     assert compare.difference(logits, expected) < compare.TOLERANCE

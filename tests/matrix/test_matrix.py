@@ -1,6 +1,5 @@
 """Every architecture of mlx-lm, cut everywhere: right to the last bit, or refused; and the table says so."""
 
-from dataclasses import replace
 from importlib.metadata import version
 
 import compare
@@ -15,17 +14,13 @@ KINDS = ["llama", "gpt_oss", "gemma3n", "deepseek_v3", "mamba2", "qwen3_next", "
 states; states beside keys and values; several arrays that cross. Toys are refused (``test_refusals``)."""
 
 
-@pytest.mark.parametrize(("name", "care"), [
-    *((name, compare.USUAL) for name in KINDS),
-    *(pytest.param(name, compare.ALL, marks=pytest.mark.nightly) for name in CONFIGS),
+@pytest.mark.parametrize(("name", "each_alone"), [
+    *((name, False) for name in KINDS), *(pytest.param(name, True, marks=pytest.mark.nightly) for name in CONFIGS),
 ])  # fmt: skip
-def test_cuts(name: str, care: compare.Care) -> None:
-    finding = compare.examine(CONFIGS[name], care)
+def test_cuts(name: str, each_alone: bool) -> None:
+    row = table.row(name, compare.examine(CONFIGS[name], each_alone=each_alone))
     if version("mlx-lm") == KNOWN:
-        rows = [table.row(name, finding)]
-        if care is compare.USUAL:  # which looks at one other chunking only
-            rows.append(table.row(name, replace(finding, any_chunking=False)))
-        assert table.comparable(ROWS.get(name, "")) in map(table.comparable, rows), "scripts/matrix --write"
+        assert table.comparable(ROWS.get(name, "")) == table.comparable(row), "scripts/matrix --write"
 
 
 @pytest.mark.skipif(version("mlx-lm") != KNOWN, reason="the table is for another mlx-lm: scripts/matrix")

@@ -1,15 +1,14 @@
 """A model whose parts cannot run alone is refused, whatever it is called: toys of five dimensions."""
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from plans import cut_at
 
 from splitinfer.errors import CannotCut, ModelError
-from splitinfer.models.cut import StageModel
 
 
 class Block(nn.Module):
@@ -96,9 +95,7 @@ def summing_keys(blocks: list[Any], x: mx.array, caches: list[Any]) -> mx.array:
 
 def _logits(walk: Walk, borders: list[int]) -> mx.array:
     mx.random.seed(3)
-    model = Toy(walk)
-    ends = [0, *borders, 4]
-    stages = [StageModel(model, start, end) for start, end in pairwise(ends)]
+    stages = cut_at(Toy(walk), *borders)
     caches = [stage.make_caches() for stage in stages]
     logits = []
     for tokens in ([[1, 2, 3, 4]], [[5, 6]], [[7]]):

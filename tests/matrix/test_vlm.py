@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from splitinfer.models import light_imports, mlx_vlm
 from splitinfer.models.border import Border, Row
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.cut import StageModel
-from splitinfer.models.loader import load_stage, survey
+from splitinfer.models.loader import survey
 from splitinfer.models.structure import ModelStructure
 
 KNOWN, ROWS = table.written("mlx-vlm")
@@ -32,13 +31,12 @@ same_release = pytest.mark.skipif(version("mlx-vlm") != KNOWN, reason="the table
 
 
 @same_release
-@pytest.mark.parametrize(("name", "care"), [
-    ("hy_v4", compare.USUAL),  # a choice among tokens crosses
-    ("limite", compare.USUAL),
-    *(pytest.param(name, compare.ALL, marks=pytest.mark.nightly) for name in vlm_configs.CONFIGS),
+@pytest.mark.parametrize(("name", "each_alone"), [
+    ("hy_v4", False), ("limite", False),  # a choice among tokens crosses the first one's cuts
+    *(pytest.param(name, True, marks=pytest.mark.nightly) for name in vlm_configs.CONFIGS),
 ])  # fmt: skip
-def test_cuts(name: str, care: compare.Care) -> None:
-    finding = compare.examine(vlm_configs.CONFIGS[name], care, compare.mlx_vlms)
+def test_cuts(name: str, each_alone: bool) -> None:
+    finding = compare.examine(vlm_configs.CONFIGS[name], each_alone=each_alone, make=compare.mlx_vlms)
     rows = [table.row(name, finding), table.row(name, replace(finding, any_chunking=False))]
     assert table.comparable(ROWS[name]) in map(table.comparable, rows), "scripts/matrix --vlm --write"
 
@@ -48,27 +46,18 @@ def test_the_table_has_every_configuration() -> None:
     assert sorted(ROWS) == sorted(vlm_configs.CONFIGS), "scripts/matrix --vlm --write"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "qwen4_exp/ple",
-        *(
-            pytest.param(name, marks=pytest.mark.nightly)
-            for name in ("klear", "deepseek_v41", "glm5_next", "deepseek_v4", "hunyuan_vl", "limite")
-        ),
-    ],
-)
+LOADED = ("klear", "deepseek_v41", "glm5_next", "deepseek_v4", "hunyuan_vl", "limite")
+
+
+@pytest.mark.parametrize("name", ["qwen4_exp/ple", *(pytest.param(name, marks=pytest.mark.nightly) for name in LOADED)])
 def test_loaded_stages_answer_like_mlx_vlm(name: str, tmp_path: Path) -> None:
     """mlx-lm has no class for them."""
     model = saved(name, tmp_path)
     weights = dict(mx.load(str(tmp_path / "model.safetensors")))  # type: ignore[call-overload]
     tokens, expected = compare.reference(model, 4)
-    checkpoint, last = open_folder(tmp_path), len(model.layers)
-    stages = []
-    for start, end in pairwise((0, last - 1, last)):
-        found = survey(checkpoint, start, end, None)
-        assert found.tensors < set(weights)
-        stages.append(load_stage(checkpoint, found, start, end, None, lambda *_: None))
+    last = len(model.layers)
+    found, stages = compare.loaded(open_folder(tmp_path), [last - 1, last])
+    assert all(one.tensors < set(weights) for one in found)
     assert compare.difference(compare.run(stages, tokens, compare.CHUNK), expected) < compare.TOLERANCE
 
 

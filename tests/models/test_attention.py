@@ -1,18 +1,16 @@
 """What unfused attention takes is counted by numbers worked out by hand, and seen in graphs that nobody computes."""
 
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from tiny import Folder
 
 from splitinfer.core.kv.format import format_of
 from splitinfer.models.attention import Attention, from_config, observed, score_bytes
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.loader import survey
 
-Folder = Callable[..., Path]
 K = 1024
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from tiny import Folder
 
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import Checkpoint, open_folder, read_header
 from splitinfer.models.hub import open_model
 
-Folder = Callable[..., Path]
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 

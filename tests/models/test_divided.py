@@ -1,12 +1,11 @@
 """A model that mlx-lm can divide over two ranks is divided, and described; any other says why not in one sentence."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 import tiny
+from tiny import Folder
 
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import open_folder
@@ -35,7 +34,7 @@ def test_why_not(name: str, changes: dict[str, Any], why: str):
     assert not found if not why else found.endswith("Cut it by layers instead, with a stage for each machine.")
 
 
-def test_what_each_rank_holds(tiny_folder: Callable[..., Path]):
+def test_what_each_rank_holds(tiny_folder: Folder):
     """The matrices of layers are divided, and keys and values; not the norms, the router, the embedding, the head."""
     checkpoint = open_folder(tiny_folder("qwen3_moe"))
     described = describe(checkpoint, None, "qwen3_moe")
@@ -51,7 +50,7 @@ def test_what_each_rank_holds(tiny_folder: Callable[..., Path]):
     assert (half.embedding, half.head) == (whole.embedding, whole.head)
 
 
-def test_latent_keys_and_values_are_not_divided(tiny_folder: Callable[..., Path]):
+def test_latent_keys_and_values_are_not_divided(tiny_folder: Folder):
     checkpoint = open_folder(tiny_folder("deepseek_v3"))
     described = describe(checkpoint, None, "deepseek_v3")
     whole, half = described.profile, with_half(described.profile, described).half

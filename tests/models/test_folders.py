@@ -20,7 +20,7 @@ from splitinfer.engine.files.weight_source import FromPeers
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import Checkpoint, open_folder
 from splitinfer.models.hub import fetch, kept, open_local, open_model
-from splitinfer.models.weight_files import INDEX, IncompleteModel
+from splitinfer.models.weight_files import INDEX
 from splitinfer.store.models import ModelStore
 from splitinfer.wire.messages import Load
 
@@ -199,14 +199,6 @@ def test_half_a_download_is_completed_online_and_named_offline(
     assert open_local(REPO) is not None
 
 
-def test_a_blob_that_is_gone(half: Path, hub: FakeHub):
-    (half / A).resolve().unlink()
-    assert [count for _, count, _ in kept()] == ["0 of 2 files"]
-    found = open_model(REPO)
-    fetch(REPO, found, found.files, quiet)
-    assert read(found) == WHOLE
-
-
 def test_a_damaged_file_of_the_client_is_not_the_model(half: Path, hub: FakeHub):
     """A worker takes it from elsewhere; the coordinator says which file to delete."""
     fetch(REPO, open_model(REPO), [B], quiet)
@@ -214,15 +206,6 @@ def test_a_damaged_file_of_the_client_is_not_the_model(half: Path, hub: FakeHub)
     assert open_local(REPO) is None
     with pytest.raises(ModelError, match=f"{B} is damaged"):
         open_model(REPO)
-
-
-@pytest.mark.parametrize("with_index", [True, False])
-def test_a_link_by_path_that_leads_nowhere(with_index: bool, tmp_path: Path):
-    folder = write(tmp_path / "model", CASES["shards and index" if with_index else "shards"])
-    (folder / B).unlink()
-    dangling(folder)
-    with pytest.raises(IncompleteModel, match=f"has 1 of 2 files of weights: {B} is missing"):
-        open_folder(folder)
 
 
 def test_half_a_folder_of_a_worker_is_none(tmp_path: Path):

@@ -1,7 +1,6 @@
 """KV cut into blocks and put together again, kind by kind; and a trial that sees what is wrong."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +16,7 @@ from mlx_lm.models.cache import (
     QuantizedKVCache,
 )
 from stages import loaded
+from tiny import Folder
 
 from splitinfer.core.kv.format import format_of
 from splitinfer.models import kv_trial
@@ -160,7 +160,7 @@ def test_any_tree_comes_back_from_one_array(dtypes: list[mx.Dtype], data: Any):
             assert mx.array_equal(a, b)
 
 
-def test_what_a_trial_raises_is_its_reason(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+def test_what_a_trial_raises_is_its_reason(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch):
     """What it computes is compared in ``test_trials``."""
 
     def cut_never(*_args: Any) -> KVBlock:

@@ -9,8 +9,10 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache
 
 from splitinfer.errors import ProtocolError
+from splitinfer.models import kv_pool
 from splitinfer.models.caches import Place, WindowKVCache
 from splitinfer.models.cut import SequenceCaches
+from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.kv_blocks import layer_by_layer
 from splitinfer.models.kv_pool import KVPool
 from tests.stages import held_in
@@ -146,3 +148,20 @@ def test_a_sequence_that_is_freed_gives_way_to_its_blocks_layer_by_layer():
     mx.reset_peak_memory()
     mx.eval(layer_by_layer(blocks))
     assert mx.get_peak_memory() - beginning < held / 2
+
+
+def test_a_step_waits_only_where_it_would_copy_too_much(monkeypatch: pytest.MonkeyPatch):
+    """Sequence 1 has 4,096 bytes in each array, sequence 2 as many and 3 none; 10,000 may be copied."""
+    monkeypatch.setattr(kv_pool, "MAX_COPIED", 10_000)
+    pool = pool_of(GrowingKVCache)
+    for seq_id in (1, 2, 3):
+        pool.open(seq_id)
+    for seq_id in (1, 2):
+        pool.at(seq_id, 0).own[0].update_and_fetch(*[mx.zeros((1, 1, 1024, 1))] * 2)
+    assert pool.must_end_first([1], []) == 0
+    assert pool.must_end_first([1], [[2], [3]]) == 0, "other sequences' arrays are other arrays"
+    assert pool.must_end_first([1], [[1]]) == 0, "8,192 bytes"
+    assert pool.must_end_first([1, 2], [[1, 2]]) == 1
+    assert pool.must_end_first([1, 2], [[3], [2, 1], [3]]) == 2
+    assert pool.must_end_first([1], [[1], [1], [3]]) == 1, "two copies are live at a time"
+    assert pool.must_end_first([3, 9], [[3, 9]]) == 0

@@ -1,12 +1,12 @@
 """Layers that cost the same are of one kind, whatever the architecture, and hold what the loading of a stage counts."""
 
-from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 import tiny
+from tiny import Folder
 
 from splitinfer.core.kv.format import format_of
 from splitinfer.errors import ModelError
@@ -31,7 +31,7 @@ KINDS = {
 @pytest.mark.parametrize(
     "name", [n if n in ("gpt_oss", "qwen3_next") else pytest.param(n, marks=pytest.mark.nightly) for n in KINDS]
 )
-def test_kinds_and_bytes(name: str, tiny_folder: Callable[..., Path]):
+def test_kinds_and_bytes(name: str, tiny_folder: Folder):
     checkpoint = open_folder(tiny_folder(name))
     model = describe(checkpoint, None, name).profile
     assert [layer.kind for layer in model.layers] == [f"kind {number}" for number in KINDS[name]]
@@ -44,7 +44,7 @@ def test_kinds_and_bytes(name: str, tiny_folder: Callable[..., Path]):
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma3_text"])
-def test_a_format_of_kv_that_cannot_be_is_one_sentence(name: str, tiny_folder: Callable[..., Path]):
+def test_a_format_of_kv_that_cannot_be_is_one_sentence(name: str, tiny_folder: Folder):
     """As where a stage is loaded, although a whole model is only described here."""
     checkpoint, kv_format = open_folder(tiny_folder(name, head_dim=16)), format_of("k8v8")
     for ask in (
@@ -56,7 +56,7 @@ def test_a_format_of_kv_that_cannot_be_is_one_sentence(name: str, tiny_folder: C
             ask()
 
 
-def test_a_row_on_the_link(tiny_folder: Callable[..., Path]):
+def test_a_row_on_the_link(tiny_folder: Folder):
     checkpoint = open_folder(tiny_folder("llama"))
     assert describe(checkpoint, None, "m").profile.hidden_row == 64 * 4
     assert describe(checkpoint, "bfloat16", "m").profile.hidden_row == 64 * 2

@@ -1,51 +1,23 @@
 """States go back to any row of a block of drafts, and go on from there as if the drafts had never been."""
 
-from itertools import pairwise
-
 import mlx.core as mx
 import pytest
 import tiny
+from plans import Planned, cut_at
 
 from splitinfer.core.kv.rewind import WITHIN_DRAFTS
 from splitinfer.models import rollback as kept
 from splitinfer.models.caches import rewind_limit
-from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.kv_trial import try_rollback
 from splitinfer.models.rollback import Rollback
-from splitinfer.models.rows import Part
-from splitinfer.models.step import StepModel, Way, arrays_to_evaluate
+from splitinfer.models.step import Way
 
 PROMPT, RIGHT, WRONG = 9, 3, 4
 
 
-class Stages:
-    """The stages of a model with recurrent layers, and what plans do to them."""
-
-    def __init__(self, borders: tuple[int, ...], way: Rollback = Rollback.MODULES) -> None:
-        model, _ = tiny.build("qwen3_next")
-        ends = [0, *borders, len(model.layers)]
-        self.stages = [StageModel(model, a, b) for a, b in pairwise(ends)]
-        self.steps = [StepModel(stage, exact=True) for stage in self.stages]
-        self.pools = [KVPool(stage, way) for stage in self.stages]
-
-    def open(self, *seq_ids: int) -> None:
-        for pool in self.pools:
-            for seq_id in seq_ids:
-                pool.open(seq_id)
-
-    def run(self, *slices: tuple[int, int, list[int], int], follows: bool = False) -> mx.array:
-        hidden = None
-        for pool, step in zip(self.pools, self.steps, strict=True):
-            parts = []
-            for seq_id, start, tokens, drafts in slices:
-                caches, count = pool.at(seq_id, start), len(tokens)
-                parts.append(Part(caches, start, count, count, pool.begin(seq_id, drafts, follows=follows)))
-            outputs = step.run(parts, [token for _, _, tokens, _ in slices for token in tokens], hidden)
-            hidden = mx.concatenate(outputs)
-            mx.eval(hidden, arrays_to_evaluate(parts))
-        assert hidden is not None
-        return hidden
+def stages_at(borders: tuple[int, ...], way: Rollback = Rollback.MODULES) -> Planned:
+    """The stages of a model with recurrent layers."""
+    return Planned(cut_at(tiny.build("qwen3_next")[0], *borders), way, exact=True)
 
 
 def tokens_of(seq_id: int, count: int = PROMPT + RIGHT + WRONG) -> list[int]:
@@ -58,7 +30,7 @@ def wrong(tokens: list[int]) -> list[int]:
 
 @pytest.mark.parametrize(("borders", "way"), [((), Rollback.STAGE), ((1, 3), Rollback.MODULES)], ids=str)
 def test_to_every_row_of_a_block(borders: tuple[int, ...], way: Rollback) -> None:
-    stages, tokens = Stages(borders, way), tokens_of(1)
+    stages, tokens = stages_at(borders, way), tokens_of(1)
     for right in range(RIGHT + 1):
         stages.open(right, 100 + right)
         at = PROMPT + right
@@ -72,7 +44,7 @@ def test_to_every_row_of_a_block(borders: tuple[int, ...], way: Rollback) -> Non
 
 
 def test_across_blocks_in_flight_and_again() -> None:
-    stages, tokens = Stages((2,)), tokens_of(2, 30)
+    stages, tokens = stages_at((2,)), tokens_of(2, 30)
     stages.open(1, 2)
     stages.run((1, 0, tokens[:9], 0))
     stages.run((1, 9, tokens[9:12], 2))
@@ -87,7 +59,7 @@ def test_across_blocks_in_flight_and_again() -> None:
 
 
 def test_blocks_of_several_sequences_in_one_step() -> None:
-    stages = Stages((1,))
+    stages = stages_at((1,))
     assert all(step.way is Way.MIXED for step in stages.steps)
     stages.open(*range(6))
     for seq_id in range(6):
@@ -104,7 +76,7 @@ def test_blocks_of_several_sequences_in_one_step() -> None:
 
 
 def test_no_projection_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    stages, tokens, products = Stages(()), tokens_of(1), []
+    stages, tokens, products = stages_at(()), tokens_of(1), []
     stages.open(1)
     stages.run((1, 0, tokens[:PROMPT], 0))
     stages.run((1, PROMPT, wrong(tokens[PROMPT:]), RIGHT + WRONG - 1))
@@ -117,7 +89,7 @@ def test_no_projection_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_trial_finds_a_state_that_did_not_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    stages = Stages((1,))
+    stages = stages_at((1,))
     for stage, step in zip(stages.stages, stages.steps, strict=True):
         assert min(limit for limit in map(rewind_limit, stage.make_caches().own) if limit is not None) == WITHIN_DRAFTS
         assert try_rollback(stage, step) is Rollback.MODULES

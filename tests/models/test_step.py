@@ -2,7 +2,6 @@
 
 import weakref
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import mlx.core as mx
 import pytest
@@ -10,11 +9,11 @@ import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
+from plans import Planned, cut_at
 
 from splitinfer.models.caches import Place
 from splitinfer.models.cohort import SequenceCaches, share_calls
 from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.rows import Group, Part, RowCache, RowStep, each_sequence
 from splitinfer.models.step import StepModel, Way, nbytes
 from tests.stages import held_in
@@ -38,18 +37,14 @@ class Both:
     """The same steps on the stages of a model, together and one sequence at a time."""
 
     def __init__(self, name: str, borders: tuple[int, ...] = (2,), *, exact: bool = True) -> None:
-        model, _ = tiny.build(name)
-        ends = [0, *borders, len(model.layers)]
-        self.stages = [StageModel(model, a, b) for a, b in pairwise(ends)]
-        self.steps = [StepModel(stage, exact=exact) for stage in self.stages]
-        self.pools = [KVPool(stage) for stage in self.stages]
+        self.planned = Planned(cut_at(tiny.build(name)[0], *borders), exact=exact)
+        self.stages, self.pools = self.planned.stages, self.planned.pools
         self.alone: dict[int, Alone] = {}
         self.opened = 0
 
     def open(self) -> int:
         number, self.opened = self.opened, self.opened + 1
-        for pool in self.pools:
-            pool.open(number)
+        self.planned.open(number)
         self.alone[number] = Alone(number, [stage.make_caches() for stage in self.stages])
         return number
 
@@ -75,24 +70,14 @@ class Both:
 
     def step(self, *wanted: tuple[int, int]) -> float:
         """Run (sequence, rows) and compare: the largest difference, in units of the largest logit."""
-        expected, ids = [], []
-        starts = [len(self.alone[number].tokens) for number, _ in wanted]
+        expected, slices = [], []
         for number, count in wanted:
             one = self.alone[number]
-            new = one.next_tokens(count)
+            start, new = len(one.tokens), one.next_tokens(count)
             expected.append(self.run_alone(one, new))
+            slices.append((number, start, new, 0))
             one.tokens += new
-            ids += new
-        hidden, outputs = None, []
-        for step, pool in zip(self.steps, self.pools, strict=True):
-            parts = [
-                Part(pool.at(number, start), start, count, count)
-                for (number, count), start in zip(wanted, starts, strict=True)
-            ]
-            outputs = step.run(parts, ids, hidden)
-            hidden = mx.concatenate(outputs)
-        assert hidden is not None
-        reference = mx.concatenate(expected)
+        hidden, reference = self.planned.run(*slices), mx.concatenate(expected)
         assert hidden.shape == reference.shape
         return float((mx.abs(hidden - reference).max() / mx.abs(reference).max()).item())
 
@@ -167,15 +152,18 @@ def cohort(count: int) -> tuple[Both, list[int]]:
     return both, numbers
 
 
-def test_a_member_that_is_freed_takes_its_bytes_along():
-    both, numbers = cohort(4)
-    held = held_in(both.pools[0])
+def test_who_ends_takes_its_bytes_along():
+    """Nobody holds them: neither the cache list of the last step, nor a cohort with one sequence left in it."""
+    both, numbers = cohort(8)
+    pool = both.pools[0]
+    held, gone = held_in(pool), weakref.ref(pool.at(numbers[0], 21).cohort)
     for number in numbers[1:]:
         both.close(number)
-    both.step((numbers[0], 1))
-    assert held_in(both.pools[0]) == held / 4
+    assert pool.at(numbers[0], 21).cohort is None
+    assert held_in(pool) == held / 8
     both.close(numbers[0])
-    assert held_in(both.pools[0]) == 0
+    assert held_in(pool) == 0
+    assert gone() is None
 
 
 def test_a_member_left_behind_does_not_keep_the_others_bytes():
@@ -186,18 +174,6 @@ def test_a_member_left_behind_does_not_keep_the_others_bytes():
     assert left.cohort is None
     assert nbytes([left]) == held_in(both.pools[0]) / 4
     assert both.step((numbers[0], 1), (numbers[1], 1)) == 0
-
-
-def test_what_ended_is_held_by_nobody():
-    """Neither by the cache list of the last step, nor by a cohort with one sequence left in it."""
-    both, numbers = cohort(8)
-    pool, gone = both.pools[0], [weakref.ref(both.pools[0].at(numbers[0], 21).cohort)]
-    for number in numbers[1:]:
-        both.close(number)
-    assert pool.at(numbers[0], 21).cohort is None
-    both.close(numbers[0])
-    assert held_in(pool) == 0
-    assert gone[0]() is None
 
 
 def test_choices_among_tokens_stay_each_sequence_s_own():

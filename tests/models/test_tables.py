@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,10 +12,8 @@ import compare
 import configs
 
 from splitinfer.models import loader, mlx_vlm, tables
-from splitinfer.models.checkpoint import Checkpoint, open_folder
-from splitinfer.models.cut import StageModel
+from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.layer_kinds import describe
-from splitinfer.models.loader import Survey, load_stage, survey
 
 Change = Callable[[dict[str, mx.array]], dict[str, mx.array]]
 
@@ -25,12 +22,6 @@ CONFIGS = configs.configurations()
 _EMBEDDING = {"model.embed_tokens"}
 _PER_LAYER = {"language_model.model.embed_tokens_per_layer"}
 _GEMMA4 = {"language_model.model.embed_tokens", *_PER_LAYER}
-
-
-def _loaded(checkpoint: Checkpoint, cuts: list[int], dtype: str | None = None) -> tuple[list[Survey], list[StageModel]]:
-    found = [survey(checkpoint, start, end, dtype) for start, end in pairwise(cuts)]
-    ends = zip(found, pairwise(cuts), strict=True)
-    return found, [load_stage(checkpoint, one, start, end, dtype, lambda *_: None) for one, (start, end) in ends]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +86,7 @@ def test_a_table_whose_file_is_gone_is_missed_while_loading(tmp_path: Path, monk
     """And one that goes later is still mapped."""
     num_layers = len(compare.save(tmp_path, CONFIGS["llama"]).layers)
     monkeypatch.setattr(tables, "LARGE", 1)
-    _, (stage,) = _loaded(open_folder(tmp_path), [0, num_layers])
+    _, (stage,) = compare.loaded(open_folder(tmp_path), [num_layers])
     (tmp_path / "model.safetensors").unlink()
     mx.eval(stage(mx.array([[1, 2]]), stage.make_caches(), None, 1))
 
@@ -113,13 +104,13 @@ def _check(
 ) -> None:
     monkeypatch.setattr(loader, "_LONG", (64, 512))
     num_layers = len(compare.save(folder, config, make, change=change).layers)
-    checkpoint, cuts = open_folder(folder), [0, cut or num_layers - 3, num_layers]
+    checkpoint, cuts = open_folder(folder), [cut or num_layers - 3, num_layers]
     tokens = (mx.arange(compare.NUM_PROMPT + 4) * 37 + 11)[None] % configs.VOCAB
-    whole, in_memory = _loaded(checkpoint, cuts, dtype)
+    whole, in_memory = compare.loaded(checkpoint, cuts, dtype)
     assert not any(one.tables for one in whole)
     expected = compare.run(in_memory, tokens, compare.CHUNK)
     monkeypatch.setattr(tables, "LARGE", large)
-    found, on_disk = _loaded(checkpoint, cuts, dtype)
+    found, on_disk = compare.loaded(checkpoint, cuts, dtype)
     assert [{table.path for table in one.tables} for one in found] == wanted
     assert [one.tensors for one in found] == [one.tensors for one in whole]  # they must be there
     for less, all_of_it in zip(found, whole, strict=True):

@@ -76,8 +76,3 @@ def test_what_is_computed_is_sent_without_asking_the_device(
 def test_bytes_that_do_not_fit_are_refused(spec: TensorSpec, num_bytes: int):
     with pytest.raises(ProtocolError, match="the peer sent"):
         from_buffer(spec, bytes(num_bytes))
-
-
-def test_an_unknown_dtype_names_the_known_ones():
-    with pytest.raises(ProtocolError, match="as int8; known are float32, float16, bfloat16"):
-        from_buffer(TensorSpec("int8", (1,)), b"a")

@@ -15,7 +15,6 @@ from splitinfer.models import kv_blocks, kv_trial, rows
 from splitinfer.models.caches import Cache
 from splitinfer.models.cohort import Cohort, SequenceCaches
 from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_blocks import KVBlock, PackedTree, Piece
 from splitinfer.models.kv_trial import why_no_blocks
 from splitinfer.models.layer_kinds import with_each_kind
 from splitinfer.models.rounding import RowErrors
@@ -150,32 +149,17 @@ def test_padding_that_is_not_masked_is_refused(shallow: Tried, monkeypatch: pyte
     assert shallow.refuses_rows(cohorts=False) is None, "each sequence attends by itself"
 
 
-def shared_memory(patch: pytest.MonkeyPatch) -> None:
-    """A block of one layer holds the sequence's own last keys instead of copies of those cut."""
-    cut, join = kv_blocks.cut, kv_blocks.join
-    sources: list[SequenceCaches] = []
-
-    def noted(caches: SequenceCaches, places: list[int], start: int, end: int) -> KVBlock:
-        sources.append(caches)
-        return cut(caches, places, start, end)
-
-    def wrong(caches: SequenceCaches, places: list[int], blocks: list[KVBlock], length: int) -> list[mx.array]:
-        *others, last = blocks
-        live, pieces = sources[-1].full[ODD], list(last.pieces)
-        size = last.end - last.start
-        arrays = tuple(a[..., live.offset - size : live.offset, :] for a in (live.keys, live.values))
-        pieces[places.index(ODD)] = Piece(PackedTree.of(arrays), last.start, last.end, by_token=True)
-        return join(caches, places, [*others, KVBlock(tuple(pieces), last.start, last.end)], length)
-
-    patch.setattr(kv_trial, "cut", noted)
-    patch.setattr(kv_trial, "join", wrong)
-
-
 def test_mistakes_in_blocks_are_refused(shallow: Tried, monkeypatch: pytest.MonkeyPatch):
-    shared_memory(monkeypatch)
-    reason = why_no_blocks(shallow.stage)
-    assert reason is not None
-    assert "differ" in reason, "found by what was computed, not by an exception"
+    """A sequence that begins with blocks has the keys of one layer a token off."""
+
+    def wrong(caches: SequenceCaches, *given: Any) -> list[mx.array]:
+        arrays = kv_blocks.join(caches, *given)
+        cache = caches.full[ODD]
+        cache.keys = mx.roll(cache.keys, 1, axis=2)
+        return arrays
+
+    monkeypatch.setattr(kv_trial, "join", wrong)
+    assert "differ" in (why_no_blocks(shallow.stage) or ""), "found by what was computed, not by an exception"
 
 
 def test_blocks_are_kept_where_no_two_calls_agree(shallow: Tried):

@@ -17,15 +17,12 @@ from splitinfer.core.rng import position_key
 from splitinfer.demo import TARGET
 from splitinfer.models import mlx_vlm
 from splitinfer.pictures.families import Prepared, family_of
+from tests.matrix.configs import _BASE
 
 VOCAB = 160
 _PLACEHOLDER = 150
 
-_TEXT: dict[str, Any] = {
-    "hidden_size": 32, "intermediate_size": 64, "vocab_size": VOCAB, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "attention_bias": False,
-}  # fmt: skip
+_TEXT: dict[str, Any] = {**_BASE, "vocab_size": VOCAB, "head_dim": 8, "max_position_embeddings": 1024}
 _SECTIONS = {"type": "default", "rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0}
 _QWENS = {
     "depth": 3, "hidden_size": 16, "intermediate_size": 32, "out_hidden_size": 32, "num_heads": 2, "patch_size": 4,

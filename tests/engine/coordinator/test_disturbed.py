@@ -2,9 +2,7 @@
 The door (``engine.door``) checks the tokens, and that nothing is left."""
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import failing
@@ -29,8 +27,8 @@ from engine.door import (
     worker_lost,
 )  # fmt: skip
 from processes import until
+from tiny import Folder
 
-from splitinfer.engine.device.device import Device
 from splitinfer.engine.worker import worker
 from splitinfer.engine.worker.handshake import Acceptor
 from splitinfer.errors import SplitinferError
@@ -44,22 +42,6 @@ MANY = [
 ]
 
 
-def late(number: int) -> Fault:
-    """A launch fails when the result of the step before it has come already."""
-
-    def devices() -> dict[int, Device]:
-        fails = failing.nth(number, BROKEN)
-
-        def wish(arrays: Sequence[mx.array]) -> Exception | None:
-            error = fails(arrays)
-            time.sleep(0.1 if error else 0.0)
-            return error
-
-        return {0: WAYS["launch"](wish)}
-
-    return Fault(devices)
-
-
 def again_and_again(*faults: Fault) -> Fault:
     """All of them, one after the other."""
     return Fault(act=lambda there: [fault.act(there) for fault in faults if fault.act])
@@ -69,7 +51,6 @@ ROWS: dict[str, tuple[list[int], Fault, dict[str, Any]]] = {
     "its first launch fails": (CUTS, device_fails(0, 1, "launch"), {}),
     "a wait fails": ([4], device_fails(0, 7), {}),
     "a launch that computes fails": (CUTS, device_fails(0, 7, "computes at launch"), {}),
-    "a launch fails late": ([4], late(2), {"token_budget": 8}),
     "no memory on a worker": (CUTS, device_fails(1, 9, "wait", NO_MEMORY), {"token_budget": 16}),
     "no memory behind blocks that are kept": (CUTS, device_fails(0, 12, "launch", NO_MEMORY), {}),
     "a link is cut": (CUTS, link_cut(), {}),
@@ -94,7 +75,7 @@ MORE: dict[str, tuple[list[int], Fault, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("row", [*ROWS, *(pytest.param(name, marks=NIGHTLY) for name in MORE)])
-def test_no_token_changes(row: str, pipeline: Open, tiny_folder: Callable[..., Path]) -> None:
+def test_no_token_changes(row: str, pipeline: Open, tiny_folder: Folder) -> None:
     cuts, fault, options = {**ROWS, **MORE}[row]
     model = tiny_folder("llama", head_dim=32) if "kv_format" in options else "llama"
     with pipeline(model, cuts, fault=fault, rejoin_timeout=20, **options) as there:
@@ -102,14 +83,6 @@ def test_no_token_changes(row: str, pipeline: Open, tiny_folder: Callable[..., P
         assert (there.stats["rejoins"] > 0) == (fault is not NOTHING)
         assert sum(there.stats["losses"].values()) == there.stats["rejoins"]
         assert there.llm.health().can_answer
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=NIGHTLY) for name in ("gemma3_text", "gpt_oss")])
-@pytest.mark.parametrize("fault", [link_cut(), device_fails(0, 7, "launch")], ids=["link", "device"])
-def test_windows(name: str, fault: Fault, pipeline: Open) -> None:
-    with pipeline(name, [1, 5] if name == "gemma3_text" else CUTS, fault=fault, token_budget=16) as there:
-        there.answers()
-        assert there.stats["rejoins"] == 1
 
 
 @pytest.mark.parametrize(("stage", "way"), [(0, "launch"), *(pytest.param(1, way, marks=NIGHTLY) for way in WAYS)])

@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from engine.door import Guesses, Open, ask, some_wrong, streams_of
+from tiny import Folder
 
 from splitinfer import Flight
 from splitinfer.core.speculation.speculation import Draft
@@ -63,7 +63,7 @@ def test_rounds(
     guess: Callable[[int, int], int],
     options: dict[str, Any],
     pipeline: Open,
-    tiny_folder: Callable[..., Path],
+    tiny_folder: Folder,
 ) -> None:
     made = Reading(parts, streams_of(tiny_folder("llama"), SEVERAL), guess)
     with pipeline("llama", [2, 2], drafter=lambda: made, flight=flight, **options) as there:
@@ -79,7 +79,7 @@ def test_rounds(
     assert guess is not wrong or accepted == 0
 
 
-def test_a_request_without_drafts_beside_others(pipeline: Open, tiny_folder: Callable[..., Path]) -> None:
+def test_a_request_without_drafts_beside_others(pipeline: Open, tiny_folder: Folder) -> None:
     made = Reading(0, streams_of(tiny_folder("llama"), SEVERAL), right)
     with pipeline("llama", [2, 2], drafter=lambda: made, micro_batches=1) as there:
         flights = (Flight(2), Flight(4), Flight())

@@ -4,7 +4,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import stages
 from engine.door import SECONDS, Open, ask
 from stages import layout, plain_greedy, worker
+from tiny import Folder
 
 import splitinfer
 from splitinfer.demo import TARGET
@@ -43,14 +44,6 @@ def test_texts_token_ids_and_streams_give_the_same(llm: LLM) -> None:
     assert "".join(event.text for event in events) == outs[0].text
     assert [event.finish_reason for event in events] == [None] * (len(events) - 1) + ["length"]
     assert llm.generate([], params()) == []
-
-
-def test_many_at_once_change_nothing_and_a_seed_repeats(llm: LLM) -> None:
-    tales = [TALE, "The wolf said", "In the forest"]
-    each = [params(max_tokens=12, temperature=t, seed=i) for i, t in enumerate((0.0, 0.7, 1.0))]
-    together = llm.generate(tales, each)
-    alone = [llm.generate(tale, p)[0] for tale, p in zip(tales, each, strict=True)]
-    assert [out.token_ids for out in together] == [out.token_ids for out in alone]
     free = llm.generate([TALE] * 3, params(max_tokens=12, temperature=1.0))
     assert len({tuple(out.token_ids) for out in free}) == 3, "without a seed"
 
@@ -131,7 +124,7 @@ def test_the_largest_values_that_parameters_take_reach_every_stage(llm: LLM) -> 
     assert llm.generate(TALE, params(max_tokens=2))[0].finish_reason == "length"
 
 
-def test_layouts_that_cannot_be(tmp_path: Path, tiny_folder: Callable[..., Path]) -> None:
+def test_layouts_that_cannot_be(tmp_path: Path, tiny_folder: Folder) -> None:
     with pytest.raises(LayoutError, match=r"holds 11 layers \(5 \+ 6\), but the model has 12"):
         LLM(layout("demo", [5, 6], ["local"]))
     with pytest.raises(LayoutError, match="names no model"):
@@ -209,15 +202,11 @@ def test_dials_can_be_turned_while_requests_are_under_way(pipeline: Open) -> Non
         assert (stats["policy"], stats["token_budget"], stats["max_running"]) == ("stall_free", 7, 2)
         assert requests[0].output.queue_seconds is not None
         assert 0 <= requests[0].output.queue_seconds < requests[0].output.token_times[0]
-        for wrong, sentence in (
-            ({"polcy": "x"}, "there is no option 'polcy'; there are policy, prefill_share"),
-            ({"prefill_share": 3}, "prefill_share must be a number from 0.01 to 1, not 3"),
-        ):
-            with pytest.raises(ConfigError, match=sentence):
-                there.llm.tune(**wrong)
+        with pytest.raises(ConfigError, match="there is no option 'polcy'; there are policy, prefill_share"):
+            there.llm.tune(polcy="x")
 
 
-def test_a_layouts_dials_and_a_models_recommendation(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_layouts_dials_and_a_models_recommendation(tiny_folder: Folder, tmp_path: Path) -> None:
     """The dials hold unless the settings say otherwise; the recommendation is offered and not taken, but for the
     tokens that end an answer."""
     folder = shutil.copytree(tiny_folder("llama"), tmp_path / "model")

@@ -1,11 +1,10 @@
 """A worker that gets another address in the middle of an answer."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from stages import here, layout, plain_greedy, prompt
+from tiny import Folder
 
 from splitinfer import SamplingParams
 from splitinfer.config import Layout
@@ -15,7 +14,7 @@ KEY = "7" * 64
 
 
 @pytest.mark.parametrize("by_key", [True, False])
-def test_a_worker_that_moves(by_key: bool, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+def test_a_worker_that_moves(by_key: bool, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch):
     """One that was found by its key is followed, and the answer goes on. For one whose address was given, the error
     says where its key is now."""
     model, tokens, params = tiny_folder("llama"), prompt(20), SamplingParams(max_tokens=60, ignore_eos=True)

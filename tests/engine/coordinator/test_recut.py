@@ -2,7 +2,7 @@
 requests wait and get the same tokens, and nobody waits for ever."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 import stages
 from engine.door import QUICK, SECONDS, SEVERAL, Fault, Open, Pipeline, ask, launches_ahead, recut
 from processes import until
+from tiny import Folder
 
 from splitinfer.errors import LayoutError, PeerError, SplitinferError
 from splitinfer.kvstore.store import Disk
@@ -43,7 +44,7 @@ MORE: dict[str, tuple[Fault, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("row", [*ROWS, *(pytest.param(name, marks=NIGHTLY) for name in MORE)])
-def test_no_token_changes(row: str, pipeline: Open, tiny_folder: Callable[..., Path]) -> None:
+def test_no_token_changes(row: str, pipeline: Open, tiny_folder: Folder) -> None:
     fault, options = {**ROWS, **MORE}[row]
     model = tiny_folder("llama", head_dim=32) if "kv_format" in options else "llama"
     with pipeline(model, [2, 2], fault=fault, **options) as there:

@@ -28,36 +28,26 @@ class Letters:
         return text.strip("%") if is_cut else text  # a percent sign: half a character
 
 
-class Clock:
-    """Seconds that pass when told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Reader:
-    """A request and everything its reader has got."""
+    """A request and everything its reader has got. ``now``: seconds, which pass when told to."""
 
     def __init__(self, *pieces: str, stop: tuple[str, ...] = ()) -> None:
-        self.clock = Clock()
+        self.now = 100.0
         self.letters = Letters(*pieces)
         sequence = Sequence(3, [1, 2], SamplingParams(stop=stop), 0, frozenset({END}))
-        self.state = RequestState(sequence, self.letters if pieces else None, self.clock)
+        self.state = RequestState(sequence, self.letters if pieces else None, lambda: self.now)
         self.output = RequestOutput(2)
         self.events: list[StreamEvent] = []
 
     def take(self, token_id: int, reason: FinishReason | None = None, **logprobs: object) -> FinishReason | None:
-        self.clock.now += 0.5
+        self.now += 0.5
         came, reason = self.state.take(SampledToken(token_id, **logprobs), reason)  # type: ignore[arg-type]
         self.state.tell(came)
         self._read()
         return reason
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
-        self.clock.now += 0.5
+        self.now += 0.5
         self.state.end(reason, error)
         self._read()
 

@@ -238,15 +238,9 @@ def test_a_large_step_does_not_change_what_a_small_one_has_shown_and_drift_is_fo
         assert arrivals.of(figures, heard) == pytest.approx([figures[1].received - true], abs=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("cuts", "options"),
-    [
-        ([2, 2], {}),
-        *(pytest.param(*one, marks=pytest.mark.nightly) for one in (([4], {}), ([1, 2, 1], {"scheme": "tcp"}))),
-    ],
-)
-def test_a_real_pipeline(cuts: list[int], options: dict[str, Any], pipeline: Open):
-    with pipeline("llama", cuts, token_budget=16, prefix_cache=False, **options) as there:
+@pytest.mark.parametrize("cuts", [[1, 2, 1], pytest.param([4], marks=pytest.mark.nightly)])
+def test_a_real_pipeline(cuts: list[int], pipeline: Open):
+    with pipeline("llama", cuts, token_budget=16, prefix_cache=False) as there:
         outputs = there.outputs(*(ask(40, prompt=i, max_tokens=6) for i in range(4)))
         stats = there.stats
         json.dumps(stats, allow_nan=False)

@@ -3,12 +3,12 @@
 import itertools
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from stages import layout, pipeline, prompt
+from tiny import Folder
 
 import splitinfer
 from splitinfer.core.metrics.gaps import Visit
@@ -39,7 +39,7 @@ def end(event: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["inproc", pytest.param("tcp", marks=pytest.mark.nightly)])
-def test_a_run_on_two_stages(scheme: str, tiny_folder: Callable[..., Path], tmp_path: Path):
+def test_a_run_on_two_stages(scheme: str, tiny_folder: Folder, tmp_path: Path):
     path = tmp_path / "steps.json"
     prompts = [prompt(70, seed=i) for i in range(3)]
     with pipeline(tiny_folder("llama"), [2, 2], scheme=scheme, token_budget=24, trace=path) as llm:

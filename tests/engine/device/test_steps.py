@@ -136,19 +136,3 @@ def test_a_failure_is_heard_once_and_nothing_behind_it_is_completed() -> None:
         assert why.is_late(), "the loop has been told of something else since, and has dropped the step"
         loop.add(4)
         assert loop.completed.get(timeout=SOON) == 4
-
-
-def test_its_thread_ends_with_it() -> None:
-    before = set(threading.enumerate())
-    with running(Loop()) as loop:
-        loop.device.done(1)
-        loop.add(1, 0)
-        assert loop.completed.get(timeout=SOON) == 1
-        (thread,) = set(threading.enumerate()) - before
-        loop.steps.close()
-        assert loop.steps.is_empty
-        loop.device.done(0)
-        thread.join(SOON)
-        assert not thread.is_alive()
-        assert loop.completed.empty()
-    StepsUnderWay[int](lambda _why: None).close()

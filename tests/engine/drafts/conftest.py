@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import Folder
 from trained import noted_proposals, of_kind
 
 
@@ -17,9 +18,7 @@ def proposed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]
 
 
 @pytest.fixture(scope="session")
-def drafter(
-    tiny_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., tuple[Path, str]]:
+def drafter(tiny_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, str]]:
     """A function that gives a target's folder and a drafter of a kind for it, in a layout's words; made once."""
 
     @cache

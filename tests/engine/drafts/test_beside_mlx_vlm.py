@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,19 @@ import pytest
 import tiny
 from engine.door import Open, ask
 from mlx_lm.utils import load_model
-from trained import LEAVING, add_heads, save_dflash, save_eagle3, weights_of
+from tiny import Folder
+from trained import (
+    LEAVING,
+    Arrays,
+    add_heads,
+    behind_the_last,
+    heads_for,
+    quantised,
+    rounded,
+    save_dflash,
+    save_eagle3,
+    weights_of,
+)  # fmt: skip
 
 from splitinfer import Flight
 from splitinfer.models import mlx_vlm
@@ -38,13 +51,12 @@ def _eagle3(target: Any, drafter: Path) -> Drafts:
     return _one_by_one(target, made, LEAVING)
 
 
-def _mtp(target: Any, folder: Path) -> Drafts:
+def _mtp(form: Callable[[Arrays], Arrays], target: Any, folder: Path) -> Drafts:
     module = mlx_vlm.module("speculative.drafters.qwen3_5_mtp")
     rope = {"type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
     text = _config(folder) | {"num_experts": 0, "rope_parameters": rope}
     made = module.Model(module.ModelConfig.from_dict({"text_config": text}))
-    own = weights_of(folder)
-    heads = {name.removeprefix("mtp."): array for name, array in own.items() if name.startswith("mtp.")}
+    heads = {name.removeprefix("mtp."): array for name, array in form(heads_for(folder)).items()}
     made.load_weights(list(made.sanitize(heads).items()))
     return _one_by_one(target, made, None)
 
@@ -86,33 +98,38 @@ def _hidden(target: Any, tokens: list[int], layers: list[int]) -> mx.array:
     return mx.concatenate([found[i] for i in layers], axis=-1)
 
 
+FORMS = {"as they are": (dict, dict), "quantised": (quantised, rounded), "behind the last": (behind_the_last, dict)}
+"""How heads are written, and which numbers that stands for."""
 MORE = [
-    ("mtp", {}), ("eagle3", {"norm_before_residual": True}), ("dflash", {}),
-    ("dflash", {"dflash_config": {"causal": True}}),
+    ("mtp", {"form": "as they are"}), ("mtp", {"form": "behind the last"}), ("eagle3", {"norm_before_residual": True}),
+    ("dflash", {}), ("dflash", {"dflash_config": {"causal": True}}),
     ("dflash", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "told"), [
     ("eagle3", {"norm_before_residual": False, "entering": False}), ("dflash", {"second": True}),
+    ("mtp", {"form": "quantised"}),
     *(pytest.param(*one, marks=pytest.mark.nightly) for one in MORE),
 ], ids=str)  # fmt: skip
 def test_drafts(
     kind: str,
     told: dict[str, Any],
-    tiny_folder: Callable[..., Path],
+    tiny_folder: Folder,
     tmp_path: Path,
     pipeline: Open,
     proposed: list[tuple[list[int], list[int]]],
 ) -> None:
     if kind == "mtp":
-        folder = drafter = add_heads(tiny.save(tmp_path / "target", "qwen3_next", mlp_only_layers=[0, 1, 2, 3]))
+        form, numbers = FORMS[told["form"]]
+        folder = tiny.save(tmp_path / "target", "qwen3_next", mlp_only_layers=[0, 1, 2, 3])
+        drafter, theirs = add_heads(folder, form=form), partial(_mtp, numbers)
     else:
         folder, save = tiny_folder("llama"), save_eagle3 if kind == "eagle3" else save_dflash
-        drafter = save(tmp_path / "drafter", **told)
+        drafter, theirs = save(tmp_path / "drafter", **told), {"eagle3": _eagle3, "dflash": _dflash}[kind]
     draft = "mtp" if kind == "mtp" else str(drafter)
     with pipeline(folder, [1, 2, 1], token_budget=16, draft=draft, are_checked=False) as there:
         there.answers(*(replace(ask(20 + 15 * i, prompt=i), flight=Flight(3 + 2 * i)) for i in range(2)))
     assert len(proposed) > 15
-    drafts = {"mtp": _mtp, "eagle3": _eagle3, "dflash": _dflash}[kind](load_model(folder, strict=False)[0], drafter)
+    drafts = theirs(load_model(folder, strict=False)[0], drafter)
     assert [found for _, found in proposed] == [drafts(tokens, len(found)) for tokens, found in proposed]

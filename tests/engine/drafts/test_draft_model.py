@@ -1,13 +1,13 @@
 """A model as drafter: it says what it would say alone, whatever was rolled back in between, among others and with
 n-grams beside it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from stages import plain_greedy, plain_sampled
+from tiny import Folder
 
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.core.speculation.speculation import Draft
@@ -131,12 +131,12 @@ def test_rounds_that_are_left_early_do_no_harm(model: DraftModel) -> None:
         model.forget(seq.seq_id)
 
 
-def test_a_draft_that_cannot_go_back_is_refused(tiny_folder: Callable[..., Path]) -> None:
+def test_a_draft_that_cannot_go_back_is_refused(tiny_folder: Folder) -> None:
     with pytest.raises(ModelError, match="cannot be rolled back"):
         DraftModel.load("next", open_model(str(tiny_folder("qwen3_next"))), "float32", 100, 128, lambda _: None)
 
 
-def test_sliding_windows_go_back_far_enough(tiny_folder: Callable[..., Path]) -> None:
+def test_sliding_windows_go_back_far_enough(tiny_folder: Folder) -> None:
     gemma = open_model(str(tiny_folder("gemma3_text")))
     windowed = DraftModel.load("gemma", gemma, "float32", 100, 512, lambda _: None)
     prompt = [(7 * i * i + 3 * i) % 90 for i in range(400)]

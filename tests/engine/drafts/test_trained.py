@@ -1,22 +1,18 @@
 """Drafters on the model's own hidden states: which ones belong to a model, and what a plan knows of them. Their drafts
 are compared with mlx-vlm's own classes in ``test_beside_mlx_vlm``."""
 
-import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 import tiny
-from engine.door import Ask, Open, ask
-from mlx_lm.utils import load_model
+from engine.door import Ask, Open
 from trained import (
     LEAVING,
     Arrays,
     add_heads,
-    behind_the_last,
     heads_for,
     quantised,
     rounded,
@@ -45,54 +41,6 @@ def read(drafter: Path) -> tuple[dict[str, Any], Arrays]:
     return json.loads((drafter / "config.json").read_text()), weights_of(drafter)
 
 
-@pytest.mark.parametrize(
-    ("form", "name"),
-    [
-        (quantised, "qwen3"),
-        pytest.param(behind_the_last, "qwen3_moe", marks=pytest.mark.nightly),
-    ],
-)
-def test_drafts_are_the_heads_own(
-    form: Any, name: str, tmp_path: Path, pipeline: Open, proposed: list[tuple[list[int], list[int]]]
-) -> None:
-    """Behind each step: what the heads say when all tokens so far are run through the whole model and through them."""
-    changes = {"mlp_only_layers": [0, 1]} if name == "qwen3_moe" else {}  # whose heads are like the third
-    folder = add_heads(tiny.save(tmp_path / name, name, **changes), form=form)
-    with pipeline(folder, [2, 2], token_budget=16, draft="mtp", are_checked=False) as there:
-        there.answers(*(Ask(ask(n).tokens, SamplingParams(12, ignore_eos=True), flight=Flight(3)) for n in (20, 35)))
-    assert len(proposed) > 8
-    heads = Reference(folder, rounded if form is quantised else dict)
-    assert [drafts for _, drafts in proposed] == [heads.drafts(tokens, len(drafts)) for tokens, drafts in proposed]
-
-
-class Reference:
-    """A whole model of mlx-lm and heads, by their formula alone."""
-
-    def __init__(self, folder: Path, form: Callable[[Arrays], Arrays]) -> None:
-        (folder / "model-mtp.safetensors").unlink()
-        arrays = form(heads_for(folder))
-        self.model, self.args = load_model(folder)[0], {k.removeprefix("mtp."): v for k, v in arrays.items()}
-        self.layer = copy.deepcopy(self.model.layers[-1])
-        self.head = getattr(self.model, "lm_head", None) or self.model.model.embed_tokens.as_linear
-        own = {k.removeprefix("layers.0."): v for k, v in self.args.items() if k.startswith("layers.0.")}
-        self.layer.load_weights(list(own.items()))
-
-    def norm(self, name: str, x: mx.array) -> mx.array:
-        return mx.fast.rms_norm(x, self.args[f"{name}.weight"], 1e-5)
-
-    def drafts(self, tokens: list[int], count: int) -> list[int]:
-        hidden, ids = self.model.model(mx.array([tokens[:-1]])), tokens[1:]
-        found: list[int] = []
-        while len(found) < count:
-            embedded = self.model.model.embed_tokens(mx.array([ids]))
-            rows = [self.norm("pre_fc_norm_embedding", embedded), self.norm("pre_fc_norm_hidden", hidden)]
-            x = mx.concatenate(rows, axis=-1) @ self.args["fc.weight"].T
-            states = self.norm("norm", self.layer(x, mask="causal"))
-            found.append(self.head(states[:, -1]).argmax(-1).item())
-            hidden, ids = mx.concatenate([hidden, states[:, -1:]], axis=1), [*ids, found[-1]]
-        return found
-
-
 @pytest.mark.parametrize(("changes", "reason"), [
     (None, r"has no prediction heads.*copy these tensors"), ({"size": 32}, "belong to another model"),
     ({"drop": "pre_fc_norm_hidden"}, "lack mtp.pre_fc_norm_hidden"),
@@ -114,37 +62,29 @@ def test_latent_attention_is_refused() -> None:
         PredictionHeads(model, {f"model.layers.4.{name}": mx.zeros((8, 8)) for name in names})
 
 
-@pytest.mark.parametrize(("config", "reason"), [
-    ({"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, "not layer 8; it belongs to another model"),
-    ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, "2 hidden states of 96 numbers, and those of .* have 64"),
-    ({"vocab_size": 5000}, "a vocabulary of 5,000 tokens, and .* has 160"),
-    ({"norm_before_fc": True}, "norm_before_fc"),
-    ({"num_hidden_layers": 2}, "lacks layers.1"),
+@pytest.mark.parametrize(("kind", "told", "reason"), [
+    ("eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, "not layer 8; it belongs to another model"),
+    ("eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 2]}, "2 hidden states of 96 numbers, and those of .* have 64"),
+    ("eagle3", {"vocab_size": 5000}, "a vocabulary of 5,000 tokens, and .* has 160"),
+    ("eagle3", {"norm_before_fc": True}, "norm_before_fc"),
+    ("eagle3", {"num_hidden_layers": 2}, "lacks layers.1"),
+    ("dflash", {"dflash_config": {"target_layer_ids": [0, 2, 7]}}, "not layer 7; it belongs to another model"),
+    ("dflash", {"dflash_config": {"target_layer_ids": [0, 2]}}, "2 hidden states of 96 numbers, and .* have 64"),
+    ("dflash", {"dflash_config": {"target_layer_ids": None}}, "does not say which hidden states it reads"),
+    ("dflash", {"num_target_layers": 36}, "a model of 36 layers, and .* has 4"),
+    ("dflash", {"vocab_size": 5000}, "a vocabulary of 5,000 tokens, and .* has 160"),
+    ("dflash", {"dflash_config": {"mask_token_id": 160}}, "no mask_token_id among the model's tokens"),
+    ("dflash", {"num_hidden_layers": 1}, r"has layers\.1\..*a form that is not known"),
+    ("dflash", {"num_hidden_layers": 3}, r"lacks layers\.2\."),
+    ("dflash", {"hidden_act": "gelu"}, "an activation that is not known"),
+    ("dflash", {"size": 32}, "computes 32 numbers, and the embedding and the head of .* have 64"),
 ], ids=str)  # fmt: skip
-def test_an_eagle3_of_another_model_is_refused(config: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_a_drafter_of_another_model_is_refused(kind: str, told: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    save, made, taps = {"eagle3": (save_eagle3, Eagle3, taps_of), "dflash": (save_dflash, DFlash, taps_of_dflash)}[kind]
+    own, arrays = read(save(tmp_path / "drafter", **told))
     model, _ = tiny.build("llama")
-    own, arrays = read(save_eagle3(tmp_path / "drafter", **config))
     with pytest.raises(ModelError, match=reason):
-        _ = taps_of(own, model, arrays), Eagle3(own, model, arrays)
-
-
-@pytest.mark.parametrize(("told", "reason"), [
-    ({"dflash_config": {"target_layer_ids": [0, 2, 7]}}, "not layer 7; it belongs to another model"),
-    ({"dflash_config": {"target_layer_ids": [0, 2]}}, "2 hidden states of 96 numbers, and those of .* have 64"),
-    ({"dflash_config": {"target_layer_ids": None}}, "does not say which hidden states it reads"),
-    ({"num_target_layers": 36}, "a model of 36 layers, and .* has 4"),
-    ({"vocab_size": 5000}, "a vocabulary of 5,000 tokens, and .* has 160"),
-    ({"dflash_config": {"mask_token_id": 160}}, "no mask_token_id among the model's tokens"),
-    ({"num_hidden_layers": 1}, r"has layers\.1\..*a form that is not known"),
-    ({"num_hidden_layers": 3}, r"lacks layers\.2\."),
-    ({"hidden_act": "gelu"}, "an activation that is not known"),
-    ({"size": 32}, "computes 32 numbers, and the embedding and the head of .* have 64"),
-], ids=str)  # fmt: skip
-def test_a_dflash_of_another_model_is_refused(told: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    model, _ = tiny.build("llama")
-    own, arrays = read(save_dflash(tmp_path / "drafter", **told))
-    with pytest.raises(ModelError, match=reason):
-        _ = taps_of_dflash(own, model, arrays), DFlash(own, model, arrays)
+        _ = taps(own, model, arrays), made(own, model, arrays)
 
 
 def test_a_quantised_eagle3_is_the_one_that_its_numbers_stand_for(tmp_path: Path) -> None:

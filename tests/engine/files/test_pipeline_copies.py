@@ -1,6 +1,5 @@
 """A worker that has nothing of a model takes its layers' tensors from the coordinator, or from another worker."""
 
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 import tiny
-from stages import layout, plain_greedy, prompt, tokens_of
+from stages import keyed_worker, layout, plain_greedy, prompt, tokens_of, worker
 from trained import save_dflash, save_eagle3
 
 from splitinfer import SamplingParams
@@ -17,7 +16,6 @@ from splitinfer.config import Layout
 from splitinfer.engine.files import answering
 from splitinfer.engine.files.copying import Reader, pull
 from splitinfer.engine.worker.handshake import AccessControl
-from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import ModelError, Refused, SplitinferError
 from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Settings
@@ -29,9 +27,7 @@ from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.store.ranges import missing
 from splitinfer.store.source import Source
 from splitinfer.wire.messages import AskManifest
-from transports import LinkOptions, listen
-
-_names = itertools.count()
+from transports import LinkOptions
 
 
 @pytest.fixture(scope="module")
@@ -47,21 +43,10 @@ def workers_have_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def worker(store: ModelStore) -> Iterator[str]:
-    """A worker with a store, and no model; its address."""
-    listener = listen(f"inproc://copies-{next(_names)}")
-    running = Worker(listener, store=store)
-    try:
-        yield listener.address
-    finally:
-        assert running.stop(timeout=10)
-
-
-@contextmanager
 def pipeline(model: Path, stores: list[ModelStore], **settings: Any) -> Iterator[LLM]:
     cuts = {1: [2, 2], 2: [1, 1, 2]}[len(stores)]
     with ExitStack() as stack:
-        addresses = [stack.enter_context(worker(store)) for store in stores]
+        addresses = [stack.enter_context(worker("inproc", store=store)) for store in stores]
         yield stack.enter_context(LLM(layout(model, cuts, addresses), settings=Settings(**settings)))
 
 
@@ -124,7 +109,7 @@ def test_another_cut_whose_layers_have_to_be_copied(model: Path, tmp_path: Path)
     store, shown = ModelStore(tmp_path / "store"), list[str]()
     tokens, params = prompt(20), SamplingParams(max_tokens=40, ignore_eos=True)
     with (
-        worker(store) as address,
+        worker("inproc", store=store) as address,
         LLM(
             layout(model, [3, 1], [address]),
             settings=Settings(),
@@ -150,17 +135,13 @@ def test_another_cut_whose_layers_have_to_be_copied(model: Path, tmp_path: Path)
 
 
 def test_a_pipeline_of_one_machine_takes_a_worker_with_a_key(model: Path, tmp_path: Path):
-    own, access = Keyring(tmp_path / "there"), AccessControl(Keyring(tmp_path / "there"))
+    own = Keyring(tmp_path / "there")
     own.admit(Keyring().own().public, "studio")
-    listener = listen("tcp://127.0.0.1:0", options=access.options)
-    running = Worker(listener, store=ModelStore(tmp_path / "store"), keys=own, access=access)
-    second = {"name": "b", "layers": 2, "address": listener.address, "key": own.own().public}
-    try:
+    with keyed_worker(own, AccessControl(own), ModelStore(tmp_path / "store")) as address:
+        second = {"name": "b", "layers": 2, "address": address, "key": own.own().public}
         with LLM({"model": str(model), "stages": [{"name": "a", "layers": 4}]}, settings=Settings()) as llm:
             llm.recut(Layout.from_dict({"model": str(model), "stages": [{"name": "a", "layers": 2}, second]}, "two"))
             assert tokens_of(llm, prompt(9), max_tokens=4) == plain_greedy(model, prompt(9), 4)
-    finally:
-        assert running.stop(timeout=10)
 
 
 def _without(told: Manifest, lost: frozenset[str]) -> Manifest:
@@ -176,7 +157,7 @@ def test_layers_that_a_model_has_not(model: Path, tmp_path: Path):
     with pipeline(model, [store]):
         pass
     with (
-        worker(store) as address,
+        worker("inproc", store=store) as address,
         Reader(address, LinkOptions(), 5.0) as reader,
         pytest.raises(ModelError, match="has layers 0 to 3, not all of 2 to 39"),
     ):
@@ -184,7 +165,7 @@ def test_layers_that_a_model_has_not(model: Path, tmp_path: Path):
 
 
 def test_only_so_many_readers(model: Path, tmp_path: Path):
-    with worker(ModelStore(tmp_path / "store")) as address, ExitStack() as stack:
+    with worker("inproc", store=ModelStore(tmp_path / "store")) as address, ExitStack() as stack:
         readers = [stack.enter_context(Reader(address, LinkOptions(), 5.0)) for _ in range(4)]
         for reader in readers:
             reader.send(AskManifest("0" * 32))

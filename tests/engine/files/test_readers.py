@@ -4,32 +4,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from stages import keyed_worker
 from test_copied_file import fill
 from weights import CONFIG, FILE, described, written
 
 from splitinfer.engine.files.copying import Reader, Remote, request_manifest
 from splitinfer.engine.worker.handshake import AccessControl
-from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import PeerError, Refused, WorkerUnreachable
+from splitinfer.keyring import Keyring
 from splitinfer.store.copied_file import write_whole
 from splitinfer.store.models import ModelStore
 from splitinfer.wire.messages import AskManifest, AskRanges, Range, Unavailable
-from transports import KeyPair, LinkOptions, Security, listen
+from transports import KeyPair, LinkOptions, Security
 
-OWN, ADMITTED, STRANGER = KeyPair.make(), KeyPair.make(), KeyPair.make()
-
-
-class Known:
-    """Keys of a worker that admits one coordinator."""
-
-    def own(self) -> KeyPair:
-        return OWN
-
-    def admits(self, key: str) -> bool:
-        return key == ADMITTED.public
-
-    def log_unknown(self, key: str) -> None:
-        pass
+ADMITTED, STRANGER = KeyPair.make(), KeyPair.make()
 
 
 @pytest.fixture
@@ -46,23 +34,20 @@ def store(tmp_path: Path) -> ModelStore:
 
 @pytest.fixture
 def access() -> AccessControl:
-    return AccessControl(Known())
+    Keyring().admit(ADMITTED.public, "studio")
+    return AccessControl(Keyring())
 
 
 @pytest.fixture
 def address(store: ModelStore, access: AccessControl, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     # The model's files are random bytes; that its tables have this fingerprint is for other tests.
     monkeypatch.setattr("splitinfer.core.fingerprint.Fingerprint.difference", lambda *_: None)
-    listener = listen("tcp://127.0.0.1:0", options=access.options)
-    worker = Worker(listener, keys=Known(), access=access, store=store)
-    try:
-        yield listener.address
-    finally:
-        assert worker.stop(timeout=10)
+    with keyed_worker(Keyring(), access, store) as address:
+        yield address
 
 
 def options(own: KeyPair) -> LinkOptions:
-    return LinkOptions(security=Security(own, OWN.public))
+    return LinkOptions(security=Security(own, Keyring().own().public))
 
 
 @pytest.fixture

@@ -2,32 +2,29 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from struct import pack
 
 import peers
 import pytest
 import stages
+from peers import Peer
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.metrics.link_measurement import MOST_BYTES, LinkMeasurement
 from splitinfer.engine.coordinator.worker_group import WorkerGroup
-from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.probe import ask, measure, probe_next, reply_to
 from splitinfer.engine.versions import own_versions
 from splitinfer.engine.worker import handshake
 from splitinfer.errors import PeerError, ProtocolError
 from splitinfer.keyring import Keyring
 from splitinfer.wire import codec
-from splitinfer.wire.codec import Session
 from splitinfer.wire.messages import (
     Connected,
     Fault,
-    Hello,
     Message,
     NextStage,
     Probe,
-    Progress,
     Ready,
     Refuse,
     Welcome,
@@ -39,30 +36,14 @@ WIRE = LinkProfile(latency=0.02, bytes_per_second=1e6)
 SESSION = "5e55"
 
 
-class Peer(Connection):
-    """One that speaks to a worker by hand."""
+def greeted(address: str, role: str = "coordinator", session: str = SESSION) -> tuple[Peer, Message]:
+    """A peer of a worker, and what the worker says to it."""
+    peer = Peer(address).say(peers.hello(role, session=session))
+    return peer, peer.hear()
 
-    @classmethod
-    def at(cls, address: str, role: str = "coordinator", *, session: str = SESSION) -> "Peer":
-        connection = cls(connect(address, timeout=5), role, "w", session, Session(opened=True))
-        connection.send(Hello(role, "c", session, own_versions()))
-        connection.first = connection.hears()
-        return connection
 
-    first: Message
-
-    def hears(self) -> Message:
-        return self.receive(self.link.recv(10))
-
-    def asks(self, message: Message) -> Message:
-        self.send(message)
-        return self.hears()
-
-    def is_served(self) -> bool:
-        answer = self.asks(peers.load())
-        while isinstance(answer, Progress):
-            answer = self.hears()
-        return isinstance(answer, Ready)
+def is_served(peer: Peer) -> bool:
+    return isinstance(peer.say(peers.load()).hear(), Ready)
 
 
 @pytest.fixture
@@ -94,7 +75,7 @@ def test_a_link_is_measured_as_slow_as_its_wire_is(two: list[str]) -> None:
 
 def test_directions_are_not_mixed_up(two: list[str]) -> None:
     """A wire that is slow only on the way there."""
-    coordinator, prober = Peer.at(two[0]), Peer.at(two[0], "probe")
+    (coordinator, _), (prober, _) = greeted(two[0]), greeted(two[0], "probe")
     found = measure(EmulatedLink(prober.link, WIRE))
     coordinator.link.close()
     assert found.down < found.up
@@ -108,17 +89,17 @@ def test_who_says_nothing_is_dropped(two: list[str], monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("wanted", [0, 65536, MOST_BYTES])
 def test_as_many_bytes_come_as_were_asked_for(two: list[str], wanted: int) -> None:
-    coordinator, prober = Peer.at(two[0]), Peer.at(two[0], "probe")
+    (coordinator, _), (prober, _) = greeted(two[0]), greeted(two[0], "probe")
     assert ask(prober.link, 17, wanted) > 0
-    assert coordinator.is_served(), "beside it"
+    assert is_served(coordinator), "beside it"
     coordinator.link.close()
 
 
 @pytest.mark.parametrize(("session", "role"), [("guessed", "probe"), ("guessed", "upstream"), (SESSION, "king")])
 def test_who_does_not_belong_to_the_session_measures_nothing(two: list[str], session: str, role: str) -> None:
-    coordinator = Peer.at(two[0])
-    assert isinstance(Peer.at(two[0], role, session=session).first, Refuse)
-    assert coordinator.is_served()
+    coordinator, _ = greeted(two[0])
+    assert isinstance(greeted(two[0], role, session)[1], Refuse)
+    assert is_served(coordinator)
     coordinator.link.close()
 
 
@@ -140,41 +121,39 @@ def test_a_frame_that_is_no_probes_is_not_answered(name: str) -> None:
 
 def test_a_bad_probe_ends_the_session(two: list[str]) -> None:
     """And who has heard so may come again at once."""
-    coordinator, prober = Peer.at(two[0]), Peer.at(two[0], "probe")
+    (coordinator, _), (prober, _) = greeted(two[0]), greeted(two[0], "probe")
     prober.link.send(FRAMES["two parts"])
-    fault = coordinator.hears()
+    fault = coordinator.hear()
     assert isinstance(fault, Fault)
     assert "a probe came with" in fault.reason
     with pytest.raises(LinkClosed):
         prober.link.recv(10)
-    again = Peer.at(two[0])
-    assert isinstance(again.first, Welcome)
+    again, answer = greeted(two[0])
+    assert isinstance(answer, Welcome)
     again.link.close()
 
 
-class Impostor:
+@contextmanager
+def impostor(answer: Frame | None) -> Iterator[NextStage]:
     """A next stage that welcomes, and answers the first probe with what it is given; ``None`` ends the link."""
+    heard = threading.Event()
 
-    def __init__(self, answer: Frame | None) -> None:
-        self._listener, self._heard = listen("tcp://127.0.0.1:0"), threading.Event()
-        self.address, self._answer = self._listener.address, answer
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        with self._listener, self._listener.accept(10) as link:
+    def serve() -> None:
+        with listener.accept(10) as link:
             link.recv(10)
             link.send(Frame(codec.encode(Welcome("impostor", own_versions(), "cpu", 0))))
             link.recv(10)
-            if self._answer is not None:
-                link.send(self._answer)
+            if answer is not None:
+                link.send(answer)
                 link.deliver_to(lambda item: None)
-                self._heard.wait(10)
+                heard.wait(10)
 
-    def end(self) -> None:
-        self._heard.set()
-        self._thread.join(10)
-        assert not self._thread.is_alive()
+    with listen("tcp://127.0.0.1:0") as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield NextStage(listener.address, "")
+        heard.set()
+        thread.join(10)
 
 
 @pytest.mark.parametrize(
@@ -187,11 +166,10 @@ class Impostor:
 )
 def test_a_next_stage_that_answers_wrong_ends_the_session(two: list[str], answer: Frame | None, words: str) -> None:
     def by_a_worker(to: NextStage) -> str:
-        coordinator = Peer.at(two[0])
-        fault = coordinator.asks(Probe(to))
+        fault = greeted(two[0])[0].say(Probe(to)).hear()
         assert isinstance(fault, Fault)
-        again = Peer.at(two[0])  # the worker serves on
-        assert isinstance(again.first, Welcome)
+        again, welcome = greeted(two[0])  # the worker serves on
+        assert isinstance(welcome, Welcome)
         again.link.close()
         return fault.reason
 
@@ -202,6 +180,5 @@ def test_a_next_stage_that_answers_wrong_ends_the_session(two: list[str], answer
 
     ways: list[Callable[[NextStage], str]] = [by_a_worker, by_the_coordinator]
     for way in ways:
-        impostor = Impostor(answer)
-        assert words in way(NextStage(impostor.address, ""))
-        impostor.end()
+        with impostor(answer) as to:
+            assert words in way(to)

@@ -1,7 +1,6 @@
 """Links that pack prompts: other tokens than exact links may give, but the same ones on every road."""
 
 import logging
-from collections.abc import Callable
 from itertools import accumulate, product
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import mlx.core as mx
 import pytest
 from engine.door import Ask, Open, ask
 from stages import loaded
+from tiny import Folder
 
 from splitinfer.core.wire_codec import CODECS, FP16, INT8, NONE
 from splitinfer.kvstore.store import Disk
@@ -42,7 +42,7 @@ def by_hand(folder: Path, cuts: list[int], codec: str, one: Ask) -> list[int]:
     *(pytest.param(*one, marks=NIGHTLY) for one in product(["llama", "qwen3", "qwen3_moe"], CODECS, CUTS)),
 ], ids=str)  # fmt: skip
 def test_prompts_are_packed_and_nothing_else(
-    name: str, codec: str, cuts: list[int], tiny_folder: Callable[..., Path], pipeline: Open
+    name: str, codec: str, cuts: list[int], tiny_folder: Folder, pipeline: Open
 ) -> None:
     expected = by_hand(tiny_folder(name), cuts, codec, FIRST)
     for budget in (512, 16):

@@ -1,11 +1,12 @@
 """A machine is measured on emulated accelerators, whose costs of each layer have to come out, and on the processor."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import tiny
+from tiny import Folder
 
 from splitinfer.core.costs.shape import Shape
 from splitinfer.engine.drafts import draft_model
@@ -60,12 +61,12 @@ def emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def question(tiny_folder: Callable[..., Path]) -> Question:
+def question(tiny_folder: Folder) -> Question:
     return Question("m", open_folder(tiny_folder("gemma3_text")))
 
 
 @pytest.mark.usefixtures("emulated")
-def test_halves_of_layers_are_measured_where_they_can_be(tiny_folder: Callable[..., Path]):
+def test_halves_of_layers_are_measured_where_they_can_be(tiny_folder: Folder):
     profile = measure_machine("mini", Question("m", open_folder(tiny_folder("llama"))), seconds=2.5)
     assert set(profile.halves) == set(profile.layers) == {"kind 1"}
     for rows in (1, 8):
@@ -104,7 +105,7 @@ def test_the_costs_of_drafts_come_out():
 
 @pytest.mark.own_device
 @pytest.mark.parametrize("name", ["qwen3_next", pytest.param("deepseek_v3", marks=pytest.mark.nightly)])
-def test_on_the_processor(name: str, tiny_folder: Callable[..., Path]):
+def test_on_the_processor(name: str, tiny_folder: Folder):
     question = Question(name, open_folder(tiny_folder(name)))
     profile = measure_machine("here", question, seconds=0.5)
     assert set(profile.layers) == {kind for kind in profile.layers if profile.layers[kind].at(Shape(1)) > 0}

@@ -4,13 +4,13 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import peers
 import pytest
 import stages
 from peers import Peer
+from tiny import Folder
 
 from splitinfer.engine.profiling import measure
 from splitinfer.engine.profiling.measure import described
@@ -27,7 +27,7 @@ ASK = Profile("m", "auto", "exact", False)
 
 
 @pytest.fixture
-def model(tiny_folder: Callable[..., Path]) -> bytes:
+def model(tiny_folder: Folder) -> bytes:
     return described(open_folder(tiny_folder("llama")))
 
 

@@ -1,13 +1,12 @@
 """Workers are asked for their profiles before anything is loaded, and all links are measured."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import stages
 from processes import until, worker
+from tiny import Folder
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import JACCL, RING
@@ -27,7 +26,7 @@ QUICK = MachineProfile.from_dict({"name": "x", "layers": {"kind 1": COSTS}, "hea
 
 
 @pytest.fixture
-def question(tiny_folder: Callable[..., Path]) -> Question:
+def question(tiny_folder: Folder) -> Question:
     return Question("m", open_folder(tiny_folder("llama")))
 
 
@@ -46,10 +45,10 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def run(
-    question: Question, addresses: list[str], notice: survey.Notice = lambda _name, _progress: None
+    question: Question, addresses: list[str], notice: survey.Notice = lambda _name, _progress: None, row: int = 0
 ) -> tuple[list[MachineProfile], list[LinkProfile]]:
     workers = [StageSpec(f"w{i}", i, i + 1, address) for i, address in enumerate(addresses, 1)]
-    return Surveyor(question, "studio", workers, Keyring().own, 10, notice, take_local=no_local).run()
+    return Surveyor(question, "studio", workers, Keyring().own, 10, notice, take_local=no_local, row=row).run()
 
 
 def no_local(name: str) -> None:
@@ -82,11 +81,7 @@ def test_sums_over_rdma_are_timed_by_processes_of_their_own(
         found = list[list[LinkProfile]]()
         for over in (RING, JACCL):
             monkeypatch.setattr(survey, "halves_of", partial(_over, over))
-            spec = StageSpec("mini", 1, 2, remote.address)
-            surveyor = Surveyor(
-                question, "studio", [spec], Keyring().own, 10, lambda *_: None, take_local=no_local, row=4096
-            )
-            found.append(surveyor.run()[1])
+            found.append(run(question, [remote.address], row=4096)[1])
         until(lambda: not remote.children(), "the rank's process ends", 10)
         assert remote.is_alive
     timed, lacking = found

@@ -1,13 +1,12 @@
 """A request that begins with kept KV gets the tokens it gets cold."""
 
-from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 
 import pytest
 from engine import door
 from engine.door import Ask, Open, ask
 from stages import prompt
+from tiny import Folder
 
 BLOCK = 64  # WindowKVCache keeps positions aligned to this
 MORE = product(["llama", "gemma3_text", "qwen3_next", "qwen3_moe", "gpt_oss", "deepseek_v3"], [True, False])
@@ -18,7 +17,7 @@ MORE = product(["llama", "gemma3_text", "qwen3_next", "qwen3_moe", "gpt_oss", "d
     *(pytest.param(*one, marks=pytest.mark.nightly) for one in MORE),
 ])  # fmt: skip
 def test_a_second_turn_gets_the_tokens_it_gets_cold(
-    kind: str, is_left: bool, tiny_folder: Callable[..., Path], pipeline: Open
+    kind: str, is_left: bool, tiny_folder: Folder, pipeline: Open
 ) -> None:
     """In the KV that the first one left; in a copy of its blocks, where another request has come between."""
     first = ask(150, max_tokens=8, temperature=0.8, repetition_penalty=1.2, presence_penalty=0.5)

@@ -1,6 +1,5 @@
 """KV in few bits: other tokens than exact KV may give, but the same ones on every road."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 from engine import door
 from engine.door import SEVERAL, Open, ask
+from tiny import Folder
 
 from splitinfer.errors import ModelError
 from splitinfer.kvstore.store import Disk
@@ -22,7 +22,7 @@ ROADS = product(HEADS, ["k8v8", "k8v4"], [([4], 512), ([1, 3], 7), ([1, 2, 1], 1
     *(pytest.param(*one, marks=NIGHTLY) for one in ROADS if one[:2] != ("gpt_oss", "k8v4")),  # refused by its trial
 ], ids=str)  # fmt: skip
 def test_every_road_gives_the_same(
-    name: str, kv_format: str, road: tuple[list[int], int], tiny_folder: Callable[..., Path], pipeline: Open
+    name: str, kv_format: str, road: tuple[list[int], int], tiny_folder: Folder, pipeline: Open
 ) -> None:
     """Windows and states stay as they are, and so does the dtype of keys and values in half precision."""
     folder, (cuts, budget) = tiny_folder(name, head_dim=HEADS[name]), road
@@ -33,9 +33,7 @@ def test_every_road_gives_the_same(
 
 
 @pytest.mark.parametrize("kv_format", ["k8v8", pytest.param("k8v4", marks=NIGHTLY)])
-def test_kept_in_memory_and_on_disk(
-    kv_format: str, tiny_folder: Callable[..., Path], tmp_path: Path, pipeline: Open
-) -> None:
+def test_kept_in_memory_and_on_disk(kv_format: str, tiny_folder: Folder, tmp_path: Path, pipeline: Open) -> None:
     folder, disks = tiny_folder("llama", head_dim=64), [Disk(tmp_path / name, 10**9) for name in "ab"]
     one, cached, sizes = ask(70, temperature=0.8), [], []
     for used in (kv_format, kv_format, "exact"):
@@ -58,7 +56,7 @@ def test_what_cannot_be_quantised_is_refused(
     kv_format: str,
     error: type[Exception],
     sentence: str,
-    tiny_folder: Callable[..., Path],
+    tiny_folder: Folder,
     pipeline: Open,
 ) -> None:
     with pytest.raises(error, match=sentence), pipeline(tiny_folder(name, **changes), [4], kv_format=kv_format):

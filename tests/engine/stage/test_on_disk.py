@@ -3,22 +3,21 @@
 import logging
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import stages
 from engine import door
 from engine.door import Ask, Open, ask
 from processes import until
-from stages import prompt, shorten_blocks
+from stages import prompt
+from tiny import Folder
 
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.scheduler.kv_manager import KVManager
 from splitinfer.engine.stage.disk import group_of
 from splitinfer.kvstore.store import Disk
-from splitinfer.llm import setup
 from splitinfer.models import kv_blocks
 from splitinfer.wire.messages import Load
 
@@ -52,28 +51,20 @@ def files(path: Path) -> list[Path]:
     return sorted(path.rglob("*.kv"))
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What two stages of a model wrote of ``FIRST``; each has a folder of its own. ``right``: the answer."""
-
-    paths: list[Path]
-    right: list[int]
-
-
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory, pipeline: Open) -> Kept:
+def written(tmp_path_factory: pytest.TempPathFactory, pipeline: Open) -> list[Path]:
     """What ``kept`` gives copies of."""
     made = tmp_path_factory.mktemp("kept")
     paths = [made / "0", made / "1"]
     with pipeline("llama", [2, 2], disks=disks(paths), **USUAL) as there:
-        (right,) = there.answers(FIRST)
-    return Kept(paths, right)
+        there.answers(FIRST)
+    return paths
 
 
 @pytest.fixture
-def kept(written: Kept, tmp_path: Path) -> Kept:
-    """KV of 200 tokens on the disks of two stages that have ended; this test may do to it what it likes."""
-    return replace(written, paths=[shutil.copytree(path, tmp_path / path.name) for path in written.paths])
+def kept(written: list[Path], tmp_path: Path) -> list[Path]:
+    """KV of ``FIRST``, 200 tokens, on the disks of two stages that have ended; this test may do to it what it likes."""
+    return [shutil.copytree(path, tmp_path / path.name) for path in written]
 
 
 @pytest.mark.parametrize(("kind", "num_stages"), [
@@ -81,7 +72,7 @@ def kept(written: Kept, tmp_path: Path) -> Kept:
     *(pytest.param(kind, 2, marks=NIGHTLY) for kind in ("gemma3_text", "qwen3_moe", "gpt_oss", "deepseek_v3")),
 ])  # fmt: skip
 def test_after_all_were_restarted_the_next_turn_gets_the_tokens_it_gets_cold(
-    kind: str, num_stages: int, tiny_folder: Callable[..., Path], tmp_path: Path, pipeline: Open
+    kind: str, num_stages: int, tiny_folder: Folder, tmp_path: Path, pipeline: Open
 ) -> None:
     cuts = [door.num_layers(tiny_folder(kind)) - num_stages + 1, *[1] * (num_stages - 1)]
     where = disks([tmp_path / str(i) for i in range(num_stages)])
@@ -111,73 +102,60 @@ def test_other_chunks_and_an_edited_turn_after_a_restart(
 
 
 @pytest.mark.parametrize("is_up", [False, True])
-def test_what_one_stage_has_lost_is_computed_again_and_kept_again(kept: Kept, is_up: bool, pipeline: Open) -> None:
+def test_what_one_stage_has_lost_is_computed_again_and_kept_again(
+    kept: list[Path], is_up: bool, pipeline: Open
+) -> None:
     """Before the pipeline is up; or under its eyes, where the coordinator believes that every stage has the blocks."""
 
     def lose() -> None:
-        for path in files(kept.paths[1])[2 if is_up else 0 :]:
+        for path in files(kept[1])[2 if is_up else 0 :]:
             path.unlink()
 
     if not is_up:
         lose()
-    with pipeline("llama", [2, 2], disks=disks(kept.paths), **USUAL) as there:
+    with pipeline("llama", [2, 2], disks=disks(kept), **USUAL) as there:
         if is_up:
             lose()
         (out,) = there.outputs(FIRST)
         assert is_up or out.num_cached_tokens == 0
         assert there.stats["rejoins"] == 0, "no stage believed to have what could not be read"
-    with pipeline("llama", [2, 2], disks=disks(kept.paths), **USUAL) as there:
+    with pipeline("llama", [2, 2], disks=disks(kept), **USUAL) as there:
         (again,) = there.outputs(FIRST)
     assert again.num_cached_tokens == len(FIRST.tokens) - 1
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=NIGHTLY) for seed in range(1, 8))])
-def test_a_flipped_bit_anywhere_changes_no_token(kept: Kept, seed: int, pipeline: Open) -> None:
+def test_a_flipped_bit_anywhere_changes_no_token(kept: list[Path], seed: int, pipeline: Open) -> None:
     pick = random.Random(seed)
-    path = pick.choice([file for one in kept.paths for file in files(one)])
+    path = pick.choice([file for one in kept for file in files(one)])
     data = bytearray(path.read_bytes())
     data[pick.randrange(len(data))] ^= 1 << pick.randrange(8)
     path.write_bytes(data)
-    with pipeline("llama", [2, 2], disks=disks(kept.paths), **USUAL) as there:
+    with pipeline("llama", [2, 2], disks=disks(kept), **USUAL) as there:
         (out,) = there.outputs(FIRST)
         assert out.num_cached_tokens % BLOCK == 0  # up to the damaged block
         assert there.stats["rejoins"] == 0
     assert not path.exists() or bytes(data) != path.read_bytes()
 
 
-def test_after_a_loss_what_is_on_disk_is_known(kept: Kept, pipeline: Open) -> None:
-    with pipeline("llama", [2, 2], disks=disks(kept.paths), **USUAL) as there:
+def test_after_a_loss_what_is_on_disk_is_known(kept: list[Path], pipeline: Open) -> None:
+    with pipeline("llama", [2, 2], disks=disks(kept), **USUAL) as there:
         there.cut()
         until(lambda: there.stats["rejoins"] == 1, "the stage is back", door.SECONDS)
         assert there.outputs(FIRST)[0].num_cached_tokens == len(FIRST.tokens) - 1
 
 
-def test_the_last_answer_is_saved_though_the_pipeline_is_closed_at_once(
-    tiny_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shorten_blocks(monkeypatch, BLOCK)
-    monkeypatch.setattr(setup, "WORTH", 1)
-    where, outs = disks([tmp_path / "0", tmp_path / "1"]), []
-    for _ in range(2):
-        with stages.pipeline(tiny_folder("llama"), [2, 2], disks=where, token_budget=BLOCK) as llm:
-            outs.append(llm.generate([list(FIRST.tokens)], FIRST.params)[0])
-    assert [out.num_cached_tokens for out in outs] == [0, len(FIRST.tokens) - 1]
-
-
-def test_what_an_answer_under_way_has_read_is_saved_when_the_pipeline_is_closed(
-    tiny_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shorten_blocks(monkeypatch, BLOCK)
-    monkeypatch.setattr(setup, "WORTH", 1)
-    where, tokens = disks([tmp_path / "0", tmp_path / "1"]), list(FIRST.tokens)
-    with stages.pipeline(tiny_folder("llama"), [2, 2], disks=where, token_budget=BLOCK) as llm:
-        request = llm.submit(tokens, replace(FIRST.params, max_tokens=500, ignore_eos=True))
-        next(iter(request))
-    answer = request.result()
+def test_what_an_answer_under_way_has_read_is_saved_when_the_pipeline_is_closed(tmp_path: Path, pipeline: Open) -> None:
+    where = disks([tmp_path / "0", tmp_path / "1"])
+    with pipeline("llama", [2, 2], disks=where, **USUAL) as there:
+        (request,) = there.submit(replace(FIRST, params=replace(FIRST.params, max_tokens=500)))
+        there.read(request, 1)
+        there.llm.close()
+    answer = request.output
     assert answer.finish_reason == "abort"
-    with stages.pipeline(tiny_folder("llama"), [2, 2], disks=where, token_budget=BLOCK) as llm:
-        again = llm.generate([[*tokens, *answer.token_ids]], FIRST.params)[0]
-    assert again.num_cached_tokens == len(tokens) + len(answer.token_ids) - 1
+    with pipeline("llama", [2, 2], disks=where, **USUAL) as there:
+        (again,) = there.outputs(Ask((*FIRST.tokens, *answer.token_ids), FIRST.params))
+    assert again.num_cached_tokens == len(FIRST.tokens) + len(answer.token_ids) - 1
 
 
 def test_all_that_kv_depends_on_is_in_the_name_of_its_group() -> None:
@@ -194,7 +172,7 @@ def test_all_that_kv_depends_on_is_in_the_name_of_its_group() -> None:
 
 @pytest.mark.parametrize("kv_format", ["exact", pytest.param("k8v4", marks=NIGHTLY)])
 def test_what_is_given_up_for_others_is_read_again(
-    kv_format: str, tiny_folder: Callable[..., Path], tmp_path: Path, pipeline: Open, monkeypatch: pytest.MonkeyPatch
+    kv_format: str, tiny_folder: Folder, tmp_path: Path, pipeline: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory for one long answer and a part of another: the younger one waits, and is not computed again."""
     monkeypatch.setattr(kv_blocks, "_ROOM", 16)  # what a kept block is counted with

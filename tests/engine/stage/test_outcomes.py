@@ -1,10 +1,10 @@
 """A stage is tried once: the second load of the same looks its outcome up, and computes the same."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny import Folder
 
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.engine.stage import loader, outcomes
@@ -33,7 +33,7 @@ def command(folder: Path, kv_format: str = "exact") -> Load:
 
 
 @pytest.mark.parametrize(("name", "kv_format"), [("llama", "k8v8"), ("qwen3_next", "exact")])
-def test_the_second_load_tries_nothing(name: str, kv_format: str, tiny_folder: Callable[..., Path]):
+def test_the_second_load_tries_nothing(name: str, kv_format: str, tiny_folder: Folder):
     folder, told = tiny_folder(name, head_dim=64), list[Progress]()
     first = load(command(folder, kv_format), "b", told.append)
     assert [one.text for one in told if one.phase == "try"] == [
@@ -49,7 +49,7 @@ def test_the_second_load_tries_nothing(name: str, kv_format: str, tiny_folder: C
 
 
 @pytest.mark.parametrize("name", [pytest.param("gpt_oss", marks=pytest.mark.nightly), "qwen3_next"])
-def test_a_few_layers_stand_for_all(name: str, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+def test_a_few_layers_stand_for_all(name: str, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch):
     told, folder = list[Progress](), tiny_folder(name, num_hidden_layers=12)
     given = replace(command(folder), stage=0, bounds=(0, 12))
     few = load(given, "a", told.append)
@@ -62,9 +62,7 @@ def test_a_few_layers_stand_for_all(name: str, tiny_folder: Callable[..., Path],
     assert few.runner.rolls_back == whole.runner.rolls_back
 
 
-def test_all_layers_are_tried_where_a_few_are_not_enough(
-    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-):
+def test_all_layers_are_tried_where_a_few_are_not_enough(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(outcomes.StepModel, "why_not_all", lambda *_, **__: "the same row differs")
     told, given = (
         list[Progress](),
@@ -78,7 +76,7 @@ def test_all_layers_are_tried_where_a_few_are_not_enough(
     ]
 
 
-def test_what_an_outcome_depends_on(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+def test_what_an_outcome_depends_on(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch):
     folder = tiny_folder("llama")
     given, checkpoint = command(folder), open_folder(folder)
     others = [
@@ -101,7 +99,7 @@ def test_what_an_outcome_depends_on(tiny_folder: Callable[..., Path], monkeypatc
 
 @pytest.mark.parametrize(("error", "times"), [(RuntimeError("[METAL] timeout"), 3), (ValueError("[reshape]"), 1)])
 def test_where_a_device_may_have_failed_a_stage_is_tried_again(
-    error: Exception, times: int, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    error: Exception, times: int, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ):
     def fail(*_args: object) -> None:
         raise error

@@ -1,7 +1,7 @@
 """Graphs that are built ahead change nothing: a runner that prepares after its steps gives, bit for bit, what one gives
 that never does, whatever plans come."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from engine.door import num_layers
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache
 from stages import loaded, prompt
+from tiny import Folder
 
 from splitinfer.core.plan import NewSequence, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
@@ -31,6 +32,7 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import ReceivedRows
 from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.tensors import spec_of, to_buffer
+from tests.matrix.configs import configurations
 
 VOCAB = 160
 PARAMS = (
@@ -143,7 +145,7 @@ Pair = tuple[list[StageRunner], list[StageRunner]]
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda model: f"{model[0]}-{model[2]}")
-def pair(request: pytest.FixtureRequest, tiny_folder: Callable[..., Path]) -> tuple[str, Pair]:
+def pair(request: pytest.FixtureRequest, tiny_folder: Folder) -> tuple[str, Pair]:
     name, changes, kv_format, cut = request.param
     folder = tiny_folder(name, **changes)
     models = loaded(folder, cut, num_layers(folder), kv_format=kv_format)
@@ -179,29 +181,15 @@ def test_preparing_changes_no_bit(pair: tuple[str, Pair], seed: int) -> None:
     twice.decode([1, 5], 3)
 
 
-DBRX = {
-    "model_type": "dbrx", "d_model": 32, "n_layers": 2, "n_heads": 4, "vocab_size": VOCAB,
-    "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
-    "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
-}  # fmt: skip
-
-
 def test_a_model_that_looks_at_values_is_not_prepared(tmp_path: Path) -> None:
     """Its graph would be that of token 0, whose experts are others."""
-    (model,), tokens = loaded(tiny.save(tmp_path / "dbrx", "llama", **DBRX), 2), list[list[int]]()
-    for prepares in (False, True):
-        (runner,) = runners([model])
-        chunk = Slice(1, 0, tuple(prompt(8)), 1)
-        plan, answer = StepPlan(0, new=(NewSequence(1, PARAMS[0], 0),), slices=(chunk,)), list[int]()
-        for step in range(12):
-            (sampled,) = runner.finish(runner.launch(plan, None)).sampled
-            answer.append(sampled.tokens[0].token_id)
-            while prepares and runner.prepare_next():
-                pass
-            plan = StepPlan(step + 1, slices=(Slice(1, 8 + step, (answer[-1],), 1),))
-        tokens.append(answer)
-    assert tokens[0] == tokens[1]
-    assert len(set(tokens[0])) > 2
+    dbrx = {**configurations()["dbrx"], "vocab_size": VOCAB}
+    models = loaded(tiny.save(tmp_path / "dbrx", "llama", **dbrx), 4)
+    twice = Twice(runners(models), runners(models), 0)
+    new = twice.open(prompt(8))
+    twice.decode([new.seq_id], new=(new,))
+    twice.decode([new.seq_id], 11)
+    assert len(set(twice.sequences[new.seq_id].tokens[8:])) > 2
 
 
 @pytest.mark.parametrize("kind", ["plain", "window", "state", "list"])

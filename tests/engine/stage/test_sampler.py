@@ -146,14 +146,6 @@ def test_the_rest_of_the_batch_changes_nothing(rows: list[Row], seed: int, rando
     assert choose(logits[mx.array(order)], [rows[i] for i in order]) == [alone[i] for i in order]
 
 
-def test_seed_and_position_decide_and_the_rest_of_the_row_does_not():
-    logits = mx.broadcast_to(made_up(1) / 2, (60, VOCAB))
-    same = ids(logits, [row(WARM, position=4, recent=[i]) for i in range(60)])
-    assert len(set(same)) == 1
-    assert len(set(ids(logits, [row(WARM, position=i) for i in range(60)]))) > 3
-    assert len(set(ids(logits, [row(WARM, seed=i) for i in range(60)]))) > 3
-
-
 def test_the_choice_follows_the_distribution():
     """Five thousand draws from four tokens, each within five standard deviations."""
     shares = np.array([0.5, 0.3, 0.15, 0.05])

@@ -1,6 +1,6 @@
 """Plans in, tokens out: a stage does what the plans say, and gives what plain mlx-lm gives."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,10 +8,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from stages import loaded, plain_greedy, plain_sampled, prompt
+from tiny import Folder
 
 from splitinfer.core.plan import NewSequence, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.device import Device
+from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.errors import DeviceFailed, ProtocolError
 
@@ -26,12 +28,12 @@ def runners(folder: Path, *ends: int) -> list[StageRunner]:
 
 
 @pytest.fixture(scope="module")
-def whole(tiny_folder: Callable[..., Path]) -> StageRunner:
+def whole(tiny_folder: Folder) -> StageRunner:
     return runners(tiny_folder("llama"), 4)[0]
 
 
 @pytest.fixture(scope="module")
-def halves(tiny_folder: Callable[..., Path]) -> list[StageRunner]:
+def halves(tiny_folder: Folder) -> list[StageRunner]:
     return runners(tiny_folder("llama"), 1, 4)
 
 
@@ -48,15 +50,19 @@ class Steps:
         self.num_steps += 1
         return StepPlan(self.num_steps - 1, slices=slices, **{name: tuple(values) for name, values in more.items()})
 
-    def run(self, *slices: Slice, **more: Sequence[Any]) -> list[int]:
-        """The tokens sampled, in the order of the plan."""
+    def last(self, *slices: Slice, **more: Sequence[Any]) -> Finished:
+        """What the last stage did."""
         plan, hidden = self.plan(*slices, **more), None
         for runner in self.runners:
             done = runner.finish(runner.launch(plan, hidden))
             hidden = done.hidden
             assert done.plan is plan
         assert hidden is None
-        return [token.token_id for part in done.sampled for token in part.tokens]
+        return done
+
+    def run(self, *slices: Slice, **more: Sequence[Any]) -> list[int]:
+        """The tokens sampled, in the order of the plan."""
+        return [token.token_id for part in self.last(*slices, **more).sampled for token in part.tokens]
 
     def carry_on(self, seq_id: int, start: int, token: int, num: int) -> list[int]:
         """``num`` decode steps from ``token`` at ``start``; the tokens, ``token`` first."""
@@ -76,15 +82,13 @@ def steps(request: pytest.FixtureRequest, whole: StageRunner, halves: list[Stage
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_folder: Callable[..., Path]) -> list[int]:
+def expected(tiny_folder: Folder) -> list[int]:
     tokens = plain_greedy(tiny_folder("llama"), PROMPT, 12)
     assert len(set(tokens)) > 5
     return tokens
 
 
-def test_sampling_is_by_position_and_a_row_of_drafts_gives_what_follows_it(
-    steps: Steps, tiny_folder: Callable[..., Path]
-):
+def test_sampling_is_by_position_and_a_row_of_drafts_gives_what_follows_it(steps: Steps, tiny_folder: Folder):
     right = plain_sampled(tiny_folder("llama"), PROMPT, 8, temperature=0.9, seed=5, vocab_size=VOCAB)
     params = SamplingParams(temperature=0.9)
     assert steps.carry_on(1, 20, steps.begin(1, PROMPT, params, seed=5), 7) == right
@@ -172,10 +176,7 @@ def test_a_token_that_the_model_has_not_is_refused(whole: StageRunner, stray: in
 
 def last_rows(steps: Steps, *slices: Slice) -> tuple[list[tuple[int, ...]], int]:
     """The tokens of each slice of one step, and how many rows the last stage computed for them."""
-    plan, hidden = steps.plan(*slices), None
-    for runner in steps.runners:
-        done = runner.finish(runner.launch(plan, hidden))
-        hidden = done.hidden
+    done = steps.last(*slices)
     return [tuple(token.token_id for token in part.tokens) for part in done.sampled], done.figures.rows
 
 
@@ -229,9 +230,7 @@ def test_a_step_without_some_of_its_slices_has_no_tokens_for_them(whole: StageRu
     assert done.reduced_to(replace(plan, slices=())).sampled == ()
 
 
-def test_the_step_before_a_launch_that_fails_counts_as_failed_too(
-    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-):
+def test_the_step_before_a_launch_that_fails_counts_as_failed_too(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch):
     """Its event came before MLX noted the error, and the launch that came next was told."""
     (runner,) = runners(tiny_folder("llama"), 4)
     first = runner.launch(StepPlan(0, new=(NewSequence(1, GREEDY, 0),), slices=(Slice(1, 0, tuple(PROMPT), 1),)), None)
