@@ -61,6 +61,7 @@ VALUES: list[tuple[str, Any, str]] = [  # of another type, out of their range, o
     (CHAT, {"top_p": 2}, "top_p 1"),
     (CHAT, {"n": 0}, "n 1"),
     (CHAT, {"max_completion_tokens": 1.5}, "max_completion_tokens"),
+    (CHAT, {"max_tokens": 0}, "max_tokens 1"),
     (CHAT, {"seed": 2**64}, "seed 18446744073709551615"),
     (CHAT, {"stop": [1]}, "stop[0]"),
     (CHAT, {"logit_bias": {"a": 1}}, "logit_bias"),
@@ -249,7 +250,7 @@ def test_what_is_wrong_is_refused_in_words(
 )
 def test_what_is_as_large_as_may_be_is_taken(application: Guard, route: str, body: Any):
     said = told(application, route, body)
-    assert (said.status, said.json["error"]["code"]) == (429, "queue_full"), said.json
+    assert (said.status, said.json["error"]["code"], said.headers["retry-after"]) == (429, "queue_full", "1"), said.json
 
 
 # -- whatever stands anywhere ------------------------------------------------------------------------

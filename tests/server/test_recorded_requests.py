@@ -81,20 +81,6 @@ def test_a_call_and_its_outcome_belong_together(client: str):
         assert said["reasoning_content"]
 
 
-@pytest.mark.parametrize("client", EXPECTED)
-def test_what_changes_nothing_may_be_left_out(client: str):
-    """Everything but these fields has a part in the answer."""
-    record, told = RECORDED[client], asked(client)[1]
-    used = {
-        "model", "messages", "input", "system", "tools", "tool_choice", "parallel_tool_calls", "max_tokens", "stream",
-        "stream_options", "thinking", "output_config", "reasoning", "include", "store",
-    }  # fmt: skip
-    idle = record["body"].keys() - used
-    assert idle <= {"prompt_cache_key", "client_metadata", "metadata", "context_management"}
-    less = {name: value for name, value in record["body"].items() if name in used}
-    assert asked_of(record["path"], less).prompt == told
-
-
 @pytest.mark.parametrize("client", sorted(RECORDED.keys() - EXPECTED.keys()))
 def test_what_others_send_is_taken(client: str):
     _, chat = asked(client)
