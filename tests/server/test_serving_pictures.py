@@ -177,13 +177,9 @@ def test_the_chat_shows_a_picture(llm: LLM, tmp_path: Path) -> None:
     ("url", "sentence"),
     [
         ("http://169.254.169.254/latest", "addresses are not fetched"),
-        ("https://example.com/a.png", "addresses are not fetched"),
-        ("file:///etc/passwd", "is in no folder that may be read"),
         ("data:text/plain;base64,aGk=", "must begin with data:image/"),
         ("data:image/png;base64,@@@", "is not valid base64"),
         (data_url(b"nothing"), "is not a picture in one of the formats"),
-        (data_url(png()[:200]), "it is damaged"),
-        (data_url(png(2000, 4)), "more than 200 times as long as wide"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_a_sentence(client: openai.OpenAI, url: str, sentence: str) -> None:
