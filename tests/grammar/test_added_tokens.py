@@ -102,7 +102,7 @@ def test_forced_text_is_what_the_tokenizer_makes_of_it(made: AnswerForms) -> Non
         assert (forced == (token,)) == is_text, (name, forced)
 
 
-@pytest.mark.parametrize("syntax", ["json_tools", "qwen3_coder", "glm47", "kimi_k3", "pythonic"])
+@pytest.mark.parametrize("syntax", ["json_tools", "qwen3_coder", "glm47"])
 def test_calls_parse_whatever_their_markers_are(syntax: str, tmp_path: Path) -> None:
     """As of Qwen and GLM, whose markers are one token that is not special."""
     one = SYNTAXES[syntax]

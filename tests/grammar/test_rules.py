@@ -50,12 +50,6 @@ def test_masks_and_forced_tokens_agree_whatever_was_asked_before(
     assert len(wandering.admitted([], answer[:-1])) == len(answer) - 1
 
 
-def test_an_answer_ends_where_its_form_does(made: AnswerForms) -> None:
-    answer = written(rules(made, SamplingParams(grammar=Grammar.choice(["the king", "a queen"]))))
-    assert text(made, answer) in ("the king", "a queen")
-    assert answer[-1] == END
-
-
 def test_json_has_no_blanks_unless_the_schema_wants_them(made: AnswerForms) -> None:
     forced = rules(made, SamplingParams(grammar=SCHEMA)).jump_forward([], 20)
     assert text(made, list(forced)) == '{"name":"'

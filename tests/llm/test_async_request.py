@@ -91,9 +91,6 @@ def test_a_loop_that_is_closed_costs_the_engine_nothing(llm: LLM):
     request.abort()
 
 
-# -- the bell --------------------------------------------------------------------------------------
-
-
 @in_loop
 async def test_nothing_is_missed_whenever_it_comes():
     """A thread rings at any moment of the reader's; each ring is seen."""

@@ -53,9 +53,6 @@ def read(service: Service, key: str | None = USER) -> tuple[dict[str, dict[str, 
     return {dial["name"]: dial for dial in document["dials"]}, document["may_change"]
 
 
-# -- pure ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "taken", "refused"), [
     ("policy", ["decode_first", None], ["fastest", "", 1, True, ["stall_free"], {}]),
     ("prefill_share", [0.01, 1, 0.5, None], [0, 0.009, 1.01, -1, math.nan, math.inf, "0.3", True, [], {"a": 1}]),
@@ -83,9 +80,6 @@ def test_a_default_is_told_from_what_was_set():
     assert (found["token_budget"], found["max_running"]) == ((None, 128), (None, 32))
     assert found["itl_slo_ms"] == (None, None)
     json.dumps(document, allow_nan=False)
-
-
-# -- the route -------------------------------------------------------------------------------------
 
 
 def test_only_the_scope_admin_turns_them(service: Service, llm: LLM):

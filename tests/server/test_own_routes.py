@@ -23,8 +23,6 @@ def service(llm: LLM) -> Service:
     return Service(llm, "demo", Gate(keys=ApiKeys([ApiKey("laptop", digest("secret"))])))
 
 
-# -- health ----------------------------------------------------------------------------------------
-
 STAGES = (StageHealth("front", 0, 6, StageState.READY), StageHealth("back", 6, 12, StageState.LOST))
 
 
@@ -56,9 +54,6 @@ def test_health_needs_no_key_and_models_have_layout_and_context(http: httpx.Clie
     assert model["layout"]["stages"] == [{"name": "s0", "layers": [0, 1]}, {"name": "s1", "layers": [1, 2]}]
 
 
-# -- a text as tokens ------------------------------------------------------------------------------
-
-
 def test_texts_chats_and_tokens(http: httpx.Client, llm: LLM):
     def post(path: str, **body: object) -> dict[str, object]:
         return http.post(path, headers=KEY, json=body).json()
@@ -82,9 +77,6 @@ def test_texts_chats_and_tokens(http: httpx.Client, llm: LLM):
     assert llm.tokenizer.encode(info["eos_token"], adds_special=False) == [*llm.tokenizer.eos_token_ids]  # type: ignore[union-attr]
     assert info["model_max_length"] == llm.context_length
     assert {"bos_token", "pad_token", "chat_template", "tokenizer_class"} <= info.keys()
-
-
-# -- the log ---------------------------------------------------------------------------------------
 
 
 def test_a_line_for_each_request_and_nothing_of_a_prompt(

@@ -49,13 +49,8 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 def asked(client: openai.OpenAI, *urls: str) -> openai.types.chat.ChatCompletion:
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-    content = [*parts, {"type": "text", "text": QUESTION}]
-    return client.chat.completions.create(
-        model="m",
-        messages=[{"role": "user", "content": content}],
-        max_tokens=8,
-        temperature=0,  # type: ignore[misc, list-item]
-    )
+    turns: Any = [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]}]
+    return client.chat.completions.create(model="m", messages=turns, max_tokens=8, temperature=0)
 
 
 def by_library(llm: LLM, data: bytes) -> str:
@@ -71,12 +66,7 @@ def test_all_apis_and_the_library_answer_alike(llm: LLM, client: openai.OpenAI, 
     assert chat.choices[0].message.content == expected
     assert chat.usage is not None
     assert chat.usage.prompt_tokens == len(llm.tokenizer.encode(f"user: {llm.seeing.mark}{QUESTION}\n")) - 1 + ROWS
-    response = client.responses.create(
-        model="m",
-        input=INPUT,
-        max_output_tokens=8,
-        temperature=0,  # type: ignore[misc, list-item]
-    )
+    response = client.responses.create(model="m", input=INPUT, max_output_tokens=8, temperature=0)
     assert response.output_text == expected
     message = claude.messages.create(model="m", messages=MESSAGES, max_tokens=8)
     assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) >= ROWS

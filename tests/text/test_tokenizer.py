@@ -199,39 +199,9 @@ def test_tools_and_options_reach_the_template(tmp_path: Path):
     off = tokenizer.encode_chat(chat, options={"enable_thinking": False, "unheard_of": 1})
     assert tokenizer.decode(off) == "user:hi|assistant:<think></think>"
     assert tokenizer.thinks_by_default is True
-    assert with_template(tmp_path, "{{ messages[0].content }}").thinks_by_default is None, "the template has no switch"
-
-
-def test_a_call_needs_no_content(tmp_path: Path):
-    tokenizer = marked(tmp_path, special=False)
-    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "weather"}]}
-    text = tokenizer.decode(tokenizer.encode_chat([{"role": "user", "content": "hi"}, call]))
-    assert text == "user:hi|assistant:<tool_call>weather</tool_call>|assistant:"
     with pytest.raises(RequestError, match="every chat message needs a text 'content'"):
         tokenizer.encode_chat([{"role": "assistant", "content": None}])
-
-
-def test_a_template_without_tools_has_them_in_the_system_turn_and_calls_are_read(tmp_path: Path):
-    """As SmolLM2's: contents alone, and a system message of its own."""
-    template = (
-        "{% for m in messages %}{% if loop.first and messages[0]['role'] != 'system' %}(system:You are small)"
-        "{% endif %}{{ '(' + m['role'] + ':' + m['content'] + ')' }}{% endfor %}"
-    )
-    tokenizer = with_template(tmp_path, template)
-    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
-    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
-    result = {"role": "tool", "tool_call_id": "a", "content": "Rain."}
-    chat = [{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "", "tool_calls": [call]}, result]
-    written = tokenizer.render_chat(chat, tools=tools)
-    system, _user, answer, back = written.removesuffix(")").split(")(")
-    assert '{"name": "weather", "parameters": {"type": "object"}}' in system
-    assert "You are small" not in system
-    assert answer == 'assistant:<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-    assert back == "user:<tool_response>\nRain.\n</tool_response>"
-    assert tokenizer.answer_format.syntax == "json_tools"
-    parser = tokenizer.answer_format.parser([], tools)
-    read = [*parser.feed(answer.removeprefix("assistant:")), *parser.finish()]
-    assert [(one.name, one.arguments) for one in read] == [("weather", '{"city": "Oslo"}')]  # type: ignore[union-attr]
+    assert with_template(tmp_path, "{{ messages[0].content }}").thinks_by_default is None, "the template has no switch"
 
 
 def test_special_tokens_may_be_left_out(tmp_path: Path):

@@ -83,13 +83,10 @@ def test_what_a_template_takes_stays_as_it_is(shape: str, messages: list[Message
             said("system: S", "user: U", "assistant: A", "system: T", "user: V"),
             "system:S user:U assistant:A user:T//V",
         ),
-        ("strict turns", said("system: S"), "system:S user:Continue."),
         ("strict turns, no system", said("system: S"), "user:S"),
         ("strict turns, no system", said("system: S", "user: U", "system: T"), "user:S//U//T"),
         ("a user is demanded", said("calls: 1", "tool: 1 R"), "user:Continue. assistant:+ tool:R"),
         ("a user is demanded", said("system: S", "tool: 1 R"), "system:S user:Continue. tool:R"),
-        ("a user is demanded", said("assistant: A"), "user:Continue. assistant:A"),
-        ("a user is demanded", said("user: U", "calls: 1", "tool: 1 R"), "user:U assistant:+ tool:R"),
         ("nine letters", said("user: U", "calls: 1", "tool: 1 R"), "user:U assistant:+ tool:R"),
         (
             "nine letters",

@@ -150,10 +150,7 @@ def test_a_conversation_as_templates_take_it():
 @pytest.mark.parametrize("role", ["user", "system", "assistant", "tool"])
 def test_parts_are_joined_alike_in_all_apis(role: str):
     """The assistant's were one text of the model's; others' are lines."""
-    parts, go = (
-        [{"type": "text", "text": "hello"}, {"type": "text", "text": "world"}],
-        {"role": "user", "content": "go"},
-    )
+    parts, go = [{"type": "text", "text": text} for text in ("hello", "world")], {"role": "user", "content": "go"}
     result = {"tool_use_id": "1", "type": "tool_result", "content": parts}
     turns = [{"role": "user", "content": [result]}] if role == "tool" else [{"role": role, "content": parts}]
     more: dict[str, Any] = {"system": parts} if role == "system" else {}

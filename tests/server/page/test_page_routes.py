@@ -138,14 +138,13 @@ async def test_a_page_sees_the_steps_of_a_request_and_nothing_of_its_prompt(serv
     secret = "The secret word is xylophone."
     async for _ in llm.astream(secret, splitinfer.SamplingParams(max_tokens=12, ignore_eos=True)):
         pass
-    kinds, lacking = set[str](), {"spans", "tokens", "bytes"}
-    while lacking:
+    kinds, seen = set[str](), set[str]()
+    while not kinds or len(seen) < 2:
         figures = await reader.next("figures")
         assert len(figures["tracks"]) == len(figures["stages"]) == 2
         kinds |= {span[2] for span in figures["tracks"][1]}
-        lacking -= {"spans"} if kinds else set()
-        lacking -= {"tokens"} if figures["generated_per_second"] > 0 else set()
-        lacking -= {"bytes"} if figures["links"][0]["bytes_per_second"] > 0 else set()
+        moved = {"tokens": figures["generated_per_second"], "bytes": figures["links"][0]["bytes_per_second"]}
+        seen |= {name for name, rate in moved.items() if rate > 0}
         assert "xylophone" not in json.dumps(figures)
         assert len(json.dumps(figures)) < 8000
     assert kinds <= {"p", "d", "m", "f"}
