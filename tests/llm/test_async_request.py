@@ -66,14 +66,6 @@ async def test_leaving_early_aborts(llm: LLM):
 
 
 @in_loop
-async def test_an_abort_is_an_event(llm: LLM):
-    request = await llm.asubmit(TALE, LONG)
-    async for _ in request:
-        request.abort()
-    assert request.output.finish_reason == "abort"
-
-
-@in_loop
 async def test_a_wrong_argument_is_refused_at_once(llm: LLM):
     with pytest.raises(RequestError, match="timeout must be seconds over 0"):
         await llm.asubmit(TALE, timeout=-1)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import stages
-from processes import worker
 
 from splitinfer import SamplingParams
 from splitinfer.cli import opening as commands
@@ -19,7 +18,6 @@ from splitinfer.llm import LLM, Settings, automatic
 from splitinfer.llm.automatic import as_workers, chosen_from
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import LayerProfile, MachineProfile, ModelProfile, Profiles
-from splitinfer.placement import pairs
 from splitinfer.placement.asked import Aim
 
 KEY = "ab" * 32
@@ -158,22 +156,6 @@ def test_a_pipeline_of_workers_alone(tiny_folder: Callable[..., Path], measured:
         (output,) = llm.generate([prompt], SamplingParams(max_tokens=12))
     assert output.token_ids == stages.plain_greedy(folder, prompt, 12)
     assert len(measured) == 1
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("measured")
-def test_a_planned_stage_across_two_machines(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
-    """A worker of this machine stands for one of another, and sums count as quick: the planned layout runs as it is."""
-    monkeypatch.setattr(pairs, "_host", lambda machine: machine.address)
-    monkeypatch.setattr(pairs, "sum_of", lambda *_: Costs())
-    folder, prompt = tiny_folder("llama"), stages.prompt(9)
-    with worker() as there, LLM(model=str(folder), workers=[f"mini={there.address}"]) as llm:
-        (stage,) = llm.layout.stages
-        assert [rank.address for rank in stage.across] == ["local", there.address]
-        assert "Tensor parallel is faster: " in llm.explanation
-        output = llm.generate([prompt])[0]
-        assert "is the best cut for chat" in llm.plan().text
-    assert output.token_ids[:12] == stages.plain_greedy(folder, prompt, 12)
 
 
 def test_no_workers_are_no_choice(tiny_folder: Callable[..., Path], measured: list[str]):

@@ -104,12 +104,6 @@ def test_tokens_are_mlx_lms_at_every_cut(real: Real, prompt: list[int]) -> None:
             assert tokens_of(running, prompt, temperature=0, max_tokens=NEW) == real.greedy(prompt), cut
 
 
-def test_several_together_are_what_each_is_alone(real: Real, llm: LLM, prompt: list[int]) -> None:
-    prompts = [prompt, prompt[:-3], prompt[2:]]
-    found = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True))
-    assert [one.token_ids for one in found] == [real.greedy(tokens) for tokens in prompts]
-
-
 def test_past_a_window(real: Real, llm: LLM, prompt: list[int]) -> None:
     window = real.config.get("sliding_window")
     if not window or window > 1024:

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-import splitinfer
+from splitinfer.demo import TARGET
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text.tokenizer import Tokenizer
 from tests.text.templates import SHAPES, folder_with
 
-TARGET = Path(splitinfer.__file__).parent / "demo" / "target"
 DRAFT = TARGET.parent / "draft"
 CHAT = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "there"}]
 

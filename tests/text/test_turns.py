@@ -87,7 +87,6 @@ def test_what_a_template_takes_stays_as_it_is(shape: str, messages: list[Message
         ("strict turns, no system", said("system: S", "user: U", "system: T"), "user:S//U//T"),
         ("a user is demanded", said("calls: 1", "tool: 1 R"), "user:Continue. assistant:+ tool:R"),
         ("a user is demanded", said("system: S", "tool: 1 R"), "system:S user:Continue. tool:R"),
-        ("nine letters", said("user: U", "calls: 1", "tool: 1 R"), "user:U assistant:+ tool:R"),
         (
             "nine letters",
             said("user: U", "calls: 1 T", "tool: 1 R", "user: V"),

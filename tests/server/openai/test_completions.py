@@ -66,8 +66,6 @@ def test_log_probabilities_are_asked_for_as_in_openais_api_or_as_of_mlx_lm(field
     assert request(**fields).num_top == num_top
 
 
-# -- answers ---------------------------------------------------------------------------------------
-
 SPELLED = {1: b"Hi", 2: "€".encode()[:1], 3: "€".encode()[1:], 4: b"!", 5: b"<s>", 6: b" P", 7: b" EUR"}
 PIECES = [
     Piece(1, (TextPart("b"),)),

@@ -114,7 +114,10 @@ def test_a_schema_may_stand_beside_json_object():
     ("given", "told"),
     [
         ({}, {}), ({"arguments": None}, {}), ({"arguments": "null"}, {}), ({"arguments": ""}, {}),
-        ({"arguments": {"a": 1}}, {"a": 1}), ({"arguments": '{"a": '}, '{"a": '), ({"arguments": "[1]"}, "[1]"),
+        ({"arguments": {"a": 1}}, {"a": 1}), ({"arguments": '{"a": "\\ud800"}'}, {"a": "\ufffd"}),
+        ({"arguments": '{"a": "\\ud83d\\ude00 \\\\ud800"}'}, {"a": "\U0001f600 \\ud800"}),
+        *(({"arguments": text}, text) for text in (
+            '{"a": ', "[1]", '{"a": ' + "[" * 64 + "]" * 64 + "}", '{"a": NaN}', '{"a": 1e999}')),
     ],
 )  # fmt: skip
 def test_arguments_may_be_what_a_model_wrote(given: dict[str, Any], told: Any):

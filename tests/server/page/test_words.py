@@ -47,6 +47,8 @@ SITUATIONS: dict[str, tuple[Seen, list[str], str]] = {
     "one answer, bad drafts": (
         seen(*ALTERNATING, acceptance=0.3, void=0.6, **DRAFTED), ["few_streams", "drafts"],
         "30 % of the drafts are right; 60 % of what the stages compute is discarded. Try another"),
+    "one answer, middling drafts": (
+        seen(*ALTERNATING, acceptance=0.6, void=0.3, **DRAFTED), ["few_streams", "drafts"], "60 % of the"),
     "one answer, good drafts": (
         seen(*ALTERNATING, acceptance=0.9, void=0.1, **DRAFTED), ["few_streams", "drafts"], "90 % of the"),
     "one stage is slow": (
