@@ -318,9 +318,6 @@ def test_files_that_cannot_be_loaded_or_saved(tmp_path: Path, monkeypatch: pytes
     assert run("one", f"/save {file}")[1].said[-1].startswith(f"1 turn saved to {file};"), "no half of it was there"
 
 
-# -- the demo ----------------------------------------------------------------------------------------
-
-
 def test_a_loaded_conversation_goes_on_with_its_kv_after_a_restart(tmp_path: Path):
     """Answers that the tokenizer would cut elsewhere are among them, and nothing of them is computed again."""
     layout = {"model": "demo", "stages": [{"name": "whole", "layers": 12}]}

@@ -58,6 +58,15 @@ async def test_a_task_that_is_cancelled_aborts_its_request(llm: LLM):
 
 
 @in_loop
+async def test_an_abort_is_a_result_and_until_then_the_next_is_told_when_there_is_room(llm: LLM):
+    request = await llm.asubmit(TALE, LONG)
+    await until(lambda: llm.stats()["running"] == 1)
+    assert 1 <= llm.seconds_until_room() <= 60
+    request.abort()
+    assert (await request.result()).finish_reason == "abort"
+
+
+@in_loop
 async def test_leaving_early_aborts(llm: LLM):
     async with aclosing(llm.astream(TALE, LONG)) as events:
         async for _ in events:
