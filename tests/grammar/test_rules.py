@@ -43,6 +43,7 @@ def test_masks_and_forced_tokens_agree_whatever_was_asked_before(
         admitted = wandering.admitted(answer[:length], wrong)
         before = [mask is None or token in allowed(mask) for token, mask in zip(wrong, masks[length:], strict=False)]
         assert not admitted or before[0]
+        assert not wrong or wandering.refuses([*answer[:length], wrong[0]]) == (not before[0])
         forced = wandering.jump_forward(answer[:length], 5)
         assert list(forced) == answer[length : length + len(forced)]
         assert all(allowed(masks[length + i]) == {token} for i, token in enumerate(forced))
