@@ -203,6 +203,11 @@ def test_tools_and_options_reach_the_template(tmp_path: Path):
     assert with_template(tmp_path, "{{ messages[0].content }}").thinks_by_default is None, "the template has no switch"
 
 
+def test_calls_are_read_where_the_template_has_no_tools_and_not_where_it_has_its_own(tmp_path: Path):
+    for template, syntax in (("{{ messages[0].content }}", "json_tools"), ("{{ tools }}", None)):
+        assert with_template(tmp_path, template).answer_format.syntax == syntax
+
+
 def test_special_tokens_may_be_left_out(tmp_path: Path):
     path = copy_of_target(tmp_path) / "tokenizer.json"
     name, first = min(json.loads(path.read_text())["model"]["vocab"].items(), key=lambda one: one[1])
