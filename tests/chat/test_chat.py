@@ -1,7 +1,6 @@
 """Inputs carried out: with a made-up model for what must happen, with the demo for what really does."""
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -266,11 +265,8 @@ def test_settings_are_shown_with_their_origins_set_and_put_back():
          "max_tokens"),
         ("/set top_k", "/set top_k needs a value after it, or 'default'"),
         ("/set top_k 1.5", "top_k must be a whole number, not '1.5'"),
-        ("/set top_k 9999999999", "top_k must be a whole number up to 2,147,483,647, not 9999999999"),
-        ("/set top_p 0", "top_p must be over 0 and at most 1, not 0.0"),
         ("/set max_tokens 0", "max_tokens must be at least 1, not 0"),
         ("/temp 9", "temperature must be from 0 to 2, not 9.0"),
-        ("/temp nan", "temperature must be from 0 to 2, not nan"),
         ("/temp warm", "temperature must be a number, not 'warm'"),
     ],
 )  # fmt: skip
@@ -320,29 +316,6 @@ def test_files_that_cannot_be_loaded_or_saved(tmp_path: Path, monkeypatch: pytes
         full.setattr("splitinfer.chat.chat.to_json", lambda _conversation: "one\ud800")
         assert run("one", f"/save {file}")[1].said[-1].startswith(f"{file} cannot be written: ")
     assert run("one", f"/save {file}")[1].said[-1].startswith(f"1 turn saved to {file};"), "no half of it was there"
-
-
-# -- the demo ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def continuing() -> Iterator[LLM]:
-    """The demo, whole on one stage; its template adds nothing between a text and its answer."""
-    with LLM({"model": "demo", "stages": [{"name": "all", "layers": 12}]}) as llm:
-        yield llm
-
-
-@pytest.mark.parametrize("stop_after", [None, 20])
-def test_the_second_turn_computes_only_what_is_new_until_it_is_reset(continuing: LLM, stop_after: int | None):
-    screen = Script("Once upon a time", "Then the wolf", "/reset", "Once upon a time", stop_after=stop_after)
-    Chat(continuing, SamplingParams(max_tokens=40 if stop_after is None else 2000), screen).run()
-    told = [re.search(r"prompt (\d+), cached (\d+), answer (\d+)", each) for each in screen.statuses]
-    first, second, third = ([int(number) for number in each.groups()] for each in told if each is not None)
-    known = first[0] + first[2] - 1  # the last token was sampled, not computed
-    assert second[1] >= known - 3  # tokens may merge differently where the answer ends
-    assert third[1] == 0
-    if stop_after is None:
-        assert screen.answers[0] == screen.answers[2]
 
 
 def test_a_loaded_conversation_goes_on_with_its_kv_after_a_restart(tmp_path: Path):

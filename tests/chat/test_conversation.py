@@ -55,9 +55,6 @@ def test_room(max_tokens: int, context: int):
     assert 1 <= room_for_answer(max_tokens, context) <= max(1, min(max_tokens, context // 4))
 
 
-# -- JSON --------------------------------------------------------------------------------------------
-
-
 @given(conversations)
 def test_json_and_back(conversation: Conversation):
     assert from_json(to_json(conversation)) == conversation

@@ -87,9 +87,6 @@ def test_lines_of_a_pipe():
     assert b"\x1b" not in done.stdout + done.stderr
 
 
-# -- pieces ------------------------------------------------------------------------------------------
-
-
 def test_what_came_from_a_file_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]):
     for screen in (screens.TerminalScreen(None), screens.LineScreen(io.StringIO())):
         screen.say("the system message is: \x1b]0;title\x07\x9b31mred\nand more")

@@ -13,7 +13,6 @@ class Script:
         self.said: list[str] = []
         self.waits: list[str] = []
         self.drafts: list[str] = []
-        self.statuses: list[str] = []
         self._stop_after = stop_after
 
     def read(self, draft: str) -> str | None:
@@ -41,7 +40,7 @@ class Script:
         self.said.append(text)
 
     def set_status(self, phrases: list[str]) -> None:
-        self.statuses.append(", ".join(phrases))
+        pass
 
     def greet(self, text: str) -> None:
         pass

@@ -58,17 +58,6 @@ def byte_fallback(names: Sequence[str], *, puts_blank: bool, **options: bool) ->
     return _with(made, names, **options)
 
 
-def unigram(names: Sequence[str], **options: bool) -> Tokenizer:
-    """As of models whose pieces come from SentencePiece's unigrams."""
-    letters = [chr(i) for i in range(33, 127)]
-    pieces = [(piece, -float(i % 7) - 1) for i, piece in enumerate(["\u2581", *letters, *_WORDS])]
-    fallback = [(f"<0x{i:02X}>", -20.0) for i in range(256)]
-    made = Tokenizer(models.Unigram([("<unk>", 0.0), *fallback, *pieces], unk_id=0, byte_fallback=True))
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return _with(made, names, **options)
-
-
 def _with(made: Tokenizer, names: Sequence[str], **options: bool) -> Tokenizer:
     made.add_special_tokens([AddedToken(END, special=True)])
     settings = {"special": False, "normalized": False, **options}
@@ -88,9 +77,8 @@ SHAPES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[str]], Tokenizer]]] 
     "blanks are stripped": (MARKUP, lambda names: byte_level(names, lstrip=True, rstrip=True, normalized=True)),
     "byte fallback, in the vocabulary": (HTML, lambda names: byte_fallback(names, puts_blank=False)),
     "byte fallback, a blank before": (HTML, lambda names: byte_fallback(names, puts_blank=True)),
-    "unigrams": (HTML + MARKUP, unigram),
 }
-"""Twelve shapes: the names of the added tokens, and what makes the tokenizer."""
+"""Eleven shapes: the names of the added tokens, and what makes the tokenizer."""
 
 
 def save(folder: Path, made: Tokenizer) -> Path:

@@ -1,6 +1,5 @@
 """A tiny random model with a real tokenizer, grammars for it, and what plain mlx-lm gives under their masks."""
 
-import json
 import math
 import shutil
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ import tiny
 from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
-from tokenizers import AddedToken, Tokenizer
 
 from splitinfer import SamplingParams
 from splitinfer.core.rng import position_key
@@ -25,6 +23,7 @@ from splitinfer.grammar.rules import AnswerRules
 from splitinfer.llm.forms import AnswerForms
 from splitinfer.llm.prompts import Prompts
 from splitinfer.models.hub import open_model
+from tests.text.templates import folder_with
 
 VOCABULARY = 2048
 PROMPT = [5, 90, 7, 300, 41, 8, 1000, 77, 3, 250, 60, 12]
@@ -51,13 +50,7 @@ def save(folder: Path, name: str = "llama", **changes: Any) -> Path:
 
 def save_with_markers(folder: Path, markers: Seq[str], template: str, *, special: bool) -> Path:
     """The same with more tokens and a chat template."""
-    save(folder, vocab_size=VOCABULARY + len(markers))
-    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    tokenizer.add_tokens([AddedToken(one, special=special, normalized=False) for one in markers])
-    tokenizer.save(f"{folder}/tokenizer.json")
-    config = Path(folder, "tokenizer_config.json")
-    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": template}))
-    return folder
+    return folder_with(save(folder, vocab_size=VOCABULARY + len(markers)), template, markers, special=special)
 
 
 def forms(folder: Path = TARGET) -> AnswerForms:

@@ -10,7 +10,7 @@ from weakref import ref
 
 import pytest
 from campaigns.serving import quick_model
-from stages import pipeline, prompt
+from stages import pipeline
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import RequestError
@@ -48,14 +48,6 @@ async def test_a_loop_reads_what_a_thread_reads(llm: LLM, stop: tuple[str, ...])
 
 
 @in_loop
-async def test_an_output_knows_what_was_cached(llm: LLM):
-    (await (await llm.asubmit(prompt(300, seed=9), params())).result())
-    again = await (await llm.asubmit(prompt(300, seed=9), params())).result()
-    assert (again.num_prompt_tokens, again.num_cached_tokens) == (300, 299)
-    assert again.queue_seconds is not None
-
-
-@in_loop
 async def test_a_task_that_is_cancelled_aborts_its_request(llm: LLM):
     task = asyncio.create_task((await llm.asubmit(TALE, LONG)).result())
     await until(lambda: not is_idle(llm))
@@ -66,19 +58,20 @@ async def test_a_task_that_is_cancelled_aborts_its_request(llm: LLM):
 
 
 @in_loop
+async def test_an_abort_is_a_result_and_until_then_the_next_is_told_when_there_is_room(llm: LLM):
+    request = await llm.asubmit(TALE, LONG)
+    await until(lambda: llm.stats()["running"] == 1)
+    assert 1 <= llm.seconds_until_room() <= 60
+    request.abort()
+    assert (await request.result()).finish_reason == "abort"
+
+
+@in_loop
 async def test_leaving_early_aborts(llm: LLM):
     async with aclosing(llm.astream(TALE, LONG)) as events:
         async for _ in events:
             break
     await until(lambda: is_idle(llm))
-
-
-@in_loop
-async def test_an_abort_is_an_event(llm: LLM):
-    request = await llm.asubmit(TALE, LONG)
-    async for _ in request:
-        request.abort()
-    assert request.output.finish_reason == "abort"
 
 
 @in_loop
@@ -97,9 +90,6 @@ def test_a_loop_that_is_closed_costs_the_engine_nothing(llm: LLM):
     assert llm.generate(TALE, params())[0].finish_reason == "length"
     assert request.output.finish_reason is None
     request.abort()
-
-
-# -- the bell --------------------------------------------------------------------------------------
 
 
 @in_loop

@@ -43,9 +43,6 @@ def machine(name: str, seconds: float = 3e-3, free: int = 10**9, address: str | 
     return MachineProfile(name, {"kind 1": costs}, address, step=1e-4, free_bytes=free)
 
 
-# -- one machine ----------------------------------------------------------------------------------
-
-
 def test_a_model_that_does_not_fit_alone_says_how_to_add_a_machine(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(automatic, "free_bytes", lambda: 10**6)
     with pytest.raises(CannotFit, match=r"1 MB are free here.*`splitinfer up HOST --model demo`.*`splitinfer init`"):
@@ -73,9 +70,6 @@ def test_a_wrong_model_is_told_before_anybody_is_looked_for(monkeypatch: pytest.
     monkeypatch.setattr("splitinfer.discovery.discover.paired", lambda *_: pytest.fail("it looked for workers"))
     with pytest.raises(ModelError, match="there is no model"):
         commands.layout_of(PipelineOptions(model="none-such"))
-
-
-# -- workers --------------------------------------------------------------------------------------
 
 
 def test_workers_as_they_are_written():
@@ -126,8 +120,6 @@ def test_workers_that_are_none(workers: list[str], words: str):
     with pytest.raises(ConfigError, match=words):
         as_workers(workers)
 
-
-# -- the choice -----------------------------------------------------------------------------------
 
 MODEL = ModelProfile("m", (LayerProfile("kind 1", 10**7, 100),) * 12, 10**6, 10**6, hidden_row=100)
 

@@ -103,14 +103,6 @@ def test_a_byte_at_a_time_makes_no_difference(server: Server, connect: Any, head
     assert server.num_connections == 0
 
 
-def test_who_asks_on_and_on_and_never_reads_loses_the_connection(server: Server, connect: Any):
-    made = connect(buffer=4096)
-    made.socket.settimeout(0.5)
-    with suppress(OSError):
-        made.socket.sendall(request("/page/vendor/uplot.js", HOST) * 2000)
-    until(lambda: server.num_connections == 0, "it is gone", AT_MOST)
-
-
 def test_a_stream_that_is_not_read_ends(server: Server, connect: Any):
     """Before it is complete: the system keeps little of it for the client."""
     made = connect(buffer=2048)

@@ -1,17 +1,24 @@
-"""The dials of serving from outside: what may be asked, by whom, and that the engine goes by it."""
+"""The dials of serving, and the cut, from outside: what may be asked, by whom, and that the engine goes by it."""
 
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from asgi import told
 from raw_http import Said
+from stub_model import Model
 
 from splitinfer import SamplingParams
+from splitinfer.core.layout import Layout, lay_out
 from splitinfer.core.serving_options import SERVING_OPTIONS, ServingOptions
+from splitinfer.errors import LayoutError, RequestError
 from splitinfer.llm import LLM
+from splitinfer.llm.rebalance import Rebalance
+from splitinfer.placement.asked import Aim
 from splitinfer.server.dials import changes_of, dials_document
 from splitinfer.server.gate import Gate
 from splitinfer.server.keys import ApiKey, ApiKeys, Scope, digest
@@ -19,7 +26,7 @@ from splitinfer.server.problem import Problem
 from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
 
-PATH = "/v1/splitinfer/dials"
+DIALS, PLAN = "/v1/splitinfer/dials", "/v1/splitinfer/plan"
 OWNER, USER = "owner", "laptop"
 KEYS = [ApiKey(OWNER, digest(OWNER), frozenset({Scope.ADMIN})), ApiKey(USER, digest(USER))]
 
@@ -35,8 +42,8 @@ def service(tuned: LLM) -> Service:
     return Service(tuned, "demo", Gate(keys=ApiKeys(KEYS)))
 
 
-def asked(service: Service, key: str | None, changes: Any = None, method: str = "PATCH") -> Said:
-    return told(make_app(service), PATH, changes, ("X-Api-Key", str(key)), method=method)
+def asked(service: Service, key: str | None, changes: Any = None, method: str = "PATCH", path: str = DIALS) -> Said:
+    return told(make_app(service), path, changes, ("X-Api-Key", str(key)), method=method)
 
 
 def read(service: Service, key: str | None = USER) -> tuple[dict[str, dict[str, Any]], bool]:
@@ -46,17 +53,11 @@ def read(service: Service, key: str | None = USER) -> tuple[dict[str, dict[str, 
     return {dial["name"]: dial for dial in document["dials"]}, document["may_change"]
 
 
-# -- pure ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "taken", "refused"), [
     ("policy", ["decode_first", None], ["fastest", "", 1, True, ["stall_free"], {}]),
     ("prefill_share", [0.01, 1, 0.5, None], [0, 0.009, 1.01, -1, math.nan, math.inf, "0.3", True, [], {"a": 1}]),
     ("token_budget", [1, 512, 64.0], [0, -5, 1.5, 10**30, "64", False, math.inf, math.nan]),
-    ("max_running", [1], [0, 2.5, "x"]),
     ("itl_slo_ms", [40, 0.5], [0, -1, math.inf, 10**400, "40"]),
-    ("kv_low", [0, 0.3], [1.5, -0.1]),
-    ("min_dwell", [], [0, 0.5]),
 ])  # fmt: skip
 def test_what_a_dial_may_be(name: str, taken: list[Any], refused: list[Any]):
     for value in taken:
@@ -79,9 +80,6 @@ def test_a_default_is_told_from_what_was_set():
     assert (found["token_budget"], found["max_running"]) == ((None, 128), (None, 32))
     assert found["itl_slo_ms"] == (None, None)
     json.dumps(document, allow_nan=False)
-
-
-# -- the route -------------------------------------------------------------------------------------
 
 
 def test_only_the_scope_admin_turns_them(service: Service, llm: LLM):
@@ -120,3 +118,62 @@ def test_of_several_changes_all_are_made_or_none(service: Service, llm: LLM):
         assert said.status == 400
         assert word in json.loads(said.body)["error"]["message"]
         assert llm.serving_options == ServingOptions(), changes
+
+
+# -- the cut ---------------------------------------------------------------------------------------
+
+
+class Cuttable(Model):
+    """A pipeline of 6 and 6 layers, for which another cut may be better. ``fails``: what goes wrong."""
+
+    def __init__(self, gain: float, fails: str = "") -> None:
+        super().__init__()
+        self.layout = Layout(lay_out([("a", 6, None), ("b", 6, "tcp://b:1")]), "m")
+        self.gain, self.fails = gain, fails
+
+    def plan(self, aim: Aim) -> Rebalance:
+        if self.fails == "plan":
+            raise RequestError("no step has been computed yet")
+        stages = lay_out([("a", 8, None), ("b", 4, "tcp://b:1")])
+        return Rebalance(replace(self.layout, stages=stages), self.gain, f"better for {aim}")
+
+    def recut(self, layout: Layout) -> float:
+        if self.fails == "recut":
+            raise LayoutError("it does not fit")
+        self.layout = layout
+        return 0.5
+
+
+def planned(llm: Any, key: str, body: Any = None, path: str = PLAN) -> Said:
+    service = Service(llm, "m", Gate(keys=ApiKeys(KEYS)))
+    return asked(service, key, body, "GET" if body is None else "POST", path)
+
+
+def test_a_better_cut_is_told_and_loaded_by_whom_the_pipeline_obeys():
+    llm = Cuttable(1.5)
+    said = planned(llm, USER, path=f"{PLAN}?for=throughput")
+    found = {"for": "throughput", "cut": "6-6", "best": "8-4", "gain": 1.5, "text": "better for throughput"}
+    assert (said.status, json.loads(said.body)) == (200, {**found, "paused": None})
+    assert planned(llm, USER, {}).status == 403
+    assert llm.layout.cut == "6-6"
+    assert json.loads(planned(llm, OWNER, {"for": "throughput"}).body) == {**found, "paused": 0.5}
+    assert llm.layout.cut == "8-4"
+
+
+def test_what_is_not_worth_it_is_not_loaded():
+    llm = Cuttable(1.01)
+    assert json.loads(planned(llm, OWNER, {}).body)["paused"] is None
+    assert llm.layout.cut == "6-6"
+
+
+@pytest.mark.parametrize(("fails", "sentence"), [
+    ("plan", "no step has been computed yet"), ("recut", "the cut in force is still 6-6: it does not fit"),
+])  # fmt: skip
+def test_what_cannot_be_compared_or_loaded_is_a_sentence(fails: str, sentence: str):
+    said = planned(Cuttable(2.0, fails), OWNER, {})
+    assert (said.status, json.loads(said.body)["error"]["message"]) == (409, sentence)
+
+
+@pytest.mark.parametrize("body", [{"for": "speed"}, {"for": 3}, {"cut": [1, 2]}])
+def test_what_is_no_aim_is_refused(body: dict[str, Any]):
+    assert planned(SimpleNamespace(), OWNER, body).status == 400

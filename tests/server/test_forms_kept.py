@@ -11,7 +11,7 @@ from constrained import save_with_markers
 from stages import pipeline
 
 from splitinfer import SamplingParams
-from splitinfer.grammar.compiling import Compiler
+from splitinfer.grammar.rules import AnswerRules
 from splitinfer.llm import LLM
 
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<b>")
@@ -71,28 +71,14 @@ def test_a_schema_keeps_a_constant_that_names_a_marker(client: openai.OpenAI, na
             assert json.loads(answer.message.content or "") in schema["enum"]
 
 
-class Refusing:
-    """A matcher that refuses the third token that it is given, as a broken one might."""
-
-    def __init__(self, matcher: Any) -> None:
-        self._matcher, self._left = matcher, 2
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._matcher, name)
-
-    def try_consume_tokens(self, tokens: list[int]) -> int:
-        self._left -= 1
-        return 0 if self._left < 0 else int(self._matcher.try_consume_tokens(tokens))
-
-
 def test_an_answer_that_leaves_its_form_ends_with_an_error(
     client: openai.OpenAI, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["abcdefgh", "hgfedcba"]}}}
     asked = {**ASKED, "response_format": form}
-    whole, matcher = llm.generate([[1, 2]], SamplingParams(max_tokens=30))[0], Compiler.matcher
+    whole = llm.generate([[1, 2]], SamplingParams(max_tokens=30))[0]
     with monkeypatch.context() as patch:
-        patch.setattr(Compiler, "matcher", lambda self, grammar: Refusing(matcher(self, grammar)))
+        patch.setattr(AnswerRules, "refuses", lambda _self, answer: len(answer) > 2)
         other = llm.submit([1, 2], SamplingParams(max_tokens=30))
         with pytest.raises(openai.InternalServerError, match=REFUSED):
             client.chat.completions.create(**asked)

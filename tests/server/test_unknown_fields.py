@@ -24,53 +24,15 @@ ROUTES: dict[str, tuple[dict[str, Any], type[Fields]]] = {
     "/v1/responses": ({"input": "Hello"}, ResponseRequest),
     "/v1/messages": ({"messages": HI, "max_tokens": 9}, MessageRequest),
 }
-IDLE = [
-    "user", "audio", "function_call", "raw",
-    "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-    "service_tier", "prediction", "store", "moderation", "max_tool_calls", "background", "background_options",
-    "truncation", "context_management", "client_metadata", "cache_control", "betas", "compaction", "speed",
-    "user_profile_id", "workspace_id", "inference_geo", "diagnostics", "fallbacks", "fallback_credit_token",
-    "billing_policy", "cache_prompt", "id_slot", "return_tokens", "timings_per_token",
-    "post_sampling_probs", "response_fields", "n_keep", "n_discard", "n_probs", "mirostat_tau", "mirostat_eta",
-    "dynatemp_exponent", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
-    "reasoning_format", "reasoning_in_content", "thinking_forced_open", "parse_tool_calls", "parallel_slots",
-    "grammar_lazy", "grammar_triggers", "preserved_tokens", "speculative.n_max", "speculative.n_min",
-    "speculative.p_min", "chat_format", "penalize_nl", "length_penalty", "priority",
-    "spaces_between_special_tokens", "return_token_ids", "return_tokens_as_token_ids", "cache_salt",
-    "kv_transfer_params", "vllm_xargs", "request_id", "include_reasoning", "top_a", "xtc_threshold", "draft_model",
-    "num_draft_tokens", "role_mapping", "num_ctx", "preset", "a_field_of_next_year",
+IDLE = [  # those of other servers do nothing without a field that is refused, or change no word
+    "user", "audio", "function_call", "raw", "safety_identifier", "prompt_cache_key", "service_tier", "prediction",
+    "store", "max_tool_calls", "background", "truncation", "context_management", "client_metadata", "cache_control",
+    "betas", "n_probs", "mirostat_tau", "dynatemp_exponent", "dry_base", "xtc_threshold", "top_a", "reasoning_format",
+    "thinking_forced_open", "grammar_lazy", "grammar_triggers", "preserved_tokens", "speculative.n_max", "priority",
+    "length_penalty", "penalize_nl", "return_token_ids", "include_reasoning", "draft_model", "num_ctx",
+    "a_field_of_next_year",
 ]  # fmt: skip
 ODD: list[Any] = [None, True, False, 0, -1, 10**400, 0.5, "", "odd", [], ["odd", 1], {}, {"a": {"b": [1]}}]
-DEFAULTS: dict[str, dict[str, Any]] = {  # what programs send that write every field
-    "llama.cpp": {
-        "n_predict": -1, "n_probs": 0, "min_keep": 0, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "typical_p": 1.0,
-        "tfs_z": 1.0, "top_n_sigma": -1.0, "xtc_probability": 0.0, "xtc_threshold": 0.1, "dynatemp_range": 0.0,
-        "dynatemp_exponent": 1.0, "repeat_last_n": 64, "repeat_penalty": 1.0, "presence_penalty": 0.0,
-        "frequency_penalty": 0.0, "dry_multiplier": 0.0, "dry_base": 1.75, "dry_allowed_length": 2, "mirostat": 0,
-        "mirostat_tau": 5.0, "mirostat_eta": 0.1, "logit_bias": [], "n_keep": 0, "n_indent": 0, "t_max_predict_ms": -1,
-        "grammar": "", "lora": [], "image_data": [], "json_schema": {}, "ignore_eos": False, "seed": -1, "stop": [],
-        "samplers": [
-            "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature",
-        ],
-    },
-    "vLLM": {
-        "use_beam_search": False, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "length_penalty": 1.0,
-        "stop_token_ids": [], "include_stop_str_in_output": False, "ignore_eos": False, "min_tokens": 0,
-        "skip_special_tokens": True, "spaces_between_special_tokens": True, "truncate_prompt_tokens": None,
-        "prompt_logprobs": None, "allowed_token_ids": None, "bad_words": [], "add_generation_prompt": True,
-        "continue_final_message": False, "documents": None, "chat_template": None, "mm_processor_kwargs": None,
-        "guided_json": None, "structured_outputs": None, "logits_processors": None, "n": 1, "best_of": 1,
-        "reasoning_budget": -1, "modalities": ["text"],
-    },
-    "mlx-lm": {
-        "repetition_penalty": 0.0, "repetition_context_size": 20, "presence_context_size": 50,
-        "frequency_context_size": 50, "xtc_probability": 0.0, "adapters": None, "logit_bias": None,
-    },
-    "LM Studio, Ollama": {
-        "ttl": 300, "draft_model": "x", "keep_alive": "5m", "stop": "", "options": {"num_ctx": 8192}, "images": [],
-        "format": "", "top_logprobs": 2, "stream_options": {"include_usage": True},
-    },
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +49,6 @@ def ask(application: Guard, route: str, **fields: Any) -> Any:
 @pytest.mark.parametrize("value", ODD, ids=repr)
 def test_what_changes_no_answer_is_answered_whatever_it_is(application: Guard, route: str, value: Any):
     assert ask(application, route, **dict.fromkeys(IDLE, value)).status == 429
-
-
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("server", DEFAULTS)
-def test_what_programs_send_that_write_every_field_is_answered(application: Guard, route: str, server: str):
-    said = ask(application, route, **DEFAULTS[server])
-    assert said.status == 429, said.json
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -1,12 +1,10 @@
 """A valid request of every route, and what is wrong with an answer, if anything."""
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 JSON = ("Content-Type", "application/json")
 TALE = [{"role": "user", "content": "Once upon a time"}]
@@ -20,11 +18,6 @@ class Asked:
     target: str
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
-
-    @property
-    def is_anthropic(self) -> bool:
-        path = re.sub("^https?://[^/]*", "", self.target.partition("?")[0])
-        return unquote(path).startswith("/v1/messages")
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

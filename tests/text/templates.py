@@ -1,12 +1,16 @@
-"""Chat templates of the shapes that there are, each short: what families of models take, refuse, and leave out."""
+"""Chat templates of the shapes that there are, each short: what families of models take, refuse, and leave out; and
+folders that have them, with the built-in model's tokenizer."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken, Tokenizer
 
+from splitinfer.demo import TARGET
 from splitinfer.text.turns import Form
 
 _OPENS = "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -124,3 +128,13 @@ def writer(shape: str, *, opens: bool = True) -> Callable[[Form], str]:
         return str(template.render(messages=list(form.messages), tools=tools, add_generation_prompt=opens))
 
     return write
+
+
+def folder_with(folder: Path, template: str | None, more: Sequence[str] = (), *, special: bool = False) -> Path:
+    """The built-in model's tokenizer with a template of its own and more tokens."""
+    tokenizer = Tokenizer.from_file(f"{TARGET}/tokenizer.json")
+    tokenizer.add_tokens([AddedToken(one, special=special, normalized=False) for one in more])
+    tokenizer.save(f"{folder}/tokenizer.json")
+    config = json.loads((TARGET / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+    return folder

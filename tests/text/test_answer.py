@@ -49,10 +49,10 @@ def wrapper(parser: str | None = "json_tools", *, thinks: bool = True, **changes
 
 
 def parsed(
-    text: str, model: SimpleNamespace | None = None, *, tools: Any = TOOLS, prompt: tuple[int, ...] = (), cut: int = 0
+    text: str, model: SimpleNamespace | None = None, *, tools: Any = TOOLS, prompt: Any = (), cut: int = 0, **more: bool
 ) -> list[AnswerPart]:
     """The parts of a text that comes in pieces of ``cut`` characters (0: whole), neighbours joined."""
-    parser = AnswerFormat(model or wrapper()).parser(prompt, tools)
+    parser = AnswerFormat(model or wrapper()).parser(prompt, tools, **more)
     pieces = [text[i : i + cut] for i in range(0, len(text), cut)] if cut else [text]
     return joined([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
 
@@ -148,6 +148,4 @@ def test_whatever_comes_it_is_no_error_and_cutting_changes_nothing(text: str, cu
     ],
 )
 def test_a_form_that_has_begun_has_no_markers(text: str, parts: list[AnswerPart], cut: int) -> None:
-    parser = AnswerFormat(wrapper()).parser((), TOOLS, has_form=True)
-    pieces = [text[i : i + cut] for i in range(0, len(text), cut)] if cut else [text]
-    assert joined([part for piece in pieces for part in parser.feed(piece)] + parser.finish()) == parts
+    assert parsed(text, cut=cut, has_form=True) == parts

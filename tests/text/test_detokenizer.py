@@ -3,18 +3,17 @@
 import itertools
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders
 
-import splitinfer
+from splitinfer.demo import TARGET
 from splitinfer.text.detokenizer import REPLACEMENT, Detokenizer
 from splitinfer.text.tokenizer import Tokenizer
 
-DEMO = Tokenizer.from_folder(Path(splitinfer.__file__).parent / "demo" / "target")
+DEMO = Tokenizer.from_folder(TARGET)
 
 # Characters of one to four bytes, those that combine, control characters, and now and then U+FFFD itself.
 interesting = st.sampled_from("a b\n\t\x00\x1bé\u0301ñ€中文한글😀👩‍👩‍👧‍👦🇩🇪\u200d\ufe0f\u202e�")

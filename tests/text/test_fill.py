@@ -1,7 +1,5 @@
 """Gaps as models were trained to be shown them; and what goes on with a prompt."""
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ from splitinfer.demo import TARGET
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.fill import _MARKS, _SUFFIX_FIRST, Gap, marks_in
 from splitinfer.text.tokenizer import Tokenizer
+from tests.text.templates import folder_with
 from tests.text.test_detokenizer import TRIMMING, decode_with, encode
 
 GAP = Gap("a = ", "\nb", "1", (("x.py", "import y"),))
@@ -42,13 +41,9 @@ def test_other_files_have_names_where_there_are_marks_for_them():
 
 @pytest.mark.parametrize("special", [False, True])
 def test_the_names_of_marks_in_a_text_are_text(tmp_path: Path, special: bool):
-    shutil.copy(TARGET / "tokenizer_config.json", tmp_path)
-    read = json.loads((TARGET / "tokenizer.json").read_text(encoding="utf-8"))
-    one, size = read["added_tokens"][0], Tokenizer.from_folder(TARGET).vocab_size
+    size = Tokenizer.from_folder(TARGET).vocab_size
     names = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-    added = [{**one, "id": size + i, "content": name, "special": special} for i, name in enumerate(names)]
-    (tmp_path / "tokenizer.json").write_text(json.dumps({**read, "added_tokens": [*read["added_tokens"], *added]}))
-    tokenizer = Tokenizer.from_folder(tmp_path)
+    tokenizer = Tokenizer.from_folder(folder_with(tmp_path, None, names, special=special))
     ids = tokenizer.filling(Gap("x <|fim_middle|> <|user|>", "y"))
     assert [i for i in ids if i in tokenizer.special_ids or i >= size] == [size, size + 1, size + 2]
     assert tokenizer.codec.decode(ids) == "<|fim_prefix|>x <|fim_middle|> <|user|><|fim_suffix|>y<|fim_middle|>"

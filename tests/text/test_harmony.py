@@ -1,7 +1,6 @@
 """Harmony: what a gpt-oss model writes, and how its template is told of conversations."""
 
 import json
-import shutil
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from splitinfer.demo import TARGET
 from splitinfer.text import harmony
 from splitinfer.text.answer import AnswerPart, BrokenCall, ReasoningPart, TextPart, ToolCallPart, joined
 from splitinfer.text.tokenizer import Tokenizer
+from tests.text.templates import folder_with
 
 MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -40,15 +40,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("gpt-oss")
-    shutil.copytree(TARGET, folder, dirs_exist_ok=True)
-    data = json.loads((folder / "tokenizer.json").read_text())
-    size = max(len(data["model"]["vocab"]), *(1 + each["id"] for each in data["added_tokens"]))
-    added = [{"id": size + i, "content": name, "special": True} for i, name in enumerate(MARKERS)]
-    data["added_tokens"] += [{**data["added_tokens"][0], **each} for each in added]
-    (folder / "tokenizer.json").write_text(json.dumps(data))
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+    folder = folder_with(tmp_path_factory.mktemp("gpt-oss"), TEMPLATE, MARKERS, special=True)
     return Tokenizer.from_folder(folder, 0, "gpt_oss")
 
 

@@ -2,18 +2,18 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import splitinfer
+from splitinfer.demo import TARGET
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text.tokenizer import Tokenizer
-from tests.text.templates import SHAPES
+from tests.text.templates import SHAPES, folder_with
 
-TARGET = Path(splitinfer.__file__).parent / "demo" / "target"
 DRAFT = TARGET.parent / "draft"
 CHAT = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "there"}]
 
@@ -33,6 +33,10 @@ def edit(path: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+def with_template(folder: Path, template: str | None, more: Sequence[str] = (), *, special: bool = False) -> Tokenizer:
+    return Tokenizer.from_folder(folder_with(folder, template, more, special=special))
+
+
 def test_spaces_stay_as_they_are(tmp_path: Path):
     """Some configurations ask for "a ," to be decoded as "a,": no part of a stream can know that in time."""
     asked = {
@@ -47,8 +51,7 @@ def test_spaces_stay_as_they_are(tmp_path: Path):
 @pytest.mark.parametrize("shape", ["everything", "strict turns", "contents alone"])
 def test_an_answer_that_goes_on_is_the_end_of_its_prompt(tmp_path: Path, shape: str):
     """Also where the template trims texts; with nothing behind it that would end the turn."""
-    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=SHAPES[shape])
-    tokenizer = Tokenizer.from_folder(tmp_path)
+    tokenizer = with_template(tmp_path, SHAPES[shape])
     for begun in ('Sure: {"title": ', "<|user|> x", ""):
         turns = [CHAT[0], {"role": "assistant", "content": begun}]
         ids, text = tokenizer.write_chat(turns, continues=True)
@@ -93,10 +96,10 @@ def test_vocabulary_hash_tells_vocabularies_apart(tokenizer: Tokenizer, tmp_path
 
 
 def test_a_model_without_template_gets_the_contents(tmp_path: Path):
-    config = copy_of_target(tmp_path) / "tokenizer_config.json"
-    edit(config, chat_template=None)
-    tokenizer = Tokenizer.from_folder(tmp_path)
+    tokenizer = with_template(tmp_path, None)
     assert tokenizer.encode_chat(CHAT) == tokenizer.encode("Hello\n\nthere")
+    with pytest.raises(RequestError, match="no chat template, so it cannot use tools"):
+        tokenizer.encode_chat(CHAT[:1], tools=[{"type": "function"}])
 
 
 _TEMPLATES = {
@@ -109,8 +112,7 @@ MORE = [*CHAT, {"role": "user", "content": "And then?"}]
 
 @pytest.fixture(params=_TEMPLATES)
 def chatting(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
-    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=_TEMPLATES[request.param])
-    return Tokenizer.from_folder(tmp_path, 0)
+    return with_template(tmp_path, _TEMPLATES[request.param])
 
 
 def by_letters(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -137,18 +139,15 @@ def test_ids_that_are_not_the_text_are_not_taken(chatting: Tokenizer, ids: list[
 
 
 def test_an_answer_that_the_template_changes_is_encoded_anew(tmp_path: Path):
-    template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}\n{% endfor %}"
-    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)
-    tokenizer = Tokenizer.from_folder(tmp_path)
+    tokenizer = with_template(tmp_path, "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}\n{% endfor %}")
     chat = [CHAT[0], {"role": "assistant", "content": " there "}, MORE[2]]
     known = {**chat[1], "token_ids": by_letters(tokenizer, " there ")}
     assert tokenizer.encode_chat([chat[0], known, chat[2]]) == tokenizer.encode_chat(chat)
 
 
 def test_a_refusal_names_a_text_as_it_was_written(tmp_path: Path):
-    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template="x")
     with pytest.raises(RequestError, match=r"leaves out what the user says: 'a <\|user\|>'"):
-        Tokenizer.from_folder(tmp_path).encode_chat([{"role": "user", "content": "a <|user|>"}])
+        with_template(tmp_path, "x").encode_chat([{"role": "user", "content": "a <|user|>"}])
 
 
 def test_no_tokenizer(tmp_path: Path):
@@ -165,15 +164,11 @@ def test_no_tokenizer(tmp_path: Path):
 # -- markers, tools and options --------------------------------------------------------------------
 
 
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+
 def marked(folder: Path, *, special: bool) -> Tokenizer:
     """The demo's tokenizer with Qwen's markers for calls and reasoning, and a template that knows both."""
-    data = json.loads((copy_of_target(folder) / "tokenizer.json").read_text())
-    first = 1 + max(each["id"] for each in data["added_tokens"])
-    size = len(data["model"]["vocab"])
-    for i, marker in enumerate(("<think>", "</think>", "<tool_call>", "</tool_call>")):
-        token = {"id": max(first, size) + i, "content": marker, "special": special}
-        data["added_tokens"].append({**data["added_tokens"][0], **token})
-    (folder / "tokenizer.json").write_text(json.dumps(data))
     template = (
         "{% if tools %}{{ tools | map(attribute='function.name') | join(',') }};{% endif %}"
         "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for tool_call in m.tool_calls %}"
@@ -181,8 +176,7 @@ def marked(folder: Path, *, special: bool) -> Tokenizer:
         "{% if add_generation_prompt %}assistant:{% endif %}"
         "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
     )
-    edit(folder / "tokenizer_config.json", chat_template=template)
-    return Tokenizer.from_folder(folder)
+    return with_template(folder, template, MARKS, special=special)
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -204,71 +198,32 @@ def test_tools_and_options_reach_the_template(tmp_path: Path):
     off = tokenizer.encode_chat(chat, options={"enable_thinking": False, "unheard_of": 1})
     assert tokenizer.decode(off) == "user:hi|assistant:<think></think>"
     assert tokenizer.thinks_by_default is True
-    edit(tmp_path / "tokenizer_config.json", chat_template="{{ messages[0].content }}")
-    assert Tokenizer.from_folder(tmp_path).thinks_by_default is None, "the template has no switch"
-
-
-def test_a_call_needs_no_content(tmp_path: Path):
-    tokenizer = marked(tmp_path, special=False)
-    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "weather"}]}
-    text = tokenizer.decode(tokenizer.encode_chat([{"role": "user", "content": "hi"}, call]))
-    assert text == "user:hi|assistant:<tool_call>weather</tool_call>|assistant:"
     with pytest.raises(RequestError, match="every chat message needs a text 'content'"):
         tokenizer.encode_chat([{"role": "assistant", "content": None}])
+    assert with_template(tmp_path, "{{ messages[0].content }}").thinks_by_default is None, "the template has no switch"
 
 
-def test_tools_need_a_template(tmp_path: Path):
-    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=None)
-    with pytest.raises(RequestError, match="no chat template, so it cannot use tools"):
-        Tokenizer.from_folder(tmp_path).encode_chat([{"role": "user", "content": "a"}], tools=[{"type": "function"}])
-
-
-def test_a_template_without_tools_has_them_in_the_system_turn_and_calls_are_read(tmp_path: Path):
-    """As SmolLM2's: contents alone, and a system message of its own."""
-    template = (
-        "{% for m in messages %}{% if loop.first and messages[0]['role'] != 'system' %}(system:You are small)"
-        "{% endif %}{{ '(' + m['role'] + ':' + m['content'] + ')' }}{% endfor %}"
-    )
-    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)
-    tokenizer = Tokenizer.from_folder(tmp_path)
-    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
-    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
-    result = {"role": "tool", "tool_call_id": "a", "content": "Rain."}
-    chat = [{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "", "tool_calls": [call]}, result]
-    written = tokenizer.render_chat(chat, tools=tools)
-    system, user, answer, back = written.removesuffix(")").split(")(")
-    assert '{"name": "weather", "parameters": {"type": "object"}}' in system
-    assert "You are small" not in system
-    assert user == "user:Rain?"
-    assert answer == 'assistant:<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-    assert back == "user:<tool_response>\nRain.\n</tool_response>"
-    assert tokenizer.answer_format.syntax == "json_tools"
-    parser = tokenizer.answer_format.parser([], tools)
-    read = [*parser.feed(answer.removeprefix("assistant:")), *parser.finish()]
-    assert [(one.name, one.arguments) for one in read] == [("weather", '{"city": "Oslo"}')]  # type: ignore[union-attr]
-    assert tokenizer.render_chat(chat[:1]) == "(system:You are small)(user:Rain?)"
+def test_calls_are_read_where_the_template_has_no_tools_and_not_where_it_has_its_own(tmp_path: Path):
+    for template, syntax in (("{{ messages[0].content }}", "json_tools"), ("{{ tools }}", None)):
+        assert with_template(tmp_path, template).answer_format.syntax == syntax
 
 
 def test_special_tokens_may_be_left_out(tmp_path: Path):
-    shutil.copytree(TARGET, tmp_path, dirs_exist_ok=True)
-    written = json.loads((tmp_path / "tokenizer.json").read_text())
-    first = written["model"]["vocab"] and min(written["model"]["vocab"].values())
-    (name,) = [token for token, number in written["model"]["vocab"].items() if number == first]
-    written["post_processor"] = {
+    path = copy_of_target(tmp_path) / "tokenizer.json"
+    name, first = min(json.loads(path.read_text())["model"]["vocab"].items(), key=lambda one: one[1])
+    edit(path, post_processor={
         "type": "TemplateProcessing", "pair": [],
         "single": [{"SpecialToken": {"id": name, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
         "special_tokens": {name: {"id": name, "ids": [first], "tokens": [name]}},
-    }  # fmt: skip
-    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
+    })  # fmt: skip
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.encode("Once") == [first, *tokenizer.encode("Once", adds_special=False)]
 
 
 def test_a_refusal_is_that_of_the_conversation_itself(tmp_path: Path):
-    template = "{{ raise_exception('not ' ~ messages[0].role) }}"
-    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)
+    refusing = with_template(tmp_path, "{{ raise_exception('not ' ~ messages[0].role) }}")
     with pytest.raises(RequestError, match="refuses these messages: not system"):
-        Tokenizer.from_folder(tmp_path).encode_chat([{"role": "system", "content": "s"}, *CHAT])
+        refusing.encode_chat([{"role": "system", "content": "s"}, *CHAT])
 
 
 @pytest.mark.parametrize("knows_marks", [True, False])
@@ -280,16 +235,11 @@ def test_a_refusal_is_that_of_the_conversation_itself(tmp_path: Path):
 def test_a_template_has_its_own_default_of_thinking(
     tmp_path: Path, knows_marks: bool, default: str, options: dict[str, bool], thinks: bool | None
 ):
-    (marked if knows_marks else lambda folder, **_: copy_of_target(folder))(tmp_path, special=False)
     template = "{{ enable_thinking | default(" + default + ") }} {{ thinking | default('unset') }}"
-    edit(tmp_path / "tokenizer_config.json", chat_template=template)
     first = {None: default.title(), True: "True", False: "False"}[thinks]
     second = options.get("thinking", "unset" if thinks is None else thinks)
-    tokenizer = Tokenizer.from_folder(tmp_path)
-    with pytest.raises(RequestError, match="leaves out what the user says: 'Hello'"):
-        tokenizer.render_chat(CHAT[:1], options=options)
-    edit(tmp_path / "tokenizer_config.json", chat_template=template + "{{ messages[0].content }}")
-    assert Tokenizer.from_folder(tmp_path).render_chat(CHAT[:1], options=options) == f"{first} {second}Hello"
+    tokenizer = with_template(tmp_path, template + "{{ messages[0].content }}", MARKS if knows_marks else ())
+    assert tokenizer.render_chat(CHAT[:1], options=options) == f"{first} {second}Hello"
 
 
 NAMES = ("<|user|>", "<think>", "<tool_call>", "</tool_call>", "<|end|>")
@@ -297,13 +247,10 @@ NAMES = ("<|user|>", "<think>", "<tool_call>", "</tool_call>", "<|end|>")
 
 @pytest.fixture(scope="module")
 def calling(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("calling")
-    marked(folder, special=True)
     template = "{% if tools %}{{ tools | tojson }}{% endif %}"
     template += "{% for m in messages %}<|user|>{{ m.role }}:{{ m.content }}{% for c in m.tool_calls %}"
     template += "{{ c | tojson }}{% endfor %}<|end|>{% endfor %}"
-    edit(folder / "tokenizer_config.json", chat_template=template)
-    return Tokenizer.from_folder(folder)
+    return with_template(tmp_path_factory.mktemp("calling"), template, MARKS, special=True)
 
 
 @pytest.mark.parametrize("name", NAMES)

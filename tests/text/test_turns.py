@@ -83,14 +83,10 @@ def test_what_a_template_takes_stays_as_it_is(shape: str, messages: list[Message
             said("system: S", "user: U", "assistant: A", "system: T", "user: V"),
             "system:S user:U assistant:A user:T//V",
         ),
-        ("strict turns", said("system: S"), "system:S user:Continue."),
         ("strict turns, no system", said("system: S"), "user:S"),
         ("strict turns, no system", said("system: S", "user: U", "system: T"), "user:S//U//T"),
         ("a user is demanded", said("calls: 1", "tool: 1 R"), "user:Continue. assistant:+ tool:R"),
         ("a user is demanded", said("system: S", "tool: 1 R"), "system:S user:Continue. tool:R"),
-        ("a user is demanded", said("assistant: A"), "user:Continue. assistant:A"),
-        ("a user is demanded", said("user: U", "calls: 1", "tool: 1 R"), "user:U assistant:+ tool:R"),
-        ("nine letters", said("user: U", "calls: 1", "tool: 1 R"), "user:U assistant:+ tool:R"),
         (
             "nine letters",
             said("user: U", "calls: 1 T", "tool: 1 R", "user: V"),
@@ -230,12 +226,8 @@ def goes_on(before: Form, after: Form) -> bool:
     return after.messages[: len(before.messages)] == before.messages
 
 
-def seeds() -> list[Any]:
-    return [pytest.param(seed, marks=() if seed % 8 == 7 else pytest.mark.nightly) for seed in range(40)]
-
-
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", range(3, 40, 4))
 def test_a_history_goes_on(shape: str, seed: int):
     """Cut wherever an answer is asked for, it is written as a whole, and begins as it was written before. Only where
     messages were lost, repeated or swapped, it may begin otherwise now and then."""

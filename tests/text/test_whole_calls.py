@@ -131,7 +131,3 @@ def test_arguments_by_other_names(text: str, arguments: str | None):
     text = f"<tool_call>{text}</tool_call>"
     expected = TextPart(text) if arguments is None else ToolCallPart("f", arguments)
     assert [*parser.feed(text), *parser.finish()] == [expected]
-
-
-def test_a_text_of_several_lines_in_python():
-    assert found_in("pythonic", '[write(path="a", content="x\ny")]') == [("write", {"path": "a", "content": "x\ny"})]

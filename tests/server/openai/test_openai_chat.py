@@ -20,7 +20,8 @@ from splitinfer.server.openai.completions import CompletionRequest, CompletionWr
 from splitinfer.server.openai.responses import InputRequest
 from splitinfer.server.problem import Problem
 from splitinfer.server.stream import event as sse
-from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
+from splitinfer.text.answer import AnswerFormat, ReasoningPart, TextPart, ToolCallPart
+from tests.text.test_answer import CALL, OSLO, TOOLS, wrapper
 
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -113,7 +114,10 @@ def test_a_schema_may_stand_beside_json_object():
     ("given", "told"),
     [
         ({}, {}), ({"arguments": None}, {}), ({"arguments": "null"}, {}), ({"arguments": ""}, {}),
-        ({"arguments": {"a": 1}}, {"a": 1}), ({"arguments": '{"a": '}, '{"a": '), ({"arguments": "[1]"}, "[1]"),
+        ({"arguments": {"a": 1}}, {"a": 1}), ({"arguments": '{"a": "\\ud800"}'}, {"a": "\ufffd"}),
+        ({"arguments": '{"a": "\\ud83d\\ude00 \\\\ud800"}'}, {"a": "\U0001f600 \\ud800"}),
+        *(({"arguments": text}, text) for text in (
+            '{"a": ', "[1]", '{"a": ' + "[" * 64 + "]" * 64 + "}", '{"a": NaN}', '{"a": 1e999}')),
     ],
 )  # fmt: skip
 def test_arguments_may_be_what_a_model_wrote(given: dict[str, Any], told: Any):
@@ -149,10 +153,7 @@ def test_a_conversation_as_templates_take_it():
 @pytest.mark.parametrize("role", ["user", "system", "assistant", "tool"])
 def test_parts_are_joined_alike_in_all_apis(role: str):
     """The assistant's were one text of the model's; others' are lines."""
-    parts, go = (
-        [{"type": "text", "text": "hello"}, {"type": "text", "text": "world"}],
-        {"role": "user", "content": "go"},
-    )
+    parts, go = [{"type": "text", "text": text} for text in ("hello", "world")], {"role": "user", "content": "go"}
     result = {"tool_use_id": "1", "type": "tool_result", "content": parts}
     turns = [{"role": "user", "content": [result]}] if role == "tool" else [{"role": role, "content": parts}]
     more: dict[str, Any] = {"system": parts} if role == "system" else {}
@@ -257,51 +258,32 @@ def event(text: str, reason: str | None = None) -> StreamEvent:
 NO_REQUEST: Any = None
 
 
-class Parser:
-    """Every C is a call, _ is held back until the end, and what stands in parentheses is reasoning."""
-
-    def __init__(self) -> None:
-        self.held, self.is_inside = "", False
-
-    def feed(self, text: str) -> list[Any]:
-        parts = list[Any]()
-        for letter in text:
-            if letter in "()":
-                self.is_inside = letter == "("
-            elif letter == "_":
-                self.held += letter
-            elif letter == "C":
-                parts.append(ToolCallPart("c", "{}"))
-            else:
-                parts.append(ReasoningPart(letter) if self.is_inside else TextPart(letter))
-        return parts
-
-    def finish(self, *, is_cut: bool) -> list[Any]:
-        return [TextPart(self.held)] if self.held else []
+def reader(**more: Any) -> Choice:
+    return Choice(0, NO_REQUEST, AnswerFormat(wrapper()).parser((), TOOLS), **more)
 
 
 @pytest.mark.parametrize(
     ("texts", "reason", "one_call", "parts", "said"),
     [
-        (["C"], "stop", False, [ToolCallPart("c", "{}")], "tool_calls"),
-        (["C"], "length", False, [ToolCallPart("c", "{}")], "length"),
-        (["C"], "error", False, [ToolCallPart("c", "{}")], "error"),
-        (["aCbC", "x"], "stop", True, [TextPart("a"), ToolCallPart("c", "{}")], "tool_calls"),  # one ends the answer
-        (["_", "a"], "stop", False, [TextPart("a"), TextPart("_")], "stop"),
+        ([CALL], "stop", False, [OSLO], "tool_calls"),
+        ([CALL], "length", False, [OSLO], "length"),
+        ([CALL], "error", False, [OSLO], "error"),
+        ([f"a{CALL}b{CALL}", "x"], "stop", True, [TextPart("a"), OSLO], "tool_calls"),  # one ends the answer
+        (["<thi", "a"], "stop", False, [TextPart("<thia")], "stop"),
     ],
 )
 def test_how_an_answer_is_read(texts: list[str], reason: str, one_call: bool, parts: list[Any], said: str):
-    reader = Choice(0, NO_REQUEST, Parser(), one_call=one_call)
-    pieces = [piece for piece in (*map(reader.read, map(event, texts)), reader.read(event("", reason))) if piece]
+    read = reader(one_call=one_call)
+    pieces = [piece for piece in (*map(read.read, map(event, texts)), read.read(event("", reason))) if piece]
     assert [part for piece in pieces for part in piece.parts] == parts
-    assert (pieces[-1].finish_reason, reader.has_ended) == (said, True)
+    assert (pieces[-1].finish_reason, read.has_ended) == (said, True)
     if not one_call:
         assert len(pieces[0].logprobs) == len(texts), "probabilities come with the text they belong to"
 
 
 def test_tokens_of_reasoning_are_counted_with_the_marker_before_it():
-    reader = Choice(0, NO_REQUEST, Parser())
-    for text in ("a", "(", "b", "c", ")", "d", ")"):
-        reader.read(event(text))
-    reader.read(event("", "stop"))
-    assert (reader.num_reasoning_tokens, reader.num_tokens) == (3, 8)
+    read = reader()
+    for text in ("a", "<think>", "b", "c", "</think>", "d", "e"):
+        read.read(event(text))
+    read.read(event("", "stop"))
+    assert (read.num_reasoning_tokens, read.num_tokens) == (3, 8)

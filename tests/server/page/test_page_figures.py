@@ -102,9 +102,6 @@ def test_documents_have_figures_and_no_addresses():
     assert [figures_document(each)["state"] for each in states] == ["ok", "draining", "waiting", "failed"]
 
 
-# -- spans -----------------------------------------------------------------------------------------
-
-
 def test_the_kind_of_a_step():
     cases = [(Rows(8), 8, "prefill"), (Rows(0, 2), 2, "decode"), (Rows(8, 1), 9, "mixed"), (Rows(), 0, "free"),
              (Rows(0, 1, 3), 2, "draft"), (Rows(0, 0, 3), 0, "void"), (Rows(8), 0, "void"),
