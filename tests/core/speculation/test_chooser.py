@@ -10,7 +10,7 @@ import pytest
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.plan import Slice, StepPlan
-from splitinfer.core.speculation.acceptance import Acceptance, Counts
+from splitinfer.core.speculation.acceptance import Acceptance
 from splitinfer.core.speculation.chooser import LONGEST, Choice, Chooser, Member, drafts_of, emitted, expected
 from splitinfer.core.speculation.flight import OFF, Flight
 from tests.core.given_costs import GivenCosts, GivenStage
@@ -197,17 +197,6 @@ def test_few_who_go_in_one_group_do_not_keep_many_there() -> None:
     for _ in range(1000):
         one.returned(StepPlan(1))
     assert [choose(one, [0.75] * streams).groups for streams in (4, 1, 2, 4)] == [2, 1, 1, 2]
-
-
-def test_counts_add_up() -> None:
-    counts = Counts()
-    counts.add(0, accepted=True)
-    counts.add(1, accepted=False)
-    counts.add(99, accepted=True)
-    found = counts.as_dict()
-    assert found["acceptance"] == pytest.approx(2 / 3)
-    assert (found["tried_at"][:2], found["accepted_at"][:2], found["tried_at"][-1]) == ([1, 1], [1, 0], 1)  # type: ignore[index]
-    assert Counts().as_dict()["acceptance"] is None
 
 
 LOSES = 0.02  # of the speed without drafts, at most: learning what they cost, and trials
