@@ -134,21 +134,16 @@ class Rig:
     hop: float
 
 
-def measure(report: Report, given: argparse.Namespace, model: Path, rig: Rig) -> tuple[Lines, int]:
-    """A rig's cuts, as many as there is time for; and how many there are."""
+def measure(report: Report, given: argparse.Namespace, model: Path, rig: Rig) -> Lines:
+    """A rig's cuts, as many as there is time for."""
     effort = Effort(given.trials, given.tokens)
     found: Lines = {}
-    cuts = _to_measure(rig.profiles, given.best, given.random, report.chance(rig.name))
-    for cut in cuts:
+    for cut in _to_measure(rig.profiles, given.best, given.random, report.chance(rig.name)):
         if len(found) > 1 and report.is_over:
             break
         found[cut] = _measured(rig.profiles, cut, model, rig.hop, effort)
-        report.say(f"{rig.name}, {cut.machines} {cut.name}: { ({k: _short(v) for k, v in found[cut].items()}) }")
-    return found, len(cuts)
-
-
-def _short(value: Any) -> Any:
-    return round(value, 4) if isinstance(value, float) else value
+        report.say(f"{rig.name}, {cut.machines} {cut.name}: { ({k: round(v, 4) for k, v in found[cut].items()}) }")
+    return found
 
 
 def _to_measure(rig: Profiles, best: int, at_random: int, chance: Random) -> list[Cut]:
@@ -334,9 +329,6 @@ class Live:
         return sum(first < at <= last for times in every for at in times) / (last - first)
 
 
-# -- judging -----------------------------------------------------------------------------------
-
-
 _NEAR = 0.05
 
 
@@ -407,10 +399,10 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
             report.begin(1 / (len(wanted) + len(sums)))
             machines = hosts.of(profiles(ratio_of(ratio), hop / 1000, slower=given.slower))
             rig = Rig(f"{ratio} {hop:g} ms", machines, hop / 1000)
-            cuts, count = measure(report, given, model, rig)
+            cuts = measure(report, given, model, rig)
             verdicts += judge(report, given, rig, cuts)
             measured = [{"machines": cut.machines, "layers": cut.layers, **line} for cut, line in cuts.items()]
-            rigs.append({"ratio": ratio, "hop_ms": hop, "slower": given.slower, "cuts": count, "measured": measured})
+            rigs.append({"ratio": ratio, "hop_ms": hop, "slower": given.slower, "measured": measured})
         for microseconds in sums:
             report.begin(1 / (len(wanted) + len(sums)))
             rigs.append({"sums_us": microseconds, **compare_ways(report, given, model, hosts.of(equal), microseconds)})

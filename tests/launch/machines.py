@@ -4,8 +4,7 @@
     mini = lab.machine("mini", ["eve"])    an sshd of its own at mini.local:22
 
 The processes of a machine cannot see those of another, and nothing of it outlives this process. Files of the real
-machine are seen, all but /etc/{passwd,group,shadow,hosts,ssh}, /home, /mnt, /tmp, /run and root's folder;
-so is the checkout, wherever it lies.
+machine are seen, the checkout among them, but /etc/{passwd,group,shadow,hosts,ssh}, /home, /mnt, /tmp, /run and /root.
 """
 
 import ctypes

@@ -97,9 +97,7 @@ def test_the_plan_is_the_best_of_the_cuts_that_fit(free: tuple[int, int] | None,
 
 def test_of_cuts_that_are_as_good_the_most_even_is_chosen():
     planner = Planner(_with_host(rig((1, 1), 0.001)), replace(_ASKED, **_STREAMS))
-    best = best_of(planner, Aim.THROUGHPUT).cut
-    assert best.layers == (6, 6)
-    assert planner.score(Aim.THROUGHPUT, Cut((0, 1), (4, 8))) == pytest.approx(planner.score(Aim.THROUGHPUT, best))
+    assert best_of(planner, Aim.THROUGHPUT).cut.layers == (6, 6)
 
 
 def test_three_machines_of_which_one_is_slow():

@@ -24,9 +24,7 @@ LARGE = (
 
 
 def costs(draft: float = 3.0, more: float = 0.06) -> CostModel:
-    return GivenCosts(
-        list(LARGE), 0.3, drafts=GivenStage({1: draft, 2: draft + more}), host=0.5
-    )  # fmt: skip
+    return GivenCosts(list(LARGE), 0.3, drafts=GivenStage({1: draft, 2: draft + more}), host=0.5)
 
 
 def chooser(draft: float = 3.0, more: float = 0.06, rows: int = 64) -> Chooser:
@@ -200,8 +198,6 @@ def test_few_who_go_in_one_group_do_not_keep_many_there() -> None:
 
 
 LOSES = 0.02  # of the speed without drafts, at most: learning what they cost, and trials
-
-
 MACHINES = ("two-large", "two-small", "three-large")
 USUAL = {("two-large", 1, False), ("three-large", 2, True)}
 
