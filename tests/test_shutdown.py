@@ -241,7 +241,7 @@ def test_the_terminal_is_as_it_was(tmp_path: Path):
         time.sleep(1000)
     """
     with closing(Terminal(*installed(changes), home=tmp_path)) as terminal:
-        terminal.until("ready")
+        terminal.until("ready\n")
         assert not terminal.is_as_before()
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.end(AT_MOST) == 130
