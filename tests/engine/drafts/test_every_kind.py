@@ -56,9 +56,8 @@ def test_links_that_pack_prompts(kind: str, drafter: Make, pipeline: Open) -> No
 @pytest.mark.parametrize("kind", ["eagle3", pytest.param("dflash", marks=NIGHTLY)])
 @pytest.mark.parametrize("beside", ["", pytest.param("+ngram", marks=NIGHTLY)])
 def test_drafts_that_are_all_right_or_all_wrong(kind: str, beside: str, drafter: Make, pipeline: Open) -> None:
-    """A drafter that likes one token. Where answers are of nothing else every draft is right. Of others none is, but
-    for n-grams', and for those of a drafter that has other tokens, too: a request's bias moves its drafts. A link
-    carries one row more for each token, of prompts, too."""
+    """A drafter that likes one token: of other answers no draft is right, but n-grams', and those that a request's bias
+    moves, where the drafter has all tokens. A link carries one row more for each token, of prompts, too."""
     folder, draft = drafter(kind, "qwen3", only=77)
     with pipeline(folder, [2, 2], draft=draft + beside, token_budget=64) as there:
         for token in (77, 5):
