@@ -20,7 +20,6 @@ from typing import Annotated, Any, get_args, get_type_hints
 from splitinfer.core.scheduler.policy import LEAST_SHARE, PolicyConfig, PolicyName
 
 MAX_RUNNING = 32
-TOKEN_BUDGET, TOKEN_BUDGET_OF_GPU = 128, 512  # short chunks fill the stages sooner, but would leave a GPU idle
 SERVING = "Serving: how requests share the stages"
 _HOUR = 3_600_000.0  # milliseconds
 _MOST = 1_000_000  # tokens in a step, requests: more than any machine has room for
@@ -219,6 +218,11 @@ class ServingOptions:
     def over(self, other: "ServingOptions") -> "ServingOptions":
         """These options, and those of ``other`` where these are not set."""
         return ServingOptions(**{**other.as_dict(), **self.as_dict()})
+
+
+def usual_token_budget(*, on_gpu: bool) -> int:
+    """Tokens in a step where nobody says: short chunks fill the stages sooner, but would leave a GPU idle."""
+    return 512 if on_gpu else 128
 
 
 SERVING_OPTIONS = declared(ServingOptions)

@@ -19,7 +19,7 @@ from splitinfer.core.kv.prefix_cache import WORTH, PrefixCacheConfig
 from splitinfer.core.kv.rewind import NEVER, UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.serving_options import MAX_RUNNING, TOKEN_BUDGET, TOKEN_BUDGET_OF_GPU, ServingOptions
+from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions, usual_token_budget
 from splitinfer.core.wire_codec import NONE
 from splitinfer.discovery.discover import find_again
 from splitinfer.engine.coordinator.pipeline import Pipeline, PipelineConfig
@@ -225,8 +225,7 @@ def _packs(pipeline: Pipeline) -> bool:
 
 def token_budget_of(serving_options: ServingOptions, devices: Iterable[str]) -> int:
     """The most tokens in one step."""
-    on_gpu = any(device != "cpu" for device in devices)
-    return serving_options.token_budget or (TOKEN_BUDGET_OF_GPU if on_gpu else TOKEN_BUDGET)
+    return serving_options.token_budget or usual_token_budget(on_gpu=any(device != "cpu" for device in devices))
 
 
 def as_layout(layout: PlainLayout | Mapping[str, Any] | str | Path, model: str | None) -> PlainLayout:

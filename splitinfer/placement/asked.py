@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from splitinfer.core.kv.budget import KV_SHARE
-from splitinfer.core.serving_options import TOKEN_BUDGET, TOKEN_BUDGET_OF_GPU
+from splitinfer.core.serving_options import usual_token_budget
 from splitinfer.machine.profile import Profiles
 
 LONG_PROMPT = 4096  # tokens; the prompt whose time to the first token is told
@@ -53,4 +53,4 @@ class Asked:
 
     def budget(self, profiles: Profiles) -> int:
         on_gpu = any(machine.launches_ahead for machine in profiles.machines)
-        return self.token_budget or (TOKEN_BUDGET_OF_GPU if on_gpu else TOKEN_BUDGET)
+        return self.token_budget or usual_token_budget(on_gpu=on_gpu)
