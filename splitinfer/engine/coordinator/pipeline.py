@@ -49,7 +49,6 @@ from splitinfer.engine.stage.launched import Finished, Launched
 from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.masking import RawMasks, read_masks
 from splitinfer.engine.stage.runner import StageRunner
-from splitinfer.engine.threads import yield_own_processor
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
@@ -420,7 +419,6 @@ class Pipeline:
             raise handle.lost(str(error)) from error
         for each in group.workers:
             each.link.set_progress(done.plan.step + 1)
-        yield_own_processor()
 
     def receive(self, event: LinkEvent | LocalResult) -> StepResult | None:
         """Read what a stage brings: the result, of a worker's without the first stage's figures, or ``None``.

@@ -12,6 +12,7 @@ One lock makes certain that a refused request never reaches the loop, and that a
 not seen.
 """
 
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +25,6 @@ from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.coordinator.pipeline import StageEvent
 from splitinfer.engine.coordinator.requests import RequestState
 from splitinfer.engine.drafts.drafters import Drafter
-from splitinfer.engine.mailbox import Mailbox
 from splitinfer.errors import Draining, RequestError, SplitinferError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Shared:
     failure: why no request can be taken any more.
     """
 
-    def __init__(self, inbox: "Mailbox[StageEvent | Callable[[Loop], object]]") -> None:
+    def __init__(self, inbox: "queue.SimpleQueue[StageEvent | Callable[[Loop], object]]") -> None:
         self.inbox = inbox
         self.in_force: InForce | None = None
         self.drafter: Drafter | None = None
