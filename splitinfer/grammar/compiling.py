@@ -19,7 +19,7 @@ from typing import Any
 
 from splitinfer.core.grammar import GBNF_RULE, Grammar, GrammarKind
 from splitinfer.errors import RequestError
-from splitinfer.grammar.schemas import enforceable
+from splitinfer.grammar.schemas import ESCAPES, enforceable
 from splitinfer.grammar.trial import Trials, first_lines
 from splitinfer.grammar.vocabulary import Vocabulary
 
@@ -31,7 +31,7 @@ _MAX_RULES = 1000  # of a grammar in GBNF; their translation takes time by the s
 _GBNF = re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*+(?:"|\\?\Z)|\[(?:\\.|[^\]\\])*+(?:\]|\\?\Z)|\.', re.DOTALL)
 _ESCAPED = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _DEFAULTS = {"whitespace_flexible": False}
-_OVERRIDES = {"lenient": False, "coerce_one_of": False}
+_OVERRIDES = {"lenient": False, "coerce_one_of": False, **ESCAPES}
 
 
 class Compiler:
@@ -85,7 +85,7 @@ def _as_llguidance(grammar: Grammar, compiler: Any) -> str:
     try:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:
-                return str(compiler.grammar_from_json_schema(json.dumps(_schema(grammar)), _DEFAULTS, _OVERRIDES))
+                return str(compiler.grammar_from_json_schema(json.dumps(enforceable(json.loads(grammar.text))), _DEFAULTS, _OVERRIDES))
             case GrammarKind.REGEX:
                 return str(compiler.grammar_from_regex(grammar.text))
             case GrammarKind.LARK:
@@ -137,13 +137,8 @@ def json_in_lark(grammar: Grammar) -> str:
     Raises:
         RequestError: it cannot be enforced.
     """
-    schema = _schema(grammar)
+    schema = enforceable(json.loads(grammar.text))
     options = schema.get("x-guidance")
     options = {**_DEFAULTS, **(options if isinstance(options, dict) else {}), **_OVERRIDES}
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 
-
-def _schema(grammar: Grammar) -> dict[str, Any]:
-    """A JSON schema as an object that can be enforced."""
-    schema = enforceable(json.loads(grammar.text))
-    return schema if isinstance(schema, dict) else {} if schema else {"enum": []}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from splitinfer.errors import RequestError
-from splitinfer.grammar.schemas import enforceable, in_53_bits
+from splitinfer.grammar.schemas import ESCAPES, enforceable, in_53_bits
 
 Schema = Mapping[str, Any]
 _Rest = dict[str, Any]  # of words by their next letter
@@ -26,7 +26,7 @@ _NOTES = frozenset({"title", "description", "default", "examples", "deprecated",
 _OF_TEXTS = _NOTES | {"type", "enum", "const", "minLength", "maxLength"}
 _BLANK = r"\s\x1c-\x1f"  # what Python takes off
 _CDATA = ("<![CDATA[", "]]>")
-_ONE_BLANK = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+_ONE_BLANK = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?", **ESCAPES}
 _FRACTION = 9  # digits of a number's fraction
 
 
