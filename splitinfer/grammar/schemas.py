@@ -73,7 +73,7 @@ _FORMATS: Mapping[str, Mapping[str, Any]] = {
 }
 """The formats of JSON Schema, as llguidance enforces them."""
 
-_EMPTY = ({}, True)
+_EMPTY: tuple[Any, ...] = ({}, True)
 _ASKS_NOTHING: Mapping[str, Callable[[Any, Mapping[str, Any]], bool]] = {
     "$schema": lambda value, _: isinstance(value, str) and value in _NO_DIALECT,
     "required": lambda value, _: value is False,
@@ -109,6 +109,12 @@ def enforceable(schema: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {} if found else {"enum": []}
 
 
+def asked(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema without the keywords that ask for nothing."""
+    nothing = {key for key, is_nothing in _ASKS_NOTHING.items() if key in schema and is_nothing(schema[key], schema)}
+    return {key: value for key, value in schema.items() if key not in nothing}
+
+
 def in_53_bits(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema of numbers with the bounds that it lacks."""
     low = {} if "exclusiveMinimum" in schema else {"minimum": -MOST_EXACT}
@@ -130,11 +136,7 @@ class _Schemas:
             return schema
         if schema.get("not") in _EMPTY:
             return False
-        given = {
-            key: _within(key, value)
-            for key, value in schema.items()
-            if key not in _ASKS_NOTHING or not _ASKS_NOTHING[key](value, schema)
-        }
+        given = {key: _within(key, value) for key, value in asked(schema).items()}
         if "unevaluatedProperties" in given and not _IN_PLACE & given.keys():
             given.setdefault("additionalProperties", given.pop("unevaluatedProperties"))
         given = _with_dependent(self._with_names(given))
