@@ -231,16 +231,14 @@ def _call(
     number: int, name: str, schema: Any, syntax: _Syntax, marker: Marker, *, is_strict: bool = True
 ) -> list[str]:
     """The rules of a function's calls. ``schema``: of its parameters; ``None``: any."""
-    if not isinstance(schema, Mapping | None):
+    kinds = schema.get("type", "object") if isinstance(schema, Mapping) else "" if schema else "object"
+    if "object" not in (kinds, *_listed(kinds)):
         raise RequestError(f"tools: the parameters of {name} must be an object")
     before, behind = (_numbered(text, name, marker) for text in syntax.around)
     inside = f"args_{number}"
     rules = [f"call_{number}: {before} {inside} {behind}"]
     if syntax.argument is None:
-        schema = schema or {}
-        if "object" not in (schema.get("type", "object"), *_listed(schema.get("type"))):
-            raise RequestError(f"tools: the parameters of {name} must be an object")
-        arguments = guarded(f"the parameters of {name}", {**schema, "type": "object"}, syntax.ends)
+        arguments = guarded(f"the parameters of {name}", {**(schema or {}), "type": "object"}, syntax.ends)
         return [*rules, f"{inside}: {json_of_calls(arguments, is_strict=is_strict)}"]
     if schema is None:
         key, end = (_ANY_NAME.join(map(marker, text.split("KEY"))) for text in syntax.argument)

@@ -27,6 +27,7 @@ _OF_TEXTS = _NOTES | {"type", "enum", "const", "minLength", "maxLength"}
 _BLANK = r"\s\x1c-\x1f"  # what Python takes off
 _CDATA = ("<![CDATA[", "]]>")
 _ONE_BLANK = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?", **ESCAPES}
+_ELSEWHERE = re.compile(r'"\$ref": "#(?!/(?:\$defs|definitions)/)')  # the whole would be another there
 _FRACTION = 9  # digits of a number's fraction
 
 
@@ -188,6 +189,8 @@ def value_rules(
     )
     if not isinstance(declared, Mapping):
         raise refused
+    if _ELSEWHERE.search(json.dumps([declared, shared])):
+        raise RequestError(f"tools: the parameter {where} cannot be enforced in tags: its references must be to $defs")
     declared = asked(declared)
     if reading is AS_JSON and declared.get("type") != "string":
         yield f"{rule}: {json_of_calls(guarded(where, {**shared, **declared}, words), is_strict=is_strict)} {behind}"
