@@ -227,9 +227,7 @@ def _less(value: Any) -> Iterator[Schema]:
         yield {"type": value.get("type")}
 
 
-def _call(
-    number: int, name: str, schema: Any, syntax: _Syntax, marker: Marker, *, is_strict: bool = True
-) -> list[str]:
+def _call(number: int, name: str, schema: Any, syntax: _Syntax, marker: Marker, *, is_strict: bool = True) -> list[str]:
     """The rules of a function's calls. ``schema``: of its parameters; ``None``: any."""
     kinds = schema.get("type", "object") if isinstance(schema, Mapping) else "" if schema else "object"
     if "object" not in (kinds, *_listed(kinds)):

@@ -33,7 +33,9 @@ _MAX_RULES = 1000  # of a grammar in GBNF; their translation takes time by the s
 # What is not closed goes to the end: else each further bracket would be looked at to the end, by the square of them.
 _GBNF = re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*+(?:"|\\?\Z)|\[(?:\\.|[^\]\\])*+(?:\]|\\?\Z)|\.', re.DOTALL)
 # A comment, a text or an expression of Lark; or a special token by its name.
-_IN_LARK = re.compile(r'(?:#|//)[^\n]*|"(?:\\.|[^"\\])*+(?:"|\\?\Z)|/(?:\\.|[^/\\])++(?:/|\\?\Z)|(<[^<>\s\[][^<>\s]*>)', re.DOTALL)
+_IN_LARK = re.compile(
+    r'(?:#|//)[^\n]*|"(?:\\.|[^"\\])*+(?:"|\\?\Z)|/(?:\\.|[^/\\])++(?:/|\\?\Z)|(<[^<>\s\[][^<>\s]*>)', re.DOTALL
+)
 _ESCAPED = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _DEFAULTS: Any = {"whitespace_flexible": False}
 _OVERRIDES: Any = {"lenient": False, "coerce_one_of": False, **ESCAPES}
@@ -165,4 +167,3 @@ def json_in_lark(grammar: Grammar) -> str:
     options = schema.get("x-guidance")
     options = {**_DEFAULTS, **(options if isinstance(options, dict) else {}), **_OVERRIDES}
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"
-

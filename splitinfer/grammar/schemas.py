@@ -8,7 +8,7 @@ refused.
   letters of all languages has ASCII.
 - A pattern is read as JSON Schema reads it, by ECMAScript: ``.``, ``\\s`` and ``\\S`` have its characters, and in
   ``[...]`` the signs ``[``, ``&&``, ``~~`` and ``--`` mean nothing but themselves.
-- ``propertyNames`` and what depends on a property are written with other keywords.
+- ``propertyNames`` are written as properties, or as a pattern of them.
 - A name that is free may come twice, which JSON's readers take for one: so ``minProperties`` can count
   but one of these. No name or text has ``\\u``, by which a name could come in another spelling.
 - Whole numbers have 53 bits: a model that repeats a digit comes to an end. Bounds beyond these are the last of them.
@@ -16,7 +16,7 @@ refused.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -27,11 +27,9 @@ ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}  # what may stand behind \ in a t
 _UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")  # the characters that need \u
 
 _NOTES = frozenset({"default", "example", "examples", "title", "description", "$comment"})
-_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-_DEPENDENT = ("dependencies", "dependentRequired", "dependentSchemas")
+_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _COUNTS = frozenset(f"{most}{what}" for most in ("min", "max") for what in ("Items", "Length", "Properties"))
 _SIGNS = {"minimum": -1, "exclusiveMinimum": -1, "maximum": 1, "exclusiveMaximum": 1}
-_IN_PLACE = frozenset({"$ref", "$dynamicRef", "anyOf", "oneOf", "allOf", "if", *_DEPENDENT})
 _NO_DIALECT = frozenset({"http://json-schema.org/schema", "http://json-schema.org/schema#"})  # the newest, whichever
 
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
@@ -42,7 +40,8 @@ _DAY = (
 )
 _HOUR = "(?:[01][0-9]|2[0-3])"
 _TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_HOUR}:[0-5][0-9])"
-_LABEL = "[a-zA-Z0-9](?:-?[a-zA-Z0-9]){0,31}"
+_LABEL = "[a-zA-Z0-9](?:-?[a-zA-Z0-9])*"
+_LENGTHS = {"maxLength": 253, "allOf": [{"pattern": r"^[^.]{1,63}(?:\.[^.]{1,63})*$"}]}  # of a host, and of its labels
 _IN_NAME, _PERCENT = r"A-Za-z0-9._~!$&'()*+,;=\-", "%[0-9A-Fa-f]{2}"  # of hosts; of paths also : and @
 _IN_PATH = f"(?:[{_IN_NAME}:@]|{_PERCENT})"
 _PATH, _QUERY = f"(?:/{_IN_PATH}*)*", f"(?:[{_IN_NAME}:@/?]|{_PERCENT})*"
@@ -54,23 +53,25 @@ _SIGN = r"\\[dDwWsStnrfv.*+?()\[\]{}|^$/\\-]"
 _ONE = rf"(?:[^\\^$.*+?()\[\]{{}}|/\x00-\x1f]|\.|{_SIGN}|\[\^?(?:{_SIGN}|a-z|A-Z|0-9|[A-Za-z0-9_ ])+\])"
 _SOME = rf"(?:{_ONE}(?:[*+?]\??|\{{[1-9]\}})?)*"
 _GROUPS = rf"{_SOME}(?:\((?:\?:)?{_SOME}(?:\|{_SOME})*\)[*+?]?{_SOME})*"
-_FORMATS: Mapping[str, Mapping[str, Any]] = {
+_FORMATS: dict[str, Mapping[str, Any]] = {
     "date": {"pattern": f"^{_DAY}$"},
     "time": {"pattern": f"^{_TIME}$"},
     "date-time": {"pattern": f"^{_DAY}T{_TIME}$"},
-    **dict.fromkeys(("hostname", "idn-hostname"), {"pattern": rf"^{_LABEL}(?:\.{_LABEL})*$", "maxLength": 253}),
-    **dict.fromkeys(("uri", "iri"), {"format": "uri"}),
-    **dict.fromkeys(("email", "idn-email"), {"format": "email"}),
-    **{name: {"format": name} for name in ("duration", "ipv4", "ipv6", "uuid")},
-    **dict.fromkeys(
-        ("uri-reference", "iri-reference"),
-        {"pattern": rf"^(?:[A-Za-z][A-Za-z0-9+.-]*:)?{_RELATIVE}(?:\?{_QUERY})?(?:#{_QUERY})?$"},
-    ),
+    "hostname": {"pattern": rf"^{_LABEL}(?:\.{_LABEL})*$", **_LENGTHS},
+    "uri-reference": {"pattern": rf"^(?:[A-Za-z][A-Za-z0-9+.-]*:)?{_RELATIVE}(?:\?{_QUERY})?(?:#{_QUERY})?$"},
     "uri-template": {"pattern": rf"^(?:{_IN_PATH}|[/?#]|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*$"},
     "json-pointer": {"pattern": f"^{_POINTER}$"},
     "relative-json-pointer": {"pattern": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$"},
     "regex": {"pattern": rf"^\^?{_GROUPS}(?:\|{_GROUPS})*\$?$"},
+    **{name: {"format": name} for name in ("duration", "email", "ipv4", "ipv6", "uri", "uuid")},
 }
+for _other, _name in {
+    "iri": "uri",
+    "iri-reference": "uri-reference",
+    "idn-email": "email",
+    "idn-hostname": "hostname",
+}.items():
+    _FORMATS[_other] = _FORMATS[_name]
 """The formats of JSON Schema, as llguidance enforces them."""
 
 _EMPTY: tuple[Any, ...] = ({}, True)
@@ -83,15 +84,10 @@ _ASKS_NOTHING: Mapping[str, Callable[[Any, Mapping[str, Any]], bool]] = {
     "if": lambda _, of: not {"then", "else"} & of.keys(),
     "then": lambda _, of: "if" not in of,
     "else": lambda _, of: "if" not in of,
-    "contains": lambda _, of: of.get("minContains") == 0 and "maxContains" not in of,
-    "minContains": lambda value, of: "contains" not in of or (value == 0 and "maxContains" not in of),
-    "maxContains": lambda _, of: "contains" not in of,
-    "contentSchema": lambda *_: True,
     "propertyNames": lambda value, _: value in _EMPTY or (
         isinstance(value, Mapping) and value.get("type") == "string" and value.keys() <= _NOTES | {"type"}
     ),
-    "unevaluatedProperties": lambda value, _: value in _EMPTY,
-    "unevaluatedItems": lambda value, _: value in _EMPTY,
+    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), lambda value, _: value in _EMPTY),
 }  # fmt: skip
 """By keyword, whether its value, in a schema, might as well not be there."""
 
@@ -137,10 +133,7 @@ class _Schemas:
         if schema.get("not") in _EMPTY:
             return False
         given = {key: _within(key, value) for key, value in asked(schema).items()}
-        if "unevaluatedProperties" in given and not _IN_PLACE & given.keys():
-            given.setdefault("additionalProperties", given.pop("unevaluatedProperties"))
-        given = _with_dependent(self._with_names(given))
-        found = {key: self._inside(key, value) for key, value in given.items()}
+        found = {key: self._inside(key, value) for key, value in self._with_names(given).items()}
         if "required" in found and not isinstance(found["required"], list):
             raise _refused(f"required must be a list of names, not {found['required']!r:.40}")
         _check_least(found)
@@ -172,19 +165,19 @@ class _Schemas:
     def _with_names(self, schema: dict[str, Any]) -> dict[str, Any]:
         """A schema whose ``propertyNames`` say by other keywords what properties there are, if they can."""
         names, properties = self._referred(schema.get("propertyNames")), schema.get("properties") or {}
-        is_known = isinstance(names, Mapping) and isinstance(properties, Mapping) and names.get("type") in (None, "string")
-        if not is_known or "patternProperties" in schema:
+        if not isinstance(names, Mapping) or names.get("type") not in (None, "string") or "patternProperties" in schema:
             return schema
-        asked, rest = names.keys() - _NOTES - {"type"}, schema.get("additionalProperties", True)
-        found = {key: value for key, value in schema.items() if key != "propertyNames"} | {"additionalProperties": False}
-        choices = names["enum"] if asked == {"enum"} else [names["const"]] if asked == {"const"} else None
-        if isinstance(choices, Sequence):
+        about, rest = names.keys() - _NOTES - {"type"}, schema.get("additionalProperties", True)
+        found = {**schema, "additionalProperties": False}
+        del found["propertyNames"]
+        if about == {"enum"} or about == {"const"}:
+            choices = [one for one in names.get("enum", [names.get("const")]) if isinstance(one, str)]
             kept = {name: one if name in choices else False for name, one in properties.items()}
-            return found | {"properties": {**{name: rest for name in choices if isinstance(name, str)}, **kept}}
-        if properties or not asked <= {"pattern", "minLength", "maxLength"} or {"pattern"} < asked:
-            return schema
-        length = f"{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}"
-        return found | {"patternProperties": {names.get("pattern", rf"^[\s\S]{length}$"): rest}}
+            return {**found, "properties": {**dict.fromkeys(choices, rest), **kept}}
+        if not properties and (about == {"pattern"} or (about and about <= {"minLength", "maxLength"})):
+            lengths = rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
+            return {**found, "patternProperties": {names.get("pattern", lengths): rest}}
+        return schema
 
     def _referred(self, schema: Any) -> Any:
         """A schema, or that of the document's definitions which it names."""
@@ -205,17 +198,6 @@ def _within(key: str, value: Any) -> Any:
     return MOST_EXACT * sign if sign and is_beyond else value
 
 
-def _with_dependent(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema in which a property is not there, or what depends on it is."""
-    found = {key: value for key, value in schema.items() if key not in _DEPENDENT}
-    ways = [one for key in _DEPENDENT for one in schema.get(key, {}).items()]
-    also = [
-        {"anyOf": [{"properties": {name: False}}, {"required": asked} if isinstance(asked, list) else asked]}
-        for name, asked in ways
-    ]
-    return {**found, "allOf": [*found.get("allOf", ()), *also]} if also else found
-
-
 def _with_steps(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema whose ``multipleOf`` can be enforced: of choices those that are multiples stay, for llguidance writes
     them otherwise than multiples."""
@@ -224,8 +206,10 @@ def _with_steps(schema: dict[str, Any]) -> dict[str, Any]:
         raise _refused(f"multipleOf must be a number over 0, not {step!r:.40}")
     choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(choices, list):
-        rest = {key: value for key, value in schema.items() if key not in ("enum", "const", "multipleOf")}
-        return {**rest, "enum": [one for one in choices if not _is_number(one) or not Fraction(str(one)) % Fraction(str(step))]}
+        of_step = [
+            one for one in choices if type(one) not in (int, float) or not Fraction(str(one)) % Fraction(str(step))
+        ]
+        return {key: one for key, one in schema.items() if key not in ("const", "multipleOf")} | {"enum": of_step}
     digits = float(step)
     while digits % 1:
         digits *= 10
@@ -259,10 +243,6 @@ def _check_value(value: Any) -> None:
         raise _refused(f"{json.dumps(value):.60} has {json.dumps(sign[0])}, which no answer in a form has")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _refused(why: str) -> RequestError:
     return RequestError(f"the grammar cannot be enforced: {why}")
 
@@ -270,9 +250,17 @@ def _refused(why: str) -> RequestError:
 # -- patterns ----------------------------------------------------------------------------------
 
 _BLANKS = r"\x09-\x0d \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
-_PART = re.compile(r"\\(?:c[A-Za-z]|.)|\.|\[(\^?)((?:\\.|[^\]\\])*+)(\]|\\?\Z)", re.DOTALL)  # not closed: to the end
-_ITEM = re.compile(r"(\\c[A-Za-z]|\\.|.)(?:-(\\c[A-Za-z]|\\.|.))?", re.DOTALL)
+_PART = re.compile(r"\\.|\.|\[(\^?)((?:\\.|[^\]\\])*+)(\]|\\?\Z)", re.DOTALL)  # a class that is not closed: to the end
+_ITEM = re.compile(r"(\\.|.)(?:-(\\.|.))?", re.DOTALL)
 _SETS = frozenset({r"\d", r"\D", r"\w", r"\W", r"\s", r"\S"})
+_WRITTEN = {
+    ".": r"[^\n\r\u2028\u2029]",
+    r"\s": f"[{_BLANKS}]",
+    r"\S": f"[^{_BLANKS}]",
+    "[]": r"[^\s\S]",
+    "[^]": r"[\s\S]",
+}
+_IN_CLASS = {r"\s": _BLANKS, r"\S": f"[^{_BLANKS}]", r"\b": r"\x08", "[": r"\[", "&": r"\&", "~": r"\~", "-": r"\-"}
 
 
 def _as_in_ecmascript(pattern: str) -> str:
@@ -281,31 +269,12 @@ def _as_in_ecmascript(pattern: str) -> str:
 
 
 def _part(found: re.Match[str]) -> str:
-    match found[0]:
-        case ".":
-            return r"[^\n\r\u2028\u2029]"
-        case r"\s" | r"\S" as blank:
-            return f"[{_BLANKS}]" if blank == r"\s" else f"[^{_BLANKS}]"
-        case "[]" | "[^]" as none:
-            return r"[^\s\S]" if none == "[]" else r"[\s\S]"
-        case text if text.startswith("["):
-            return f"[{found[1]}{_ITEM.sub(_item, found[2])}{found[3]}"
-        case text:
-            return _sign(text)
+    if found[2] is None or found[0] in _WRITTEN:
+        return _WRITTEN.get(found[0], found[0])
+    return f"[{found[1]}{_ITEM.sub(_item, found[2])}{found[3]}"
 
 
 def _item(found: re.Match[str]) -> str:
     """A character of a class, a range, or two with a sign between them of which one is a set."""
     ends = [one for one in found.groups() if one]
-    return ("\\-" if _SETS.intersection(ends) else "-").join(map(_of_class, ends))
-
-
-def _of_class(one: str) -> str:
-    if one in ("[", "&", "~", "-"):
-        return f"\\{one}"
-    return {r"\s": _BLANKS, r"\S": f"[^{_BLANKS}]", r"\b": r"\x08"}.get(one) or _sign(one)
-
-
-def _sign(text: str) -> str:
-    """A character, which ``\\cJ`` may be by the name of its key."""
-    return f"\\x{ord(text[2]) % 32:02x}" if text.startswith("\\c") and len(text) == 3 else text
+    return (r"\-" if _SETS.intersection(ends) else "-").join(_IN_CLASS.get(one, one) for one in ends)

@@ -164,7 +164,9 @@ def test_a_call_that_is_not_strict_is_enforced_as_far_as_it_can_be(made: AnswerF
                     inside = f'{{"odd":{value},"kind":"{kind}"}}'
                 else:
                     pairs = (("odd", text), ("kind", kind))
-                    inside = "".join(one.join(part.replace("KEY", key) for part in known.argument) for key, one in pairs)
+                    inside = "".join(
+                        one.join(part.replace("KEY", key) for part in known.argument) for key, one in pairs
+                    )
                 call = inside.join([known.opens + known.around[0].replace("NAME", "fs.read"), known.around[1]])
                 answer = made._prompts.needed.encode(call, adds_special=False)
                 is_call = all(token in allowed(walking.masks(answer[:i], i)[0]) for i, token in enumerate(answer))
