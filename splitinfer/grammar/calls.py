@@ -8,15 +8,17 @@ A syntax is named as mlx-lm's parser of it is (``mlx_lm.tool_parsers``). Two fam
             minicpm5
 
 No value has a word that ends a call, and values between tags are such that the parser reads what was meant
-(``grammar.tags``). Of the schema of a text between tags its choices and its lengths are enforced; what else there is
-about it is refused.
+(``grammar.tags``). Of the schema of a text between tags its choices and its lengths can be enforced.
+
+A strict function has its schema, or is refused. Any other has it as far as it can be enforced: a parameter that cannot
+has its type alone, or any value; where that does not do either, the arguments are any object, or any texts in tags.
 
 A call has a number only where its syntax has one. It is the model's own, of at most three digits; two calls of one
 answer may have the same (``text.answer``).
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +31,7 @@ from splitinfer.grammar.tags import (
     BY_TYPES,
     BY_TYPES_OR_CDATA,
     Reading,
+    Schema,
     guarded,
     json_of_calls,
     value_rules,
@@ -39,7 +42,9 @@ Marker = Callable[[str], str]
 
 _OF_TAGS = frozenset({"type", "properties", "required", "additionalProperties", "description", "title", "default"})
 _SHARED = ("$defs", "definitions")
-_NAME = re.compile(r"[\w-]+")
+_NAME = re.compile(r"""[^\s"'<>=\[\]{}\\]+""")  # what no syntax takes for the end of a name
+_ANY_NAME = r" /[\w.-]+/ "
+_OF_A_VALUE = ("type", "enum", "const", "minLength", "maxLength")
 _ANY_NUMBER = "/[0-9]{1,3}/"
 
 
@@ -112,14 +117,16 @@ def call_grammar(
     *,
     must: bool = True,
     form: Grammar | None = None,
+    compiles: Callable[[Grammar], bool] = lambda _: True,
 ) -> Grammar:
-    """An answer that calls one of some functions. With ``must`` false, any text is admitted; calls of ``strict``
-    functions then have their schemas. ``tools``: each with ``name`` and ``parameters``. ``form``: a JSON schema, and
-    an answer that need not call and does not has this form; all have it if the model's syntax is not known.
+    """Return the form of an answer that calls one of some functions. With ``must`` false, any text is admitted, and
+    calls. ``tools``: each with ``name`` and ``parameters``. ``form``: a JSON schema, and an answer that need not call
+    and does not has this form; all have it if the model's syntax is not known. ``compiles``: whether a form can be
+    enforced.
 
     Raises:
-        RequestError: the model's syntax is not known, a function's parameters cannot be enforced in it, or all of them
-            together are too long for a grammar.
+        RequestError: the model's syntax is not known, the parameters of a strict function cannot be enforced in it, or
+            all functions together are too long for a grammar.
     """
     asked, form = ("tool_choice", None) if must else ("strict", form)
     known = None if syntax is None else SYNTAXES.get(syntax)
@@ -138,10 +145,18 @@ def call_grammar(
         rules = [f"start: form | {opens} call {more}", f"form: {json_in_lark(form)}"]
     else:
         rules = [f"start: {opens} call"] if must else _among_text(known, opens)
-    keeps_all = must or (form is not None and known.argument is not None)
-    rules.append(f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}")
-    for i, tool in enumerate(tools):
-        rules += _call(i, tool if keeps_all or tool.get("strict") else _of_any(tool, known), known, marker)
+    named = [tool for tool in tools if tool.get("strict") or _NAME.fullmatch(str(tool["name"]))] or tools
+    rules.append(f"call: {' | '.join(f'call_{i}' for i in range(len(named)))}")
+
+    def made(*, are_free: bool) -> Grammar:
+        calls = _Calls(known, marker, compiles, are_free)
+        return _grammar(*rules, *(rule for i, tool in enumerate(named) for rule in calls.of(i, tool)))
+
+    found = made(are_free=not must and known.argument is None)
+    return found if compiles(found) else made(are_free=True)
+
+
+def _grammar(*rules: str) -> Grammar:
     try:
         return Grammar.lark("\n".join(rules))
     except ValueError as error:
@@ -161,28 +176,73 @@ def _among_text(syntax: _Syntax, opens: str) -> list[str]:
     return [f"start: {start}", f"before[lazy]: /{anything}{found}/", behind]
 
 
-def _of_any(tool: Mapping[str, Any], syntax: _Syntax) -> Mapping[str, Any]:
-    """A function that is not strict beside one that is: its call is one, with any arguments."""
-    if syntax.argument is not None:
-        raise RequestError(f"strict: {tool['name']!r:.60} must be strict, too, in a syntax with tags")
-    return {**tool, "parameters": {"type": "object"}}
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """Writes the calls of functions. ``are_free``: those that are not strict have any arguments."""
+
+    syntax: _Syntax
+    marker: Marker
+    compiles: Callable[[Grammar], bool]
+    are_free: bool
+
+    def of(self, number: int, tool: Mapping[str, Any]) -> list[str]:
+        """Return the rules of one function's calls, in Lark."""
+        name, schema = str(tool["name"]), tool.get("parameters") or {"type": "object", "properties": {}}
+        if not _NAME.fullmatch(name):
+            raise RequestError(f"tools: the function's name {name!r:.60} cannot be enforced")
+        if tool.get("strict"):
+            return _call(number, name, schema, self.syntax, self.marker)
+        if not self.are_free and (rules := self._tried(number, name, schema)):
+            return rules
+        less = None if self.are_free else self._loosened(name, schema)
+        return (less and self._tried(number, name, less)) or _call(number, name, None, self.syntax, self.marker)
+
+    def _tried(self, number: int, name: str, schema: Any) -> list[str]:
+        """Calls with a schema, as far as llguidance knows its keywords; none if it cannot be enforced."""
+        try:
+            rules = _call(number, name, schema, self.syntax, self.marker, is_strict=False)
+            return rules if self.compiles(_grammar(f"start: call_{number}", *rules)) else []
+        except RequestError:
+            return []
+
+    def _loosened(self, name: str, schema: Any) -> Schema | None:
+        """Of each parameter what can be enforced by itself."""
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        if not isinstance(properties, Mapping):
+            return None
+        shared, found = {key: schema[key] for key in _SHARED if key in schema}, dict[str, Any]()
+        for key, value in properties.items():
+            for way in (value, *_less(value), {} if self.syntax.argument is None else {"type": "string"}):
+                if self._tried(0, name, {**shared, "properties": {key: way}}):
+                    found[key] = way
+                    break
+        required = [key for key in _listed(schema.get("required")) if key in found]
+        return {**shared, "type": "object", "properties": found, "required": required}
 
 
-def _call(number: int, tool: Mapping[str, Any], syntax: _Syntax, marker: Marker) -> list[str]:
-    name, schema = str(tool["name"]), tool.get("parameters") or {"type": "object", "properties": {}}
-    if not _NAME.fullmatch(name):
-        raise RequestError(f"tools: the function's name {name!r:.60} cannot be enforced")
-    if not isinstance(schema, Mapping):
+def _less(value: Any) -> Iterator[Schema]:
+    """Schemas that ask for less than one does."""
+    if isinstance(value, Mapping):
+        yield {key: value[key] for key in _OF_A_VALUE if key in value}
+        yield {"type": value.get("type")}
+
+
+def _call(number: int, name: str, schema: Any, syntax: _Syntax, marker: Marker, *, is_strict: bool = True) -> list[str]:
+    """The rules of a function's calls. ``schema``: of its parameters; ``None``: any."""
+    kinds = schema.get("type", "object") if isinstance(schema, Mapping) else "" if schema else "object"
+    if "object" not in (kinds, *_listed(kinds)):
         raise RequestError(f"tools: the parameters of {name} must be an object")
     before, behind = (_numbered(text, name, marker) for text in syntax.around)
     inside = f"args_{number}"
     rules = [f"call_{number}: {before} {inside} {behind}"]
     if syntax.argument is None:
-        if "object" not in (schema.get("type", "object"), *_listed(schema.get("type"))):
-            raise RequestError(f"tools: the parameters of {name} must be an object")
-        arguments = guarded(f"the parameters of {name}", {**schema, "type": "object"}, syntax.ends)
-        return [*rules, f"{inside}: {json_of_calls(arguments)}"]
-    return [*rules, *_tagged(inside, name, schema, syntax, marker)]
+        arguments = guarded(f"the parameters of {name}", {**(schema or {}), "type": "object"}, syntax.ends)
+        return [*rules, f"{inside}: {json_of_calls(arguments, is_strict=is_strict)}"]
+    if schema is None:
+        key, end = (_ANY_NAME.join(map(marker, text.split("KEY"))) for text in syntax.argument)
+        values = value_rules(f"{inside}_value", name, {"type": "string"}, {}, syntax.reading, syntax.ends, end)
+        return [*rules, f"{inside}: ({key} {inside}_value)*", *values]
+    return [*rules, *_tagged(inside, name, schema, syntax, marker, is_strict)]
 
 
 def _listed(value: Any) -> list[Any]:
@@ -193,7 +253,7 @@ def _numbered(text: str, name: str, marker: Marker) -> str:
     return f" {_ANY_NUMBER} ".join(marker(part.replace("NAME", name)) for part in text.split("NUMBER"))
 
 
-def _tagged(inside: str, name: str, schema: Mapping[str, Any], syntax: _Syntax, marker: Marker) -> list[str]:
+def _tagged(inside: str, name: str, schema: Schema, syntax: _Syntax, marker: Marker, is_strict: bool) -> list[str]:
     assert syntax.argument is not None
     if unknown := sorted(schema.keys() - _OF_TAGS - {*_SHARED, "$schema"}):
         raise RequestError(f"tools: {unknown[0]} of the parameters of {name} cannot be enforced in tags")
@@ -213,5 +273,7 @@ def _tagged(inside: str, name: str, schema: Mapping[str, Any], syntax: _Syntax, 
         before, behind = (marker(text.replace("KEY", key)) for text in syntax.argument)
         parts.append(rule if key in required else f"{rule}?")
         rules.append(f"{rule}: {before} {rule}_value")
-        rules += value_rules(f"{rule}_value", f"{name}.{key}", value, shared, syntax.reading, syntax.ends, behind)
+        rules += value_rules(
+            f"{rule}_value", f"{name}.{key}", value, shared, syntax.reading, syntax.ends, behind, is_strict=is_strict
+        )
     return [f"{inside}: {' '.join(parts)}" if parts else f'{inside}: ""', *rules]

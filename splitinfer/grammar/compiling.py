@@ -17,9 +17,12 @@ from collections import OrderedDict
 from threading import Lock
 from typing import Any
 
+from llguidance import LLMatcher, LLParserLimits
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
 from splitinfer.core.grammar import GBNF_RULE, Grammar, GrammarKind
 from splitinfer.errors import RequestError
-from splitinfer.grammar.schemas import enforceable
+from splitinfer.grammar.schemas import ESCAPES, enforceable
 from splitinfer.grammar.trial import Trials, first_lines
 from splitinfer.grammar.vocabulary import Vocabulary
 
@@ -29,9 +32,13 @@ _IDS = re.compile(r"<\[[\^\d,-]+\]>")  # tokens by their ids, in Lark
 _MAX_RULES = 1000  # of a grammar in GBNF; their translation takes time by the square of them, up to a second
 # What is not closed goes to the end: else each further bracket would be looked at to the end, by the square of them.
 _GBNF = re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*+(?:"|\\?\Z)|\[(?:\\.|[^\]\\])*+(?:\]|\\?\Z)|\.', re.DOTALL)
+# A comment, a text or an expression of Lark; or a special token by its name.
+_IN_LARK = re.compile(
+    r'(?:#|//)[^\n]*|"(?:\\.|[^"\\])*+(?:"|\\?\Z)|/(?:\\.|[^/\\])++(?:/|\\?\Z)|(<[^<>\s\[][^<>\s]*>)', re.DOTALL
+)
 _ESCAPED = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
-_DEFAULTS = {"whitespace_flexible": False}
-_OVERRIDES = {"lenient": False, "coerce_one_of": False}
+_DEFAULTS: Any = {"whitespace_flexible": False}
+_OVERRIDES: Any = {"lenient": False, "coerce_one_of": False, **ESCAPES}
 
 
 class Compiler:
@@ -51,7 +58,6 @@ class Compiler:
 
         Raises:
             RequestError: the grammar is invalid, too large, or has something that cannot be enforced.
-            NotInstalled: llguidance is missing.
         """
         with self._lock:
             found = self._compiled.get(grammar)
@@ -64,16 +70,37 @@ class Compiler:
         return found.deep_copy()
 
     def _compile(self, grammar: Grammar) -> Any:
-        tokenizer = self._vocabulary.tokenizer
-        from llguidance import LLMatcher, LLParserLimits
-
-        text = _as_llguidance(grammar, LLMatcher)
-        self._trials.check(_IDS.sub(_first_id, text) if grammar.kind is GrammarKind.LARK else text)
+        text = self._tried(grammar)
         limits = LLParserLimits(step_max_items=_MAX_ITEMS)
-        matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+        matcher = LLMatcher(self._vocabulary.tokenizer, text, log_level=0, limits=limits)
         if matcher.is_error():
             raise RequestError(f"the grammar cannot be enforced: {first_lines(matcher.get_error())}")
         return matcher
+
+    def compiles(self, grammar: Grammar) -> bool:
+        """Return whether a grammar can be enforced, as far as a trial without the vocabulary knows."""
+        try:
+            self._tried(grammar)
+        except RequestError:
+            return False
+        return True
+
+    def _tried(self, grammar: Grammar) -> str:
+        """A grammar as llguidance reads it, once it has been tried."""
+        is_lark = grammar.kind is GrammarKind.LARK
+        text = _as_llguidance(grammar.kind, _IN_LARK.sub(self._by_id, grammar.text) if is_lark else grammar.text)
+        self._trials.check(_IDS.sub(_first_id, text) if is_lark else text)
+        return text
+
+    def _by_id(self, part: re.Match[str]) -> str:
+        """A special token of a grammar in Lark by its id, for a trial knows no names; else what it was."""
+        if part[1] is None:
+            return part[0]
+        names = self._vocabulary.names
+        if part[1] not in names:
+            some = ", ".join([*names][:8]) or "none"
+            raise RequestError(f"the grammar names {part[1]:.60}, but the model's special tokens are {some}")
+        return f"<[{names[part[1]]}]>"
 
 
 def _first_id(ids: re.Match[str]) -> str:
@@ -81,17 +108,18 @@ def _first_id(ids: re.Match[str]) -> str:
     return re.sub(r"\d+", "0", ids[0])
 
 
-def _as_llguidance(grammar: Grammar, compiler: Any) -> str:
+def _as_llguidance(kind: GrammarKind, text: str) -> str:
     try:
-        match grammar.kind:
+        match kind:
             case GrammarKind.JSON_SCHEMA:
-                return str(compiler.grammar_from_json_schema(json.dumps(_schema(grammar)), _DEFAULTS, _OVERRIDES))
+                schema = json.dumps(enforceable(json.loads(text)))
+                return str(LLMatcher.grammar_from_json_schema(schema, _DEFAULTS, _OVERRIDES))
             case GrammarKind.REGEX:
-                return str(compiler.grammar_from_regex(grammar.text))
+                return str(LLMatcher.grammar_from_regex(text))
             case GrammarKind.LARK:
-                return str(compiler.grammar_from_lark(grammar.text))
+                return str(LLMatcher.grammar_from_lark(text))
             case GrammarKind.GBNF:
-                return str(compiler.grammar_from_lark(_as_lark(grammar.text)))
+                return str(LLMatcher.grammar_from_lark(_as_lark(text)))
     except ValueError as error:
         raise RequestError(f"the grammar cannot be enforced: {first_lines(str(error))}") from None
 
@@ -102,8 +130,6 @@ def _as_lark(gbnf: str) -> str:
     Raises:
         RequestError: it is not GBNF, or has too many rules.
     """
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
     if (count := len(GBNF_RULE.findall(gbnf))) > _MAX_RULES:
         raise RequestError(f"a grammar in GBNF may have {_MAX_RULES:,} rules, not {count:,}")
     try:
@@ -137,13 +163,7 @@ def json_in_lark(grammar: Grammar) -> str:
     Raises:
         RequestError: it cannot be enforced.
     """
-    schema = _schema(grammar)
+    schema = enforceable(json.loads(grammar.text))
     options = schema.get("x-guidance")
     options = {**_DEFAULTS, **(options if isinstance(options, dict) else {}), **_OVERRIDES}
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"
-
-
-def _schema(grammar: Grammar) -> dict[str, Any]:
-    """A JSON schema as an object that can be enforced."""
-    schema = enforceable(json.loads(grammar.text))
-    return schema if isinstance(schema, dict) else {} if schema else {"enum": []}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from splitinfer.errors import RequestError
-from splitinfer.grammar.schemas import enforceable, in_53_bits
+from splitinfer.grammar.schemas import ESCAPES, asked, enforceable, in_53_bits
 
 Schema = Mapping[str, Any]
 _Rest = dict[str, Any]  # of words by their next letter
@@ -26,7 +26,8 @@ _NOTES = frozenset({"title", "description", "default", "examples", "deprecated",
 _OF_TEXTS = _NOTES | {"type", "enum", "const", "minLength", "maxLength"}
 _BLANK = r"\s\x1c-\x1f"  # what Python takes off
 _CDATA = ("<![CDATA[", "]]>")
-_ONE_BLANK = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+_ONE_BLANK = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?", **ESCAPES}
+_ELSEWHERE = re.compile(r'"\$ref": "#(?!/(?:\$defs|definitions)/)')  # the whole would be another there
 _FRACTION = 9  # digits of a number's fraction
 
 
@@ -109,10 +110,11 @@ def guarded(where: str, schema: Schema, words: Sequence[str]) -> dict[str, Any]:
     return {**found, "$defs": {**found.get("$defs", {}), name: made}}
 
 
-def json_of_calls(schema: Schema) -> str:
-    """JSON of a call's arguments, in Lark: a blank may stand where models write one, behind ``,`` and ``:``. Blanks
-    without end are how a small model never comes to its end."""
-    return f"%json {json.dumps({**schema, 'x-guidance': _ONE_BLANK})}"
+def json_of_calls(schema: Schema, *, is_strict: bool = True) -> str:
+    """Return the JSON of a call's arguments, in Lark. A blank may stand where models write one, behind ``,`` and ``:``;
+    blanks without end are how a small model never comes to its end. ``is_strict``: whether keywords that cannot be
+    enforced are refused."""
+    return f"%json {json.dumps({**schema, 'x-guidance': {**_ONE_BLANK, 'lenient': not is_strict}})}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +168,18 @@ def _types(schema: Schema) -> Sequence[str]:
 
 
 def value_rules(
-    rule: str, where: str, declared: Any, shared: Schema, reading: Reading, words: Sequence[str], behind: str
+    rule: str,
+    where: str,
+    declared: Any,
+    shared: Schema,
+    reading: Reading,
+    words: Sequence[str],
+    behind: str,
+    *,
+    is_strict: bool = True,
 ) -> Iterator[str]:
-    """The Lark of a value and of the tag behind it. ``shared``: definitions. ``behind``: the tag, in Lark.
+    """Yield the Lark of a value and of the tag behind it. ``shared``: definitions. ``behind``: the tag, in Lark.
+    ``is_strict``: as of ``json_of_calls``.
 
     Raises:
         RequestError: the parser could not read what the schema asks.
@@ -178,8 +189,11 @@ def value_rules(
     )
     if not isinstance(declared, Mapping):
         raise refused
+    if _ELSEWHERE.search(json.dumps([declared, shared])):
+        raise RequestError(f"tools: the parameter {where} cannot be enforced in tags: its references must be to $defs")
+    declared = asked(declared)
     if reading is AS_JSON and declared.get("type") != "string":
-        yield f"{rule}: {json_of_calls(guarded(where, {**shared, **declared}, words))} {behind}"
+        yield f"{rule}: {json_of_calls(guarded(where, {**shared, **declared}, words), is_strict=is_strict)} {behind}"
         return
     way, value, or_null = _declared(declared, shared, reading)
     if way is None:
@@ -189,7 +203,7 @@ def value_rules(
     elif value["type"] not in way.kinds:
         raise refused
     else:
-        schema = json_of_calls(guarded(where, {**shared, **value}, words))
+        schema = json_of_calls(guarded(where, {**shared, **value}, words), is_strict=is_strict)
         yield f"{rule}: {rule}_json {behind}" + f' | "null" {behind}' * or_null
         yield f"{rule}_json: {schema}"
 

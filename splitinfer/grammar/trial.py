@@ -18,6 +18,8 @@ import sys
 import threading
 from typing import IO
 
+from llguidance import LLMatcher, LLTokenizer
+
 from splitinfer.errors import RequestError
 
 CPU_SECONDS = 1
@@ -88,8 +90,6 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def main(source: IO[str], target: IO[str]) -> None:
-    from llguidance import LLMatcher, LLTokenizer
-
     tokenizer = LLTokenizer("byte")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, whose end this one follows
     with contextlib.suppress(ValueError, OSError):  # not everywhere

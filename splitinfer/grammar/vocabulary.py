@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from splitinfer.errors import NotInstalled
-
-MISSING = "the llguidance package is needed for grammars; install it with `pip install llguidance`"
+from llguidance import LLTokenizer
+from llguidance._tokenizer import TokenizerWrapper
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +52,11 @@ class Vocabulary:
         """The bytes of each token; of special ones their names. Takes a second for a large vocabulary."""
         return self._make_tokens()
 
+    @cached_property
+    def names(self) -> dict[str, int]:
+        """The ids of special tokens by their names."""
+        return {self.tokens[i].decode(errors="replace"): i for i in sorted(self.special | self.ends) if i < self.size}
+
     def completing(self, written: bytes, marker: bytes) -> bytes:
         """A mask of the tokens behind which a text has a marker. ``written``: the end of the text before, of which no
         part is the whole marker."""
@@ -71,16 +75,7 @@ class Vocabulary:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """llguidance's ``LLTokenizer``. Takes a second or two for a large vocabulary.
-
-        Raises:
-            NotInstalled: llguidance is missing.
-        """
-        try:
-            from llguidance import LLTokenizer
-            from llguidance._tokenizer import TokenizerWrapper
-        except ImportError:
-            raise NotInstalled(MISSING) from None
+        """llguidance's ``LLTokenizer``. Takes a second or two for a large vocabulary."""
         return LLTokenizer(TokenizerWrapper(self._as_asked), eos_token=sorted(self.ends) or None)
 
     @cached_property

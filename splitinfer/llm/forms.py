@@ -7,7 +7,7 @@ there, and nobody waits for it.
 import json
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from splitinfer.core.grammar import Grammar
 from splitinfer.core.sequence import SamplingParams
@@ -19,6 +19,7 @@ from splitinfer.grammar.vocabulary import Thinking, Vocabulary
 from splitinfer.llm.prompts import Prompts
 from splitinfer.text.answer import Tool
 
+_KEPT = 32  # forms of calls: trying what of each function's schema can be enforced takes a while
 _CLOSING = "\nThere is no time left to think, so I answer now.\n"
 
 
@@ -27,6 +28,7 @@ class AnswerForms:
 
     def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts
+        self._call_grammars = lru_cache(_KEPT)(self._call_grammar)
 
     def rules(
         self, params: SamplingParams, prompt: Sequence[int], *, may_think: bool, weighs: bool = False
@@ -37,7 +39,6 @@ class AnswerForms:
         Raises:
             RequestError: the grammar is invalid, or cannot be enforced.
             ModelError: the model's folder has no tokenizer.
-            NotInstalled: llguidance is missing.
         """
         if not params.has_rules:
             return None
@@ -60,16 +61,19 @@ class AnswerForms:
         )
 
     def call_grammar(self, tools: Sequence[Tool], *, must: bool, form: Grammar | None = None) -> Grammar:
-        """An answer that calls one of some functions, given as in OpenAI's API, in the model's own syntax. With
-        ``must`` false, any text is admitted, or an answer of the ``form``; calls of ``strict`` functions then have
-        their schemas.
+        """Return the form of an answer that calls one of some functions, given as in OpenAI's API, in the model's own
+        syntax. With ``must`` false, any text is admitted, or an answer of the ``form``; calls of ``strict`` functions
+        then have their schemas.
 
         Raises:
-            RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.
+            RequestError: the model's syntax is not known, or a strict function's parameters cannot be enforced in it.
         """
-        tokenizer = self._prompts.tokenizer
+        return self._call_grammars(json.dumps([tool["function"] for tool in tools]), must, form)
+
+    def _call_grammar(self, functions: str, must: bool, form: Grammar | None) -> Grammar:
+        tokenizer, compiles = self._prompts.tokenizer, self._compiler.compiles
         syntax = None if tokenizer is None else tokenizer.answer_format.syntax
-        return call_grammar(syntax, [tool["function"] for tool in tools], self._as_lark, must=must, form=form)
+        return call_grammar(syntax, json.loads(functions), self._as_lark, must=must, form=form, compiles=compiles)
 
     def _as_lark(self, text: str) -> str:
         """A text of the model's own in Lark: special tokens by their ids, all else as it is."""

@@ -73,6 +73,14 @@ def test_json_has_no_blanks_unless_the_schema_wants_them(made: AnswerForms) -> N
         ({"$ref": "#"}, "no text that ends"),
         ({"type": "object", "minProperties": 2}, "minProperties of 2"),
         ({"type": "object", "properties": {"a": {"type": "integer", "required": True}}}, "required must be a list"),
+        ({"type": "number", "multipleOf": 0.07}, "multiples of 0.07 have too many digits"),
+        ({"const": 0.5, "multipleOf": 0.3}, "nsatisfiable"),
+        ({"enum": ["a", "\u001b[0m"]}, "which no answer in a form has"),
+        ({"properties": 5, "propertyNames": {"const": "a"}}, "not a JSON schema"),
+        ({"dependentRequired": {"a": ["b"]}}, "dependentRequired"),
+        ({"type": "object", "propertyNames": {"maxLength": 3, "pattern": "^a"}}, "propertyNames"),
+        ({"type": "string", "pattern": "^(?=a)"}, "look"),
+        (Grammar.lark('start: <|nobody|> "!"'), r"names <\|nobody\|>, but the model's special tokens are <\|end\|>"),
         (Grammar.regex("(?=a)b"), "look"),
         (Grammar.lark("start: nowhere"), "nowhere"),
         (Grammar.gbnf("root ::= nowhere"), "not GBNF: Rule 'nowhere' not found"),
@@ -91,6 +99,11 @@ def test_what_cannot_be_enforced_is_refused(made: AnswerForms, grammar: object, 
         rules(made, SamplingParams(grammar=grammar))
 
 
+def is_admitted(made: AnswerForms, grammar: Grammar, text: str) -> bool:
+    matcher, tokens = made._compiler.matcher(grammar), made._prompts.needed.encode(text, adds_special=False)
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+
 @pytest.mark.parametrize(
     ("schema", "right", "wrong"),
     [
@@ -98,22 +111,66 @@ def test_what_cannot_be_enforced_is_refused(made: AnswerForms, grammar: object, 
         ({"format": "date-time"}, ["2024-02-29T23:59:59.5Z"], ["2023-02-29T00:00:00Z", "2024-01-01T22:59:60Z"]),
         ({"format": "time"}, ["00:00:00+01:00"], ["23:58:60Z", "24:00:00Z"]),
         ({"format": "date", "pattern": "^20"}, ["2024-02-29"], ["1924-02-29", "2023-02-29"]),
+        ({"format": "hostname"}, ["a.b-c.de", f"{'a' * 63}.b"], ["xn--X", "a..b", "-a", "a" * 64, "a" + ".b" * 127]),
+        ({"format": "uri-reference"}, ["../a?b#c", "", "//h:80/x", "https://a.b/%20"], ["a b", "%2", "1:b", "\\"]),
+        ({"format": "uri-template"}, ["/a/{b}{?c,d*}"], ["{a", "{}"]),
+        ({"format": "json-pointer"}, ["", "/a~0b/0"], ["a", "/~2"]),
+        ({"format": "relative-json-pointer"}, ["0#", "1/a"], ["/a", "01"]),
+        ({"format": "regex"}, ["^(a|b)+\\d[a-z]*?$", "x{2}|."], ["(a", "a**", "[z-a]", "\\"]),
+        ({"format": "password", "maxLength": 2}, ["a", "{}"], ["abc"]),
+        ({"format": "cuid2", "pattern": "^[a-z]+$"}, ["ab"], ["A"]),
         ({"pattern": "^[a[b]$"}, ["[", "a", "b"], ["]"]),
         ({"pattern": "^[[:alpha:]]$"}, ["a]", ":]"], ["a", "b"]),
         ({"pattern": r"^[a&&\]b~~c][+--]$"}, ["&+", "~,", "]-", "a+"], ["a&", "+a"]),
+        ({"pattern": r"^\s$"}, [" ", "\t", "\ufeff", "\u00a0", "\u3000"], ["\u0085", "a", "\u200b"]),
+        ({"pattern": r"^\S$"}, ["a", "\u0085", "\u200b"], [" ", "\ufeff", "\u2028"]),
+        ({"pattern": "^.$"}, ["a", "\u0085"], ["\n", "\r", "\u2028", "\u2029"]),
+        ({"pattern": r"^[^\s,][\S-x][\s-]$"}, ["ab ", "-x-", "\u0085-\ufeff"], [" b ", ",a ", "a\ufeff ", "abw"]),
+        ({"pattern": r"^[^][\d-f]$"}, ["\n-", "x7"], ["x:"]),
+        ({"maxLength": 2.0, "minLength": 1.0}, ["ab"], ["", "abc"]),
+        ({"then": {"maxLength": 1}, "else": False, "unevaluatedItems": True}, ["ab"], []),
+        ({"if": {"maxLength": 1}}, ["ab"], []),
     ],
 )
 def test_texts_are_what_json_schema_says(made: AnswerForms, schema: object, right: list[str], wrong: list[str]) -> None:
     grammar = Grammar.json({"type": "array", "items": {"type": "string", **schema}, "uniqueItems": False})
+    able = [value for value in (*right, *wrong) if is_admitted(made, grammar, json.dumps([value], ensure_ascii=False))]
+    assert able == right
 
-    def is_admitted(value: str) -> bool:
-        matcher, tokens = (
-            made._compiler.matcher(grammar),
-            made._prompts.needed.encode(json.dumps([value]), adds_special=False),
-        )
-        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
-    assert [value for value in (*right, *wrong) if is_admitted(value)] == right
+NUMBERS = {"additionalProperties": {"type": "number"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        # A name that is declared comes once, however it could be spelt.
+        ({"properties": {"age": {"const": 1}}}, ['{"age":1,"b":2}'], [r'{"age":1,"\u0061ge":2}', '{"age":2}']),
+        ({"patternProperties": {"^a": {"const": 1}}}, ['{"ab":1}', '{"b":2}'], [r'{"\u0061b":2}', '{"ab":2}']),
+        ({"propertyNames": {"type": "string"}, **NUMBERS}, ['{"x":1}'], ['{"x":true}']),
+        ({"propertyNames": {"enum": ["x", "y"]}, **NUMBERS}, ['{"x":1}', "{}"], ['{"z":1}', '{"x":""}']),
+        ({"propertyNames": {"$ref": "#/$defs/n"}, "$defs": {"n": {"const": "x"}}}, ['{"x":1}'], ['{"y":1}']),
+        ({"propertyNames": {"enum": ["b"]}, "properties": {"a": {}, "b": {"const": 1}}}, ['{"b":1}'], ['{"a":1}']),
+        ({"propertyNames": {"pattern": "^[a-z]$"}, **NUMBERS}, ['{"x":1}'], ['{"X":1}', '{"x":""}']),
+        ({"propertyNames": {"minLength": 2, "maxLength": 3}}, ['{"xy":1}'], ['{"x":1}', '{"wxyz":1}']),
+        ({"properties": {"a": {"not": {}}}}, ['{"b":1}', "{}"], ['{"a":1}']),
+        ({"enum": [0.5, 1.5, 0.3, "a"], "multipleOf": 0.25}, ["0.5", "1.5", '"a"'], ["0.3"]),
+        ({"const": 0.5, "multipleOf": 0.25}, ["0.5"], []),
+        ({"type": "number", "minimum": -3.4e38, "maximum": 3.4e38}, ["-1.5", "100000"], ["true"]),
+        ({"type": "integer", "exclusiveMaximum": 2**64, "minimum": 0}, ["0", "77"], ["-1"]),
+        ({"type": "array", "maxItems": 1, "uniqueItems": True}, ["[]", "[1]"], ["[1,1]"]),
+    ],
+)
+def test_json_is_what_json_schema_says(made: AnswerForms, schema: object, right: list[str], wrong: list[str]) -> None:
+    assert [value for value in (*right, *wrong) if is_admitted(made, Grammar.json(schema), value)] == right
+
+
+def test_special_tokens_of_lark_are_named_or_given_by_their_ids(made: AnswerForms) -> None:
+    quoted = '"<|end|>" /<|end|>/ // "<|nobody|> \n'
+    for written in ("<|end|>", "<[0]>"):
+        walking = rules(made, SamplingParams(grammar=Grammar.lark(f'start: "a" {written} {quoted}')))
+        ids = made._prompts.needed.encode("a", adds_special=False)
+        assert allowed(walking.masks(ids, len(ids))[0]) == {END}
 
 
 @pytest.mark.parametrize("grammar", ["{", "[1]", 3, {"a": {1, 2}}])
