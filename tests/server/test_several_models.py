@@ -136,6 +136,31 @@ async def test_one_that_is_just_about_to_go_takes_no_request():
 
 
 @in_loop
+@pytest.mark.parametrize("fails", [False, True])
+async def test_who_has_gone_gets_neither_the_model_nor_its_error(fails: bool):
+    """Cancelled, and not given back yet: another is served, and the model may go afterwards."""
+    may_load = threading.Event()
+
+    def loads() -> None:
+        may_load.wait(10)
+        if fails and len(shop.log) == 0:
+            raise PeerError("no worker")
+
+    shop = Shop(loads=loads)
+    gone, stays = shop.several.ask("a"), shop.several.ask("a")
+    gone.cancel()
+    may_load.set()
+    if fails:
+        with pytest.raises(Problem, match="cannot be loaded now"):
+            await stays
+    else:
+        assert (await stays).name == "a"
+    for ticket in (gone, stays):
+        shop.several.release(ticket)
+    assert shop.several.num_running == 0
+
+
+@in_loop
 async def test_who_rests_is_unloaded():
     shop = Shop(Bounds(100, ttl=0.05))
     await shop.said("a")

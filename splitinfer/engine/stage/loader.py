@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
+import mlx.core as mx
+
 from splitinfer.core.kv.block_tree import DiskBlock, Key
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.kv.rewind import NEVER, WITHIN_DRAFTS
@@ -78,6 +80,14 @@ class WeightSource:
         files = sorted({checkpoint.tensors[name].file for name in missing})
         fetch(command.model, checkpoint, files, lambda *at: report(Progress("download", *at)))
         return checkpoint
+
+
+def free_memory() -> None:
+    """Free the memory of stages that nobody has any more. What is in a cycle was frozen with all else when a stage was
+    loaded, so nothing else collects it."""
+    gc.unfreeze()
+    gc.collect()
+    mx.clear_cache()
 
 
 def _alone(_half: Half) -> Pair:
@@ -160,11 +170,10 @@ def load(
         PeerError: a machine that weights were copied from is gone, or has sent something else.
         ConfigError: the emulated accelerator does not fit the layout.
     """
+    free_memory()
     _check_classes(command, name)
-    device, source = (
-        open_device(command.stage, command.bounds, 1 + (command.half is not None)),
-        source or WeightSource(),
-    )
+    device = open_device(command.stage, command.bounds, 1 + (command.half is not None))
+    source = source or WeightSource()
     checkpoint = source.open(command)
     difference = command.fingerprint.difference(checkpoint.fingerprint())
     if difference:
