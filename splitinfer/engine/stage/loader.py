@@ -96,12 +96,13 @@ def _alone(_half: Half) -> Pair:
 
 @dataclass(frozen=True, slots=True)
 class LoadedStage:
-    """A stage in memory, the command that loaded it, and the model it is of. ``name``: the stage's. ``ready``: what
-    stays the same while it is loaded. ``disk``: its KV on disk, if it stores any. ``arrays_per_block``: of a stored
-    one. ``need``, ``scores``: bytes that it takes, the latter for attention that is not fused."""
+    """A stage in memory, the command that loaded it, and the model it is of. ``claim``: under which its memory is
+    announced. ``ready``: what stays the same while it is loaded. ``disk``: its KV on disk, if it stores any.
+    ``arrays_per_block``: of a stored one. ``need``, ``scores``: bytes that it takes, the latter for attention that is
+    not fused."""
 
     command: Load
-    name: str
+    claim: object
     checkpoint: Checkpoint
     runner: StageRunner
     ready: Ready
@@ -119,7 +120,7 @@ class LoadedStage:
             self.group.check()
             sum_seconds = self.group.seconds(_ROW)
         kept = None if self.disk is None else self.disk.offer()
-        free = announce_loaded(self.need, self.command.kv_tokens, self.name, self.scores)
+        free = announce_loaded(self.need, self.command.kv_tokens, self.claim, self.scores)
         limit_to(free)
         stored = counted_bytes(self.need.kv_stored, self.arrays_per_block, free, resource_limit())
         return replace(self.ready, free_bytes=free, kv_bytes_stored=stored, kept=kept, sum_seconds=sum_seconds)
@@ -131,14 +132,14 @@ class LoadedStage:
     def rest(self) -> None:
         """Forget all sequences: nobody uses the stage until it begins anew."""
         self.runner.reset()
-        announce_idle(self.name)
+        announce_idle(self.claim)
 
     def close(self) -> None:
         """Write the KV that is still to be written, for as long as a person would wait, because the process is about to
         end or another stage takes its place."""
         if self.disk is not None:
             self.disk.close(CLOSE_SECONDS)
-        withdraw(self.name)
+        withdraw(self.claim)
 
     def serves(self, command: Load) -> bool:
         """Whether this stage can serve ``command`` without reloading: it differs at most in keys and peers, and in
@@ -187,15 +188,16 @@ def load(
         found = found.with_float32_head()
     scores = score_bytes(found.attention, backend(), STEP_ROWS, command.kv_tokens)
     what = f"stage {name} (layers {command.start} to {command.end - 1})"
-    free = reserve(found.need, command.kv_tokens, what, name, scores)
+    claim = object()  # several stages of one process may have one name, as those of several models
+    free = reserve(found.need, command.kv_tokens, what, claim, scores)
     try:
         report(Progress("survey", 0, found.need.weights, found.need.sentence(command.kv_tokens, free, scores)))
         own, checkpoint = drafter is checkpoint, source.fetch(command, checkpoint, found.tensors, report)
         set_limits(found.need, command.kv_tokens, scores)
         drafter, disk = checkpoint if own else drafter, disk if command.kv_root else None
-        return _read(command, name, scores, checkpoint, drafter, found, dtype, device, report, disk, group)
+        return _read(command, claim, scores, checkpoint, drafter, found, dtype, device, report, disk, group)
     except BaseException:
-        withdraw(name)
+        withdraw(claim)
         raise
 
 
@@ -230,7 +232,7 @@ def _open_drafter(command: Load, checkpoint: Checkpoint, source: WeightSource, r
 
 def _read(
     command: Load,
-    name: str,
+    claim: object,
     scores: int,
     checkpoint: Checkpoint,
     drafter: Checkpoint | None,
@@ -269,7 +271,7 @@ def _read(
     gc.collect()
     gc.freeze()
     num_arrays = 0 if block is None else len(block.arrays())
-    return LoadedStage(command, name, checkpoint, runner, ready, on_disk, num_arrays, found.need, scores, group)
+    return LoadedStage(command, claim, checkpoint, runner, ready, on_disk, num_arrays, found.need, scores, group)
 
 
 def _tried(
