@@ -216,6 +216,11 @@ class Sequence:
         return max(0, len(self.tokens) - self.num_scheduled)
 
     @property
+    def num_rows(self) -> int:
+        """Rows of its next decode, without drafts: one, or those of the alternative that is scored next."""
+        return 1 if self.ballot is None else len(self.ballot.next)
+
+    @property
     def num_to_score(self) -> int:
         """Rows of its prompt whose log probabilities are wanted and have not come. No stored KV can stand for them."""
         return 0 if self.params.prompt_logprobs is None else self.num_prompt_tokens - 1 - len(self.scores)

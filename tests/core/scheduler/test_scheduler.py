@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from toy import VOCAB, Guesser, House, ToyDisk, blocks, drain, kept_by_all, next_token, small
 
 from splitinfer.core.kv.budget import NeverFits
-from splitinfer.core.plan import SampledSlice, SampledToken, StepResult
+from splitinfer.core.plan import SampledSlice, SampledToken, StepPlan, StepResult
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
 from splitinfer.core.sequence import FinishReason, Sequence
@@ -260,3 +260,45 @@ def calls_of_a_plan(num_waiting: int) -> int:
 
 def test_who_waits_costs_a_plan_nothing():
     assert calls_of_a_plan(2000) == calls_of_a_plan(10) < 400
+
+
+class Options:
+    """Rules by which an answer goes on, behind its first token, with the likeliest of some texts."""
+
+    failure = None
+
+    def __init__(self, *texts: tuple[int, ...]) -> None:
+        self.texts, self.decided = texts, tuple[int, ...]()
+
+    def alternatives(self, answer: list[int]) -> tuple[tuple[int, ...], ...]:
+        return self.texts if len(answer) == 1 and not self.decided else ()
+
+    def decide(self, _answer: list[int], tokens: tuple[int, ...]) -> None:
+        self.decided = tokens
+
+
+def answered(plan: StepPlan) -> StepResult:
+    """Each token is a 1, and the scored ones have the log probability of their id."""
+    found = list[SampledSlice]()
+    for part in plan.slices:
+        scored = tuple(SampledToken(token, -float(token)) for token in part.scored)
+        if scored or part.num_logits:
+            found.append(SampledSlice(part.seq_id, tuple([SampledToken(1)] * part.num_logits), scored=scored))
+    return StepResult(plan.step, tuple(found))
+
+
+@pytest.mark.parametrize(("budget", "texts", "decided"), [
+    (8, [(5, 5, 5), (3, 4, 2)], (3, 4, 2)), (2, [(2, 2), (3,)], (3,)), (2, [(2, 2, 2), (4,)], ()),
+])  # fmt: skip
+def test_texts_that_are_scored_count_by_their_rows(budget: int, texts: list[tuple[int, ...]], decided: tuple[int, ...]):
+    """Where one has more than a step may have, none is scored."""
+    scheduler = House(token_budget=budget, num_groups=1, max_running=6).scheduler
+    rules = [Options(*texts) for _ in range(6)]
+    for seq_id, one in enumerate(rules):
+        seq = Sequence(seq_id, [1], SamplingParams(max_tokens=4), 0, rules=one)  # type: ignore[arg-type]
+        scheduler.add(seq)
+    while (plan := scheduler.schedule()) is not None:
+        assert plan.num_tokens <= budget
+        scheduler.update(answered(plan))
+    assert scheduler.is_idle
+    assert [one.decided for one in rules] == [decided] * 6
