@@ -2,7 +2,9 @@
 
 import gc
 import sys
+from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +17,7 @@ from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.flight import Flight
+from splitinfer.core.speculation.speculation import Draft
 from splitinfer.errors import QueueFull
 from tests.core import invariants
 
@@ -262,6 +265,35 @@ def test_who_waits_costs_a_plan_nothing():
     assert calls_of_a_plan(2000) == calls_of_a_plan(10) < 400
 
 
+class Watched(list[int]):
+    """Tokens that count how many of them are copied."""
+
+    num_copied = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.num_copied += len(found) if isinstance(at, slice) else 1
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        self.num_copied += len(self)
+        return super().__iter__()
+
+
+def test_a_token_of_a_long_context_copies_none_of_it():
+    """With a form, drafts and jumps: only the answer is gone through, and a block that is stored."""
+    house = House(token_budget=5000, max_len=6000, speculates=True, jumps_forward=True)
+    house.guess = lambda proposal: [Draft(1)] * proposal.count
+    seq = house.sequences[house.add([*range(5)] * 1000, max_tokens=40)]
+    seq.rules = Options()  # type: ignore[assignment]
+    watched = seq.tokens = Watched(seq.tokens)
+    while seq.num_generated < 3:
+        house.step() or house.deliver()
+    watched.num_copied, before = 0, seq.num_generated
+    drain(house)
+    assert watched.num_copied < (before - seq.num_generated) * -100 < len(seq.tokens)
+
+
 class Options:
     """Rules by which an answer goes on, behind its first token, with the likeliest of some texts."""
 
@@ -272,6 +304,12 @@ class Options:
 
     def alternatives(self, answer: list[int]) -> tuple[tuple[int, ...], ...]:
         return self.texts if len(answer) == 1 and not self.decided else ()
+
+    def jump_forward(self, _answer: list[int], _most: int) -> tuple[int, ...]:
+        return ()
+
+    def admitted(self, _answer: list[int], drafts: list[int]) -> list[bool]:
+        return [False] * len(drafts)
 
     def decide(self, _answer: list[int], tokens: tuple[int, ...]) -> None:
         self.decided = tokens
