@@ -216,6 +216,11 @@ class Sequence:
         return max(0, len(self.tokens) - self.num_scheduled)
 
     @property
+    def num_rows(self) -> int:
+        """Rows of its next decode, without drafts: one, or those of the alternative that is scored next."""
+        return 1 if self.ballot is None else len(self.ballot.next)
+
+    @property
     def num_to_score(self) -> int:
         """Rows of its prompt whose log probabilities are wanted and have not come. No stored KV can stand for them."""
         return 0 if self.params.prompt_logprobs is None else self.num_prompt_tokens - 1 - len(self.scores)
@@ -230,14 +235,16 @@ class Sequence:
         tokens = self.tokens[start:end]
         return with_placeholders(tokens, start, self.pictures) if self.pictures else tuple(tokens)
 
-    @property
-    def stream(self) -> list[int]:
-        """Its tokens as they are sent and all drafts, which the next draft follows."""
-        return [*self.sent(0, len(self.tokens)), *self.drafts]
+    def streamed(self, start: int, end: int | None = None) -> list[int]:
+        """Return its *stream* in the positions [start, end), or to its end: its tokens as they are sent, then all
+        drafts, which the next draft follows. Costs what it returns."""
+        known, end = len(self.tokens), self.num_streamed if end is None else end
+        drafts = [*self.drafts][max(0, start - known) : max(0, end - known)]
+        return [*self.sent(start, min(end, known)), *drafts]
 
     @property
     def num_streamed(self) -> int:
-        """The length of ``stream``."""
+        """The length of its stream."""
         return len(self.tokens) + len(self.drafts)
 
     @property
@@ -248,8 +255,8 @@ class Sequence:
 
     @property
     def answer_stream(self) -> list[int]:
-        """The part of ``stream`` behind the prompt."""
-        return self.stream[self.num_prompt_tokens :]
+        """The part of its stream behind the prompt."""
+        return self.streamed(self.num_prompt_tokens)
 
     @property
     def answer(self) -> list[int]:

@@ -16,7 +16,7 @@ from contextlib import aclosing, closing
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, ref
 
-from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.sequence import FinishReason, SamplingParams
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.engine.coordinator.requests import (
@@ -67,6 +67,8 @@ class UnderWay:
 
     def _read(self, event: StreamEvent) -> StreamEvent:
         self.output.add(event)
+        if event.finish_reason == FinishReason.ERROR:
+            self.abort()  # where the error is one of reading, the engine does not know of it
         self.output.num_cached_tokens = self._state.sequence.num_cached or 0
         self.output.queue_seconds = self._state.queue_seconds
         self.output.num_tried_drafts = self._state.sequence.drafts.num_tried

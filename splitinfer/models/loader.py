@@ -126,7 +126,7 @@ def _build(
         tower = PictureTower(whole)
         tower.join(stage)
         weights |= tower.parameters
-    outputs += [*weights.values(), *([] if stage.heads is None else [stage.heads.run_nothing()])]
+    outputs += [*weights.values(), *([] if stage.heads is None else [stage.heads.run_nothing(stage.make_caches())])]
     return _Built(stage, model, parameters | weights, outputs, output)
 
 
@@ -179,8 +179,9 @@ def survey(
     own = stage.make_caches().own
     kv_fixed, kv_per_token, kv_stored, attention = kv_need(stage)
     if stage.heads is not None:
-        kv_per_token += stage.heads.bytes_per_token
-        kv_stored += stage.heads.bytes_per_token * BLOCK
+        of_heads = stage.heads.bytes_per_token(stage.make_caches())
+        kv_per_token += of_heads
+        kv_stored += of_heads * BLOCK
     if not attention and kv_per_token:  # the model computes it by itself
         attention = from_config(checkpoint.config, output.itemsize)
     return Survey(

@@ -5,6 +5,7 @@ What is free is what the operating system can give less what other processes of 
 stage that does not fit is refused before it is loaded.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -134,9 +135,9 @@ def limit_to(free: int) -> None:
 # -- what other processes of this machine are to know ------------------------------------------
 
 
-def reserve(need: Need, kv_tokens: int, what: str, name: str, scores: int = 0) -> int:
-    """``check_fit``, and if it fits, announce it under ``name`` to the other processes; no two of them see the same
-    bytes free.
+def reserve(need: Need, kv_tokens: int, what: str, part: Hashable, scores: int = 0) -> int:
+    """``check_fit``, and if it fits, announce it to the other processes; no two of them see the same bytes free.
+    ``part``: a stage of this process, which has no equal.
 
     Raises:
         CannotFit: as ``check_fit``.
@@ -144,18 +145,18 @@ def reserve(need: Need, kv_tokens: int, what: str, name: str, scores: int = 0) -
     own = ledger.of_this_process()
     with own.locked():
         free = check_fit(need, kv_tokens, what, scores=scores)
-        own.claim(name, held=mx.get_active_memory(), load=need.total(kv_tokens) + STAGE_MARGIN + scores)
+        own.claim(part, held=mx.get_active_memory(), load=need.total(kv_tokens) + STAGE_MARGIN + scores)
     return free
 
 
-def announce_loaded(need: Need, kv_tokens: int, name: str, scores: int = 0) -> int:
+def announce_loaded(need: Need, kv_tokens: int, part: Hashable, scores: int = 0) -> int:
     """The bytes that a loaded stage may take besides; announce the part of them that its KV may come to. One hold of
     the lock for both, so what is announced does not include what others had claimed before."""
     own = ledger.of_this_process()
     with own.locked():
         free = free_bytes()
         load = need.total(kv_tokens) - need.weights + STAGE_MARGIN + scores
-        own.claim(name, held=mx.get_active_memory(), load=load, growth=int(free * KV_SHARE))
+        own.claim(part, held=mx.get_active_memory(), load=load, growth=int(free * KV_SHARE))
     return free
 
 
@@ -179,11 +180,11 @@ class HeldReport:
         ledger.of_this_process().refresh(self._held)
 
 
-def announce_idle(name: str) -> None:
+def announce_idle(part: Hashable) -> None:
     """Announce that a stage holds its weights, and takes nothing besides: nobody uses it."""
-    ledger.of_this_process().claim(name, held=mx.get_active_memory(), load=0)
+    ledger.of_this_process().claim(part, held=mx.get_active_memory(), load=0)
 
 
-def withdraw(name: str) -> None:
+def withdraw(part: Hashable) -> None:
     """Announce that a stage is gone."""
-    ledger.of_this_process().drop(name, held=mx.get_active_memory())
+    ledger.of_this_process().drop(part, held=mx.get_active_memory())

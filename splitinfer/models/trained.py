@@ -35,13 +35,11 @@ class WithHeads:
     """
 
     def __init__(self, stage: StageModel, heads: Heads) -> None:
-        self.stage, self.heads = stage, heads
+        self.heads = heads  # not the stage, which has this: a cycle is freed late
         attend_by_rows(stage.whole)
 
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of the heads' KV for a token."""
-        caches = self.stage.make_caches()
+    def bytes_per_token(self, caches: SequenceCaches) -> int:
+        """Return the bytes of the heads' KV for a token. ``caches``: the stage's, empty."""
         self.run_nothing(caches)
         own = caches.own[-len(self.heads.layers) :]
         return sum(a.shape[1] * a.shape[3] * a.itemsize for cache in own for a in (cache.keys, cache.values))
@@ -84,9 +82,8 @@ class WithHeads:
         """[n, vocabulary] from [n, d] of ``run``."""
         return self.heads.logits(hidden[:, None])[:, 0]
 
-    def run_nothing(self, caches: SequenceCaches | None = None, rows: int = 2) -> mx.array:
-        """[n, vocabulary] of so many rows of made-up hidden states, not evaluated."""
-        caches = caches or self.stage.make_caches()
+    def run_nothing(self, caches: SequenceCaches, rows: int = 2) -> mx.array:
+        """[n, vocabulary] of so many rows of made-up hidden states, not evaluated. ``caches``: the stage's."""
         tokens, like = mx.zeros(rows, mx.int32), self.heads.norm.weight
         hidden = self.heads.states(mx.zeros((rows, like.shape[-1]), like.dtype))
         if not self.heads.at_once:
@@ -135,7 +132,7 @@ def join(stage: StageModel, drafter: Checkpoint, arrays: Arrays, dtype: str | No
         heads = make()
         cast_floats(heads, dtype)
         stage.heads = WithHeads(stage, heads)
-        stage.heads.run_nothing()
+        stage.heads.run_nothing(stage.make_caches())
     except (ValueError, TypeError, AttributeError) as error:
         raise ModelError(
             f"the drafter in {drafter.folder} does not fit the layers of {type_name(stage.whole)} ({error}); it "

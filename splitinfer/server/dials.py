@@ -1,6 +1,6 @@
 """The dials of serving: whoever may ask reads them, and who has the scope `admin` turns them.
 
-    GET    each dial with its value, what is in force, its range and its meaning
+    GET    each dial with its value, what is in force, its range and its meaning; and the model
     PATCH  {"prefill_share": 0.3, "policy": null}: these are changed, all or none; null restores the default
 
 And the cut of the layers, by what the pipeline's own steps have cost (``llm.rebalance``):
@@ -76,9 +76,8 @@ def dial_routes(service: Service) -> list[ApiRoute]:
 
     def document(key: ApiKey) -> Response:
         may_change = key.may(Scope.ADMIN)
-        return JSONResponse(
-            dials_document(llm.serving_options, llm.token_budget, llm.max_running, may_change=may_change)
-        )
+        found = dials_document(llm.serving_options, llm.token_budget, llm.max_running, may_change=may_change)
+        return JSONResponse({"model": service.model, **found})
 
     async def dials(request: Request) -> Response:
         scope = Scope.ADMIN if request.method == "PATCH" else Scope.USE
@@ -89,7 +88,7 @@ def dial_routes(service: Service) -> list[ApiRoute]:
                 llm.tune(**changes)
             except ConfigError as error:
                 raise Problem(400, str(error)) from error
-            log.info("%s has changed the dials: %s", key.name, changes)
+            log.info("%s has changed the dials of %s: %s", key.name, service.model, changes)
         return document(key)
 
     return [ApiRoute("/v1/splitinfer/dials", dials, methods=["GET", "PATCH"])]

@@ -39,6 +39,7 @@ class Service:
         that its own queue is what is full first.
     logs_prompts: whether what is asked is written to the log.
     offers: the models that clients may name, this one first.
+    loaded: the services of all models in memory.
     """
 
     llm: LLM
@@ -53,6 +54,7 @@ class Service:
     logs_prompts: bool = False
     meters: HttpMeters = field(default_factory=HttpMeters)
     offers: Callable[[], list[Offer]] = list
+    loaded: "Callable[[], list[Service]]" = list
     reader: Reader = field(init=False)
     _answers: dict[tuple[str, str], list[Answer]] = field(default_factory=dict)  # by names of keys and request ids
     _num_turned_away: int = 0  # since the engine took a request
@@ -61,10 +63,12 @@ class Service:
         self.reader = Reader(self.llm)
         if self.offers is list:
             self.offers = lambda: [self.offer()]
+        if self.loaded is list:
+            self.loaded = lambda: [self]
 
     def beside(self, llm: LLM, model: str) -> "Service":
-        """The service of another model of the same server: who may ask, and what is counted, they have together."""
-        return replace(self, llm=llm, model=model, num_running=0)
+        """The service of another model of the same server: who may ask, and the responses, they have together."""
+        return replace(self, llm=llm, model=model, num_running=0, meters=HttpMeters(self.meters.responses))
 
     @property
     def fingerprint(self) -> str:

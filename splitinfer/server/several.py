@@ -1,8 +1,9 @@
 """Several models behind one server: loads who is asked for, closes who has rested, and sends each request to its model.
 
 `core.residents` decides; this carries it out, on the event loop, with loading and closing beside it. Each loaded model
-has a service and routes of its own; what is of no model (sessions, the page, lists of models) goes to whichever was
-used last. A request whose model is not loaded waits, with pings if it is a stream: a stream that has been pinged has
+has a service and routes of its own. What is not posted to a model (its dials, its figures) says which with
+``?model=NAME``; without that, the one that was used last answers, as for what is of no model (sessions, the page, lists
+of models). A request whose model is not loaded waits, with pings if it is a stream: a stream that has been pinged has
 begun with 200, so an error behind that is the last event, in the API's own form.
 """
 
@@ -38,7 +39,9 @@ from splitinfer.server.stream import (
 
 log = logging.getLogger(__name__)
 
-_OF_NO_MODEL = ("/session", "/v1/splitinfer/", "/api/show")  # what is posted there
+_METRICS = "/metrics"  # of all models
+_OWN = "/v1/splitinfer/"
+_OF_NO_MODEL = ("/session", _OWN, "/api/show")  # what is posted there
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +112,7 @@ class Several:
         self._leaving = frozenset[str]()
         self._acting: asyncio.Task[None] | None = None
         self._is_closed = False
-        front.offers = self.offers
+        front.offers, front.loaded = self.offers, lambda: self._loaded
         self._front_app = routes(front)
 
     def offers(self) -> list[Offer]:
@@ -155,10 +158,14 @@ class Several:
         ticket.cancel()
         self.turn()
 
+    @property
+    def _wanted(self) -> list[tuple[Ticket, Entry]]:
+        """The tickets whose requests still wait, by age: one that was cancelled is given back a little later."""
+        return [(ticket, held) for ticket, held in self._waiting.items() if not ticket.done()]
+
     def _admit(self) -> bool:
         """Let those use their models for whom these are there; whether there were any."""
-        waiting = self._waiting.items()
-        may = [each for each in waiting if each[1].is_ready and each[1].name not in self._leaving]
+        may = [each for each in self._wanted if each[1].is_ready and each[1].name not in self._leaving]
         for ticket, held in may:
             del self._waiting[ticket]
             held.num_using, held.used_at = held.num_using + 1, time.monotonic()
@@ -170,8 +177,8 @@ class Several:
         too, so that who has rested is unloaded."""
         is_decided = self._acting is not None or self._is_closed
         while not is_decided:
-            models, waiting = [held.resident for held in self._held.values()], self._waiting.values()
-            turn = decide(models, [held.name for held in waiting], self._bounds, time.monotonic())
+            models, waiting = [held.resident for held in self._held.values()], [held.name for _, held in self._wanted]
+            turn = decide(models, waiting, self._bounds, time.monotonic())
             self._leaving = turn.leaving.union(turn.unload)  # at once: the task begins later
             is_decided = not self._admit()
             if is_decided and (turn.unload or turn.load is not None):
@@ -204,7 +211,7 @@ class Several:
                 held.needs = self._bounds.room
                 return
             why = f"the model {name!r:.80} cannot be loaded now; the server's log says why"
-            for ticket in [ticket for ticket, wanted in self._waiting.items() if wanted is held]:
+            for ticket in [ticket for ticket, wanted in self._wanted if wanted is held]:
                 del self._waiting[ticket]
                 ticket.set_exception(Problem(503, why, retry_after=None if isinstance(error, ModelError) else AGAIN))
             return
@@ -242,9 +249,10 @@ class Several:
         """
         if scope["path"] == "/health":
             await self._health()(scope, receive, send)
+        elif scope["path"] == _METRICS:
+            await self._front_app(scope, receive, send)
         elif scope["method"] != "POST" or scope["path"].startswith(_OF_NO_MODEL):
-            app = next((held.app for held in self._by_use if held.app is not None), self._front_app)
-            await app(scope, receive, send)
+            await self._named(Request(scope))(scope, receive, send)
         else:
             await self._chosen(Request(scope, receive), send)
 
@@ -254,15 +262,36 @@ class Several:
         document = {"status": "draining" if self.is_draining else "ok", "running": self.num_running, "models": models}
         return JSONResponse(document, 503 if self.is_draining else 200)
 
+    def _named(self, request: Request) -> ASGIApp:
+        """The routes of the model that the query names; without a name, those of the one that was used last.
+
+        Raises:
+            Problem: 404, there is no such model; 503, it is not loaded; 400, something is to be changed in one of several.
+        """
+        name, path = request.query_params.get("model"), request.url.path
+        loaded = [held for held in self._by_use if held.app is not None]
+        if name is None and len(loaded) > 1 and request.method in ("PATCH", "POST") and path.startswith(_OWN):
+            names = ", ".join(held.name for held in loaded)
+            raise Problem(400, f"{len(loaded)} models are loaded ({names}): name one with {path}?model=NAME", param="model")
+        if name is not None:
+            self._front.caller(request)
+            wanted = named(self.offers(), name).name
+            loaded = [held for held in loaded if held.name == wanted]
+            if not loaded:
+                raise Problem(503, f"{wanted!r:.80} is not loaded now; a request to it loads it", retry_after=AGAIN)
+        return next((held.app for held in loaded if held.app is not None), self._front_app)
+
     async def _chosen(self, request: Request, send: Send) -> None:
         self._front.caller(request)  # before anything of the body is read
         if self.is_draining:
             raise ending()
         request.state.raw = raw = await body_of(request)
         asked, answer = await asyncio.to_thread(parsed, raw), _Pinged(send, request.scope["path"])
-        ticket = self.ask(self._name(asked))
+        name = self._name(asked)
+        ticket = self.ask(name)
         try:
-            held = await self._wait(ticket, request, answer.ping if _streams(asked, answer.path) else None)
+            ping = answer.ping if _streams(asked, answer.path) else None
+            held = await self._wait(ticket, self._held[name], request, ping)
             assert held.app is not None
             await held.app(request.scope, request.receive, answer)
         except (Problem, SplitinferError) as error:
@@ -276,21 +305,22 @@ class Several:
         wanted = asked.get("model")
         return named(self.offers(), wanted).name if wanted and isinstance(wanted, str) else self._first
 
-    async def _wait(self, ticket: Ticket, request: Request, ping: Callable[[], Awaitable[None]] | None) -> Entry:
+    async def _wait(
+        self, ticket: Ticket, wanted: Entry, request: Request, ping: Callable[[], Awaitable[None]] | None
+    ) -> Entry:
         """The model, once it is there; a stream gets a ``ping`` in silence.
 
         Raises:
             ClientDisconnect: the client has gone.
             Problem: 503, it cannot be loaded, or the request's own time is over.
         """
-        most, held = handling_of(request).timeout, self._waiting.get(ticket)
+        most = handling_of(request).timeout
         try:
             async with asyncio.timeout(most):
                 return await until_gone(request, ticket, ping)
         except TimeoutError:
-            assert held is not None
-            why = f"the model {held.name!r:.80} was not there within {most:g} s"
-            raise Problem(503, why, retry_after=held.seconds) from None
+            why = f"the model {wanted.name!r:.80} was not there within {most:g} s"
+            raise Problem(503, why, retry_after=wanted.seconds) from None
 
 
 def _streams(asked: Mapping[str, Any], path: str) -> bool:

@@ -25,7 +25,7 @@ import secrets
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -76,15 +76,21 @@ class Others:
     to_come: int = 0
 
 
-def merged(parts: Collection[Claim], held: int) -> Claim:
-    """The claim of a process now that it holds ``held`` bytes, from what its parts announced when it held fewer."""
-    now = [
-        (max(0, part.load - taken), max(0, part.growth - taken))
-        for part in parts
-        for taken in (max(0, held - part.held),)
-    ]
-    group = next(iter(parts)).group
-    return Claim(group, max(0, held), sum(load for load, _ in now), sum(growth for _, growth in now))
+def settled(parts: Sequence[Claim], held: int) -> list[Claim]:
+    """Return what the parts of a process are still to take, now that it holds ``held`` bytes. ``parts``: as they were
+    announced, the oldest first. What was taken since then is the newest one's, as far as that wanted it."""
+    found, accounted = list[Claim](), 0
+    for part in reversed(parts):
+        taken = min(max(0, held - part.held - accounted), max(part.load, part.growth))
+        accounted += taken
+        found.append(Claim(part.group, max(0, held), max(0, part.load - taken), max(0, part.growth - taken)))
+    return found[::-1]
+
+
+def merged(parts: Sequence[Claim], held: int) -> Claim:
+    """Return the claim of a process that holds ``held`` bytes now. ``parts``: as for ``settled``; at least one."""
+    now = settled(parts, held)
+    return Claim(now[0].group, now[0].held, sum(part.load for part in now), sum(part.growth for part in now))
 
 
 def sum_up(claims: Iterable[Claim], group: int) -> Others:
@@ -133,7 +139,7 @@ class Ledger:
     def __init__(self, folder: Path, group: int) -> None:
         self._folder, self.group = folder, group
         self._own: tuple[Path, int] | None = None  # this process's claim, and its descriptor
-        self._parts: dict[str, Claim] = {}  # as they were announced, by what they are for
+        self._parts: dict[Hashable, Claim] = {}  # the oldest first, by what they are for
         self._lock, self._depth = threading.RLock(), 0
         self._is_locked = False  # for other processes, too
         self._has_warned = False
@@ -160,13 +166,15 @@ class Ledger:
                 self._try(lambda: claims.extend(self._read()))
             return sum_up(claims, self.group)
 
-    def claim(self, name: str, *, held: int, load: int, growth: int = 0) -> None:
-        """Announce what ``name``, a part of this process, will take: bytes, as ``Claim``. ``held``: by all of
-        this process. An earlier announcement for the same name is replaced. Where the lock cannot be had, what the
+    def claim(self, part: Hashable, *, held: int, load: int, growth: int = 0) -> None:
+        """Announce what a part of this process will take: bytes, as ``Claim``. ``held``: by all of this process. An
+        earlier announcement for the same part is replaced. Where the lock cannot be had, what the
         others claim was not read either, so ``growth`` would be a share of what is theirs: none is announced."""
         with self.locked():
             growth = max(0, growth) if self._is_locked else 0
-            self._parts[name] = Claim(self.group, max(0, held), max(0, load), growth)
+            self._parts = dict(zip(self._parts, settled([*self._parts.values()], held), strict=True))
+            self._parts.pop(part, None)
+            self._parts[part] = Claim(self.group, max(0, held), max(0, load), growth)
             self._write(held)
 
     def refresh(self, held: int) -> None:
@@ -174,10 +182,10 @@ class Ledger:
         with self._lock:
             self._write(held)
 
-    def drop(self, name: str, *, held: int) -> None:
-        """``name`` takes nothing any more."""
+    def drop(self, part: Hashable, *, held: int) -> None:
+        """Withdraw what was announced for a part, if anything was."""
         with self.locked():
-            if self._parts.pop(name, None) is None:
+            if self._parts.pop(part, None) is None:
                 return
             if self._parts:
                 self._write(held)
@@ -188,7 +196,7 @@ class Ledger:
         if self._own is None and self._parts and self._is_locked:
             self._try(self._create_own)
         if self._own is not None:
-            data, (_, descriptor) = merged(self._parts.values(), held).encode().ljust(_SIZE), self._own
+            data, (_, descriptor) = merged([*self._parts.values()], held).encode().ljust(_SIZE), self._own
             self._try(lambda: os.pwrite(descriptor, data, 0))
 
     def _create_own(self) -> None:

@@ -290,7 +290,7 @@ class Guesser:
     right: float
 
     def __call__(self, proposal: Proposal) -> list[Draft]:
-        stream, drafts = proposal.seq.stream, list[Draft]()
+        stream, drafts = proposal.seq.streamed(0), list[Draft]()
         for _ in range(proposal.count if self.random.random() < 0.9 else self.random.randint(0, proposal.count)):
             token = next_token(stream, proposal.seq.seed)
             if self.random.random() >= self.right:

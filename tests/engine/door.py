@@ -338,7 +338,7 @@ class Guesses(NGramDrafter):
         self._streams, self._guess = streams, guess
 
     def drafts(self, seq: Any, count: int) -> Iterator[Draft]:
-        so_far, prompt = seq.stream, seq.tokens[: seq.num_prompt_tokens]
+        so_far, prompt = seq.streamed(0), seq.tokens[: seq.num_prompt_tokens]
         known = next((one for one in self._streams if list(one[: len(so_far)]) == so_far), [])
         known = known or next((one for one in self._streams if list(one[: len(prompt)]) == prompt), [])
         for place, token in enumerate(known[len(so_far) :][:count], len(so_far)):

@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -170,23 +170,34 @@ def test_stop_strings_length_and_min_tokens(folder: Path, pipeline: Open) -> Non
         assert ends.finish_reason == "stop"
 
 
-def test_a_grammar_that_becomes_too_complex_ends_its_request_alone(
+def test_a_grammar_that_fails_ends_its_request_alone(
     folder: Path, pipeline: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    masks = AnswerRules.masks
+    """It became too complex, or raises on whatever thread it is asked."""
 
-    def limited(self: AnswerRules, answer: Any, first: int) -> Any:
-        if len(answer) >= 30:
-            self.failure = "the grammar became too complex"
-        return masks(self, answer, first)
+    def failing(name: str) -> Callable[..., Any]:
+        asked = getattr(AnswerRules, name)
+
+        def limited(self: AnswerRules, answer: Any, *more: Any) -> Any:
+            if len(answer) >= 30 and self.failure is None:
+                if name == "masks":
+                    self.failure = "the grammar became too complex"
+                else:
+                    raise IndexError("of the grammar")
+            return asked(self, answer, *more)
+
+        return limited
 
     alone(folder, SEVERAL)
-    with monkeypatch.context() as patch, pipeline(folder, [2, 2]) as there:
-        patch.setattr(AnswerRules, "masks", limited)
-        failed, other = there.outputs(SEVERAL[0], SEVERAL[2])
-        assert failed.finish_reason == "error"
-        assert "the grammar became too complex" in str(failed.error)
-        assert other.finish_reason == "length"
+    with pipeline(folder, [2, 2]) as there:
+        for name in ("masks", "refuses", "jump_forward", "alternatives"):
+            with monkeypatch.context() as patch:
+                patch.setattr(AnswerRules, name, failing(name))
+                failed, other = there.outputs(SEVERAL[0], SEVERAL[2])
+            said = "became too complex" if name == "masks" else "the answer's form failed (IndexError: of the grammar)"
+            assert failed.finish_reason == "error"
+            assert said in str(failed.error)
+            assert other.finish_reason == "length"
 
 
 @pytest.fixture(scope="module")

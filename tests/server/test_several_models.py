@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -133,6 +134,51 @@ async def test_one_that_is_just_about_to_go_takes_no_request():
     shop.several.release(other)
     await same
     assert shop.log == ["+a", "-a", "+b", "-b", "+a"]
+
+
+@in_loop
+async def test_what_is_not_posted_to_a_model_says_which():
+    """What changes a model must name it where two are loaded."""
+    shop, dials = Shop(Bounds(room=1000)), "/v1/splitinfer/dials"
+
+    async def by(method: str, path: str) -> Any:
+        said = await answer(shop.app, replace(posted(path, {}), method=method))
+        return said.json["by"] if said.status == 200 else said.status
+
+    for name in "ab":
+        assert await by("GET", f"{dials}?model=b") == 503
+        await shop.said(name)
+    for name in "ab":
+        assert await by("GET", f"{dials}?model={name}") == await by("PATCH", f"{dials}?model={name}:latest") == name
+    assert [await by(method, dials) for method in ("GET", "PATCH", "POST")] == ["b", 400, 400]
+    assert await by("PATCH", f"{dials}?model=c") == 404
+    assert await by("GET", "/metrics") == "", "of all models"
+    assert {service.model for service in shop.several._front.loaded()} == {"a", "b"}
+
+
+@in_loop
+@pytest.mark.parametrize("fails", [False, True])
+async def test_who_has_gone_gets_neither_the_model_nor_its_error(fails: bool):
+    """Cancelled, and not given back yet: another is served, and the model may go afterwards."""
+    may_load = threading.Event()
+
+    def loads() -> None:
+        may_load.wait(10)
+        if fails and len(shop.log) == 0:
+            raise PeerError("no worker")
+
+    shop = Shop(loads=loads)
+    gone, stays = shop.several.ask("a"), shop.several.ask("a")
+    gone.cancel()
+    may_load.set()
+    if fails:
+        with pytest.raises(Problem, match="cannot be loaded now"):
+            await stays
+    else:
+        assert (await stays).name == "a"
+    for ticket in (gone, stays):
+        shop.several.release(ticket)
+    assert shop.several.num_running == 0
 
 
 @in_loop

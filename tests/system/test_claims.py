@@ -59,7 +59,9 @@ def test_what_was_taken_is_not_to_come_any_more():
     assert merged([announced], 25) == Claim(7, 25, 15, 35)
     assert merged([announced], 100) == Claim(7, 100, 0, 0)
     assert merged([announced], 5) == Claim(7, 5, 30, 50)
-    assert merged([announced, Claim(7, 0, 1, 2)], 11) == Claim(7, 11, 29, 49)
+    assert merged([announced, Claim(7, 0, 1, 2)], 11) == Claim(7, 11, 30, 50), "the last one has taken its own"
+    assert merged([Claim(7, 0, 5), announced], 25) == Claim(7, 25, 15 + 0, 35), "the first had been read before"
+    assert merged([Claim(7, 10, 5), announced], 25) == Claim(7, 25, 15 + 5, 35), "the first has yet to be read"
 
 
 @given(st.builds(Claim, *[st.integers(0, 2**62)] * 4))
@@ -132,9 +134,9 @@ def test_parts_of_a_process_are_one_claim(tmp_path: Path):
     mine.claim("stage", held=0, load=30, growth=50)
     assert other.others() == Others(0, 50)
     mine.claim("stage", held=25, load=20)
-    assert other.others() == Others(25, 20), "the draft's 10 are among the 25"
+    assert other.others() == Others(25, 30), "the draft's 10 are still to come"
     mine.refresh(35)
-    assert other.others() == Others(35, 10)
+    assert other.others() == Others(35, 20)
     mine.drop("draft", held=45)
     assert other.others() == Others(45, 0)
     mine.drop("nothing", held=99)
@@ -156,6 +158,20 @@ def test_no_two_see_the_same_bytes_free(tmp_path: Path):
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(descriptor)
     assert other.others() == Others(0, 7)
+
+
+def test_two_stages_of_one_name_in_a_process_are_two_claims(tmp_path: Path):
+    """As of two models; what the second takes is not taken from the first one's, which has its KV yet to fill."""
+    mine, other, stages = Ledger(tmp_path, group=1), Ledger(tmp_path, group=2), (object(), object())
+    mine.claim(stages[0], held=20, load=2)
+    mine.claim(stages[1], held=20, load=30)
+    assert other.others() == Others(20, 32)
+    mine.refresh(40)
+    assert other.others() == Others(40, 12)
+    mine.claim(stages[1], held=50, load=3)
+    assert other.others() == Others(50, 5)
+    mine.drop(stages[0], held=50)
+    assert other.others() == Others(50, 3)
 
 
 def test_a_stopped_process_keeps_nobody_from_loading(

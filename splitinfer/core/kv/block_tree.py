@@ -9,14 +9,15 @@ block's KV under its id and do as plans tell them. Only this tree decides which 
 agree: every pipeline that let each rank match on its own shipped a deadlock or wrong tokens. Keys are chained hashes
 (after vLLM's automatic prefix caching): a key stands for the block's tokens and all before them.
 
-Leaves are evicted first, the least recently used first, since a block is of no use without those before it.
+Leaves are evicted first, the least recently used first, since a block is of no use without those before it. To use a
+block is to use all before it: once those after it are gone, a block counts as used as recently as the last of them.
 """
 
 import hashlib
 import heapq
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from splitinfer.core.kv.budget import BLOCK
@@ -78,10 +79,19 @@ class Block:
         """One past the position of its last token."""
         return self.start + len(self.tokens)
 
+    def up_to(self, known: Container["Block"] = ()) -> list["Block"]:
+        """Return itself and its ancestors, the last first, up to the first that is ``known``."""
+        found = list[Block]()
+        at: Block | None = self
+        while at is not None and at not in known:
+            found.append(at)
+            at = at.parent
+        return found
+
     @property
-    def path(self) -> tuple["Block", ...]:
+    def path(self) -> list["Block"]:
         """Its ancestors and itself, from the first tokens on."""
-        return (*(() if self.parent is None else self.parent.path), self)
+        return self.up_to()[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +207,12 @@ class BlockTree:
         same = (block for block in children.get(wanted[0], ()) if block.tokens[: len(wanted)] == wanted)
         return next((block for block in same if not self._whole_blocks or len(block.tokens) == len(wanted)), None)
 
-    def use(self, blocks: Iterable[Block]) -> None:
-        """Mark blocks as just used. Ancestors must come before their descendants, and so count as used earlier."""
-        for block in blocks:
-            is_leaf = self._unlist_leaf(block)
-            block.last_use = self._tick()
-            if is_leaf:
-                self._leaves.append((block.last_use, block.block_id))
+    def use(self, block: Block) -> None:
+        """Mark a block, and so all before it, as just used."""
+        is_leaf = self._unlist_leaf(block)
+        block.last_use = self._tick()
+        if is_leaf:
+            self._leaves.append((block.last_use, block.block_id))
 
     def remove(self, block: Block) -> None:
         """Remove a block that has no children."""
@@ -217,6 +226,7 @@ class BlockTree:
         block.is_here = False
         if parent is not None:
             parent.num_children -= 1
+            parent.last_use = max(parent.last_use, block.last_use)
             if not parent.num_children:
                 insort(self._leaves, (parent.last_use, parent.block_id))
 
@@ -237,17 +247,18 @@ class BlockTree:
         at = 0
         while at < len(self._leaves) or parents:
             if parents and (at == len(self._leaves) or parents[0] < self._leaves[at]):
-                block = self._blocks[heapq.heappop(parents)[1]]
+                last_use, block_id = heapq.heappop(parents)
             else:
-                block = self._blocks[self._leaves[at][1]]
+                last_use, block_id = self._leaves[at]
                 at += 1
+            block = self._blocks[block_id]
             yield block
             parent = block.parent
             if parent is None:
                 continue
             num_gone[parent.block_id] = num_gone.get(parent.block_id, 0) + 1
             if num_gone[parent.block_id] == parent.num_children:
-                heapq.heappush(parents, (parent.last_use, parent.block_id))
+                heapq.heappush(parents, (max(parent.last_use, last_use), parent.block_id))
 
     def only_for(self, block: Block) -> Iterator[Block]:
         """A leaf and the blocks before it that no other block follows, in the order in which they may be evicted."""

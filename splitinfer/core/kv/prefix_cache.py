@@ -148,7 +148,11 @@ class PrefixCache:
     @property
     def pinned(self) -> set[Block]:
         """Blocks being read, and those before them. Each has been read or dropped when a plan under way is done."""
-        return {before for seq in self.awaiting.values() for block in seq.kv.awaits for before in block.path}
+        found = set[Block]()
+        for seq in self.awaiting.values():
+            for block in reversed(seq.kv.awaits):
+                found.update(block.up_to(found))
+        return found
 
     def coming(self) -> Iterable[Key]:
         """The keys of blocks being read."""
@@ -162,7 +166,8 @@ class PrefixCache:
         seq.comes_back |= match.is_everything
         seq.kv.num_reused, seq.kv.is_stored = match.num_tokens, len(here) == len(match.blocks)
         seq.kv.blocks = here[: match.num_tokens // self.budget.block]
-        self.tree.use(here)
+        if here:
+            self.tree.use(here[-1])
 
     def store_full_blocks(self, seq: Sequence, used: KVUse) -> None:
         """Store the blocks that a sequence's planned tokens complete; the next plan saves them before anything else.
@@ -221,7 +226,8 @@ class PrefixCache:
         seq.kv.is_stored &= self._config.keeps_blocks and (parent is None or parent.is_here)
         if not seq.kv.is_stored:
             return False
-        self.tree.use(seq.kv.blocks)
+        if parent is not None:
+            self.tree.use(parent)
         tokens = tuple(seq.tokens[start:end])
         block = self.tree.child(parent, tokens)
         if block is None:
@@ -346,7 +352,7 @@ class PrefixCache:
         if was_read:
             block.is_coming = False
             self.num_fetched += len(block.tokens)
-            self.tree.use(block.path)
+            self.tree.use(block)
             return
         on_disk = self.disk.get(block.key)
         if on_disk is not None:
@@ -417,11 +423,8 @@ class OpenConversations:
         """So many of their blocks; with each all before it, which cannot be evicted earlier."""
         found = set[Block]()
         for last in reversed(self._last.values()):
-            path, at = list[Block](), last if last.is_here else None
-            while at is not None and at not in found:
-                path.append(at)
-                at = at.parent
-            found.update(path[::-1][: most - len(found)])
+            path = last.up_to(found)[::-1] if last.is_here else []
+            found.update(path[: most - len(found)])
             if len(found) >= most:
                 break
         return found

@@ -70,7 +70,7 @@ class ChunkSizes:
         self, config: SchedulerConfig, rules: PolicyDecision, going: Seq[Sequence], start: int, num_decoding: int
     ) -> int:
         """Tokens beside the decodes. ``start``: where the first prompt goes on."""
-        rows = [1 + len(seq.drafts.waiting) for seq in going]
+        rows = [seq.num_rows + len(seq.drafts.waiting) for seq in going]
         room = config.token_budget - sum(rows)
         objective = config.policy_config.itl_slo
         if rules.share < 1:

@@ -359,7 +359,7 @@ class Scheduler:
         answer, longest = seq.answer, self.config.longest(seq) - len(seq.tokens)
         for count in range(len(tokens)):
             found = seq.rules.alternatives([*answer, *(token.token_id for token in tokens[:count])])
-            if found and count + max(map(len, found)) <= longest:
+            if found and max(map(len, found)) <= min(longest - count, self.config.token_budget):
                 return tokens[:count], found
         return tokens, ()
 
@@ -470,14 +470,16 @@ class Scheduler:
         granted, chunks = self._allocate(ready, room, min(len(prompts), self.config.policy_config.max_partial_prefills))
         # Cut after allocating KV: a sequence that lacks it must not take the place of one that could go.
         able = [seq for seq in going if seq.seq_id in granted]
-        decodes, late = able[:budget], able[budget:]
+        rows = list(accumulate(seq.num_rows for seq in able))
+        most_decodes = max(1, sum(total <= budget for total in rows))  # one may have too many since the budget was tuned
+        decodes, late = able[:most_decodes], able[most_decodes:]
         # Without a slice, an admitted sequence would hold blocks that could be evicted before their first use.
         beginning = {seq.seq_id for seq, _ in chunks}
         admissions = [one for one in admissions if one[0].seq_id in beginning]
         if not decodes and not chunks:
             return None
         work = [*((seq, 1) for seq in decodes), *chunks]
-        room = budget - sum(size for _, size in work)
+        room = budget - sum(seq.num_rows for seq in decodes) - sum(size for _, size in chunks)
         drafts = self._allocate_drafts(decodes, room)
         if chunks and self.speculation is not None:
             drafts |= self._allocate_jumps(chunks, dict(prompts), room - sum(drafts.values()))
@@ -495,7 +497,7 @@ class Scheduler:
             if seq.seq_id in self._preempted:
                 continue
             if seq in self.batches:
-                if self._promise(seq, start + (1 if seq.ballot is None else len(seq.ballot.next))):
+                if self._promise(seq, start + seq.num_rows):
                     granted.add(seq.seq_id)
                 continue
             size = min(len(seq.tokens) - start, room, quota, longest_chunk(start, self.config.token_budget))
@@ -573,11 +575,11 @@ class Scheduler:
             for seq in sorted(self.batches.going_on(group, self._follows), key=lambda one: one.precedence):
                 if seq.seq_id in self._preempted:
                     continue  # for one before it in this loop
-                if seq.num_awaited or self._promise(seq, seq.num_scheduled + 1):
+                if seq.num_awaited or self._promise(seq, seq.num_scheduled + seq.num_rows):
                     decodes.append(seq)
-            rows = accumulate(seq.num_to_compute for seq in decodes)
+            rows = list(accumulate(seq.num_rows if seq.num_to_compute else 0 for seq in decodes))
             decodes = decodes[: sum(total <= budget for total in rows)]
-            drafts = self._allocate_drafts(decodes, budget - sum(seq.num_to_compute for seq in decodes))
+            drafts = self._allocate_drafts(decodes, budget - (rows[len(decodes) - 1] if decodes else 0))
             work = [(seq, seq.num_to_compute) for seq in decodes if seq.num_to_compute or seq.seq_id in drafts]
             if work:
                 self._chunks.note(Share(), has_chunks=False)

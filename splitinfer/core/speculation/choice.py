@@ -38,7 +38,6 @@ class Chooser:
         self._index = NGramIndex(lambda guess, right: guesses[_class_of(guess.length)].add(1, int(right)))
         # By position: a draft, and if it is the model's the tokens that agree before a guess.
         self._drafted: dict[int, tuple[int, int | None]] = {}
-        self._num_judged = 0  # tokens
 
     def takes_guess(self, length: int) -> bool:
         """Whether a guess behind so many tokens that agree is to be preferred to a draft of the model."""
@@ -59,6 +58,10 @@ class Chooser:
             found.append(guess.token_id)
         return found
 
+    def catch_up(self, tokens: Seq[int]) -> bool:
+        """Read the next part of a long text; return whether there was any."""
+        return self._index.catch_up(tokens)
+
     def drafted(self, tokens: Seq[int], ahead: Seq[int], token_id: int, *, by_model: bool) -> None:
         """Take note of a draft behind ``tokens`` and ``ahead``."""
         guess = self._index.look_up(tokens, ahead) if by_model else None
@@ -66,14 +69,13 @@ class Chooser:
         self._drafted[len(tokens) + len(ahead)] = token_id, length
 
     def _judge(self, tokens: Seq[int]) -> None:
-        for position in range(self._num_judged, len(tokens)):
-            if position in self._drafted:
-                token_id, length = self._drafted.pop(position)
-                if length is not None:
-                    self._drafts[_class_of(length)].add(1, int(token_id == tokens[position]))
-                if token_id != tokens[position]:
-                    self._drafted.clear()  # those behind it followed another text
-        self._num_judged = len(tokens)
+        for position in [position for position in sorted(self._drafted) if position < len(tokens)]:
+            token_id, length = self._drafted.pop(position)
+            if length is not None:
+                self._drafts[_class_of(length)].add(1, int(token_id == tokens[position]))
+            if token_id != tokens[position]:
+                self._drafted.clear()  # those behind it followed another text
+                break
         self._index.follow(tokens)
 
 

@@ -2,7 +2,8 @@
 
 Code, summaries, edited text and answers that quote repeat themselves. The longest ending of the stream (8 tokens, or 3
 down to 1) that occurred before is looked up, and the token after its latest occurrence is the draft. See "prompt lookup
-decoding" (Saxena, 2023). An index of every ending makes a look-up a few dictionary reads, however long the text.
+decoding" (Saxena, 2023). An index of every ending makes a look-up a few dictionary reads, however long the text. A long
+prompt is indexed a part at a time, because other streams wait meanwhile: until then a guess is by the part.
 
 How many tokens agree before the two places says how much the guess is worth, so a look-up counts them, up to 16. And as
 the text goes on, each of its tokens shows whether the guess for it would have been right, used or not.
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 
 SIZES = (8, 3, 2, 1)  # tokens of the endings in the index: a long one tells a quotation from a common phrase
 MOST = 16  # tokens that are compared
+AT_ONCE = 1024  # tokens that are indexed with one token of the text: 1.5 ms
+_INDEXED = 1 << 16  # tokens of a prompt, the last ones: each takes 0.4 KB
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class NGramIndex:
     def __init__(self, shown: Callable[[Guess, bool], None] = _ignore) -> None:
         self._after: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0  # tokens
+        self._length = 0  # of the text, when it was followed last
         self._shown = shown
 
     def guess(self, tokens: Seq[int], drafts: Seq[int] = ()) -> int | None:
@@ -60,16 +64,24 @@ class NGramIndex:
         return self._found(tokens, [*tokens[-MOST:], *drafts][-MOST:])
 
     def follow(self, tokens: Seq[int]) -> None:
-        """Index what has come since the last call."""
+        """Index what has come since the last call, up to ``AT_ONCE`` tokens."""
+        if self._length != len(tokens):
+            self.catch_up(tokens)
+
+    def catch_up(self, tokens: Seq[int]) -> bool:
+        """Index the next ``AT_ONCE`` tokens; return whether there were any."""
         # An ending counts once a token follows it, so the stream's own end is never found.
-        for end in range(max(1, self._num_indexed), len(tokens)):
+        first = max(1, self._num_indexed, len(tokens) - _INDEXED if not self._length else 0)
+        last, self._length = min(len(tokens), first + AT_ONCE), len(tokens)
+        for end in range(first, last):
             guess = None if self._shown is _ignore else self._found(tokens, tokens[max(0, end - MOST) : end])
             if guess is not None:
                 self._shown(guess, guess.token_id == tokens[end])
             for size in SIZES:
                 if size <= end:
                     self._after[tuple(tokens[end - size : end])] = end
-        self._num_indexed = len(tokens)
+        self._num_indexed = max(first, last)
+        return first < last
 
     def _found(self, tokens: Seq[int], last: Seq[int]) -> Guess | None:
         """The guess behind the stream whose ``last`` tokens these are."""

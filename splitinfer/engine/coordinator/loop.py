@@ -153,7 +153,7 @@ class Loop:
         for part in plan.slices:
             seq = self.scheduler.running.get(part.seq_id)
             if seq is not None and seq.rules is not None and part.num_logits:
-                answer = [*seq.tokens, *seq.drafts.ahead][seq.num_prompt_tokens : part.end]
+                answer = [*seq.answer, *seq.drafts.ahead][: part.end - seq.num_prompt_tokens]
                 wanted.append((seq.seq_id, seq.rules, answer, len(answer) + 1 - part.num_logits))
         return self._masks.submit(_computed, wanted) if wanted else None
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.plain_text import size
 from splitinfer.core.scheduler.in_flight import TokenEvent
-from splitinfer.core.sequence import FinishReason
+from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.engine.coordinator.drafting import Drafting
 from splitinfer.engine.coordinator.figures import Figures
 from splitinfer.engine.coordinator.requests import Came, RequestState
@@ -57,16 +57,13 @@ class OpenRequests:
             state = self._states.get(event.seq_id)
             if state is None:
                 continue  # a stop string ended it with an earlier token of this step
-            rules = state.sequence.rules
-            if rules is not None and rules.refuses(state.sequence.answer):
-                self._end(event.seq_id, FinishReason.ERROR, _NOT_KEPT)
+            if (why := _broken(state.sequence)) is not None:
+                self._end(event.seq_id, FinishReason.ERROR, why)
                 continue
             came, reason = state.take(event.token, event.finish_reason)
             if reason is not None:
                 self._remove(event.seq_id, reason)
             self._untold.append((state, came))
-            if reason is None and rules is not None and rules.failure is not None:
-                self._end(event.seq_id, FinishReason.ERROR, rules.failure)
 
     def tell(self) -> None:
         """Give the tokens that were taken to their readers. A reader that wakes takes the interpreter's lock."""
@@ -130,3 +127,12 @@ class OpenRequests:
         self._figures.ended(state.sequence, reason, time.monotonic())
         self.note_empty()
         return state
+
+
+def _broken(seq: Sequence) -> str | None:
+    """Why an answer's last token may not be one of its form, if so."""
+    rules = seq.rules
+    if rules is None:
+        return None
+    is_refused = rules.refuses(seq.answer)
+    return rules.failure or (_NOT_KEPT if is_refused else None)

@@ -46,7 +46,7 @@ from splitinfer.engine.files.answering import Running
 from splitinfer.engine.links.connection import outgoing
 from splitinfer.engine.stage.disk import kept_here
 from splitinfer.engine.stage.launched import Finished, Launched
-from splitinfer.engine.stage.loader import LoadedStage, load
+from splitinfer.engine.stage.loader import LoadedStage, free_memory, load
 from splitinfer.engine.stage.masking import RawMasks, read_masks
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
@@ -304,6 +304,7 @@ class Pipeline:
         if self._local is not None and not (layout.has_own_stage and self._local.serves(self._config.load(0))):
             self._local.close()
             self._local = None
+            free_memory()
         names = {spec.name for spec in layout.workers if spec.is_local}
         for name in [name for name in self._children if name not in names]:
             self._children.pop(name).stop()
@@ -512,6 +513,7 @@ class Pipeline:
             if self._local is not None:
                 self._local.close()
             self._local = None
+            free_memory()
 
 
 def _codec(spec: StageSpec, ready: Ready) -> str:

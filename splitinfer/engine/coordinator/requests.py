@@ -4,16 +4,67 @@ Text is decoded as tokens come and never contains half a character. A stop strin
 tokens, so text that may become one is held back. The reader receives everything through a queue, because the engine's
 thread must not wait for it; and where no stop string decides how a request goes on, the reader decodes the tokens, so
 that the next step does not wait for that either.
+
+What is a request's own, the form of its answer and its tokenizer, may fail on any token. Then that request ends with an
+error, and no other.
 """
 
+import logging
 import queue
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
+from splitinfer.core.grammar import Text, Texts, TokenRules
 from splitinfer.core.plan import SampledToken
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.stops import StopMatcher
 from splitinfer.text.detokenizer import Detokenizer
+
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class GuardedRules:
+    """``TokenRules`` that raise nothing: an exception of ``rules`` is their ``failure``, and they say nothing more."""
+
+    def __init__(self, rules: TokenRules) -> None:
+        self._rules, self._failure = rules, ""
+
+    @property
+    def failure(self) -> str | None:
+        return self._failure or self._rules.failure
+
+    def refuses(self, answer: Seq[int]) -> bool:
+        return self._told(lambda: self._rules.refuses(answer), False)
+
+    def jump_forward(self, answer: Seq[int], most: int) -> tuple[int, ...]:
+        return self._told(lambda: self._rules.jump_forward(answer, most), ())
+
+    def admitted(self, answer: Seq[int], drafts: Seq[int]) -> list[bool]:
+        return self._told(lambda: self._rules.admitted(answer, drafts), [])
+
+    def alternatives(self, answer: Seq[int]) -> Texts:
+        return self._told(lambda: self._rules.alternatives(answer), ())
+
+    def decide(self, answer: Seq[int], tokens: Text) -> None:
+        self._told(lambda: self._rules.decide(answer, tokens), None)
+
+    def masks(self, answer: Seq[int], first: int) -> list[bytes | None]:
+        return self._told(lambda: self._rules.masks(answer, first), [])
+
+    def _told(self, ask: Callable[[], T], nothing: T) -> T:
+        if self._failure:
+            return nothing
+        try:
+            return ask()
+        except Exception as error:  # noqa: BLE001 - llguidance's, or a grammar's that nobody has thought of
+            log.warning("the form of an answer failed", exc_info=error)
+            self._failure = f"the answer's form failed ({type(error).__name__}: {error})"
+            return nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +171,8 @@ class RequestState:
         notify: Callable[[], None] | None = None,
     ) -> None:
         self.sequence = sequence
+        if sequence.rules is not None:
+            sequence.rules = GuardedRules(sequence.rules)
         self._events: queue.SimpleQueue[Came] = queue.SimpleQueue()
         self._notify = notify
         self._detokenizer = detokenizer
@@ -181,7 +234,16 @@ class RequestState:
         self.tell(self._event_of(taken) if self.sequence.params.stop else taken)
 
     def _event_of(self, taken: _Taken) -> StreamEvent:
-        """Decode what has come. Call once for each, in order."""
+        """Decode what has come. Call once for each, in order. What cannot be decoded ends the request with an error."""
+        try:
+            return self._decoded(taken)
+        except Exception as error:  # noqa: BLE001 - of any tokenizer
+            log.warning("request %d: its tokens cannot be decoded", self.seq_id, exc_info=error)
+            self._detokenizer = None
+            why = f"the tokenizer cannot decode the answer ({type(error).__name__}: {error})"
+            return replace(self._decoded(taken), finish_reason=FinishReason.ERROR.value, error=why)
+
+    def _decoded(self, taken: _Taken) -> StreamEvent:
         token, reason, text, stop = taken.token, taken.reason, "", None
         if token is not None:
             is_end_token = token.token_id in self.sequence.end_tokens

@@ -59,13 +59,13 @@ class _CacheEntry:
 
 @dataclass(slots=True)
 class _Line:
-    """A sequence that is drafted for. ``index``: its place among those asked for; ``stream``: its tokens and drafts;
-    ``given``: its first drafts, which are known."""
+    """A sequence that is drafted for. ``index``: its place among those asked for; ``answer``: its stream behind the
+    prompt, and the drafts that are made; ``given``: its first drafts, which are known."""
 
     index: int
     seq: Sequence
     entry: _CacheEntry
-    stream: list[int]
+    answer: list[int]
     given: Seq[int] = ()
     has_ended: bool = False
 
@@ -73,21 +73,22 @@ class _Line:
         """Have the tokens that must follow the stream, which has ``number`` drafts, be the next of at most ``most``."""
         if self.seq.rules is None or self.has_ended or number < len(self.given) or number >= most:
             return
-        if forced := self.seq.rules.jump_forward(self._answer, most - number):
-            self.given = [*self.stream[len(self.stream) - number :], *forced]
+        if forced := self.seq.rules.jump_forward(self.answer, most - number):
+            self.given = [*self.answer[len(self.answer) - number :], *forced]
 
-    @property
-    def _answer(self) -> list[int]:
-        return self.stream[self.seq.num_prompt_tokens :]
+    def tokens_from(self, start: int) -> list[int]:
+        """The tokens from a position on."""
+        num_prompt = self.seq.num_prompt_tokens
+        return [*self.seq.sent(start, num_prompt), *self.answer[max(0, start - num_prompt) :]]
 
     def row(self, num_unknown: int, vocab_size: int) -> Row:
         """What the token behind the stream depends on, and behind ``num_unknown`` tokens that are not in it yet."""
-        params, before = self.entry.params, tuple(self.stream[-REPETITION_CONTEXT:])
-        answer = tuple(self._answer) if params.has_answer_penalty else ()
-        mask = None
-        if self.seq.rules is not None and (raw := self.seq.rules.masks(self._answer, len(self._answer))[0]) is not None:
-            mask = mask_of(raw, vocab_size)
-        return Row(params, self.seq.seed, len(self.stream) + num_unknown, before, answer, mask)
+        params, length = self.entry.params, self.seq.num_prompt_tokens + len(self.answer)
+        before = tuple(self.tokens_from(max(0, length - REPETITION_CONTEXT)))
+        answer = tuple(self.answer) if params.has_answer_penalty else ()
+        masks = [] if self.seq.rules is None else self.seq.rules.masks(self.answer, len(self.answer))
+        mask = mask_of(masks[0], vocab_size) if masks and masks[0] is not None else None
+        return Row(params, self.seq.seed, length + num_unknown, before, answer, mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +147,11 @@ class DraftModel:
 
     def prepare(self, seq: Sequence) -> bool:
         """Compute the KV of one chunk of the sequence's tokens; whether any was missing."""
-        entry, stream = self._rewound(seq), seq.stream
-        start, end = len(entry.tokens), len(stream) - 1
+        entry = self._rewound(seq)
+        start, end = len(entry.tokens), seq.num_streamed - 1
         if end - start <= _FEW:
             return False
-        chunk = stream[start : min(end, start + _CHUNK)]
+        chunk = seq.streamed(start, min(end, start + _CHUNK))
         parts = [Part(entry.caches, start, len(chunk))]
         self._step.run(parts, chunk, None)
         written = arrays_to_evaluate(parts)
@@ -169,7 +170,7 @@ class DraftModel:
             while count > len(known) and self.prepare(seq):
                 pass
         zipped = enumerate(zip(seqs, given, strict=True))
-        lines = [_Line(i, seq, self._rewound(seq), seq.stream, known) for i, (seq, known) in zipped]
+        lines = [_Line(i, seq, self._rewound(seq), seq.answer_stream, known) for i, (seq, known) in zipped]
         goes_ahead = self._may_go_ahead(lines)
         number, under_way = 0, None
         while True:
@@ -208,7 +209,8 @@ class DraftModel:
             while len(self._entries) > self._most_entries:
                 self.forget(next(iter(self._entries)))
         self._entries.move_to_end(seq.seq_id)
-        shared = min(_num_shared(entry.tokens, seq.stream), len(seq.stream) - 1)
+        same = min(len(entry.tokens), seq.num_prompt_tokens)  # a prompt does not change
+        shared = min(same + _num_shared(entry.tokens[same:], seq.streamed(same)), seq.num_streamed - 1)
         back = len(entry.tokens) - shared
         if back and not entry.caches.rewind(back):
             entry.caches.close()  # farther than its windows reach: recompute
@@ -231,7 +233,7 @@ class DraftModel:
         able = [line for line in lines if _is_drafted_for(line, counts, number)]
         if not able:
             return None
-        missing = [line.stream[len(line.entry.tokens) :] for line in able]
+        missing = [line.tokens_from(len(line.entry.tokens)) for line in able]
         return self._launch(able, [token for tokens in missing for token in tokens], missing, 0)
 
     def _follow(self, before: _Round, lines: Seq[_Line], counts: Seq[int], number: int) -> _Round | None:
@@ -271,7 +273,7 @@ class DraftModel:
             if line.has_ended or token_id >= self._vocab_size:
                 line.has_ended = True  # an id of this model's padding, which the target may not have
                 continue
-            line.stream.append(token_id)
+            line.answer.append(token_id)
             found[line.index] = Draft(token_id, seconds=seconds)
 
 
@@ -286,7 +288,7 @@ def _next_given(lines: Seq[_Line], counts: Seq[int], number: int) -> list[Draft 
     for line in lines:
         if number < min(len(line.given), counts[line.index]):
             found[line.index] = Draft(line.given[number], seconds=0.0)
-            line.stream.append(line.given[number])
+            line.answer.append(line.given[number])
     return found
 
 

@@ -85,12 +85,15 @@ class NGramDrafter:
         """Nothing to do: look-up takes no device."""
 
     def prepare(self, seq: Sequence) -> bool:
-        """Nothing to do: the index is extended as drafts are pulled."""
-        return False
+        """Index a part of a prompt."""
+        return self._index(seq).catch_up(seq.tokens)
+
+    def _index(self, seq: Sequence) -> NGramIndex:
+        return self._indices.setdefault(seq.seq_id, NGramIndex())
 
     def drafts(self, seq: Sequence, count: int) -> Iterator[Draft]:
         """Yield drafts until the last tokens have not occurred before."""
-        index = self._indices.setdefault(seq.seq_id, NGramIndex())
+        index = self._index(seq)
         ahead = [*seq.drafts]
         for _ in range(count):
             token_id = index.guess(seq.tokens, ahead)
@@ -132,6 +135,8 @@ class ModelWithNGrams:
 
     def prepare(self, seq: Sequence) -> bool:
         """Compute a part of a prompt, unless the next draft is an n-gram's."""
+        if self._choosers.of(seq.seq_id).catch_up(seq.tokens):
+            return True
         return not self._guesses(seq, 1) and self._model.prepare(seq)
 
     def draft_together(self, seqs: Seq[Sequence], counts: Seq[int]) -> Iterator[list[Draft | None]]:

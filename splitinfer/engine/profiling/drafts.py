@@ -66,7 +66,7 @@ def describe_heads(name: str, checkpoint: Checkpoint, described: DescribedModel,
     weights = sum(array.nbytes for array in join(stage, checkpoint, placeholders_of(checkpoint), dtype).values())
     heads = stage.heads.heads
     like = described.profile.layers[heads.like].kind
-    return DraftProfile(name, weights, stage.heads.bytes_per_token, like, heads.at_once)
+    return DraftProfile(name, weights, stage.heads.bytes_per_token(stage.make_caches()), like, heads.at_once)
 
 
 def _round(drafter: DraftModel, count: int) -> float:

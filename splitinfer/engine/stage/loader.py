@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
+import mlx.core as mx
+
 from splitinfer.core.kv.block_tree import DiskBlock, Key
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.kv.rewind import NEVER, WITHIN_DRAFTS
@@ -79,18 +81,27 @@ class WeightSource:
         return checkpoint
 
 
+def free_memory() -> None:
+    """Free the memory of stages that nobody has any more. What is in a cycle was frozen with all else when a stage was
+    loaded, so nothing else collects it."""
+    gc.unfreeze()
+    gc.collect()
+    mx.clear_cache()
+
+
 def _alone(_half: Half) -> Pair:
     raise ProtocolError("a stage across two machines is loaded by workers alone")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedStage:
-    """A stage in memory, the command that loaded it, and the model it is of. ``name``: the stage's. ``ready``: what
-    stays the same while it is loaded. ``disk``: its KV on disk, if it stores any. ``arrays_per_block``: of a stored
-    one. ``need``, ``scores``: bytes that it takes, the latter for attention that is not fused."""
+    """A stage in memory, the command that loaded it, and the model it is of. ``claim``: under which its memory is
+    announced. ``ready``: what stays the same while it is loaded. ``disk``: its KV on disk, if it stores any.
+    ``arrays_per_block``: of a stored one. ``need``, ``scores``: bytes that it takes, the latter for attention that is
+    not fused."""
 
     command: Load
-    name: str
+    claim: object
     checkpoint: Checkpoint
     runner: StageRunner
     ready: Ready
@@ -108,7 +119,7 @@ class LoadedStage:
             self.group.check()
             sum_seconds = self.group.seconds(_ROW)
         kept = None if self.disk is None else self.disk.offer()
-        free = announce_loaded(self.need, self.command.kv_tokens, self.name, self.scores)
+        free = announce_loaded(self.need, self.command.kv_tokens, self.claim, self.scores)
         limit_to(free)
         stored = counted_bytes(self.need.kv_stored, self.arrays_per_block, free, resource_limit())
         return replace(self.ready, free_bytes=free, kv_bytes_stored=stored, kept=kept, sum_seconds=sum_seconds)
@@ -120,14 +131,14 @@ class LoadedStage:
     def rest(self) -> None:
         """Forget all sequences: nobody uses the stage until it begins anew."""
         self.runner.reset()
-        announce_idle(self.name)
+        announce_idle(self.claim)
 
     def close(self) -> None:
         """Write the KV that is still to be written, for as long as a person would wait, because the process is about to
         end or another stage takes its place."""
         if self.disk is not None:
             self.disk.close(CLOSE_SECONDS)
-        withdraw(self.name)
+        withdraw(self.claim)
 
     def serves(self, command: Load) -> bool:
         """Whether this stage can serve ``command`` without reloading: it differs at most in keys and peers, and in
@@ -159,11 +170,10 @@ def load(
         PeerError: a machine that weights were copied from is gone, or has sent something else.
         ConfigError: the emulated accelerator does not fit the layout.
     """
+    free_memory()
     _check_classes(command, name)
-    device, source = (
-        open_device(command.stage, command.bounds, 1 + (command.half is not None)),
-        source or WeightSource(),
-    )
+    device = open_device(command.stage, command.bounds, 1 + (command.half is not None))
+    source = source or WeightSource()
     checkpoint = source.open(command)
     difference = command.fingerprint.difference(checkpoint.fingerprint())
     if difference:
@@ -177,15 +187,16 @@ def load(
         found = found.with_float32_head()
     scores = score_bytes(found.attention, backend(), STEP_ROWS, command.kv_tokens)
     what = f"stage {name} (layers {command.start} to {command.end - 1})"
-    free = reserve(found.need, command.kv_tokens, what, name, scores)
+    claim = object()  # several stages of one process may have one name, as those of several models
+    free = reserve(found.need, command.kv_tokens, what, claim, scores)
     try:
         report(Progress("survey", 0, found.need.weights, found.need.sentence(command.kv_tokens, free, scores)))
         own, checkpoint = drafter is checkpoint, source.fetch(command, checkpoint, found.tensors, report)
         set_limits(found.need, command.kv_tokens, scores)
         drafter, disk = checkpoint if own else drafter, disk if command.kv_root else None
-        return _read(command, name, scores, checkpoint, drafter, found, dtype, device, report, disk, group)
+        return _read(command, claim, scores, checkpoint, drafter, found, dtype, device, report, disk, group)
     except BaseException:
-        withdraw(name)
+        withdraw(claim)
         raise
 
 
@@ -220,7 +231,7 @@ def _open_drafter(command: Load, checkpoint: Checkpoint, source: WeightSource, r
 
 def _read(
     command: Load,
-    name: str,
+    claim: object,
     scores: int,
     checkpoint: Checkpoint,
     drafter: Checkpoint | None,
@@ -258,7 +269,7 @@ def _read(
     gc.collect()
     gc.freeze()
     num_arrays = 0 if block is None else len(block.arrays())
-    return LoadedStage(command, name, checkpoint, runner, ready, on_disk, num_arrays, found.need, scores, group)
+    return LoadedStage(command, claim, checkpoint, runner, ready, on_disk, num_arrays, found.need, scores, group)
 
 
 def _tried(

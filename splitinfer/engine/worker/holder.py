@@ -5,12 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import mlx.core as mx
-
 from splitinfer.engine.files.answering import Running
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.profiling.measure import answer
-from splitinfer.engine.stage.loader import Join, LoadedStage, load
+from splitinfer.engine.stage.loader import Join, LoadedStage, free_memory, load
 from splitinfer.engine.worker.handshake import AccessControl
 from splitinfer.engine.worker.ranks import join_ranks
 from splitinfer.engine.worker.weights import Weights
@@ -112,7 +110,7 @@ class StageHolder:
         """Free the stage's memory."""
         self.close()
         self.stage = None
-        mx.clear_cache()
+        free_memory()
 
     def close(self) -> None:
         """Write what is still to be written to disk."""

@@ -9,7 +9,7 @@ prometheus-client 0.26.0 writes ``vllm_x`` for a sample ``vllm:x``, by which no 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -116,7 +116,7 @@ def kv_usage(stats: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class Readings(Collector):
-    """All that is told, read at one moment; as families, whose samples all have the label ``model_name``, and vLLM's an
+    """All that is told of a model, read at one moment; as families, whose samples all have the label ``model_name``, and vLLM's an
     ``engine``. ``model``: its name for clients; ``context``: tokens; ``version``: splitinfer's; ``layout``: its
     name; ``stats``, ``requests``: as ``LLM.stats`` and ``LLM.request_figures`` return them; ``running``: requests that
     ask for an answer, now."""
@@ -181,12 +181,9 @@ class Readings(Collector):
         sources = {"local_compute": prompts - cached, "local_cache_hit": cached, "external_kv_transfer": 0}
         ended = {str(reason): stats["finished"].get(reason, 0) for reason in (*FinishReason, "repetition")}
         rejections = {"max_num_queued_reqs": http.turned_away, "max_num_queued_tokens": 0}
-        responses = {(route, str(status)): count for (route, status), count in http.responses.items()}
         yield self._counter("vllm:prompt_tokens_by_source", "The same, by where their KV came from.", sources, "source")
         yield self._counter("vllm:request_success", "Requests that have ended, by reason.", ended, "finished_reason")
         yield self._counter(_REJECTIONS, "Requests for which there was no room.", rejections, "reason")
-        about = "Requests that are over; 499: the client has gone."
-        yield self._counter("splitinfer:http_responses", about, responses, "route", "status")
         about = "Requests for answers under way, waiting ones included."
         yield self._gauge("splitinfer:http_requests_running", about, self.running)
         counted = {**self.requests, "choices": http.choices, "longest": http.longest}
@@ -250,3 +247,27 @@ class Readings(Collector):
             yield self._counter(name, about, drafts[key])
         for name, (key, about) in _DRAFTS_BY_PLACE.items():
             yield self._counter(name, about, {str(at): count for at, count in enumerate(drafts[key])}, "position")
+
+
+@dataclass(frozen=True)
+class ServerReadings(Collector):
+    """The figures of all models in memory, each family once, and the ``responses`` by route and status. ``model``: the
+    label of these; empty where requests choose among models."""
+
+    model: str
+    responses: Mapping[tuple[str, int], int]
+    models: Sequence[Readings]
+
+    def collect(self) -> Iterator[Metric]:
+        about = "Requests that are over; 499: the client has gone."
+        labels = ("model_name", "route", "status")
+        family: Metric = CounterMetricFamily("splitinfer:http_responses", about, labels=labels)
+        for (route, status), count in self.responses.items():
+            family.add_metric([self.model, route, str(status)], float(count))
+        families = {family.name: family}
+        for family in chain.from_iterable(readings.collect() for readings in self.models):
+            if family.name in families:
+                families[family.name].samples += family.samples
+            else:
+                families[family.name] = family
+        yield from families.values()

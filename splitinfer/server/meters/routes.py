@@ -3,6 +3,8 @@ thread from others.
 """
 
 import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from importlib.util import find_spec
 
@@ -26,28 +28,35 @@ def meter_routes(service: Service) -> list[ApiRoute]:
         if find_spec("prometheus_client") is None:
             raise Problem(501, _MISSING)
         async with one_at_a_time:
-            http, running = deepcopy(service.meters), service.num_running  # on the event loop, where they are counted
-            return await asyncio.to_thread(_answer, service, http, running)
+            # On the event loop, where they are counted.
+            counted = [(one, deepcopy(one.meters), one.num_running) for one in service.loaded()]
+            responses = Counter(service.meters.responses)
+            return await asyncio.to_thread(_answer, service, counted, responses)
 
     return [ApiRoute("/metrics", metrics, methods=["GET"])]
 
 
-def _answer(service: Service, http: HttpMeters, running: int) -> Response:
+def _answer(
+    service: Service, counted: Sequence[tuple[Service, HttpMeters, int]], responses: Mapping[tuple[str, int], int]
+) -> Response:
     from prometheus_client.exposition import generate_latest
 
-    from splitinfer.server.meters.collector import CONTENT_TYPE, Readings
+    from splitinfer.server.meters.collector import CONTENT_TYPE, Readings, ServerReadings
 
-    llm = service.llm
-    readings = Readings(
-        model=service.model,
-        context=llm.context_length,
-        version=own_versions().splitinfer,
-        layout=llm.layout.name or "",
-        stats=llm.stats(),
-        requests=llm.request_figures(),
-        http=http,
-        health=llm.health(),
-        running=running,
-        is_draining=service.is_draining,
-    )
-    return Response(generate_latest(readings), headers={"Content-Type": CONTENT_TYPE})
+    models = [
+        Readings(
+            model=one.model,
+            context=one.llm.context_length,
+            version=own_versions().splitinfer,
+            layout=one.llm.layout.name or "",
+            stats=one.llm.stats(),
+            requests=one.llm.request_figures(),
+            http=http,
+            health=one.llm.health(),
+            running=running,
+            is_draining=one.is_draining,
+        )
+        for one, http, running in counted
+    ]
+    found = generate_latest(ServerReadings(service.model, responses, models))
+    return Response(found, headers={"Content-Type": CONTENT_TYPE})

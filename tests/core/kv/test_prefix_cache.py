@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from toy import House, ToyDisk, blocks, kept_by_all, small
+from toy import House, ToyDisk, blocks, drain, kept_by_all, small
 
-from splitinfer.core.kv.block_tree import BlockTree, DiskBlock, chained
+from splitinfer.core.kv.block_tree import Block, BlockTree, DiskBlock, chained
 from splitinfer.core.kv.budget import NOTHING, KVBudget, StageKV
 from splitinfer.core.kv.prefix_cache import FETCHES, PrefixCache, PrefixCacheConfig
 from splitinfer.core.plan import Fetch, Save
@@ -95,6 +95,43 @@ def test_what_one_stage_lacks_is_dropped_by_all_with_what_follows(disks: list[To
         disk.catch_up()
     again = House(disks=disks, token_budget=100)
     assert ask(again) == len(PROMPT) - 1
+
+
+class Counted(Block):
+    """A block that counts how often one before it was looked at."""
+
+    __slots__ = ()
+    num_looks = 0
+
+    @property
+    def parent(self) -> Block | None:  # type: ignore[override]
+        Counted.num_looks += 1
+        return Block.parent.__get__(self)  # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_conversation_of_many_blocks_is_read_from_disk_after_a_restart_and_goes_on():
+    """Two turns wait for the same blocks. To know which are pinned, each block is looked at once."""
+    disks, talk = [ToyDisk()], [*range(5)] * 1000
+
+    def house() -> House:
+        return House(disks=disks, token_budget=2000, max_len=6000)
+
+    first = house()
+    first.add(talk, max_tokens=1)
+    drain(first)
+    disks[0].catch_up(5000)
+    again = house()
+    for turn in ([1], [2, 3]):
+        again.add([*talk, *turn], max_tokens=2)
+    again.step()
+    cache = again.scheduler.prefix_cache
+    for block in cache.tree:
+        block.__class__ = Counted
+    assert len(cache.pinned) == 1250
+    assert Counted.num_looks <= 2 * 1250
+    drain(again)
+    again.check_answers()
+    assert [seq.kv.num_reused for seq in again.sequences.values()] == [5000, 5000]
 
 
 def test_many_who_wait_for_one_block_have_it_read_once(disks: list[ToyDisk]):

@@ -2,7 +2,9 @@
 
 import gc
 import sys
+from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,11 +12,12 @@ from hypothesis import strategies as st
 from toy import VOCAB, Guesser, House, ToyDisk, blocks, drain, kept_by_all, next_token, small
 
 from splitinfer.core.kv.budget import NeverFits
-from splitinfer.core.plan import SampledSlice, SampledToken, StepResult
+from splitinfer.core.plan import SampledSlice, SampledToken, StepPlan, StepResult
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.flight import Flight
+from splitinfer.core.speculation.speculation import Draft
 from splitinfer.errors import QueueFull
 from tests.core import invariants
 
@@ -260,3 +263,80 @@ def calls_of_a_plan(num_waiting: int) -> int:
 
 def test_who_waits_costs_a_plan_nothing():
     assert calls_of_a_plan(2000) == calls_of_a_plan(10) < 400
+
+
+class Watched(list[int]):
+    """Tokens that count how many of them are copied."""
+
+    num_copied = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.num_copied += len(found) if isinstance(at, slice) else 1
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        self.num_copied += len(self)
+        return super().__iter__()
+
+
+def test_a_token_of_a_long_context_copies_none_of_it():
+    """With a form, drafts and jumps: only the answer is gone through, and a block that is stored."""
+    house = House(token_budget=5000, max_len=6000, speculates=True, jumps_forward=True)
+    house.guess = lambda proposal: [Draft(1)] * proposal.count
+    seq = house.sequences[house.add([*range(5)] * 1000, max_tokens=40)]
+    seq.rules = Options()  # type: ignore[assignment]
+    watched = seq.tokens = Watched(seq.tokens)
+    while seq.num_generated < 3:
+        house.step() or house.deliver()
+    watched.num_copied, before = 0, seq.num_generated
+    drain(house)
+    assert watched.num_copied < (before - seq.num_generated) * -100 < len(seq.tokens)
+
+
+class Options:
+    """Rules by which an answer goes on, behind its first token, with the likeliest of some texts."""
+
+    failure = None
+
+    def __init__(self, *texts: tuple[int, ...]) -> None:
+        self.texts, self.decided = texts, tuple[int, ...]()
+
+    def alternatives(self, answer: list[int]) -> tuple[tuple[int, ...], ...]:
+        return self.texts if len(answer) == 1 and not self.decided else ()
+
+    def jump_forward(self, _answer: list[int], _most: int) -> tuple[int, ...]:
+        return ()
+
+    def admitted(self, _answer: list[int], drafts: list[int]) -> list[bool]:
+        return [False] * len(drafts)
+
+    def decide(self, _answer: list[int], tokens: tuple[int, ...]) -> None:
+        self.decided = tokens
+
+
+def answered(plan: StepPlan) -> StepResult:
+    """Each token is a 1, and the scored ones have the log probability of their id."""
+    found = list[SampledSlice]()
+    for part in plan.slices:
+        scored = tuple(SampledToken(token, -float(token)) for token in part.scored)
+        if scored or part.num_logits:
+            found.append(SampledSlice(part.seq_id, tuple([SampledToken(1)] * part.num_logits), scored=scored))
+    return StepResult(plan.step, tuple(found))
+
+
+@pytest.mark.parametrize(("budget", "texts", "decided"), [
+    (8, [(5, 5, 5), (3, 4, 2)], (3, 4, 2)), (2, [(2, 2), (3,)], (3,)), (2, [(2, 2, 2), (4,)], ()),
+])  # fmt: skip
+def test_texts_that_are_scored_count_by_their_rows(budget: int, texts: list[tuple[int, ...]], decided: tuple[int, ...]):
+    """Where one has more than a step may have, none is scored."""
+    scheduler = House(token_budget=budget, num_groups=1, max_running=6).scheduler
+    rules = [Options(*texts) for _ in range(6)]
+    for seq_id, one in enumerate(rules):
+        seq = Sequence(seq_id, [1], SamplingParams(max_tokens=4), 0, rules=one)  # type: ignore[arg-type]
+        scheduler.add(seq)
+    while (plan := scheduler.schedule()) is not None:
+        assert plan.num_tokens <= budget
+        scheduler.update(answered(plan))
+    assert scheduler.is_idle
+    assert [one.decided for one in rules] == [decided] * 6

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.core.speculation.ngram import MOST, SIZES, Guess, NGramIndex
+from splitinfer.core.speculation.ngram import AT_ONCE, MOST, SIZES, Guess, NGramIndex
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
@@ -42,3 +42,18 @@ def test_every_token_shows_what_the_guess_for_it_was_worth() -> None:
     assert shown == [(6, 1, True), (7, 2, False)]
     index.follow([5, 6, 7, 5, 6, 8, 5, 6])
     assert shown[2:] == [(6, 1, True)]
+
+
+def test_a_long_prompt_is_indexed_a_part_at_a_time() -> None:
+    """With each token of the text, or while nothing else is to be done; of the longest the beginning is left out."""
+    text, index = [*range(100_000, 100_000 + 4 * AT_ONCE), 5, 6], NGramIndex()
+    assert index.guess([*text, text[10]]) == text[11]
+    assert index.guess([*text, text[2 * AT_ONCE]]) is None, "it has the first part alone, as the text is no longer"
+    assert [index.catch_up([*text, 0]) for _ in range(5)] == [True, True, True, True, False]
+    assert index.guess([*text, 0, text[2 * AT_ONCE]]) == text[2 * AT_ONCE + 1]
+    endless = [*range(70_000), 7]
+    longest = NGramIndex()
+    while longest.catch_up(endless):
+        pass
+    assert longest.guess([*endless, 69_000]) == 69_001
+    assert longest.guess([*endless, 0, 10]) is None

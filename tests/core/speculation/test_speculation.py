@@ -34,7 +34,7 @@ def decoding(found: House, flight: Flight, **more: object) -> int:
 
 
 def right_guesses(proposal: Proposal, count: int | None = None) -> list[Draft]:
-    stream, drafts = proposal.seq.stream, []
+    stream, drafts = proposal.seq.streamed(0), []
     for _ in range(proposal.count if count is None else count):
         drafts.append(Draft(next_token(stream, proposal.seq.seed)))
         stream.append(drafts[-1].token_id)

@@ -122,6 +122,19 @@ def test_an_end_before_the_first_token_and_one_with_an_error():
     assert reader.output.token_ids == []
 
 
+@pytest.mark.parametrize("stop", [(), ("STOP",)])
+def test_tokens_that_cannot_be_decoded_end_their_request(stop: tuple[str, ...]):
+    """On the engine's thread, where stop strings are looked for, or on the reader's."""
+    reader = Reader("a", stop=stop)
+    reader.take(0)
+    reason = reader.take(7)  # the tokenizer has no such token
+    assert reason is (FinishReason.ERROR if stop else None)
+    assert (reader.output.text, reader.output.token_ids) == ("a", [0, 7])
+    assert (reader.output.finish_reason, reader.output.error) == (
+        "error", "the tokenizer cannot decode the answer (IndexError: tuple index out of range)",
+    )  # fmt: skip
+
+
 def test_without_a_tokenizer_there_are_only_tokens():
     reader = Reader()
     reader.take(70_000)

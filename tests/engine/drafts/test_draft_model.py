@@ -46,7 +46,7 @@ def guesses(drafter: Drafter, seq: Sequence, count: int) -> list[int]:
 
 def alone(model: DraftModel, seq: Sequence, count: int, behind: Seq[int] = ()) -> list[int]:
     """What a sequence gets from a model that has never seen it. ``behind``: guesses of others."""
-    fresh = Sequence(1000 + seq.seq_id, [*seq.stream, *behind], seq.params, seq.seed)
+    fresh = Sequence(1000 + seq.seq_id, [*seq.streamed(0), *behind], seq.params, seq.seed)
     try:
         return guesses(model, fresh, count)
     finally:

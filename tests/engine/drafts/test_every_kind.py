@@ -6,13 +6,17 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from engine.door import SEVERAL, Ask, Fault, Open, ask, recut, worker_lost
 from stages import prompt
 from trained import KINDS
 
 from splitinfer import Flight
+from splitinfer.engine.stage.loader import free_memory, load
 from splitinfer.kvstore.store import Disk
+from splitinfer.models.checkpoint import open_folder
+from splitinfer.wire.messages import Load
 
 Make = Callable[..., tuple[Path, str]]
 NIGHTLY = pytest.mark.nightly
@@ -31,6 +35,26 @@ def test_tokens_are_those_without_drafts(kind: str, name: str, cuts: list[int], 
         for flights in ((None,) * 3, (Flight(3), Flight(7), Flight(1))):
             there.answers(*(replace(one, flight=flight) for one, flight in zip(SEVERAL, flights, strict=True)))
         assert there.stats["speculation"]["sent"] > 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stage_that_is_unloaded_leaves_no_memory_behind(kind: str, drafter: Make) -> None:
+    """However often; nobody else collects what is in a cycle and frozen."""
+    folder, draft = drafter(kind, "qwen3")
+    of_drafter = {} if draft == "mtp" else {"drafter_fingerprint": open_folder(Path(draft)).fingerprint()}
+    command = Load(
+        str(folder), "float32", 0, (0, 4), open_folder(folder).fingerprint(), 100, 64, b"", "exact",
+        float32_head=False, drafter=draft, **of_drafter,
+    )  # fmt: skip
+    held = list[int]()
+    for _ in range(3):
+        stage = load(command, "last", lambda _progress: None)
+        stage.begin_anew()
+        stage.close()
+        del stage
+        free_memory()
+        held.append(mx.get_active_memory() + mx.get_cache_memory())
+    assert held == held[:1] * 3
 
 
 @pytest.mark.nightly

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from figures import DRAFTS, HEALTH, STATS, Model
 
-from splitinfer.server.meters.collector import Readings
+from splitinfer.server.meters.collector import Readings, ServerReadings
 from splitinfer.server.meters.http import HttpMeters
 
 FOLDER = Path(__file__).resolve().parents[3] / "scripts" / "grafana"
@@ -23,7 +23,7 @@ OF_PROMETHEUS = {"instance", "job", "le"}
 
 def series() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for sample in (sample for family in READINGS.collect() for sample in family.samples):
+    for sample in (sample for family in ServerReadings("demo", HTTP.responses, [READINGS]).collect() for sample in family.samples):
         found.setdefault(sample.name, set()).update(sample.labels)
     return found
 

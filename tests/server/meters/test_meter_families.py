@@ -12,7 +12,7 @@ from starlette.routing import Router
 from splitinfer.errors import QueueFull
 from splitinfer.llm import LLM
 from splitinfer.server.keys import NOBODY
-from splitinfer.server.meters.collector import Readings, kv_usage
+from splitinfer.server.meters.collector import Readings, ServerReadings, kv_usage
 from splitinfer.server.meters.http import OTHER, HttpMeters
 from splitinfer.server.problem import Problem
 from splitinfer.server.running import make_app
@@ -93,6 +93,6 @@ def test_series_stay_bounded_whatever_clients_send(method: str, path: str):
     assert isinstance(router, Router)
     assert route in {each.path for each in router.routes if isinstance(each, ApiRoute)} | {OTHER}
     assert status < 500
-    readings = replace(READINGS, http=service.meters)
-    known = sum(len(family.samples) for family in all_families(READINGS))
-    assert sum(len(family.samples) for family in all_families(readings)) == known + 1
+    readings = ServerReadings("demo", service.meters.responses, [READINGS])
+    known = sum(len(family.samples) for family in READINGS.collect())
+    assert sum(len(family.samples) for family in readings.collect()) == known + 1

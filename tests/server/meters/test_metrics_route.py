@@ -1,15 +1,19 @@
 """`/metrics` of a server that answers: what it says is what was counted, under the names that dashboards ask for."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import httpx2 as httpx
 import pytest
+from asgi import InMemory
 from prometheus_client.parser import text_string_to_metric_families
 
 from splitinfer.llm import LLM
 from splitinfer.server.gate import Gate
 from splitinfer.server.keys import ApiKey, ApiKeys, Scope, digest
+from splitinfer.server.meters.http import HttpMeters
+from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
 
 AT_MOST = 60.0  # seconds
@@ -100,6 +104,20 @@ def test_what_is_told_is_what_was_counted(http: httpx.Client, llm: LLM):
     assert 6 <= of(after, "splitinfer:stage_steps_total", stage="s0") <= llm.stats()["stages"][0]["steps"]
     assert grown("splitinfer:link_sent_bytes_total", stage="s0", next="s1") > 0
     assert of(after, "splitinfer:stage_up", stage="s1") == 1
+
+
+def test_all_models_in_memory_are_told_each_with_its_name(llm: LLM):
+    """And no series comes twice; responses are of no model."""
+    front = Service(llm, "", meters=HttpMeters(Counter({("/v1/models", 200): 3})))
+    loaded = [front.beside(llm, name) for name in ("a", "b")]
+    loaded[0].meters.answered([5])
+    front.loaded = lambda: loaded
+    with httpx.Client(transport=InMemory(make_app(front)), base_url="http://localhost") as http:
+        found = samples_in(scrape(http))
+    assert [of(found, "vllm:request_params_n_count", model_name=name) for name in ("a", "b")] == [1, 0]
+    assert of(found, "splitinfer:stage_up", model_name="b", stage="s1") == 1
+    assert of(found, "splitinfer:http_responses_total", model_name="", route="/v1/models") == 3
+    assert of(found, "splitinfer:http_responses_total") == 3
 
 
 @pytest.mark.parametrize("accept", ACCEPTS)

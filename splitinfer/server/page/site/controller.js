@@ -189,7 +189,7 @@ export function makeController() {
     /* Turn dials; whether that was done. */
     async turnDials(changes) {
       try {
-        set({ dials: await api.turn(changes), dialProblem: null, announced: "Settings applied." });
+        set({ dials: await api.turn(state.dials.model, changes), dialProblem: null, announced: "Settings applied." });
         return true;
       } catch (error) {
         set({ dialProblem: error.message });

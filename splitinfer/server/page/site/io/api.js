@@ -38,14 +38,14 @@ export async function buySession(key) {
   await posted("session", {}, { headers: { "X-Api-Key": key } });
 }
 
-/* The dials of serving: {dials, may_change}. */
+/* The dials of serving: {model, dials, may_change}. */
 export async function dials() {
   return (await asked("v1/splitinfer/dials")).json();
 }
 
-/* Turn dials; the same document, with what is in force then. */
-export async function turn(changes) {
-  return (await posted("v1/splitinfer/dials", changes, { method: "PATCH" })).json();
+/* Turn a model's dials; the same document, with what is in force then. */
+export async function turn(model, changes) {
+  return (await posted(`v1/splitinfer/dials?model=${encodeURIComponent(model)}`, changes, { method: "PATCH" })).json();
 }
 
 export async function endSession() {
