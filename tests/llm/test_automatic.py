@@ -112,10 +112,10 @@ def test_a_worker_of_which_only_its_paired_name_is_said_is_found(monkeypatch: py
         return {"mini": "tcp://10.77.0.2:5577"}
 
     monkeypatch.setattr(automatic, "best_addresses", announced)
-    monkeypatch.setattr(Keyring, "known", lambda _: (Known(KEY, "mini"),))
-    found = automatic.found_workers(["mini", "mini.local:6000", "air"])
+    monkeypatch.setattr(Keyring, "known", lambda _: (Known(KEY, "mini"), Known("cd" * 32, "studio")))
+    found = automatic.found_workers(["mini", "studio.local", "air"])
     assert [(each.address, each.key) for each in found] == [
-        ("tcp://10.77.0.2:5577", KEY), ("tcp://mini.local:6000", KEY), ("tcp://air:5577", None)
+        ("tcp://10.77.0.2:5577", KEY), ("tcp://studio.local:5577", "cd" * 32), ("tcp://air:5577", None)
     ]  # fmt: skip
     assert looked_for == [("mini", KEY, "tcp://mini:5577")]
 
@@ -131,7 +131,7 @@ def test_a_worker_of_which_only_its_paired_name_is_said_is_found(monkeypatch: py
         (["a:99999"], "is not from 1 to 65535"),
         ([{"name": "a"}], "a worker has an address"),
         ([{"address": "a", "layers": 3}], "a worker has an address"),
-        ([{"address": "a", "key": "12"}], "is not a key"),
+        ([{"address": "a", "key": "12"}], "has the key .12., but a key has 64 hex"),
     ],
 )
 def test_workers_that_are_none(workers: list[str], words: str):
