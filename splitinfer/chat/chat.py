@@ -216,7 +216,8 @@ class Chat:
         if not text:
             self._screen.say(formatting.sampling_table(self.sampling))
         elif name not in SETTABLE:
-            near = [each for each in SETTABLE if each.startswith(name)] or difflib.get_close_matches(name, SETTABLE, n=1)
+            begun = [each for each in SETTABLE if each.startswith(name)]
+            near = begun or difflib.get_close_matches(name, SETTABLE, n=1)
             hint = f"did you mean {near[0]}?" if len(near) == 1 else f"known: {', '.join(SETTABLE)}"
             self._refuse(f"unknown setting {name!r}; {hint}")
         elif not value:

@@ -262,7 +262,7 @@ def _mistakes(stage: StageSpec, end: int, *, is_first: bool) -> Iterator[str]:
         if one.key is not None and not (is_worker and (one.address or "tcp://").startswith("tcp://")):
             yield "has a key; only a worker at tcp://host:port has one"
         if one.key is not None and not _KEY.fullmatch(one.key):
-            yield f"has the key {one.key!r:.20}, but a key has 64 hexadecimal digits, as `splitinfer pair` prints it there"
+            yield f"has the key {one.key!r:.20}, but a key has 64 hexadecimal digits, as `splitinfer pair` prints it"
     yield from _mistakes_of_link(stage, is_first=is_first)
 
 

@@ -165,8 +165,8 @@ def check_exposure(host: str, *, has_keys: bool, no_auth: bool, origins: Iterabl
         return
     if not is_loopback(host):
         raise ConfigError(
-            f"anyone who can reach {host} could use this server: add a key (`splitinfer keys add NAME --file keys.yaml`, "
-            "then --api-keys keys.yaml), or give --no-auth"
+            f"anyone who can reach {host} could use this server: add a key (`splitinfer keys add NAME --file FILE`, "
+            "then --api-keys FILE), or give --no-auth"
         )
     if "*" in origins:
         raise ConfigError("--cors '*' lets every page of the web use a server without keys: name pages, or give keys")

@@ -4,9 +4,9 @@
 
 Each is installed from PyPI or npm, in the newest version, in a folder of its own; the document says which could not be
 had. Of a library a script in ``libraries/`` tries what it can do: streams, a round trip of tools, reasoning, errors. A
-program gets one task: the model calls its shell, and answers once the outcome is there. Whatever the server answers with
-an error is a trouble. `openai`, `anthropic` and recorded requests are tried in every run of the tests. The order is drawn
-by the seed, and all are tried again while there is time; the server keeps their KV meanwhile.
+program gets one task: the model calls its shell, and answers once the outcome is there. An error of the server is a
+trouble. `openai`, `anthropic` and recorded requests are tried in every run of the tests. The order is drawn by the
+seed, and all are tried again while there is time; the server keeps their KV meanwhile.
 """
 
 import argparse
@@ -33,16 +33,17 @@ _SECONDS, _INSTALL_SECONDS = 300.0, 600.0  # of one client
 _CONTEXT = 65536
 _SEED = 3  # of the model's weights: with them an answer in a form opens no reasoning, which it could not close
 _FAILED = re.compile(r"request \S+ .*(?:GET|POST|HEAD) (\S+) ([45]\d\d)")
+_NO_FAULTS = ("404", "499")  # a route that a server may lack; a client that has heard enough
 _EXPECTED = ("litellm", "ollama")  # whose scripts try errors, too
 _TASK, _MARK, _DONE = "Touch the file.", "touched.txt", "The file is there."
 
 
 @dataclass(frozen=True)
 class Client:
-    """A library of PyPI with a script, or a program with words. ``at``: where its words and files have ``URL``.
+    """A library of PyPI with a script in ``libraries/``, or a program.
 
-    package: of PyPI, or of npm. words: the program and its arguments. env, files: what sets it up, as a user would. says:
-    what it must print; with ``_DONE`` it must also have run the command.
+    package: of PyPI, or of npm. words: the program and its arguments. env, files: what sets it up, with ``URL`` where
+    the server's belongs. says: what it must print; with ``_DONE`` it must also have run the command.
     """
 
     package: str
@@ -53,7 +54,9 @@ class Client:
     npm: bool = False
 
 
-_OPENAI = {"OPENAI_BASE_URL": "URL/v1", "OPENAI_API_BASE": "URL/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "scripted"}
+_OPENAI = {
+    "OPENAI_BASE_URL": "URL/v1", "OPENAI_API_BASE": "URL/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "scripted"
+}  # fmt: skip
 _CLAUDE = {
     "ANTHROPIC_BASE_URL": "URL", "ANTHROPIC_AUTH_TOKEN": "none", "ANTHROPIC_MODEL": "scripted",
     "ANTHROPIC_DEFAULT_HAIKU_MODEL": "scripted", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -95,7 +98,9 @@ CLIENTS = {
         "@openai/codex", ("codex", "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", _TASK),
         _OPENAI, {".codex/config.toml": _CODEX}, npm=True,
     ),
-    "opencode": Client("opencode-ai", ("opencode", "run", _TASK), files={"opencode.json": json.dumps(_OPENCODE)}, npm=True),
+    "opencode": Client(
+        "opencode-ai", ("opencode", "run", _TASK), files={"opencode.json": json.dumps(_OPENCODE)}, npm=True
+    ),
     "qwen": Client("@qwen-code/qwen-code", ("qwen", "-p", _TASK, "--yolo"), _OPENAI, npm=True),
     "continue": Client(
         "@continuedev/cli", ("cn", "-p", _TASK, "--allow", "Bash", "--config", "config.yaml"),
@@ -141,7 +146,7 @@ def install(client: Client, folder: Path) -> str:
         for step in steps:
             subprocess.run(step, capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=True)
     except subprocess.CalledProcessError as error:
-        return error.stderr.strip().splitlines()[-1][:200] if error.stderr.strip() else f"it ended with {error.returncode}"
+        return f"it ended with {error.returncode}: {error.stderr[-200:]}"
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)[:200]
     (folder / "done").touch()
@@ -173,7 +178,7 @@ def try_program(client: Client, folder: Path, home: Path, url: str) -> dict[str,
     code, said = _run([str(bin_ / client.words[0]), *client.words[1:]], home, {**own, **env})
     wrong = []
     if " ".join(client.says.split()) not in " ".join(said.split()):
-        wrong.append(f"it did not say {client.says!r}, ended with {code}, and said: {said[-500:]}")
+        wrong.append(f"it did not say {client.says!r}, ended with {code}, and said: {said[-1500:]}")
     if client.says == _DONE and not (home / _MARK).exists():
         wrong.append("the command was not run")
     return {"task": "; ".join(wrong) or None}
@@ -227,6 +232,6 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
 
 
 def _refused(server: Serving, before: int) -> list[str]:
-    """The routes that were answered with an error since then, by its log, but those that a server may lack."""
+    """Return the routes that were answered with an error since then, by the server's log."""
     found = Counter(_FAILED.findall(server.running.err[before:]))
-    return [f"{count} times {code} for {route}" for (route, code), count in found.items() if code != "404"]
+    return [f"{count} times {code} for {route}" for (route, code), count in found.items() if code not in _NO_FAULTS]

@@ -50,8 +50,8 @@ def best(name: str, macs: tuple[int, ...], draft_gb: float = 0.0) -> tuple[int, 
     layer = LayerProfile("layer", int(gigabytes * 1e9 / count), per_token // count)
     model = ModelProfile(name, (layer,) * count, context_length=context)
     machines = [
-        MachineProfile(f"mac{i}", {"layer": Costs()}, address=f"tcp://mac{i}" if i else None, free_bytes=_gpu(memory) - (0 if i else int(draft_gb * 1e9)))
-        for i, memory in enumerate(macs)
+        MachineProfile(f"mac{i}", {"layer": Costs()}, address=f"tcp://mac{i}" if i else None, free_bytes=free)
+        for i, free in enumerate((_gpu(macs[0]) - int(draft_gb * 1e9), *map(_gpu, macs[1:])))
     ]
     fitted = Memory(Profiles(model, machines), Asked())
     return max((fitted.longest(cut), -max(cut.layers) + min(cut.layers), cut.layers) for cut in _cuts(count, macs))[::2]
