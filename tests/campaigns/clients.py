@@ -30,7 +30,7 @@ from .serving import Serving, serving
 LIBRARIES = Path(__file__).resolve().parent / "libraries"
 MINUTES = 1.0
 _SECONDS, _INSTALL_SECONDS = 300.0, 600.0  # of one client
-_CONTEXT = 65536
+_CONTEXT = 131072  # an agent's first prompt has up to 100,000 characters, and each is a token here
 _SEED = 3  # of the model's weights: with them an answer in a form opens no reasoning, which it could not close
 _FAILED = re.compile(r"request \S+ .*(?:GET|POST|HEAD) (\S+) ([45]\d\d)")
 _NO_FAULTS = ("404", "499")  # a route that a server may lack; a client that has heard enough
