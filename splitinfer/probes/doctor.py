@@ -248,7 +248,7 @@ def _advice(link: LinkSeen, advice: LinkAdvice) -> str:
         return f"{_name(link)}: no codec would help; sending a prompt's token takes {plain}."
     return (
         f"{_name(link)}: codec {advice.codec} sends a prompt's token in {_time(advice.row_seconds)} instead of "
-        f"{plain}, if {link.target} packs as fast as this machine. That helps only if a stage computes a token in less than that."
+        f"{plain}, if {link.target} packs as fast as this machine. It helps only a stage that computes a token faster."
     )
 
 

@@ -155,4 +155,5 @@ def test_a_worker_in_the_background_is_one_line_of_json(monkeypatch: pytest.Monk
     monkeypatch.setattr("splitinfer.system.processes.processes", list)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert CliRunner().invoke(app, ["worker", "--show"]).stdout == "no worker runs\n"
+    assert CliRunner().invoke(app, ["worker", "--stop"]).stdout.startswith("nothing was stopped: no worker of --detach")
     assert not any(tmp_path.rglob("key"))  # who only looks makes no keys
