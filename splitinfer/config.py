@@ -130,7 +130,13 @@ def _parse_yaml(text: str, name: str) -> Any:
         content = yaml.load(text, Loader=_StrictLoader)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise LayoutError(f"layout {name}{line}: {error.problem}") from error
+        problem = error.problem
+        if isinstance(error, yaml.parser.ParserError | yaml.scanner.ScannerError):
+            problem = (
+                "this cannot be read: keys of one level begin in the same column, each stage begins with '- ', "
+                f"and tabs are not allowed ({problem})"
+            )
+        raise LayoutError(f"layout {name}{line}: {problem}") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an invalid date or number, such as 2026-13-01
         raise LayoutError(f"layout {name} is not YAML: {str(error).splitlines()[0]}") from error
     if content is None:

@@ -1,6 +1,6 @@
 """Standard error of the command line: messages, and the progress of stages that load.
 
-A stage has one line with the memory that it needs and that is free; on a terminal, a progress bar follows.
+A stage that needs more than half of what is free has a line with both; on a terminal, each has a progress bar.
 """
 
 import threading
@@ -103,7 +103,7 @@ class _LoadDisplay:
         if self.is_done:
             return
         with self._lock:
-            if progress.phase == "survey":
+            if progress.phase == "survey" and progress.text:
                 say(f"{stage if stage == DRAFT else f'stage {stage}'} {progress.text}")
             if progress.phase == "link":
                 say(f"link to stage {stage}: {progress.text}")

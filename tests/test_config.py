@@ -97,7 +97,8 @@ def test_an_unreadable_file(tmp_path: Path):
     [
         ("", "layout x.yaml is empty; it needs at least the key 'stages'"),
         ("- 1", "layout x.yaml must be a mapping with the key 'stages', but is a list"),
-        ("stages:\n  - {name: a layers: 3}", "layout x.yaml, line 2: "),
+        ("stages:\n  - {name: a layers: 3}", "layout x.yaml, line 2: this cannot be read: keys of one level"),
+        ("stages:\n  - name: a\n   layers: 3", "layout x.yaml, line 3: this cannot be read: keys of one level"),
         ("model: a\ndraft: b\nmodel: c", "layout x.yaml, line 3: the key 'model' is written twice"),
         ("model: !!python/name:os.system", "layout x.yaml, line 1: could not determine a constructor"),
         ("model: 2026-13-01", "layout x.yaml is not YAML: month must be in 1..12"),

@@ -29,7 +29,7 @@ from splitinfer.errors import SplitinferError
 ROOT = Path(__file__).parent.parent
 FRONT = ROOT / "README.md"
 CONTENTS = ROOT / "docs" / "README.md"
-FOLDERS = ("docs", "layouts", "scripts", "splitinfer", "transports")
+FOLDERS = ("docs", "findings", "layouts", "scripts", "splitinfer", "transports")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]  # a changelog names what is gone
 OF_SCRIPTS = {"--fix", "--write", "--all", "--drafter-minutes", "--links", "--ssh"}

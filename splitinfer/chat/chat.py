@@ -1,5 +1,6 @@
 """Carries out a chat's inputs on an LLM, one after another. A ``LineScreen`` reads them and shows the answers."""
 
+import difflib
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -128,7 +129,8 @@ class Chat:
         try:
             request = self._ask(asked)
         except RequestError as error:
-            self._refuse(str(error))
+            remedy = "; send less, or free the context with /reset" if isinstance(error, ContextExceeded) else ""
+            self._refuse(f"{error}{remedy}")
             return
         if (waits_for := self._llm.health().waits_for) is not None:
             self._screen.say(f"waiting for {waits_for}; Ctrl-C gives this question up")
@@ -214,7 +216,10 @@ class Chat:
         if not text:
             self._screen.say(formatting.sampling_table(self.sampling))
         elif name not in SETTABLE:
-            self._refuse(f"unknown setting {name!r}; known: {', '.join(SETTABLE)}")
+            begun = [each for each in SETTABLE if each.startswith(name)]
+            near = begun or difflib.get_close_matches(name, SETTABLE, n=1)
+            hint = f"did you mean {near[0]}?" if len(near) == 1 else f"known: {', '.join(SETTABLE)}"
+            self._refuse(f"unknown setting {name!r}; {hint}")
         elif not value:
             self._refuse(f"/set {name} needs a value after it, or 'default'")
         elif self._change(name, value.strip()):

@@ -18,7 +18,8 @@ from typing import Self, TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.buffer import Buffer
-from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter, WordCompleter
+from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import has_focus
 from prompt_toolkit.history import FileHistory, InMemoryHistory
@@ -34,6 +35,7 @@ from splitinfer.chat import formatting
 from splitinfer.chat.commands import COMMANDS, is_open
 from splitinfer.chat.markdown import MarkdownStream, drawn
 from splitinfer.core.plain_text import without_controls
+from splitinfer.core.sampling_defaults import SETTABLE
 from splitinfer.places import state
 
 Offers = Callable[[Callable[[int], bool]], AbstractContextManager[None]]
@@ -82,6 +84,21 @@ class LineScreen:
         """Show the greeting, once, before the first input. A pipe has none."""
 
 
+class _Inputs(Completer):
+    """Completes commands, the names of settings behind /set, and paths behind the commands that take a file."""
+
+    def __init__(self) -> None:
+        self._commands = WordCompleter([f"/{name}" for name in COMMANDS], sentence=True)
+        files = dict.fromkeys((name for name, usage in COMMANDS.items() if usage.argument == "FILE"), PathCompleter())
+        self._arguments: dict[str, Completer] = {"set": WordCompleter(SETTABLE, sentence=True), **files}
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
+        name, space, argument = document.text_before_cursor.partition(" ")
+        completer = self._arguments.get(name[1:]) if space else self._commands
+        if name.startswith("/") and completer is not None:
+            yield from completer.get_completions(Document(argument) if space else document, complete_event)
+
+
 class TerminalScreen(LineScreen):
     """A terminal: line editing with history, and Ctrl-C that ends answers instead of the program.
 
@@ -101,7 +118,7 @@ class TerminalScreen(LineScreen):
             history=InMemoryHistory() if history is None else _LenientHistory(str(history)),
             key_bindings=self._keys(),
             bottom_toolbar=self._toolbar,
-            completer=WordCompleter([f"/{name}" for name in COMMANDS], sentence=True),
+            completer=_Inputs(),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             reserve_space_for_menu=0,

@@ -137,7 +137,7 @@ def layout_of(options: PipelineOptions) -> "str | Chosen":
         found = planned(options, options.model, workers)
         return replace(found, layout=found.layout.to_be_found())  # so that they are looked for again if they move
     if options.auto:
-        say("No paired worker announces itself; `splitinfer discover` shows what does.")
+        say("No paired worker was found, so this machine is used alone; `splitinfer discover` shows what there is.")
     chosen = chosen or alone(options.model, options.settings)
     names = " and ".join(each["name"] for each in workers)
     if workers:

@@ -121,7 +121,7 @@ def _measured(
     """The profiles of this machine and of the workers that are named, measured now or remembered by each."""
     from splitinfer.console import measuring
     from splitinfer.llm import Settings
-    from splitinfer.llm.automatic import as_workers, keys_here, measured_profiles, named
+    from splitinfer.llm.automatic import found_workers, measured_profiles, named
     from splitinfer.models.hub import named_anywhere
 
     name = named_anywhere(model) if model else (None if base is None else base.model)
@@ -129,7 +129,7 @@ def _measured(
         raise ConfigError("a model is needed: --model OWNER/MODEL, a folder or 'demo'; or --layout FILE")
     is_named = workers is not None or base is not None
     given = named(workers or "") if is_named else paired_workers()
-    specs = as_workers(given, keys_here()) if base is None else base.stages[1:]
+    specs = found_workers(given) if base is None else base.stages[1:]
     settings = Settings(
         draft=draft or (None if base is None else base.draft),
         kv_format=None if base is None else base.kv_format,

@@ -49,7 +49,7 @@ def _reach(options: WorkerOptions) -> list[str]:
     if is_loopback(options.host):
         return ["it listens on this machine only; with --host 0.0.0.0 other machines reach it"]
     if options.insecure:
-        return ["--insecure: whoever reaches its port can use it, and read what crosses the link"]
+        return ["--insecure: anyone who can reach its port can use it, and read what crosses the link"]
     return []
 
 

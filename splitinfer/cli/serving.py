@@ -28,12 +28,14 @@ from splitinfer.llm.setup import model_of
 from splitinfer.models.hub import open_model
 from splitinfer.models.memory import free_bytes
 from splitinfer.server.connections import Limits
-from splitinfer.server.gate import Gate, check_exposure, names_of
+from splitinfer.server.gate import EVERYWHERE, Gate, check_exposure, names_of
 from splitinfer.server.keys import SHORT, ApiKey, ApiKeys, digest
 from splitinfer.server.running import Listen, Server, check_port, check_tls, router_of
 from splitinfer.server.service import Service
 from splitinfer.server.several import Entry, Several, Unloaded
 from splitinfer.shutdown import shutdown
+from splitinfer.system.interface_kind import address_for_others
+from splitinfer.system.interfaces import local_interfaces
 from splitinfer.system.open_files import make_room
 
 log = logging.getLogger(__name__)
@@ -135,7 +137,8 @@ def _serve(
     servers.append(server)
     stack.callback(server.close)
     scheme = "http" if options.tls_cert is None else "https"
-    url = f"{scheme}://{Endpoint(options.host, server.port).authority}"
+    host = address_for_others(local_interfaces()) if options.host in EVERYWHERE else None
+    url = f"{scheme}://{Endpoint(host or options.host, server.port).authority}"
     say(_sentence(llm, name, url, service.gate))
 
 

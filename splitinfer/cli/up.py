@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitinfer.cli.chat import is_server, prompt_of, run_pipeline
+from splitinfer.cli.discover import discover
 from splitinfer.cli.options import ChatOptions, sampling, with_options
 from splitinfer.cli.running import set_up, show_table
 from splitinfer.core.endpoint import WORKER_PORT
@@ -85,6 +86,9 @@ def down(hosts: _Hosts = None, hostfile: _Hostfile = None) -> int:
 def status(hosts: _Hosts = None, hostfile: _Hostfile = None) -> int:
     """Show which workers run where: versions, memory, who started them, whom they serve."""
     from splitinfer.launch.steps import COLUMNS
+
+    if not hosts and hostfile is None and not _remembered().hosts:
+        return discover()  # without `up`, workers are known by their announcements alone
 
     known = _known(hosts, hostfile)
     with _steps(makes_key=False) as (steps, _):

@@ -54,5 +54,6 @@ def _in_background(by: str | None, as_json: bool, *, detach: bool, stop: bool) -
     if as_json:
         typer.echo(encode(answer))
     else:
-        tell("\n".join(lines(answer)))
+        nothing = ["nothing was stopped: no worker of --detach runs here"] if stop and not answer.stopped else []
+        tell("\n".join([*nothing, *lines(answer)]))
     return 0

@@ -252,7 +252,7 @@ def _mistakes(stage: StageSpec, end: int, *, is_first: bool) -> Iterator[str]:
     if stage.start != end:
         yield f"starts at layer {stage.start}, but the stage before it ends at {end}"
     if is_first and stage.address is not None:
-        yield f"is the coordinator, as it is the first, and takes no address, but has {stage.address!r}"
+        yield f"is the first, so it is this machine: delete its address {stage.address!r}"
     if stage.across:
         yield from _mistakes_across(stage)
     elif stage.sums != RING or stage.sums_device is not None:
@@ -262,7 +262,7 @@ def _mistakes(stage: StageSpec, end: int, *, is_first: bool) -> Iterator[str]:
         if one.key is not None and not (is_worker and (one.address or "tcp://").startswith("tcp://")):
             yield "has a key; only a worker at tcp://host:port has one"
         if one.key is not None and not _KEY.fullmatch(one.key):
-            yield "has a key that is not a key, which has 64 hexadecimal digits"
+            yield f"has the key {one.key!r:.20}, but a key has 64 hexadecimal digits, as `splitinfer pair` prints it"
     yield from _mistakes_of_link(stage, is_first=is_first)
 
 

@@ -7,15 +7,16 @@ the links does.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from splitinfer.core.endpoint import Endpoint, free_name
+from splitinfer.core.endpoint import WORKER_PORT, Endpoint, free_name
 from splitinfer.core.kv.format import EXACT, format_of
 from splitinfer.core.layout import LOCAL, Layout, StageSpec, lay_out
 from splitinfer.core.plain_text import size
+from splitinfer.discovery.discover import best_addresses
 from splitinfer.discovery.workers import is_same_name
 from splitinfer.engine.coordinator.local_workers import LocalWorker, give_back, started
 from splitinfer.engine.coordinator.ranks import halves_of
@@ -75,7 +76,7 @@ def choose_layout(
     """
     if not workers:  # there is nothing to choose
         return alone(model, settings)
-    specs = as_workers(workers, keys_here())
+    specs = found_workers(workers)
     profiles = measured_profiles(model, specs, settings, notice, again=again)
     return chosen_from(profiles, settings, aim, uses_all=uses_all)
 
@@ -203,9 +204,24 @@ def with_drafter(found: DescribedModel, checkpoint: Checkpoint, draft: str | Non
     return replace(found.profile, draft=describe_heads(str(named), trained, found, dtype), hidden_row=row)
 
 
-def keys_here() -> list[tuple[str, str]]:
-    """The keys in this machine's keyring, with their names."""
-    return [(each.key, each.name) for each in Keyring().known()]
+def found_workers(workers: Iterable[str | Mapping[str, Any]]) -> tuple[StageSpec, ...]:
+    """Return ``workers`` as stages, with the keys of this machine's keyring.
+
+    A worker that is named only as the keyring names it gets the address that it announces; without an announcement, its
+    name is taken for its address.
+
+    Raises:
+        ConfigError: as ``as_workers``.
+    """
+    specs = as_workers(workers, [(each.key, each.name) for each in Keyring().known()])
+    bare = [(each.name, each.key, str(each.address)) for each in specs if each.key and each.address in _bare(each.name)]
+    at = best_addresses(bare) if bare else {}
+    return tuple(replace(each, address=at.get(each.name, each.address)) for each in specs)
+
+
+def _bare(name: str) -> Collection[str]:
+    """The address that is a machine's name and nothing else."""
+    return () if "." in name else (f"tcp://{name}:{WORKER_PORT}",)
 
 
 def as_workers(

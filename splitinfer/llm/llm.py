@@ -204,9 +204,7 @@ class LLM:
     @property
     def context_length(self) -> int:
         """The most tokens of a prompt and its answer together."""
-        if self.settings.grows_context and self.settings.context is None:
-            return self._engine.scheduler.config.max_len
-        return self.settings.context_of(self._checkpoint.context_length)
+        return self._engine.scheduler.config.max_len
 
     @property
     def max_running(self) -> int:

@@ -4,6 +4,7 @@ Only the drafter is loaded here, on the engine's thread; the rest is arithmetic 
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +19,7 @@ from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV
 from splitinfer.core.kv.prefix_cache import WORTH, PrefixCacheConfig
 from splitinfer.core.kv.rewind import NEVER, UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.layout import Layout as PlainLayout
+from splitinfer.core.plain_text import size
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions, usual_token_budget
 from splitinfer.core.wire_codec import NONE
@@ -27,7 +29,7 @@ from splitinfer.engine.coordinator.worker_group import Notice as Notice
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import WITH_NGRAMS, Drafter, ModelWithNGrams, NGramDrafter, has_heads, model_in
 from splitinfer.engine.versions import own_versions
-from splitinfer.errors import LayoutError, ModelError
+from splitinfer.errors import ConfigError, LayoutError, ModelError
 from splitinfer.keyring import Keyring
 from splitinfer.llm.prompts import tokenizer_of
 from splitinfer.llm.seeing import may_see
@@ -41,6 +43,8 @@ from splitinfer.models.trained import at_once, is_trained
 from splitinfer.settings import NO_DRAFT, Settings
 from splitinfer.text.tokenizer import Tokenizer
 from splitinfer.wire.messages import Load, Progress, Ready
+
+log = logging.getLogger(__name__)
 
 MakeDrafter = Callable[[], Drafter]
 
@@ -100,16 +104,19 @@ class PipelineSetup:
 
         Raises:
             ModelError: there is a drafter, and the model cannot be rewound to where a draft was wrong.
+            ConfigError: ``kv_bytes`` holds no request on one of the stages.
         """
         stages, settings = pipeline.layout.num_stages, self.settings
         kv = KVBudget(tuple(self._stage_kv(ready, pipeline) for ready in pipeline.ready), BLOCK)
+        if self.settings.kv_bytes is not None:
+            _check_kv_bytes(kv, pipeline)
         groups = settings.micro_batches or stages
         return SchedulerConfig(
             num_groups=groups,
             max_in_flight=max(stages + 1, groups),
             token_budget=token_budget_of(self.serving_options, (ready.device for ready in pipeline.ready)),
             max_running=self.serving_options.max_running or MAX_RUNNING,
-            max_len=kv.longest(self._most_context) if self._grows else self.context_length,
+            max_len=kv.longest(self._most_context) if self.settings.context is None else self.context_length,
             max_waiting=settings.max_waiting,
             kv=kv,
             blocks=PrefixCacheConfig(
@@ -161,15 +168,11 @@ class PipelineSetup:
         """Whether the model is loaded with its tower for pictures."""
         return self.layout.has_own_stage and may_see(self.checkpoint, self.settings.pictures, self.layout.stages[0].end)
 
-    @property
-    def _grows(self) -> bool:
-        return self.settings.grows_context and self.settings.context is None
-
     @cached_property
     def _most_context(self) -> int:
         """The context length where memory is no bound. A draft model is not asked beyond its own."""
         small = None if self.layout.draft is None or self._trained is not None else model_in(self.layout.draft)
-        drafting = open_model(small).context_length if small is not None and self._grows else None
+        drafting = open_model(small).context_length if small is not None and self.settings.grows_context else None
         return self.settings.most_context_of(self.checkpoint.context_length, drafting)
 
     @cached_property
@@ -216,6 +219,25 @@ class PipelineSetup:
         if budget is None:
             budget = int(ready.free_bytes * KV_SHARE / sharing)
         return StageKV(budget, ready.kv_bytes_per_token, ready.kv_bytes_fixed, ready.kv_bytes_stored)
+
+
+def _check_kv_bytes(kv: KVBudget, pipeline: Pipeline) -> None:
+    """Compare the memory for KV that the settings ask for with what requests take, and with what is free.
+
+    Raises:
+        ConfigError: no request fits on one of the stages.
+    """
+    for ready, there in zip(pipeline.ready, kv.stages, strict=True):
+        name, asked = pipeline.layout.stages[ready.stage].name, f"--kv-gb {there.budget_bytes / 1e9:g}"
+        least = there.bytes_of(kv.use_of(1))
+        if there.budget_bytes < least:
+            held = max(0, there.budget_bytes - there.fixed) // max(1, there.per_token)
+            raise ConfigError(
+                f"{asked} holds {held} tokens on stage {name}, and every request takes room for {BLOCK}; "
+                f"give at least --kv-gb {1.1 * least / 1e9:.2g}"
+            )
+        if there.budget_bytes > ready.free_bytes:
+            log.warning("%s is more than the %s that are free on stage %s", asked, size(ready.free_bytes), name)
 
 
 def _packs(pipeline: Pipeline) -> bool:

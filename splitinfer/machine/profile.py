@@ -58,7 +58,7 @@ class ModelProfile:
     context_length: tokens that the model was trained for.
     draft: the drafter, if there is one.
     half: what each of two ranks would hold, if the layers are divided between two machines; ``None``: unknown, or they
-        cannot be, for the reason ``why_whole``.
+        cannot be.
     """
 
     name: str
@@ -70,7 +70,6 @@ class ModelProfile:
     context_length: int = 2**20
     draft: DraftProfile | None = None
     half: "ModelProfile | None" = None
-    why_whole: str = ""
 
     @property
     def num_layers(self) -> int:

@@ -118,13 +118,15 @@ def half_of(found: DescribedModel, sums: list[int], kv_format: KVFormat | None =
 
 
 def with_half(profile: ModelProfile, found: DescribedModel, kv_format: KVFormat | None = None) -> ModelProfile:
-    """The profile of a described model with what each of two ranks would hold, or why it cannot be divided; ``found``
-    is divided by this."""
+    """Return the profile of a described model with what each of two ranks would hold, if it can be divided.
+
+    ``found`` is divided by this.
+    """
     with alone() as sums:
         try:
             return replace(profile, half=half_of(found, sums, kv_format).profile)
-        except ModelError as error:
-            return replace(profile, why_whole=str(error))
+        except ModelError:
+            return profile
 
 
 # -- kinds --------------------------------------------------------------------------------------

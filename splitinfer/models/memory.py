@@ -42,6 +42,11 @@ class Need:
             kv = f"{kv} and {size(scores)} for their attention"
         return f"needs {size(self.weights)} of weights and {kv}; {size(free)} free"
 
+    def warning(self, kv_tokens: int, free: int, scores: int = 0) -> str:
+        """Return the ``sentence`` if more than half of the ``free`` bytes are needed, else an empty text."""
+        is_tight = 2 * (self.total(kv_tokens) + scores) > free
+        return self.sentence(kv_tokens, free, scores) if is_tight else ""
+
 
 def on_gpu() -> bool:
     """Whether MLX's default device is a GPU."""

@@ -55,13 +55,10 @@ def why(plan: Plan, best: Best) -> Iterator[str]:
 
 
 def compared(plan: Plan, best: Best) -> Iterator[str]:
-    """Whether two machines as one stage are faster than the layers cut between them: one sentence with the figures of
-    both, or with the reason why they cannot be one."""
+    """Say whether two machines as one stage are faster than the layers cut between them, with the figures of both."""
     ways, machines = plan.ways.get(best.aim, Ways()), plan.profiles.machines
     shared, cut = ways.tensor_parallel, ways.pipeline or ways.alone
-    if plan.profiles.model.why_whole and len(machines) > 1:
-        yield f"Tensor parallel is not possible: {plan.profiles.model.why_whole}"
-    elif shared is not None and cut is not None:
+    if shared is not None and cut is not None:
         pair = next(machines[m] for m in shared.cut.machines if machines[m].across)
         count, sums = sums_of_token(plan.profiles, pair)
         pays = (1 / cut.figures.one / CLEARLY - 1 / shared.figures.one + sums) / count  # without drafts

@@ -243,15 +243,13 @@ def _name(link: LinkSeen) -> str:
 
 
 def _advice(link: LinkSeen, advice: LinkAdvice) -> str:
+    plain = _time(advice.row_seconds_plain)
     if advice.codec == NONE:
-        codec = "codec none: the link is quicker than packing prompts"
-    else:
-        codec = (
-            f"codec {advice.codec}: {_time(advice.row_seconds)} for a prompt's token instead of "
-            f"{_time(advice.row_seconds_plain)}, if {link.target} packs as quickly as this machine"
-        )
-    hides = f"sending hides where a stage takes over {_time(advice.row_seconds)} to compute a prompt's token"
-    return f"{_name(link)}: {codec}; {hides}."
+        return f"{_name(link)}: no codec would help; sending a prompt's token takes {plain}."
+    return (
+        f"{_name(link)}: codec {advice.codec} sends a prompt's token in {_time(advice.row_seconds)} instead of "
+        f"{plain}, if {link.target} packs as fast as this machine. It helps only a stage that computes a token faster."
+    )
 
 
 def _time(seconds: float) -> str:

@@ -128,9 +128,9 @@ def _quantised_attention() -> list[float]:
 def judge_about(given: Mapping[str, Any]) -> list[Finding]:
     """What computes here, and what is free."""
     free = f"{given['free_bytes'] / 1e9:,.3g} GB of {given['memory_bytes'] / 1e9:,.3g} GB are free for a stage"
-    load = f"a load of {given['load_average']:.3g} on {given['processors']} processors"
+    load = f"load {given['load_average']:.3g}, {given['processors']} processors"
     if given["load_average"] > given["processors"]:
-        load += ": other programs compute, so times say little, and may not suffice"
+        load = f"busy ({load}): ignore the speeds below, and close other programs if a part runs out of time"
     if given["free_bytes"] < LEAST_FREE:
         remedy = "close other programs, or give this machine fewer layers"
         memory = failed("free memory", Fault.MEMORY, f"only {free}", remedy)

@@ -245,7 +245,7 @@ def _across_a_restart(open_pipeline: Callable[[], Any], plain: Plain, is_alive: 
 
 def rounding_in_words(rounding: Mapping[str, Any]) -> str:
     if rounding["exact"]:
-        return "rows do not depend on each other, so every token must be plain mlx-lm's"
+        return "rows do not depend on each other, so every token must equal mlx-lm's"
     return f"mlx-lm's own logits move by {rounding['logits_move']:.2g}; up to {tolerance(rounding):.2g} is rounding"
 
 
@@ -257,11 +257,11 @@ def judge_answer(name: str, given: Mapping[str, Any], rounding: Mapping[str, Any
     if count < given["tokens"]:
         return failed(name, Fault.TOKENS, f"token {count + 1} of {given['tokens']} never came", STOP, given)
     if given.get("drafts_sent") == 0:
-        return failed(name, Fault.DEVICE, "the tokens are plain mlx-lm's, but no draft was sent", SEND, given)
+        return failed(name, Fault.DEVICE, "the tokens equal mlx-lm's, but no draft was sent", SEND, given)
     if "kept_before" in given and not given["cached_tokens"]:
-        sentence = "the tokens are plain mlx-lm's, but KV kept on disk was not found after a restart"
+        sentence = "the tokens equal mlx-lm's, but KV kept on disk was not found after a restart"
         return failed(name, Fault.MEMORY, sentence, f"look at the free disk space; {SEND}", given)
-    said = f"{count} tokens are plain mlx-lm's" if found["verdict"] == RIGHT else f"{found['said']}, which is rounding"
+    said = f"{count} tokens equal mlx-lm's" if found["verdict"] == RIGHT else f"{found['said']}, which is rounding"
     return passed(name, f"{said}{_more(given)}", given)
 
 

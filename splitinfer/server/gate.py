@@ -27,7 +27,9 @@ from splitinfer.server.keys import NOBODY, ApiKey, ApiKeys, Scope, digest
 from splitinfer.server.problem import Problem
 
 SESSION_COOKIE = "splitinfer_session"
-_EVERYWHERE = ("0.0.0.0", "::")
+EVERYWHERE = ("0.0.0.0", "::")
+"""Hosts by which a server listens on all networks."""
+
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _HOST = re.compile(r"(\[[0-9A-Za-z:.%_-]+\]|[^][:@/\\\s]+)(:[0-9]*)?")  # a name or an address, and a port
@@ -163,8 +165,8 @@ def check_exposure(host: str, *, has_keys: bool, no_auth: bool, origins: Iterabl
         return
     if not is_loopback(host):
         raise ConfigError(
-            f"whoever reaches {host} could use this server: give keys (--api-key, --api-keys; `splitinfer keys add` "
-            "makes them), or say --no-auth"
+            f"anyone who can reach {host} could use this server: add a key (`splitinfer keys add NAME --file FILE`, "
+            "then --api-keys FILE), or give --no-auth"
         )
     if "*" in origins:
         raise ConfigError("--cors '*' lets every page of the web use a server without keys: name pages, or give keys")
@@ -181,7 +183,7 @@ def names_of(host: str, own_names: Iterable[str], allowed: Iterable[str]) -> fro
     >>> sorted(names_of("192.168.0.2", ["mini.local"], []))
     ['192.168.0.2']
     """
-    reached = own_names if host in _EVERYWHERE else [host]
+    reached = own_names if host in EVERYWHERE else [host]
     return frozenset([*(name.lower().rstrip(".") for name in reached), *map(name_of, allowed)])
 
 

@@ -10,6 +10,7 @@
 """
 
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -68,3 +69,21 @@ def kind_of(name: str, port: str = "", driver: str = "", *, is_wireless: bool = 
     if name.startswith(_TUNNELS):
         return Kind.VPN
     return Kind.VIRTUAL if name.startswith(_VIRTUAL) else Kind.CABLE
+
+
+_TO_OTHERS = (Kind.WIRELESS, Kind.CABLE, Kind.VPN)
+
+
+def address_for_others(interfaces: Iterable[LocalInterface]) -> str | None:
+    """Return the IPv4 address at which a phone or another computer most likely reaches this machine.
+
+    Addresses that a machine has given itself, such as those of a cable between two Macs, do not count. Return None if
+    there is no other.
+    """
+    found = [
+        (_TO_OTHERS.index(each.kind), str(one.ip))
+        for each in interfaces
+        for one in each.networks
+        if each.kind in _TO_OTHERS and one.version == 4 and not one.ip.is_link_local
+    ]
+    return min(found, default=(0, None))[1]

@@ -5,7 +5,7 @@
     soak            requests of every kind, agents and watchers on a server whose worker dies now and then
     deaths          kills, freezes, cuts and dead coordinators, over tcp and over a stand-in for rdma
     strangers       damaged frames at a worker's port
-    clients         LiteLLM's and Ollama's libraries
+    clients         agents, programs and libraries, which it installs
     up              `splitinfer up`, `chat` and `init` on simulated machines with ssh
     browser         the page in Chromium: its scenes, and a hostile page beside it
     truth           the cut that `plan` chooses, beside every cut measured

@@ -16,7 +16,7 @@ CASES = {
     "deaths": "deaths --strikes 5",
     "deaths over rdma": "deaths --strikes 5 --link rdma",
     "strangers": "strangers --minutes 1",
-    "clients": "clients --minutes 0.5",
+    "clients": "clients --minutes 0.1",
     "up": "up --minutes 10",
     "browser": "browser --minutes 1",
     "truth": "truth --minutes 1 --ratios 1:2 --hops 1 --trials 1 --tokens 60 --slower 4",

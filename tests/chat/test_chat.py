@@ -263,6 +263,8 @@ def test_settings_are_shown_with_their_origins_set_and_put_back():
     [
         ("/set warmth 3", "unknown setting 'warmth'; known: temperature, top_p, top_k, min_p, repetition_penalty, "
          "max_tokens"),
+        ("/set temp 0", "unknown setting 'temp'; did you mean temperature?"),
+        ("/set topk 3", "unknown setting 'topk'; did you mean top_k?"),
         ("/set top_k", "/set top_k needs a value after it, or 'default'"),
         ("/set top_k 1.5", "top_k must be a whole number, not '1.5'"),
         ("/set max_tokens 0", "max_tokens must be at least 1, not 0"),

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from terminals import Terminal
@@ -139,3 +141,16 @@ def test_history_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert path.read_text() == "kept"
     monkeypatch.setenv("XDG_STATE_HOME", str(path))  # a file: no folder can be made in it
     assert screens.history_file() is None
+
+
+def test_tab_completes_commands_settings_and_paths(tmp_path: Path):
+    (tmp_path / "talk.json").touch()
+
+    def completed(text: str) -> list[str]:
+        found = screens._Inputs().get_completions(Document(text), CompleteEvent())
+        return [text[: len(text) + each.start_position] + each.text for each in found]
+
+    assert completed("/lo") == ["/load"]
+    assert completed("/set te") == ["/set temperature"]
+    assert completed(f"/load {tmp_path}/ta") == [f"/load {tmp_path}/talk.json"]
+    assert completed(f"/system {tmp_path}/ta") == completed(f"see {tmp_path}/ta") == []

@@ -96,7 +96,7 @@ def own(count: int, *rest: tuple[Any, ...]) -> tuple[StageSpec, ...]:
         ((StageSpec("studio", 1, 40),), "stage 'studio' of layout x.yaml starts at layer 1"),
         ((), "layout x.yaml has no stages; it needs at least one"),
         (own(40, ("studio", 26, MINI)), "two stages of layout x.yaml are named 'studio'; each needs its own name"),
-        (lay_out([("studio", 40, "local")]), "stage 'studio' of layout x.yaml is the coordinator"),
+        (lay_out([("studio", 40, "local")]), "stage 'studio' of layout x.yaml is the first, so it is this machine"),
         *((
             own(40, ("mini", 13, MINI), ("air", 13, again)),
             f"stages 'mini' and 'air' of layout x.yaml are both at {again.replace(':0', ':')}; each needs its own",

@@ -107,7 +107,12 @@ def test_one_that_fails_is_named_and_all_are_remembered(machines: MadeUpMachines
     assert command._meant((), None, 5577, None) == last
 
 
-def test_down_and_status_end_with_what_they_found(machines: MadeUpMachines, capsys: pytest.CaptureFixture[str]):
+def test_down_and_status_end_with_what_they_found(
+    machines: MadeUpMachines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as patch:  # without `up`, what announces itself is what is known
+        patch.setattr(command, "discover", lambda: 7)
+        assert command.status() == 7
     assert [command.down(["mini", "air"]), command.status(["mini", "air"])] == [0, 0]
     said = capsys.readouterr()
     assert "mini: the worker at port 5577 is stopped" in said.err
@@ -150,4 +155,5 @@ def test_a_worker_in_the_background_is_one_line_of_json(monkeypatch: pytest.Monk
     monkeypatch.setattr("splitinfer.system.processes.processes", list)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert CliRunner().invoke(app, ["worker", "--show"]).stdout == "no worker runs\n"
+    assert CliRunner().invoke(app, ["worker", "--stop"]).stdout.startswith("nothing was stopped: no worker of --detach")
     assert not any(tmp_path.rglob("key"))  # who only looks makes no keys

@@ -15,6 +15,7 @@ from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.profiling import measure as measuring
 from splitinfer.engine.profiling.measure import Question, Report
 from splitinfer.errors import CannotFit, ConfigError, LayoutError, ModelError
+from splitinfer.keyring import Keyring, Known
 from splitinfer.llm import LLM, Settings, automatic
 from splitinfer.llm.automatic import as_workers, chosen_from
 from splitinfer.machine.costs import Costs
@@ -102,6 +103,23 @@ def test_a_worker_has_the_key_that_is_known_by_its_name():
         as_workers(["air"], known)
 
 
+def test_a_worker_of_which_only_its_paired_name_is_said_is_found(monkeypatch: pytest.MonkeyPatch):
+    """No resolver knows the name *mini*, and it announces itself; what has an address or another name stays."""
+    looked_for = list[tuple[str, str, str]]()
+
+    def announced(workers: list[tuple[str, str, str]]) -> dict[str, str]:
+        looked_for.extend(workers)
+        return {"mini": "tcp://10.77.0.2:5577"}
+
+    monkeypatch.setattr(automatic, "best_addresses", announced)
+    monkeypatch.setattr(Keyring, "known", lambda _: (Known(KEY, "mini"), Known("cd" * 32, "studio")))
+    found = automatic.found_workers(["mini", "studio.local", "air"])
+    assert [(each.address, each.key) for each in found] == [
+        ("tcp://10.77.0.2:5577", KEY), ("tcp://studio.local:5577", "cd" * 32), ("tcp://air:5577", None)
+    ]  # fmt: skip
+    assert looked_for == [("mini", KEY, "tcp://mini:5577")]
+
+
 @pytest.mark.parametrize(
     ("workers", "words"),
     [
@@ -113,7 +131,7 @@ def test_a_worker_has_the_key_that_is_known_by_its_name():
         (["a:99999"], "is not from 1 to 65535"),
         ([{"name": "a"}], "a worker has an address"),
         ([{"address": "a", "layers": 3}], "a worker has an address"),
-        ([{"address": "a", "key": "12"}], "is not a key"),
+        ([{"address": "a", "key": "12"}], "has the key .12., but a key has 64 hex"),
     ],
 )
 def test_workers_that_are_none(workers: list[str], words: str):

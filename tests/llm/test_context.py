@@ -10,7 +10,7 @@ from stages import pipeline
 from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.demo import TARGET
-from splitinfer.errors import RequestError
+from splitinfer.errors import ConfigError, RequestError
 from splitinfer.llm import Settings
 
 stages = st.lists(st.builds(StageKV, st.integers(0, 10**9), st.integers(0, 2000), st.integers(0, 10**6)), max_size=3)
@@ -56,3 +56,15 @@ def test_memory_decides_and_the_refusal_has_the_numbers(monkeypatch: pytest.Monk
         assert (len(answer[0].token_ids), answer[0].finish_reason) == (2, "length")
         with pytest.raises(RequestError, match=rf"at most {llm.context_length - 1:,} fit"):
             llm.generate([[5] * llm.context_length])
+
+
+def test_memory_for_kv_that_was_asked_for_bounds_the_context(caplog: pytest.LogCaptureFixture):
+    """A chat greets with what its answers can have; what holds no answer, or more than there is, is said."""
+    with pipeline(TARGET, [6, 6], kv_bytes=4_000_000) as llm:
+        assert BLOCK < llm.context_length < 4096
+        llm.kv_budget.check(llm.context_length)
+    with pytest.raises(ConfigError, match=r"--kv-gb 0.0005 holds 162 tokens on stage s0, .* at least --kv-gb 0.00087$"):
+        pipeline(TARGET, [6, 6], kv_bytes=500_000).__enter__()
+    assert "free on stage" not in caplog.text
+    with pipeline(TARGET, [6, 6], kv_bytes=10**15):
+        assert "--kv-gb 1e+06 is more than the " in caplog.text

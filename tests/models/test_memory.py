@@ -66,6 +66,12 @@ def test_what_fits_is_let_in_to_the_last_byte(monkeypatch: pytest.MonkeyPatch):
         check_fit(NEED, 1001, "stage mini")
 
 
+def test_a_start_says_what_it_needs_only_where_that_is_over_half_of_what_is_free():
+    needed = NEED.total(1000)
+    assert NEED.warning(1000, 2 * needed) == ""
+    assert NEED.warning(1000, 2 * needed, scores=1).startswith("needs 4 GB of weights and 101 MB of KV")
+
+
 def test_a_refusal_has_the_numbers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(memory, "free_bytes", lambda: 2_000_000_000)
     with pytest.raises(CannotFit) as caught:

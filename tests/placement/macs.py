@@ -26,6 +26,12 @@ MODELS = {
     "GLM-4.5-Air": (60.2, 46, 188_416, 131_072),
     "Qwen3-235B-A22B": (132.3, 94, 192_512, 40_960),
 }
+RECIPES = {  # memory of the Macs: a model of mlx-community, its draft, and GB of the draft with 8,192 tokens of KV
+    (16, 16): ("Qwen3-32B", "Qwen3-0.6B-4bit", 1.3),
+    (32, 32): ("Llama-3.3-70B", "Llama-3.2-1B-Instruct-4bit", 1.0),
+    (64, 32): ("GLM-4.5-Air", "ngram", 0.0),
+    (128, 128): ("Qwen3-235B-A22B", "Qwen3-0.6B-4bit", 1.3),
+}
 MACS = (  # GiB of memory
     (16,), (16, 16), (24,), (24, 16), (32,), (32, 32), (36,), (48,), (48, 24), (64,), (64, 32), (64, 64), (96,),
     (128,), (128, 64), (128, 128), (192,),
@@ -33,16 +39,22 @@ MACS = (  # GiB of memory
 
 
 def longest(name: str, macs: tuple[int, ...]) -> int:
-    """The longest context that fits, over the cuts near the one by memory; 0: the model does not fit."""
+    """Return the longest context that fits; 0 if the model does not fit."""
+    return best(name, macs)[0]
+
+
+def best(name: str, macs: tuple[int, ...], draft_gb: float = 0.0) -> tuple[int, tuple[int, ...]]:
+    """Return the longest context over the cuts near the one by memory, and the layers of the most even cut with it.
+    ``draft_gb``: what a draft model takes on the first machine."""
     gigabytes, count, per_token, context = MODELS[name]
     layer = LayerProfile("layer", int(gigabytes * 1e9 / count), per_token // count)
     model = ModelProfile(name, (layer,) * count, context_length=context)
     machines = [
-        MachineProfile(f"mac{i}", {"layer": Costs()}, address=f"tcp://mac{i}" if i else None, free_bytes=_gpu(memory))
-        for i, memory in enumerate(macs)
+        MachineProfile(f"mac{i}", {"layer": Costs()}, address=f"tcp://mac{i}" if i else None, free_bytes=free)
+        for i, free in enumerate((_gpu(macs[0]) - int(draft_gb * 1e9), *map(_gpu, macs[1:])))
     ]
     fitted = Memory(Profiles(model, machines), Asked())
-    return max(fitted.longest(cut) for cut in _cuts(count, macs))
+    return max((fitted.longest(cut), -max(cut.layers) + min(cut.layers), cut.layers) for cut in _cuts(count, macs))[::2]
 
 
 def _gpu(memory: int) -> int:

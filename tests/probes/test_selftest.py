@@ -36,7 +36,7 @@ class Planted:
     def __call__(self, probe: Probe, limit: float, folder: str, **_more: Any) -> Result:
         self.ran.append(probe.name)
         self.folders.add(folder)
-        sound = [passed("greedy", "32 tokens are plain mlx-lm's")]
+        sound = [passed("greedy", "32 tokens equal mlx-lm's")]
         found = machine.judge_about(LINUX) if probe.name == "about" else sound
         ending = probe.own(self.ending) if self.ending and probe.name == self.name else None
         return Result(tuple(map(probe.own, found)), ending, 0.1, limit)
@@ -48,7 +48,7 @@ def test_a_sound_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert run_selftest(there, file=file, run=run) == 0
     page = capsys.readouterr().out
     assert "exit code 0\n" in page
-    assert "✓ greedy: 32 tokens are plain mlx-lm's\n" in page
+    assert "✓ greedy: 32 tokens equal mlx-lm's\n" in page
     assert f"Send {file} in. It has versions" in page
     assert "\x1b" not in page
     assert json.loads(file.read_text())["exit_code"] == 0

@@ -103,9 +103,9 @@ def test_names():
     [
         (HERE, False, False, [], None),
         ("::1", False, False, [], None),
-        (NETWORK, False, False, [], "whoever reaches 192.168.0.2 could use this server"),
-        (ALL, False, False, [], "whoever reaches 0.0.0.0"),
-        ("mini.local", False, False, [], "whoever reaches mini.local"),
+        (NETWORK, False, False, [], "anyone who can reach 192.168.0.2 could use this server"),
+        (ALL, False, False, [], "anyone who can reach 0.0.0.0"),
+        ("mini.local", False, False, [], "anyone who can reach mini.local"),
         (ALL, True, False, ["*"], None),
         (ALL, False, True, [], None),
         (HERE, True, True, [], "leave one of them out"),
@@ -138,7 +138,7 @@ def test_what_the_command_line_gives_makes_the_rules(tmp_path: Path):
     assert gate.allows("https://chat.example")
     assert gate_of(ServeOptions()).keys is None
     for options, reason in (
-        (ServeOptions(host=ALL), "whoever reaches"),
+        (ServeOptions(host=ALL), "anyone who can reach"),
         (ServeOptions(api_key=[" "]), "an API key is empty"),
         (ServeOptions(api_keys=tmp_path / "none"), "cannot be read"),
     ):

@@ -1,8 +1,9 @@
 """What clients send is taken, and nothing in it is lost.
 
-Agents were recorded, each in one task with one call of its shell: Codex 0.169, Claude Code 2.1.330, opencode 1.18.33
-and Qwen Code 0.24.4; their texts and most of their tools are left out. The other bodies are as these clients write them
-(Zed `crates/open_ai/src/open_ai.rs`; CodeCompanion in vllm-project/vllm #10463), or as their packages serialise.
+Agents were recorded, each in one task with one call of its shell: Codex 0.169, Claude Code 2.1.332 as its interactive
+sessions ask, opencode 1.18.33 and Qwen Code 0.24.4; their texts and most of their tools are left out. The other bodies
+are as these clients write them (Zed `crates/open_ai/src/open_ai.rs`; CodeCompanion in vllm-project/vllm #10463), or as
+their packages serialise.
 """
 
 import json

@@ -1,10 +1,11 @@
 """What kind of interface each is."""
 
+import ipaddress
 import socket
 
 import pytest
 
-from splitinfer.system.interface_kind import Kind, kind_of
+from splitinfer.system.interface_kind import Kind, LocalInterface, address_for_others, kind_of
 from splitinfer.system.interfaces import local_interfaces
 
 
@@ -40,6 +41,22 @@ def test_kinds_on_a_mac(name: str, port: str, kind: Kind):
 )
 def test_kinds_on_linux(name: str, driver: str, is_wireless: bool, kind: Kind):
     assert kind_of(name, driver=driver, is_wireless=is_wireless) is kind
+
+
+def interface(name: str, kind: Kind, *addresses: str) -> LocalInterface:
+    return LocalInterface(name, kind, tuple(map(ipaddress.ip_interface, addresses)))
+
+
+@pytest.mark.parametrize(
+    ("found", "address"),
+    [
+        ([("en0", Kind.CABLE, "10.0.0.7/24"), ("en1", Kind.WIRELESS, "fe80::1/64", "192.168.0.5/24")], "192.168.0.5"),
+        ([("utun4", Kind.VPN, "100.64.0.1/10"), ("en5", Kind.CABLE, "169.254.9.1/16", "10.0.0.7/24")], "10.0.0.7"),
+        ([("bridge0", Kind.THUNDERBOLT, "192.168.9.1/24"), ("docker0", Kind.VIRTUAL, "172.17.0.1/16")], None),
+    ],
+)
+def test_the_address_that_a_phone_can_open(found: list[tuple[str, Kind, str]], address: str | None):
+    assert address_for_others([interface(*each) for each in found]) == address
 
 
 def test_this_machine_s_interfaces_have_addresses_and_are_no_loopback():

@@ -190,7 +190,7 @@ def load(
     claim = object()  # several stages of one process may have one name, as those of several models
     free = reserve(found.need, command.kv_tokens, what, claim, scores)
     try:
-        report(Progress("survey", 0, found.need.weights, found.need.sentence(command.kv_tokens, free, scores)))
+        report(Progress("survey", 0, found.need.weights, found.need.warning(command.kv_tokens, free, scores)))
         own, checkpoint = drafter is checkpoint, source.fetch(command, checkpoint, found.tensors, report)
         set_limits(found.need, command.kv_tokens, scores)
         drafter, disk = checkpoint if own else drafter, disk if command.kv_root else None

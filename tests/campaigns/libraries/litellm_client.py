@@ -28,6 +28,7 @@ litellm.suppress_debug_info = True
 OPENAI: dict[str, Any] = {"model": f"openai/{MODEL}", "api_base": f"{URL}/v1", "api_key": KEY, "num_retries": 0}
 HOSTED: dict[str, Any] = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{URL}/v1", "api_key": KEY}
 CLAUDE: dict[str, Any] = {"model": f"anthropic/{MODEL}", "api_base": URL, "api_key": KEY, "max_tokens": 500}
+OLLAMA: dict[str, Any] = {"model": f"ollama_chat/{MODEL}", "api_base": URL, "num_retries": 0}
 TOOLS: list[Any] = [{"type": "function", "function": FUNCTION}]
 
 
@@ -44,7 +45,7 @@ def _round_trip(options: dict[str, Any]) -> None:
 
 @ability
 def texts() -> None:
-    for options in (OPENAI, HOSTED, CLAUDE):
+    for options in (OPENAI, HOSTED, CLAUDE, OLLAMA, {**OLLAMA, "model": f"ollama/{MODEL}"}):
         same(litellm.completion(**options, messages=ASKED).choices[0].message.content, TALE)
     same(litellm.responses(**OPENAI, input=QUESTION).output[0].content[0].text, TALE)
     plain = {**OPENAI, "model": f"text-completion-openai/{MODEL}"}
@@ -53,7 +54,7 @@ def texts() -> None:
 
 @ability
 def streams() -> None:
-    for options in (OPENAI, HOSTED, CLAUDE):
+    for options in (OPENAI, HOSTED, CLAUDE, OLLAMA):
         with_usage: Any = {"stream": True, "stream_options": {"include_usage": True}}
         chunks = list(litellm.completion(**options, messages=ASKED, **with_usage))
         same("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices), TALE)
@@ -73,6 +74,11 @@ def tools_hosted_vllm() -> None:
 @ability
 def tools_anthropic() -> None:
     _round_trip(CLAUDE)
+
+
+@ability
+def tools_ollama() -> None:
+    _round_trip(OLLAMA)
 
 
 @ability

@@ -142,7 +142,7 @@ def test_what_cannot_fit_is_refused_with_numbers(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_request_that_can_never_fit_is_refused_with_numbers(pipeline: Open) -> None:
-    with pipeline("llama", [2, 2], kv_bytes=200_000) as there:
+    with pipeline("llama", [2, 2], kv_bytes=200_000, context=400) as there:
         with pytest.raises(RequestError, match=r"answer of 303 tokens can never fit: .* kB of KV on stage .* 200 kB"):
             there.submit(ask(3, max_tokens=300))
         there.answers(ask(3, max_tokens=20))

@@ -39,9 +39,12 @@ function App() {
     <div class="hidden" role="status">${state.announced}</div>`;
 }
 
-/* A key buys a session, and no script keeps it. */
+/* A key buys a session, and no script keeps it. A link may bring it (…/#key=KEY), which is taken out of the address. */
+const brought = new URLSearchParams(location.hash.slice(1)).get("key") ?? "";
+if (brought) history.replaceState(null, "", location.pathname);
+
 function Key({ enter }) {
-  const [key, setKey] = useState("");
+  const [key, setKey] = useState(brought);
   return html`<form class="key-form" onSubmit=${(event) => { event.preventDefault(); enter(key); setKey(""); }}>
     <h2>This server needs a key</h2><p class="dim">The server's owner makes one with <code>splitinfer keys add NAME --file KEYS</code>.</p>
     <label>Key<input type="password" name="key" autocomplete="current-password" value=${key} onInput=${(event) => setKey(event.currentTarget.value)} /></label>
