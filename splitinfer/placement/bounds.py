@@ -85,7 +85,7 @@ def ages(profiles: Profiles) -> str:
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def spread_of(machines: Iterable[MachineProfile], *, reads: bool) -> float:
+def spread_of(machines: Iterable[MachineProfile], *, reads: bool = False) -> float:
     """Return by what factor a figure of these machines may be too large or too small; 1.0 for machines that were
     described and not measured. ``reads``: whether the figure depends on steps that read a prompt."""
     each = [trials.many if reads else trials.few for trials in (one.trials for one in machines) if trials != Trials()]

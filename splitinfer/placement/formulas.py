@@ -40,7 +40,7 @@ class Formulas:
     def __init__(self, profiles: Profiles, asked: Asked) -> None:
         self._profiles, self._asked, self._model = profiles, asked, profiles.model
         self._budget = asked.budget(profiles)
-        self._at = min(asked.context, asked.prompt + asked.answer // 2)  # the usual position of a token
+        self.usual_position = min(asked.context, asked.prompt + asked.answer // 2)
         self._sums: dict[tuple[int, Shape], tuple[list[float], float]] = {}
         places = range(len(profiles.machines))
         self._drafts = [drafting(profiles, machine) for machine in places]
@@ -139,8 +139,8 @@ class Formulas:
     def _block(self, rows: int, members: int) -> Shape:
         """A step in which each of some sequences has so many rows."""
         if rows == 1:
-            return Shape(members, members * self._at, 0)
-        return Shape(members * rows, 0, members * (rows * self._at + rows * (rows + 1) // 2))
+            return Shape(members, members * self.usual_position, 0)
+        return Shape(members * rows, 0, members * (rows * self.usual_position + rows * (rows + 1) // 2))
 
     def _seconds(self, cut: Cut, shape: Shape) -> list[float]:
         found, start, last = [], 0, self._model.num_layers
