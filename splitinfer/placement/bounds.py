@@ -37,8 +37,12 @@ def is_busy(trials: Trials) -> bool:
 
 def is_doubtful(machine: MachineProfile) -> bool:
     """Return whether a machine should be measured again: it was busy, or its trials do not agree."""
-    trials = machine.trials
-    return is_busy(trials) or not all(map(_agrees, (trials.few, trials.many)))
+    return is_busy(machine.trials) or not agree(machine)
+
+
+def agree(machine: MachineProfile) -> bool:
+    """Return whether a machine's trials agree."""
+    return _agrees(machine.trials.few) and _agrees(machine.trials.many)
 
 
 def _agrees(spread: float) -> bool:
@@ -101,7 +105,7 @@ def why_not(machines: Sequence[MachineProfile], rows: int, positions: int, *, re
             return f"trials differ on {machine.name}"
         most = min((costs.points[-1][0] for costs in machine.layers.values() if costs.points), default=rows)
         if trials != Trials() and rows > BEYOND * most:
-            return f"measured up to {most:,} {'tokens' if reads else 'at once'}"
+            return f"measured up to {most:,} {'tokens a step' if reads else 'at once'}"
         if positions > BEYOND * trials.longest:
             return f"measured up to {trials.longest:,} tokens"
     return ""
