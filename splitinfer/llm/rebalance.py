@@ -192,8 +192,7 @@ def live_figures(
     )
     found = figures_of(model, layout, scheduler.costs, engine.pipeline.ready, asked, measured, draft)
     here = found.profiles.machines[0]
-    trials = replace(here.trials, load=load.others, processors=load.processors, busiest=load.busiest)
-    machines = (replace(here, trials=trials), *found.profiles.machines[1:])
+    machines = (replace(here, trials=replace(here.trials, load=load)), *found.profiles.machines[1:])
     return replace(found, profiles=replace(found.profiles, machines=machines))
 
 

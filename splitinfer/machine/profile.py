@@ -102,23 +102,30 @@ class ModelProfile:
 
 
 @pydantic.dataclasses.dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
+class Load:
+    """What other programs computed during a measurement. ``others``: the processors that they kept busy, out of
+    ``processors``; ``busiest``: the name of the one that took most, empty if the system does not tell."""
+
+    others: NotNegative = 0.0
+    processors: Count = 1
+    busiest: str = ""
+
+
+@pydantic.dataclasses.dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class Trials:
     """How a machine was measured. The defaults are those of a machine that was described and not measured.
 
     few, many: how many times as long the slowest of the trials that count took as the quickest, for steps of few rows
         and for steps that read a prompt; 0: there were too few trials to tell.
     longest: the most positions that a row attended to.
-    load: the processors that other programs kept busy meanwhile, out of ``processors``.
-    busiest: the program that took most of them; empty if the system does not tell.
+    load: of other programs meanwhile.
     age: seconds since then, when it was asked for.
     """
 
     few: NotNegative = 1.0
     many: NotNegative = 1.0
     longest: Count = 2**62
-    load: NotNegative = 0.0
-    processors: Count = 1
-    busiest: str = ""
+    load: Load = Load()
     age: NotNegative = 0.0
 
 

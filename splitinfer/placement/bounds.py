@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
 from splitinfer.core.plain_text import duration
-from splitinfer.machine.profile import MachineProfile, Profiles, Trials
+from splitinfer.machine.profile import Load, MachineProfile, Profiles, Trials
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.formulas import Formulas
 
@@ -30,14 +30,17 @@ _OLD = 60.0  # seconds: what was measured before that is not of this minute
 # -- trials ----------------------------------------------------------------------------------------
 
 
-def is_busy(trials: Trials) -> bool:
-    """Return whether other programs computed so much during the trials that they may have been slowed down."""
-    return trials.load > _BUSY * trials.processors
+def busy_in_words(name: str, load: Load) -> list[str]:
+    """Return a sentence if other programs computed so much on a machine that they may have slowed it down."""
+    if load.others <= _BUSY * load.processors:
+        return []
+    most = f", most of all {load.busiest}" if load.busiest else ""
+    return [f"{name} was busy: other programs used {load.others:.1f} of its {load.processors} processors{most}."]
 
 
 def is_doubtful(machine: MachineProfile) -> bool:
     """Return whether a machine should be measured again: it was busy, or its trials do not agree."""
-    return is_busy(machine.trials) or not agree(machine)
+    return bool(busy_in_words(machine.name, machine.trials.load)) or not agree(machine)
 
 
 def agree(machine: MachineProfile) -> bool:
@@ -51,16 +54,16 @@ def _agrees(spread: float) -> bool:
 
 def doubts(profiles: Profiles) -> Iterator[str]:
     """Yield what speaks against the measurements, a sentence each; the last one says what to do."""
-    machines, found = [each for each in profiles.machines if not each.across], list[str]()
-    for machine in machines:
-        found += _doubts_of(machine)
-    for a, b in combinations(machines, 2):
-        quick, slow = sorted((a, b), key=_of_a_layer)
+    machines = [each for each in profiles.machines if not each.across]
+    found = [said for machine in machines for said in _doubts_of(machine)]
+    yield from found
+    if found:
+        yield "Close other programs there, and measure again: --measure."
+        return
+    for quick, slow in combinations(sorted(machines, key=_of_a_layer), 2):
         if _of_a_layer(slow) > _UNLIKE * _of_a_layer(quick):
             times = _of_a_layer(slow) / max(1e-9, _of_a_layer(quick))
-            found.append(f"{slow.name} took {times:.3g} times as long for a layer as {quick.name}.")
-    if found:
-        yield from (*found, "If that is a surprise, close other programs and measure again: --measure.")
+            yield f"{slow.name} took {times:.3g} times as long for a layer as {quick.name}; --measure measures again."
 
 
 def _of_a_layer(machine: MachineProfile) -> float:
@@ -69,14 +72,14 @@ def _of_a_layer(machine: MachineProfile) -> float:
 
 def _doubts_of(machine: MachineProfile) -> Iterator[str]:
     trials, name = machine.trials, machine.name
-    most = f", most of all {trials.busiest}" if trials.busiest else ""
-    for spread, what in ((trials.few, "a step"), (trials.many, "a step of a prompt")):
-        if not spread:
-            yield f"{name} is too slow for {what} to be measured twice."
-        elif not _agrees(spread):
-            yield f"On {name} the same work, {what}, took up to {spread:.2g} times as long as before."
-    if is_busy(trials):
-        yield f"{name} was busy: others used {trials.load:.1f} of its {trials.processors} processors{most}."
+    if not agree(machine):
+        most = max(trials.few, trials.many)
+        yield (
+            f"On {name} the same step took up to {most:.2g} times as long as before, so its speed is not known."
+            if trials.few and trials.many
+            else f"{name} was too slow to be measured twice, so its speed is not known."
+        )
+    yield from busy_in_words(name, trials.load)
 
 
 def ages(profiles: Profiles) -> str:

@@ -6,15 +6,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """``others``: processors that other programs kept busy, out of ``processors``; ``busiest``: the name of the one that
-    took most, empty if the system does not tell."""
-
-    others: float
-    processors: int
-    busiest: str = ""
+from splitinfer.machine.profile import Load
 
 
 def _busy_seconds() -> float:

@@ -207,4 +207,4 @@ def test_nothing_is_advised_by_steps_that_differ():
             own.took(Shape(1, 40), seconds)
     found = rebalance(live(layout(6, 6), CostModel(costs)), Aim.CHAT)
     assert not found.is_worth_it
-    assert found.text.startswith("No cut is advised. On s0 the same work, a step, took up to ")
+    assert found.text.startswith("No cut is advised. On s0 the same step took up to ")

@@ -204,8 +204,7 @@ def _measured(name: str, question: Question, report: Report, seconds: float) -> 
     left = max(_LEAST * seconds, seconds - (time.monotonic() - began))
     found = Stopwatch(described, question.checkpoint.vocab_size or 2, report, left, room).measure()
     halves = _halves(question, dtype, report, _FOR_HALVES * seconds, room)
-    load = watch.load()
-    trials = replace(found.trials, load=load.others, processors=load.processors, busiest=load.busiest)
+    trials = replace(found.trials, load=watch.load())
     return replace(found, name=name, halves=halves, free_bytes=free, scores=described.scores, trials=trials)
 
 
