@@ -11,6 +11,7 @@ Whatever is in the figures' way is said with the machine, the program that was b
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 from splitinfer.core.plain_text import duration
@@ -52,11 +53,25 @@ def _agrees(spread: float) -> bool:
     return 0 < spread < AGREE
 
 
+def assumed(profiles: Profiles) -> Profiles:
+    """Return the profiles from which to choose a cut: machines whose trials do not agree are as fast as the quickest of
+    the others, or the quickest of all. Their trials stay, so that no figure of theirs is shown."""
+    sure = [each for each in profiles.machines if agree(each)] or profiles.machines
+    like = min(sure, key=_of_a_layer)
+    machines = [
+        each if agree(each) else replace(each, layers=like.layers, halves=like.halves, head=like.head, step=like.step)
+        for each in profiles.machines
+    ]
+    return replace(profiles, machines=tuple(machines))
+
+
 def doubts(profiles: Profiles) -> Iterator[str]:
     """Yield what speaks against the measurements, a sentence each; the last one says what to do."""
     machines = [each for each in profiles.machines if not each.across]
     found = [said for machine in machines for said in _doubts_of(machine)]
     yield from found
+    if len(machines) > 1 and not all(map(agree, machines)):
+        yield "Where a machine's speed is not known, the cut takes it to be as fast as the quickest."
     if found:
         yield "Close other programs there, and measure again: --measure."
         return

@@ -22,7 +22,7 @@ PLAIN = Asked(context=8192)
 
 def measured(ratio: tuple[float, ...] = (1, 1), *trials: Trials) -> Profiles:
     found = rig(ratio)
-    machines = [replace(each, trials=one) for each, one in zip(found.machines, trials or (GOOD,) * 9, strict=False)]
+    machines = [replace(each, trials=one) for each, one in zip(found.machines, (*trials, *(GOOD,) * 9), strict=False)]
     return replace(found, model=replace(found.model, draft=None), machines=tuple(machines))
 
 
@@ -72,6 +72,15 @@ def test_a_figure_without_agreement_is_not_shown_and_a_busy_machine_is_named(tri
     assert said in found.sentence
     assert found.rows[-1][1].count("s (") == 1, "the range of a figure that is known"
     assert (why in found.rows[-1][2]) == (not why or "not known" in found.rows[-1][2])
+
+
+def test_a_machine_whose_speed_is_not_known_is_taken_to_be_as_fast_as_the_others():
+    """Not 12 times as fast, as it was measured beside a machine that was held up."""
+    profiles, asked = measured((12, 1), replace(GOOD, few=3.0)), replace(PLAIN, uses_all=True)
+    best = plan(profiles, asked, [Aim.THROUGHPUT]).best[Aim.THROUGHPUT]
+    assert best.cut.layers in {(6, 6), (7, 5)}
+    assert plan(measured((12, 1)), asked, [Aim.THROUGHPUT]).best[Aim.THROUGHPUT].cut.layers == (1, 11)
+    assert "the cut takes it to be as fast as the quickest" in " ".join(doubts(profiles))
 
 
 def test_rows_are_not_extrapolated_far():
