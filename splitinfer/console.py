@@ -56,12 +56,12 @@ def measuring() -> Iterator[Callable[[str, messages.Progress], None]]:
             nonlocal ends
             if progress.phase == "measure" and not ends:
                 ends = time.monotonic() + SECONDS
-                say(f"Measuring each machine with this model: {SECONDS:.0f} s. The figures are kept for the next time.")
+                say(f"Measuring each machine with this model: at most {SECONDS:.0f} s. What agrees is kept for the next time.")
             share = f" {progress.done / progress.total:.0%}" if progress.total else ""
             if progress.phase == "link":
                 last.clear()
             last[name] = share
-            left = f", {max(0.0, ends - time.monotonic()):.0f} s left" if share else ""
+            left = f", at most {max(0.0, ends - time.monotonic()):.0f} s left" if share else ""
             status.update(f"measuring {', '.join(f'{each}{done}' for each, done in last.items())}{left}")
 
         yield notice

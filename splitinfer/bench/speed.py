@@ -28,11 +28,15 @@ from splitinfer.bench.systems import (
     vocabulary,
 )
 from splitinfer.console import say
+from splitinfer.core.plain_text import duration
 from splitinfer.core.serving_options import MAX_RUNNING
-from splitinfer.errors import ModelError
+from splitinfer.errors import ModelError, SplitinferError
 from splitinfer.llm import LLM
 from splitinfer.machine.selection import emulated_machine
+from splitinfer.placement.bounds import busy_in_words
 from splitinfer.probes.machine import describe
+from splitinfer.settings import Settings
+from splitinfer.system.load import LoadWatch
 
 _SETTLE = 0.05  # seconds of idleness before each turn, in which the previous one's rest is done
 
@@ -48,10 +52,10 @@ def measure(options: Options) -> dict[str, Any]:
     parts = speed_parts(options.decode_tokens, options.prompt_tokens, options.counts)
     context = max(part.context for part in parts)
     options.check_context(context)
-    on = describe()  # before this measurement loads the machine
-    notes = _notes(options, on["load_average"])
+    on, watch, notes = describe(), LoadWatch(), _notes(options)
     with ExitStack() as stack:
-        settings = options.settings(context, max_running=max(MAX_RUNNING, *options.counts))
+        waits = Settings().rejoin_timeout  # for a stage that was lost, as a chat does
+        settings = options.settings(context, max_running=max(MAX_RUNNING, *options.counts), rejoin_timeout=waits)
         llm, plain = open_stages(stack, options, settings), None
         try:
             if emulated_machine() is not None:
@@ -62,7 +66,8 @@ def measure(options: Options) -> dict[str, Any]:
         if llm.layout.draft is None:
             parts = [part for part in parts if part.kind is not Kind.DRAFTS]
             notes.append(NO_DRAFT)
-        cells, same = _take_turns(options, llm, plain, parts)
+        cells, same = _take_turns(options, llm, plain, parts, notes)
+        notes += busy_in_words("this machine", watch.load())
     return {
         "tool": "splitinfer bench",
         "format": 4,
@@ -81,28 +86,51 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def _take_turns(
-    options: Options, llm: LLM, plain: MlxLm | None, parts: Sequence[Part]
+    options: Options, llm: LLM, plain: MlxLm | None, parts: Sequence[Part], notes: list[str]
 ) -> tuple[Cells, dict[str, dict[str, int]]]:
-    """All trials: the cells, and by part how many answers had mlx-lm's tokens."""
+    """Return the cells of all trials, and by part how many answers had mlx-lm's tokens. What was measured until a stage
+    was lost for good is kept, and ``notes`` says so. A part in which one was lost and came back does not count.
+
+    Raises:
+        SplitinferError: it was lost before anything was measured.
+    """
     vocab_size, tokenizer = vocabulary(llm, options.checkpoint), llm.tokenizer if llm.has_tokenizer else None
-    cells, same = Cells(), dict[str, dict[str, int]]()
+    cells, same, began = Cells(), dict[str, dict[str, int]](), time.monotonic()
     for trial in range(-1, options.trials):
+        if trial == 0:
+            left = duration(options.trials * (time.monotonic() - began))
+            say(f"{options.trials} trials will take about {left}")
         tasks = tasks_of(parts, vocab_size, tokenizer, trial + 1)
         ours = Pipeline(tasks, {}, llm)
         systems: list[System] = [ours] if plain is None else [ours, Plain(tasks, {}, plain)]
         for part in parts:
-            for system in systems[:: -1 if trial % 2 else 1]:
-                time.sleep(_SETTLE)
-                cell = system.do(part, trial)
-                if trial >= 0:
-                    cells.setdefault(system.name, {}).setdefault(part.name, Cell()).add(cell)
-                figure = f"{cell.values[0]:.3g} {part.kind.unit}" if cell.values else cell.why_not
-                say(f"{f'trial {trial + 1}' if trial >= 0 else 'warming up'}: {part.label}, {system.name}: {figure}")
+            name, rejoins = f"trial {trial + 1}" if trial >= 0 else "warming up", llm.stats()["rejoins"]
+            try:
+                found = {each.name: _turn(each, part, trial, name) for each in systems[:: -1 if trial % 2 else 1]}
+            except SplitinferError as error:
+                if not cells:
+                    raise
+                notes.append(f"ended in {name}, {part.label}: {error}")
+                return cells, same
+            if llm.stats()["rejoins"] > rejoins:
+                notes.append(f"{name}, {part.label}: left out, as a stage was lost meanwhile")
+            elif trial >= 0:
+                for system, cell in found.items():
+                    cells.setdefault(system, {}).setdefault(part.name, Cell()).add(cell)
         for name, answer in systems[-1].answers.items() if trial >= 0 and plain is not None else ():
             count = same.setdefault(name, {"same": 0, "of": 0})
             count["same"] += ours.answers.get(name) == answer
             count["of"] += 1
     return cells, same
+
+
+def _turn(system: System, part: Part, trial: int, name: str) -> Cell:
+    """Measure a part of a trial once, and say the figure."""
+    time.sleep(_SETTLE)
+    cell = system.do(part, trial)
+    figure = f"{cell.values[0]:.3g} {part.kind.unit}" if cell.values else cell.why_not
+    say(f"{name}: {part.label}, {system.name}: {figure}")
+    return cell
 
 
 def _ratios(cells: Cells) -> dict[str, Any]:
@@ -111,12 +139,9 @@ def _ratios(cells: Cells) -> dict[str, Any]:
     return {part: ratios(ours[part].values, cell.values) for part, cell in theirs.items() if cell.values}
 
 
-def _notes(options: Options, load: float) -> list[str]:
+def _notes(options: Options) -> list[str]:
     """Caveats for readers of the figures."""
-    notes = [f"the machine was busy before this began (load average {load})"] if load > 0.5 else []
-    if options.trials < 3:
-        notes.append("fewer than 3 trials say nothing about the spread")
-    return notes
+    return ["fewer than 3 trials say nothing about the spread"] if options.trials < 3 else []
 
 
 def tables(found: Mapping[str, Any]) -> list[RenderableType]:

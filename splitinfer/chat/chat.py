@@ -149,6 +149,8 @@ class Chat:
             self._held = formatting.held(output, self._llm.stats())
         self._record(asked, output)
         self._screen.set_status(formatting.status(output, before, self._llm.stats()))
+        if (brought := self._llm.outcome()) is not None:
+            self._screen.say(brought)
 
     def _ask(self, asked: str) -> Request:
         context = self._llm.context_length
@@ -258,7 +260,7 @@ class Chat:
             table = "" if found.beside is None else formatting.comparison(found.beside, _columns()) + "\n"
             self._screen.say(table + found.text)
             if argument and found.is_worth_it:
-                paused = self._llm.recut(found.layout)
+                paused = self._llm.follow(found)
                 self._screen.say(f"{self._llm.layout.cut} is in force; loading it took {paused:.1f} s")
         except SplitinferError as error:
             self._refuse(str(error))

@@ -47,7 +47,7 @@ from splitinfer.errors import ConfigError, QueueFull, RequestError
 from splitinfer.llm.automatic import choose_layout
 from splitinfer.llm.forms import AnswerForms
 from splitinfer.llm.prompts import Prompts
-from splitinfer.llm.rebalance import Rebalance, live_figures, rebalance
+from splitinfer.llm.rebalance import TAKEN_BACK, Followed, Rebalance, live_figures, rebalance
 from splitinfer.llm.request import (
     AsyncRequest,
     Handling,
@@ -130,6 +130,7 @@ class LLM:
         self.layout = with_settings(as_layout(layout, model), self.settings)
         self.serving_options = self.settings.over(self.layout.serving)
         """The serving options in force."""
+        self._followed: Followed | None = None
         self._recutting = threading.Lock()  # of several callers each begins with the cut that the one before has left
         self._make_drafter = drafter
         self._trace = None if self.settings.trace is None else Trace(self.settings.trace)
@@ -459,6 +460,35 @@ class LLM:
         with self._recutting:
             figures = live_figures(self._engine, self._checkpoint, self.layout, self.settings, self._profiles)
         return rebalance(figures, aim)
+
+    def follow(self, advice: Rebalance, aim: Aim = Aim.CHAT) -> float:
+        """Load the layout that ``plan`` advised for ``aim``, as ``recut`` does; ``outcome`` tells what it brought.
+
+        Raises:
+            SplitinferError: as ``recut``.
+        """
+        followed = Followed.now(self.layout, aim, self._engine.scheduler.costs)
+        paused = self.recut(advice.layout)
+        self._followed = followed
+        return paused
+
+    def outcome(self) -> str | None:
+        """Return what the advice that was followed last has brought, in a sentence, and load the layout before it again
+        if that was faster. Return None if too few steps have been computed since, or if it was told already.
+
+        Raises:
+            SplitinferError: as ``recut``.
+        """
+        followed = self._followed
+        gain = None if followed is None else followed.gain(self._engine.scheduler.costs)
+        if followed is None or gain is None:
+            return None
+        self._followed, cut = None, self.layout.cut
+        brought = f"{cut} is {gain:.2f} times as fast as {followed.before.cut} was, for the same steps"
+        if gain >= TAKEN_BACK:
+            return f"{brought}."
+        self.recut(followed.before)
+        return f"{brought}, so {followed.before.cut} is in force again."
 
     def recut(self, cut: Sequence[int] | PlainLayout | Mapping[str, Any] | str | Path) -> float:
         """Load another cut of the model over its machines; returns the seconds in which nothing was computed.

@@ -6,8 +6,11 @@ without layers and links stay as they were measured. Elsewhere a stage's steps s
 and each part is taken to cost in proportion to the bytes of its weights: exactly so where all layers are alike and
 decoding reads weights. Then only machines that have layers are compared. What two machines that are one stage take
 longer than both were measured to, is the time of their sums.
+
+Advice that was followed is judged by what the same steps cost before and after it (``Followed``).
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -21,12 +24,13 @@ from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.errors import RequestError
 from splitinfer.llm.automatic import ACCEPTANCE, with_drafter
 from splitinfer.machine.costs import Costs
-from splitinfer.machine.profile import DraftProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
+from splitinfer.machine.profile import DraftProfile, LinkProfile, MachineProfile, ModelProfile, Profiles, Trials
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.layer_kinds import describe
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
 from splitinfer.placement.asked import Aim, Asked
+from splitinfer.placement.bounds import BEYOND, agree, doubts
 from splitinfer.placement.comparison import Comparison, beside
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import layout_of, name_in_words, why
@@ -34,11 +38,16 @@ from splitinfer.placement.formulas import costs_of
 from splitinfer.placement.pairs import with_pairs, with_sums
 from splitinfer.placement.plan import Planner, plan
 from splitinfer.settings import Settings
+from splitinfer.system.load import LoadWatch
 from splitinfer.wire.messages import Ready
 
 _ENOUGH = 100  # drafts from which their share that was right is taken
-_WORTH = 1.03  # times as good: what is less may be an error of the costs
+_STEPS = 16  # of each stage, with fewer of which nothing is told
+_WORTH = 1.1  # times as good: what is less may be an error of the costs
+TAKEN_BACK = 0.9  # times as fast: a cut that is slower is not kept
 _NOTABLE = 1.2  # times as long as measured, or as short
+_WRONG = 1.5  # the same, so that other figures from then are doubted, too
+_LOOK = 0.3  # seconds in which other programs are watched
 _ROWS, _POSITIONS = (1, 2, 4, 8, 16, 32, 128, 512), 256  # by which learned costs are told
 
 
@@ -86,24 +95,71 @@ def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
     found = planner.plan([aim])
     if aim not in found.best:
         raise RequestError(f"no cut of these machines fits for {aim}")
-    best, shown = found.best[aim], beside(found, aim)
+    best, shown = found.best[aim], beside(found, aim, now)
     gain = 1.0 if best.cut == now else planner.score(aim, best.cut) / planner.score(aim, now)
     named = best.cut.machines != now.machines
     current, better = (
         name_in_words(planner.profiles, cut) if named else " + ".join(map(str, cut.layers)) for cut in (now, best.cut)
     )
+    doubted = list(doubts(planner.profiles))
+    if doubted and not all(agree(machine) for machine in planner.profiles.machines):
+        return Rebalance(layout, 1.0, " ".join(["No cut is advised.", *doubted, *notable]), shown)
     if gain <= _WORTH:
         text = f"The current {current} is the best cut for {aim}, or within {_WORTH - 1:.0%} of it."
-        return Rebalance(layout, 1.0, " ".join([text, *notable]), shown)
+        return Rebalance(layout, 1.0, " ".join([text, *doubted, *notable]), shown)
     text = f"From measurements so far, {better} would be {gain:.2f} times as fast as the current {current}."
     stages = layout_of(found, best, layout).stages
-    return Rebalance(replace(layout, stages=stages), gain, " ".join([text, *why(found, best), *notable]), shown)
+    sentences = [text, *why(found, best), *doubted, *notable]
+    return Rebalance(replace(layout, stages=stages), gain, " ".join(sentences), shown)
 
 
 def _notable(live: LiveFigures) -> Iterator[str]:
     for name, times in live.times.items():
         if not 1 / _NOTABLE < times < _NOTABLE:
-            yield f"{name} takes {times:.2g} times as long as it was measured to take."
+            again = "; --measure measures it again" if not 1 / _WRONG < times < _WRONG else ""
+            yield f"{name} takes {times:.2g} times as long as it was measured to take{again}."
+
+
+# -- advice that was followed ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Advice that was followed. ``before``: the layout that it replaced; ``seconds``: what a step cost there, by its
+    rows, each of which attended to ``positions``."""
+
+    before: Layout
+    aim: Aim
+    seconds: Mapping[int, float]
+    positions: int
+
+    @classmethod
+    def now(cls, layout: Layout, aim: Aim, costs: CostModel) -> "Followed":
+        """Return the advice that will replace ``layout``, whose steps have the ``costs``."""
+        positions = min(stage.most_decode for stage in costs.stages) // 2
+        return cls(layout, aim, _steps(costs, aim, positions), positions)
+
+    def gain(self, costs: CostModel) -> float | None:
+        """Return how many times as fast the same steps are by the ``costs`` of the new cut. Return None if it has had
+        too few of them."""
+        after = _steps(costs, self.aim, self.positions)
+        each = [self.seconds[rows] / after[rows] for rows in self.seconds.keys() & after.keys()]
+        return median(each) if each else None
+
+
+def _steps(costs: CostModel, aim: Aim, positions: int) -> dict[int, float]:
+    """Return the seconds of steps by their rows: through all stages for a chat, on the slowest one for throughput.
+    Nothing if a stage has had too few."""
+    if min(stage.num_seen for stage in costs.stages) < _STEPS:
+        return {}
+    found, hops = dict[int, float](), costs.hop * len(costs.stages) * (len(costs.stages) > 1)
+    for rows in set[int].intersection(*(set(stage.sizes) for stage in costs.stages)):
+        each = [stage.at(Shape(rows, rows * positions)) for stage in costs.stages]
+        found[rows] = max(each) if aim is Aim.THROUGHPUT else sum(each) + hops
+    return found
+
+
+# -- what steps have cost --------------------------------------------------------------------------
 
 
 def live_figures(
@@ -112,9 +168,11 @@ def live_figures(
     """What the cut in force and its machines do. ``measured``: what the machines were measured to do before, if so.
 
     Raises:
-        RequestError: no step has been computed yet.
+        RequestError: too few steps have been computed yet.
     """
-    scheduler = engine.scheduler
+    scheduler, watch = engine.scheduler, LoadWatch()
+    time.sleep(_LOOK)
+    load = watch.load()
     dtype, kv_format = resolve_dtype(layout.dtype, gpu=on_gpu()), format_of(layout.kv_format)
     name = str(layout.model)
     # Graphs that are read are built without MLX's compiler, which the whole process shares.
@@ -132,7 +190,10 @@ def live_figures(
         acceptance=acceptance,
         token_budget=scheduler.config.token_budget,
     )
-    return figures_of(model, layout, scheduler.costs, engine.pipeline.ready, asked, measured, draft)
+    found = figures_of(model, layout, scheduler.costs, engine.pipeline.ready, asked, measured, draft)
+    here = found.profiles.machines[0]
+    machines = (replace(here, trials=replace(here.trials, load=load)), *found.profiles.machines[1:])
+    return replace(found, profiles=replace(found.profiles, machines=machines))
 
 
 def figures_of(
@@ -149,10 +210,12 @@ def figures_of(
     unknown.
 
     Raises:
-        RequestError: a stage has had no step yet.
+        RequestError: a stage has had too few steps yet.
     """
-    if not all(stage.num_seen for stage in costs.stages):
-        raise RequestError("no step has been computed yet, so nothing is known of the machines; ask for an answer")
+    if (seen := min(stage.num_seen for stage in costs.stages)) < _STEPS:
+        raise RequestError(
+            f"{seen} steps have been computed yet, and it takes {_STEPS} to know the machines; ask for a longer answer"
+        )
     every = {machine.name: machine for machine in with_pairs(measured).machines} if measured is not None else {}
     stages = list(zip(layout.stages, costs.stages, ready, strict=True))
     if measured is None or not {spec.name for spec in layout.stages} <= set(every):
@@ -161,6 +224,7 @@ def figures_of(
         machines[0] = replace(machines[0], host=costs.host / 2, draft=draft)
         names = [machine.name for machine in machines]
         links = tuple(LinkProfile(a, b, costs.hop) for a in names for b in names if a != b)
+        asked = _within(asked, costs)
         return LiveFigures(Profiles(model, tuple(machines), links), layout, asked)
     times, known = dict[str, float](), {machine.name: machine for machine in measured.machines}
     for spec, own, said in stages:
@@ -209,9 +273,10 @@ def _as_measured(own: StageCosts) -> Costs:
     """What a stage's steps have cost, as machines are measured: by rows, and for what single rows attend to. How a few
     steps over a few positions differ says nothing of what thousands cost."""
     says_nothing = own.most_decode < _POSITIONS
+    seen = sorted({min(rows, own.most_rows) for rows in _ROWS})
     attending = max(0.0, own.at(Shape(1, min(_POSITIONS, own.most_decode))) - own.at(Shape(1)))
     seconds, most = dict[int, float](), 0.0
-    for rows in _ROWS:
+    for rows in seen:
         seconds[rows] = most = max(most, own.at(Shape(rows)) + says_nothing * attending)
     return Costs.through(seconds, 0.0 if says_nothing else attending / _POSITIONS)
 
@@ -228,4 +293,18 @@ def _by_its_bytes(model: ModelProfile, spec: StageSpec, learned: StageCosts, sai
         head=own.scaled(model.head / whole),
         free_bytes=said.free_bytes + said.weight_bytes,
         launches_ahead=said.device != "cpu",
+        trials=Trials(learned.spread, learned.spread, max(1, learned.most_decode, _read(learned))),
     )
+
+
+def _read(own: StageCosts) -> int:
+    """Return about how many positions the last row of the longest prompt attended to."""
+    return max(own.most_chunk // max(1, own.most_rows), own.most_rows)
+
+
+def _within(asked: Asked, costs: CostModel) -> Asked:
+    """Return what is asked for with no longer prompt, and no more chats at once, than steps so far tell of."""
+    tokens = BEYOND * min(max(each.most_decode, _read(each)) for each in costs.stages)
+    rows = BEYOND * min(each.most_rows for each in costs.stages)
+    prompt, answer = min(asked.prompt, rows, tokens), min(asked.answer, tokens)
+    return replace(asked, prompt=prompt, answer=answer, streams=min(asked.streams, rows))

@@ -15,9 +15,9 @@ import pydantic
 from pydantic import ConfigDict, Field
 
 from splitinfer.core.link_transport import RING
-from splitinfer.machine.costs import Bytes, Costs, NotNegative, Numbers
+from splitinfer.machine.costs import Bytes, Costs, Count, NotNegative, Numbers
 
-VERSION = 6  # of what is remembered
+VERSION = 7  # of what is remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,34 @@ class ModelProfile:
 
 
 @pydantic.dataclasses.dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
+class Load:
+    """What other programs computed during a measurement. ``others``: the processors that they kept busy, out of
+    ``processors``; ``busiest``: the name of the one that took most, empty if the system does not tell."""
+
+    others: NotNegative = 0.0
+    processors: Count = 1
+    busiest: str = ""
+
+
+@pydantic.dataclasses.dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
+class Trials:
+    """How a machine was measured. The defaults are those of a machine that was described and not measured.
+
+    few, many: how many times as long the slowest of the trials that count took as the quickest, for steps of few rows
+        and for steps that read a prompt; 0: there were too few trials to tell.
+    longest: the most positions that a row attended to.
+    load: of other programs meanwhile.
+    age: seconds since then, when it was asked for.
+    """
+
+    few: NotNegative = 1.0
+    many: NotNegative = 1.0
+    longest: Count = 2**62
+    load: Load = Load()
+    age: NotNegative = 0.0
+
+
+@pydantic.dataclasses.dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class MachineProfile(Numbers):
     """One machine, for one model.
 
@@ -120,6 +148,7 @@ class MachineProfile(Numbers):
         cannot be divided.
     is_exposed: whether sums with it would cross a network in the clear, which nobody has allowed.
     across: the names of the two machines, if these are one stage (``placement.pairs``).
+    trials: how all of this was measured.
     """
 
     name: str
@@ -137,6 +166,7 @@ class MachineProfile(Numbers):
     halves: Mapping[str, Costs] = field(default_factory=dict)
     is_exposed: bool = False
     across: tuple[str, ...] = ()
+    trials: Trials = Trials()
 
     @property
     def ranks(self) -> tuple[str, ...]:

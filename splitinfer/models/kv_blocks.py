@@ -137,6 +137,15 @@ def cut(caches: SequenceCaches, places: Sequence[int], start: int, end: int) -> 
     return KVBlock(tuple(_cut(caches.kv_cache(place), start, end) for place in places), start, end)
 
 
+def moved(block: KVBlock, by: int) -> KVBlock:
+    """Return the block as if it were of positions that are ``by`` later; for stages that are only timed."""
+
+    def later(piece: Piece | None) -> Piece | None:
+        return piece and replace(piece, start=piece.start + by, end=piece.end + by)
+
+    return KVBlock(tree_map(later, block.pieces), block.start + by, block.end + by)
+
+
 def layer_by_layer(blocks: Iterable[KVBlock]) -> list[mx.array]:
     """The arrays of several blocks in the order in which to compute them. Where a sequence is freed while all of it is
     cut into blocks, each of its layers gives its memory back before the next is copied: a fifth of its KV is needed in

@@ -1,5 +1,6 @@
-"""This machine alone beside the best cut over several machines: four rows, a column for each way to run the model, and
-what the other machines change in one sentence. Where there is only one machine, another one like it is assumed, with
+"""This machine alone beside the cut in force and the best one over several machines: five rows, a column for each way to run the model, and
+what the other machines change in one sentence. A figure has its range, and is left out where it is not known or cannot
+be true (``placement.bounds``). Where there is only one machine, another one like it is assumed, with
 half of the weights, over a link of 1 ms and 100 MB/s."""
 
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from splitinfer.core.layout import Layout
 from splitinfer.core.plain_text import rate, seconds, size
 from splitinfer.machine.profile import ModelProfile, Profiles
 from splitinfer.placement.asked import LONG_PROMPT, Aim, Asked
+from splitinfer.placement.bounds import ages, doubts, impossible, spread_of, why_not
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import layout_of, name_in_words, text_of, why
 from splitinfer.placement.formulas import Formulas
@@ -39,37 +41,45 @@ class Comparison:
 @dataclass(frozen=True, slots=True)
 class _Way:
     """A way to run the model: tokens per second of one chat and of several together, and seconds to the first token of
-    a long prompt; ``None`` where that does not fit, for the reason that its cell says."""
+    a long prompt; ``None`` where that does not fit or is not known, for the reason that its cell says."""
 
     heading: str
-    cells: tuple[str, str, str, str]
+    cells: tuple[str, ...]
+    fits: bool
     one: float | None
     many: float | None
     prompt: float | None
 
 
-def beside(plan: Plan, aim: Aim) -> Comparison:
-    """The ways of a plan to run its model, each at its best for ``aim``; drafts are beside the way that is best."""
+def beside(plan: Plan, aim: Aim, now: Cut | None = None) -> Comparison:
+    """Compare the ways of a plan to run its model, each at its best for ``aim``. ``now``: the cut in force, which has a
+    column. Drafts are beside the way that is best."""
     profiles, ways = plan.profiles, plan.ways.get(aim, Ways())
-    cuts = [Cut((0,), (profiles.model.num_layers,))]
-    cuts += [best.cut for best in (ways.pipeline, ways.tensor_parallel) if best is not None]
+    alone = Cut((0,), (profiles.model.num_layers,))
+    best = [found.cut for found in (ways.pipeline, ways.tensor_parallel) if found is not None]
+    cuts = list(dict.fromkeys([alone, *([] if now is None else [now]), *best]))
     if len(profiles.machines) == 1 and profiles.model.num_layers > 1:
         first = profiles.machines[0]
         second = replace(first, name=_SECOND, address=f"tcp://{_SECOND}")
         profiles = replace(profiles, machines=(first, second), links=())
         cuts.append(halved(profiles.model))
     shown = [_way(profiles, replace(plan.asked, acceptance=None), cut) for cut in cuts]
-    sentences = list(_differences(profiles, cuts, shown))
+    sentences = [*doubts(plan.profiles), *_differences(profiles, cuts, shown)]
+    if now is not None and now != alone:
+        at = cuts.index(now)
+        shown[at] = replace(shown[at], heading=f"now: {shown[at].heading}")
     if plan.asked.acceptance is not None:
-        best = plan.best.get(aim)
-        at = cuts.index(best.cut) if best is not None and best.cut in cuts else len(cuts) - 1
+        chosen = plan.best.get(aim)
+        at = cuts.index(chosen.cut) if chosen is not None and chosen.cut in cuts else len(cuts) - 1
         drafted, plain = _way(profiles, plan.asked, cuts[at]), shown[at]
         shown.insert(at + 1, replace(drafted, heading=f"with drafts, {plan.asked.acceptance:.0%} right"))
         if drafted.one and plain.one:
             sentences.append(f"Drafts make one chat {_times(drafted.one / plain.one)}.")
-    long, streams = _long(profiles.model), plan.asked.streams
-    names = ("fits", "one chat", f"{streams:,} at once", f"a prompt of {long:,} tokens")
+    asked, long = plan.asked, _long(profiles.model)
+    turn = f"chat: {asked.prompt:,} tokens read, {asked.answer:,} written"
+    names = ("fits", "one chat", turn, f"{asked.streams:,} at once", f"a prompt of {long:,} tokens")
     rows = tuple((name, *cells) for name, *cells in zip(names, *(way.cells for way in shown), strict=True))
+    sentences += [ages(profiles)] * bool(ages(profiles))
     return Comparison(tuple(way.heading for way in shown), rows, " ".join(sentences))
 
 
@@ -103,19 +113,34 @@ def held_in_words(model: ModelProfile) -> str:
 
 def _way(profiles: Profiles, asked: Asked, cut: Cut) -> _Way:
     formulas, a, each = Formulas(profiles, asked), asked.acceptance, min(_EACH, asked.context)
-    long, longest = _long(profiles.model), Memory(profiles, asked).longest(cut)
+    long, longest, machines = _long(profiles.model), Memory(profiles, asked).longest(cut), formulas.machines_of(cut)
     needs = [_needs(profiles, asked, cut, *what) for what in ((BLOCK, 1), (each, asked.streams), (long, 1))]
-    one = None if needs[0] else formulas.one(cut, a)
-    many = None if needs[1] else formulas.many(cut, a)
-    prompt = None if needs[2] else formulas.prompt(cut, long)
-    chats = f"{asked.streams:,} chats of {each:,} tokens"
-    cells = (
-        f"no: it needs {needs[0]}" if needs[0] else f"yes, up to {longest:,} tokens",
-        "does not fit" if one is None else f"{rate(one)} tokens/s",
-        f"does not fit: {chats} need {needs[1]}" if many is None else f"{rate(many)} tokens/s in total",
-        f"does not fit: it needs {needs[2]}" if prompt is None else seconds(prompt),
+    figures = formulas.one(cut, a), formulas.turn(cut), formulas.many(cut, a), formulas.prompt(cut, long)
+    plain = (formulas.one(cut, None), formulas.many(cut, None)) if a is None else (None, None)
+    wrong, few, read = impossible(formulas, cut, *plain), spread_of(machines), spread_of(machines, reads=True)
+
+    def cell(place: int, lacks: str, rows: int, positions: int, *, reads: bool) -> tuple[str, float | None]:
+        value, many = figures[place], " in total" if place == 2 else ""
+        if lacks:
+            return lacks, None
+        if unknown := why_not(machines, rows, positions, reads=reads) or wrong:
+            return f"not known: {unknown}", None
+        spread = max(few, read) if reads else few
+        show, unit = (seconds, "") if reads else (rate, f" tokens/s{many}")
+        low, high = show(value / spread), show(value * spread)
+        return show(value) + unit + (f" ({low} to {high})" if low != high else ""), value
+
+    at, no = formulas.usual_position, needs[0] and "does not fit"
+    chats = f"does not fit: {asked.streams:,} chats of {each:,} tokens need {needs[1]}"
+    one, one_value = cell(0, no, 1, at, reads=False)
+    turn, _ = cell(1, no, formulas.chunk(cut, asked.prompt), at, reads=True)
+    many, many_value = cell(2, needs[1] and chats, -(-asked.streams // len(cut.layers)), at, reads=False)
+    prompt, prompt_value = cell(
+        3, needs[2] and f"does not fit: it needs {needs[2]}", formulas.chunk(cut, long), long, reads=True
     )
-    return _Way(_heading(profiles, cut), cells, one, many, prompt)
+    fits = f"no: it needs {needs[0]}" if needs[0] else f"yes, up to {longest:,} tokens"
+    heading = _heading(profiles, cut)
+    return _Way(heading, (fits, one, turn, many, prompt), not needs[0], one_value, many_value, prompt_value)
 
 
 def _long(model: ModelProfile) -> int:
@@ -148,24 +173,26 @@ def _needs(profiles: Profiles, asked: Asked, cut: Cut, context: int, sequences: 
 def _differences(profiles: Profiles, cuts: list[Cut], ways: list[_Way]) -> Iterator[str]:
     here, alone = profiles.machines[0].name, ways[0]
     if len(ways) == 1:
-        yield f"It {'does not fit' if alone.one is None else 'fits'} on {here}."
+        yield f"It {'fits' if alone.fits else 'does not fit'} on {here}."
     for cut, way in zip(cuts[1:], ways[1:], strict=True):
         names = [name for m in cut.machines for name in profiles.machines[m].ranks if name != here]
         others = " and ".join(names).replace(_SECOND, "a second machine like this one")
         how = ", tensor parallel" if any(profiles.machines[m].across for m in cut.machines) else ""
-        yield f"With {others}{how}: {_difference(here, alone, way)}."
+        if said := _difference(here, alone, way):
+            yield f"With {others}{how}: {said}."
 
 
 def _difference(here: str, alone: _Way, way: _Way) -> str:
-    if way.one is None:
+    """Return what a way changes; nothing if its figures, or those of this machine alone, are not known."""
+    if not way.fits:
         return "it does not fit"
-    if alone.one is None:
+    if not alone.fits:
         return f"it fits, as it does not on {here} alone"
-    said = [f"one chat {_times(way.one / alone.one)}"]
-    if way.many is not None:
-        said.append(f"several at once {_times(way.many / alone.many) if alone.many else 'fit'}")
-    if way.prompt is not None:
-        said.append(f"a long prompt {_times(alone.prompt / way.prompt) if alone.prompt else 'fits'}")
+    said = [f"one chat {_times(way.one / alone.one)}"] if way.one and alone.one else []
+    if way.many:
+        said += [f"several at once {_times(way.many / alone.many) if alone.many else 'fit'}"]
+    if way.prompt:
+        said += [f"a long prompt {_times(alone.prompt / way.prompt) if alone.prompt else 'fits'}"]
     return ", ".join(said)
 
 

@@ -13,6 +13,7 @@ from splitinfer.core.plain_text import seconds, size
 from splitinfer.core.wire_codec import NONE
 from splitinfer.machine.profile import MachineProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
+from splitinfer.placement.bounds import agree, doubts
 from splitinfer.placement.cuts import Cut, on_grid, stride_of
 from splitinfer.placement.formulas import Formulas, hop_ends
 from splitinfer.placement.memory import Memory
@@ -193,6 +194,7 @@ def as_dict(plan: Plan, shortages: Mapping[Aim, str]) -> dict[str, Any]:
         "model": plan.profiles.model.name,
         "machines": [machine.name for machine in plan.profiles.machines if not machine.across],
         "asked": asdict(plan.asked),
+        "doubts": list(doubts(plan.profiles)),
         "tried": plan.tried,
         "best": {str(aim): _best_as_dict(plan, best) for aim, best in plan.best.items()},
         "shortages": {str(aim): words for aim, words in shortages.items()},
@@ -211,6 +213,6 @@ def _best_as_dict(plan: Plan, best: Best) -> dict[str, Any]:
             }
             for m, start, end in best.cut.stages()
         ],
-        "figures": asdict(best.figures),
+        "figures": asdict(best.figures) if all(agree(machines[m]) for m in best.cut.machines) else None,
         "why": list(why(plan, best)),
     }

@@ -40,7 +40,7 @@ class Formulas:
     def __init__(self, profiles: Profiles, asked: Asked) -> None:
         self._profiles, self._asked, self._model = profiles, asked, profiles.model
         self._budget = asked.budget(profiles)
-        self._at = min(asked.context, asked.prompt + asked.answer // 2)  # the usual position of a token
+        self.usual_position = min(asked.context, asked.prompt + asked.answer // 2)
         self._sums: dict[tuple[int, Shape], tuple[list[float], float]] = {}
         places = range(len(profiles.machines))
         self._drafts = [drafting(profiles, machine) for machine in places]
@@ -75,9 +75,13 @@ class Formulas:
         """Seconds of a step of one sequence from stage to stage and back."""
         return sum(self._seconds(cut, self._block(rows, 1))) + self._passing(cut, rows)
 
+    def chunk(self, cut: Cut, num_tokens: int) -> int:
+        """Return the tokens of a prompt that are read in a step."""
+        return even_share(num_tokens, self._budget, len(cut.layers), rounds=False)
+
     def prompt(self, cut: Cut, num_tokens: int) -> float:
         """Seconds from a prompt until its first token."""
-        rows = even_share(num_tokens, self._budget, len(cut.layers), rounds=False)
+        rows = self.chunk(cut, num_tokens)
         chunks = -(-num_tokens // rows)
         shape = Shape(rows, 0, num_tokens * (num_tokens + 1) // 2 // chunks)  # the mean chunk
         seconds = self._seconds(cut, shape)
@@ -107,6 +111,25 @@ class Formulas:
         one, more = self._drafts[cut.machines[-1]]
         return (min(k, 1) if self._at_once else k) * (one + more * (members - 1))
 
+    # -- bounds --------------------------------------------------------------------------------
+
+    def machines_of(self, cut: Cut) -> list[MachineProfile]:
+        """Return the machines of a cut's stages; two that are one stage are one."""
+        return [self._profiles.machines[place] for place in cut.machines]
+
+    def num_machines(self, cut: Cut) -> int:
+        """Return how many machines a cut has layers on."""
+        return sum(len(machine.ranks) for machine in self.machines_of(cut))
+
+    def most_alone(self, cut: Cut, streams: int | None) -> float:
+        """Return the most tokens a second that any one machine of a cut would do with all layers, however little memory
+        it has, and with nothing to wait for but computing. ``streams``: at once; ``None``: any number up to all."""
+        names = {name for machine in self.machines_of(cut) for name in machine.ranks}
+        places = [i for i, machine in enumerate(self._profiles.machines) if machine.name in names]
+        every = range(1, self._asked.streams + 1) if streams is None else (streams,)
+        whole = [Cut((place,), (self._model.num_layers,)) for place in places]
+        return max(n / sum(self._seconds(one, self._block(1, n))) for one in whole for n in every)
+
     # -- seconds -------------------------------------------------------------------------------
 
     def seconds(self, cut: Cut, streams: int) -> list[float]:
@@ -116,8 +139,8 @@ class Formulas:
     def _block(self, rows: int, members: int) -> Shape:
         """A step in which each of some sequences has so many rows."""
         if rows == 1:
-            return Shape(members, members * self._at, 0)
-        return Shape(members * rows, 0, members * (rows * self._at + rows * (rows + 1) // 2))
+            return Shape(members, members * self.usual_position, 0)
+        return Shape(members * rows, 0, members * (rows * self.usual_position + rows * (rows + 1) // 2))
 
     def _seconds(self, cut: Cut, shape: Shape) -> list[float]:
         found, start, last = [], 0, self._model.num_layers

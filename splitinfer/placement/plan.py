@@ -9,6 +9,7 @@ from math import ceil
 from splitinfer.errors import CannotFit
 from splitinfer.machine.profile import Profiles
 from splitinfer.placement.asked import LONG_PROMPT, Aim, Asked
+from splitinfer.placement.bounds import assumed
 from splitinfer.placement.cuts import Cut, near, on_grid, orders, stride_of
 from splitinfer.placement.formulas import Formulas
 from splitinfer.placement.memory import Memory
@@ -196,4 +197,4 @@ def plan(profiles: Profiles, asked: Asked, aims: Iterable[Aim] = tuple(Aim)) -> 
     num_machines, num_layers = len(profiles.machines), profiles.model.num_layers
     if asked.uses_all and num_machines > num_layers:
         raise CannotFit(f"{num_machines} machines cannot share {num_layers} layers with one for each")
-    return Planner(profiles, asked).plan(aims)
+    return Planner(assumed(profiles), asked).plan(aims)

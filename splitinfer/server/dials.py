@@ -119,14 +119,15 @@ def compared(llm: LLM, aim: Aim, *, loads: bool) -> dict[str, Any]:
         Problem: 409, nothing is known of the machines yet, no cut fits, or the best one cannot be loaded.
     """
     try:
-        before, found = llm.layout.cut, llm.plan(aim)
-        paused = llm.recut(found.layout) if loads and found.is_worth_it else None
+        brought, before, found = llm.outcome(), llm.layout.cut, llm.plan(aim)
+        paused = llm.follow(found, aim) if loads and found.is_worth_it else None
     except RequestError as error:
         raise Problem(409, str(error)) from error
     except SplitinferError as error:
         raise Problem(409, f"the cut in force is still {llm.layout.cut}: {error}") from error
-    best = {"cut": before, "best": found.layout.cut, "gain": found.gain, "text": found.text}
-    return {"for": aim.value, **best, "paused": paused}
+    best = {"cut": before, "best": found.layout.cut, "gain": found.gain}
+    text = found.text if brought is None else f"{brought} {found.text}"
+    return {"for": aim.value, **best, "text": text, "paused": paused}
 
 
 def plan_routes(service: Service) -> list[ApiRoute]:

@@ -9,6 +9,7 @@
     up              `splitinfer up`, `chat` and `init` on simulated machines with ssh
     browser         the page in Chromium: its scenes, and a hostile page beside it
     truth           the cut that `plan` chooses, beside every cut measured
+    figures         the figures of `plan`, `init` and `/plan`, beside what is true, also under load
     json_schemas    answers in the form of schemas, and JSON Schema's own suite
 
 What is not as it should be is said at once. The last line is one JSON document, which ``--out`` also writes to a file;
@@ -31,7 +32,7 @@ from splitinfer.core.json_text import dumps
 
 from .report import Missing, Report
 
-NAMES = ("soak", "deaths", "strangers", "clients", "up", "browser", "truth", "json_schemas")
+NAMES = ("soak", "deaths", "strangers", "clients", "up", "browser", "truth", "figures", "json_schemas")
 
 
 def main(words: Sequence[str]) -> int:

@@ -60,6 +60,7 @@ class MadeUpLLM:
         self.state = StageState.READY
         self.gain = 2.0
         self.cuts: list[Layout] = []
+        self.brought: str | None = None
         self.aborts_at_once = False
         self.seeing = SimpleNamespace(read=lambda _path: None)
 
@@ -68,9 +69,14 @@ class MadeUpLLM:
             raise RequestError(self.failure)
         return Rebalance(self.layout, self.gain, f"{self.gain:g} times as good")
 
-    def recut(self, layout: Layout) -> float:
-        self.cuts.append(layout)
+    def follow(self, advice: Rebalance) -> float:
+        self.cuts.append(advice.layout)
+        self.brought = "it was slower"
         return 1.25
+
+    def outcome(self) -> str | None:
+        brought, self.brought = self.brought, None
+        return brought
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         return [ord(c) for c in "|".join(m["content"] for m in messages)]

@@ -13,7 +13,7 @@ from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.layout import Layout, lay_out
 from splitinfer.errors import RequestError
-from splitinfer.llm.rebalance import LiveFigures, Rebalance, figures_of, rebalance
+from splitinfer.llm.rebalance import Followed, LiveFigures, Rebalance, figures_of, rebalance
 from splitinfer.llm.setup import with_layers
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
@@ -21,7 +21,6 @@ from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.formulas import costs_of
 from splitinfer.placement.pairs import with_pairs, with_sums
 from splitinfer.wire.messages import Ready
-from tests.core.given_costs import line
 
 GB = 10**9
 MODEL = ModelProfile("m", (LayerProfile("a", 10**7, 100),) * 12, 10**6, 10**6, hidden_row=100, context_length=4096)
@@ -39,7 +38,7 @@ def ready(stage: int, free: int = GB) -> Ready:
 def ran(found: Layout, *seconds_a_layer: float) -> CostModel:
     """The costs of a pipeline that has run, with machines of different speeds."""
     each = zip(found.stages, seconds_a_layer, strict=True)
-    return CostModel([line(n * stage.num_layers, 0.0) for stage, n in each], hop=1e-4)
+    return computing(*(Costs(((1, n * stage.num_layers),)) for stage, n in each))
 
 
 def live(found: Layout, costs: CostModel, measured: Profiles | None = None, free: int = GB) -> LiveFigures:
@@ -60,7 +59,7 @@ def test_what_steps_have_cost_is_divided_over_layers_and_head():
 
 def test_the_first_steps_on_a_busy_machine_say_little_of_long_contexts():
     own, took = StageCosts(), (0.20, 0.24, 1.10, 0.70, 0.62, 0.30, 0.80)
-    for i, seconds in enumerate(took):
+    for i, seconds in enumerate(3 * took):
         own.took(Shape(1, 36 + i), seconds)
     (machine,) = live(layout(12), CostModel([own])).profiles.machines
     assert min(took) < costs_of(MODEL, machine, 0, 12).at(Shape(1, 1000)) < max(took)
@@ -80,7 +79,7 @@ def test_layers_go_to_the_quicker_machine():
 
 
 def test_without_steps_nothing_is_known():
-    with pytest.raises(RequestError, match="no step has been computed yet"):
+    with pytest.raises(RequestError, match="0 steps have been computed yet"):
         live(layout(8, 4), CostModel.of(2))
 
 
@@ -115,7 +114,7 @@ def test_a_throttled_machine_shows():
     better = rebalance(throttled, Aim.THROUGHPUT)
     assert better.is_worth_it
     assert better.layout.stages[0].num_layers > 7
-    assert "s1 takes 3 times as long as it was measured to take." in better.text
+    assert "s1 takes 3 times as long as it was measured to take; --measure measures it again." in better.text
 
 
 def test_a_machine_that_has_no_layers_may_get_some():
@@ -159,12 +158,53 @@ def test_a_running_pipeline_is_planned_and_recut(tiny_folder: Callable[..., Path
 
     monkeypatch.setattr("splitinfer.llm.llm.rebalance", other)
     with stages.pipeline(tiny_folder("llama"), [2, 2], draft="ngram") as llm:
-        with pytest.raises(RequestError, match="no step has been computed yet"):
+        with pytest.raises(RequestError, match="0 steps have been computed yet"):
             llm.plan()
-        before = llm.generate([prompt], SamplingParams(max_tokens=12))[0].token_ids
+        before = llm.generate([prompt], SamplingParams(max_tokens=40))[0].token_ids
         found = llm.plan(Aim.CONTEXT)
         assert [machine.name for machine in seen[0].machines] == ["s0", "s1"]
         assert seen[0].machines[1].layers["kind 1"].at(Shape(1)) > 0
-        assert llm.recut(found.layout) > 0
+        assert llm.outcome() is None, "no advice was followed"
+        assert llm.follow(found) > 0
         assert llm.layout.cut == "1-3"
-        assert llm.generate([prompt], SamplingParams(max_tokens=12))[0].token_ids == before
+        assert llm.outcome() is None, "no step has been computed since"
+        assert llm.generate([prompt], SamplingParams(max_tokens=40))[0].token_ids == before
+        brought = llm.outcome()
+        assert brought is not None
+        assert brought.startswith("1-3 is ")
+        assert (llm.layout.cut == "2-2") == brought.endswith("so 2-2 is in force again.")
+        assert llm.outcome() is None, "it is told once"
+
+
+@pytest.mark.parametrize(("aim", "gain"), [(Aim.CHAT, 1 / 1.5), (Aim.THROUGHPUT, 0.5)])
+def test_advice_that_was_followed_is_judged_by_the_same_steps(aim: Aim, gain: float):
+    before, worse = ran(layout(6, 6), 1e-3, 1e-3), ran(layout(6, 6), 1e-3, 2e-3)
+    before.hop = worse.hop = 0.0
+    followed = Followed.now(layout(6, 6), aim, before)
+    assert followed.gain(before) == pytest.approx(1, rel=0.01)
+    assert followed.gain(worse) == pytest.approx(gain, rel=0.02)
+    assert followed.gain(CostModel.of(2)) is None
+
+
+def test_what_was_never_measured_is_left_out():
+    """Steps of one row and of short prompts say nothing of eight at once, nor of a prompt of 4,096 tokens."""
+    own = StageCosts()
+    for i in range(40):
+        own.took(Shape(1, 40 + i), 0.01 + 0.0001 * (i % 3))
+    figures = figures_of(MODEL, layout(12), CostModel([own]), [ready(0)], replace(ASKED, streams=8), None)
+    shown = rebalance(figures, Aim.CHAT).beside
+    assert shown is not None
+    _, one, _, several, prompt = shown.rows
+    assert one[1].startswith("100 tokens/s (")
+    assert several[0] == "4 at once"
+    assert prompt[1] == "not known: measured up to 1 tokens a step"
+
+
+def test_nothing_is_advised_by_steps_that_differ():
+    costs = [StageCosts(), StageCosts()]
+    for i in range(60):
+        for own, seconds in zip(costs, (0.01 * (1 + 2 * (i // 4 % 2)), 0.001), strict=True):
+            own.took(Shape(1, 40), seconds)
+    found = rebalance(live(layout(6, 6), CostModel(costs)), Aim.CHAT)
+    assert not found.is_worth_it
+    assert found.text.startswith("No cut is advised. On s0 the same step took up to ")

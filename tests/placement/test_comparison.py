@@ -30,8 +30,10 @@ def test_both_halves_are_as_alike_as_layers_allow():
 def test_a_machine_alone_is_shown_with_another_one_like_it():
     found = shown(Profiles(MODEL, (STUDIO,)))
     assert found.headings == ("studio alone", "with a second one like it")
-    assert [row[0] for row in found.rows] == ["fits", "one chat", "8 at once", "a prompt of 4,096 tokens"]
-    _, one, many, prompt = found.rows
+    names = ["fits", "one chat", "chat: 16 tokens read, 16 written", "8 at once", "a prompt of 4,096 tokens"]
+    assert [row[0] for row in found.rows] == names
+    _, one, turn, many, prompt = found.rows
+    assert turn[1] == "564 ms"  # 12 layers of 1 ms and 16 rows of 1 ms; then 15 tokens of 24 ms
     assert one[1:] == ("42 tokens/s", "38 tokens/s")  # 12 layers of 1 ms and 1 ms for the row; then two hops of 1 ms
     assert many[1].endswith("tokens/s in total")
     assert prompt[1] == "49.5 s"
@@ -62,7 +64,7 @@ def test_the_best_cut_over_several_machines_is_shown_where_one_alone_is_better_t
 def test_a_cell_that_cannot_be_had_says_why(free: tuple[int, int], cells: list[str], sentence: str):
     profiles = rig((1, 1), free=free)
     found = shown(replace(profiles, model=replace(profiles.model, draft=None)), Asked(context=8192, streams=8))
-    assert all(said in cell for said, cell in zip(cells, found.rows[2][1:], strict=True))
+    assert all(said in cell for said, cell in zip(cells, found.rows[3][1:], strict=True))
     assert sentence in found.sentence
 
 

@@ -54,8 +54,8 @@ def test_three_cuts_and_a_layout(plan):
     document = json.loads(plan(rig((1, 3)), "--json")[1][-1])
     assert set(document["best"]) == {"chat", "throughput", "context"}
     assert "m0 alone" in lines[0]
-    assert [line.split("  ")[0] for line in lines[2:6]] == [
-        "fits", "one chat", "2 at once", "a prompt of 4,096 tokens"
+    assert [line.split("  ")[0] for line in lines[2:7]] == [
+        "fits", "one chat", "chat: 64 tokens read, 32 written", "2 at once", "a prompt of 4,096 tokens"
     ]  # fmt: skip
     assert "Best for throughput: m0 " in lines[-1]
     layout = read_layout(Path("my.yaml"))

@@ -129,7 +129,7 @@ class Cuttable(Model):
     def __init__(self, gain: float, fails: str = "") -> None:
         super().__init__()
         self.layout = Layout(lay_out([("a", 6, None), ("b", 6, "tcp://b:1")]), "m")
-        self.gain, self.fails = gain, fails
+        self.gain, self.fails, self.brought = gain, fails, None
 
     def plan(self, aim: Aim) -> Rebalance:
         if self.fails == "plan":
@@ -137,11 +137,15 @@ class Cuttable(Model):
         stages = lay_out([("a", 8, None), ("b", 4, "tcp://b:1")])
         return Rebalance(replace(self.layout, stages=stages), self.gain, f"better for {aim}")
 
-    def recut(self, layout: Layout) -> float:
+    def follow(self, advice: Rebalance, _aim: Aim) -> float:
         if self.fails == "recut":
             raise LayoutError("it does not fit")
-        self.layout = layout
+        self.layout, self.brought = advice.layout, "It was slower."
         return 0.5
+
+    def outcome(self) -> str | None:
+        brought, self.brought = self.brought, None
+        return brought
 
 
 def planned(llm: Any, key: str, body: Any = None, path: str = PLAN) -> Said:
@@ -158,6 +162,7 @@ def test_a_better_cut_is_told_and_loaded_by_whom_the_pipeline_obeys():
     assert llm.layout.cut == "6-6"
     assert json.loads(planned(llm, OWNER, {"for": "throughput"}).body) == {**found, "paused": 0.5}
     assert llm.layout.cut == "8-4"
+    assert json.loads(planned(llm, USER, path=PLAN).body)["text"] == "It was slower. better for chat"
 
 
 def test_what_is_not_worth_it_is_not_loaded():

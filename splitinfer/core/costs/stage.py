@@ -142,6 +142,13 @@ class StageCosts:
         return min(max(worst, LEAST_MARGIN), _MOST_MARGIN)
 
     @property
+    def spread(self) -> float:
+        """Return how far the middle half of the last steps was apart: how many times as long as predicted the slowest
+        of them took, to the quickest. Return 0 before enough steps."""
+        last = sorted([*self._off])
+        return last[3 * len(last) // 4] / last[len(last) // 4] if len(last) >= _TRUSTED_AFTER else 0.0
+
+    @property
     def trusted_rows(self) -> int:
         """The most rows for which predictions are reliable."""
         return _FURTHER * self.most_rows if self.num_seen >= _TRUSTED_AFTER else 0

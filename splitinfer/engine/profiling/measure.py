@@ -41,12 +41,14 @@ from splitinfer.models.divided import alone
 from splitinfer.models.layer_kinds import describe, half_of
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import free_bytes, on_gpu, unloaded_bytes
+from splitinfer.placement.bounds import is_doubtful
 from splitinfer.places import caches, replace_file
+from splitinfer.system.load import LoadWatch
 from splitinfer.wire.messages import Profile, Profiled, Progress
 
 log = logging.getLogger(__name__)
 
-SECONDS = 12.0  # for whole layers
+SECONDS = 12.0  # for whole layers, at most
 _FOR_HALVES = 0.4  # of them, and beside them, for what two ranks would have of the layers
 _LEAST = 0.4  # of them, for the steps that are timed, however long it took to describe the model
 _ROOM = 0.5  # of the free memory, for weights
@@ -139,7 +141,9 @@ def profile_here(name: str, question: Question, report: Report, *, again: bool =
     if not again and (known := remembered(name, question)) is not None:
         return known
     profile = measure_machine(name, question, report)
-    log.info("measured this machine for %s", question.name)
+    log.info("measured this machine for %s: %s", question.name, profile.trials)
+    if is_doubtful(profile):
+        return profile  # which is not kept: the next time the machine may be idle
     try:
         replace_file(_path(question), json.dumps(profile.as_dict(), indent=1) + "\n")
     except OSError as error:
@@ -150,8 +154,10 @@ def profile_here(name: str, question: Question, report: Report, *, again: bool =
 def remembered(name: str, question: Question) -> MachineProfile | None:
     """This machine's profile under ``name``, if it was measured before."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        known = MachineProfile.from_dict(json.loads(_path(question).read_text(encoding="utf-8")))
-        return replace(known, name=name, free_bytes=unloaded_bytes())
+        path = _path(question)
+        known = MachineProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        trials = replace(known.trials, age=max(0.0, time.time() - path.stat().st_mtime))
+        return replace(known, name=name, free_bytes=unloaded_bytes(), trials=trials)
     return None
 
 
@@ -188,7 +194,7 @@ def measure_machine(
 
 
 def _measured(name: str, question: Question, report: Report, seconds: float) -> MachineProfile:
-    began = time.monotonic()
+    began, watch = time.monotonic(), LoadWatch()
     free = unloaded_bytes()  # what a stage that is loaded holds is given up for another
     dtype = resolve_dtype(question.dtype, gpu=on_gpu())
     arrays = made_up(question.checkpoint)
@@ -198,7 +204,8 @@ def _measured(name: str, question: Question, report: Report, seconds: float) -> 
     left = max(_LEAST * seconds, seconds - (time.monotonic() - began))
     found = Stopwatch(described, question.checkpoint.vocab_size or 2, report, left, room).measure()
     halves = _halves(question, dtype, report, _FOR_HALVES * seconds, room)
-    return replace(found, name=name, halves=halves, free_bytes=free, scores=described.scores)
+    trials = replace(found.trials, load=watch.load())
+    return replace(found, name=name, halves=halves, free_bytes=free, scores=described.scores, trials=trials)
 
 
 def _halves(question: Question, dtype: str | None, report: Report, seconds: float, room: int) -> Mapping[str, Costs]:

@@ -1,18 +1,29 @@
 """Times a few layers of a model, which need not be here: what one layer of each kind costs, a step, and the head.
 
-    one layer of each kind    by rows: a decode, a few, a chunk; then chunks behind each other, and a decode behind
-                              them, for what attending costs
-    two layers                what they take less than each of them alone is the fixed time of a step
+    one layer of each kind    steps of one row, of a few sequences, of a prompt's chunk; then one row and a chunk behind
+                              many positions, for what attending costs
+    several layers            what they take less than each of them alone is the fixed time of a step; if they take
+                              more, their weights do not stay in a cache between steps, as those of one layer do
     the last layer            what it takes longer than another of its kind is norm, head and sampler; if it is the only
                               one of its kind, they share its seconds by the bytes of their weights
 
-Each has a share of the seconds that there are. Layers are made up when it is their turn, and given up when no other
+Other programs only make a step slower. So each piece of work is done in several *trials*, apart in time, and the
+quickest ``COUNT`` of them count, if they agree: their median is the figure, and their range its uncertainty. Once all
+pieces agree, nothing more is timed. A trial is the quickest of some steps, and the first steps, which compile kernels,
+are in none.
+
+Positions to attend to are not computed: a block of keys and values is, and a sequence opens with many copies of it. So
+steps are timed behind as many positions as long prompts have.
+
+Layers are made up when it is their turn. If they do not fit into the memory together, they are given up when no other
 step needs them, so a model that is larger than the memory is timed, too.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import median
 
 import mlx.core as mx
@@ -20,21 +31,26 @@ from mlx.utils import tree_flatten, tree_map
 
 from splitinfer.core.plan import NewSequence, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.serving_options import usual_token_budget
 from splitinfer.engine.device.device import open_device
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.machine.costs import Costs
-from splitinfer.machine.profile import MachineProfile
+from splitinfer.machine.profile import MachineProfile, Trials
 from splitinfer.models.cut import StageModel
+from splitinfer.models.kv_blocks import KVBlock, moved
 from splitinfer.models.layer_kinds import DescribedModel
 from splitinfer.models.loader import in_bunches
 from splitinfer.models.structure import ModelStructure
 
-ROWS = (1, 8, 32, 128, 512)
+FEW = (1, 8, 32)  # rows of a step, each of another sequence
 CHUNK = 128  # rows from which they are those of one sequence
-_REPEATS = 5  # that count, behind a step that compiles kernels
-_LONG = 0.25  # seconds of a step that is not repeated
-_BEHIND = 4  # chunks of a sequence, behind which a decode is timed
-_ATTENDING = 0.4  # of a layer's seconds, for that
+BEHIND = 2048  # positions behind which steps are timed: half of the longest prompt that a plan tells of
+COUNT = 3  # trials that count, the quickest ones
+SETTLED = 1.15  # times as long as the quickest of them the slowest may take, and no more trials are made
+_TRIAL, _MOST_STEPS = 0.05, 8  # seconds of a trial, unless a step takes longer, and the steps in it
+_WARM = 2  # steps in front of the first trial
+_MANY = 8  # layers that are timed together
+_MOST_MADE = 2**30  # bytes of their weights
 _MOST_STEP = 0.9  # of the quickest layer's step: however noisy the timings are, no layer costs nothing
 _TOGETHER = 64 * 2**20  # bytes of weights made at a time
 _PARAMS = SamplingParams(temperature=0.7)  # noise is drawn for each row, as in most chats
@@ -55,6 +71,8 @@ class Trial:
         self._spec, self._vocab_size = stage.hidden_spec, vocab_size
         self._num_steps = self._num_sequences = 0
         self._lengths: dict[int, int] = {}
+        self._opened = set[int]()
+        self._block: KVBlock | None = None
         self.host = 0.0
         """Seconds of the last step for which the device waited for its host."""
 
@@ -62,6 +80,21 @@ class Trial:
         """Open sequences; they come to be with their first step."""
         first, self._num_sequences = self._num_sequences, self._num_sequences + count
         return list(range(first, self._num_sequences))
+
+    def open_behind(self, length: int) -> int:
+        """Open a sequence that already has ``length`` tokens, a multiple of ``CHUNK``."""
+        pool = self._runner.pool
+        if self._block is None:
+            (first,) = self.open(1)
+            self.step([first], CHUNK)
+            self._block = pool.save(0, first, 0, CHUNK)
+            mx.eval(self._block.arrays())
+        self.close()
+        for start in range(0, length, CHUNK):
+            pool.put(start // CHUNK, moved(self._block, start))
+        (sequence,) = self.open(1)
+        self._lengths[sequence] = length
+        return sequence
 
     def step(self, sequences: Sequence[int], rows: int) -> float:
         """Compute a step of so many rows of each sequence; its seconds."""
@@ -78,18 +111,28 @@ class Trial:
     def close(self) -> None:
         """Forget all sequences."""
         self._lengths.clear()
+        self._opened.clear()
         self._runner.reset()
 
     def _plan(self, sequences: Sequence[int], rows: int) -> StepPlan:
-        new = tuple(NewSequence(i, _PARAMS, seed=i, num_prompt=1) for i in sequences if i not in self._lengths)
+        new = tuple(self._new(i) for i in sequences if i not in self._opened)
+        self._opened.update(sequences)
         slices = []
         for i in sequences:
             start = self._lengths.get(i, 0)
-            ids = tuple((_FIRST_ID + 7 * at + 31 * i) % self._vocab_size for at in range(start, start + rows))
+            ids = self._ids(i, start, start + rows)
             slices.append(Slice(i, start, ids, 1))
             self._lengths[i] = start + rows
         self._num_steps += 1
         return StepPlan(self._num_steps, new=new, slices=tuple(slices))
+
+    def _ids(self, sequence: int, start: int, end: int) -> tuple[int, ...]:
+        return tuple((_FIRST_ID + 7 * at + 31 * sequence) % self._vocab_size for at in range(start, end))
+
+    def _new(self, sequence: int) -> NewSequence:
+        length = self._lengths.get(sequence, 0)
+        blocks, prefix = tuple(range(length // CHUNK)), self._ids(sequence, 0, length)
+        return NewSequence(sequence, _PARAMS, sequence, blocks, prefix, num_prompt=1)
 
     def _hidden(self, rows: int) -> mx.array | None:
         """Made-up hidden states [rows, d]; ``None`` on the first stage."""
@@ -102,17 +145,75 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """Some layers: seconds of a step by its rows, for each position that a single row attends to, and for each that a
-    row of a chunk does."""
+class Piece:
+    """A step that is timed: so many rows, of one sequence each if they are fewer than ``CHUNK``, behind so many
+    positions."""
 
-    seconds: Mapping[int, float]
-    decode: float = 0.0
-    chunk: float = 0.0
+    rows: int
+    behind: int = 0
+
+
+@dataclass(slots=True)
+class Tried:
+    """The trials of a piece, in seconds."""
+
+    trials: list[float] = field(default_factory=list)
+
+    @property
+    def _count(self) -> list[float]:
+        return sorted(self.trials)[:COUNT]
+
+    @property
+    def seconds(self) -> float:
+        """The median of the trials that count."""
+        return median(self._count)
+
+    @property
+    def spread(self) -> float:
+        """How many times as long the slowest trial that counts took as the quickest; infinite for a single one."""
+        return self._count[-1] / max(1e-9, self._count[0]) if len(self.trials) > 1 else math.inf
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no more trials are needed."""
+        return len(self.trials) >= COUNT and self.spread <= SETTLED
+
+
+@dataclass(slots=True)
+class Timed:
+    """Some layers: the trials of each piece, and the seconds of the host beside steps of one row."""
+
+    pieces: dict[Piece, Tried] = field(default_factory=dict)
+    hosts: Tried = field(default_factory=Tried)
+
+    def by_rows(self) -> dict[int, float]:
+        """Seconds of a step by its rows, which attend to as little as was timed."""
+        found = dict[int, float]()
+        for piece in sorted(self.pieces, key=lambda each: -each.behind):
+            found[piece.rows] = self.pieces[piece].seconds
+        return found
+
+    def attending(self, rows: int) -> float:
+        """Seconds for each position that a row of a step of so many attends to; 0 if that was not timed."""
+        behind = max((each.behind for each in self.pieces if each.rows == rows), default=0)
+        if not behind or Piece(rows) not in self.pieces:
+            return 0.0
+        more = self.pieces[Piece(rows, behind)].seconds - self.pieces[Piece(rows)].seconds
+        return max(0.0, more) / (behind * rows)
+
+    @property
+    def behind(self) -> int:
+        """The most positions behind which a step was timed."""
+        return max((each.behind for each in self.pieces), default=0)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no piece needs more trials."""
+        return all(tried.is_settled for tried in self.pieces.values())
 
 
 class Stopwatch:
-    """Times layers of a model in about ``seconds`` seconds. ``room``: bytes of weights that may be in memory;
+    """Times layers of a model in at most about ``seconds`` seconds. ``room``: bytes of weights that may be in memory;
     ``num_ranks``: that have these layers together."""
 
     def __init__(
@@ -126,7 +227,8 @@ class Stopwatch:
     ) -> None:
         self._described, self._vocab_size, self._report = described, vocab_size, report
         self._num_ranks = num_ranks
-        kinds = [layer.kind for layer in described.profile.layers]
+        layers = described.profile.layers
+        kinds = [layer.kind for layer in layers]
         self._last = len(kinds) - 1
         # The layer that stands for each kind: not the first or last one, if there is another.
         self._of_kind = {
@@ -134,78 +236,93 @@ class Stopwatch:
             for kind in dict.fromkeys(kinds)
         }
         first = 1 if len(kinds) > 3 else 0
-        pair = described.profile.layers[first : first + 2]
-        self._pair = (first, first + 2) if len(pair) == 2 and sum(each.weights for each in pair) <= room else None
+        end, most = min(first + _MANY, max(self._last, first + 2), len(kinds)), min(room, _MOST_MADE)
+        while end - first > 1 and sum(each.weights for each in layers[first:end]) > (room if end - first == 2 else most):
+            end -= 1
+        self._several = (first, end) if end - first > 1 else None
         singles = dict.fromkeys([*self._of_kind.values(), self._last])
-        self._spans = [(i, i + 1) for i in singles] + ([] if self._pair is None else [self._pair])
-        self._ends, self._done, self._total = time.monotonic() + seconds, 0, len(self._spans) * len(ROWS) * _REPEATS
+        spans = [(i, i + 1) for i in singles] + ([] if self._several is None else [self._several])
+        self._groups = _fitting(spans, [layer.weights for layer in layers], room)
+        self._ends, self._done = time.monotonic() + seconds, 0
+        self._trials: dict[tuple[int, int], Trial] = {}
+        self._timed = {span: Timed() for span in spans}
         self._launches_ahead = False
-        self._hosts = list[float]()  # seconds of the host in steps of one row
 
     def measure(self) -> MachineProfile:
         """Time everything: what one layer of each kind, a step and the head cost on a machine without a name."""
-        timed = dict[tuple[int, int], Timed]()
-        for number, span in enumerate(self._spans):
-            left = max(0.0, self._ends - time.monotonic()) / (len(self._spans) - number)
-            timed[span] = self._time(span, time.monotonic() + left)
-            self._give_up(span, self._spans[number + 1 :])
-        found = _fitted(self._described, self._of_kind, timed, self._pair)
-        return replace(found, host=median(self._hosts), launches_ahead=self._launches_ahead)
+        for number, spans in enumerate(self._groups):
+            now, others = time.monotonic(), len(self._groups) - number
+            self._try(spans, now + max(0.0, self._ends - now) / others)
+            self._give_up(spans, [span for group in self._groups[number + 1 :] for span in group])
+        found = _fitted(self._described, self._of_kind, self._timed, self._several)
+        hosts = next(timed.hosts for timed in self._timed.values())
+        return replace(found, host=hosts.seconds, launches_ahead=self._launches_ahead)
 
-    # -- steps ---------------------------------------------------------------------------------
+    # -- trials --------------------------------------------------------------------------------
 
-    def _time(self, span: tuple[int, int], until: float) -> Timed:
+    def _try(self, spans: Sequence[tuple[int, int]], until: float) -> None:
+        """Time some spans in turn, until all of their trials agree or the time is up. Each gets two trials at least."""
+        for number, span in enumerate(spans):
+            now = time.monotonic()
+            self._first(span, now + (until - now) / (len(spans) - number))
+        rounds = 1
+        while not all(self._timed[span].is_settled for span in spans) and (rounds < 2 or time.monotonic() < until):
+            for span in spans:
+                for piece, tried in self._timed[span].pieces.items():
+                    if not tried.is_settled and (rounds < 2 or time.monotonic() + tried.seconds < until):
+                        self._time(span, piece)
+            rounds += 1
+
+    def _first(self, span: tuple[int, int], until: float) -> None:
+        """Make a span's layers, and time each piece of it that there is time for once. Two numbers of rows at least,
+        if the span has several."""
         self._make(span)
         trial = Trial(self._described.structure, span, self._vocab_size, self._num_ranks)
+        self._trials[span] = trial
         self._launches_ahead = not trial.device.computes_at_launch
-        if span == self._pair:
-            return Timed({1: self._median(trial, 1, until)})
+        pieces = self._timed[span].pieces
+        for piece in self._pieces(span):
+            left = until - time.monotonic()
+            known = [(each, tried.seconds) for each, tried in pieces.items() if each.rows <= piece.rows]
+            if len(known) > 1:
+                like, seconds = max(known, key=lambda each: each[0].rows)
+                if (1 + COUNT) * seconds * piece.rows / like.rows > left:
+                    continue
+            self._time(span, piece, warm=True)
+
+    def _pieces(self, span: tuple[int, int]) -> list[Piece]:
+        """What is timed of a span, the most important first."""
+        if span == self._several:
+            return [Piece(1)]
         if span[0] not in self._of_kind.values():
-            return Timed(self._by_rows(trial, [rows for rows in ROWS if rows < CHUNK], until))
-        if not self._described.profile.layers[span[0]].kv_per_token:
-            return Timed(self._by_rows(trial, ROWS, until))
-        left = until - time.monotonic()
-        found = self._by_rows(trial, ROWS, until - _ATTENDING * left)
-        chunks = [rows for rows in found if rows >= CHUNK and _BEHIND * found[rows] < until - time.monotonic()]
-        return self._attending(trial, found, max(chunks)) if chunks else Timed(found)
+            return [Piece(rows) for rows in FEW]
+        layer, most = self._described.profile.layers[span[0]], self._described.profile.context_length
+        chunks = [n for n in sorted({CHUNK, usual_token_budget(on_gpu=self._launches_ahead)}) if n <= most]
+        behind = max(0, min(BEHIND, most - CHUNK - _MOST_STEPS) // CHUNK * CHUNK)
+        found = [Piece(rows) for rows in (*FEW, *(chunks if layer.kv_per_token else ()))]
+        more = [Piece(rows, behind) for rows in (1, *chunks) if behind and rows + behind <= most]
+        return [*found, *(more or [Piece(rows) for rows in chunks])]
 
-    def _by_rows(self, trial: Trial, every: Sequence[int], until: float) -> dict[int, float]:
-        """Seconds of steps that attend to little, of as many rows as there is time for, and of two numbers at least."""
-        found = dict[int, float]()
-        for rows in every:
-            if len(found) > 1 and 2 * max(found.values()) * rows / max(found) > until - time.monotonic():
-                break
-            found[rows] = self._median(trial, rows, until)
-            trial.close()
-        return found
-
-    def _median(self, trial: Trial, rows: int, until: float) -> float:
-        """Seconds of a step of so many rows that attend to little: the median of some, behind the first one, which also
-        compiles kernels. Long ones are not repeated."""
-        took, sequences = list[float](), list[int]()
-        while len(took) <= _REPEATS and (len(took) < 2 or (took[-1] < _LONG and time.monotonic() + took[-1] < until)):
-            if rows >= CHUNK or not took:
-                sequences = trial.open(1 if rows >= CHUNK else rows)
-            took.append(self._step(trial, sequences, rows if rows >= CHUNK else 1))
-        return median(took[1:])
-
-    def _attending(self, trial: Trial, found: dict[int, float], rows: int) -> Timed:
-        """The same with what chunks of so many rows behind each other take longer, and a single row behind them."""
-        (sequence,) = trial.open(1)
-        chunks = [self._step(trial, [sequence], rows) for _ in range(_BEHIND)]
-        singles = [self._step(trial, [sequence], 1) for _ in range(1 + _REPEATS)][1:]
+    def _time(self, span: tuple[int, int], piece: Piece, *, warm: bool = False) -> None:
+        """Make a trial of a piece: the quickest of some steps."""
+        trial, timed = self._trials[span], self._timed[span]
+        took, hosts, sequences = list[float](), list[float](), list[int]()
+        before = (_WARM if piece.rows < CHUNK else 1) if warm else 0
+        while len(took) < before + 1 or (len(took) < before + _MOST_STEPS and sum(took[before:]) < _TRIAL):
+            if not sequences or piece.rows >= CHUNK:
+                trial.close()
+                several = piece.rows if piece.rows < CHUNK else 1
+                sequences = [trial.open_behind(piece.behind)] if piece.behind else trial.open(several)
+                if piece.rows < CHUNK:
+                    trial.step(sequences, 1)  # also opens them
+            self._done += 1
+            self._report(self._done, self._done + sum(COUNT - len(t.trials) for t in timed.pieces.values() if len(t.trials) < COUNT))
+            took.append(trial.step(sequences, 1 if piece.rows < CHUNK else piece.rows))
+            hosts.append(trial.host)
         trial.close()
-        chunk = max(0.0, chunks[-1] - chunks[1]) / (rows * rows * (_BEHIND - 2))
-        decode = max(0.0, median(singles) - found[1]) / (_BEHIND * rows)
-        within = {each: chunk * each * (each + 1) / 2 if each >= CHUNK else 0.0 for each in found}
-        return Timed({each: max(0.0, seconds - within[each]) for each, seconds in found.items()}, decode, chunk)
-
-    def _step(self, trial: Trial, sequences: list[int], rows: int) -> float:
-        self._done += 1
-        self._report(self._done, max(self._done, self._total))
-        seconds = trial.step(sequences, rows)
-        self._hosts += [trial.host] if len(sequences) == rows == 1 else []
-        return seconds
+        timed.pieces.setdefault(piece, Tried()).trials.append(min(took[before:]))
+        if piece.rows == 1:
+            timed.hosts.trials.append(median(hosts[before:]))
 
     # -- weights -------------------------------------------------------------------------------
 
@@ -214,48 +331,86 @@ class Stopwatch:
         layers = self._described.structure.layers[slice(*span)]
         for few in in_bunches([array for layer in layers for _, array in tree_flatten(layer.parameters())], _TOGETHER):
             mx.eval(few)
-            self._report(self._done, max(self._done, self._total))
+            self._report(self._done, self._done + 1)
 
-    def _give_up(self, span: tuple[int, int], still: Iterable[tuple[int, int]]) -> None:
+    def _give_up(self, spans: Sequence[tuple[int, int]], still: Iterable[tuple[int, int]]) -> None:
         """Let go of the weights that no other span needs."""
         needed = {layer for other in still for layer in range(*other)}
-        for number in set(range(*span)) - needed:
+        for number in {layer for span in spans for layer in range(*span)} - needed:
             layer = self._described.structure.layers[number]
             layer.update(tree_map(lambda array: mx.zeros(array.shape, array.dtype), layer.parameters()))
+        for span in spans:
+            del self._trials[span]
         mx.clear_cache()
+
+
+def _fitting(spans: Sequence[tuple[int, int]], weights: Sequence[int], room: int) -> list[list[tuple[int, int]]]:
+    """Return the spans in groups whose layers fit into ``room`` bytes together; a single span may need more.
+
+    >>> _fitting([(1, 2), (3, 4), (1, 3)], [9, 9, 9, 9], 18)
+    [[(1, 2), (3, 4)], [(1, 3)]]
+    """
+    groups = list[list[tuple[int, int]]]()
+    for span in spans:
+        together = {layer for each in [*(groups[-1] if groups else []), span] for layer in range(*each)}
+        if groups and sum(weights[layer] for layer in together) <= room:
+            groups[-1].append(span)
+        else:
+            groups.append([span])
+    return groups
 
 
 def _fitted(
     described: DescribedModel,
     of_kind: Mapping[str, int],
     timed: Mapping[tuple[int, int], Timed],
-    pair: tuple[int, int] | None,
+    several: tuple[int, int] | None,
 ) -> MachineProfile:
-    """What the timings say of the device."""
+    """Return what the timings say of the device."""
     layers, model = described.profile.layers, described.profile
     last, last_of_kind = model.num_layers - 1, of_kind[layers[-1].kind]
+    by_rows = {span: each.by_rows() for span, each in timed.items()}
 
-    def alone(layer: int) -> Timed:
+    def alone(layer: int) -> dict[int, float]:
         place = layer if layer == last else of_kind[layers[layer].kind]
-        return timed[place, place + 1]
+        return by_rows[place, place + 1]
 
-    quickest = min(alone(i).seconds[1] for i in of_kind.values())
-    more = 0.0 if pair is None else sum(alone(i).seconds[1] for i in range(*pair)) - timed[pair].seconds[1]
-    step = min(max(0.0, more), _MOST_STEP * quickest)
-    both = alone(last).seconds.keys() & alone(last_of_kind).seconds.keys()
-    few = {rows: alone(last).seconds[rows] for rows in both if rows < CHUNK}
+    quickest, step, larger = min(alone(i)[1] for i in of_kind.values()), 0.0, 1.0
+    if several is not None:
+        apart, together = sum(alone(i)[1] for i in range(*several)), by_rows[several][1]
+        step = (apart - together) / (several[1] - several[0] - 1)
+        step, larger = min(max(0.0, step), _MOST_STEP * quickest), max(1.0, together / apart)
+    few = {rows: alone(last)[rows] for rows in alone(last).keys() & alone(last_of_kind).keys() if rows < CHUNK}
     if last_of_kind == last:
         share = model.head / max(1, model.head + layers[-1].weights)
         head = {rows: share * (seconds - step) for rows, seconds in few.items()}
     else:
-        head = {rows: max(0.0, seconds - alone(last_of_kind).seconds[rows]) for rows, seconds in few.items()}
+        head = {rows: max(0.0, seconds - alone(last_of_kind)[rows]) for rows, seconds in few.items()}
     found = dict[str, Costs]()
     for kind, place in of_kind.items():
-        # Of a chunk the head computes one row.
-        beside = {rows: step + (head.get(rows, head[1]) if place == last else 0.0) for rows in alone(place).seconds}
-        seconds = {rows: max(0.0, took - beside[rows]) for rows, took in alone(place).seconds.items()}
-        found[kind] = Costs.through(_rising(seconds), alone(place).decode, alone(place).chunk)
-    return MachineProfile("", found, step=step, head=Costs.through(_rising(head)))
+        own, grows = timed[place, place + 1], layers[place].kv_per_token > 0
+        behind = max((each.rows for each in own.pieces if each.behind and each.rows >= CHUNK), default=CHUNK)
+        single, chunk = own.attending(1), own.attending(behind)
+        seconds = dict[int, float]()
+        for rows, took in alone(place).items():
+            beside = step + (head.get(rows, head[1]) if place == last else 0.0)  # of a chunk the head computes one row
+            if rows >= CHUNK:
+                beside += chunk * rows * (rows + 1) / 2
+            elif not grows:  # most rows of a chat attend to a whole window
+                beside -= rows * own.behind * single
+            seconds[rows] = max(0.0, took - beside) * (larger if rows == 1 else 1.0)
+        found[kind] = Costs.through(_rising(seconds), *((single, chunk) if grows else ()))
+    return MachineProfile("", found, step=step, head=Costs.through(_rising(head)), trials=_trials_of(timed))
+
+
+def _trials_of(timed: Mapping[tuple[int, int], Timed]) -> Trials:
+    """Return how far the trials agreed. A spread of 0 says that there were too few."""
+    pieces = [(piece, tried.spread) for each in timed.values() for piece, tried in each.pieces.items()]
+    few = max(spread for piece, spread in pieces if piece.rows < CHUNK)
+    many = max((spread for piece, spread in pieces if piece.rows >= CHUNK), default=few)
+    longest = max(piece.behind + piece.rows if piece.rows >= CHUNK else piece.behind + 1 for piece, _ in pieces)
+    few, many = (spread if spread < math.inf else 0.0 for spread in (few, many))
+    return Trials(few, many, longest)
 
 
 def _rising(seconds: Mapping[int, float]) -> dict[int, float]:
