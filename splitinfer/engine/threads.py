@@ -13,6 +13,7 @@ shutting down: that aborts. So a thread gives them up itself, at its end.
 import contextlib
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -79,17 +80,17 @@ class ComputingThread:
         if is_batch != self._is_batch:
             self._is_batch = is_batch
             with contextlib.suppress(OSError):  # it has ended
-                _set_class(self._task, os.SCHED_BATCH if is_batch else os.SCHED_OTHER)
+                _set_class(self._task, is_batch=is_batch)
 
 
 def _start_computing() -> int | None:
     """Have MLX start the thread that computes for this one; its number, ``None`` where there are no classes, or where
     another than the usual one was chosen for this process."""
-    if not hasattr(os, "SCHED_BATCH") or on_gpu() or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    if sys.platform != "linux" or on_gpu() or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return None
     before = set(_TASKS.iterdir())
     try:
-        _set_class(0, os.SCHED_BATCH)  # of this thread; one that it starts has it, too, and is known by that
+        _set_class(0, is_batch=True)  # of this thread; one that it starts has it, too, and is known by that
         mx.eval(mx.zeros((1,)))
         started = [int(task.name) for task in set(_TASKS.iterdir()) - before]
         return next((task for task in started if _take_back(task)), None)
@@ -97,17 +98,18 @@ def _start_computing() -> int | None:
         return None
     finally:
         with contextlib.suppress(OSError):
-            _set_class(0, os.SCHED_OTHER)
+            _set_class(0, is_batch=False)
 
 
 def _take_back(task: int) -> bool:
     """Give a thread of the class for batch work the usual one; whether it was of that class."""
     with contextlib.suppress(OSError):  # it has ended
-        if os.sched_getscheduler(task) == os.SCHED_BATCH:
-            _set_class(task, os.SCHED_OTHER)
+        if sys.platform == "linux" and os.sched_getscheduler(task) == os.SCHED_BATCH:
+            _set_class(task, is_batch=False)
             return True
     return False
 
 
-def _set_class(task: int, policy: int) -> None:
-    os.sched_setscheduler(task, policy, os.sched_param(0))
+def _set_class(task: int, *, is_batch: bool) -> None:
+    if sys.platform == "linux":
+        os.sched_setscheduler(task, os.SCHED_BATCH if is_batch else os.SCHED_OTHER, os.sched_param(0))
