@@ -21,7 +21,9 @@ from splitinfer.core.layout import StageSpec
 def free_processors() -> list[int]:
     """The processors that this process may be pinned to, as it was before it was pinned; none where the system cannot
     pin."""
-    return sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+    if sys.platform == "linux":
+        return sorted(os.sched_getaffinity(0))
+    return []
 
 
 def assign(stages: Sequence[StageSpec], processors: Sequence[int]) -> dict[str, int | None]:

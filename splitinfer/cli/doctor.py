@@ -56,14 +56,19 @@ def selftest(
     quick: Annotated[bool, typer.Option("--quick", help="Only what could make answers wrong.")] = False,
     seconds: Annotated[
         float, typer.Option("--seconds", min=10, callback=finite, help="Time limit for all tests, in seconds.")
-    ] = 180.0,
+    ] = 230.0,
+    read: Annotated[
+        Path | None, typer.Option("--read", help="Test nothing: print a file of --json that somebody sent.")
+    ] = None,
     verbose: Verbose = False,
 ) -> int:
-    """Test this machine in three minutes: tokens, transports, the device, memory. The exit code says what failed."""
+    """Test this machine in four minutes: tokens, transports, the device, memory. The exit code says what failed."""
     from splitinfer.errors import ConfigError
     from splitinfer.probes.registry import worker_elsewhere
-    from splitinfer.probes.selftest import run_selftest
+    from splitinfer.probes.selftest import read_report, run_selftest
 
+    if read is not None:
+        return read_report(read)
     if worker is None and key is not None:
         raise ConfigError("--key is a worker's: say where that is with --worker")
     there = None if worker is None else worker_elsewhere(worker, key)

@@ -3,9 +3,11 @@
 All commands run at once, each with a timeout: one that is missing or hangs does no harm.
 """
 
+import os
 import platform
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -76,6 +78,7 @@ class Seen:
     memory, available, swapped: bytes. pages: what macOS counts of them. wired_limit: the owner's, in bytes; ``None``:
         it is macOS's own. battery: percent that are left, where the machine runs on it.
     on_gpu: whether MLX computes on a GPU.
+    up: seconds since the machine was started. fast_synch: whether the user has set MLX's variable of that name.
     executable, prefix: the Python that runs this, links resolved.
     """
 
@@ -89,6 +92,8 @@ class Seen:
     wired_limit: int | None = None
     battery: int | None = None
     on_gpu: bool = False
+    up: float = 0.0
+    fast_synch: bool = False
     executable: str = ""
     prefix: str = ""
     origin: Origin = field(default_factory=lambda: Origin(Start.UNKNOWN))
@@ -120,6 +125,8 @@ def look(layout: Layout | None) -> Seen:
         wired_limit=wired_limit_bytes(),
         battery=_battery(),
         on_gpu=on_gpu(),
+        up=time.time() - psutil.boot_time(),
+        fast_synch=os.environ.get("MLX_METAL_FAST_SYNCH", "0") not in ("", "0"),
         executable=str(Path(sys.executable).resolve()),
         prefix=sys.base_prefix,
         origin=this_process(),

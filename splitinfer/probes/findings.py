@@ -98,6 +98,16 @@ _SET_ADDRESS = (
     "and these addresses in the layout"
 )
 
+_DETOURS = {
+    Kind.WIRELESS: (
+        "over Wi-Fi", NOTE, ": each token waits for it, 5 ms and more",
+        "connect the machines by a Thunderbolt or Ethernet cable",
+    ),
+    Kind.VPN: (
+        "through a VPN, such as Tailscale", WARNING, "", "use an address of the local network in the layout",
+    ),
+}  # fmt: skip
+
 
 def _network(seen: Seen) -> Iterator[Judged]:
     for way in seen.ways:
@@ -114,25 +124,20 @@ def _way(seen: Seen, way: Way) -> Iterator[Judged]:
     if found is None:
         return
     kind, interface = found.kind, found.name
-    if kind is Kind.WIRELESS:
-        yield _wireless(seen, f"the link to {name} goes over Wi-Fi ({interface})")
-    elif kind is Kind.VPN:
-        text = f"the link to {name} goes through a VPN ({interface})"
-        yield WARNING, text, "use an address of the local network in the layout"
+    if kind in _DETOURS:
+        yield _detour(seen, f"the link to {name} goes {_DETOURS[kind][0]} ({interface})", *_DETOURS[kind][1:])
     if seen.is_mac and _is_self_assigned(way.address) and kind is not Kind.THUNDERBOLT:
         # macOS keeps one route for all of 169.254.0.0/16, by its first interface: swellweb/targetBridge PR 130.
         text = f"{name} has a self-assigned address, which macOS looks for on {interface} and not on the cable"
         yield FAILED, text, _SET_ADDRESS
 
 
-def _wireless(seen: Seen, text: str) -> Judged:
+def _detour(seen: Seen, text: str, outcome: Outcome, more: str, remedy: str) -> Judged:
+    """A way that need not be taken where there is a cable (exo #1723: Tailscale, 24 tokens a second became 2.5)."""
     cabled = [port.mac for port in seen.read("thunderbolt", parsing.thunderbolt_ports) or () if port.mac]
     if cabled:
         return WARNING, f"{text}, while a Thunderbolt cable leads to {cabled[0]}", _ON_THE_CABLE
-    return (
-        NOTE, f"{text}: each token waits for it, 5 ms and more",
-        "connect the machines by a Thunderbolt or Ethernet cable",
-    )  # fmt: skip
+    return outcome, f"{text}{more}", remedy
 
 
 def _is_self_assigned(address: str) -> bool:
@@ -197,6 +202,23 @@ def _processes(seen: Seen) -> Iterator[Judged]:
         yield NOTE, text, "end those that you do not need: kill PID"
 
 
+# -- what others met: a slow macOS, a variable of MLX's ----------------------------------------------------------------
+
+
+def _slow(seen: Seen) -> Iterator[Judged]:
+    found = seen.read("macos", parsing.version)
+    if found is not None and found >= (27,):  # exo #2166, omlx #1835, ds4 #845; the cure is of omlx #1835
+        text = "on macOS 27 some Macs generate 4 to 10 times slower than they did on macOS 26"
+        remedy = (
+            "if this one does, set its energy mode in System Settings to Automatic, then to High Power again; "
+            "install updates of macOS"
+        )
+        yield NOTE, text, remedy
+    if seen.is_mac and seen.fast_synch:  # adurham/exo: 1.5 times slower; exo: GPUs hang together with RDMA
+        text = "MLX_METAL_FAST_SYNCH is set, which made links slower for some and hung the GPU beside RDMA"
+        yield WARNING, text, "unset MLX_METAL_FAST_SYNCH"
+
+
 # -- sleep, low power mode, battery ------------------------------------------------------------------------------------
 #
 # A sleeping Mac answers nobody. splitinfer prevents idle sleep while it has work (``system.keep_awake``); a worker that
@@ -213,6 +235,10 @@ def _power(seen: Seen) -> Iterator[Judged]:
     if settings is not None and settings.is_low_power:
         text = "low power mode is on, which slows the processor and the GPU"
         yield WARNING, text, "sudo pmset -a lowpowermode 0"
+    if settings is not None and settings.display_sleep:
+        minutes = f"{settings.display_sleep} minute{'s' if settings.display_sleep > 1 else ''}"
+        text = f"the display sleeps after {minutes}, and some Macs compute more slowly from then on"
+        yield NOTE, text, "if this one does: sudo pmset -c displaysleep 0"
     if seen.battery is not None:
         yield (
             WARNING,
@@ -249,7 +275,7 @@ def _nvidia(seen: Seen) -> Iterator[Judged]:
 
 AREAS = {
     "firewall": _firewall, "local network": _privacy, "network": _network, "memory": _memory, "process": _processes,
-    "power": _power, "gpu": _nvidia, "rdma": rdma_findings,
+    "speed": _slow, "power": _power, "gpu": _nvidia, "rdma": rdma_findings,
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """This machine: what it is, what it computes on, and what is free."""
 
 import contextlib
+import math
 import os
 import platform
 import re
@@ -73,6 +74,7 @@ def description() -> dict[str, Any]:
         "memory_bytes": int(psutil.virtual_memory().total),
         "free_bytes": free_bytes(),
         "swap_used_bytes": psutil.swap_memory().used,
+        "distributed": [name for name in ("jaccl", "ring") if mx.distributed.is_available(name)],
         "working_set_bytes": info.get("max_recommended_working_set_size"),
         "python": platform.python_version(),
         **{f"version_{name}": value for name, value in asdict(own_versions()).items()},
@@ -148,9 +150,19 @@ def _computes(given: Mapping[str, Any]) -> Finding:
     return passed("device", f"MLX {given['version_mlx']} computes on {given['device']}, {exact}", given)
 
 
+def largest(errors: Sequence[float]) -> float:
+    """Return the largest error; a NaN if one is, which ``max`` may pass over.
+
+    >>> largest([0.0, 0.5, 0.1]), largest([0.0, math.nan, 0.1])
+    (0.5, nan)
+    """
+    return math.nan if any(map(math.isnan, errors)) else max(errors)
+
+
 def judge_quantised(errors: Sequence[float]) -> Finding:
     """Whether attention over KV in 8 bits is right."""
-    name, said = "KV in 8 bits", f"attention over it is off by {max(errors):.2g} of a row"
-    if not max(errors) <= _MOST_OFF:  # it may be NaN
+    name, off = "KV in 8 bits", largest(errors)
+    said = f"attention over it is off by {off:.2g} of a row"
+    if not off <= _MOST_OFF:  # it may be NaN
         return failed(name, Fault.DEVICE, said, STOP, {"errors": errors})
     return passed(name, f"{said}, which is rounding", {"errors": errors})

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from dataclasses import replace
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -73,11 +73,52 @@ def counted(found: Iterable[Finding]) -> str:
 
 
 def selftest_page(found: Sequence[Finding], *, seconds: float, sent: str | None) -> list[RenderableType]:
-    """The findings by group, and what to do next. ``sent``: what is said of the document; ``None`` if there is none."""
-    parts: list[RenderableType] = []
-    for group, members in groupby(found, key=lambda each: each.group):
-        parts += [Text(f"\n{group}", style="bold"), *lines(members)]
-    return [*parts, Text(""), *map(Text, _closing(found, seconds, sent))]
+    """Return what works, what is slow and what differs, a line for each feature, and what to do next.
+
+    ``sent``: what is said of the document; ``None`` if there is none.
+    """
+    features: dict[str, list[Finding]] = {}
+    for each in found:
+        features.setdefault(each.group, []).append(each)
+    slow = [each for each in found if is_slow(each)]
+    sound = {
+        name: members
+        for name, members in features.items()
+        if all(is_slow(each) or each.outcome in _SOUND for each in members)
+    }
+    others = [
+        _line(replace(each, name=", ".join(filter(None, (each.group, each.name)))))
+        for each in found
+        if not is_slow(each) and (each.outcome not in _SOUND or "changes at" in each.sentence)
+    ]
+    return [
+        *(title("Works"), *(_feature(name, members) for name, members in sound.items()), Text(_NOT_TRIED, style="dim")),
+        *(() if not slow else (title("Slow, or in the way"), *lines(slow))),
+        *(() if not others else (title("Differs"), *others)),
+        Text(""),
+        *map(Text, _closing(found, seconds, sent)),
+    ]
+
+
+_NOT_TRIED = "· not tried: the server and its page, pictures"
+_SOUND = (Outcome.PASSED, Outcome.NOT_AVAILABLE)
+
+
+def is_slow(finding: Finding) -> bool:
+    """Return whether a finding is about speed: a slow link, or what the doctor would have changed."""
+    return finding.fault is Fault.SPEED or finding.outcome in (Outcome.WARNING, Outcome.NOTE)
+
+
+def _feature(name: str, members: Sequence[Finding]) -> Text:
+    """Return the line of a feature that works: what passed, and the best rate of its answers."""
+    there = [each for each in members if each.outcome is Outcome.PASSED]
+    rates = [rate for each in there if (rate := each.numbers.get("tokens_per_second"))]
+    said = there[0].sentence if len(there) == 1 else f"{len(there)} checks"
+    if not there:
+        said = "; ".join(each.sentence for each in members)
+    mark = MARKS[Outcome.PASSED if there else Outcome.NOT_AVAILABLE]
+    rate = f", up to {max(rates):.3g} tokens a second" if rates and len(there) > 1 else ""
+    return Text.assemble(mark, f" {name}: {said}{rate}")
 
 
 def _closing(found: Sequence[Finding], seconds: float, sent: str | None) -> list[str]:

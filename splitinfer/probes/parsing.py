@@ -26,12 +26,13 @@ _DEPTH = 20  # devices behind devices, at most
 @dataclass(frozen=True, slots=True)
 class Port:
     """A Thunderbolt port. ``gigabits``: of the link in a second, or the most possible with nothing connected; ``mac``:
-    the name of the Mac at the other end of its cable."""
+    the name of the Mac at the other end of its cable; ``model``: the machine's own, such as "Mac Studio"."""
 
     receptacle: str
     gigabits: float | None
     is_connected: bool
     mac: str | None
+    model: str = ""
 
 
 def rdma_is_enabled(text: str) -> bool | None:
@@ -61,7 +62,9 @@ def _ports_of(bus: Mapping[str, Any]) -> Iterator[Port]:
             is_connected = _text(tag, "receptacle_status_key") == "receptacle_connected"
             receptacle = _text(tag, "receptacle_id_key") or "?"
             mac = next(_macs_of(bus, _DEPTH), None) if is_connected else None
-            yield Port(receptacle, _gigabits(_text(tag, "current_speed_key")), is_connected, mac)
+            yield Port(
+                receptacle, _gigabits(_text(tag, "current_speed_key")), is_connected, mac, _text(bus, "device_name_key")
+            )
 
 
 def _macs_of(node: Mapping[str, Any], depth: int) -> Iterator[str]:
@@ -99,11 +102,13 @@ class PowerSettings:
     is_low_power: whether low power mode is on: ``lowpowermode`` or, on later Macs, ``powermode`` (alfredapp/
         low-power-mode-workflow #4, jacklandrin/OnlySwitch #168).
     is_sleep_disabled: whether sleep is turned off altogether (``pmset -a disablesleep 1``).
+    display_sleep: minutes until the display sleeps, like ``sleep``.
     """
 
     sleep: int | None
     is_low_power: bool | None
     is_sleep_disabled: bool
+    display_sleep: int | None
 
 
 def power_settings(text: str) -> PowerSettings | None:
@@ -112,11 +117,11 @@ def power_settings(text: str) -> PowerSettings | None:
     if not {"sleep", "lowpowermode", "powermode", "SleepDisabled"} & set(values):
         return None
     mode = values.get("powermode", values.get("lowpowermode"))
-    sleep = values.get("sleep")
     return PowerSettings(
-        None if sleep is None else int(sleep),
+        _number(values.get("sleep", "")),
         None if mode is None else int(mode) == LOW_POWER,
         values.get("SleepDisabled", "0") != "0",
+        _number(values.get("displaysleep", "")),
     )
 
 

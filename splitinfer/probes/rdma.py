@@ -21,6 +21,7 @@ _ENABLE = (
     "start this Mac in Recovery, open its Terminal, run `rdma_ctl enable`, restart (not possible over the network)"
 )
 _CABLE = "connect the two Macs with a Thunderbolt 5 cable, port to port"
+_LONG_UP = 7 * 86400.0  # seconds
 _NO_DEVICES = "No IB devices found"  # the error of ibv_devinfo without devices
 
 
@@ -36,8 +37,8 @@ def requirements(seen: Seen) -> list[Finding]:
         "macOS": _unknown(seen, "macos") if version is None else _macos(version),
         "Thunderbolt 5": _unknown(seen, "thunderbolt") if ports is None else _ports(ports),
         "cable to a Mac": _unknown(seen, "thunderbolt") if ports is None else _cable(ports),
-        "rdma_ctl": _enabled(seen),
-        "active port": _no_states(seen) if states is None else _active(states),
+        "rdma_ctl": _enabled(seen, ports),
+        "active port": _no_states(seen) if states is None else _active(states, _how_to_enable(ports)),
         "Thunderbolt bridge": _unknown(seen, "interfaces") if interfaces is None else _bridge(seen, interfaces),
         "IPv4 address": _address(seen, states, interfaces),
         "MLX with JACCL": _jaccl(seen),
@@ -52,6 +53,28 @@ def rdma_findings(seen: Seen) -> Iterator[Judged]:
     if is_enabled and found is not None and LEAST_MACOS <= found < LONG_FRAMES:
         text = "RDMA of macOS 26.2 works only with a Mac that has 26.2, too: from 26.3 on its frames are longer"
         yield Outcome.NOTE, text, "update macOS on every Mac to 26.3 or later"
+    if not is_enabled:
+        return
+    if seen.up > _LONG_UP:  # adurham/exo, docs/PERFORMANCE_HISTORY.md
+        days = f"{seen.up / 86400:.0f} days"
+        text = f"this Mac has run for {days}; RDMA was seen to get slower with each restart of what uses it"
+        yield Outcome.NOTE, text, "if its links are slower than they were, restart both Macs"
+    yield from _cables(seen)
+
+
+def _cables(seen: Seen) -> Iterator[Judged]:
+    """Cables that RDMA has trouble with: two to one Mac (exo #2160), one at the port beside a Studio's Ethernet (exo
+    #1551), which macOS calls en2."""
+    ports = [port for port in seen.read("thunderbolt", parsing.thunderbolt_ports) or () if port.mac is not None]
+    devices = seen.read("hardware_ports", hardware_ports) or {}
+    names = [port.mac for port in ports]
+    for name in sorted({name for name in names if name and names.count(name) > 1}):
+        text = f"{names.count(name)} Thunderbolt cables lead to {name}: if that is one Mac, RDMA can hang under load"
+        yield Outcome.WARNING, text, "leave one cable between two Macs"
+    for port in ports:
+        if port.model == "Mac Studio" and devices.get(f"Thunderbolt {port.receptacle}") == "en2":
+            text = f"the cable to {port.mac} is in the port next to Ethernet (en2), which has no RDMA on a Mac Studio"
+            yield Outcome.WARNING, text, "plug it into another Thunderbolt port"
 
 
 def verdict(found: Sequence[Finding]) -> Finding:
@@ -98,7 +121,7 @@ def _ports(ports: Sequence[Port]) -> Judged:
         return Outcome.UNKNOWN, f"{count}, none of which reports its speed", ""
     if most >= LEAST_GIGABITS:
         return _right(f"{count} of up to {most:g} Gb/s")
-    if any(not port.is_connected for port in ports):
+    if _is_older(ports):
         text = f"the ports make {most:g} Gb/s, so they are Thunderbolt 4 or older, and have no RDMA"
         return _wrong(text, "use tcp:// over the Thunderbolt bridge or Ethernet on this Mac")
     text = f"all ports are in use, at {most:g} Gb/s at most, which does not tell what they could make"
@@ -118,13 +141,24 @@ def _cable(ports: Sequence[Port]) -> Judged:
     return _wrong(f"{where} makes {best.gigabits:g} Gb/s: the cable or the other Mac is not Thunderbolt 5", _CABLE)
 
 
-def _enabled(seen: Seen) -> Judged:
+def _how_to_enable(ports: Sequence[Port] | None) -> str:
+    """The remedy where RDMA is not enabled; on Thunderbolt 4 a visit to Recovery would be in vain (exo #1636)."""
+    return "leave it so: these ports have no RDMA" if _is_older(ports or ()) else _ENABLE
+
+
+def _is_older(ports: Sequence[Port]) -> bool:
+    """Whether the ports are known to be of Thunderbolt 4 or older: a free one says what it could make."""
+    speeds = [port.gigabits for port in ports if port.gigabits is not None]
+    return bool(speeds) and max(speeds) < LEAST_GIGABITS and any(not port.is_connected for port in ports)
+
+
+def _enabled(seen: Seen, ports: Sequence[Port] | None) -> Judged:
     output, is_enabled = seen.outputs["rdma"], seen.read("rdma", parsing.rdma_is_enabled)
     if output.text is None and output.why.startswith("there is no"):
         return _wrong(f"{output.why}: it came with macOS 26.2", "update macOS")
     if is_enabled is None:
         return _unknown(seen, "rdma")
-    return _right("RDMA is enabled") if is_enabled else _wrong("RDMA is not enabled", _ENABLE)
+    return _right("RDMA is enabled") if is_enabled else _wrong("RDMA is not enabled", _how_to_enable(ports))
 
 
 def _no_states(seen: Seen) -> Judged:
@@ -132,11 +166,11 @@ def _no_states(seen: Seen) -> Judged:
     return _unknown(seen, "states", "unplug the cable and plug it in again, or restart" if hangs else "")
 
 
-def _active(states: Mapping[str, str]) -> Judged:
+def _active(states: Mapping[str, str], how_to_enable: str) -> Judged:
     if active := _active_devices(states):
         return _right(", ".join(active))
     if not states:
-        return _wrong("ibv_devinfo lists no port, as on Thunderbolt 4, and before RDMA is enabled", _ENABLE)
+        return _wrong("ibv_devinfo lists no port, as on Thunderbolt 4, and before RDMA is enabled", how_to_enable)
     down = ", ".join(f"{name} {state}" for name, state in states.items())
     remedy = f"{_CABLE}, and enable RDMA on the other Mac too: a port is down until both have it"
     return _wrong(f"no port is active ({down})", remedy)

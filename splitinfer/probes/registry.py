@@ -11,15 +11,26 @@ from typing import Any
 from splitinfer.core.layout import Layout, lay_out
 from splitinfer.probes.finding import Fault, Finding, Outcome
 
-USUAL_SECONDS = 180.0  # of a whole run
+USUAL_SECONDS = 230.0  # of a whole run
 _TOKENS, _QUICK_TOKENS = 32, 16  # of an answer
+
+
+_FEATURES = {
+    "drafts": "drafts in flight",
+    "several at once": "many requests at once",
+    "a form": "answers in a form",
+    "a lost worker": "a worker that is lost and comes back",
+    "kept KV": "KV kept on disk",
+    "KV in 8 bits": "KV in 8 bits",
+}
+"""The feature of a finding by its name, or by what stands behind its last comma."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
     """A probe.
 
-    title: the group of its findings.
+    title: the feature that its findings are about, but for those in ``_FEATURES``.
     function: "module:function", ".module" in this package; it is called with its options and a ``child.Report``.
     fault: of what crashes, hangs or raises an error in it.
     weight: its share of the time.
@@ -38,8 +49,9 @@ class Probe:
 
     def own(self, finding: Finding) -> Finding:
         """A finding of this probe, with its group and its fault."""
+        group = _FEATURES.get(finding.name.rpartition(", ")[2], self.title)
         is_faulty = finding.outcome is Outcome.FAILED and not finding.fault
-        return replace(finding, group=self.title, fault=self.fault if is_faulty else finding.fault)
+        return replace(finding, group=group, fault=self.fault if is_faulty else finding.fault)
 
 
 ABOUT = Probe("about", "this machine", ".machine:about", Fault.DEVICE, 8, is_quick=True)
@@ -50,13 +62,14 @@ def selftest_probes(worker: Mapping[str, Any] | None, *, quick: bool = False) ->
     restarts = {**answers, "restarts": True}
     found = (
         ABOUT,
-        _way("one process", "one process", 20, restarts, Fault.DEVICE, is_quick=True),
-        _way("tcp", "two processes (tcp)", 16, restarts, is_quick=True),
+        _way("one process", "a model on this machine", 20, restarts, Fault.DEVICE, is_quick=True),
+        _way("tcp", "a model cut in two", 20, restarts, is_quick=True),
         *(() if worker is None else _elsewhere(worker, answers)),
-        _way("inproc", "two stages in one process (inproc)", 9, answers),
-        _way("curve", "an encrypted link (curve + tcp)", 9, answers),
-        _way("ring", "rdma over MLX's ring", 16, answers),
-        _way("across", "a stage across two processes", 9, answers),
+        Probe("kernels", "the kernels of this device", ".kernels:measure", Fault.DEVICE, 8, is_quick=True),
+        _way("inproc", "a model cut in two", 9, answers),
+        _way("curve", "encrypted links", 9, answers),
+        _way("ring", "rdma, over MLX's ring", 16, answers),
+        _way("across", "every layer halved", 9, answers),
         Probe("memory", "memory", ".memory:measure", Fault.MEMORY, 7, is_quick=True),
         Probe("doctor", "this machine", ".doctor:measure", Fault.NONE, 3, is_quick=True),
     )
@@ -71,11 +84,11 @@ def _way(
 
 
 def _elsewhere(worker: Mapping[str, Any], answers: Mapping[str, Any]) -> tuple[Probe, ...]:
-    options, title = {**answers, "worker": worker}, "the worker elsewhere"
+    options, title = {**answers, "worker": worker}, "a worker elsewhere"
     return (
-        Probe("network", "the way to the worker", ".links:measure", Fault.WORKER, 4, options, is_quick=True),
+        Probe("network", title, ".links:measure", Fault.WORKER, 4, options, is_quick=True),
         _way("worker, tcp", title, 12, options, Fault.WORKER, is_quick=True),
-        _way("worker, rdma", f"{title} over rdma (JACCL)", 12, options, Fault.WORKER),
+        _way("worker, rdma", "rdma to the worker (JACCL)", 12, options, Fault.WORKER),
     )
 
 

@@ -1,4 +1,4 @@
-"""``splitinfer selftest``: what the first owner of a machine runs before trusting anything. Three minutes at most.
+"""``splitinfer selftest``: what the first owner of a machine runs before trusting anything. Four minutes at most.
 
 Its document is to be sent in, so it has nothing private: numbers, truth values, and words of this program (outcomes,
 the names of probes and checks, the keys of figures, types and places of errors). Of the texts of a system, a
@@ -6,6 +6,7 @@ version becomes its numbers, and a chip is one of those below or left out. Sente
 and paths, are never in it.
 """
 
+import json
 import math
 import re
 import time
@@ -15,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from splitinfer import cleanup
 from splitinfer.core.json_text import dumps
+from splitinfer.errors import ConfigError
 from splitinfer.places import write
 from splitinfer.probes.child import Result, run_probe, run_probes
-from splitinfer.probes.finding import Outcome, exit_code
-from splitinfer.probes.page import print_page, selftest_page
+from splitinfer.probes.finding import Fault, Finding, Outcome, exit_code
+from splitinfer.probes.page import print_page, selftest_page, title
 from splitinfer.probes.registry import USUAL_SECONDS, Probe, selftest_probes
 
 CONTAINS = (
@@ -31,9 +34,9 @@ CONTAINS = (
 CONTAINS_NOT = "names of machines or people, addresses, keys, paths, prompts, or texts of any kind"
 _OWN_SECONDS = 2.0  # for the page, and for ending processes
 _MOST = 64  # elements of a list
-_CHECKED = ("outcome", "fault", "error", "signal", "at")  # what the document has of a finding
+KIND, FORMAT = "splitinfer selftest", 6
 _VERSIONS = ("system_version", "python", "version_splitinfer", "version_mlx", "version_mlx_lm")
-_WORDS = {*map(str, Outcome), "Darwin", "Linux", "cpu", "metal", "cuda"}
+_WORDS = {*map(str, Outcome), "Darwin", "Linux", "cpu", "metal", "cuda", "jaccl", "ring"}
 _CHIP = re.compile(r"Apple M\d\d?(?: (?:Pro|Max|Ultra))?|NVIDIA (?:GeForce RTX )?[A-Z]{0,2}\d{2,4}|AMD|Intel", re.ASCII)
 
 
@@ -53,7 +56,7 @@ def run_selftest(
     """
     began, errors = time.monotonic(), Console(stderr=True, highlight=False)
     if file is not None:
-        write(file, "{}\n")  # that it cannot be written is told before three minutes
+        write(file, "{}\n")  # that it cannot be written is told before all else
     probes = selftest_probes(worker, quick=quick)
     with cleanup.temporary_folder("splitinfer-selftest-") as folder:
         left = limit_s - _OWN_SECONDS - (time.monotonic() - began)
@@ -61,7 +64,7 @@ def run_selftest(
     seconds = time.monotonic() - began
     made = document(probes, results, seconds=seconds, limit_s=limit_s, quick=quick)
     if file is not None:
-        write(file, dumps(made, indent=1) + "\n")
+        write(file, dumps(made) + "\n")
     findings = [each for probe in probes for each in results[probe.name].findings]
     sent = None if file is None else f"Send {file} in. It has {CONTAINS}.\nIt has no {CONTAINS_NOT}."
     print_page(selftest_page(findings, seconds=seconds, sent=sent))
@@ -88,8 +91,8 @@ def document(
     about = ran["about"].numbers("device") if "about" in ran else None
     findings = [(name, each) for name, result in ran.items() for each in result.findings]
     return {
-        "kind": "splitinfer selftest",
-        "format": 5,
+        "kind": KIND,
+        "format": FORMAT,
         "contains": CONTAINS,
         "contains_not": CONTAINS_NOT,
         "exit_code": exit_code(each for _, each in findings),
@@ -97,17 +100,64 @@ def document(
         "limit_s": limit_s,
         "quick": quick,
         "machine": about and _machine(about),
-        "checks": [
-            {"probe": name, "name": each.name, **{key: getattr(each, key) for key in _CHECKED}}
-            for name, each in findings
-        ],
         "parts": {name: {"seconds": each.seconds, "limit_s": each.limit_s} for name, each in ran.items()},
-        "measured": {
-            name: {each.name: figures(each.numbers) for each in result.found if each.numbers}
-            for name, result in ran.items()
-            if name != "about"
-        },
+        "checks": [_check(name, each) for name, each in findings],
     }
+
+
+def _check(probe: str, finding: Finding) -> dict[str, Any]:
+    """A finding without its sentences, and without what is empty."""
+    known = {key: getattr(finding, key) for key in ("fault", "error", "signal", "at")}
+    numbers = {} if finding.name == "device" else dict(finding.numbers)
+    if "gaps" in numbers:  # mostly zeros: by the token's number, from 1
+        numbers["gaps"] = {str(at): gap for at, gap in enumerate(numbers["gaps"], 1) if gap != 0}
+    known["numbers"] = figures(numbers)
+    return {
+        "probe": probe, "name": finding.name, "outcome": finding.outcome,
+        **{key: value for key, value in known.items() if value},
+    }  # fmt: skip
+
+
+def read_report(file: Path) -> int:
+    """Print a document that somebody sent in as a page; return its exit code.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not such a document.
+    """
+    try:
+        made = json.loads(file.read_text(encoding="utf-8"))
+        if made["kind"] != KIND or made["format"] != FORMAT:
+            raise ValueError(f"it is of format {made['format']}, and this program reads {FORMAT}")
+        titles = {probe.name: probe for probe in selftest_probes({})}
+        found = [titles[each["probe"]].own(_read(each)) for each in made["checks"]]
+        machine = [f"{name}: {_words(value)}" for name, value in (made["machine"] or {}).items()]
+        page = [title("The machine"), *map(Text, machine), *selftest_page(found, seconds=made["seconds"], sent=" ")]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{file} cannot be read as a file of selftest --json: {error!r:.200}") from error
+    print_page(page)
+    return int(made["exit_code"])
+
+
+def _read(check: Mapping[str, Any]) -> Finding:
+    """A finding from the document; its sentence is what is known of it."""
+    numbers = check.get("numbers", {})
+    said = [f"{key} {check[key]}" for key in ("error", "signal", "at") if key in check]
+    said += [f"{name} {_words(value)}" for name, value in numbers.items()]
+    return Finding(
+        check["name"], Outcome(check["outcome"]), "; ".join(said), fault=Fault(check.get("fault", 0)), numbers=numbers
+    )
+
+
+def _words(value: Any) -> str:
+    """
+    >>> _words([0, 32, 4]), _words({"5": 3.1}), _words(0.0123456)
+    ('0, 32, 4', '5: 3.1', '0.0123')
+    """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_words(each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_words, value))
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _machine(about: Mapping[str, Any]) -> dict[str, Any]:

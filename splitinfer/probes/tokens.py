@@ -4,6 +4,7 @@ from KV kept across a restart; and of a stage across two processes. Plain mlx-lm
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import psutil
 from mlx.utils import tree_flatten
 from mlx_lm.models import llama
 from mlx_lm.utils import load_model
 
+from splitinfer.core.grammar import Grammar
 from splitinfer.core.json_text import dumps
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.layout import LOCAL
@@ -47,7 +50,8 @@ _SCALE = 0.18  # of random weights, so that layers matter and tokens vary
 _DRAFTS = Flight(first=3, further=2, in_flight=2)
 _KEPT_PROMPT, _KEPT_TOKENS = BLOCK + 40, 4
 _TOGETHER = (6, 8, 11, 15)  # tokens of the prompts of answers at once: unequal
-_STOP_SECONDS = 2.0
+_STOP_SECONDS, _REJOIN_SECONDS = 2.0, 30.0
+_FORM, _FORM_TOKENS = "(wolf|bear|fox){4}", 48
 
 
 class Plain(NamedTuple):
@@ -90,13 +94,17 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
         report.guarded(name, lambda: judge_answer(name, find(), moved))
 
     with _second_stage(options) as second:
-        with pipeline(second, model, draft=None if is_halved else "demo-draft") as llm:
+        patience = {"rejoin_timeout": _REJOIN_SECONDS} if options["way"] == "tcp" else {}
+        with pipeline(second, model, draft=None if is_halved else "demo-draft", **patience) as llm:
             report.is_alive()
             for flight, kind in ((OFF, ""),) if is_halved else ((OFF, ""), (_DRAFTS, ", drafts")):
                 for name, params in CASES.items():
                     look(f"{name}{kind}", partial(_answered, llm, plain, params, count, flight))
             if options["way"] == "one process":
                 look("several at once", partial(_together, llm, plain, count))
+                look("a form", partial(_in_a_form, llm, plain, count))
+            if options["way"] == "tcp":
+                look("a lost worker", partial(_across_a_loss, llm, plain, count))
         if options.get("restarts"):
             kept = Path(options["folder"]) / f"kv of {options['way']}"
             opened = partial(pipeline, second, kv_dir=kept)
@@ -114,7 +122,7 @@ def pipeline(second: Mapping[str, Any] | None, model: Path = TARGET, **settings:
         stages = [{**stages[0], **second}]
     elif second is not None:
         stages = [{"name": "first", "layers": _LAYERS[0]}, {"name": "second", "layers": _LAYERS[1], **second}]
-    limits = Settings(context=1024, connect_timeout=8.0, rejoin_timeout=0.0, **settings)
+    limits = Settings(**{"context": 1024, "connect_timeout": 8.0, "rejoin_timeout": 0.0, **settings})
     with LLM({"model": str(model), "stages": stages}, settings=limits) as llm:
         yield llm
 
@@ -222,6 +230,23 @@ def _together(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
     return _both(*(_judged(plain, prompt, count, GREEDY, output) for prompt, output in pairs))
 
 
+def _in_a_form(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
+    """An answer in a form, computed together with one that has none."""
+    formed = llm.submit(plain.prompt, SamplingParams(max_tokens=_FORM_TOKENS, grammar=Grammar.regex(_FORM)))
+    free = _answered(llm, plain, GREEDY, count, OFF)
+    return {**free, "has_form": re.fullmatch(_FORM, formed.result().text) is not None}
+
+
+def _across_a_loss(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
+    """An answer in whose middle the worker's process is killed; another one takes its place."""
+    asked = _asked(llm, plain.prompt, count, GREEDY)
+    workers = psutil.Process().children()
+    for number, _ in enumerate(asked):
+        for worker in workers if number == 0 else ():
+            worker.kill()
+    return {**_judged(plain, plain.prompt, count, GREEDY, asked.output), "killed": len(workers)}
+
+
 def _both(*found: Mapping[str, Any]) -> dict[str, Any]:
     """Several answers as one, with the figures of the last."""
     tokens = sum(each["tokens"] for each in found)
@@ -256,6 +281,10 @@ def judge_answer(name: str, given: Mapping[str, Any], rounding: Mapping[str, Any
         return failed(name, Fault.TOKENS, found["said"], STOP, given)
     if count < given["tokens"]:
         return failed(name, Fault.TOKENS, f"token {count + 1} of {given['tokens']} never came", STOP, given)
+    if given.get("has_form") is False:
+        return failed(name, Fault.TOKENS, "the answer has not the form that was asked for", STOP, given)
+    if given.get("killed") == 0:
+        return failed(name, Fault.TRANSPORT, "there was no worker's process to kill", SEND, given)
     if given.get("drafts_sent") == 0:
         return failed(name, Fault.DEVICE, "the tokens equal mlx-lm's, but no draft was sent", SEND, given)
     if "kept_before" in given and not given["cached_tokens"]:
@@ -266,6 +295,8 @@ def judge_answer(name: str, given: Mapping[str, Any], rounding: Mapping[str, Any
 
 
 def _more(given: Mapping[str, Any]) -> str:
+    if "killed" in given:
+        return " although the worker was killed"
     if "drafts_sent" in given:
         return f"; {given['drafts_accepted']} of {given['drafts_sent']} drafts were right"
     if "kept_before" in given:

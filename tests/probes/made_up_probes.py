@@ -11,6 +11,7 @@ MAC: Mapping[str, Any] = {
     "chip": "Apple M4 Max", "device": "Apple M4 Max",
     "backend": "metal", "gpu": True, "exact": False, "processors": 16,
     "memory_bytes": 128e9, "free_bytes": 90e9, "swap_used_bytes": 0, "working_set_bytes": 96e9,
+    "distributed": ["jaccl", "ring"],
     "python": "3.12.4", "load_average": 1.5, "version_splitinfer": "0.1.0", "version_protocol": 9,
     "version_mlx": "0.32.4", "version_mlx_lm": "0.32.2",
 }  # fmt: skip

@@ -66,12 +66,16 @@ PLANTED: dict[str, tuple[Judged, Fault, str, str]] = {
         "token 5 of 32 never came", STOP,
     ),
     "no drafts": (lambda: judge_answer("", drafted(0), ROUNDS), Fault.DEVICE, "no draft was sent", SEND),
+    "another form": (
+        lambda: judge_answer("a form", answer(has_form=False), ROUNDS), Fault.TOKENS, "has not the form", STOP,
+    ),
+    "nobody was lost": (lambda: judge_answer("", answer(killed=0), ROUNDS), Fault.TRANSPORT, "no worker's", SEND),
     "lost KV": (
         lambda: judge_answer("", answer(kept_before=0), ROUNDS), Fault.MEMORY, "was not found after a restart",
         "disk",
     ),
     "a wrong kernel": (lambda: judge_quantised([0.0, 0.5]), Fault.DEVICE, "off by 0.5", STOP),
-    "no numbers": (lambda: judge_quantised([float("nan")]), Fault.DEVICE, "off by nan", STOP),
+    "no numbers": (lambda: judge_quantised([0.0, float("nan"), 0.0]), Fault.DEVICE, "off by nan", STOP),
     "a Mac's processor": (
         lambda: judge_about({**MAC, "gpu": False}), Fault.DEVICE, "not on this Mac's GPU", "not under Rosetta",
     ),

@@ -14,22 +14,26 @@ from transports.rdma.probe import parse_states
 
 # What the findings on a recorded machine say already (test_findings, test_rdma_probes) is not repeated here.
 SAID: list[tuple[Callable[[str], Any], str, Any]] = [
-    (parsing.thunderbolt_ports, "thunderbolt_tb5_studio.json", (
-        Port("1", 120.0, False, None), Port("2", 80.0, True, "MacBook Pro"), Port("3", 120.0, False, None),
-        Port("4", 80.0, True, None),  # a disk is no Mac
-        Port("5", 120.0, False, None), Port("6", 120.0, False, None),
+    (parsing.thunderbolt_ports, "thunderbolt_tb5_studio.json", tuple(
+        Port(number, speed, mac is not None or number == "4", mac, "Mac Studio")  # a disk is no Mac
+        for number, speed, mac in (
+            ("1", 120.0, None), ("2", 80.0, "MacBook Pro"), ("3", 120.0, None), ("4", 80.0, None),
+            ("5", 120.0, None), ("6", 120.0, None),
+        )
     )),
     (parsing.thunderbolt_ports, "thunderbolt_tb5_dock.json", (  # a dock's free receptacles are not this machine's
-        Port("1", 120.0, False, None), Port("2", 40.0, True, None), Port("3", 80.0, True, None),
+        Port("1", 120.0, False, None, "MacBook Pro"), Port("2", 40.0, True, None, "MacBook Pro"),
+        Port("3", 80.0, True, None, "MacBook Pro"),
     )),
-    (parsing.thunderbolt_ports, "thunderbolt_tb4_air.json", (Port("1", 40.0, False, None), Port("2", 40.0, False,
-    None))),
+    (parsing.thunderbolt_ports, "thunderbolt_tb4_air.json", (
+        Port("1", 40.0, False, None, "MacBook Air"), Port("2", 40.0, False, None, "MacBook Air"),
+    )),
     (parse_states, "ibv_devinfo_none.txt", {}),
     (lambda text: parse_ifconfig(text)["bridge0"], "ifconfig_bridged.txt",
      Interface(True, ("169.254.90.11",), ("en2", "en3", "en4"))),
     (lambda text: list(parse_ifconfig(text)), "ifconfig_ready.txt",
      ["lo0", "gif0", "stf0", "en0", "en2", "en3", "en4", "bridge0"]),
-    (parsing.power_settings, "pmset_studio.txt", PowerSettings(0, False, False)),  # 2 is high power
+    (parsing.power_settings, "pmset_studio.txt", PowerSettings(0, False, False, 0)),  # 2 is high power
 ]  # fmt: skip
 
 

@@ -38,6 +38,7 @@ WRONG: dict[str, tuple[dict[str, str | Output], str, str, str]] = {
 
 
 TB4, ADDRESS = ("Thunderbolt 5", "cable to a Mac"), ("IPv4 address",)
+OLDER = {"thunderbolt": "thunderbolt_tb4_mac_connected.json", "rdma": "rdma_ctl_disabled.txt", "states": Output("")}
 FOLLOWS = {"thunderbolt 4": TB4, "ports down": ADDRESS, "bridged": ADDRESS}
 
 
@@ -51,6 +52,12 @@ def test_what_is_wrong_is_named(name: str):
     missing = [each.name for each in found.values() if each.outcome is Outcome.FAILED]
     assert missing == sorted({about, *FOLLOWS.get(name, ())}, key=list(found).index)  # and nothing else is wrong
     assert verdict(list(found.values())).sentence == f"Not available. Missing: {', '.join(missing)}."
+
+
+def test_nobody_is_sent_to_recovery_for_thunderbolt_4():
+    found = by_name(mac(OLDER))
+    assert [found[name].outcome for name in ("rdma_ctl", "active port")] == [Outcome.FAILED] * 2
+    assert not [each.remedy for each in found.values() if "Recovery" in each.remedy]
 
 
 def test_a_hanging_devinfo_is_unknown():

@@ -15,11 +15,11 @@ from stages import worker
 from splitinfer.core.plan import SampledToken
 from splitinfer.engine.stage import runner
 from splitinfer.errors import ConfigError
-from splitinfer.probes import links, machine, tokens
+from splitinfer.probes import kernels, links, machine, tokens
 from splitinfer.probes.child import Report, Result
 from splitinfer.probes.finding import Fault, Finding, Outcome, exit_code, from_data, passed
 from splitinfer.probes.registry import Probe, worker_elsewhere
-from splitinfer.probes.selftest import run_selftest
+from splitinfer.probes.selftest import read_report, run_selftest
 from transports.emulation import emulator
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -48,7 +48,9 @@ def test_a_sound_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert run_selftest(there, file=file, run=run) == 0
     page = capsys.readouterr().out
     assert "exit code 0\n" in page
-    assert "✓ greedy: 32 tokens equal mlx-lm's\n" in page
+    assert "Works\n" in page
+    assert "✓ a model cut in two: 2 checks\n" in page  # by tcp and inproc
+    assert "Differs" not in page
     assert f"Send {file} in. It has versions" in page
     assert "\x1b" not in page
     assert json.loads(file.read_text())["exit_code"] == 0
@@ -62,8 +64,31 @@ def test_a_planted_fault_is_on_the_page_and_in_the_exit_code(tmp_path: Path, cap
     crash = Finding("greedy", Outcome.FAILED, "its process ended with signal SIGSEGV", "send it")
     assert run_selftest(file=tmp_path / "out.json", run=Planted("ring", crash)) == 11
     page = capsys.readouterr().out
-    assert "✗ greedy: its process ended with signal SIGSEGV\n  → send it\n" in page
-    assert "First: rdma over MLX's ring, greedy: send it" in page
+    assert "✗ rdma, over MLX's ring, greedy: its process ended with signal SIGSEGV\n  → send it\n" in page
+    assert page.index("Works") < page.index("✓ a model cut in two") < page.index("Differs") < page.index("SIGSEGV")
+    assert "First: rdma, over MLX's ring, greedy: send it" in page
+
+
+def test_a_file_that_was_sent_is_read_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "sent.json"
+    gap = Finding("greedy, drafts", Outcome.FAILED, "private", "", "", Fault.TOKENS, {"gaps": [0.0, 3.125, 0.0]})
+    assert run_selftest(file=file, run=Planted("tcp", gap)) == 10
+    capsys.readouterr()
+    assert read_report(file) == 10
+    page = capsys.readouterr().out
+    assert "chip: AMD\n" in page
+    assert "version_mlx: 0, 32, 4\n" in page
+    assert "✗ drafts in flight, greedy, drafts: gaps 2: 3.12\n" in page
+    assert "exit code 10: wrong tokens" in page
+    assert "✓ encrypted links" in page
+    assert "private" not in page
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "splitinfer selftest", "format": 5}', "\xff"])
+def test_a_file_that_is_none_of_ours_is_refused(text: str, tmp_path: Path):
+    (tmp_path / "sent.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError, match=r"sent\.json cannot be read as a file of selftest"):
+        read_report(tmp_path / "sent.json")
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs():
@@ -123,6 +148,27 @@ def test_the_model_of_a_stage_across_two_processes_does_not_repeat_itself(tmp_pa
     assert len(set(choices)) > 4, "a model that repeats itself shows little"
 
 
+def test_every_kernel_is_tried_and_a_wrong_one_is_named():
+    found = found_by(kernels.measure)
+    assert faults(found) == []
+    assert [each.name for each in found] == ["dense", "4 bits", "8 bits", "mxfp4", "experts in 4 bits", "attention"]
+    assert all(len(each.numbers["seconds"]) == 2 for each in found)
+
+    def right(x: mx.array) -> mx.array:
+        return x * 2
+
+    def other(x: mx.array) -> mx.array:  # rounds in another way from 13 rows on, as a kernel for many rows does
+        return x * (2 if x.shape[0] < 13 else 2.001)
+
+    def wrong(x: mx.array) -> mx.array:
+        return x * (2 if x.shape[0] < 33 else float("nan"))
+
+    x = mx.ones((64, 8))
+    assert kernels.tried(other, right, x)["changes"] == [13]
+    assert kernels.judge_kernel("", kernels.tried(other, right, x)).fault is Fault.NONE
+    assert kernels.judge_kernel("", kernels.tried(wrong, right, x)).fault is Fault.DEVICE
+
+
 def test_a_slow_link_is_named():
     slow = emulator("links")
     with worker("tcp") as address, slow.installed(slow.LinkProfile(latency=3e-3)):
@@ -148,6 +194,8 @@ def test_a_whole_run(tmp_path: Path):
     command = [sys.executable, "-m", "splitinfer", "selftest", "--seconds", "230", "--json", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=239)
     found = json.loads(file.read_text())
-    failed = [one for one in found["checks"] if one["fault"]]
+    failed = [one for one in found["checks"] if one.get("fault")]
     assert (done.returncode, failed) == (0, [])
-    assert found["measured"]["ring"]["greedy"]["gaps"] == [0.0] * 32
+    (greedy,) = (one for one in found["checks"] if (one["probe"], one["name"]) == ("ring", "greedy"))
+    assert (greedy["numbers"]["tokens"], greedy["numbers"]["gaps"]) == (32, {})
+    assert file.stat().st_size <= 20_000

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_probes import EXACT, LINUX, MAC, ROUNDS, answer, link, memory
+from made_up_probes import EXACT, LINUX, MAC, ROUNDS, answer, link, memory, other
 from recordings import RDMA_READY, said
 
 from splitinfer.core.json_text import dumps
@@ -33,7 +33,7 @@ def outcomes(about: Mapping[str, Any] = MAC) -> dict[str, Result]:
     gpu = about["gpu"]
     outputs = {name: said(RDMA_READY.get(name, "")) for name in MACOS}
     rdma = verdict(requirements(Seen(outputs, "Darwin", True)))
-    answers = [passed(name, "", answer()) for name in ("greedy", "sampled", "greedy, drafts", "kept KV")]
+    answers = [passed(name, "", other(0.12)) for name in ("greedy", "sampled", "greedy, drafts", "kept KV")]
     found: dict[str, list[Finding]] = {
         "about": [passed("device", "alice's", about)],
         "tcp": [passed("rounding", "", ROUNDS if gpu else EXACT), *answers],
@@ -89,11 +89,11 @@ def test_what_kind_of_machine_it_is():
 
 def test_every_figure_is_in_it():
     found = made(outcomes())
-    measured = found["measured"]
-    assert measured["tcp"]["greedy"] == answer()
-    assert measured["memory"]["growth"] == memory()
-    assert measured["doctor"]["RDMA over Thunderbolt"]["cable to a Mac"] == "passed"
-    assert measured["network"]["link"]["figures"] == {"latency_p50": 2e-4, "latency_p99": 4e-4, "down": 1e9, "up": None}
+    measured = {(one["probe"], one["name"]): one.get("numbers") for one in found["checks"]}
+    assert measured["tcp", "greedy"] == answer(gaps={"5": 0.12})
+    assert measured["memory", "growth"] == memory()
+    assert measured["doctor", "RDMA over Thunderbolt"]["cable to a Mac"] == "passed"
+    assert measured["network", "link"]["figures"] == {"latency_p50": 2e-4, "latency_p99": 4e-4, "down": 1e9, "up": None}
     assert found["parts"]["tcp"] == {"seconds": 1.0, "limit_s": 20.0}
     assert found["kind"] == "splitinfer selftest"
     assert (found["exit_code"], found["seconds"], found["limit_s"], found["quick"]) == (0, 61.2, 180.0, False)
@@ -107,11 +107,11 @@ def test_every_finding_is_in_it_by_its_name():
     found = made({**outcomes(), "ring": Result((), crash)})
     assert found["exit_code"] == 11
     assert {
-        "probe": "ring", "name": "greedy", "outcome": "failed", "fault": 11, "error": "",
+        "probe": "ring", "name": "greedy", "outcome": "failed", "fault": 11,
         "signal": "SIGSEGV", "at": "splitinfer.llm.llm:80",
     } in found["checks"]  # fmt: skip
     advice = next(one for one in found["checks"] if one["name"] == "power")
-    assert (advice["outcome"], advice["fault"]) == ("warning", 0)
+    assert advice == {"probe": "doctor", "name": "power", "outcome": "warning"}
 
 
 VALUES = st.recursive(
