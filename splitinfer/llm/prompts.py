@@ -97,9 +97,7 @@ class Prompts:
         eos = end_tokens(self._checkpoint.folder, self._checkpoint.config)
         return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
-    def detokenizer(self, *, shows_markers: bool = False, behind: Sequence[int] = ()) -> Detokenizer | None:
-        """A detokenizer for one answer, for one thread at a time; ``None`` without a tokenizer. ``shows_markers``: its
-        text has what marks reasoning and calls of tools. ``behind``: the tokens with which it goes on."""
-        return (
-            None if self.tokenizer is None else self.tokenizer.detokenizer(shows_markers=shows_markers, behind=behind)
-        )
+    def detokenizer(self, behind: Sequence[int] = ()) -> Detokenizer | None:
+        """A detokenizer for one answer, for one thread at a time; ``None`` without a tokenizer. Its text has what marks
+        reasoning and calls of tools. ``behind``: the tokens with which it goes on."""
+        return None if self.tokenizer is None else self.tokenizer.detokenizer(shows_markers=True, behind=behind)

@@ -345,7 +345,7 @@ class CountRequest(ForTemplate):
         told, tools = tuple(merged_systems(messages)), self.functions()[0]
         return Chat(told, tools, self._options(), opens_answer=not goes_on, continues=goes_on)
 
-    def functions(self) -> tuple[Told, Told]:
+    def functions(self) -> tuple[Told, Told, bool]:
         """As ``chosen``."""
         choice = self.tool_choice
         asked = (
@@ -388,8 +388,8 @@ class MessageRequest(CountRequest, Sampling, AnswerRequest):
         return self.thinking is not None and self.thinking.display == "omitted"
 
     def asks(self) -> tuple[Ask]:
-        one_call, must_call = self.tool_choice.disable_parallel_tool_use, self.functions()[1]
-        return (Ask(self.chat(), self.sampling(), self.max_tokens, 1, one_call, must_call, self.stream),)
+        one_call, may_call = self.tool_choice.disable_parallel_tool_use, self.functions()[1:]
+        return (Ask(self.chat(), self.sampling(), self.max_tokens, 1, one_call, *may_call, self.stream),)
 
     def sampling(self) -> dict[str, Any]:
         found = super().sampling() | self.budget()

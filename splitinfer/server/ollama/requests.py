@@ -66,7 +66,10 @@ class Generating(Conversation, AnswerRequest):
         if self.format is not None:
             form["grammar"] = Grammar.json() if self.format == "json" else grammar_of(self.format, "format")
         most = self.options.num_predict
-        return Ask(prompt, self.options.sampling() | form | self.budget(), None if (most or -1) < 0 else most)
+        may_call = self.functions()[1:] if isinstance(prompt, Chat) else ()
+        return Ask(
+            prompt, self.options.sampling() | form | self.budget(), None if (most or -1) < 0 else most, 1, False, *may_call
+        )
 
 
 class Turn(Fields):

@@ -208,9 +208,9 @@ Told = tuple[Mapping[str, Any], ...]
 """Functions, as templates know them."""
 
 
-def chosen(functions: Sequence[Mapping[str, Any]], choice: Choice) -> tuple[Told, Told]:
-    """The functions that the model is told of, and those of which it must call one; the latter are empty if it may
-    answer without a call.
+def chosen(functions: Sequence[Mapping[str, Any]], choice: Choice) -> tuple[Told, Told, bool]:
+    """The functions that the model is told of, those that it may call, and whether it must call one. The choice does
+    not change what it is told: a prompt that stays as it was is found in the cache.
 
     Raises:
         Problem: 400, the choice names one that is not there, or requires a call, and there are no functions.
@@ -219,20 +219,20 @@ def chosen(functions: Sequence[Mapping[str, Any]], choice: Choice) -> tuple[Told
     names = frozenset(one["name"] for one in functions)
     match choice:
         case Word(type="none"):
-            return (), ()
+            return told, (), False
         case NamedFunction(name=name):
             if name not in names:
                 raise invalid("tool_choice", f"tool_choice must name one of the tools, not {name!r:.60}")
-            return told, tuple(tool for tool in told if tool["function"]["name"] == name)
+            return told, tuple(tool for tool in told if tool["function"]["name"] == name), True
         case AllowedFunctions(mode=mode, tools=entries):
             for i, one in enumerate(entries):
                 if not isinstance(own := one.get("name"), str) or own not in names:
                     where = f"tool_choice.tools[{i}].name"
                     raise invalid(where, f"{where} must be the name of one of the tools, not {own!r:.60}")
-            may = frozenset(one["name"] for one in entries)
-            told = tuple(tool for tool in told if tool["function"]["name"] in may)
+            allowed = frozenset(one["name"] for one in entries)
+            may = tuple(tool for tool in told if tool["function"]["name"] in allowed)
         case Word(type=mode):
-            pass
-    if mode == "required" and not told:
+            may = told
+    if mode == "required" and not may:
         raise invalid("tool_choice", "tool_choice requires a call, but there are no tools")
-    return told, told if mode == "required" else ()
+    return told, may, mode == "required"

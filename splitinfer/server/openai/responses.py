@@ -266,7 +266,7 @@ class InputRequest(ForTemplate):
     def functions(self) -> list[ResponseFunction]:
         return functions_of(self.tools)
 
-    def chosen(self) -> tuple[Told, Told]:
+    def chosen(self) -> tuple[Told, Told, bool]:
         """As the function."""
         return chosen([one.told for one in self.functions], self.tool_choice)
 
@@ -301,8 +301,8 @@ class ResponseRequest(InputRequest, Generating):
     def asks(self) -> tuple[Ask]:
         sampling = self.sampling() | ({} if self.num_top is None else {"logprobs": self.num_top})
         sampling |= self.form(self.form_of_text(), "text.format") | self.budget()
-        one_call, must_call = not self.parallel_tool_calls, self.chosen()[1]
-        return (Ask(self.chat(), sampling, self.max_output_tokens, 1, one_call, must_call, self.stream),)
+        one_call, may_call = not self.parallel_tool_calls, self.chosen()[1:]
+        return (Ask(self.chat(), sampling, self.max_output_tokens, 1, one_call, *may_call, self.stream),)
 
     def said(self, defaults: Recommended) -> dict[str, Any]:
         """The fields that an answer repeats, those that the API's answers have beside them, and how tokens are chosen,
