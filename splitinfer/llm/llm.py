@@ -340,7 +340,7 @@ class LLM:
 
         Raises:
             RequestError: the prompt is empty, too long, has ids outside the vocabulary, or its KV can never fit; or a
-                bias is for such an id.
+                bias or a stop is for such an id.
             QueueFull: the waiting queue is full; try again later.
             SplitinferError: the pipeline has failed, or was closed.
         """
@@ -401,7 +401,7 @@ class LLM:
         rewind = self._engine.scheduler.config.rewind
         weighs = rewind is UNLIMITED or rewind > WITHIN_DRAFTS
         self._prompts.check(plain, self.context_length)
-        self._prompts.check_biases(params)
+        self._prompts.check_ids(params)
         return core.Sequence(
             seq_id=next(self._ids),
             tokens=list(prompt.tokens),

@@ -73,16 +73,16 @@ class Prompts:
         if bad is not None:
             raise RequestError(f"token id {bad} is not in the model's vocabulary of {size:,}")
 
-    def check_biases(self, params: SamplingParams) -> None:
-        """Check a request's biases.
+    def check_ids(self, params: SamplingParams) -> None:
+        """Check the token ids of a request's parameters.
 
         Raises:
-            RequestError: one is for an id outside the vocabulary.
+            RequestError: one is outside the vocabulary.
         """
-        size = self._num_embeddings
-        bad = next((token for token, _ in params.logit_bias if token >= size), None)
-        if bad is not None:
-            raise RequestError(f"logit_bias has token id {bad}, but the model's vocabulary is {size:,}")
+        size, biased = self._num_embeddings, [token for token, _ in params.logit_bias]
+        for name, ids in (("logit_bias", biased), ("stop_token_ids", params.stop_token_ids)):
+            if (bad := max(ids, default=0)) >= size:
+                raise RequestError(f"{name} has token id {bad}, but the model's vocabulary is {size:,}")
 
     def end_tokens(self, params: SamplingParams) -> frozenset[int]:
         """The tokens that end an answer. One in the form of a grammar ends where that does, whatever else is asked."""

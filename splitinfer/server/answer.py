@@ -195,6 +195,13 @@ class Answer:
         """How far the first prompt that is being read has come."""
         return next((found for one in self.choices if (found := one.request.reading) is not None), None)
 
+    @property
+    def first_reading(self) -> Reading:
+        """How the first prompt was read, once its answer has begun."""
+        output = self.choices[0].request.output
+        total, first = output.num_prompt_tokens, next(iter(output.token_times), 0.0)
+        return Reading(total, total, output.num_cached_tokens, max(0.0, first - (output.queue_seconds or 0.0)))
+
     def abort(self) -> None:
         for choice in self.choices:
             choice.request.abort()

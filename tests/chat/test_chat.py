@@ -266,7 +266,7 @@ def test_settings_are_shown_with_their_origins_set_and_put_back():
         ("/set top_k", "/set top_k needs a value after it, or 'default'"),
         ("/set top_k 1.5", "top_k must be a whole number, not '1.5'"),
         ("/set max_tokens 0", "max_tokens must be at least 1, not 0"),
-        ("/temp 9", "temperature must be from 0 to 2, not 9.0"),
+        ("/temp 101", "temperature must be from 0 to 100, not 101.0"),
         ("/temp warm", "temperature must be a number, not 'warm'"),
     ],
 )  # fmt: skip

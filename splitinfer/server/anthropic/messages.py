@@ -17,7 +17,7 @@ from pydantic import Field
 
 from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, AnswerRequest, Ask, Chat
-from splitinfer.server.fields import Count, Fields, Kinds, Name, Parts
+from splitinfer.server.fields import Count, Fields, Kinds, Name, Parts, one_of
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import ForTemplate, NamedFunction, Sampling, Stops, Told, Word, chosen
 from splitinfer.server.openai.messages import merged_systems
@@ -235,9 +235,6 @@ def last_effort(turns: Sequence[SystemTurn], effort: str | None) -> str | None:
 # -- requests -----------------------------------------------------------------------------------------
 
 
-_Display = Literal["summarized", "omitted"]
-
-
 class UserTurn(Fields):
     role: Literal["user"]
     content: UserContent
@@ -307,7 +304,7 @@ class Thinks(Fields):
     """``budget_tokens``: of thinking; then the answer begins. ``display``: whether it is shown."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    display: _Display = "summarized"
+    display: Annotated[str, one_of("summarized", "omitted")] = "summarized"
     budget_tokens: Count | None = None
 
 

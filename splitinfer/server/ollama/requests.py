@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import Field, PlainValidator, model_validator
 
 from splitinfer.core.grammar import Grammar
+from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES, AnswerRequest, Ask, Chat
-from splitinfer.server.fields import Fields, Several, not_a
+from splitinfer.server.fields import Fields, NoEffect, Several, not_a
 from splitinfer.server.openai.chat import Conversation
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import Sampling
@@ -23,11 +24,20 @@ from splitinfer.server.refused import OLLAMA_OPTIONS
 
 
 class Options(Sampling):
-    """``num_predict``: tokens of the answer; below 0: as many as there is room for."""
+    """``num_predict``: tokens of the answer; below 0: as many as there is room for. Ollama reads every number as a
+    fraction, so 40.0 is whole; its temperatures end at 100, not at 2."""
 
     refused = OLLAMA_OPTIONS
+    temperature: float | None = None
     num_predict: int | None = None
     repeat_penalty: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: int(one) if isinstance(one, float) and one.is_integer() else one for name, one in given.items()}
 
     def sampling(self) -> dict[str, Any]:
         own = {} if self.repeat_penalty is None else {"repetition_penalty": self.repeat_penalty or 1.0}
@@ -43,7 +53,7 @@ def _format(given: Any) -> Any:
 def _thinks(given: Any) -> Any:
     if given is not None and not isinstance(given, bool | str):
         raise not_a("true, false or a level", given)
-    return given
+    return None if given == "" else given
 
 
 class Generating(Conversation, AnswerRequest):
@@ -53,6 +63,14 @@ class Generating(Conversation, AnswerRequest):
     options: Options = Options()
     format: Annotated[Any, PlainValidator(_format)] = None
     think: Annotated[bool | str | None, PlainValidator(_thinks)] = None
+    keep_alive: NoEffect = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
+
+    @property
+    def num_top(self) -> int | None:
+        """Most likely tokens beside each; ``None``: no probabilities."""
+        return self.top_logprobs if self.logprobs or self.top_logprobs else None
 
     def template_options(self, verbosity: str | None = None) -> dict[str, Any]:
         options = super().template_options(verbosity)
@@ -66,10 +84,10 @@ class Generating(Conversation, AnswerRequest):
         if self.format is not None:
             form["grammar"] = Grammar.json() if self.format == "json" else grammar_of(self.format, "format")
         most = self.options.num_predict
-        may_call = self.functions()[1:] if isinstance(prompt, Chat) else ()
-        return Ask(
-            prompt, self.options.sampling() | form | self.budget(), None if (most or -1) < 0 else most, 1, False, *may_call
-        )
+        sampling, limit = self.options.sampling() | form | self.budget(), None if (most or -1) < 0 else most
+        sampling |= {} if self.num_top is None else {"logprobs": self.num_top}
+        may_call = self.functions()[1:] if isinstance(prompt, Chat) and prompt.tools else ()
+        return Ask(prompt, sampling, limit, 1, False, *may_call)
 
 
 class Turn(Fields):

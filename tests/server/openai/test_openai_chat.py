@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
+from splitinfer.llm.apart import Apart
 from splitinfer.server.answer import Answer, Choice, Piece, Usage, written
 from splitinfer.server.anthropic.messages import CountRequest
 from splitinfer.server.ask import Ask, Chat
@@ -258,8 +260,17 @@ def event(text: str, reason: str | None = None) -> StreamEvent:
 NO_REQUEST: Any = None
 
 
-def reader(**more: Any) -> Choice:
-    return Choice(0, NO_REQUEST, AnswerFormat(wrapper()).parser((), TOOLS), **more)
+class Told:
+    """A choice, and what tells its text apart before it."""
+
+    def __init__(self, *, stops: Sequence[str] = (), **more: Any) -> None:
+        self.choice = Choice(0, NO_REQUEST, **more)
+        self.apart = Apart(AnswerFormat(wrapper()).parser((), TOOLS), stops)
+
+    def read(self, came: StreamEvent) -> Piece | None:
+        found = [self.apart.feed(came.text)]
+        found += [self.apart.finish(is_cut=came.finish_reason != "stop")] if came.finish_reason else []
+        return self.choice.read(replace(came, parts=tuple(part for one in found for part in one.parts)))
 
 
 @pytest.mark.parametrize(
@@ -273,17 +284,17 @@ def reader(**more: Any) -> Choice:
     ],
 )
 def test_how_an_answer_is_read(texts: list[str], reason: str, one_call: bool, parts: list[Any], said: str):
-    read = reader(one_call=one_call)
+    read = Told(one_call=one_call)
     pieces = [piece for piece in (*map(read.read, map(event, texts)), read.read(event("", reason))) if piece]
     assert [part for piece in pieces for part in piece.parts] == parts
-    assert (pieces[-1].finish_reason, read.has_ended) == (said, True)
+    assert (pieces[-1].finish_reason, read.choice.has_ended) == (said, True)
     if not one_call:
         assert len(pieces[0].logprobs) == len(texts), "probabilities come with the text they belong to"
 
 
 def test_tokens_of_reasoning_are_counted_with_the_marker_before_it():
-    read = reader()
+    read = Told()
     for text in ("a", "<think>", "b", "c", "</think>", "d", "e"):
         read.read(event(text))
     read.read(event("", "stop"))
-    assert (read.num_reasoning_tokens, read.num_tokens) == (3, 8)
+    assert (read.choice.num_reasoning_tokens, read.choice.num_tokens) == (3, 8)
