@@ -22,7 +22,7 @@ from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import ForTemplate, NamedFunction, Sampling, Stops, Told, Word, chosen
 from splitinfer.server.openai.messages import merged_systems
 from splitinfer.server.problem import Problem
-from splitinfer.server.refused import CITED, OUTPUT
+from splitinfer.server.refused import CITED, COUNTED, OUTPUT, REFUSED
 
 # -- text ------------------------------------------------------------------------------------------
 
@@ -316,6 +316,7 @@ class Output(Effort):
 class CountRequest(ForTemplate):
     """A request for the number of a conversation's tokens."""
 
+    refused = COUNTED
     model: Name | None = None
     messages: list[Annotated[Turn, Kinds("role")]] = Field(max_length=MAX_MESSAGES, fail_fast=True)
     system: Texts = Field(default_factory=list)
@@ -377,6 +378,7 @@ def _told(turn: Turn, *, user_follows: bool) -> list[dict[str, Any]]:
 
 
 class MessageRequest(CountRequest, Sampling, AnswerRequest):
+    refused = REFUSED
     max_tokens: Count
     stop_sequences: Stops = Field(default_factory=list)
 

@@ -26,6 +26,7 @@ from splitinfer.server.fields import Fields, Kinds, Name, Several, wrong
 from splitinfer.server.openai.forms import JsonFormat, NamedSchema, PlainFormat, form_of, grammar_of
 from splitinfer.server.openai.generating import ForTemplate, FunctionChoice, Generating, Limit, Told, Word, chosen
 from splitinfer.server.openai.messages import Content, arguments_of, content_text, merged_systems
+from splitinfer.server.refused import COUNTED, REFUSED
 from splitinfer.server.stream import json_line
 
 # -- tools -----------------------------------------------------------------------------------------
@@ -255,6 +256,7 @@ class Text(Fields):
 class InputRequest(ForTemplate):
     """A request for the number of a conversation's tokens."""
 
+    refused = COUNTED
     model: Name | None = None
     input: Input
     instructions: str | None = None
@@ -276,6 +278,7 @@ class InputRequest(ForTemplate):
 
 
 class ResponseRequest(InputRequest, Generating):
+    refused = REFUSED
     max_output_tokens: Limit = None
     parallel_tool_calls: bool = True  # false: an answer ends after its first call
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
