@@ -234,7 +234,9 @@ def _entry(name: str | None, options: PipelineOptions) -> Entry:
         share = sum(layers for part, layers in parts if part in layout.here) / layout.num_layers
         num_here = len(layout.here)
     needs = int(weights * share) + num_here * STAGE_MARGIN
-    return Entry(name or Path(model).resolve().name, model, checkpoint.context_length, needs, workers, partial(_load, options, 1))
+    return Entry(
+        name or Path(model).resolve().name, model, checkpoint.context_length, needs, workers, partial(_load, options, 1)
+    )
 
 
 def _load(options: PipelineOptions, sharing: int) -> LLM:

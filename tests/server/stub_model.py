@@ -22,7 +22,9 @@ class Model:
     codec = Codec(lambda _: [], lambda _: "")
     settings, recommended_sampling = Settings(), Recommended({})
     answer_format = SimpleNamespace(parser=lambda *_, **__: None, call_start="")
-    seeing = SimpleNamespace(taken_out=lambda messages: (messages, []), check=lambda _number: None, mark="")
+    seeing = SimpleNamespace(
+        taken_out=lambda messages: (messages, []), check=lambda _number: None, takes=lambda _url: True, mark=""
+    )
 
     def __init__(self, failure: str | None = None, error: Exception | None = None) -> None:
         self.failure, self.error, self.num_letters = failure, error, 0

@@ -429,9 +429,7 @@ def start_command(address: str, *, has_key: bool) -> str:
     return f"splitinfer worker --host {host.strip('[]') if is_here else '0.0.0.0'} --port {port}{insecure}"
 
 
-def _why_unreachable(
-    name: str, address: str, timeout: float, unreachable: Unreachable | None, *, has_key: bool
-) -> str:
+def _why_unreachable(name: str, address: str, timeout: float, unreachable: Unreachable | None, *, has_key: bool) -> str:
     """What to do about a worker that could not be connected to, as a sentence."""
     tried = f"(tried for {timeout:.0f} s)"
     start = f"start it there with: {start_command(address, has_key=has_key)}"
@@ -452,6 +450,8 @@ def _reach(spec: StageSpec, transport: LinkTransport, address: str, timeout: flo
         raise WorkerUnreachable(f"worker {spec.name} ({address}) cannot be reached by rdma: {error.reason}") from error
     except (LinkTimeout, LinkClosed) as error:
         unreachable = error.unreachable if isinstance(error, LinkTimeout) else None
-        raise WorkerUnreachable(_why_unreachable(spec.name, address, timeout, unreachable, has_key=options.security is not None)) from error
+        raise WorkerUnreachable(
+            _why_unreachable(spec.name, address, timeout, unreachable, has_key=options.security is not None)
+        ) from error
     except AddressError as error:
         raise WorkerUnreachable(f"worker {spec.name}: {error}") from error

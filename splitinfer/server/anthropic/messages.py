@@ -13,14 +13,15 @@ for the user's next question only, add tools or take them away, and say with how
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, AnswerRequest, Ask, Chat
 from splitinfer.server.fields import Count, Fields, Kinds, Name, Parts, one_of
+from splitinfer.server.history import inside_told, taken_by, told
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import ForTemplate, NamedFunction, Sampling, Stops, Told, Word, chosen
-from splitinfer.server.openai.messages import merged_systems
+from splitinfer.server.openai.messages import arguments_of, merged_systems
 from splitinfer.server.problem import Problem
 from splitinfer.server.refused import CITED, COUNTED, OUTPUT, REFUSED
 
@@ -106,7 +107,7 @@ class ToolUse(Fields):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any] = Field(default_factory=dict)
+    input: dict[str, Any] | str = Field(default_factory=dict)
 
 
 class ToolResult(Fields):
@@ -119,8 +120,30 @@ class ToolResult(Fields):
 
 
 _BLOCKS = Kinds("type", left_out="redacted_thinking".__eq__)  # only its author can read it
-UserContent = Parts[Annotated[TextBlock | ImageBlock | Document | SearchResult | ToolResult | None, _BLOCKS]]
-AssistantContent = Parts[Annotated[TextBlock | Document | SearchResult | Thinking | ToolUse | None, _BLOCKS]]
+UserBlock = Annotated[TextBlock | ImageBlock | Document | SearchResult | ToolResult | None, _BLOCKS]
+AssistantBlock = Annotated[TextBlock | Document | SearchResult | Thinking | ToolUse | None, _BLOCKS]
+_TAKEN = {"user": taken_by(UserBlock), "assistant": taken_by(AssistantBlock)}
+
+
+def _history(given: Any) -> Any:
+    """The messages, with a sentence in the place of what is not read; not for what the user says in the last one."""
+    if not isinstance(given, list):
+        return given
+    made = list[Any]()
+    for i, turn in enumerate(given):
+        content = turn.get("content") if isinstance(turn, dict) else None
+        if isinstance(content, list) and turn.get("role") in _TAKEN:
+            taken = _TAKEN[turn["role"]]
+            is_last = turn["role"] == "user" and i == len(given) - 1
+            results = [inside_told(one, taken) if _is_result(one) else one for one in content]
+            turn = {**turn, "content": results if is_last else told(content, taken)}
+        made.append(turn)
+    return made
+
+
+def _is_result(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "tool_result"
+
 
 # -- tools, and changes of them --------------------------------------------------------------------
 
@@ -237,7 +260,7 @@ def last_effort(turns: Sequence[SystemTurn], effort: str | None) -> str | None:
 
 class UserTurn(Fields):
     role: Literal["user"]
-    content: UserContent
+    content: Parts[UserBlock]
 
     def told(self) -> list[dict[str, Any]]:
         results = [_result(block) for block in self.content if isinstance(block, ToolResult)]
@@ -254,7 +277,7 @@ def _result(block: ToolResult) -> dict[str, Any]:
 
 class AssistantTurn(Fields):
     role: Literal["assistant"]
-    content: AssistantContent
+    content: Parts[AssistantBlock]
 
     def told(self) -> dict[str, Any]:
         text, thinking, calls = [], [], []
@@ -275,7 +298,11 @@ class AssistantTurn(Fields):
 
 
 def _call(block: ToolUse) -> dict[str, Any]:
-    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
+    return {
+        "id": block.id,
+        "type": "function",
+        "function": {"name": block.name, "arguments": arguments_of(block.input)},
+    }
 
 
 Turn = UserTurn | AssistantTurn | SystemTurn
@@ -318,7 +345,9 @@ class CountRequest(ForTemplate):
 
     refused = COUNTED
     model: Name | None = None
-    messages: list[Annotated[Turn, Kinds("role")]] = Field(max_length=MAX_MESSAGES, fail_fast=True)
+    messages: Annotated[
+        list[Annotated[Turn, Kinds("role")]], Field(max_length=MAX_MESSAGES, fail_fast=True), BeforeValidator(_history)
+    ]
     system: Texts = Field(default_factory=list)
     tools: list[AnyTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: Annotated[Choice | ToolChoice, Kinds("type")] = Choice(type="auto")

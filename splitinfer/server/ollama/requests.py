@@ -1,15 +1,14 @@
 """`POST /api/chat` and `/api/generate`: a request as an `Ask`.
 
-Ollama's calls of tools have no ids, which templates may write: so they are numbered, and an outcome is of the oldest
-call that has none yet, of the tool that it names if it names one. Pictures are base64 beside a message's text, and come
-before it.
+Ollama's calls of tools have no ids, which templates may write: they get some (``with_ids``). Pictures are base64 beside
+a message's text, and come before it.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import count
+import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from splitinfer.core.grammar import Grammar
 from splitinfer.core.sampling_params import MAX_LOGPROBS
@@ -19,7 +18,7 @@ from splitinfer.server.fields import Fields, NoEffect, Several, not_a
 from splitinfer.server.openai.chat import Conversation
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import Sampling
-from splitinfer.server.openai.messages import Call, merged_systems
+from splitinfer.server.openai.messages import Call, merged_systems, with_ids
 from splitinfer.server.refused import OLLAMA_OPTIONS
 
 
@@ -90,37 +89,27 @@ class Generating(Conversation, AnswerRequest):
         return Ask(prompt, sampling, limit, 1, False, *may_call)
 
 
+def _as_text(given: Any) -> Any:
+    return json.dumps(given, ensure_ascii=False) if isinstance(given, dict | list) else given
+
+
 class Turn(Fields):
     role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
+    content: Annotated[str, BeforeValidator(_as_text)] = ""
     thinking: str | None = None
     images: Several[str] = Field(default_factory=list)
     tool_calls: Several[Call] = Field(default_factory=list)
     tool_name: str | None = None
     tool_call_id: str = ""
 
-
-def template_messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    open_calls, numbers = list[tuple[str, str]](), count(1)
-    return [_told(turn, open_calls, numbers) for turn in turns]
-
-
-def _told(turn: Turn, open_calls: list[tuple[str, str]], numbers: Iterator[int]) -> dict[str, Any]:
-    """``open_calls``: names and ids of calls without an outcome, which this changes. ``numbers``: for further ids."""
-    told: dict[str, Any] = {"role": turn.role, "content": with_images(turn.content, turn.images)}
-    if turn.thinking:
-        told["reasoning_content"] = turn.thinking
-    if turn.tool_calls:
-        new = [(call.function.name, call.id or f"call{next(numbers):05}") for call in turn.tool_calls]
-        pairs = zip(new, turn.tool_calls, strict=True)
-        told["tool_calls"] = [{**call.told(), "id": call_id} for (_, call_id), call in pairs]
-        open_calls += new
-    if turn.role == "tool":
-        rank = {each: (each[1] != turn.tool_call_id, each[0] != turn.tool_name) for each in open_calls}
-        answered = min(open_calls, key=rank.__getitem__, default=("", ""))
-        open_calls[:] = [each for each in open_calls if each != answered]
-        told["tool_call_id"] = turn.tool_call_id or answered[1]
-    return told
+    def told(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"role": self.role, "content": with_images(self.content, self.images)}
+        if self.thinking:
+            told["reasoning_content"] = self.thinking
+        if self.tool_calls:
+            told["tool_calls"] = [call.told() for call in self.tool_calls]
+        named = {} if self.tool_name is None else {"name": self.tool_name}
+        return told | ({"tool_call_id": self.tool_call_id, **named} if self.role == "tool" else {})
 
 
 def with_images(text: str, images: Sequence[str]) -> str:
@@ -131,7 +120,7 @@ class ChatRequest(Generating):
     messages: Annotated[list[Turn], Field(max_length=MAX_MESSAGES, fail_fast=True)] = Field(default_factory=list)
 
     def asks(self) -> tuple[Ask, ...]:
-        messages = tuple(merged_systems(template_messages(self.messages)))
+        messages = tuple(merged_systems(with_ids(turn.told() for turn in self.messages)))
         chat = Chat(messages, self.functions()[0], self.template_options())
         return (self.asked(chat),) if messages else ()
 
