@@ -211,10 +211,16 @@ def _as_text(drawn: Table, width: int) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 
-def sampling_table(sampling: ResolvedSampling) -> str:
-    """The text that /set shows: the values in force, and where each comes from."""
-    rows = [(name, f"{getattr(sampling.params, name):g}", sampling.origin_of(name)) for name in SETTABLE]
-    return columns(("", "value", "from"), rows, None)
+def sampling_table(sampling: ResolvedSampling, reasoning: str) -> str:
+    """Return the text that /set shows: the values in force, and where each comes from. ``reasoning``: as it was set."""
+    rows = [(name, setting(sampling, name), sampling.origin_of(name)) for name in SETTABLE]
+    return columns(("", "value", "from"), [*rows, ("reasoning", reasoning or "as the model does", "")], None)
+
+
+def setting(sampling: ResolvedSampling, name: str) -> str:
+    """Return a value of the sampling in words."""
+    value = getattr(sampling.params, name)
+    return "off" if value is None else f"{value:g}"
 
 
 def greeting(layout: Layout, context: int) -> str:

@@ -1,7 +1,7 @@
 """An answer told apart as it grows: text for the reader, reasoning, and calls of tools.
 
-Stop strings are the reader's: they end an answer where its text has one, and find none in the reasoning, in calls, or in
-the marks around them. A text that another part follows has ended, so what was held back of it comes before that part.
+Stop strings are the reader's: they end an answer where its text has one, and find none in the reasoning, in calls, or
+in the marks around them. A text that another part follows has ended: what was held back of it comes before that part.
 """
 
 from collections.abc import Iterable, Sequence

@@ -140,9 +140,9 @@ def _is_link(facts: Facts) -> bool:
 
 
 def _is_json(headers: Mapping[str, str]) -> bool:
-    """Whether a body is declared as JSON; or is not declared, and no browser sends it; or is `curl -d`'s, which declares
-    a form. A browser, which sends forms and untyped bodies of any site, says that it is one in ways that no page can
-    change; and shows no key to another site without asking it first."""
+    """Return whether a body is declared as JSON; or is not declared, and no browser sends it; or is `curl -d`'s, which
+    declares a form. A browser, which sends forms and untyped bodies of any site, says that it is one in ways that no
+    page can change; and shows no key to another site without asking it first."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json" or any(name == "origin" or name.startswith("sec-") for name in headers):
         return kind == "application/json"

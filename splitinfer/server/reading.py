@@ -24,8 +24,8 @@ _LONG = 1 << 18  # bytes of a request, which take a tenth of a second or two
 
 
 def with_marks(llm: LLM, prompt: Prompt) -> tuple[Prompt, list[str]]:
-    """A prompt without its pictures, but with the model's mark for each; and their URLs. A picture that the model cannot
-    see is told as such, unless the user shows it in the last message."""
+    """Return a prompt without its pictures, but with the model's mark for each; and their URLs. A picture that the
+    model cannot see is told as such, unless the user shows it in the last message."""
     if not isinstance(prompt, Chat) or not has_pictures(prompt.messages):
         return prompt, []
     *before, last = prompt.messages

@@ -61,8 +61,9 @@ _SAMPLED = (
 
 
 class Sampling(Fields):
-    """How tokens are chosen, whichever API asks. What other servers' clients send to ask for nothing does nothing: 0 and
-    -1 of ``top_k``, 0 and 1 of ``repetition_penalty``, a negative ``seed``; a ``top_p`` of 0 is the likeliest token."""
+    """How tokens are chosen, whichever API asks. What clients of other servers send to ask for nothing does nothing: 0
+    and -1 of ``top_k``, 0 and 1 of ``repetition_penalty``, a negative ``seed``; a ``top_p`` of 0 is the likeliest
+    token."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: float | None = None
