@@ -226,7 +226,7 @@ class Chat:
             self._refuse(f"/set {name} needs a value after it, or 'default'")
         elif name == "reasoning":
             self._reasoning = "" if value.strip() == "default" else value.strip()
-            self._screen.say(f"reasoning is {self._reasoning or 'as the model does'}")
+            self._screen.say(f"reasoning is {self._reasoning or 'as usual'}")
         elif self._change(name, value.strip()):
             self._screen.say(f"{name} is {formatting.setting(self.sampling, name)} ({self.sampling.origins[name]})")
 
