@@ -36,10 +36,11 @@ def taken_by(kinds: Any) -> Taken:
     return taken
 
 
-def told(content: Any, taken: Taken) -> Any:
+def told(content: Any, taken: Taken, role: str = "") -> Any:
     """Return a message's content with a sentence in the place of each block that is not taken; what is no list of
-    blocks stays as it is."""
-    return [_block(one, taken) for one in content] if isinstance(content, list) else content
+    blocks stays as it is. ``role``: the blocks of the assistant are written without a break between them."""
+    end = "\n" if role == "assistant" else ""
+    return [_block(one, taken, end) for one in content] if isinstance(content, list) else content
 
 
 def inside_told(block: Any, taken: Taken) -> Any:
@@ -49,10 +50,11 @@ def inside_told(block: Any, taken: Taken) -> Any:
     )
 
 
-def _block(block: Any, taken: Taken) -> Any:
-    if taken(block) or taken(block := inside_told(block, taken)):
+def _block(block: Any, taken: Taken, end: str) -> Any:
+    if taken(block):
         return block
-    return {"type": "text", "text": sentence(block)}
+    mended = inside_told(block, taken)
+    return mended if taken(mended) else {"type": "text", "text": sentence(block) + end}
 
 
 def sentence(block: Mapping[str, Any]) -> str:

@@ -136,7 +136,7 @@ def _history(given: Any) -> Any:
             taken = _TAKEN[turn["role"]]
             is_last = turn["role"] == "user" and i == len(given) - 1
             results = [inside_told(one, taken) if _is_result(one) else one for one in content]
-            turn = {**turn, "content": results if is_last else told(content, taken)}
+            turn = {**turn, "content": results if is_last else told(content, taken, turn["role"])}
         made.append(turn)
     return made
 

@@ -148,7 +148,7 @@ def _in_history(message: dict[str, Any], *, is_last: bool) -> dict[str, Any]:
         content = message.get("content")
     if role == "tool" and isinstance(content, dict | int | float):
         content = json.dumps(content, ensure_ascii=False)
-    return message if content is None else {**message, "content": told(content, TAKEN)}
+    return message if content is None else {**message, "content": told(content, TAKEN, str(role))}
 
 
 def _own_fields(message: dict[str, Any]) -> dict[str, Any]:

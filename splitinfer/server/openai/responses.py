@@ -182,11 +182,14 @@ def _items(given: Any) -> Any:
 def _item(item: dict[str, Any], *, is_last: bool) -> dict[str, Any]:
     match item.get("type") or "message":
         case "message" if not (is_last and item.get("role") == "user"):
-            return {name: told(one, TAKEN) if name == "content" else one for name, one in item.items()}
+            return {
+                name: told(one, TAKEN, f"{item.get('role')}") if name == "content" else one
+                for name, one in item.items()
+            }
         case kind if kind in _RESULTS:
             return {name: told(one, TAKEN) if name == "output" else one for name, one in item.items()}
         case str(kind) if kind not in _READ:  # others' servers ran it, or it is of tools that are left out
-            return {"role": "assistant", "content": sentence(item)}
+            return {"role": "assistant", "content": f"{sentence(item)}\n"}
     return item
 
 
