@@ -64,9 +64,7 @@ def test_the_library_tells_an_answer_apart_unless_it_is_asked_for_as_it_is(tmp_p
         assert said.text
         stop = said.reasoning[:20]
         assert stop not in said.text
-        (stopped,) = llm.generate(
-            [prompt], SamplingParams(max_tokens=50, thinking_budget=4, ignore_eos=True, stop=stop)
-        )
+        (stopped,) = llm.generate([prompt], replace(params, stop=(stop,)))
         assert (stopped.reasoning, stopped.text, stopped.finish_reason) == (said.reasoning, said.text, "length")
         first = llm.tokenizer.encode("x")[:1]
         with pytest.raises(Exception, match="stop_token_ids has token id 9999, but the model's vocabulary is 2,050"):
