@@ -36,24 +36,25 @@ def taken_by(kinds: Any) -> Taken:
     return taken
 
 
-def told(content: Any, taken: Taken, role: str = "") -> Any:
+def told(content: Any, taken: Taken, role: str = "", inside: Taken | None = None) -> Any:
     """Return a message's content with a sentence in the place of each block that is not taken; what is no list of
-    blocks stays as it is. ``role``: the blocks of the assistant are written without a break between them."""
+    blocks stays as it is. ``role``: the blocks of the assistant are written without a break between them. ``inside``:
+    decides of blocks in a block, such as a tool's result."""
     end = "\n" if role == "assistant" else ""
-    return [_block(one, taken, end) for one in content] if isinstance(content, list) else content
+    return [_block(one, taken, end, inside) for one in content] if isinstance(content, list) else content
 
 
 def inside_told(block: Any, taken: Taken) -> Any:
-    """Return a block with the same done to its content, such as that of a tool's result."""
+    """Return a block with the same done to the blocks in it."""
     return (
         {**block, "content": told(block["content"], taken)} if isinstance(block, dict) and "content" in block else block
     )
 
 
-def _block(block: Any, taken: Taken, end: str) -> Any:
+def _block(block: Any, taken: Taken, end: str, inside: Taken | None) -> Any:
     if taken(block):
         return block
-    mended = inside_told(block, taken)
+    mended = block if inside is None else inside_told(block, inside)
     return mended if taken(mended) else {"type": "text", "text": sentence(block) + end}
 
 

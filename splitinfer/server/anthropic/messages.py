@@ -94,6 +94,7 @@ class ToolReference(Fields):
 
 
 _WithText = TextBlock | ImageBlock | Document | SearchResult | ToolReference
+_InResult = Annotated[_WithText, Kinds("type")]
 
 # -- thinking and tools ----------------------------------------------------------------------------
 
@@ -115,13 +116,14 @@ class ToolResult(Fields):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Parts[Annotated[_WithText, Kinds("type")]] = Field(default_factory=list)
+    content: Parts[_InResult] = Field(default_factory=list)
     is_error: bool = False
 
 
 _BLOCKS = Kinds("type", left_out="redacted_thinking".__eq__)  # only its author can read it
 UserBlock = Annotated[TextBlock | ImageBlock | Document | SearchResult | ToolResult | None, _BLOCKS]
 AssistantBlock = Annotated[TextBlock | Document | SearchResult | Thinking | ToolUse | None, _BLOCKS]
+_IN_RESULT = taken_by(_InResult)
 _TAKEN = {"user": taken_by(UserBlock), "assistant": taken_by(AssistantBlock)}
 
 
@@ -135,8 +137,8 @@ def _history(given: Any) -> Any:
         if isinstance(content, list) and turn.get("role") in _TAKEN:
             taken = _TAKEN[turn["role"]]
             is_last = turn["role"] == "user" and i == len(given) - 1
-            results = [inside_told(one, taken) if _is_result(one) else one for one in content]
-            turn = {**turn, "content": results if is_last else told(content, taken, turn["role"])}
+            results = [inside_told(one, _IN_RESULT) if _is_result(one) else one for one in content]
+            turn = {**turn, "content": results if is_last else told(content, taken, turn["role"], _IN_RESULT)}
         made.append(turn)
     return made
 

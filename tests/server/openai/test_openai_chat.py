@@ -293,7 +293,8 @@ class Told:
     def read(self, came: StreamEvent) -> Piece | None:
         found = [self.apart.feed(came.text)]
         found += [self.apart.finish(is_cut=came.finish_reason != "stop")] if came.finish_reason else []
-        return self.choice.read(replace(came, parts=tuple(part for one in found for part in one.parts)))
+        parts = tuple(part for one in found for part in one.parts)
+        return self.choice.read(replace(came, text="".join(one.text for one in found), parts=parts))
 
 
 @pytest.mark.parametrize(
