@@ -134,8 +134,7 @@ def _history(given: Any) -> Any:
     made = list[Any]()
     for i, turn in enumerate(given):
         content = turn.get("content") if isinstance(turn, dict) else None
-        if isinstance(content, list) and turn.get("role") in _TAKEN:
-            taken = _TAKEN[turn["role"]]
+        if isinstance(content, list) and (taken := _TAKEN.get(f"{turn.get('role')}")) is not None:
             is_last = turn["role"] == "user" and i == len(given) - 1
             results = [inside_told(one, _IN_RESULT) if _is_result(one) else one for one in content]
             turn = {**turn, "content": results if is_last else told(content, taken, turn["role"], _IN_RESULT)}

@@ -165,7 +165,8 @@ _KINDS = Kinds(
     why={"item_reference": "nothing is stored here; give the item itself; clients do so with store: false"},
 )
 _PACKED = "splitinfer-1:"
-_READ = {"message", "reasoning", "function_call", "custom_tool_call", "item_reference", *_LEFT_OUT}
+_READ = {"message", "reasoning", "function_call", "custom_tool_call", *_LEFT_OUT}
+_REFUSED = ("item_reference", "compaction_trigger")  # which ask for what is stored, or for another answer
 _RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
@@ -188,7 +189,9 @@ def _item(item: dict[str, Any], *, is_last: bool) -> dict[str, Any]:
             }
         case kind if kind in _RESULTS:
             return {name: told(one, TAKEN) if name == "output" else one for name, one in item.items()}
-        case str(kind) if kind not in _READ:  # others' servers ran it, or it is of tools that are left out
+        case str(kind) if (
+            kind not in _READ and kind not in _REFUSED
+        ):  # others' servers ran it, or it is of tools that are left out
             return {"role": "assistant", "content": f"{sentence(item)}\n"}
     return item
 
