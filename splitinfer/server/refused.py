@@ -26,6 +26,11 @@ def _has_no_sampling(options: Any) -> bool:
     return isinstance(options, dict) and not options.keys() & _OLLAMAS
 
 
+def _is_off(given: Any) -> bool:
+    """Whether a number is below 0, as llama.cpp says that something is off."""
+    return isinstance(given, int | float) and given < 0
+
+
 _OLLAMAS = {
     "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "num_predict", "repeat_penalty",
     "presence_penalty", "frequency_penalty", "mirostat",
@@ -34,7 +39,7 @@ _LLAMA_CPPS_ORDER = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p
 _NO_SAMPLER = "this way of sampling is not implemented"
 _STATELESS = "nothing is stored here; give the whole conversation"
 _NO_BLANKS = "JSON is written without blanks, or as its schema says"
-_FORM = "structured_outputs, or the API's own field"
+_FORMS = "output_config.format of messages, format of Ollama's API, response_format or text.format of OpenAI's"
 
 _SAMPLING: Table = {
     **_all(_NO_SAMPLER, 1, names="typical_p tfs_z"),
@@ -52,6 +57,12 @@ _SAMPLING: Table = {
     "t_max_predict_ms": Refused("it is the header X-Splitinfer-Timeout", (0, -1)),
     "truncate_prompt_tokens": Refused("a prompt is taken as it is", (-1,)),
     **_named("thinking_budget", -1, names="reasoning_budget thinking_budget_tokens thinking_token_budget"),
+    **_named("thinking_budget", -1, names="reasoning_budget_tokens"),
+    **_all(_NO_SAMPLER, 0, names="no_repeat_ngram_size top_a epsilon_cutoff eta_cutoff smoothing_factor"),
+    **_all(_NO_SAMPLER, 1, names="guidance_scale encoder_repetition_penalty num_beams"),
+    "adaptive_target": Refused(_NO_SAMPLER, is_neutral=_is_off),
+    "custom_logit_processor": Refused("no code of a client is run here", EMPTY),
+    "lora_path": Refused("there is one model, without adapters", EMPTY),
 }
 TEMPLATE: Table = {
     **_all("the model has its own", "", names="chat_template template"),
@@ -60,13 +71,14 @@ TEMPLATE: Table = {
     **_all("pictures are parts of messages", *EMPTY, names="image_data images"),
 }
 """Of a chat as tokens or text."""
-REFUSED: Table = {
-    **_SAMPLING,
+COUNTED: Table = {
     # Another prompt.
     **TEMPLATE,
     **_all("give a message of the role system, or a response's instructions", "", names="system instructions"),
     "functions": Refused("it is deprecated; give tools", EMPTY),
     "personality": Refused("the model has none; give instructions"),
+    "prompt_embeds": Refused("a prompt is text or token ids", EMPTY),
+    "previous_input_messages": Refused(_STATELESS, EMPTY),
     "add_special_tokens": Refused("the model's template always writes its own", (False,)),
     "add_generation_prompt": Refused("the prompt always ends where the answer begins", (True,)),
     "continue_final_message": Refused("chats go on, and messages where the last one is the assistant's", (False,)),
@@ -82,24 +94,34 @@ REFUSED: Table = {
     "thread": Refused(
         f"{_STATELESS} as messages", details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     ),
+}
+"""Of requests for a prompt's number of tokens; what concerns the answer is ignored there."""
+REFUSED: Table = {
+    **_SAMPLING,
+    **COUNTED,
     # Another answer.
+    "include_reasoning": Refused("reasoning is told apart, and may be left unread", (True,)),
+    "reasoning_format": Refused("reasoning is told apart, as reasoning_content", ("", "auto", "deepseek")),
+    "logprob_token_ids": Refused("logprobs are of the likeliest tokens", EMPTY),
     "modalities": Refused("answers are text", ([], ["text"])),
     "n": Refused("a request of this API has one answer", (1,)),
+    "n_cmpl": Refused("its name here is n", (1,)),
     "best_of": Refused("answers are not ranked", (1,)),
     "guided_whitespace_pattern": Refused(_NO_BLANKS, EMPTY),
     # Other names.
     **_named("repetition_penalty", 0, 1, names="repeat_penalty"),
     **_named("stop", *EMPTY, names="stop_sequences"),
-    **_named("max_tokens", -1, names="max_output_tokens n_predict"),
+    **_named("max_tokens", -1, names="max_output_tokens n_predict max_new_tokens"),
     **_named("max_output_tokens", -1, names="max_tokens max_completion_tokens"),
     **_named("enable_thinking, or the API's own field", names="think thinking"),
-    **_named(_FORM, *EMPTY, names="format grammar json_schema structured_outputs"),
-    **_named(_FORM, *EMPTY, names="guided_json guided_regex guided_choice guided_grammar"),
+    **_all(f"the form of an answer is {_FORMS}", *EMPTY, names="format grammar json_schema structured_outputs"),
+    **_all(f"the form of an answer is {_FORMS}", *EMPTY, names="regex ebnf guided_json guided_regex guided_choice"),
+    "guided_grammar": Refused(f"the form of an answer is {_FORMS}", EMPTY),
     **_named("text.format, or output_config.format of messages", {"type": "text"}, names="response_format"),
     "text": Refused("its name here is response_format", ({}, {"format": {"type": "text"}})),
     "options": Refused("give its fields in the request itself", is_neutral=_has_no_sampling),
 }
-"""Of requests for an answer, and for its prompt's number of tokens."""
+"""Of requests for an answer."""
 
 COMPLETIONS: Table = {
     **REFUSED,

@@ -13,16 +13,17 @@ for the user's next question only, add tools or take them away, and say with how
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, AnswerRequest, Ask, Chat
-from splitinfer.server.fields import Count, Fields, Kinds, Name, Parts
+from splitinfer.server.fields import Count, Fields, Kinds, Name, Parts, one_of
+from splitinfer.server.history import inside_told, taken_by, told
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import ForTemplate, NamedFunction, Sampling, Stops, Told, Word, chosen
-from splitinfer.server.openai.messages import merged_systems
+from splitinfer.server.openai.messages import arguments_of, merged_systems
 from splitinfer.server.problem import Problem
-from splitinfer.server.refused import CITED, OUTPUT
+from splitinfer.server.refused import CITED, COUNTED, OUTPUT, REFUSED
 
 # -- text ------------------------------------------------------------------------------------------
 
@@ -93,6 +94,7 @@ class ToolReference(Fields):
 
 
 _WithText = TextBlock | ImageBlock | Document | SearchResult | ToolReference
+_InResult = Annotated[_WithText, Kinds("type")]
 
 # -- thinking and tools ----------------------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class ToolUse(Fields):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any] = Field(default_factory=dict)
+    input: dict[str, Any] | str = Field(default_factory=dict)
 
 
 class ToolResult(Fields):
@@ -114,13 +116,35 @@ class ToolResult(Fields):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Parts[Annotated[_WithText, Kinds("type")]] = Field(default_factory=list)
+    content: Parts[_InResult] = Field(default_factory=list)
     is_error: bool = False
 
 
 _BLOCKS = Kinds("type", left_out="redacted_thinking".__eq__)  # only its author can read it
-UserContent = Parts[Annotated[TextBlock | ImageBlock | Document | SearchResult | ToolResult | None, _BLOCKS]]
-AssistantContent = Parts[Annotated[TextBlock | Document | SearchResult | Thinking | ToolUse | None, _BLOCKS]]
+UserBlock = Annotated[TextBlock | ImageBlock | Document | SearchResult | ToolResult | None, _BLOCKS]
+AssistantBlock = Annotated[TextBlock | Document | SearchResult | Thinking | ToolUse | None, _BLOCKS]
+_IN_RESULT = taken_by(_InResult)
+_TAKEN = {"user": taken_by(UserBlock), "assistant": taken_by(AssistantBlock)}
+
+
+def _history(given: Any) -> Any:
+    """The messages, with a sentence in the place of what is not read; not for what the user says in the last one."""
+    if not isinstance(given, list):
+        return given
+    made = list[Any]()
+    for i, turn in enumerate(given):
+        content = turn.get("content") if isinstance(turn, dict) else None
+        if isinstance(content, list) and (taken := _TAKEN.get(f"{turn.get('role')}")) is not None:
+            is_last = turn["role"] == "user" and i == len(given) - 1
+            results = [inside_told(one, _IN_RESULT) if _is_result(one) else one for one in content]
+            turn = {**turn, "content": results if is_last else told(content, taken, turn["role"], _IN_RESULT)}
+        made.append(turn)
+    return made
+
+
+def _is_result(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "tool_result"
+
 
 # -- tools, and changes of them --------------------------------------------------------------------
 
@@ -235,12 +259,9 @@ def last_effort(turns: Sequence[SystemTurn], effort: str | None) -> str | None:
 # -- requests -----------------------------------------------------------------------------------------
 
 
-_Display = Literal["summarized", "omitted"]
-
-
 class UserTurn(Fields):
     role: Literal["user"]
-    content: UserContent
+    content: Parts[UserBlock]
 
     def told(self) -> list[dict[str, Any]]:
         results = [_result(block) for block in self.content if isinstance(block, ToolResult)]
@@ -257,7 +278,7 @@ def _result(block: ToolResult) -> dict[str, Any]:
 
 class AssistantTurn(Fields):
     role: Literal["assistant"]
-    content: AssistantContent
+    content: Parts[AssistantBlock]
 
     def told(self) -> dict[str, Any]:
         text, thinking, calls = [], [], []
@@ -278,7 +299,11 @@ class AssistantTurn(Fields):
 
 
 def _call(block: ToolUse) -> dict[str, Any]:
-    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
+    return {
+        "id": block.id,
+        "type": "function",
+        "function": {"name": block.name, "arguments": arguments_of(block.input)},
+    }
 
 
 Turn = UserTurn | AssistantTurn | SystemTurn
@@ -307,7 +332,7 @@ class Thinks(Fields):
     """``budget_tokens``: of thinking; then the answer begins. ``display``: whether it is shown."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    display: _Display = "summarized"
+    display: Annotated[str, one_of("summarized", "omitted")] = "summarized"
     budget_tokens: Count | None = None
 
 
@@ -319,8 +344,11 @@ class Output(Effort):
 class CountRequest(ForTemplate):
     """A request for the number of a conversation's tokens."""
 
+    refused = COUNTED
     model: Name | None = None
-    messages: list[Annotated[Turn, Kinds("role")]] = Field(max_length=MAX_MESSAGES, fail_fast=True)
+    messages: Annotated[
+        list[Annotated[Turn, Kinds("role")]], Field(max_length=MAX_MESSAGES, fail_fast=True), BeforeValidator(_history)
+    ]
     system: Texts = Field(default_factory=list)
     tools: list[AnyTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: Annotated[Choice | ToolChoice, Kinds("type")] = Choice(type="auto")
@@ -345,7 +373,7 @@ class CountRequest(ForTemplate):
         told, tools = tuple(merged_systems(messages)), self.functions()[0]
         return Chat(told, tools, self._options(), opens_answer=not goes_on, continues=goes_on)
 
-    def functions(self) -> tuple[Told, Told]:
+    def functions(self) -> tuple[Told, Told, bool]:
         """As ``chosen``."""
         choice = self.tool_choice
         asked = (
@@ -380,6 +408,7 @@ def _told(turn: Turn, *, user_follows: bool) -> list[dict[str, Any]]:
 
 
 class MessageRequest(CountRequest, Sampling, AnswerRequest):
+    refused = REFUSED
     max_tokens: Count
     stop_sequences: Stops = Field(default_factory=list)
 
@@ -388,8 +417,8 @@ class MessageRequest(CountRequest, Sampling, AnswerRequest):
         return self.thinking is not None and self.thinking.display == "omitted"
 
     def asks(self) -> tuple[Ask]:
-        one_call, must_call = self.tool_choice.disable_parallel_tool_use, self.functions()[1]
-        return (Ask(self.chat(), self.sampling(), self.max_tokens, 1, one_call, must_call, self.stream),)
+        one_call, may_call = self.tool_choice.disable_parallel_tool_use, self.functions()[1:]
+        return (Ask(self.chat(), self.sampling(), self.max_tokens, 1, one_call, *may_call, self.stream),)
 
     def sampling(self) -> dict[str, Any]:
         found = super().sampling() | self.budget()

@@ -60,7 +60,7 @@ class Conversation(ForTemplate):
         told, opens = template_messages(messages), not goes_on if opens is None else opens
         return Chat(told, self.functions()[0], self.template_options(), opens, continues=goes_on)
 
-    def functions(self) -> tuple[Told, Told]:
+    def functions(self) -> tuple[Told, Told, bool]:
         """As ``chosen``."""
         return chosen([tool.function for tool in self.tools], self.tool_choice)
 
@@ -86,4 +86,4 @@ class ChatRequest(Conversation, Streaming):
         sampling = self.sampling() | ({} if self.num_top is None else {"logprobs": self.num_top})
         sampling |= self.form(form_of(self.response_format), "response_format") | self.budget()
         most, one_call = self.max_completion_tokens or self.max_tokens, not self.parallel_tool_calls
-        return (Ask(chat, sampling, most, self.n, one_call, self.functions()[1], self.stream),)
+        return (Ask(chat, sampling, most, self.n, one_call, *self.functions()[1:], self.stream),)

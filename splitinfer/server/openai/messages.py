@@ -6,7 +6,9 @@ Templates know text contents, the roles system, user, assistant and tool, and ca
 the template under the name that templates know.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -15,6 +17,7 @@ from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES
 from splitinfer.server.body import plain_json
 from splitinfer.server.fields import Fields, Kinds, Parts, Several
+from splitinfer.server.history import sentence, taken_by, told
 from splitinfer.server.refused import EARLIER_ANSWER
 
 
@@ -58,7 +61,9 @@ class InputPicturePart(Fields):
         return marked(self.image_url)
 
 
-Content = Parts[Annotated[TextPart | RefusalPart | PicturePart | InputPicturePart, Kinds("type")]]
+Part = Annotated[TextPart | RefusalPart | PicturePart | InputPicturePart, Kinds("type")]
+Content = Parts[Part]
+TAKEN = taken_by(Part)
 
 
 class CalledFunction(Fields):
@@ -117,20 +122,88 @@ class Answered(_Message):
 class Outcome(_Message):
     role: Literal["tool"]
     content: Content | None = None
-    tool_call_id: str
+    tool_call_id: str = ""
 
     def told(self) -> dict[str, Any]:
         return {**self._told("tool", content_text(self.content or ())), "tool_call_id": self.tool_call_id}
 
 
+def _history(given: Any) -> Any:
+    """The messages as this API has them, whichever server's client wrote them, and with a sentence in the place of what
+    is not read; not for what the user says in the last one."""
+    if not isinstance(given, list):
+        return given
+    last = len(given) - 1
+    return [_in_history(one, is_last=i == last) if isinstance(one, dict) else one for i, one in enumerate(given)]
+
+
+def _in_history(message: dict[str, Any], *, is_last: bool) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    if role == "user" and is_last:
+        return message
+    if role == "function":  # before there were tools
+        return _in_history({**message, "role": "tool"}, is_last=is_last)
+    if role == "assistant":
+        message = _own_fields(message)
+        content = message.get("content")
+    if role == "tool" and isinstance(content, dict | int | float):
+        content = json.dumps(content, ensure_ascii=False)
+    return message if content is None else {**message, "content": told(content, TAKEN, str(role))}
+
+
+def _own_fields(message: dict[str, Any]) -> dict[str, Any]:
+    """An answer with its reasoning and its calls in fields of their own, where they are parts of its content, as
+    Anthropic's clients write them; and its call in the list of calls."""
+    made, content = dict(message), message.get("content")
+    if isinstance(called := made.pop("function_call", None), dict):
+        made.setdefault("tool_calls", [{"type": "function", "function": called}])
+    spoken = made.pop("audio", None)
+    parts = content if isinstance(content, list) else []
+    thought = [one for one in parts if isinstance(one, dict) and one.get("type") in ("thinking", "reasoning")]
+    calls = [one for one in parts if isinstance(one, dict) and one.get("type") == "tool_use"]
+    if thought or calls:
+        made["content"] = [one for one in parts if one not in thought and one not in calls]
+    texts = [text for one in thought if isinstance(text := one.get(one["type"]) or one.get("text"), str)]
+    if texts and not (made.get("reasoning_content") or made.get("reasoning")):
+        made["reasoning_content"] = "".join(texts)
+    if calls and not made.get("tool_calls"):
+        functions = [{"name": one.get("name"), "arguments": one.get("input")} for one in calls]
+        made["tool_calls"] = [
+            {"id": one.get("id") or "", "function": function} for one, function in zip(calls, functions, strict=True)
+        ]
+    if spoken is not None and not made.get("content"):
+        made["content"] = sentence({"type": "audio"})
+    return made
+
+
 Messages = Annotated[
     list[Annotated[Said | Answered | Outcome, Kinds("role")]],
     Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+    BeforeValidator(_history),
 ]
 
 
 def template_messages(given: Sequence[Said | Answered | Outcome]) -> tuple[Mapping[str, Any], ...]:
-    return tuple(merged_systems([message.told() for message in given]))
+    return tuple(merged_systems(with_ids(message.told() for message in given)))
+
+
+def with_ids(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with an id for each call, and with that of its call for each result: without one, a result is of the
+    oldest call that has none yet, of the function that it names if it names one."""
+    made, open_calls, numbers = list[dict[str, Any]](), list[tuple[str, str]](), count(1)
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            calls = [{**call, "id": call["id"] or f"call{next(numbers):05}"} for call in calls]
+            open_calls += [(call["id"], call["function"]["name"]) for call in calls]
+            message = {**message, "tool_calls": calls}
+        if message["role"] == "tool":
+            own, name = message["tool_call_id"], message.get("name")
+            rank = {each: (each[0] != own, each[1] != name) for each in open_calls}
+            answered = min(open_calls, key=rank.__getitem__, default=("", ""))
+            open_calls = [each for each in open_calls if each != answered]
+            message = {**message, "tool_call_id": own or answered[0]}
+        made.append(message)
+    return made
 
 
 def merged_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
