@@ -246,7 +246,7 @@ class RequestState:
             return self._decoded(taken)
         except Exception as error:  # noqa: BLE001 - of any tokenizer
             log.warning("request %d: its tokens cannot be decoded", self.seq_id, exc_info=error)
-            self._detokenizer = None
+            self._detokenizer, self._told = None, StopMatcher(())
             why = f"the tokenizer cannot decode the answer ({type(error).__name__}: {error})"
             return replace(self._decoded(taken), finish_reason=FinishReason.ERROR.value, error=why)
 
