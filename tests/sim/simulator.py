@@ -211,9 +211,6 @@ class Simulator:
             return
         step, timing = self.scheduler.in_flight[-1], self._step(0, plan, plan.slices)
         self._advance(timing.ended)
-        if any(part.begins_with_draft for part in plan.slices):
-            self._take_in()
-            plan = step.plan
         step.is_sent = True
         self.carried_out(0, plan)
         self._pass_on(0, plan, timing.ended)
@@ -322,7 +319,6 @@ class Simulator:
         for event in events:
             self.times[event.seq_id].append(self.now)
             self.got(event.seq_id, event.token.token_id)
-        self.scheduler.leave_out_rejected()
 
     def got(self, seq_id: int, token_id: int) -> None:
         """Called when a request gets a token; for subclasses."""

@@ -139,7 +139,7 @@ class Loop:
     def _launch(self, plan: StepPlan) -> None:
         """Hand a step to the pipeline."""
         step, at = self.scheduler.in_flight[-1], time.monotonic()
-        self._pipeline.launch(step, self._begin_masks(plan), self._receive_and_tell)
+        self._pipeline.launch(step, self._begin_masks(plan))
         step.launched_at, step.limit = at, limit_of(self.scheduler.predicted(plan))
 
     def _begin_masks(self, plan: StepPlan) -> "Future[RawMasks] | None":
@@ -199,8 +199,6 @@ class Loop:
             result = result.received_at(step.launched_at)
         events = self.scheduler.update(result, heard)
         assert step is not None, "the scheduler took the result of a step"
-        with self._pipeline.leaving:
-            self.scheduler.leave_out_rejected()
         self._answered_at = now
         self._figures.returned(step, result, events, heard, now)
         self.requests.take(events, now)

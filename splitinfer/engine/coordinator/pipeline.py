@@ -125,7 +125,6 @@ class Pipeline:
         self.steps = StepsUnderWay[Launched](put)  # on this machine's stage
         self._lost: WorkerHandle | None = None  # the worker lost last
         self._closing = threading.Lock()
-        self.leaving = threading.Lock()  # to be held while a plan changes or leaves
         self._sending = threading.Lock()  # a link has one writer at a time
         self.is_open = False
         """Whether all stages were loaded and connected, and none is known to be lost."""
@@ -354,10 +353,9 @@ class Pipeline:
         """The coordinator's."""
         return open_device(0, self._config.load(0).bounds) if self.local is None else self.local.device
 
-    def launch(self, step: StepInFlight, masks: Future[RawMasks] | None, receive: Callable[[], None]) -> None:
+    def launch(self, step: StepInFlight, masks: Future[RawMasks] | None) -> None:
         """Launch a step on this machine's device; it is sent to the next stage when the device is done with it.
-        ``masks``: of its rows. ``receive``: takes in results that have come; called where a step with drafts is done at
-        once, before it is sent.
+        ``masks``: of its rows.
 
         Raises:
             WorkerLost, DeviceFailed, ProtocolError: it cannot be launched, or was done at once and cannot be sent.
@@ -375,11 +373,8 @@ class Pipeline:
         if local.needs_verdict(plan):
             self.steps.drain()
         launched = local.launch(plan, None, here, self.steps.under_way())
-        is_done = local.device.computes_at_launch
-        if is_done and any(part.begins_with_draft for part in plan.slices):
-            receive()
         send = partial(self._send, local, self._worker_group, step, masks)
-        self.steps.add(launched, local.wait, send, is_done=is_done)
+        self.steps.add(launched, local.wait, send, is_done=local.device.computes_at_launch)
 
     def _send(
         self,
@@ -391,12 +386,9 @@ class Pipeline:
     ) -> None:
         """Send a step that is done. On the thread that waits for the device, if there is one. ``local``, ``group``: as
         they were at its launch."""
-        finished = local.finish(done)
-        with self.leaving:
-            step.is_sent, plan = True, step.plan
-        finished = finished.reduced_to(plan)
+        finished, step.is_sent = local.finish(done), True
         if self.layout.num_stages == 1:
-            result = StepResult(plan.step, finished.sampled, (finished.figures,))
+            result = StepResult(step.plan.step, finished.sampled, (finished.figures,))
             self._put(LocalResult(result, time.monotonic(), group))
         else:
             self._send_on(group, step, finished, {} if masks is None else masks.result())
