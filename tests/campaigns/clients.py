@@ -10,6 +10,7 @@ seed, and all are tried again while there is time; the server keeps their KV mea
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import re
@@ -153,6 +154,15 @@ def install(client: Client, folder: Path) -> str:
     return ""
 
 
+def version_of(client: Client, folder: Path) -> str:
+    """Return the version of an installed client."""
+    if client.npm:
+        return str(json.loads((folder / "node_modules" / client.package / "package.json").read_text())["version"])
+    packages = map(str, folder.glob("lib/python*/site-packages"))
+    name = client.package.partition("[")[0]
+    return next(iter(importlib.metadata.distributions(name=name, path=list(packages)))).version
+
+
 # -- trying ----------------------------------------------------------------------------------------
 
 
@@ -161,7 +171,7 @@ def try_library(name: str, folder: Path, url: str) -> dict[str, str | None]:
     told = {"CLIENT_URL": url, "CLIENT_KEY": "none", "CLIENT_MODEL": "scripted"}
     done = _run([str(folder / "bin" / "python"), str(LIBRARIES / f"{name}_client.py")], folder, told)
     try:
-        found: dict[str, str | None] = json.loads(done[1].splitlines()[-1])["found"]
+        found: dict[str, str | None] = json.loads(done[1].splitlines()[-1])
         return found
     except (ValueError, IndexError):
         return {"all": f"it ended with {done[0]}: {done[1][-500:]}"}
@@ -228,7 +238,7 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
                 report.expect_none(f"{name}: {ability}: {why}" for ability, why in found.items() if why)
                 report.expect_none(f"{name}: {each}" for each in _refused(server, before) if name not in _EXPECTED)
         report.expect_none(server.left())
-    report.figures |= {"tried": abilities}
+    report.figures |= {"tried": abilities, "versions": {name: version_of(CLIENTS[name], at / name) for name in tries}}
 
 
 def _refused(server: Serving, before: int) -> list[str]:

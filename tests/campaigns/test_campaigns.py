@@ -23,7 +23,7 @@ CASES = {
     "json_schemas": "json_schemas --minutes 1",
 }
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(2400)]  # clients are installed first
 
 
 @pytest.mark.parametrize("name", CASES)

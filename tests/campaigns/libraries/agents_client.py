@@ -45,4 +45,4 @@ async def forms() -> None:
         same(type((await Runner.run(Agent("a", output_type=Weather, model=model), QUESTION)).final_output), Weather)
 
 
-run("openai-agents")
+run()

@@ -26,4 +26,4 @@ def strict_tools() -> None:
     _answer(instructor.Mode.TOOLS_STRICT)
 
 
-run("instructor")
+run()

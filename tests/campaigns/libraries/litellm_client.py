@@ -95,4 +95,4 @@ def errors() -> None:
 
 
 if __name__ == "__main__":
-    run("litellm")
+    run()

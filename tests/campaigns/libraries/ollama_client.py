@@ -71,4 +71,4 @@ def errors() -> None:
     same(refused(ollama.ResponseError, "embed", lambda: client.embed(MODEL, "text")).status_code, 404)
 
 
-run("ollama")
+run()

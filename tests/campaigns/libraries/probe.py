@@ -1,11 +1,10 @@
 """What the clients' scripts share: each ability is a function that fails if the client does not get what it should.
 
 A script is run by `clients.py` with the server's address in ``CLIENT_URL`` and the key in ``CLIENT_KEY``. It prints
-a line of JSON: the package's version, and for each ability ``null`` or why it failed.
+a line of JSON: for each ability ``null`` or why it failed.
 """
 
 import asyncio
-import importlib.metadata
 import inspect
 import json
 import os
@@ -58,7 +57,7 @@ def refused(kind: type[BaseException], naming: str, call: Callable[[], Any]) -> 
     raise AssertionError(f"{naming} was taken")
 
 
-def run(package: str) -> None:
+def run() -> None:
     found: dict[str, str | None] = {}
     only = sys.argv[1:]
     for function in _abilities:
@@ -71,4 +70,4 @@ def run(package: str) -> None:
             found[function.__name__] = f"{type(error).__name__}: {error}"[:600]
             if only:
                 traceback.print_exc()
-    sys.stdout.write(json.dumps({"version": importlib.metadata.version(package), "found": found}) + "\n")
+    sys.stdout.write(json.dumps(found) + "\n")

@@ -51,4 +51,4 @@ async def output_by_a_call() -> None:
         same(type((await Agent(model, output_type=Weather).run(QUESTION)).output), Weather)
 
 
-run("pydantic-ai-slim")
+run()
