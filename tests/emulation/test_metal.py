@@ -1,4 +1,4 @@
-"""The page's table of kernels is what MLX's source gives for these shapes; layers round by kernel, and only by kernel."""
+"""The table of kernels is what MLX's source gives for these shapes; layers round by kernel, and by that alone."""
 
 from collections.abc import Callable
 from functools import partial
