@@ -1,4 +1,4 @@
-"""What `scripts/mac_wheels` does: uv resolves `pyproject.toml` for another system than this, with that system's markers."""
+"""What `scripts/mac_wheels` does: uv resolves `pyproject.toml` for another system than this, with its markers."""
 
 import os
 import re

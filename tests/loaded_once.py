@@ -5,8 +5,8 @@ that a kept block is counted with (some tests change those), and it takes two th
 tiny stages is opened. So of the same stages the first is surveyed and tried as ever, and the others get what was found:
 the survey (``loader.survey``), and what the trials found (``outcomes.try_stage``). Each reads its own weights.
 
-Models with other linear layers than MLX's own (``noisy_layers.py``) are tried each time. Loading itself is tested in
-``tests/models`` and ``tests/matrix``, which call all of this directly, and in the processes of ``tests/cluster``.
+Models with other linear layers than MLX's own (``emulation/rounding.py``) are tried each time. Loading itself is tested
+in ``tests/models`` and ``tests/matrix``, which call all of this directly, and in the processes of ``tests/cluster``.
 """
 
 import json

@@ -4,6 +4,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import mac_wheels
 import packages
 import pytest
 
@@ -55,3 +56,11 @@ def test_what_a_wheel_needs_is_in_the_project():
         Path("layouts", name.rpartition("/")[2]) if "_layouts" in name else Path(name) for name in packages._NEEDED
     ]
     assert [str(path) for path in sources if not (ROOT / path).is_file()] == []
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_every_mac_gets_wheels():
+    """As the page says, for each version of macOS and Python; one that is missing is named."""
+    assert mac_wheels.table() in (ROOT / "docs" / "start" / "install.md").read_text()
+    assert mac_wheels.lacking("13", "3.13") == "mlx"

@@ -25,6 +25,7 @@ from tests.emulation.device_queue import DeviceQueue
 from tests.emulation.files import read_devices
 from tests.emulation.late_steps import LATE_STEPS
 from tests.emulation.machine import Machine
+from tests.emulation.rounding import round_like
 from tests.emulation.strict import Strict, strict_device
 
 _COARSE = 0.0003  # seconds before a time up to which the operating system may be trusted to wake a thread
@@ -39,6 +40,7 @@ def open_device(
         ConfigError: the machine file cannot be read, or does not fit the layout.
     """
     machine = read_devices(file, layers)[stage]
+    round_like(machine.device.rounds_like)
     machine = machine if num_ranks == 1 else machine.of_rank(num_ranks, sums=sums)
     return EmulatedDevice(machine, computes_at_launch=computes_at_launch, strict=strict_device())
 

@@ -14,7 +14,7 @@ as long. (llama.cpp, issue 10119: 63 to 318 ms on an M2 Ultra.)
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as numbers
@@ -32,6 +32,7 @@ class DeviceTraits:
     max_buffers: command buffers under way at a time, at most.
     wait: seconds from the end of a step until a thread that waits for it goes on.
     idle_after, idle_factor: after so many idle seconds the next step takes so many times as long.
+    rounds_like: a chip of ``metal.CHIPS`` like whose kernels layers round; "" for this processor.
 
     Raises:
         ValueError: a number is out of its range.
@@ -41,6 +42,7 @@ class DeviceTraits:
     wait: NotNegative = 0.0
     idle_after: Positive = 1.0
     idle_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    rounds_like: Literal["", "M1", "M2 Ultra", "M3", "M3 Ultra", "M4 Max", "M5", "M5 Max"] = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ or with ``each_layer`` those of one layer; then every cut fits, and the stages m
     max_buffers                 command buffers in flight at a time: a launch holds its thread until no more are left
     wait_us                     from the end of a step until its waiter continues
     idle_after_s, idle_factor   after this many idle seconds the next step takes this many times as long
+    rounds_like                 a chip, such as "M4 Max": layers round as its kernels do (``metal.py``, ``rounding.py``)
 """
 
 import json
@@ -142,6 +143,7 @@ class _Pipeline(_Described):
     wait: _Us = Field(0.0, alias="wait_us")
     idle_after: Positive = Field(1.0, alias="idle_after_s")
     idle_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    rounds_like: str = ""
 
     def _of(self, layers: list[int], devices: list[tuple[Costs, int]], each: EachLayer | None) -> Machine:
         return Machine(
@@ -151,7 +153,7 @@ class _Pipeline(_Described):
             buffers=tuple(count for _, count in devices),
             each_layer=each,
             sum=Costs.through(self.sum),
-            device=DeviceTraits(**self.values("max_buffers", "wait", "idle_after", "idle_factor")),
+            device=DeviceTraits(**self.values("max_buffers", "wait", "idle_after", "idle_factor", "rounds_like")),
             **self.values("host", "draft", "draft_more", "draft_buffers", "launches_ahead"),
         )
 

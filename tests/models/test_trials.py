@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 import tiny
 from mlx.utils import tree_map
-from noisy_layers import RowNoise
 
 from splitinfer.models import kv_blocks, kv_trial, rows
 from splitinfer.models.caches import Cache
@@ -21,14 +21,19 @@ from splitinfer.models.rounding import RowErrors
 from splitinfer.models.rows import RowCache, attend_by_rows
 from splitinfer.models.step import StepModel, Way
 from splitinfer.models.step_trial import ALL_STEPS, Run, trial_of
+from tests.emulation.metal import CHIPS
+from tests.emulation.rounding import RowNoise
 
 DEEP, SHALLOW = 40, 10  # layers: rounding needs many of them to grow, a mistake does not
 ODD = 7  # the only layer with a mistake, where only one has it
 
+SMALL = {"hidden_size": 32, "intermediate_size": 32}
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 # MLX's CPU backend multiplies experts in float32 only, so these have larger errors in float32.
 KINDS: dict[str, tuple[str, mx.Dtype, float, dict[str, Any]]] = {
-    "dense": ("qwen3", mx.bfloat16, 1e-5, {}),
-    "experts": ("qwen3_moe", mx.float32, 1e-3, {"num_experts": 16, "moe_intermediate_size": 16}),
+    "dense": ("qwen3", mx.bfloat16, 1e-5, SMALL),
+    "experts": ("qwen3_moe", mx.float32, 1e-3, {**SMALL, "num_experts": 16, "moe_intermediate_size": 16}),
+    **dict.fromkeys(CHIPS, ("qwen3", mx.bfloat16, 1e-05, WIDE)),  # in 4 bits
 }
 Fault = Callable[[pytest.MonkeyPatch], None]
 
@@ -48,11 +53,13 @@ class Tried:
 
 def noisy_stage(kind: str, num_layers: int) -> Iterator[Tried]:
     name, dtype, noise, changes = KINDS[kind]
-    model, _ = tiny.build(name, num_hidden_layers=num_layers, hidden_size=32, intermediate_size=32, **changes)
+    model, _ = tiny.build(name, num_hidden_layers=num_layers, **changes)
     model.update(tree_map(lambda array: array.astype(dtype), model.parameters()))
+    if kind in CHIPS:
+        nn.quantize(model, 64, 4)
     mx.eval(model.parameters())
     with pytest.MonkeyPatch.context() as patch:
-        RowNoise(noise).install(patch)
+        RowNoise(noise, chip=CHIPS.get(kind)).install(patch.setattr)
         stage = StageModel(model, 0, num_layers)
         attend_by_rows(model)
         step = StepModel(stage, exact=False)
@@ -165,7 +172,7 @@ def test_mistakes_in_blocks_are_refused(shallow: Tried, monkeypatch: pytest.Monk
 def test_blocks_are_kept_where_no_two_calls_agree(shallow: Tried):
     """Not even the same rows computed again, as with sums in no fixed order."""
     with pytest.MonkeyPatch.context() as patch:
-        RowNoise(1e-4, each_call=True).install(patch)
+        RowNoise(1e-4, each_call=True).install(patch.setattr)
         assert why_no_blocks(shallow.stage) is None
 
 
