@@ -12,7 +12,7 @@ Whatever is in the figures' way is said with the machine, the program that was b
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from splitinfer.core.plain_text import duration
 from splitinfer.machine.profile import Load, MachineProfile, Profiles, Trials
@@ -21,7 +21,7 @@ from splitinfer.placement.formulas import Formulas
 
 BEYOND = 4  # times as many rows or positions as were measured
 AGREE = 1.5  # times as long as the quickest trial
-_BUSY = 0.4  # of the processors, by other programs
+_BUSY, _FULL = 0.4, 0.8  # of the processors, by other programs: it is said; no trial tells anything
 _UNLIKE = 3  # times as long for the same layer: perhaps it is another machine, perhaps it was busy
 _LEFT_OUT = 1.1  # times as long or as short as by the formulas: what they leave out, however well trials agree
 _ROUNDING = 1.001
@@ -41,12 +41,20 @@ def busy_in_words(name: str, load: Load) -> list[str]:
 
 def is_doubtful(machine: MachineProfile) -> bool:
     """Return whether a machine should be measured again: it was busy, or its trials do not agree."""
-    return bool(busy_in_words(machine.name, machine.trials.load)) or not agree(machine)
+    return bool(busy_in_words(machine.name, machine.trials.load)) or not is_known(machine)
 
 
-def agree(machine: MachineProfile) -> bool:
-    """Return whether a machine's trials agree."""
-    return _agrees(machine.trials.few) and _agrees(machine.trials.many)
+def is_known(machine: MachineProfile) -> bool:
+    """Return whether a machine's trials tell its speed: they agree, and other programs left it room to compute."""
+    return not _unknown(machine, reads=True)
+
+
+def _unknown(machine: MachineProfile, *, reads: bool) -> str:
+    """Return why a machine's trials do not tell its speed; nothing if they do. ``reads``: at reading prompts, too."""
+    trials = machine.trials
+    if trials.load.others > _FULL * trials.load.processors:
+        return f"{machine.name} was busy"
+    return "" if _agrees(trials.few) and (not reads or _agrees(trials.many)) else f"trials differ on {machine.name}"
 
 
 def _agrees(spread: float) -> bool:
@@ -56,13 +64,14 @@ def _agrees(spread: float) -> bool:
 def assumed(profiles: Profiles) -> Profiles:
     """Return the profiles from which to choose a cut: machines whose trials do not agree are as fast as the quickest of
     the others, or the quickest of all. Their trials stay, so that no figure of theirs is shown."""
-    sure = [each for each in profiles.machines if agree(each)] or profiles.machines
+    sure = [each for each in profiles.machines if is_known(each)] or profiles.machines
     like = min(sure, key=_of_a_layer)
-    machines = [
-        each if agree(each) else replace(each, layers=like.layers, halves=like.halves, head=like.head, step=like.step)
-        for each in profiles.machines
-    ]
-    return replace(profiles, machines=tuple(machines))
+
+    def guessed(each: MachineProfile) -> MachineProfile:
+        return replace(each, layers=like.layers, halves=like.halves, head=like.head, step=like.step)
+
+    machines = tuple(each if is_known(each) else guessed(each) for each in profiles.machines)
+    return replace(profiles, machines=machines)
 
 
 def doubts(profiles: Profiles) -> Iterator[str]:
@@ -70,7 +79,7 @@ def doubts(profiles: Profiles) -> Iterator[str]:
     machines = [each for each in profiles.machines if not each.across]
     found = [said for machine in machines for said in _doubts_of(machine)]
     yield from found
-    if len(machines) > 1 and not all(map(agree, machines)):
+    if len(machines) > 1 and not all(map(is_known, machines)):
         yield "Where a machine's speed is not known, the cut takes it to be as fast as the quickest."
     if found:
         yield "Close other programs there, and measure again: --measure."
@@ -87,7 +96,7 @@ def _of_a_layer(machine: MachineProfile) -> float:
 
 def _doubts_of(machine: MachineProfile) -> Iterator[str]:
     trials, name = machine.trials, machine.name
-    if not agree(machine):
+    if not (_agrees(trials.few) and _agrees(trials.many)):
         most = max(trials.few, trials.many)
         yield (
             f"On {name} the same step took up to {most:.2g} times as long as before, so its speed is not known."
@@ -119,8 +128,8 @@ def why_not(machines: Sequence[MachineProfile], rows: int, positions: int, *, re
     nothing if it is known."""
     for machine in machines:
         trials = machine.trials
-        if not _agrees(trials.few) or (reads and not _agrees(trials.many)):
-            return f"trials differ on {machine.name}"
+        if unknown := _unknown(machine, reads=reads):
+            return unknown
         most = min((costs.points[-1][0] for costs in machine.layers.values() if costs.points), default=rows)
         if trials != Trials() and rows > BEYOND * most:
             return f"measured up to {most:,} {'tokens a step' if reads else 'at once'}"
@@ -145,6 +154,6 @@ def impossible(
         return "faster than the best of its machines alone"
     if many is not None and many > _ROUNDING * count * formulas.most_alone(cut, None):
         return f"more than {count} times its best machine alone"
-    if any(after * _ROUNDING < before for before, after in zip(prompts, prompts[1:], strict=False)):
+    if any(after * _ROUNDING < before for before, after in pairwise(prompts)):
         return "a longer prompt would take less time"
     return ""

@@ -1,7 +1,7 @@
-"""This machine alone beside the cut in force and the best one over several machines: five rows, a column for each way to run the model, and
-what the other machines change in one sentence. A figure has its range, and is left out where it is not known or cannot
-be true (``placement.bounds``). Where there is only one machine, another one like it is assumed, with
-half of the weights, over a link of 1 ms and 100 MB/s."""
+"""This machine alone beside the cut in force and the best one over several machines: five rows, a column for each way
+to run it, and what other machines change in one sentence. A figure has its range, and is left out where it is not known
+or cannot be true (``placement.bounds``). Where there is only one machine, another one like it is assumed, with half of
+the weights, over a link of 1 ms and 100 MB/s."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -56,9 +56,10 @@ def test_no_formula_goes_beyond_what_physics_allows(
         (replace(GOOD, many=0), "trials differ on m1", "m1 was too slow to be measured twice"),
         (replace(GOOD, longest=500), "measured up to 500 tokens", ""),
         (
-            replace(GOOD, load=Load(1.6, 2, "mypy")), "",
-            "m1 was busy: other programs used 1.6 of its 2 processors, most of all mypy.",
+            replace(GOOD, load=Load(1.7, 2, "mypy")), "m1 was busy",
+            "m1 was busy: other programs used 1.7 of its 2 processors, most of all mypy.",
         ),
+        (replace(GOOD, load=Load(1.5, 2)), "", "m1 was busy: other programs used 1.5 of its 2 processors."),
         (replace(GOOD, load=Load(0.7, 2)), "", ""),
     ],
 )  # fmt: skip
