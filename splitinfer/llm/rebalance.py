@@ -21,6 +21,7 @@ from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.coordinator.engine import Engine
+from splitinfer.engine.profiling.load import LoadWatch
 from splitinfer.errors import RequestError
 from splitinfer.llm.automatic import ACCEPTANCE, with_drafter
 from splitinfer.machine.costs import Costs
@@ -38,7 +39,6 @@ from splitinfer.placement.formulas import costs_of
 from splitinfer.placement.pairs import with_pairs, with_sums
 from splitinfer.placement.plan import Planner, plan
 from splitinfer.settings import Settings
-from splitinfer.system.load import LoadWatch
 from splitinfer.wire.messages import Ready
 
 _ENOUGH = 100  # drafts from which their share that was right is taken

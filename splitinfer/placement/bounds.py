@@ -5,7 +5,8 @@
     two machines as one stage      at most twice as fast, as each computes half of every layer
     longer prompts                 take no less time
     rows and positions             up to ``BEYOND`` times as many as were measured; layers of one kind cost the same
-    trials                         differ by less than ``AGREE``; otherwise there is no figure, and the reason is said
+    trials                         agree, with room to compute (``Trials.tell``); otherwise there is no figure, and the
+                                   reason is said
 
 Whatever is in the figures' way is said with the machine, the program that was busy there, and what to do.
 """
@@ -20,8 +21,6 @@ from splitinfer.placement.cuts import Cut
 from splitinfer.placement.formulas import Formulas
 
 BEYOND = 4  # times as many rows or positions as were measured
-AGREE = 1.5  # times as long as the quickest trial
-_BUSY, _FULL = 0.4, 0.8  # of the processors, by other programs: it is said; no trial tells anything
 _UNLIKE = 3  # times as long for the same layer: perhaps it is another machine, perhaps it was busy
 _LEFT_OUT = 1.1  # times as long or as short as by the formulas: what they leave out, however well trials agree
 _ROUNDING = 1.001
@@ -33,32 +32,14 @@ _OLD = 60.0  # seconds: what was measured before that is not of this minute
 
 def busy_in_words(name: str, load: Load) -> list[str]:
     """Return a sentence if other programs computed so much on a machine that they may have slowed it down."""
-    if load.others <= _BUSY * load.processors:
-        return []
     most = f", most of all {load.busiest}" if load.busiest else ""
-    return [f"{name} was busy: other programs used {load.others:.1f} of its {load.processors} processors{most}."]
-
-
-def is_doubtful(machine: MachineProfile) -> bool:
-    """Return whether a machine should be measured again: it was busy, or its trials do not agree."""
-    return bool(busy_in_words(machine.name, machine.trials.load)) or not is_known(machine)
+    said = f"{name} was busy: other programs used {load.others:.1f} of its {load.processors} processors{most}."
+    return [said] if load.is_high else []
 
 
 def is_known(machine: MachineProfile) -> bool:
-    """Return whether a machine's trials tell its speed: they agree, and other programs left it room to compute."""
-    return not _unknown(machine, reads=True)
-
-
-def _unknown(machine: MachineProfile, *, reads: bool) -> str:
-    """Return why a machine's trials do not tell its speed; nothing if they do. ``reads``: at reading prompts, too."""
-    trials = machine.trials
-    if trials.load.others > _FULL * trials.load.processors:
-        return f"{machine.name} was busy"
-    return "" if _agrees(trials.few) and (not reads or _agrees(trials.many)) else f"trials differ on {machine.name}"
-
-
-def _agrees(spread: float) -> bool:
-    return 0 < spread < AGREE
+    """Return whether a machine's trials tell its speed."""
+    return machine.trials.tell
 
 
 def assumed(profiles: Profiles) -> Profiles:
@@ -96,7 +77,7 @@ def _of_a_layer(machine: MachineProfile) -> float:
 
 def _doubts_of(machine: MachineProfile) -> Iterator[str]:
     trials, name = machine.trials, machine.name
-    if not (_agrees(trials.few) and _agrees(trials.many)):
+    if not trials.agree:
         most = max(trials.few, trials.many)
         yield (
             f"On {name} the same step took up to {most:.2g} times as long as before, so its speed is not known."
@@ -128,8 +109,8 @@ def why_not(machines: Sequence[MachineProfile], rows: int, positions: int, *, re
     nothing if it is known."""
     for machine in machines:
         trials = machine.trials
-        if unknown := _unknown(machine, reads=reads):
-            return unknown
+        if not trials.tell:
+            return f"{machine.name} was busy" if trials.load.is_full else f"trials differ on {machine.name}"
         most = min((costs.points[-1][0] for costs in machine.layers.values() if costs.points), default=rows)
         if trials != Trials() and rows > BEYOND * most:
             return f"measured up to {most:,} {'tokens a step' if reads else 'at once'}"

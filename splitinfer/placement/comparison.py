@@ -76,7 +76,7 @@ def beside(plan: Plan, aim: Aim, now: Cut | None = None) -> Comparison:
         if drafted.one and plain.one:
             sentences.append(f"Drafts make one chat {_times(drafted.one / plain.one)}.")
     asked, long = plan.asked, _long(profiles.model)
-    turn = f"chat: {asked.prompt:,} tokens read, {asked.answer:,} written"
+    turn = f"chat: {asked.prompt:,} + {asked.answer:,} tokens"
     names = ("fits", "one chat", turn, f"{asked.streams:,} at once", f"a prompt of {long:,} tokens")
     rows = tuple((name, *cells) for name, *cells in zip(names, *(way.cells for way in shown), strict=True))
     sentences += [ages(profiles)] * bool(ages(profiles))
