@@ -1,4 +1,4 @@
-"""What holds of every figure before it is shown or advised: physics, how far trials agreed, and what was measured.
+"""Bounds on every figure that is shown or advised: physics, the range of the trials, and the sizes that were timed.
 
     layers cut between machines    one chat is no faster than on the best single one of them; n machines do at most n
                                    times as much as that
@@ -105,8 +105,8 @@ def spread_of(machines: Iterable[MachineProfile], *, reads: bool = False) -> flo
 
 
 def why_not(machines: Sequence[MachineProfile], rows: int, positions: int, *, reads: bool) -> str:
-    """Return why a figure is not known that needs steps of so many rows, or of rows that attend to so many positions;
-    nothing if it is known."""
+    """Return why a figure is not known that depends on steps of ``rows`` rows, each attending to ``positions``
+    positions. Return nothing if it is known."""
     for machine in machines:
         trials = machine.trials
         if not trials.tell:
@@ -126,7 +126,7 @@ def impossible(
 
     Args:
         one: tokens a second of one chat without drafts.
-        many: those of several chats together.
+        many: tokens a second of several chats together.
         prompts: seconds to the first token of prompts, each at least twice as long as the one before.
     """
     machines, count = formulas.machines_of(cut), formulas.num_machines(cut)
