@@ -56,7 +56,7 @@ def measuring() -> Iterator[Callable[[str, messages.Progress], None]]:
             nonlocal ends
             if progress.phase == "measure" and not ends:
                 ends = time.monotonic() + SECONDS
-                say(f"Measuring each machine with this model: at most {SECONDS:.0f} s. What agrees is kept for the next time.")
+                say(f"Measuring each machine with this model: at most {SECONDS:.0f} s. Good figures are kept.")
             share = f" {progress.done / progress.total:.0%}" if progress.total else ""
             if progress.phase == "link":
                 last.clear()

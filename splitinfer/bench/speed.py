@@ -30,13 +30,13 @@ from splitinfer.bench.systems import (
 from splitinfer.console import say
 from splitinfer.core.plain_text import duration
 from splitinfer.core.serving_options import MAX_RUNNING
+from splitinfer.engine.profiling.load import LoadWatch
 from splitinfer.errors import ModelError, SplitinferError
 from splitinfer.llm import LLM
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.placement.bounds import busy_in_words
 from splitinfer.probes.machine import describe
 from splitinfer.settings import Settings
-from splitinfer.system.load import LoadWatch
 
 _SETTLE = 0.05  # seconds of idleness before each turn, in which the previous one's rest is done
 

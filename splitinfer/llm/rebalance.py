@@ -21,6 +21,7 @@ from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.coordinator.engine import Engine
+from splitinfer.engine.profiling.load import LoadWatch
 from splitinfer.errors import RequestError
 from splitinfer.llm.automatic import ACCEPTANCE, with_drafter
 from splitinfer.machine.costs import Costs
@@ -30,7 +31,7 @@ from splitinfer.models.layer_kinds import describe
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
 from splitinfer.placement.asked import Aim, Asked
-from splitinfer.placement.bounds import BEYOND, agree, doubts
+from splitinfer.placement.bounds import BEYOND, doubts, is_known
 from splitinfer.placement.comparison import Comparison, beside
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import layout_of, name_in_words, why
@@ -38,7 +39,6 @@ from splitinfer.placement.formulas import costs_of
 from splitinfer.placement.pairs import with_pairs, with_sums
 from splitinfer.placement.plan import Planner, plan
 from splitinfer.settings import Settings
-from splitinfer.system.load import LoadWatch
 from splitinfer.wire.messages import Ready
 
 _ENOUGH = 100  # drafts from which their share that was right is taken
@@ -102,7 +102,7 @@ def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
         name_in_words(planner.profiles, cut) if named else " + ".join(map(str, cut.layers)) for cut in (now, best.cut)
     )
     doubted = list(doubts(planner.profiles))
-    if doubted and not all(agree(machine) for machine in planner.profiles.machines):
+    if doubted and not all(is_known(machine) for machine in planner.profiles.machines):
         return Rebalance(layout, 1.0, " ".join(["No cut is advised.", *doubted, *notable]), shown)
     if gain <= _WORTH:
         text = f"The current {current} is the best cut for {aim}, or within {_WORTH - 1:.0%} of it."

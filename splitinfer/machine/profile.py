@@ -18,6 +18,8 @@ from splitinfer.core.link_transport import RING
 from splitinfer.machine.costs import Bytes, Costs, Count, NotNegative, Numbers
 
 VERSION = 7  # of what is remembered
+_AGREE = 1.5  # times as long as the quickest trial
+_BUSY, _FULL = 0.4, 0.8  # of the processors, by other programs: trials may be slow; no trial tells anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,16 @@ class Load:
     processors: Count = 1
     busiest: str = ""
 
+    @property
+    def is_high(self) -> bool:
+        """Whether other programs may have slowed the measurement down."""
+        return self.others > _BUSY * self.processors
+
+    @property
+    def is_full(self) -> bool:
+        """Whether they left so little room that nothing was measured."""
+        return self.others > _FULL * self.processors
+
 
 @pydantic.dataclasses.dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class Trials:
@@ -126,6 +138,21 @@ class Trials:
     longest: Count = 2**62
     load: Load = Load()
     age: NotNegative = 0.0
+
+    @property
+    def agree(self) -> bool:
+        """Whether trials of few rows agree, and those that read a prompt."""
+        return 0 < self.few < _AGREE and 0 < self.many < _AGREE
+
+    @property
+    def tell(self) -> bool:
+        """Whether they tell the machine's speed."""
+        return self.agree and not self.load.is_full
+
+    @property
+    def are_good(self) -> bool:
+        """Whether they are worth keeping: nothing may have slowed them down."""
+        return self.agree and not self.load.is_high
 
 
 @pydantic.dataclasses.dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))

@@ -1,18 +1,19 @@
-"""What holds of every figure before it is shown or advised: physics, how far trials agreed, and what was measured.
+"""Bounds on every figure that is shown or advised: physics, the range of the trials, and the sizes that were timed.
 
     layers cut between machines    one chat is no faster than on the best single one of them; n machines do at most n
                                    times as much as that
     two machines as one stage      at most twice as fast, as each computes half of every layer
     longer prompts                 take no less time
     rows and positions             up to ``BEYOND`` times as many as were measured; layers of one kind cost the same
-    trials                         differ by less than ``AGREE``; otherwise there is no figure, and the reason is said
+    trials                         agree, with room to compute (``Trials.tell``); otherwise there is no figure, and the
+                                   reason is said
 
 Whatever is in the figures' way is said with the machine, the program that was busy there, and what to do.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from splitinfer.core.plain_text import duration
 from splitinfer.machine.profile import Load, MachineProfile, Profiles, Trials
@@ -20,8 +21,6 @@ from splitinfer.placement.cuts import Cut
 from splitinfer.placement.formulas import Formulas
 
 BEYOND = 4  # times as many rows or positions as were measured
-AGREE = 1.5  # times as long as the quickest trial
-_BUSY = 0.4  # of the processors, by other programs
 _UNLIKE = 3  # times as long for the same layer: perhaps it is another machine, perhaps it was busy
 _LEFT_OUT = 1.1  # times as long or as short as by the formulas: what they leave out, however well trials agree
 _ROUNDING = 1.001
@@ -33,36 +32,27 @@ _OLD = 60.0  # seconds: what was measured before that is not of this minute
 
 def busy_in_words(name: str, load: Load) -> list[str]:
     """Return a sentence if other programs computed so much on a machine that they may have slowed it down."""
-    if load.others <= _BUSY * load.processors:
-        return []
     most = f", most of all {load.busiest}" if load.busiest else ""
-    return [f"{name} was busy: other programs used {load.others:.1f} of its {load.processors} processors{most}."]
+    said = f"{name} was busy: other programs used {load.others:.1f} of its {load.processors} processors{most}."
+    return [said] if load.is_high else []
 
 
-def is_doubtful(machine: MachineProfile) -> bool:
-    """Return whether a machine should be measured again: it was busy, or its trials do not agree."""
-    return bool(busy_in_words(machine.name, machine.trials.load)) or not agree(machine)
-
-
-def agree(machine: MachineProfile) -> bool:
-    """Return whether a machine's trials agree."""
-    return _agrees(machine.trials.few) and _agrees(machine.trials.many)
-
-
-def _agrees(spread: float) -> bool:
-    return 0 < spread < AGREE
+def is_known(machine: MachineProfile) -> bool:
+    """Return whether a machine's trials tell its speed."""
+    return machine.trials.tell
 
 
 def assumed(profiles: Profiles) -> Profiles:
     """Return the profiles from which to choose a cut: machines whose trials do not agree are as fast as the quickest of
     the others, or the quickest of all. Their trials stay, so that no figure of theirs is shown."""
-    sure = [each for each in profiles.machines if agree(each)] or profiles.machines
+    sure = [each for each in profiles.machines if is_known(each)] or profiles.machines
     like = min(sure, key=_of_a_layer)
-    machines = [
-        each if agree(each) else replace(each, layers=like.layers, halves=like.halves, head=like.head, step=like.step)
-        for each in profiles.machines
-    ]
-    return replace(profiles, machines=tuple(machines))
+
+    def guessed(each: MachineProfile) -> MachineProfile:
+        return replace(each, layers=like.layers, halves=like.halves, head=like.head, step=like.step)
+
+    machines = tuple(each if is_known(each) else guessed(each) for each in profiles.machines)
+    return replace(profiles, machines=machines)
 
 
 def doubts(profiles: Profiles) -> Iterator[str]:
@@ -70,7 +60,7 @@ def doubts(profiles: Profiles) -> Iterator[str]:
     machines = [each for each in profiles.machines if not each.across]
     found = [said for machine in machines for said in _doubts_of(machine)]
     yield from found
-    if len(machines) > 1 and not all(map(agree, machines)):
+    if len(machines) > 1 and not all(map(is_known, machines)):
         yield "Where a machine's speed is not known, the cut takes it to be as fast as the quickest."
     if found:
         yield "Close other programs there, and measure again: --measure."
@@ -87,7 +77,7 @@ def _of_a_layer(machine: MachineProfile) -> float:
 
 def _doubts_of(machine: MachineProfile) -> Iterator[str]:
     trials, name = machine.trials, machine.name
-    if not agree(machine):
+    if not trials.agree:
         most = max(trials.few, trials.many)
         yield (
             f"On {name} the same step took up to {most:.2g} times as long as before, so its speed is not known."
@@ -115,12 +105,12 @@ def spread_of(machines: Iterable[MachineProfile], *, reads: bool = False) -> flo
 
 
 def why_not(machines: Sequence[MachineProfile], rows: int, positions: int, *, reads: bool) -> str:
-    """Return why a figure is not known that needs steps of so many rows, or of rows that attend to so many positions;
-    nothing if it is known."""
+    """Return why a figure is not known that depends on steps of ``rows`` rows, each attending to ``positions``
+    positions. Return nothing if it is known."""
     for machine in machines:
         trials = machine.trials
-        if not _agrees(trials.few) or (reads and not _agrees(trials.many)):
-            return f"trials differ on {machine.name}"
+        if not trials.tell:
+            return f"{machine.name} was busy" if trials.load.is_full else f"trials differ on {machine.name}"
         most = min((costs.points[-1][0] for costs in machine.layers.values() if costs.points), default=rows)
         if trials != Trials() and rows > BEYOND * most:
             return f"measured up to {most:,} {'tokens a step' if reads else 'at once'}"
@@ -136,7 +126,7 @@ def impossible(
 
     Args:
         one: tokens a second of one chat without drafts.
-        many: those of several chats together.
+        many: tokens a second of several chats together.
         prompts: seconds to the first token of prompts, each at least twice as long as the one before.
     """
     machines, count = formulas.machines_of(cut), formulas.num_machines(cut)
@@ -145,6 +135,6 @@ def impossible(
         return "faster than the best of its machines alone"
     if many is not None and many > _ROUNDING * count * formulas.most_alone(cut, None):
         return f"more than {count} times its best machine alone"
-    if any(after * _ROUNDING < before for before, after in zip(prompts, prompts[1:], strict=False)):
+    if any(after * _ROUNDING < before for before, after in pairwise(prompts)):
         return "a longer prompt would take less time"
     return ""

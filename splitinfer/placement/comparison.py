@@ -1,7 +1,7 @@
-"""This machine alone beside the cut in force and the best one over several machines: five rows, a column for each way to run the model, and
-what the other machines change in one sentence. A figure has its range, and is left out where it is not known or cannot
-be true (``placement.bounds``). Where there is only one machine, another one like it is assumed, with
-half of the weights, over a link of 1 ms and 100 MB/s."""
+"""This machine alone beside the cut in force and the best one over several machines: five rows, a column for each way
+to run it, and what other machines change in one sentence. A figure has its range, and is left out where it is not known
+or cannot be true (``placement.bounds``). Where there is only one machine, another one like it is assumed, with half of
+the weights, over a link of 1 ms and 100 MB/s."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -76,7 +76,7 @@ def beside(plan: Plan, aim: Aim, now: Cut | None = None) -> Comparison:
         if drafted.one and plain.one:
             sentences.append(f"Drafts make one chat {_times(drafted.one / plain.one)}.")
     asked, long = plan.asked, _long(profiles.model)
-    turn = f"chat: {asked.prompt:,} tokens read, {asked.answer:,} written"
+    turn = f"chat: {asked.prompt:,} + {asked.answer:,} tokens"
     names = ("fits", "one chat", turn, f"{asked.streams:,} at once", f"a prompt of {long:,} tokens")
     rows = tuple((name, *cells) for name, *cells in zip(names, *(way.cells for way in shown), strict=True))
     sentences += [ages(profiles)] * bool(ages(profiles))

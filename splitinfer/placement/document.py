@@ -13,7 +13,7 @@ from splitinfer.core.plain_text import seconds, size
 from splitinfer.core.wire_codec import NONE
 from splitinfer.machine.profile import MachineProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
-from splitinfer.placement.bounds import agree, doubts
+from splitinfer.placement.bounds import doubts, is_known
 from splitinfer.placement.cuts import Cut, on_grid, stride_of
 from splitinfer.placement.formulas import Formulas, hop_ends
 from splitinfer.placement.memory import Memory
@@ -213,6 +213,6 @@ def _best_as_dict(plan: Plan, best: Best) -> dict[str, Any]:
             }
             for m, start, end in best.cut.stages()
         ],
-        "figures": asdict(best.figures) if all(agree(machines[m]) for m in best.cut.machines) else None,
+        "figures": asdict(best.figures) if all(is_known(machines[m]) for m in best.cut.machines) else None,
         "why": list(why(plan, best)),
     }

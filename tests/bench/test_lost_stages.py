@@ -47,6 +47,6 @@ def test_what_was_measured_before_a_stage_was_lost_is_kept(
     assert [cells[speed.PIPELINE][name].values for name in ("streams_2", "prompt_40")] == [streams, prompts]
     assert notes == [note]
     assert "3 trials will take about" in capsys.readouterr().err
+    monkeypatch.setattr(Losing, "do", lambda *_: (_ for _ in ()).throw(WorkerLost("gone")))
     with pytest.raises(WorkerLost):  # nothing was measured yet
-        monkeypatch.setattr(Losing, "do", lambda *_: (_ for _ in ()).throw(WorkerLost("gone")))
         speed._take_turns(Options("demo.yaml"), llm, None, parts, notes)

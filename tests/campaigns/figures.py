@@ -196,7 +196,8 @@ def _planned(model: Path, ratio: tuple[float, float], slower: float) -> dict[str
 def _live(model: Path, ratio: tuple[float, float], slower: float) -> dict[str, Any]:
     """Ask a pipeline of two halves for `/plan` after an answer."""
     truth, halves = profiles(ratio, LOOPBACK, slower), Cut((0, 1), (LAYERS // 2, LAYERS // 2))
-    stages = [{"name": f"m{i}", "layers": n, **({"address": "local"} if i else {})} for i, n in enumerate(halves.layers)]
+    stages: list[dict[str, Any]] = [{"name": f"m{i}", "layers": n} for i, n in enumerate(halves.layers)]
+    stages[1]["address"] = LOCAL
     settings = Settings(context=4096, prefix_cache=False, token_budget=512, rejoin_timeout=0.0)
     with emulated(pipeline_of(truth, halves)), LLM({"model": str(model), "stages": stages}, settings=settings) as llm:
         for i in range(2):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import Load, MachineProfile, Profiles, Trials
 from splitinfer.placement.asked import Aim, Asked
-from splitinfer.placement.bounds import doubts, impossible, is_doubtful, spread_of, why_not
+from splitinfer.placement.bounds import doubts, impossible, spread_of, why_not
 from splitinfer.placement.comparison import Comparison, beside
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.formulas import Formulas
@@ -56,9 +56,10 @@ def test_no_formula_goes_beyond_what_physics_allows(
         (replace(GOOD, many=0), "trials differ on m1", "m1 was too slow to be measured twice"),
         (replace(GOOD, longest=500), "measured up to 500 tokens", ""),
         (
-            replace(GOOD, load=Load(1.6, 2, "mypy")), "",
-            "m1 was busy: other programs used 1.6 of its 2 processors, most of all mypy.",
+            replace(GOOD, load=Load(1.7, 2, "mypy")), "m1 was busy",
+            "m1 was busy: other programs used 1.7 of its 2 processors, most of all mypy.",
         ),
+        (replace(GOOD, load=Load(1.5, 2)), "", "m1 was busy: other programs used 1.5 of its 2 processors."),
         (replace(GOOD, load=Load(0.7, 2)), "", ""),
     ],
 )  # fmt: skip
@@ -67,7 +68,7 @@ def test_a_figure_without_agreement_is_not_shown_and_a_busy_machine_is_named(tri
     assert why_not(profiles.machines, 128, 4096, reads=True) == why
     said = " ".join(doubts(profiles))
     assert doubt in said
-    assert bool(said) == is_doubtful(profiles.machines[1]) == said.endswith("measure again: --measure.") == bool(doubt)
+    assert bool(said) == (not trials.are_good) == said.endswith("measure again: --measure.") == bool(doubt)
     found = shown(profiles)
     assert said in found.sentence
     assert found.rows[-1][1].count("s (") == 1, "the range of a figure that is known"
@@ -110,7 +111,7 @@ def test_the_cut_in_force_has_a_column_and_the_best_for_chat_has_the_shortest_tu
     best = plan(profiles, PLAIN, [Aim.CHAT]).best[Aim.CHAT]
     turns = [Formulas(profiles, PLAIN).turn(cut) for cut in Planner(profiles, PLAIN).cuts]
     assert best.figures.turn <= 1.01 * min(turns)
-    assert found.rows[2][0] == "chat: 1,024 tokens read, 512 written"
+    assert found.rows[2][0] == "chat: 1,024 + 512 tokens"
 
 
 def test_described_machines_have_no_ranges():

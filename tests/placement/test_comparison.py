@@ -30,7 +30,7 @@ def test_both_halves_are_as_alike_as_layers_allow():
 def test_a_machine_alone_is_shown_with_another_one_like_it():
     found = shown(Profiles(MODEL, (STUDIO,)))
     assert found.headings == ("studio alone", "with a second one like it")
-    names = ["fits", "one chat", "chat: 16 tokens read, 16 written", "8 at once", "a prompt of 4,096 tokens"]
+    names = ["fits", "one chat", "chat: 16 + 16 tokens", "8 at once", "a prompt of 4,096 tokens"]
     assert [row[0] for row in found.rows] == names
     _, one, turn, many, prompt = found.rows
     assert turn[1] == "564 ms"  # 12 layers of 1 ms and 16 rows of 1 ms; then 15 tokens of 24 ms

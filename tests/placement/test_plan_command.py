@@ -55,7 +55,7 @@ def test_three_cuts_and_a_layout(plan):
     assert set(document["best"]) == {"chat", "throughput", "context"}
     assert "m0 alone" in lines[0]
     assert [line.split("  ")[0] for line in lines[2:7]] == [
-        "fits", "one chat", "chat: 64 tokens read, 32 written", "2 at once", "a prompt of 4,096 tokens"
+        "fits", "one chat", "chat: 64 + 32 tokens", "2 at once", "a prompt of 4,096 tokens"
     ]  # fmt: skip
     assert "Best for throughput: m0 " in lines[-1]
     layout = read_layout(Path("my.yaml"))

@@ -29,6 +29,7 @@ from splitinfer.core.kv.format import EXACT, format_of
 from splitinfer.core.layout import DTYPES
 from splitinfer.core.plain_text import size
 from splitinfer.core.tensor_info import ITEM_BITS
+from splitinfer.engine.profiling.load import LoadWatch
 from splitinfer.engine.profiling.stopwatch import Report, Stopwatch
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.errors import CannotFit, ModelError, ProtocolError
@@ -41,9 +42,7 @@ from splitinfer.models.divided import alone
 from splitinfer.models.layer_kinds import describe, half_of
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import free_bytes, on_gpu, unloaded_bytes
-from splitinfer.placement.bounds import is_doubtful
 from splitinfer.places import caches, replace_file
-from splitinfer.system.load import LoadWatch
 from splitinfer.wire.messages import Profile, Profiled, Progress
 
 log = logging.getLogger(__name__)
@@ -142,7 +141,7 @@ def profile_here(name: str, question: Question, report: Report, *, again: bool =
         return known
     profile = measure_machine(name, question, report)
     log.info("measured this machine for %s: %s", question.name, profile.trials)
-    if is_doubtful(profile):
+    if not profile.trials.are_good:
         return profile  # which is not kept: the next time the machine may be idle
     try:
         replace_file(_path(question), json.dumps(profile.as_dict(), indent=1) + "\n")

@@ -23,7 +23,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from statistics import median
 
 import mlx.core as mx
@@ -236,13 +235,14 @@ class Stopwatch:
             for kind in dict.fromkeys(kinds)
         }
         first = 1 if len(kinds) > 3 else 0
-        end, most = min(first + _MANY, max(self._last, first + 2), len(kinds)), min(room, _MOST_MADE)
-        while end - first > 1 and sum(each.weights for each in layers[first:end]) > (room if end - first == 2 else most):
+        end = min(first + _MANY, max(self._last, first + 2), len(kinds))
+        weights = [layer.weights for layer in layers]
+        while end - first > 1 and sum(weights[first:end]) > (room if end - first == 2 else min(room, _MOST_MADE)):
             end -= 1
         self._several = (first, end) if end - first > 1 else None
         singles = dict.fromkeys([*self._of_kind.values(), self._last])
         spans = [(i, i + 1) for i in singles] + ([] if self._several is None else [self._several])
-        self._groups = _fitting(spans, [layer.weights for layer in layers], room)
+        self._groups = _fitting(spans, weights, room)
         self._ends, self._done = time.monotonic() + seconds, 0
         self._trials: dict[tuple[int, int], Trial] = {}
         self._timed = {span: Timed() for span in spans}
@@ -316,13 +316,19 @@ class Stopwatch:
                 if piece.rows < CHUNK:
                     trial.step(sequences, 1)  # also opens them
             self._done += 1
-            self._report(self._done, self._done + sum(COUNT - len(t.trials) for t in timed.pieces.values() if len(t.trials) < COUNT))
+            self._report(self._done, self._done + self._left)
             took.append(trial.step(sequences, 1 if piece.rows < CHUNK else piece.rows))
             hosts.append(trial.host)
         trial.close()
         timed.pieces.setdefault(piece, Tried()).trials.append(min(took[before:]))
         if piece.rows == 1:
             timed.hosts.trials.append(median(hosts[before:]))
+
+    @property
+    def _left(self) -> int:
+        """About how many steps are still to be timed, if trials agree."""
+        every = [tried for timed in self._timed.values() for tried in timed.pieces.values()]
+        return sum(max(0, COUNT - len(tried.trials)) for tried in every)
 
     # -- weights -------------------------------------------------------------------------------
 
