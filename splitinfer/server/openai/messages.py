@@ -155,25 +155,28 @@ def _own_fields(message: dict[str, Any]) -> dict[str, Any]:
     """An answer with its reasoning and its calls in fields of their own, where they are parts of its content, as
     Anthropic's clients write them; and its call in the list of calls."""
     made, content = dict(message), message.get("content")
-    if isinstance(called := made.pop("function_call", None), dict):
-        made.setdefault("tool_calls", [{"type": "function", "function": called}])
-    spoken = made.pop("audio", None)
-    parts = content if isinstance(content, list) else []
-    thought = [one for one in parts if isinstance(one, dict) and one.get("type") in ("thinking", "reasoning")]
-    calls = [one for one in parts if isinstance(one, dict) and one.get("type") == "tool_use"]
-    if thought or calls:
-        made["content"] = [one for one in parts if one not in thought and one not in calls]
-    texts = [text for one in thought if isinstance(text := one.get(one["type"]) or one.get("text"), str)]
-    if texts and not (made.get("reasoning_content") or made.get("reasoning")):
-        made["reasoning_content"] = "".join(texts)
+    called, spoken = made.pop("function_call", None), made.pop("audio", None)
+    by_kind: dict[str, list[dict[str, Any]]] = {"thinking": [], "reasoning": [], "tool_use": []}
+    if isinstance(content, list):
+        kinds = [f"{one.get('type')}" if isinstance(one, dict) else "" for one in content]
+        for kind, one in zip(kinds, content, strict=True):
+            by_kind.get(kind, []).append(one)
+        made["content"] = [one for kind, one in zip(kinds, content, strict=True) if kind not in by_kind]
+    thought = [one.get(one["type"]) or one.get("text") for one in (*by_kind["thinking"], *by_kind["reasoning"])]
+    calls = [_as_call(one.get("id"), one.get("name"), one.get("input")) for one in by_kind["tool_use"]]
+    if isinstance(called, dict):
+        calls.append(_as_call("", called.get("name"), called.get("arguments")))
     if calls and not made.get("tool_calls"):
-        functions = [{"name": one.get("name"), "arguments": one.get("input")} for one in calls]
-        made["tool_calls"] = [
-            {"id": one.get("id") or "", "function": function} for one, function in zip(calls, functions, strict=True)
-        ]
+        made["tool_calls"] = calls
+    if thought and not (made.get("reasoning_content") or made.get("reasoning")):
+        made["reasoning_content"] = "".join(text for text in thought if isinstance(text, str))
     if spoken is not None and not made.get("content"):
         made["content"] = sentence({"type": "audio"})
     return made
+
+
+def _as_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    return {"id": call_id or "", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 Messages = Annotated[
