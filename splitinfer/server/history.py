@@ -37,8 +37,8 @@ def taken_by(kinds: Any) -> Taken:
 
 
 def told(content: Any, taken: Taken, role: str = "", inside: Taken | None = None) -> Any:
-    """Return a message's content with a sentence in the place of each block that is not taken; what is no list of
-    blocks stays as it is. ``role``: the blocks of the assistant are written without a break between them. ``inside``:
+    """Return a message's content with a sentence in the place of each block that is not taken; other content than a
+    list of blocks does not change. ``role``: the blocks of the assistant are written without a break between them. ``inside``:
     decides of the blocks in a block, such as a tool's result."""
 
     def read(block: Any) -> Any:
@@ -52,7 +52,7 @@ def told(content: Any, taken: Taken, role: str = "", inside: Taken | None = None
 
 
 def sentence(block: Mapping[str, Any]) -> str:
-    """Return what is said in the place of a block.
+    """Return the sentence in the place of a block.
 
     >>> sentence({"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "x"}})
     '[server tool use: {"name": "web_search", "input": {"query": "x"}}]'
@@ -77,7 +77,7 @@ _MEDIA = {
 
 
 def _says(value: Any) -> Any:
-    """A value without what only its author reads, and without what is then empty."""
+    """Return a value without the fields that only its author reads, and without those that are then empty."""
     if isinstance(value, list):
         return [said for one in value if (said := _says(one)) not in ({}, [], "", None)]
     if not isinstance(value, Mapping):

@@ -128,7 +128,8 @@ _TAKEN = {"user": taken_by(UserBlock), "assistant": taken_by(AssistantBlock)}
 
 
 def _history(given: Any) -> Any:
-    """The messages, with a sentence in the place of what is not read; not for what the user says in the last one."""
+    """Return the messages with a sentence in the place of each block that this server does not read, but for those that
+    the user sends in the last message."""
     if not isinstance(given, list):
         return given
     return [_read(turn, is_last=i == len(given) - 1) for i, turn in enumerate(given)]

@@ -236,8 +236,8 @@ Told = tuple[Mapping[str, Any], ...]
 
 
 def chosen(functions: Sequence[Mapping[str, Any]], choice: Choice) -> tuple[Told, Told, bool]:
-    """The functions that the model is told of, those that it may call, and whether it must call one. The choice does
-    not change what it is told: a prompt that stays as it was is found in the cache.
+    """Return the functions for the prompt, the functions that the model may call, and whether it must call one. The
+    choice does not change the prompt, so the cache still has it.
 
     Raises:
         Problem: 400, the choice names one that is not there, or requires a call, and there are no functions.

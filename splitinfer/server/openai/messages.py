@@ -129,8 +129,8 @@ class Outcome(_Message):
 
 
 def _history(given: Any) -> Any:
-    """The messages as this API has them, whichever server's client wrote them, and with a sentence in the place of what
-    is not read; not for what the user says in the last one."""
+    """Return the messages in this API's own fields, and with a sentence in the place of each part that this server does
+    not read, but for those that the user sends in the last message."""
     if not isinstance(given, list):
         return given
     last = len(given) - 1
@@ -152,8 +152,8 @@ def _in_history(message: dict[str, Any], *, is_last: bool) -> dict[str, Any]:
 
 
 def _own_fields(message: dict[str, Any]) -> dict[str, Any]:
-    """An answer with its reasoning and its calls in fields of their own, where they are parts of its content, as
-    Anthropic's clients write them; and its call in the list of calls."""
+    """Return an answer with its reasoning and its calls in fields of their own. Some clients write them as parts of its
+    content, as Anthropic's API has them, or its only call as ``function_call``."""
     made, content = dict(message), message.get("content")
     called, spoken = made.pop("function_call", None), made.pop("audio", None)
     by_kind: dict[str, list[dict[str, Any]]] = {"thinking": [], "reasoning": [], "tool_use": []}
@@ -191,8 +191,8 @@ def template_messages(given: Sequence[Said | Answered | Outcome]) -> tuple[Mappi
 
 
 def with_ids(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with an id for each call, and with that of its call for each result: without one, a result is of the
-    oldest call that has none yet, of the function that it names if it names one."""
+    """Return the messages with an id for each call and each result. A result without an id belongs to the oldest call
+    that has no result yet, among the calls of the function that it names, if it names one."""
     made, open_calls, numbers = list[dict[str, Any]](), list[tuple[str, str]](), count(1)
     for message in messages:
         if calls := message.get("tool_calls"):
