@@ -38,8 +38,8 @@ def taken_by(kinds: Any) -> Taken:
 
 def told(content: Any, taken: Taken, role: str = "", inside: Taken | None = None) -> Any:
     """Return a message's content with a sentence in the place of each block that is not taken; other content than a
-    list of blocks does not change. ``role``: the blocks of the assistant are written without a break between them. ``inside``:
-    decides of the blocks in a block, such as a tool's result."""
+    list of blocks does not change. ``role``: the assistant's blocks are written without a break between them.
+    ``inside``: decides of the blocks in a block, such as a tool's result."""
 
     def read(block: Any) -> Any:
         if taken(block):

@@ -48,7 +48,7 @@ class ChunkWriter(Writer):
         return COMMENT_PING if reading is None else self._progress(reading)
 
     def _progress(self, reading: Reading) -> bytes:
-        """Return the chunk that says how far a prompt is read; before the first one, another for its cached beginning."""
+        """Return the chunk that says how far a prompt is read; before the first one, another for what is cached."""
         told = [] if self._reported is not None else [replace(reading, read=reading.cached, since=0.0, seconds=0.0)]
         told += [reading] if reading.read != reading.cached else []
         self._reported = reading.read
