@@ -315,7 +315,7 @@ class Chat:
 
 
 def _shown(event: StreamEvent) -> list[tuple[str, bool]]:
-    """The texts of an event, and whether each is reasoning."""
+    """Return the texts of an event, and whether each is reasoning."""
     kept = [part for part in event.parts if isinstance(part, TextPart | ReasoningPart)]
     return [(part.text, isinstance(part, ReasoningPart)) for part in kept] or [(event.text, False)]
 

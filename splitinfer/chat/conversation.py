@@ -89,7 +89,7 @@ def fit(conversation: Conversation, asked: str, encode: Encode, *, context: int,
 
 def to_json(conversation: Conversation) -> str:
     """Return a list of messages as JSON, each with ``role`` and ``content``; answers with their ``reasoning_content``,
-    and with their ``token_ids``, by which a later chat finds their KV in the prefix cache."""
+    and with their ``token_ids``: a later chat finds their KV by these in the prefix cache."""
     return dumps(conversation.messages(), indent=1) + "\n"
 
 
@@ -151,7 +151,7 @@ def _part(number: int, part: Any) -> str:
 
 
 def _turns(pairs: Sequence[tuple[str, str]], first: int) -> list[tuple[str, str]]:
-    """The question and the answer of each turn."""
+    """Return the question and the answer of each turn. Raises ValueError: a role is not due there."""
     for i, (role, _) in enumerate(pairs):
         due = ("user", "assistant")[i % 2]
         if role != due:

@@ -212,7 +212,7 @@ def _as_text(drawn: Table, width: int) -> str:
 
 
 def sampling_table(sampling: ResolvedSampling, reasoning: str) -> str:
-    """Return the text that /set shows: the values in force, and where each comes from. ``reasoning``: as it was set."""
+    """Return the text that /set shows: the values in force, and where each comes from. ``reasoning``: the setting."""
     rows = [(name, setting(sampling, name), sampling.origin_of(name)) for name in SETTABLE]
     rows.append(("reasoning", reasoning or "usual", Origin.CHAT if reasoning else Origin.DEFAULT))
     return columns(("", "value", "from"), rows, None)

@@ -74,8 +74,8 @@ class LineScreen:
 
     @contextmanager
     def answering(self, abort: Callable[[], None]) -> Iterator[Write]:
-        """The context of one answer, with a function that writes its text; Ctrl-C may call ``abort`` meanwhile. A pipe
-        gets no reasoning."""
+        """Return the context of one answer, with a function that writes its text; Ctrl-C may call ``abort`` meanwhile.
+        A pipe gets no reasoning."""
         yield lambda text, *, is_reasoning=False: None if is_reasoning else _write(text)
         _write("\n")
 

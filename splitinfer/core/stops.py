@@ -34,7 +34,7 @@ class Told(Protocol):
         """Take the next increment."""
 
     def finish(self, *, is_cut: bool) -> StopUpdate:
-        """Return what was held back, when the text has ended. ``is_cut``: it would have gone on."""
+        """Return the text held back, when the answer has ended. ``is_cut``: it would have gone on."""
 
 
 class StopMatcher:

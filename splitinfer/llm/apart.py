@@ -1,7 +1,7 @@
 """An answer told apart as it grows: text for the reader, reasoning, and calls of tools.
 
 Stop strings are the reader's: they end an answer where its text has one, and find none in the reasoning, in calls, or
-in the marks around them. A text that another part follows has ended: what was held back of it comes before that part.
+in the marks around them. A text ends where another part follows: the text held back comes before that part.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ class Apart:
         return self._update(self._parser.feed(text))
 
     def finish(self, *, is_cut: bool = False) -> StopUpdate:
-        """Return what was held back, when the answer has ended. ``is_cut``: it would have gone on."""
+        """Return the parts held back, when the answer has ended. ``is_cut``: it would have gone on."""
         update = self._update(self._parser.finish(is_cut=is_cut))
         held = self._stops.flush()
         return update if update.stopped is not None else _made([*update.parts, TextPart(held)])

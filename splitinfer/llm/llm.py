@@ -347,7 +347,7 @@ class LLM:
         return Request(self._submit(sequence, None if raw else self._parser(sequence, tools)), self._engine)
 
     def _parser(self, sequence: core.Sequence, tools: Sequence[Tool]) -> AnswerParser | None:
-        """A parser for an answer; ``None``: the model's folder has no tokenizer."""
+        """Return a parser for an answer; ``None``: the model's folder has no tokenizer."""
         if (tokenizer := self._prompts.tokenizer) is None:
             return None
         has_form, prompt = sequence.params.grammar is not None and not tools, sequence.tokens

@@ -98,6 +98,6 @@ class Prompts:
         return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
     def detokenizer(self, behind: Sequence[int] = ()) -> Detokenizer | None:
-        """A detokenizer for one answer, for one thread at a time; ``None`` without a tokenizer. Its text has what marks
-        reasoning and calls of tools. ``behind``: the tokens with which it goes on."""
+        """Return a detokenizer for one answer, for one thread at a time; ``None`` without a tokenizer. Its text has the
+        marks of reasoning and of calls. ``behind``: the prompt's last tokens, if the answer goes on with its text."""
         return None if self.tokenizer is None else self.tokenizer.detokenizer(shows_markers=True, behind=behind)

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from splitinfer.core.sampling_params import MAX_BIAS
+from splitinfer.core.sampling_params import MAX_BIAS, MAX_BIASED
 from splitinfer.engine.coordinator.requests import Reading, StreamEvent, TokenLogprobs
 from splitinfer.llm import LLM
 from splitinfer.llm.request import AsyncRequest, Handling
@@ -360,8 +360,9 @@ def _parser(llm: LLM, ask: Ask, prompt: Sequence[int], has_form: bool) -> Answer
 
 
 def _without_calls(llm: LLM, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The sampling of an answer that may call none of the tools that its prompt tells of. The token that opens a call
-    never comes, if there is such a token; what looks like a call all the same is text."""
+    """Return the sampling of an answer that may call no tool, although its prompt tells of some. The token that opens a
+    call never comes, if there is such a token; a call in other tokens is text."""
     opening, biases = llm.tokenizer.answer_format.call_start, dict(sampling.get("logit_bias", ()))
-    ids = llm.tokenizer.encode(opening, adds_special=False) if opening else []
+    is_mark = any(map(str.isalpha, opening)) and not opening.isalpha()  # and not a bracket, or a word
+    ids = llm.tokenizer.encode(opening, adds_special=False) if is_mark and len(biases) < MAX_BIASED else []
     return {**sampling, "logit_bias": tuple({**biases, ids[0]: -MAX_BIAS}.items())} if len(ids) == 1 else sampling

@@ -192,7 +192,7 @@ NoEffect = Annotated[Any, AfterValidator(_told)]
 
 
 def one_of(*words: str) -> AfterValidator:
-    """On a text that hardly changes an answer: a word that is not known counts as the first, and as ignored."""
+    """Return a mark for a text that hardly changes an answer: an unknown word counts as the first, and as ignored."""
     return AfterValidator(lambda value, info: value if value in words else (_told(value, info), words[0])[1])
 
 

@@ -37,29 +37,22 @@ def taken_by(kinds: Any) -> Taken:
 
 
 def told(content: Any, taken: Taken, role: str = "", inside: Taken | None = None) -> Any:
-    """Return a message's content with a sentence in the place of each block that is not taken; what is no list of
-    blocks stays as it is. ``role``: the blocks of the assistant are written without a break between them. ``inside``:
-    decides of blocks in a block, such as a tool's result."""
-    end = "\n" if role == "assistant" else ""
-    return [_block(one, taken, end, inside) for one in content] if isinstance(content, list) else content
+    """Return a message's content with a sentence in the place of each block that is not taken; other content than a
+    list of blocks does not change. ``role``: the assistant's blocks are written without a break between them.
+    ``inside``: decides of the blocks in a block, such as a tool's result."""
 
+    def read(block: Any) -> Any:
+        if taken(block):
+            return block
+        mended = {**block, "content": told(block["content"], inside)} if inside and "content" in block else block
+        end = "\n" if role == "assistant" else ""
+        return mended if taken(mended) else {"type": "text", "text": sentence(block) + end}
 
-def inside_told(block: Any, taken: Taken) -> Any:
-    """Return a block with the same done to the blocks in it."""
-    return (
-        {**block, "content": told(block["content"], taken)} if isinstance(block, dict) and "content" in block else block
-    )
-
-
-def _block(block: Any, taken: Taken, end: str, inside: Taken | None) -> Any:
-    if taken(block):
-        return block
-    mended = block if inside is None else inside_told(block, inside)
-    return mended if taken(mended) else {"type": "text", "text": sentence(block) + end}
+    return [*map(read, content)] if isinstance(content, list) else content
 
 
 def sentence(block: Mapping[str, Any]) -> str:
-    """Return what is said in the place of a block.
+    """Return the sentence in the place of a block.
 
     >>> sentence({"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "x"}})
     '[server tool use: {"name": "web_search", "input": {"query": "x"}}]'
@@ -67,18 +60,15 @@ def sentence(block: Mapping[str, Any]) -> str:
     '[a document, which this model cannot read: {"title": "a.pdf"}]'
     """
     kind, rest = f"{block.get('type') or 'block'}", _says(block)
-    words = kind.replace("_", " ")
-    for name, what in _MEDIA.items():
-        if name in kind:
-            words, rest = what, {key: one for key, one in rest.items() if key in ("title", "filename", "name")}
-    if words == _MEDIA["image"]:
-        return NO_PICTURE
-    more = json.dumps(rest, ensure_ascii=False)[:_MOST_TOLD] if rest else ""
-    return f"[{words}: {more}]" if more else f"[{words}]"
+    words = next((what for name, what in _MEDIA.items() if name in kind), None)
+    if words is not None:
+        rest = {} if words is NO_PICTURE else {key: rest[key] for key in ("title", "filename") if key in rest}
+    more = f": {json.dumps(rest, ensure_ascii=False)[:_MOST_TOLD]}" if rest else ""
+    return f"[{(words or kind.replace('_', ' ')).strip('[]')}{more}]"
 
 
 _MEDIA = {
-    "image": NO_PICTURE[1:-1],
+    "image": NO_PICTURE,
     "document": "a document, which this model cannot read",
     "file": "a document, which this model cannot read",
     "audio": "a recording, which this model cannot hear",
@@ -87,7 +77,7 @@ _MEDIA = {
 
 
 def _says(value: Any) -> Any:
-    """A value without what only its author reads, and without what is then empty."""
+    """Return a value without the fields that only its author reads, and without those that are then empty."""
     if isinstance(value, list):
         return [said for one in value if (said := _says(one)) not in ({}, [], "", None)]
     if not isinstance(value, Mapping):

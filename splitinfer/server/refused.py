@@ -26,11 +26,6 @@ def _has_no_sampling(options: Any) -> bool:
     return isinstance(options, dict) and not options.keys() & _OLLAMAS
 
 
-def _is_off(given: Any) -> bool:
-    """Whether a number is below 0, as llama.cpp says that something is off."""
-    return isinstance(given, int | float) and given < 0
-
-
 _OLLAMAS = {
     "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "num_predict", "repeat_penalty",
     "presence_penalty", "frequency_penalty", "mirostat",
@@ -39,18 +34,21 @@ _LLAMA_CPPS_ORDER = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p
 _NO_SAMPLER = "this way of sampling is not implemented"
 _STATELESS = "nothing is stored here; give the whole conversation"
 _NO_BLANKS = "JSON is written without blanks, or as its schema says"
-_FORMS = "output_config.format of messages, format of Ollama's API, response_format or text.format of OpenAI's"
+_FORM = (
+    "the form of an answer is output_config.format of messages, format of Ollama's API, response_format or text.format "
+    "of OpenAI's"
+)
 
 _SAMPLING: Table = {
     **_all(_NO_SAMPLER, 1, names="typical_p tfs_z"),
     **_all(_NO_SAMPLER, 0, names="mirostat dynatemp_range dry_multiplier xtc_probability n_indent"),
-    **_all(_NO_SAMPLER, -1, 0, names="top_n_sigma"),
+    **_all(_NO_SAMPLER, -1, 0, names="top_n_sigma adaptive_target"),
     **_all(_NO_SAMPLER, 0, 1, names="min_keep"),
     "samplers": Refused("the order of the samplers is fixed", (*EMPTY, _LLAMA_CPPS_ORDER)),
     "use_beam_search": Refused("there is no beam search", (False,)),
     **_all("logit_bias keeps tokens away", *EMPTY, names="bad_words allowed_token_ids"),
-    **_all("no code of a client is run here", *EMPTY, names="logits_processors"),
-    **_all("there is one model, without adapters", *EMPTY, names="adapters lora"),
+    **_all("no code of a client is run here", *EMPTY, names="logits_processors custom_logit_processor"),
+    **_all("there is one model, without adapters", *EMPTY, names="adapters lora lora_path"),
     "skip_special_tokens": Refused("special tokens are not text", (True,)),
     "include_stop_str_in_output": Refused("an answer ends before the text that stops it", (False,)),
     "repetition_detection": Refused("an answer ends by itself, at a stop or at its limit", EMPTY),
@@ -60,9 +58,6 @@ _SAMPLING: Table = {
     **_named("thinking_budget", -1, names="reasoning_budget_tokens"),
     **_all(_NO_SAMPLER, 0, names="no_repeat_ngram_size top_a epsilon_cutoff eta_cutoff smoothing_factor"),
     **_all(_NO_SAMPLER, 1, names="guidance_scale encoder_repetition_penalty num_beams"),
-    "adaptive_target": Refused(_NO_SAMPLER, is_neutral=_is_off),
-    "custom_logit_processor": Refused("no code of a client is run here", EMPTY),
-    "lora_path": Refused("there is one model, without adapters", EMPTY),
 }
 TEMPLATE: Table = {
     **_all("the model has its own", "", names="chat_template template"),
@@ -105,7 +100,7 @@ REFUSED: Table = {
     "logprob_token_ids": Refused("logprobs are of the likeliest tokens", EMPTY),
     "modalities": Refused("answers are text", ([], ["text"])),
     "n": Refused("a request of this API has one answer", (1,)),
-    "n_cmpl": Refused("its name here is n", (1,)),
+    **_named("n", 1, names="n_cmpl"),
     "best_of": Refused("answers are not ranked", (1,)),
     "guided_whitespace_pattern": Refused(_NO_BLANKS, EMPTY),
     # Other names.
@@ -114,9 +109,8 @@ REFUSED: Table = {
     **_named("max_tokens", -1, names="max_output_tokens n_predict max_new_tokens"),
     **_named("max_output_tokens", -1, names="max_tokens max_completion_tokens"),
     **_named("enable_thinking, or the API's own field", names="think thinking"),
-    **_all(f"the form of an answer is {_FORMS}", *EMPTY, names="format grammar json_schema structured_outputs"),
-    **_all(f"the form of an answer is {_FORMS}", *EMPTY, names="regex ebnf guided_json guided_regex guided_choice"),
-    "guided_grammar": Refused(f"the form of an answer is {_FORMS}", EMPTY),
+    **_all(_FORM, *EMPTY, names="format grammar json_schema structured_outputs regex ebnf guided_json guided_regex"),
+    **_all(_FORM, *EMPTY, names="guided_choice guided_grammar"),
     **_named("text.format, or output_config.format of messages", {"type": "text"}, names="response_format"),
     "text": Refused("its name here is response_format", ({}, {"format": {"type": "text"}})),
     "options": Refused("give its fields in the request itself", is_neutral=_has_no_sampling),

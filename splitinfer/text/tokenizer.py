@@ -277,8 +277,8 @@ class Tokenizer:
         return wrapper.apply_chat_template(list(chat.messages), **how, **given)
 
     def decode(self, token_ids: Sequence[int], *, shows_special: bool = False) -> str:
-        """The text of ``token_ids``; bytes that are no character become U+FFFD. ``shows_special``: with the names of
-        special tokens, which it is without otherwise.
+        """Return the text of ``token_ids``; bytes that are no character become U+FFFD. ``shows_special``: with the
+        names of special tokens, which are left out otherwise.
 
         Raises:
             RequestError: an id is outside the vocabulary.

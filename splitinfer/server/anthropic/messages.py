@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field
 from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, AnswerRequest, Ask, Chat
 from splitinfer.server.fields import Count, Fields, Kinds, Name, Parts, one_of
-from splitinfer.server.history import inside_told, taken_by, told
+from splitinfer.server.history import taken_by, told
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import ForTemplate, NamedFunction, Sampling, Stops, Told, Word, chosen
 from splitinfer.server.openai.messages import arguments_of, merged_systems
@@ -128,22 +128,28 @@ _TAKEN = {"user": taken_by(UserBlock), "assistant": taken_by(AssistantBlock)}
 
 
 def _history(given: Any) -> Any:
-    """The messages, with a sentence in the place of what is not read; not for what the user says in the last one."""
+    """Return the messages with a sentence in the place of each block that this server does not read, but for those that
+    the user sends in the last message."""
     if not isinstance(given, list):
         return given
-    made = list[Any]()
-    for i, turn in enumerate(given):
-        content = turn.get("content") if isinstance(turn, dict) else None
-        if isinstance(content, list) and (taken := _TAKEN.get(f"{turn.get('role')}")) is not None:
-            is_last = turn["role"] == "user" and i == len(given) - 1
-            results = [inside_told(one, _IN_RESULT) if _is_result(one) else one for one in content]
-            turn = {**turn, "content": results if is_last else told(content, taken, turn["role"], _IN_RESULT)}
-        made.append(turn)
-    return made
+    return [_read(turn, is_last=i == len(given) - 1) for i, turn in enumerate(given)]
 
 
-def _is_result(block: Any) -> bool:
-    return isinstance(block, dict) and block.get("type") == "tool_result"
+def _read(turn: Any, *, is_last: bool) -> Any:
+    taken = _TAKEN.get(f"{turn.get('role')}") if isinstance(turn, dict) else None
+    if taken is None:
+        return turn
+    said, role = turn.get("content"), turn["role"]
+    if role == "user" and is_last:  # which may have results of tools in it
+        said = [
+            {**one, "content": told(one["content"], _IN_RESULT)}
+            if isinstance(one, dict) and one.get("type") == "tool_result" and "content" in one
+            else one
+            for one in (said if isinstance(said, list) else ())
+        ] or said
+    else:
+        said = told(said, taken, role, _IN_RESULT)
+    return turn if said is None else {**turn, "content": said}
 
 
 # -- tools, and changes of them --------------------------------------------------------------------

@@ -11,13 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from splitinfer.core.grammar import Grammar
-from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES, AnswerRequest, Ask, Chat
 from splitinfer.server.fields import Fields, NoEffect, Several, not_a
 from splitinfer.server.openai.chat import Conversation
 from splitinfer.server.openai.forms import grammar_of
-from splitinfer.server.openai.generating import Sampling
+from splitinfer.server.openai.generating import Sampling, Scored
 from splitinfer.server.openai.messages import Call, merged_systems, with_ids
 from splitinfer.server.refused import OLLAMA_OPTIONS
 
@@ -55,7 +54,7 @@ def _thinks(given: Any) -> Any:
     return None if given == "" else given
 
 
-class Generating(Conversation, AnswerRequest):
+class Generating(Conversation, Scored, AnswerRequest):
     """``think``: whether the model reasons, or how much. ``format``: "json", or a schema."""
 
     stream: bool = True
@@ -63,13 +62,6 @@ class Generating(Conversation, AnswerRequest):
     format: Annotated[Any, PlainValidator(_format)] = None
     think: Annotated[bool | str | None, PlainValidator(_thinks)] = None
     keep_alive: NoEffect = None
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
-
-    @property
-    def num_top(self) -> int | None:
-        """Most likely tokens beside each; ``None``: no probabilities."""
-        return self.top_logprobs if self.logprobs or self.top_logprobs else None
 
     def template_options(self, verbosity: str | None = None) -> dict[str, Any]:
         options = super().template_options(verbosity)

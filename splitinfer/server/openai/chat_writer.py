@@ -48,20 +48,20 @@ class ChunkWriter(Writer):
         return COMMENT_PING if reading is None else self._progress(reading)
 
     def _progress(self, reading: Reading) -> bytes:
-        """How far a prompt is read; first of all, that reading begins behind what is cached."""
+        """Return the chunk that says how far a prompt is read; before the first one, another for what is cached."""
         told = [] if self._reported is not None else [replace(reading, read=reading.cached, since=0.0, seconds=0.0)]
         told += [reading] if reading.read != reading.cached else []
         self._reported = reading.read
         return b"".join(event({**self.chunk([self.choice(0)]), **progress_of(one)}) for one in told)
 
     def written(self, piece: Piece) -> bytes:
-        """The chunks of a piece; before the first one, that the prompt is read."""
+        """Return the chunks of a piece; before the first one, say that the whole prompt is read."""
         if not self.asked.return_progress or self._reported == (read := self.answer.first_reading).total:
             return self.events(piece)
         return self._progress(read) + self.events(piece)
 
     def events(self, piece: Piece) -> bytes:
-        """The chunks of a piece."""
+        """Return the chunks of a piece."""
         raise NotImplementedError
 
     def end(self, last: Piece, usage: Usage) -> bytes:

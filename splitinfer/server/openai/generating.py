@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
-from splitinfer.core.sampling_params import MAX_BIASED
+from splitinfer.core.sampling_params import MAX_BIASED, MAX_LOGPROBS
 from splitinfer.server.ask import MAX_CHOICES, MAX_TOOLS, AnswerRequest
 from splitinfer.server.fields import (
     MOST_TOKENS,
@@ -103,6 +103,18 @@ class Generating(Sampling, Formed, AnswerRequest):
     """Fields of all of OpenAI's requests for an answer."""
 
     refused = REFUSED
+
+
+class Scored(Fields):
+    """Log probabilities of an answer's tokens."""
+
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
+
+    @property
+    def num_top(self) -> int | None:
+        """Most likely tokens beside each; ``None``: no probabilities."""
+        return self.top_logprobs if self.logprobs or self.top_logprobs else None
 
 
 class StreamOptions(Fields):
@@ -224,8 +236,8 @@ Told = tuple[Mapping[str, Any], ...]
 
 
 def chosen(functions: Sequence[Mapping[str, Any]], choice: Choice) -> tuple[Told, Told, bool]:
-    """The functions that the model is told of, those that it may call, and whether it must call one. The choice does
-    not change what it is told: a prompt that stays as it was is found in the cache.
+    """Return the functions for the prompt, the functions that the model may call, and whether it must call one. The
+    choice does not change the prompt, so the cache still has it.
 
     Raises:
         Problem: 400, the choice names one that is not there, or requires a call, and there are no functions.

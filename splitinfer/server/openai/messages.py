@@ -129,8 +129,8 @@ class Outcome(_Message):
 
 
 def _history(given: Any) -> Any:
-    """The messages as this API has them, whichever server's client wrote them, and with a sentence in the place of what
-    is not read; not for what the user says in the last one."""
+    """Return the messages in this API's own fields, and with a sentence in the place of each part that this server does
+    not read, but for those that the user sends in the last message."""
     if not isinstance(given, list):
         return given
     last = len(given) - 1
@@ -152,28 +152,31 @@ def _in_history(message: dict[str, Any], *, is_last: bool) -> dict[str, Any]:
 
 
 def _own_fields(message: dict[str, Any]) -> dict[str, Any]:
-    """An answer with its reasoning and its calls in fields of their own, where they are parts of its content, as
-    Anthropic's clients write them; and its call in the list of calls."""
+    """Return an answer with its reasoning and its calls in fields of their own. Some clients write them as parts of its
+    content, as Anthropic's API has them, or its only call as ``function_call``."""
     made, content = dict(message), message.get("content")
-    if isinstance(called := made.pop("function_call", None), dict):
-        made.setdefault("tool_calls", [{"type": "function", "function": called}])
-    spoken = made.pop("audio", None)
-    parts = content if isinstance(content, list) else []
-    thought = [one for one in parts if isinstance(one, dict) and one.get("type") in ("thinking", "reasoning")]
-    calls = [one for one in parts if isinstance(one, dict) and one.get("type") == "tool_use"]
-    if thought or calls:
-        made["content"] = [one for one in parts if one not in thought and one not in calls]
-    texts = [text for one in thought if isinstance(text := one.get(one["type"]) or one.get("text"), str)]
-    if texts and not (made.get("reasoning_content") or made.get("reasoning")):
-        made["reasoning_content"] = "".join(texts)
+    called, spoken = made.pop("function_call", None), made.pop("audio", None)
+    by_kind: dict[str, list[dict[str, Any]]] = {"thinking": [], "reasoning": [], "tool_use": []}
+    if isinstance(content, list):
+        kinds = [f"{one.get('type')}" if isinstance(one, dict) else "" for one in content]
+        for kind, one in zip(kinds, content, strict=True):
+            by_kind.get(kind, []).append(one)
+        made["content"] = [one for kind, one in zip(kinds, content, strict=True) if kind not in by_kind]
+    thought = [one.get(one["type"]) or one.get("text") for one in (*by_kind["thinking"], *by_kind["reasoning"])]
+    calls = [_as_call(one.get("id"), one.get("name"), one.get("input")) for one in by_kind["tool_use"]]
+    if isinstance(called, dict):
+        calls.append(_as_call("", called.get("name"), called.get("arguments")))
     if calls and not made.get("tool_calls"):
-        functions = [{"name": one.get("name"), "arguments": one.get("input")} for one in calls]
-        made["tool_calls"] = [
-            {"id": one.get("id") or "", "function": function} for one, function in zip(calls, functions, strict=True)
-        ]
+        made["tool_calls"] = calls
+    if thought and not (made.get("reasoning_content") or made.get("reasoning")):
+        made["reasoning_content"] = "".join(text for text in thought if isinstance(text, str))
     if spoken is not None and not made.get("content"):
         made["content"] = sentence({"type": "audio"})
     return made
+
+
+def _as_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    return {"id": call_id or "", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 Messages = Annotated[
@@ -188,8 +191,8 @@ def template_messages(given: Sequence[Said | Answered | Outcome]) -> tuple[Mappi
 
 
 def with_ids(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with an id for each call, and with that of its call for each result: without one, a result is of the
-    oldest call that has none yet, of the function that it names if it names one."""
+    """Return the messages with an id for each call and each result. A result without an id belongs to the oldest call
+    that has no result yet, among the calls of the function that it names, if it names one."""
     made, open_calls, numbers = list[dict[str, Any]](), list[tuple[str, str]](), count(1)
     for message in messages:
         if calls := message.get("tool_calls"):

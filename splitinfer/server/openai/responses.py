@@ -171,7 +171,8 @@ _RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
 def _items(given: Any) -> Any:
-    """The items, with a sentence in the place of what is not read; not for what the user says in the last one."""
+    """Return the items with a sentence in the place of each that this server does not read, but for what the user sends
+    in the last one."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):

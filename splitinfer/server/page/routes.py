@@ -71,9 +71,9 @@ def page_routes(service: Service) -> list[ApiRoute]:
     feed = Feed(service.llm, service.model, lambda: service.is_draining)
 
     async def file(request: Request) -> Response:
-        if (name := request.path_params.get("name")) is None and "text/html" not in request.headers.get("accept", ""):
+        if "name" not in request.path_params and "text/html" not in request.headers.get("accept", ""):
             return PlainTextResponse("Ollama is running")  # as programs for Ollama look for it
-        return await _served(name or "site/index.html", request)
+        return await _served(request.path_params.get("name", "site/index.html"), request)
 
     async def figures(request: Request) -> Response | EventStream:
         service.caller(request)
