@@ -482,7 +482,9 @@ class LLM:
                 layout = replace(self.layout, stages=as_layout(cut, None).stages)
             layout.check(self.layout.num_layers)
             check_ranks(layout, self._checkpoint)
-            paused = self._engine.recut(layout)
+            by_key = frozenset(stage.name for stage in layout.to_find)
+            layout = find_stages(layout)
+            paused = self._engine.recut(layout, by_key)
             self.layout = layout
         return paused
 

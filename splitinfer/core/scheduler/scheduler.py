@@ -488,7 +488,7 @@ class Scheduler:
         # Cut after allocating KV: a sequence that lacks it must not take the place of one that could go.
         able = [seq for seq in going if seq.seq_id in granted]
         rows = list(accumulate(seq.num_rows for seq in able))
-        most_decodes = max(1, sum(total <= budget for total in rows))  # one may have too many since the budget was tuned
+        most_decodes = max(1, sum(total <= budget for total in rows))  # since a ``tune`` one alone may have too many
         decodes, late = able[:most_decodes], able[most_decodes:]
         # Without a slice, an admitted sequence would hold blocks that could be evicted before their first use.
         beginning = {seq.seq_id for seq, _ in chunks}
