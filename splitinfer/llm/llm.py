@@ -385,7 +385,7 @@ class LLM:
         weighs = rewind is UNLIMITED or rewind > WITHIN_DRAFTS
         self._prompts.check(plain, self.context_length)
         self._prompts.check_biases(params)
-        return core.Sequence(
+        sequence = core.Sequence(
             seq_id=next(self._ids),
             tokens=list(prompt.tokens),
             pictures=prompt.pictures,
@@ -399,6 +399,8 @@ class LLM:
             flight=handling.flight or self.settings.flight,
             rules=self._forms.rules(params, plain, may_think=handling.may_think, weighs=weighs),
         )
+        self._engine.scheduler.key(sequence)
+        return sequence
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, session: str | None = None
