@@ -1,4 +1,4 @@
-"""Writes JSON documents for other programs; all that is printed or stored uses this writer.
+"""Writes JSON documents for other programs; all that is printed, stored or sent uses this writer.
 
 Python's own writer puts out NaN and Infinity for such floats, which JSON does not have and most parsers refuse.
 """
@@ -6,19 +6,25 @@ Python's own writer puts out NaN and Infinity for such floats, which JSON does n
 import json
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 
-def dumps(value: Any, *, indent: int | None = None) -> str:
+def dumps(value: Any, *, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
     """``value`` as JSON, without escapes for non-ASCII text; numbers that are not finite become null.
 
     >>> dumps({"rates": [1.5, float("nan")], "most": float("inf"), "name": "è"})
     '{"rates": [1.5, null], "most": null, "name": "è"}'
     """
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
+        return _encoder(indent, separators).encode(value)
     except ValueError:  # rare: nearly all documents are finite and need no copy
-        return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+        return _encoder(indent, separators).encode(_finite(value))
+
+
+@cache
+def _encoder(indent: int | None, separators: tuple[str, str] | None) -> json.JSONEncoder:
+    return json.JSONEncoder(ensure_ascii=False, allow_nan=False, indent=indent, separators=separators)
 
 
 def _finite(value: Any) -> Any:

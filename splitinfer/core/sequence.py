@@ -187,6 +187,7 @@ class Sequence:
     rules: TokenRules | None = None  # which tokens its answer may have; None: any
     # what the scheduler notes
     keys: tuple[Key, ...] = ()  # keys of the full blocks of its prompt
+    keyed_by: tuple[Key, int] | None = None  # the root and the size of a block that they are for
     num_preemptions: int = 0  # times it was preempted
     finish_reason: FinishReason | None = None
     # what the prefix cache and speculation note

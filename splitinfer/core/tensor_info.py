@@ -6,9 +6,9 @@ from math import prod
 from typing import Any
 
 ITEM_BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E8M0": 8,
     "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
-    "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
+    "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64,
 }  # fmt: skip
 """Bits of a number, by safetensors' name of its dtype: those that MLX loads."""
 

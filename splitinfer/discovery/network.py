@@ -7,7 +7,6 @@ Sources: RFC 6762 (multicast DNS) and RFC 6763 (DNS-based service discovery).
 """
 
 import contextlib
-import ipaddress
 import queue
 import socket
 import time
@@ -18,7 +17,7 @@ from typing import Any
 from splitinfer.discovery.announcement import SERVICE, from_properties
 from splitinfer.discovery.report import Look
 from splitinfer.discovery.workers import Way, Worker, in_order, merge, without_own
-from splitinfer.system.interface_kind import LocalInterface
+from splitinfer.system.interface_kind import LocalInterface, interface_of
 from splitinfer.system.interfaces import local_interfaces
 
 _MOST_SIGHTINGS = 4096  # a stranger may announce any number
@@ -107,16 +106,7 @@ def way_to(address: str, port: int, interfaces: Sequence[LocalInterface]) -> Way
                 return Way(address, None, None, _why(error))
             break
         shortest = seconds if shortest is None else min(shortest, seconds)
-    return Way(address, _interface_of(source, interfaces), shortest)
-
-
-def _interface_of(source: str, interfaces: Sequence[LocalInterface]) -> LocalInterface | None:
-    """The interface that has this address."""
-    number, _, scope = source.partition("%")
-    if scope:
-        return next((each for each in interfaces if scope in (each.name, str(each.index))), None)
-    ip = ipaddress.ip_address(number)
-    return next((each for each in interfaces if any(ip == network.ip for network in each.networks)), None)
+    return Way(address, interface_of(source, interfaces), shortest)
 
 
 def _why(error: Exception) -> str:

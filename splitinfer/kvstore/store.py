@@ -220,7 +220,10 @@ class KVStore:
 
     def _forget(self, name: FileName) -> None:
         with self._lock:
-            self._names[name.key].discard(name)
+            names = self._names.get(name.key, set())
+            names.discard(name)
+            if not names:
+                self._names.pop(name.key, None)
 
     # -- reading -------------------------------------------------------------------------------
 

@@ -401,7 +401,7 @@ class LLM:
         weighs = rewind is UNLIMITED or rewind > WITHIN_DRAFTS
         self._prompts.check(plain, self.context_length)
         self._prompts.check_ids(params)
-        return core.Sequence(
+        sequence = core.Sequence(
             seq_id=next(self._ids),
             tokens=list(prompt.tokens),
             pictures=prompt.pictures,
@@ -415,6 +415,8 @@ class LLM:
             flight=handling.flight or self.settings.flight,
             rules=self._forms.rules(params, plain, may_think=True, weighs=weighs),
         )
+        self._engine.scheduler.key(sequence)
+        return sequence
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, **how: Any
@@ -528,7 +530,9 @@ class LLM:
                 layout = replace(self.layout, stages=as_layout(cut, None).stages)
             layout.check(self.layout.num_layers)
             check_ranks(layout, self._checkpoint)
-            paused = self._engine.recut(layout)
+            by_key = frozenset(stage.name for stage in layout.to_find)
+            layout = find_stages(layout)
+            paused = self._engine.recut(layout, by_key)
             self.layout = layout
         return paused
 

@@ -31,7 +31,7 @@ from splitinfer.store.manifest import CONFIGS
 _DTYPES = {
     "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16, "U32": mx.uint32,
     "I32": mx.int32, "U64": mx.uint64, "I64": mx.int64, "F16": mx.float16, "BF16": mx.bfloat16,
-    "F32": mx.float32, "F64": mx.float32, "F8_E4M3": mx.uint8, "F8_E5M2": mx.uint8, "F8_E8M0": mx.uint8,
+    "F32": mx.float32, "F8_E4M3": mx.uint8, "F8_E8M0": mx.uint8,
 }  # fmt: skip
 
 _NAMED = 3  # tensors of many that are missing
@@ -50,10 +50,17 @@ def placeholders_of(checkpoint: Checkpoint) -> dict[str, mx.array]:
 
 
 def lazy_arrays(checkpoint: Checkpoint, tensors: Iterable[str]) -> dict[str, mx.array]:
-    """Those tensors, as far as a file has them, which are read when they are computed."""
+    """Those tensors, as far as a file has them, which are read when they are computed.
+
+    Raises:
+        ModelError: MLX cannot load a file.
+    """
     found = dict[str, mx.array]()
     for path, names in checkpoint.paths_of(tensors).items():
-        there: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
+        try:
+            there: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
+        except RuntimeError as error:
+            raise ModelError(f"{path}: MLX cannot load it ({error})") from error
         found |= {name: there[name] for name in names if name in there}
     return found
 

@@ -294,7 +294,8 @@ def _is_state(cache: Cache) -> bool:
 
 
 def copied_state(state: Any) -> Any:
-    """A state with every array copied, so that a later write in place to the old ones does not change it."""
+    """Return a state that later writes in place to the old one do not change. Its arrays share the memory of the old
+    ones until then: MLX writes a shared array anew."""
     return tree_map(lambda leaf: mx.contiguous(leaf[...]) if isinstance(leaf, mx.array) else leaf, state)
 
 

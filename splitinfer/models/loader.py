@@ -254,8 +254,11 @@ def load_stage(
     in_memory = sorted(read.difference(*(table.parameters for table in found.tables)))
     # Of a tensor as stored a rank reads more than it keeps.
     together = _TOGETHER if group is None else _TOGETHER // RANKS**2
-    _evaluate([parameters[name] for name in in_memory], together, report)
-    _check_numbers({name: parameters[name] for name in in_memory}, checkpoint)
+    try:
+        _evaluate([parameters[name] for name in in_memory], together, report)
+    except RuntimeError as error:  # MLX's: a disk or a file that cannot be read
+        raise ModelError(f"{checkpoint.folder}: the weights cannot be read ({error})") from error
+    _check_numbers({name: parameters[name] for name in in_memory}, checkpoint, dtype)
     if stage.heads is not None:
         stage.heads.heads.check(stage)
     return stage
@@ -270,11 +273,11 @@ def _evaluate(parameters: list[mx.array], together: int, report: Report) -> None
     mx.clear_cache()
 
 
-def _check_numbers(parameters: Mapping[str, mx.array], checkpoint: Checkpoint) -> None:
-    """Refuse weights that would make noise of every answer. Costs one reading of them.
+def _check_numbers(parameters: Mapping[str, mx.array], checkpoint: Checkpoint, dtype: str | None) -> None:
+    """Refuse weights that would make noise of every answer. Costs one reading of them, and two of those in float16.
 
     Raises:
-        ModelError: one has NaN, and its name.
+        ModelError: one has NaN, or is infinite in float16, which holds no number over 65,504; and its name.
     """
     floats = {name: a for name, a in parameters.items() if mx.issubdtype(a.dtype, mx.floating) and a.size}
     found = {name: mx.isnan(mx.max(array)) for name, array in floats.items()}
@@ -285,6 +288,12 @@ def _check_numbers(parameters: Mapping[str, mx.array], checkpoint: Checkpoint) -
                 f"{checkpoint.folder}: {name} has values that are not numbers (NaN), so its file is damaged or was "
                 "converted wrongly: download or convert it again"
             )
+    halves = [(name, array) for name, array in floats.items() if dtype == "float16" and array.dtype == mx.float16]
+    are_infinite = [mx.isinf(mx.max(array)) | mx.isinf(mx.min(array)) for _, array in halves]
+    mx.eval(are_infinite)
+    for (name, _), is_infinite in zip(halves, are_infinite, strict=True):
+        if is_infinite.item():
+            raise ModelError(f"{checkpoint.folder}: {name} overflows in float16; use dtype bfloat16 or float32")
 
 
 def in_bunches(arrays: Iterable[mx.array], most: int) -> Iterator[list[mx.array]]:

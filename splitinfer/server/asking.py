@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from splitinfer.llm.request import Handling
 from splitinfer.server.answer import Answer, Piece, Usage, Writer, submit, written
@@ -18,7 +18,7 @@ from splitinfer.server.keys import ApiKey
 from splitinfer.server.problem import Problem
 from splitinfer.server.reading import with_marks
 from splitinfer.server.service import Service
-from splitinfer.server.stream import PING_EVERY, EventStream, left
+from splitinfer.server.stream import PING_EVERY, Document, EventStream, left
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def answering(service: Service, model: type[W], writer_of: Callable[[W, str, Req
         wanted, asks = await read_request(request, model, lambda one: (one, one.asks()))
         name = wanted.model or service.model
         if not asks:
-            return JSONResponse(writer_of(wanted, name, request, Answer(1)).document((), Usage(0)))
+            return Document(writer_of(wanted, name, request, Answer(1)).document((), Usage(0)))
         with ExitStack() as open_things:
             answer = await asked(service, request, key, asks, open_things)
             writer = writer_of(wanted, name, request, answer)
@@ -47,7 +47,7 @@ def answering(service: Service, model: type[W], writer_of: Callable[[W, str, Req
                 how: Any = {"ping_every": writer.ping_every, "media_type": writer.media_type}
                 return EventStream(source, ping=lambda: writer.ping(answer), end=end, **how)
             pieces = await until_gone(request, all_pieces(answer))
-            return JSONResponse(writer.document(pieces, answer.usage))
+            return Document(writer.document(pieces, answer.usage))
 
     return route
 

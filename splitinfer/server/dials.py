@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from splitinfer.core.serving_options import SERVING_OPTIONS, Declared, ServingOptions
 from splitinfer.errors import ConfigError, RequestError, SplitinferError
@@ -25,6 +25,7 @@ from splitinfer.server.body import read_json
 from splitinfer.server.keys import ApiKey, Scope
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import ApiRoute, Service
+from splitinfer.server.stream import Document
 
 
 def dials_document(options: ServingOptions, token_budget: int, max_running: int, *, may_change: bool) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def dial_routes(service: Service) -> list[ApiRoute]:
     def document(key: ApiKey) -> Response:
         may_change = key.may(Scope.ADMIN)
         found = dials_document(llm.serving_options, llm.token_budget, llm.max_running, may_change=may_change)
-        return JSONResponse({"model": service.model, **found})
+        return Document({"model": service.model, **found})
 
     async def dials(request: Request) -> Response:
         scope = Scope.ADMIN if request.method == "PATCH" else Scope.USE
@@ -139,6 +140,6 @@ def plan_routes(service: Service) -> list[ApiRoute]:
             document = await asyncio.to_thread(compared, service.llm, aim, loads=loads)
         if document["paused"] is not None:
             log.info("%s has had %s loaded; requests waited %.1f s", key.name, document["best"], document["paused"])
-        return JSONResponse(document)
+        return Document(document)
 
     return [ApiRoute("/v1/splitinfer/plan", plan, methods=["GET", "POST"])]

@@ -266,13 +266,15 @@ class Several:
         """The routes of the model that the query names; without a name, those of the one that was used last.
 
         Raises:
-            Problem: 404, there is no such model; 503, it is not loaded; 400, something is to be changed in one of several.
+            Problem: 404, there is no such model; 503, it is not loaded; 400, several are, and one is to be changed.
         """
         name, path = request.query_params.get("model"), request.url.path
         loaded = [held for held in self._by_use if held.app is not None]
         if name is None and len(loaded) > 1 and request.method in ("PATCH", "POST") and path.startswith(_OWN):
             names = ", ".join(held.name for held in loaded)
-            raise Problem(400, f"{len(loaded)} models are loaded ({names}): name one with {path}?model=NAME", param="model")
+            raise Problem(
+                400, f"{len(loaded)} models are loaded ({names}): name one with {path}?model=NAME", param="model"
+            )
         if name is not None:
             self._front.caller(request)
             wanted = named(self.offers(), name).name

@@ -11,12 +11,14 @@ what the writer notes. A connection on which nothing moves is ended elsewhere (`
 """
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
+
+from splitinfer.core.json_text import dumps
 
 PING_EVERY = 8.0  # seconds of silence; clients' limits begin at 10
 PROGRESS_EVERY = 0.5  # where a client wants to know how far its prompt is read
@@ -35,8 +37,16 @@ def response_start(media_type: str) -> dict[str, Any]:
     return {"type": "http.response.start", "status": 200, "headers": typed}
 
 
-json_line = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-"""A value as JSON on one line."""
+def json_line(value: Any) -> str:
+    """Return a value as JSON on one line; what is not finite is null, as JSON has no such numbers."""
+    return dumps(value, separators=(",", ":"))
+
+
+class Document(JSONResponse):
+    """A response of JSON, as ``json_line`` writes it."""
+
+    def render(self, content: Any) -> bytes:
+        return json_line(content).encode("utf-8", "replace")
 
 
 def event(data: Mapping[str, Any] | str, name: str | None = None) -> bytes:

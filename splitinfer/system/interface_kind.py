@@ -10,7 +10,7 @@
 """
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -87,3 +87,21 @@ def address_for_others(interfaces: Iterable[LocalInterface]) -> str | None:
         if each.kind in _TO_OTHERS and one.version == 4 and not one.ip.is_link_local
     ]
     return min(found, default=(0, None))[1]
+
+
+def interface_of(source: str, interfaces: Sequence[LocalInterface]) -> LocalInterface | None:
+    """Return the interface that has this address, which may have a scope; ``None`` if it is of none of these."""
+    number, _, scope = source.partition("%")
+    if scope:
+        return next((each for each in interfaces if scope in (each.name, str(each.index))), None)
+    ip = ipaddress.ip_address(number)
+    return next((each for each in interfaces if any(ip == network.ip for network in each.networks)), None)
+
+
+def is_direct(own: str, interfaces: Sequence[LocalInterface]) -> bool:
+    """Return whether what leaves this machine from its address ``own`` stays on a cable: loopback, Thunderbolt, or a
+    network cable on which nobody has given out addresses."""
+    address, interface = ipaddress.ip_address(own), interface_of(own, interfaces)
+    if address.is_loopback or interface is None:
+        return address.is_loopback
+    return interface.kind is Kind.THUNDERBOLT or (interface.kind is Kind.CABLE and address.is_link_local)

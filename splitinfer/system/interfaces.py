@@ -17,6 +17,7 @@ _PORTS_COMMAND = ("/usr/sbin/networksetup", "-listallhardwareports")
 _SECONDS = 5.0
 _CLASS = Path("/sys/class/net")
 _LINK_LOCAL_BITS = 64
+_DISCARD = 9  # a port, to which nothing is sent
 
 
 def local_interfaces() -> tuple[LocalInterface, ...]:
@@ -31,6 +32,16 @@ def local_interfaces() -> tuple[LocalInterface, ...]:
         kind = kind_of(name, ports.get(name, ""), _driver(name), is_wireless=name in wireless)
         found.append(LocalInterface(name, kind, networks, max(0, state.speed), _index(name)))
     return tuple(found)
+
+
+def source_towards(host: str) -> str | None:
+    """Return this machine's IPv4 address from which packets to ``host`` leave; ``None`` without a way. Send nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as to_ask:
+        try:
+            to_ask.connect((host, _DISCARD))
+        except OSError:
+            return None
+        return str(to_ask.getsockname()[0])
 
 
 def own_addresses() -> frozenset[str]:

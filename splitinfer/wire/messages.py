@@ -97,6 +97,7 @@ class Half:
     """Which half of every layer a rank of a stage across two machines holds, and how the two meet to add up theirs.
 
     ``own``, ``towards``: the IPv4 addresses of this rank and of the other; empty where they are to be found out.
+    ``insecure``: whether sums over sockets may cross any network.
     """
 
     rank: int
@@ -104,6 +105,7 @@ class Half:
     device: str
     own: str
     towards: str
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         if self.rank not in range(RANKS) or self.sums not in BACKENDS:

@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Interface
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,12 +29,13 @@ from splitinfer.engine.coordinator.ranks import halves_of
 from splitinfer.engine.coordinator.worker_group import WorkerGroup, WorkerHandle
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.worker import ranks
-from splitinfer.engine.worker.ranks import Sampled
-from splitinfer.errors import ConfigError, DeviceFailed, WorkerLost
+from splitinfer.engine.worker.ranks import Sampled, join_ranks
+from splitinfer.errors import ConfigError, DeviceFailed, PeerError, WorkerLost
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.halves import Pair
-from splitinfer.wire.messages import Digest, Gather, NextStage, Progress
+from splitinfer.system.interface_kind import Kind, LocalInterface, is_direct
+from splitinfer.wire.messages import Digest, Gather, Half, NextStage, Progress
 from transports import LinkOptions, LinkRefused
 from transports.rdma import probe
 from transports.rdma.joining import _ADDRESS
@@ -287,9 +289,26 @@ def test_sums_do_not_cross_a_network() -> None:
     spec = StageSpec("both", 0, 4, across=("local", "tcp://192.0.2.1:5577"))
     with pytest.raises(ConfigError, match=r"would cross the network at 192\.0\.2\.1"):
         halves_of(spec, insecure=False)
+    with pytest.raises(PeerError, match=r"rank 1 would cross the network at 192\.0\.2\.1"):
+        join_ranks(Half(1, "ring", "", "10.0.0.9", "192.0.2.1"), bytes)
+    halves_of(replace(spec, across=("tcp://192.0.2.1:5577", "tcp://192.0.2.2:5577")), insecure=False)  # they say it
     rank0, rank1 = halves_of(spec, insecure=True)
+    assert rank0.insecure
     assert (rank0.own, rank0.towards, rank1.own, rank1.towards) == ("", "192.0.2.1", "192.0.2.1", "")
     assert halves_of(replace(spec, sums="jaccl"), insecure=False)[1].sums == "jaccl"
+
+
+@pytest.mark.parametrize(("kind", "own", "is_so"), [
+    (Kind.THUNDERBOLT, "169.254.7.1", True), (Kind.THUNDERBOLT, "10.9.0.1", True), (Kind.CABLE, "169.254.7.1", True),
+    (Kind.CABLE, "10.9.0.1", False), (Kind.WIRELESS, "169.254.7.1", False), (Kind.VPN, "169.254.7.1", False),
+])  # fmt: skip
+def test_a_cable_is_told_by_the_interface_and_not_by_the_address(kind: Kind, own: str, is_so: bool) -> None:
+    """Which the system takes towards the other rank; machines on Wi-Fi without DHCP have such addresses, too."""
+    other = LocalInterface("x", Kind.THUNDERBOLT, (IPv4Interface("169.254.9.9/16"),))
+    interfaces = (other, LocalInterface("y", kind, (IPv4Interface(f"{own}/16"),)))
+    assert is_direct(own, interfaces) is is_so
+    assert is_direct("127.0.0.1", ())
+    assert not is_direct("10.1.1.1", interfaces), "of no interface that is known"
 
 
 def test_what_both_ranks_have_sampled_is_compared() -> None:

@@ -15,8 +15,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 from tiny import Folder
 
+from splitinfer.core.tensor_info import ITEM_BITS, TensorInfo, header_entry
 from splitinfer.errors import CannotCut, ModelError
-from splitinfer.models import loader
+from splitinfer.models import building, loader
+from splitinfer.models.building import dtype_of
 from splitinfer.models.checkpoint import Checkpoint, open_folder
 from splitinfer.models.cut import StageModel
 from splitinfer.models.loader import load_stage, resolve_dtype, survey
@@ -123,6 +125,46 @@ def rewritten(folder: Path, target: Path, change: Callable[[dict[str, mx.array]]
 
 UP = "model.layers.2.mlp.up_proj.weight"
 EXTRA = "model.layers.9.extra.weight"
+
+
+@pytest.mark.parametrize("name", [*ITEM_BITS, "F64", "F8_E5M2"])
+def test_the_dtypes_that_are_known_are_those_that_mlx_loads(name: str, tmp_path: Path):
+    """A file with another one MLX refuses as a whole, so the sentence names the tensor."""
+    info = TensorInfo("a", name, (2,), "model.safetensors", 0, 2 * ITEM_BITS.get(name, 64 if name == "F64" else 8) // 8)
+    header = json.dumps({"a": header_entry(info, 0)}).encode()
+    path = tmp_path / info.file
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(info.nbytes))
+    if name in ITEM_BITS:
+        assert mx.load(str(path))["a"].dtype == dtype_of(info)
+        return
+    with pytest.raises(RuntimeError):
+        mx.load(str(path))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ModelError, match=rf"model.safetensors holds a as {name}, which MLX does not load"):
+        open_folder(tmp_path)
+
+
+def test_a_file_that_mlx_cannot_read_is_a_sentence(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch):
+    checkpoint = open_folder(tiny_folder("llama"))
+    found = survey(checkpoint, 0, 1, None)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("[read] Unable to read from file.")
+
+    for where, what in ((building.mx, "load"), (loader, "_evaluate")):
+        with monkeypatch.context() as patch, pytest.raises(ModelError, match=r"Unable to read from file"):
+            patch.setattr(where, what, fail)
+            load_stage(checkpoint, found, 0, 1, None, quiet)
+
+
+def test_weights_that_overflow_in_float16_are_refused(tiny_folder: Folder, tmp_path: Path):
+    def change(weights: dict[str, mx.array]) -> None:
+        weights[UP] = weights[UP].astype(mx.float32) * 0 - 1e6
+
+    checkpoint = rewritten(tiny_folder("llama"), tmp_path / "wide", change)
+    load(checkpoint, 2, 3, "bfloat16")
+    with pytest.raises(ModelError, match=rf"{UP} overflows in float16; use dtype bfloat16 or float32"):
+        load(checkpoint, 2, 3, "float16")
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ EXAMPLES: dict[str, Message] = {
             drafter_fingerprint=Fingerprint("c1", {}),
             sees=True,
             mlx_vlm="0.3",
-            half=messages.Half(1, "jaccl", "rdma_en5", "10.0.0.3", "10.0.0.2"),
+            half=messages.Half(1, "jaccl", "rdma_en5", "10.0.0.3", "10.0.0.2", insecure=True),
         ),
         messages.Progress("download", 5, 10, "model.safetensors"),
         messages.Ready(
@@ -102,7 +102,7 @@ EXAMPLES: dict[str, Message] = {
         messages.Spawn("both/1"),
         messages.Spawned(40_123),
         messages.Gather(b"10.0.0.3:5"),
-        messages.Meet(messages.Half(1, "jaccl", "rdma_en5", "10.0.0.3", "10.0.0.2")),
+        messages.Meet(messages.Half(1, "jaccl", "rdma_en5", "10.0.0.3", "10.0.0.2", insecure=True)),
         messages.Met(((8192, 2e-5), (2**20, 3e-4))),
         messages.Digest(32, 0xFFFF0001, 0.75),
         messages.Unavailable("a model with these weights is not here"),

@@ -96,10 +96,12 @@ class RdmaListener(QueueListener[Link]):
             return
         try:
             link = self._join(control, parse_opening(control.opening))
-        except TransportUnavailable as problem:
-            self._room.release()
-            control.close(problem.reason)
-            log.info("%s: no rdma link with %s: %s", self.address, control.address, problem.reason)
+        except Exception as problem:
+            self._room.release()  # whatever it is: 16 lost places, and there is no RDMA any more
+            control.close(f"{problem}")
+            log.info("%s: no rdma link with %s: %s", self.address, control.address, problem)
+            if not isinstance(problem, TransportUnavailable):
+                raise
         else:
             self._offer_or_abort(link)
 

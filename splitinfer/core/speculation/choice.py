@@ -59,7 +59,7 @@ class Chooser:
         return found
 
     def catch_up(self, tokens: Seq[int]) -> bool:
-        """Read the next part of a long text; return whether there was any."""
+        """As ``NGramIndex.catch_up``."""
         return self._index.catch_up(tokens)
 
     def drafted(self, tokens: Seq[int], ahead: Seq[int], token_id: int, *, by_model: bool) -> None:

@@ -66,12 +66,22 @@ class NGramIndex:
     def follow(self, tokens: Seq[int]) -> None:
         """Index what has come since the last call, up to ``AT_ONCE`` tokens."""
         if self._length != len(tokens):
-            self.catch_up(tokens)
+            self._index(tokens)
 
     def catch_up(self, tokens: Seq[int]) -> bool:
-        """Index the next ``AT_ONCE`` tokens; return whether there were any."""
+        """Index the next ``AT_ONCE`` tokens, if more are missing; return whether they are."""
+        if self._first(tokens) + AT_ONCE >= len(tokens):
+            return False  # ``follow`` does it
+        self._index(tokens)
+        return True
+
+    def _first(self, tokens: Seq[int]) -> int:
+        """Where the next ending is indexed."""
+        return max(1, self._num_indexed, len(tokens) - _INDEXED if not self._length else 0)
+
+    def _index(self, tokens: Seq[int]) -> None:
         # An ending counts once a token follows it, so the stream's own end is never found.
-        first = max(1, self._num_indexed, len(tokens) - _INDEXED if not self._length else 0)
+        first = self._first(tokens)
         last, self._length = min(len(tokens), first + AT_ONCE), len(tokens)
         for end in range(first, last):
             guess = None if self._shown is _ignore else self._found(tokens, tokens[max(0, end - MOST) : end])
@@ -81,7 +91,6 @@ class NGramIndex:
                 if size <= end:
                     self._after[tuple(tokens[end - size : end])] = end
         self._num_indexed = max(first, last)
-        return first < last
 
     def _found(self, tokens: Seq[int], last: Seq[int]) -> Guess | None:
         """The guess behind the stream whose ``last`` tokens these are."""

@@ -89,16 +89,22 @@ class Engine:
         """Have the engine's thread do something between two steps, with its loop."""
         self._shared.inbox.put(act)
 
-    def recut(self, layout: Layout) -> float:
+    def recut(self, layout: Layout, by_key: frozenset[str] = frozenset()) -> float:
         """Load another cut of the same model. Requests wait meanwhile, and go on with the same tokens: what the stages
         held is computed again from them, or read from disk where all stages have it. Returns the seconds of the pause.
+        ``by_key``: the stages whose addresses were found by their keys.
 
         Raises:
             SplitinferError: the cut cannot be loaded, or has no room for a request under way; the one before is in
                 force again. Or the pipeline has failed, was closed, or is being drained.
         """
         paused = Future[float]()
-        self.call(lambda loop: loop.wanted.append(WantedCut(layout, paused)))
+
+        def want(loop: Loop) -> None:
+            self.pipeline.follow(by_key)
+            loop.wanted.append(WantedCut(layout, paused))
+
+        self.call(want)
         return self._result(paused)
 
     def carry_out(self, work: Callable[[], T]) -> T:

@@ -8,12 +8,14 @@
 However a request ends, it is counted before its reader is told: who has an answer may ask for figures at once.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.plain_text import size
+from splitinfer.core.plan import SampledToken
 from splitinfer.core.scheduler.in_flight import TokenEvent
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.engine.coordinator.drafting import Drafting
@@ -22,6 +24,7 @@ from splitinfer.engine.coordinator.requests import Came, RequestState
 from splitinfer.engine.coordinator.shared import Shared
 from splitinfer.errors import QueueFull, SplitinferError
 
+_OVERFLOWED = "the model's numbers overflowed (NaN); use dtype bfloat16 or float32"
 _NOT_KEPT = "the answer did not keep the form that was asked for, so it was ended"
 
 
@@ -57,7 +60,7 @@ class OpenRequests:
             state = self._states.get(event.seq_id)
             if state is None:
                 continue  # a stop string ended it with an earlier token of this step
-            if (why := _broken(state.sequence)) is not None:
+            if (why := _broken(state.sequence, event.token)) is not None:
                 self._end(event.seq_id, FinishReason.ERROR, why)
                 continue
             came, reason = state.take(event.token, event.finish_reason)
@@ -129,10 +132,11 @@ class OpenRequests:
         return state
 
 
-def _broken(seq: Sequence) -> str | None:
-    """Why an answer's last token may not be one of its form, if so."""
-    rules = seq.rules
-    if rules is None:
-        return None
-    is_refused = rules.refuses(seq.answer)
-    return rules.failure or (_NOT_KEPT if is_refused else None)
+def _broken(seq: Sequence, token: SampledToken) -> str | None:
+    """Why an answer's token means nothing, if so."""
+    if seq.rules is not None:
+        is_refused = seq.rules.refuses(seq.answer)
+        if is_refused or seq.rules.failure is not None:
+            return seq.rules.failure or _NOT_KEPT
+    scores = seq.scores if seq.num_generated == 1 else []
+    return _OVERFLOWED if any(math.isnan(one.logprob or 0.0) for one in (token, *scores)) else None

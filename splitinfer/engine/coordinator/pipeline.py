@@ -296,6 +296,10 @@ class Pipeline:
         if not self._worker_group.is_whole:
             self._worker_group.await_ready()  # raises when it reaches that worker's last message
 
+    def follow(self, by_key: frozenset[str]) -> None:
+        """Look for these stages' workers by their keys, too, when they have moved."""
+        self._config = replace(self._config, by_key=self._config.by_key | by_key)
+
     def use_layout(self, layout: Layout) -> None:
         """Take another layout of the same model from the next ``open`` on. What this machine holds of the layout before
         is given up, if it differs, and so are local workers that have no place in it. No step may be under way."""

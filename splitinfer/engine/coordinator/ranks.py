@@ -4,7 +4,6 @@ Sums go between the ranks over MLX's own sockets (``ring``) or RDMA (``jaccl``),
 Thunderbolt is a cable. Sockets may lead anywhere, so they are refused where they would leave a cable.
 """
 
-import ipaddress
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,9 +12,8 @@ from splitinfer.core.endpoint import Endpoint
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import RING
+from splitinfer.engine.links.cables import leads_over_cable, would_cross
 from splitinfer.errors import ConfigError, WorkerUnreachable
-from splitinfer.system.interface_kind import Kind
-from splitinfer.system.interfaces import local_interfaces
 from splitinfer.wire.messages import Half, Ready
 
 _HERE = "127.0.0.1"
@@ -30,11 +28,15 @@ def halves_of(spec: StageSpec, *, insecure: bool) -> tuple[Half, ...]:
     """
     remote = ["" if one.is_local else _ipv4(one) for one in spec.ranks]
     hosts = remote if any(remote) else [_HERE, _HERE]
-    if spec.sums == RING and not insecure:
+    if spec.sums == RING and not insecure and not all(remote):
+        # This machine is one of the two. Others see by themselves on which cable they are (``worker.ranks``).
         for host in filter(None, hosts):
-            _check_is_direct(spec, host)
+            if not leads_over_cable(host):
+                raise ConfigError(f"the sums of stage {spec.name} {would_cross(host)}")
     devices = (spec.sums_device or ":").split(":")
-    return tuple(Half(rank, spec.sums, devices[rank], hosts[rank], hosts[1 - rank]) for rank in range(len(hosts)))
+    return tuple(
+        Half(rank, spec.sums, devices[rank], hosts[rank], hosts[1 - rank], insecure) for rank in range(len(hosts))
+    )
 
 
 def _ipv4(rank: StageSpec) -> str:
@@ -43,17 +45,6 @@ def _ipv4(rank: StageSpec) -> str:
         return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError):
         raise WorkerUnreachable(f"worker {rank.name}: sums need an IPv4 address, and {host} has none") from None
-
-
-def _check_is_direct(spec: StageSpec, host: str) -> None:
-    address = ipaddress.ip_address(host)
-    cables = [one for one in local_interfaces() if one.kind is Kind.THUNDERBOLT]
-    on_cable = any(address in network.network for cable in cables for network in cable.networks)
-    if not (address.is_loopback or address.is_link_local or on_cable):
-        raise ConfigError(
-            f"the sums of stage {spec.name} would cross the network at {host}, and {RING} does not encrypt them: give "
-            "the ranks' addresses on a cable between the two machines, or --insecure-sums if you trust that network"
-        )
 
 
 def as_one(said: Sequence[Ready]) -> Ready:

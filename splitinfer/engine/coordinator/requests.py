@@ -22,7 +22,6 @@ from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.stops import StopMatcher, StopUpdate, Told
 from splitinfer.text.detokenizer import Detokenizer
 
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -61,7 +60,7 @@ class GuardedRules:
             return nothing
         try:
             return ask()
-        except Exception as error:  # noqa: BLE001 - llguidance's, or a grammar's that nobody has thought of
+        except Exception as error:
             log.warning("the form of an answer failed", exc_info=error)
             self._failure = f"the answer's form failed ({type(error).__name__}: {error})"
             return nothing
@@ -244,7 +243,7 @@ class RequestState:
         """Decode what has come. Call once for each, in order. What cannot be decoded ends the request with an error."""
         try:
             return self._decoded(taken)
-        except Exception as error:  # noqa: BLE001 - of any tokenizer
+        except Exception as error:
             log.warning("request %d: its tokens cannot be decoded", self.seq_id, exc_info=error)
             self._detokenizer, self._told = None, StopMatcher(())
             why = f"the tokenizer cannot decode the answer ({type(error).__name__}: {error})"

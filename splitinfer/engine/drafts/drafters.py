@@ -85,7 +85,7 @@ class NGramDrafter:
         """Nothing to do: look-up takes no device."""
 
     def prepare(self, seq: Sequence) -> bool:
-        """Index a part of a prompt."""
+        """Index a part of a long prompt."""
         return self._index(seq).catch_up(seq.tokens)
 
     def _index(self, seq: Sequence) -> NGramIndex:

@@ -1,7 +1,7 @@
 """What a plan has a stage do besides computing: save, retain, free, open, drop, fetch and erase, in this order."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import mlx.core as mx
 
@@ -59,7 +59,7 @@ class Commands:
         are_here = self._agree([self._fetch(fetch) for fetch in plan.fetches])
         lacking = tuple(fetch.block_id for fetch, is_here in zip(plan.fetches, are_here, strict=True) if not is_here)
         fetching = time.monotonic() - began if plan.fetches else 0.0
-        for_disk = self._for_disk(saved)
+        for_disk = self._for_disk(saved, plan.dropped)
         if self._disk is not None and plan.erased:
             self._disk.erase(plan.erased)
         applied = Applied(layer_by_layer([block for _, block in saved]), for_disk, fetching, lacking)
@@ -101,10 +101,12 @@ class Commands:
         self._keys[fetch.block_id] = fetch.key
         return True
 
-    def _for_disk(self, saved: list[tuple[Save, KVBlock]]) -> list[tuple[Save, KVBlock]]:
-        """Those of the saved blocks that are to be written."""
+    def _for_disk(self, saved: list[tuple[Save, KVBlock]], dropped: Collection[int]) -> list[tuple[Save, KVBlock]]:
+        """Those of the saved blocks that are to be written. Those that the same plan has ``dropped`` are on disk alone."""
         found = [(save, block) for save, block in saved if save.is_for_disk and self._disk is not None]
-        self._keys |= {save.block_id: chained(save.parent, save.tokens) for save, _ in found}
+        self._keys |= {
+            save.block_id: chained(save.parent, save.tokens) for save, _ in found if save.block_id not in dropped
+        }
         return found if self._waits else [(save, block.for_host()) for save, block in found]
 
     def store(self, applied: Applied) -> None:

@@ -30,6 +30,7 @@ from splitinfer.models.mlx_lm import sample_utils
 from splitinfer.models.tensors import on_host
 from splitinfer.system.gpu_roads import Road
 
+_MIN_TOP_P = 1e-30  # float32 has no smaller ones on every GPU, and 0 leaves no token at all
 _MIN_TEMPERATURE = 1e-6  # greedy but for ties; a lower one would leave the range of float32
 _MAX_TAILS = 64  # structures whose compiled functions are cached
 _MAX_EXACT = 2**24  # integers that float32 holds exactly: token ids are reported beside log probabilities
@@ -37,7 +38,7 @@ _MAX_EXACT = 2**24  # integers that float32 holds exactly: token ids are reporte
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Rows of one structure, not yet evaluated: [n] tokens, and if asked for what is reported of their probabilities.
+    """Rows of one structure, not yet evaluated: [n] tokens, and what is reported of their probabilities.
 
     ``logprobs``: float32 [n, 1 + 2 k], row-major: the token's log probability, those of the k most likely tokens in any
     order, and their ids. k is 0 or ``MAX_LOGPROBS``, or the vocabulary's size if that is less.
@@ -45,11 +46,11 @@ class Choice:
 
     rows: tuple[int, ...]
     tokens: mx.array
-    logprobs: mx.array | None
+    logprobs: mx.array
 
     def arrays(self) -> list[mx.array]:
         """The arrays that have to be evaluated."""
-        return [self.tokens] if self.logprobs is None else [self.tokens, self.logprobs]
+        return [self.tokens, self.logprobs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,6 @@ class _Structure:
     top_k: int
     is_adjusted: bool
     is_masked: bool
-    reports: bool
     num_top: int
 
     @classmethod
@@ -76,7 +76,6 @@ class _Structure:
             top_k=p.top_k if samples else 0,
             is_adjusted=p.changes_logits,
             is_masked=row.mask is not None,
-            reports=p.logprobs is not None,
             num_top=MAX_LOGPROBS if p.logprobs else 0,
         )
 
@@ -98,7 +97,7 @@ class _Data(NamedTuple):
         return cls(
             keys,
             _column([1.0 / max(p.temperature, _MIN_TEMPERATURE) for p in params]),
-            _column([p.top_p for p in params]),
+            _column([max(p.top_p, _MIN_TOP_P) for p in params]),
             _column([math.log(p.min_p) if p.min_p > 0 else 0.0 for p in params]),
         )
 
@@ -150,7 +149,7 @@ class Sampler:
         own_keys = None if keys is None else keys[mx.array(indices)]
         data = _Data.of(own_rows, own_keys) if structure.samples else ()
         tokens, report = self._tail(structure)(picked, *data)
-        return Choice(tuple(indices), tokens, report if structure.reports else None)
+        return Choice(tuple(indices), tokens, report)
 
     def _make_tail(self, structure: _Structure) -> _Tail:
         """The function for rows of this structure."""
@@ -160,7 +159,7 @@ class Sampler:
             logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
             scores = self._scores(logprobs, structure, _Data(*arrays)) if structure.samples else logprobs
             tokens = mx.argmax(scores, axis=-1)
-            return tokens, reported(logprobs, tokens, structure.num_top) if structure.reports else tokens
+            return tokens, reported(logprobs, tokens, structure.num_top)
 
         return mx.compile(tail) if self._compiled else tail
 
@@ -186,20 +185,20 @@ def in_order(choices: Sequence[Choice]) -> mx.array:
 
 
 def read(choices: Sequence[Choice], rows: Sequence[Row]) -> list[SampledToken]:
-    """The chosen tokens in the order of the rows. Waits until the choices are evaluated; computes nothing."""
+    """The chosen tokens in the order of the rows. Waits until the choices are evaluated; computes nothing. One whose
+    log probability is NaN has it in any case: a number of its row overflowed, and it means nothing."""
     tokens: dict[int, SampledToken] = {}
     for choice in choices:
         ids = on_host(choice.tokens).tolist()
-        lines = [None] * len(ids) if choice.logprobs is None else list(on_host(choice.logprobs))
-        for row, token, line in zip(choice.rows, ids, lines, strict=True):
+        for row, token, line in zip(choice.rows, ids, on_host(choice.logprobs), strict=True):
             tokens[row] = with_logprobs(token, line, rows[row].params.logprobs)
     return [tokens[i] for i in range(len(rows))]
 
 
-def with_logprobs(token: int, line: NDArray[np.float32] | None, num_top: int | None) -> SampledToken:
+def with_logprobs(token: int, line: NDArray[np.float32], num_top: int | None) -> SampledToken:
     """``line``: a row of ``Choice.logprobs``."""
-    if line is None or num_top is None:
-        return SampledToken(token)
+    if num_top is None or math.isnan(line[0]):
+        return SampledToken(token, math.nan if math.isnan(line[0]) else None)
     k = len(line) // 2
     pairs = zip(line[1 + k :].astype(int).tolist(), line[1 : 1 + k].tolist(), strict=True)
     ranked = sorted((pair for pair in pairs if pair[1] > -math.inf), key=lambda pair: (-pair[1], pair[0]))
@@ -208,10 +207,11 @@ def with_logprobs(token: int, line: NDArray[np.float32] | None, num_top: int | N
 
 def reported(logprobs: mx.array, tokens: mx.array, num_top: int) -> mx.array:
     """``Choice.logprobs`` of ``tokens`` [n] from [n, vocabulary] log probabilities."""
-    values, num_top = logprobs.astype(mx.float32), min(num_top, logprobs.shape[-1])
-    own = mx.take_along_axis(values, tokens[:, None], axis=-1)
+    own, num_top = mx.take_along_axis(logprobs, tokens[:, None], axis=-1), min(num_top, logprobs.shape[-1])
+    own = own.astype(mx.float32)
     if not num_top:
         return own
+    values = logprobs.astype(mx.float32)
     assert values.shape[-1] <= _MAX_EXACT
     top = mx.argpartition(-values, kth=num_top - 1, axis=-1)[:, :num_top]
     return mx.concatenate([own, mx.take_along_axis(values, top, axis=-1), top.astype(mx.float32)], axis=-1)

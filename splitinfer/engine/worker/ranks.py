@@ -15,6 +15,8 @@ from zlib import crc32
 
 import mlx.core as mx
 
+from splitinfer.core.link_transport import RING
+from splitinfer.engine.links.cables import leads_over_cable, would_cross
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.errors import PeerError
 from splitinfer.models.halves import Pair
@@ -34,8 +36,10 @@ def join_ranks(half: Half, gather: Callable[[bytes], bytes]) -> Pair:
     """The group of both ranks. ``gather``: exchanges bytes with the other one.
 
     Raises:
-        PeerError: they cannot meet.
+        PeerError: they cannot meet, or their sums would cross a network and may not.
     """
+    if half.sums == RING and not half.insecure and half.towards and not leads_over_cable(half.towards):
+        raise PeerError(f"the sums of rank {half.rank} {would_cross(half.towards)}")
 
     def gather_in_time(data: bytes) -> bytes:
         signal.alarm(0)  # the other one may come later

@@ -116,8 +116,8 @@ def kv_usage(stats: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class Readings(Collector):
-    """All that is told of a model, read at one moment; as families, whose samples all have the label ``model_name``, and vLLM's an
-    ``engine``. ``model``: its name for clients; ``context``: tokens; ``version``: splitinfer's; ``layout``: its
+    """All that is told of a model, read at one moment; as families, whose samples all have the label ``model_name``,
+    and vLLM's an ``engine``. ``model``: its name for clients; ``context``: tokens; ``version``: ours; ``layout``: its
     name; ``stats``, ``requests``: as ``LLM.stats`` and ``LLM.request_figures`` return them; ``running``: requests that
     ask for an answer, now."""
 

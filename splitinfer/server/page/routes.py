@@ -9,13 +9,13 @@ from pathlib import Path
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from splitinfer.server.page.feed import EVERY, Feed
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import ApiRoute, Service
-from splitinfer.server.stream import EventStream, event
+from splitinfer.server.stream import Document, EventStream, event
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -84,7 +84,7 @@ def page_routes(service: Service) -> list[ApiRoute]:
             while not (made := feed.since(0)):
                 await asyncio.sleep(_SOON)
             _, document = made[-1]
-            return JSONResponse({"pipeline": feed.pipeline(), "figures": document, "looking": looking})
+            return Document({"pipeline": feed.pipeline(), "figures": document, "looking": looking})
 
     return [
         ApiRoute("/", file, methods=["GET"]),

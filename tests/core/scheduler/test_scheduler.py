@@ -14,6 +14,7 @@ from toy import VOCAB, Guesser, House, ToyDisk, blocks, drain, kept_by_all, next
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.plan import SampledSlice, SampledToken, StepPlan, StepResult
 from splitinfer.core.sampling_params import SamplingParams
+from splitinfer.core.scheduler import scheduler
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.flight import Flight
@@ -330,13 +331,26 @@ def answered(plan: StepPlan) -> StepResult:
 ])  # fmt: skip
 def test_texts_that_are_scored_count_by_their_rows(budget: int, texts: list[tuple[int, ...]], decided: tuple[int, ...]):
     """Where one has more than a step may have, none is scored."""
-    scheduler = House(token_budget=budget, num_groups=1, max_running=6).scheduler
+    house = House(token_budget=budget, num_groups=1, max_running=6).scheduler
     rules = [Options(*texts) for _ in range(6)]
     for seq_id, one in enumerate(rules):
         seq = Sequence(seq_id, [1], SamplingParams(max_tokens=4), 0, rules=one)  # type: ignore[arg-type]
-        scheduler.add(seq)
-    while (plan := scheduler.schedule()) is not None:
+        house.add(seq)
+    while (plan := house.schedule()) is not None:
         assert plan.num_tokens <= budget
-        scheduler.update(answered(plan))
-    assert scheduler.is_idle
+        house.update(answered(plan))
+    assert house.is_idle
     assert [one.decided for one in rules] == [decided] * 6
+
+
+def test_a_prompt_is_hashed_by_whoever_submits_it(monkeypatch: pytest.MonkeyPatch):
+    """And not on the thread of all streams, but where the stages are others."""
+    house, seq = House(), Sequence(1, [1] * 600, SamplingParams(max_tokens=1), 0)
+    house.scheduler.key(seq)
+    keys = seq.keys
+    assert len(keys) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler, "full_keys", lambda *_: pytest.fail("hashed again"))
+        house.scheduler.add(seq)
+    House(root=b"other").scheduler.add(seq)
+    assert set(seq.keys).isdisjoint(keys)

@@ -43,3 +43,22 @@ def test_a_worker_that_moves(by_key: bool, tiny_folder: Folder, monkeypatch: pyt
                 assert output.token_ids == plain_greedy(model, tokens, 60)
             else:
                 assert f"Its key is announced at {second.address} now: give that address" in str(output.error)
+
+
+def test_another_cut_finds_its_workers_by_their_keys(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch):
+    """And follows them, like those of the first cut."""
+    model, tokens = tiny_folder("llama"), prompt(20)
+    with here() as there:
+
+        def find_stages(given: Layout, **_: object) -> Layout:
+            stages = [replace(stage, address=there.address, key=None) for stage in given.to_find]
+            return replace(given, stages=(given.stages[0], *(stages or given.stages[1:])))
+
+        monkeypatch.setattr("splitinfer.llm.llm.find_stages", find_stages)
+        with LLM(layout(model, [4], [])) as llm:
+            told = layout(model, [2, 2], ["tcp://127.0.0.1:1"])
+            told["stages"][1] = {"name": "s1", "layers": 2, "key": KEY}
+            llm.recut(told)
+            found = llm.generate([tokens], SamplingParams(max_tokens=5, ignore_eos=True))
+            assert found[0].token_ids == plain_greedy(model, tokens, 5)
+            assert llm._engine.pipeline._config.by_key == {"s1"}

@@ -219,3 +219,19 @@ def test_compiled_into_one_call_the_tokens_are_the_same():
         assert [t.token_id for t in chosen] == [t.token_id for t in read(eager.choose(logits, rows), rows)]
     assert chosen[2].top == read(eager.choose(logits, rows), rows)[2].top
     assert chosen[2].logprob == pytest.approx(float(log_softmax(logits)[2, chosen[2].token_id].item()), abs=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_with_numbers_that_overflowed_is_told_from_others(temperature: float):
+    """Whether its log probabilities are wanted or not; what MLX's argmax finds there is no token."""
+    logits = made_up(4)
+    logits[1, 60], logits[2, 3] = mx.nan, mx.inf
+    params = SamplingParams(temperature=temperature)
+    found = choose(logits, [row(replace(params, logprobs=(None, 2)[i % 2])) for i in range(4)])
+    assert [token.logprob is not None and np.isnan(token.logprob) for token in found] == [False, True, True, False]
+
+
+def test_the_smallest_top_p_leaves_the_likeliest_token():
+    logits = made_up(3)
+    rows = [row(SamplingParams(temperature=1.0, top_p=top_p)) for top_p in (1e-320, 1e-46, 1e-30)]
+    assert ids(logits, rows) == logits.argmax(axis=-1).tolist()

@@ -23,7 +23,9 @@ OF_PROMETHEUS = {"instance", "job", "le"}
 
 def series() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for sample in (sample for family in ServerReadings("demo", HTTP.responses, [READINGS]).collect() for sample in family.samples):
+    for sample in (
+        sample for family in ServerReadings("demo", HTTP.responses, [READINGS]).collect() for sample in family.samples
+    ):
         found.setdefault(sample.name, set()).update(sample.labels)
     return found
 
