@@ -21,7 +21,7 @@ _folders: set[str] = set()
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """Like ``subprocess.Popen``; ``clear`` kills the child if it still runs.
+    """Return like ``subprocess.Popen``; ``clear`` kills the child if it still runs.
 
     Raises:
         OSError: the command cannot be started.

@@ -89,12 +89,12 @@ def read_layout(path: Path) -> Layout:
 
 
 def _is_bare(path_or_name: str) -> bool:
-    """Whether this is a name without a folder, which may be that of a known layout."""
+    """Return whether this is a name without a folder, which may be that of a known layout."""
     return bool(path_or_name) and Path(path_or_name).name == path_or_name
 
 
 def _installed_folder() -> Path:
-    """The folder of the layouts that come with the package: inside it in a wheel, beside it in a clone."""
+    """Return the folder of the layouts that come with the package: inside it in a wheel, beside it in a clone."""
     package = Path(__file__).parent
     in_wheel = package / "_layouts"
     return in_wheel if in_wheel.is_dir() else package.parent / "layouts"
@@ -209,7 +209,7 @@ def _shape(mapping: Mapping[str, Any], name: str) -> _LayoutShape:
 
 
 def _sentence(kind: str, location: tuple[int | str, ...], value: object, name: str) -> str:
-    """One of pydantic's errors as a sentence; ``location`` is ``(key,)``, ``("stages", index[, key])`` or
+    """Return one of pydantic's errors as a sentence; ``location`` is ``(key,)``, ``("stages", index[, key])`` or
     ``("serving", key)``."""
     in_stage, in_serving = location[0] == "stages" and len(location) > 1, location[0] == "serving" and len(location) > 1
     where = f"stage {int(location[1]) + 1} of layout {name}" if in_stage else f"layout {name}"

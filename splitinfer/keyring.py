@@ -25,7 +25,8 @@ _MAX_LOGGED = 20  # unknown keys that are written to the log
 
 
 def same_key() -> str:
-    """What is wrong with another machine that has this one's key, and what to do: a sentence without its subject."""
+    """Return what is wrong with another machine that has this one's key, and what to do: a sentence without its
+    subject."""
     return (
         f"has the same key as this machine, so the two cannot be told apart: {configuration() / 'key'} was copied from "
         "one to the other. Remove that file on one of them, which makes a new key, and pair the two again"
@@ -69,7 +70,7 @@ class Keyring:
             raise ConfigError(f"{path} does not contain a key ({error}); remove it to have a new one made") from error
 
     def public(self) -> str | None:
-        """This machine's public key; ``None`` if none was made yet."""
+        """Return this machine's public key. Return None if none was made yet."""
         return self.own().public if (self._folder / "key").exists() else None
 
     def _make(self, path: Path) -> None:
@@ -81,13 +82,13 @@ class Keyring:
     # -- admitted keys ---------------------------------------------------------------------------
 
     def known(self) -> tuple[Known, ...]:
-        """The admitted keys."""
+        """Return the admitted keys."""
         with self._lock:
             self._read()
             return tuple(self._known.values())
 
     def admits(self, key: str) -> bool:
-        """Whether a key is admitted; none is if the file cannot be read."""
+        """Return whether a key is admitted; none is if the file cannot be read."""
         with self._lock:
             try:
                 self._read()

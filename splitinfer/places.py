@@ -27,34 +27,35 @@ _SUPPORT, _CACHES = Path("Library", "Application Support"), Path("Library", "Cac
 
 
 def configuration() -> Path:
-    """The folder of what is configured. As the others, it may not exist yet."""
+    """Return the folder of what is configured. As the others, it may not exist yet."""
     return _place("XDG_CONFIG_HOME", _SUPPORT, Path(".config"))
 
 
 def data() -> Path:
-    """The folder of what is kept."""
+    """Return the folder of what is kept."""
     return _place("XDG_DATA_HOME", _SUPPORT, Path(".local", "share"))
 
 
 def state() -> Path:
-    """The folder of state."""
+    """Return the folder of state."""
     return _place("XDG_STATE_HOME", _SUPPORT, Path(".local", "state"))
 
 
 def of_up() -> Path:
-    """Where `up` remembers things, on every machine: hosts and model of the last one from here (``last.json``), the
-    layout that it made (``layout.yaml``), what a worker says that some `up` has started here (``worker-PORT.log``)."""
+    """Return where `up` remembers things, on every machine: hosts and model of the last one from here (``last.json``),
+    the layout that it made (``layout.yaml``), what a worker says that some `up` has started here
+    (``worker-PORT.log``)."""
     return state() / "up"
 
 
 def caches() -> Path:
-    """The folder of what can be made again."""
+    """Return the folder of what can be made again."""
     return _place("XDG_CACHE_HOME", _CACHES, Path(".cache"))
 
 
 def of_this_host(what: str) -> Path:
-    """The folder WHAT/HOST among the caches, where this user's processes leave word for each other. The host is in the
-    name because home folders may be shared, and processes are not."""
+    """Return the folder WHAT/HOST among the caches, where this user's processes leave word for each other. The host is
+    in the name because home folders may be shared, and processes are not."""
     host = "".join(c if c.isalnum() or c in "-." else "_" for c in platform.node()) or "localhost"
     return caches() / what / host
 
@@ -66,7 +67,8 @@ def _place(variable: str, on_a_mac: Path, elsewhere: Path) -> Path:
 
 
 def folder_named(given: Path | str, what: str) -> Path | None:
-    """The folder that a person names; ``None`` for the word "none". ``what``: the option or setting, for messages.
+    """Return the folder that a person names; ``None`` for the word "none". ``what``: the option or setting, for
+    messages.
 
     Raises:
         ConfigError: that can be no folder.
@@ -109,7 +111,7 @@ def write(path: Path, text: str | bytes) -> None:
 
 
 def read(path: Path) -> str | None:
-    """A file's text; ``None`` if there is none. Raises ConfigError: it cannot be read."""
+    """Return a file's text. Return None if there is none. Raises ConfigError: it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

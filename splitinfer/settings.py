@@ -184,11 +184,12 @@ class Settings(ServingOptions):
             raise ValueError(f"left_out is not a regular expression: {error}") from error
 
     def context_of(self, model_context: int) -> int:
-        """The context length for a model that supports ``model_context`` tokens."""
+        """Return the context length for a model that supports ``model_context`` tokens."""
         return min(model_context, self.context or DEFAULT_CONTEXT)
 
     def most_context_of(self, model_context: int, draft_context: int | None = None) -> int:
-        """The context length where memory is no bound. ``draft_context``: the draft model's own, if there is one."""
+        """Return the context length where memory is no bound. ``draft_context``: the draft model's own, if there is
+        one."""
         if self.context is not None or not self.grows_context:
             return self.context_of(model_context)
         return min(model_context, draft_context or model_context)

@@ -238,7 +238,7 @@ class _Terminal:
 
 
 def _is_in_foreground(descriptor: int) -> bool:
-    """Whether it is a terminal that this process may set: a background process would be stopped for it."""
+    """Return whether it is a terminal that this process may set: a background process would be stopped for it."""
     try:
         return os.tcgetpgrp(descriptor) == os.getpgrp()
     except OSError:

@@ -140,7 +140,7 @@ class Link(ABC):
 
     @abstractmethod
     def recv(self, timeout: float | None = None) -> Frame:
-        """The next frame, waiting at most `timeout` seconds (None: for ever). Raises LinkTimeout, LinkClosed.
+        """Return the next frame, waiting at most `timeout` seconds (None: for ever). Raises LinkTimeout, LinkClosed.
 
         Frames that arrived before the end are returned first; after them every call raises LinkClosed.
         """
@@ -202,7 +202,7 @@ class Listener(ABC):
 
     @abstractmethod
     def accept(self, timeout: float | None = None) -> Link:
-        """The next peer's link, waiting at most `timeout` seconds (None: for ever).
+        """Return the next peer's link, waiting at most `timeout` seconds (None: for ever).
 
         Raises LinkTimeout, ListenerClosed.
         """

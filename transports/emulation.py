@@ -13,7 +13,7 @@ from transports.base import AddressError
 
 
 def emulator(name: str) -> Any:
-    """The emulators' module of that name.
+    """Return the emulators' module of that name.
 
     Raises AddressError where there is none.
     """

@@ -58,7 +58,8 @@ class Packet:
 
 
 def as_bytes(buffer: Buffer) -> memoryview:
-    """A flat view of format 'B' of any contiguous buffer, without a copy. Raises FrameError for anything else."""
+    """Return a flat view of format 'B' of any contiguous buffer, without a copy. Raises FrameError for anything
+    else."""
     try:
         view = memoryview(buffer)
         if view.nbytes == 0:  # cast() refuses shapes with a zero in them
@@ -69,19 +70,19 @@ def as_bytes(buffer: Buffer) -> memoryview:
 
 
 def flatten(frame: Frame, options: LinkOptions) -> Frame:
-    """`frame` with flat byte parts, checked against the bounds. Raises FrameError."""
+    """Return `frame` with flat byte parts, checked against the bounds. Raises FrameError."""
     parts = tuple(as_bytes(part) for part in frame.parts)
     check_bounds(len(frame.header), [part.nbytes for part in parts], options)
     return Frame(bytes(frame.header), parts)
 
 
 def reason_bytes(reason: str) -> bytes:
-    """The header of a BYE."""
+    """Return the header of a BYE."""
     return reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]
 
 
 def reason_of(header: bytes | memoryview) -> str:
-    """The reason in the header of a BYE."""
+    """Return the reason in the header of a BYE."""
     return bytes(header[:MAX_REASON_BYTES]).decode("utf-8", "replace")
 
 
@@ -94,7 +95,7 @@ def encode(
     parts: Sequence[memoryview] = (),
     checksum: bool = True,
 ) -> list[Buffer]:
-    """The packet as byte strings; the parts are passed on as they are, so they must be flat (`as_bytes`)."""
+    """Return the packet as byte strings; the parts are passed on as they are, so they must be flat (`as_bytes`)."""
     flags = CHECKED if checksum else 0
     parts_crc = _parts_crc(parts, checked=checksum)
     fields = (MAGIC, VERSION, kind, flags, seq, progress, len(parts), 0, len(header), parts_crc)
@@ -104,7 +105,7 @@ def encode(
 
 
 def decode(message: Sequence[Buffer], options: LinkOptions) -> Packet:
-    """The packet in `message`. Raises FrameError, and nothing else, for bytes that are not a packet."""
+    """Return the packet in `message`. Raises FrameError, and nothing else, for bytes that are not a packet."""
     if not message:
         raise FrameError("an empty message")
     first = as_bytes(message[0])
@@ -181,11 +182,11 @@ class Liveness:
         self._checked_at = self._received_at = now
 
     def is_dead(self, now: float) -> bool:
-        """Whether the silence is too long. To be called when everything that has arrived is read."""
+        """Return whether the silence is too long. To be called when everything that has arrived is read."""
         self._silence += min(now - self._checked_at, self._longest_step)
         self._checked_at = now
         return self._silence > self._dead_after
 
     def silent_for(self, now: float) -> float:
-        """Seconds since the last receipt, including time in which this process was held up."""
+        """Return the seconds since the last receipt, including time in which this process was held up."""
         return now - self._received_at

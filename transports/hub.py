@@ -45,7 +45,7 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 def parse_event(message: Sequence[bytes]) -> tuple[zmq.Event, int]:
-    """The event in a monitor's message, and its value: a descriptor, an error number or a code.
+    """Return the event in a monitor's message, and its value: a descriptor, an error number or a code.
 
     ``zmq.utils.monitor`` parses events as well, but imports asyncio, which takes a twentieth of a second at every
     start.
@@ -202,7 +202,7 @@ class Hub:
         return bool(int(self._socket.get(zmq.EVENTS)) & _POLLIN)
 
     def _try_send(self, link: TcpLink, message: Sequence[Buffer]) -> bool:
-        """Whether zmq took the message. If the peer is gone, the link ends, and that counts as taken."""
+        """Return whether zmq took the message. If the peer is gone, the link ends, and that counts as taken."""
         parts = cast("Sequence[bytes | memoryview]", message)
         try:
             # pyzmq keeps parts that are not copied alive until they are sent.
@@ -267,7 +267,7 @@ class Hub:
         """Called about every `beat_every` seconds."""
 
     def _is_idle(self) -> bool:
-        """Whether nothing needs a timer, so that the thread may sleep until something happens."""
+        """Return whether nothing needs a timer, so that the thread may sleep until something happens."""
         return not self._links
 
     # -- the thread --------------------------------------------------------------------------------------------------

@@ -78,7 +78,8 @@ class Inbox:
             return is_first
 
     def get(self, timeout: float | None) -> Frame:
-        """The next frame. Raises LinkTimeout when none came in `timeout` seconds, LinkClosed after the last one."""
+        """Return the next frame. Raises LinkTimeout when none came in `timeout` seconds, LinkClosed after the last
+        one."""
         with self._changed:
             if self._sink is not None:
                 raise TransportError("this link delivers to a sink; recv() is not available")

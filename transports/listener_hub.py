@@ -183,7 +183,7 @@ class ListenerHub(Hub):
 
 
 def _source_of(body: Sequence[zmq.Frame]) -> int:
-    """The descriptor a message came from; -1 if zmq does not know it, as for peers that use ZMTP 2 or older.
+    """Return the descriptor a message came from; -1 if zmq does not know it, as for peers that use ZMTP 2 or older.
 
     Such peers cannot be transports of this package. Their connections are shut like those that send nothing.
     """
@@ -215,7 +215,7 @@ def _duplicate(descriptor: int) -> Iterator[sockets.socket]:
 
 
 def _name_peer(descriptor: int) -> str:
-    """ "host:port" of a connection's far end; UNKNOWN if it is gone already."""
+    """Return "host:port" of a connection's far end; UNKNOWN if it is gone already."""
     try:
         with _duplicate(descriptor) as connection:
             return _peer_name(connection)

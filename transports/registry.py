@@ -13,12 +13,12 @@ TRANSPORTS: dict[str, Transport] = {"inproc": InprocTransport(), "tcp": TcpTrans
 
 
 def known() -> tuple[str, ...]:
-    """The schemes, sorted, without those of tests."""
+    """Return the schemes, sorted, without those of tests."""
     return tuple(sorted(scheme for scheme in TRANSPORTS if "+" not in scheme))
 
 
 def connect(address: str, *, timeout: float, options: LinkOptions = DEFAULT_OPTIONS) -> Link:
-    """A link to the listener at `address`, trying for `timeout` seconds: the listener may start later than this.
+    """Return a link to the listener at `address`, trying for `timeout` seconds: the listener may start later than this.
 
     Raises LinkTimeout naming the address and the seconds, LinkClosed with the reason if the listener refuses,
     AddressError.

@@ -87,7 +87,7 @@ def secure_connector(socket: zmq.Socket[bytes], security: Security) -> None:
 
 
 def key_of(frame: zmq.Frame) -> str | None:
-    """The public key of a frame's sender; None where the connection is not encrypted."""
+    """Return the public key of a frame's sender; None where the connection is not encrypted."""
     try:
         return _hex(str(frame.get("User-Id")).encode())
     except (zmq.ZMQError, ValueError):
@@ -100,7 +100,7 @@ _authenticators_lock = threading.Lock()
 
 
 def _authenticator(context: zmq.Context[zmq.Socket[bytes]]) -> ThreadAuthenticator:
-    """The authenticator of all listeners of a context; its thread sleeps between handshakes."""
+    """Return the authenticator of all listeners of a context; its thread sleeps between handshakes."""
     with _authenticators_lock:
         if id(context) not in _authenticators:
             from zmq.auth.thread import ThreadAuthenticator  # here, because it imports asyncio

@@ -101,7 +101,7 @@ class TcpTransport:
     scheme = "tcp"
 
     def listen(self, address: str, *, options: LinkOptions, check_opening: OpeningCheck = plain_only) -> TcpListener:
-        """`check_opening` decides which links besides plain ones are accepted (`TcpLink.opening`)."""
+        """Return `check_opening` decides which links besides plain ones are accepted (`TcpLink.opening`)."""
         wanted = parse_host_port(address)
         host = _resolve(wanted, address)[0]
         socket = _new_socket(zmq.ROUTER, host, options)
@@ -121,7 +121,8 @@ class TcpTransport:
         return TcpListener(socket, monitor, f"tcp://{HostPort(wanted.host, port)}", options, check_opening)
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions, opening: bytes = b"") -> Link:
-        """`opening`: the header of OPEN, by which the listener knows what kind of link to make; empty: a plain one."""
+        """Return `opening`: the header of OPEN, by which the listener knows what kind of link to make; empty: a plain
+        one."""
         wanted = parse_host_port(address)
         if wanted.port == 0:
             raise AddressError(f"{address!r} has port 0, which only a listener can use")
@@ -152,7 +153,7 @@ class TcpTransport:
 
 
 def _open_one_of(hosts: list[HostPort], address: str, until: float, options: LinkOptions, opening: bytes) -> Link:
-    """A link by one of a host's addresses. Raises the error of the last one."""
+    """Return a link by one of a host's addresses. Raises the error of the last one."""
     failed = _AttemptFailedError(_NO_ANSWER)
     for host in hosts:
         share = until if len(hosts) == 1 else min(until, time.monotonic() + _ONE_OF_MANY_SECONDS)
@@ -228,7 +229,7 @@ def _check_answer(socket: zmq.Socket[bytes], address: str, options: LinkOptions)
 
 
 def _resolve(wanted: HostPort, address: str) -> list[HostPort]:
-    """The numeric addresses of a host, without repeats. Raises AddressError when the name cannot be resolved."""
+    """Return the numeric addresses of a host, without repeats. Raises AddressError when the name cannot be resolved."""
     try:
         found = sockets.getaddrinfo(wanted.host, wanted.port, type=sockets.SOCK_STREAM)
     except (OSError, UnicodeError) as problem:
@@ -259,7 +260,8 @@ def _discard(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
 
 
 def _context() -> zmq.Context[zmq.Socket[bytes]]:
-    """This process's own zmq context. It is never terminated: that could hang, and the process's end frees it."""
+    """Return this process's own zmq context. It is never terminated: that could hang, and the process's end frees
+    it."""
     with _contexts_lock:
         pid = os.getpid()  # a context does not survive fork()
         if pid not in _contexts:

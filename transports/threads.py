@@ -17,7 +17,7 @@ def at_thread_start(call: Callable[[], None]) -> None:
 
 
 def make(target: Callable[..., object], name: str, *args: Any) -> threading.Thread:
-    """A thread that is to run ``target(*args)``; it is not started yet."""
+    """Return a thread that is to run ``target(*args)``; it is not started yet."""
 
     def run() -> None:
         for call in _at_start:

@@ -67,7 +67,7 @@ def _rank(attempt: Unreachable) -> int:
 
 
 def _connect(host: str, port: int, seconds: float) -> int:
-    """The error number of a connection attempt; 0: it was made."""
+    """Return the error number of a connection attempt; 0: it was made."""
     try:
         family, kind, protocol, _, address = sockets.getaddrinfo(
             host, port, type=sockets.SOCK_STREAM, flags=sockets.AI_NUMERICHOST

@@ -68,7 +68,7 @@ class ChildProcess:
         return bool(select.select([self._process.stdout], [], [], seconds)[0])
 
     def last_line(self) -> str:
-        """The last line that the child wrote to standard error; waits for its end."""
+        """Return the last line that the child wrote to standard error; waits for its end."""
         self._process.wait()
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()

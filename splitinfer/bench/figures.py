@@ -23,17 +23,17 @@ BEGINS_AT = 3  # a sequence with so many tokens decodes for certain
 
 
 def summarize(values: Sequence[float]) -> dict[str, Any]:
-    """Several trials as one figure of a document: ``median``, ``low``, ``high`` and the ``values``."""
+    """Return several trials as one figure of a document: ``median``, ``low``, ``high`` and the ``values``."""
     return {"median": statistics.median(values), "low": min(values), "high": max(values), "values": list(values)}
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    """Ratios of ours to theirs, trial by trial: what slows a whole trial down divides out."""
+    """Return ratios of ours to theirs, trial by trial: what slows a whole trial down divides out."""
     return summarize([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
 def prefill_share(num_chunks: int, num_stages: int) -> float:
-    """The least share of one stage's time that a prompt of C chunks takes on S equal stages.
+    """Return the least share of one stage's time that a prompt of C chunks takes on S equal stages.
 
     A chunk takes 1 of C parts of the time on one stage, and 1 of C * S on each of S. The last chunk enters the
     first stage after C - 1 of those, and leaves the last one S later.
@@ -63,7 +63,7 @@ class Run:
 
 
 def throughput(runs: Sequence[Run]) -> float:
-    """Tokens a second of all answers together, in the window. Times are since the first was asked for.
+    """Return the tokens a second of all answers together, in the window. Times are since the first was asked for.
 
     Raises:
         ConfigError: the first answers were over before the last ones had begun, so there is no rate.

@@ -94,14 +94,15 @@ def alone(folder: str, dtype: str | None, draft: str | None = None, process: str
 
 
 def _draft_folder(layout: Layout) -> str | None:
-    """The folder of the small model that drafts in a layout; ``None`` if none does that mlx-lm could run."""
+    """Return the folder of the small model that drafts in a layout. Return None if none does that mlx-lm could run."""
     name = None if layout.draft is None else model_in(layout.draft)
     draft = None if name is None else open_model(name)
     return None if draft is None or is_trained(draft) else str(draft.folder.resolve())
 
 
 def fetched(layout: Layout) -> tuple[str, str | None]:
-    """The folder with the whole model of a pipeline, of which this machine may have had a part, and its dtype."""
+    """Return the folder with the whole model of a pipeline, of which this machine may have had a part, and its
+    dtype."""
     name = str(layout.model)
     checkpoint = open_model(name)
     fetch(name, checkpoint, checkpoint.files, lambda _done, _total, _file: None)

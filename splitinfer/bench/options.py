@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _numbers(text: str) -> str:
-    """Refuses what is not a comma-separated list of positive numbers, as an option's callback."""
+    """Refuse what is not a comma-separated list of positive numbers, as an option's callback."""
     if not re.fullmatch(r" *0*[1-9]\d* *(, *0*[1-9]\d* *)*", text):
         raise typer.BadParameter(f"it takes numbers with commas between them, not {text!r}")
     return text
@@ -51,7 +51,7 @@ class Options:
         return open_model(self.model or find_layout(self.layout).model or "demo")
 
     def settings(self, context: int, **more: Any) -> Settings:
-        """The engine's settings: the loss of a worker ends the measurement, unless ``more`` says otherwise."""
+        """Return the engine's settings: the loss of a worker ends the measurement, unless ``more`` says otherwise."""
         fixed: dict[str, Any] = {"context": context, "prefix_cache": True, "rejoin_timeout": 0.0}
         return Settings(**{**fixed, **more})
 

@@ -25,7 +25,7 @@ _QUESTION = "What secret number did the harbour master write into his book? It w
 
 
 def made_up(name: str, length: int, vocab_size: int) -> tuple[int, ...]:
-    """Random token ids, always the same for a name."""
+    """Return random token ids, always the same for a name."""
     rng = random.Random(name)
     return tuple(rng.randrange(vocab_size) for _ in range(length))
 
@@ -92,17 +92,18 @@ class Tasks:
     needles: Mapping[str, str]
 
     def batch(self, part: Part, trial: int) -> list[tuple[int, ...]]:
-        """The prompts of a part's answers at once, of random tokens."""
+        """Return the prompts of a part's answers at once, of random tokens."""
         names = (f"{self.seed} {trial} {i}" for i in range(part.sequences))
         return [made_up(name, part.prompt, self.vocab_size) for name in names]
 
     def second(self, which: str) -> tuple[int, ...]:
-        """The new tokens of a second turn."""
+        """Return the new tokens of a second turn."""
         return made_up(f"{self.seed} {which}", NEW_TOKENS, self.vocab_size)
 
 
 def tasks_of(parts: Iterable[Part], vocab_size: int, tokenizer: Any | None, seed: int) -> Tasks:
-    """The prompts of some parts: text if there is a tokenizer, because drafts are worth nothing on random tokens.
+    """Return the prompts of some parts: text if there is a tokenizer, because drafts are worth nothing on random
+    tokens.
 
     A long prompt has a *needle* in it, a number that it asks for at its end. No two seeds have a beginning in common.
     """
@@ -119,7 +120,7 @@ def tasks_of(parts: Iterable[Part], vocab_size: int, tokenizer: Any | None, seed
 
 
 def _needle(tokenizer: Any, length: int, seed: int, number: str) -> list[int]:
-    """A prompt of ``length`` tokens with a number in its first third, which it asks for at its end."""
+    """Return a prompt of ``length`` tokens with a number in its first third, which it asks for at its end."""
     title = tokenizer.encode(_TITLE.format(f"{seed}, page {length}"))
     needle, question, filler = (
         tokenizer.encode(text, adds_special=False) for text in (_NEEDLE.format(number), _QUESTION, _FILLER)
@@ -146,7 +147,8 @@ class Cell:
 
 
 def speed_parts(decode_tokens: int, prompt: int, streams: Sequence[int]) -> list[Part]:
-    """The parts that need no more than the pipeline as it is. ``streams``: how many answers at once, each a part."""
+    """Return the parts that need no more than the pipeline as it is. ``streams``: how many answers at once, each a
+    part."""
     return [
         Part(Kind.STREAM, SHORT, decode_tokens),
         Part(Kind.DRAFTS, SHORT, decode_tokens),

@@ -23,20 +23,20 @@ def print_found(found: Mapping[str, Any], tables: Iterable[RenderableType]) -> N
 
 
 def range_of(figure: Mapping[str, Any], digits: int = 2) -> str:
-    """A median with the least and the greatest value."""
+    """Return a median with the least and the greatest value."""
     low, median, high = (f"{figure[name]:.{digits}f}" for name in ("low", "median", "high"))
     return f"{median} ({low} to {high})"
 
 
 def figures_of(cell: Cell) -> dict[str, Any]:
-    """A cell in the document."""
+    """Return a cell in the document."""
     if cell.why_not:
         return {"why_not": cell.why_not}
     return {**summarize(cell.values), "limit": cell.limit, "said": cell.said}
 
 
 def table(found: Mapping[str, Any], title: str, caption: Sequence[str]) -> Table:
-    """The figures of a document, and sentences below them. Where it has ``ratios``, they are the last column."""
+    """Return the figures of a document, and sentences below them. Where it has ``ratios``, they are the last column."""
     systems, ratios = found["systems"], found.get("ratios")
     drawn = Table(title=title, caption="\n".join(caption), title_justify="left", caption_justify="left")
     for heading in ("", *systems):
@@ -51,13 +51,13 @@ def table(found: Mapping[str, Any], title: str, caption: Sequence[str]) -> Table
 
 
 def said(found: Mapping[str, Any], system: str) -> list[str]:
-    """What else there is to say of a system's parts, a sentence each."""
+    """Return what else there is to say of a system's parts, a sentence each."""
     cells, labels = found["systems"][system], {part["name"]: part["label"] for part in found["parts"]}
     return [f"{label}: {cells[name]['said']}" for name, label in labels.items() if cells.get(name, {}).get("said")]
 
 
 def _shown(cell: Mapping[str, Any] | None) -> str:
-    """A figure and its limit, as `a of b`."""
+    """Return a figure and its limit, as `a of b`."""
     if cell is None or "why_not" in cell:
         return "-"
     limit = "" if cell["limit"] is None else f" of {_number(cell['limit'])}"
@@ -65,5 +65,5 @@ def _shown(cell: Mapping[str, Any] | None) -> str:
 
 
 def _number(value: float) -> str:
-    """A figure with three digits."""
+    """Return a figure with three digits."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -140,12 +140,12 @@ def _ratios(cells: Cells) -> dict[str, Any]:
 
 
 def _notes(options: Options) -> list[str]:
-    """Caveats for readers of the figures."""
+    """Return caveats for readers of the figures."""
     return ["fewer than 3 trials say nothing about the spread"] if options.trials < 3 else []
 
 
 def tables(found: Mapping[str, Any]) -> list[RenderableType]:
-    """The table of the medians."""
+    """Return the table of the medians."""
     on, cut = found["measured_on"], " + ".join(map(str, found["cut"]))
     same = ", ".join(f"{name} {each['same']} of {each['of']}" for name, each in found["same_tokens"].items())
     caption = [

@@ -38,13 +38,13 @@ Answers = dict[str, tuple[int, ...]]
 def open_stages(
     stack: ExitStack, options: Options, settings: Settings, what: str = "", layout: Layout | None = None
 ) -> LLM:
-    """The stages of a layout, if not the options', until the stack ends."""
+    """Return the stages of a layout, if not the options', until the stack ends."""
     say(f"loading the stages{what}")
     return stack.enter_context(LLM(layout or options.layout, model=options.model, settings=settings))
 
 
 def whole(output: RequestOutput) -> RequestOutput:
-    """An output that has ended.
+    """Return an output that has ended.
 
     Raises:
         WorkerLost: it lacks a part of its answer.
@@ -60,7 +60,7 @@ def together(requests: Sequence[Request]) -> list[Run]:
 
 
 def vocabulary(llm: LLM, checkpoint: Checkpoint) -> int:
-    """The number of token ids that both the model and its tokenizer have, for random prompts."""
+    """Return the number of token ids that both the model and its tokenizer have, for random prompts."""
     sizes = [checkpoint.vocab_size, llm.tokenizer.vocab_size if llm.has_tokenizer else None]
     return min((size for size in sizes if size is not None), default=2)
 
@@ -138,8 +138,8 @@ class Pipeline(System):
         ]
 
     def _prompt(self, part: Part, _: int) -> Cell:
-        """The prompt is read for one token, and then answered from the KV that is kept of it: so what reading it alone
-        computes is known, and it is read once."""
+        """Return the prompt is read for one token, and then answered from the KV that is kept of it: so what reading it
+        alone computes is known, and it is read once."""
         before = self._busy()
         reading = _run(self.submit(self.tasks.prompts[part.name], 1))
         computed = self._busy() - before
@@ -150,14 +150,14 @@ class Pipeline(System):
         return sum(float(stage["busy_seconds"]) for stage in self.llm.stats()["stages"])
 
     def needle(self, part: Part, run: Run) -> str:
-        """Whether the answer has the needle."""
+        """Return whether the answer has the needle."""
         if part.name not in self.tasks.needles:
             return ""
         said = self.llm.tokenizer.decode(run.token_ids)
         return "needle found" if self.tasks.needles[part.name] in said else "needle not found"
 
     def turn(self, part: Part, _: int) -> Cell:
-        """A second turn after the answer to the part's prompt, which was given before."""
+        """Return a second turn after the answer to the part's prompt, which was given before."""
         first = self.answers.get(_first_prompt(part))
         if first is None:
             return Cell(why_not="the prompt before it was not measured")
@@ -204,5 +204,5 @@ def _run(request: Request, asked: float = 0.0) -> Run:
 
 
 def _first_prompt(part: Part) -> str:
-    """The name of the part whose answer a second turn follows."""
+    """Return the name of the part whose answer a second turn follows."""
     return Part(Kind.PROMPT, part.prompt, part.tokens).name

@@ -97,8 +97,8 @@ def main() -> NoReturn:
 
 
 def command_line() -> Any:
-    """All commands, which return exit codes. Help shows short types, no ranges (an error says them), and none for
-    flags, which take no value, so that 80 columns have room for every option's name."""
+    """Return all commands, which return exit codes. Help shows short types, no ranges (an error says them), and none
+    for flags, which take no value, so that 80 columns have room for every option's name."""
     root = typer.main.get_command(app)
 
     def prepare(command: Any) -> None:
@@ -118,7 +118,7 @@ def command_line() -> Any:
 
 
 def _type_of(option: Any) -> str:
-    """The word for an option's value in its help, which lists the choices."""
+    """Return the word for an option's value in its help, which lists the choices."""
     described = getattr(option, "type_descriptor", None)  # newer versions of typer have it
     kind = str if described is None else described.annotation
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -127,7 +127,7 @@ def _type_of(option: Any) -> str:
 
 
 def sentence_of(error: Any) -> str:
-    """What is wrong with the arguments, as any other error of the command line is said."""
+    """Return what is wrong with the arguments, as any other error of the command line is said."""
     command = "splitinfer" if error.ctx is None else error.ctx.command_path
     said = error.format_message().removeprefix("Invalid value: ").removeprefix("Invalid value for ").rstrip(".")
     said = re.sub(r"^Got unexpected extra argument\S* \((.*)\)$", r"'\1' is not expected here", said)

@@ -58,7 +58,7 @@ def rm(
 
 
 def _groups_of(model: str, folder: Path) -> set[str]:
-    """The groups that a model's name, or a group's, stands for."""
+    """Return the groups that a model's name, or a group's, stands for."""
     from splitinfer.kvstore.maintenance import look
 
     return {one.group for one in look(folder) if model in (one.model, Path(one.model).name, one.group)}

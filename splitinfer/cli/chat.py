@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 @with_options
 def chat(options: ChatOptions) -> int:
-    """Chat with a model, or answer one prompt: over a layout's machines, over workers, or on this machine alone."""
+    """Return chat with a model, or answer one prompt: over a layout's machines, over workers, or on this machine
+    alone."""
     if options.model is None and options.layout is None and options.workers is None and not options.auto:
         options = _with_demo(options)
     check_named(options)
@@ -34,13 +35,13 @@ def chat(options: ChatOptions) -> int:
 
 
 def is_server(options: ChatOptions) -> bool:
-    """Whether there is to be a server without a REPL beside it, whose output is the log."""
+    """Return whether there is to be a server without a REPL beside it, whose output is the log."""
     return options.serve is not None and not options.chat and not sys.stdin.isatty()
 
 
 def run_pipeline(options: ChatOptions, choice: SamplingChoice, text: str | None, chosen: "Chosen | None" = None) -> int:
-    """The answer to a text, else the REPL or the server of ``--serve``; the exit code. ``chosen``: what was planned
-    already."""
+    """Return the answer to a text, else the REPL or the server of ``--serve``; the exit code. ``chosen``: what was
+    planned already."""
     form = None if options.json_schema is None else _grammar_in(options.json_schema)
     with ExitStack() as stack:
         if options.serve is None:
@@ -70,7 +71,7 @@ def run_pipeline(options: ChatOptions, choice: SamplingChoice, text: str | None,
 
 
 def prompt_of(options: ChatOptions) -> str | None:
-    """The prompt to answer; ``None``: the REPL is opened, or a server."""
+    """Return the prompt to answer; ``None``: the REPL is opened, or a server."""
     stays = options.chat or options.serve is not None
     if options.prompt is not None and stays:
         raise ConfigError("--prompt answers and ends, --chat and --serve stay; give one of them")
@@ -83,7 +84,7 @@ def prompt_of(options: ChatOptions) -> str | None:
 
 
 def _with_demo(options: ChatOptions) -> ChatOptions:
-    """The options with the demo as their model, if a person at a terminal wants it, who is told what it is."""
+    """Return the options with the demo as their model, if a person at a terminal wants it, who is told what it is."""
     if not sys.stdin.isatty():
         return options  # which are refused: a script means a model
     say("No model is named. The built-in demo is a small model that tells tales.")

@@ -51,7 +51,7 @@ def init(
 
 
 def _file_of(model: str) -> Path:
-    """A new file for the layout of a model, beside the commands that use it.
+    """Return a new file for the layout of a model, beside the commands that use it.
 
     >>> str(_file_of("mlx-community/Qwen3-8B-4bit"))
     'qwen3-8b-4bit-pair.yaml'
@@ -62,7 +62,7 @@ def _file_of(model: str) -> Path:
 
 
 def _help(near: str | None, port: int) -> int:
-    """Pair, then run the worker, unless one runs."""
+    """Return pair, then run the worker, unless one runs."""
     set_up(verbose=False, info=True)
     other, _ = _meet(near, port)
     from splitinfer.cli.serve_worker import serve
@@ -77,7 +77,7 @@ def _help(near: str | None, port: int) -> int:
 
 
 def _coordinate(near: str | None, model: str, out: Path | None, uses_all: bool) -> int:
-    """Pair, then measure both machines and write the layout."""
+    """Return pair, then measure both machines and write the layout."""
     from splitinfer.models.hub import named_anywhere, open_model
 
     if out is not None and out.exists():
@@ -95,7 +95,7 @@ def _coordinate(near: str | None, model: str, out: Path | None, uses_all: bool) 
 
 
 def _meet(near: str | None, port: int | None) -> "tuple[Hello, str]":
-    """The other machine and its address, once it has this machine's key, and this one its."""
+    """Return the other machine and its address, once it has this machine's key, and this one its."""
     from splitinfer.engine.versions import machine_name, own_versions
     from splitinfer.keyring import Keyring
     from splitinfer.launch.pairing import PORT, Hello, Meeting, WrongCode, ask_code, new_code

@@ -132,7 +132,7 @@ def _store(folder: str | None, gigabytes: float | None = None) -> "ModelStore":
 
 
 def _span(layers: str | None) -> tuple[int, int] | None:
-    """The half-open range of layers that ``20-39`` or ``20`` names."""
+    """Return the half-open range of layers that ``20-39`` or ``20`` names."""
     if layers is None:
         return None
     match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", layers)
@@ -151,7 +151,7 @@ def _layers(stored: "StoredModel") -> str:
 
 
 def _hub_rows() -> list[tuple[str, ...]]:
-    """What the hub's client keeps here."""
+    """Return what the hub's client keeps here."""
     from splitinfer.models.hub import kept
 
     return [
@@ -166,8 +166,8 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
 def layers_in(names: Iterable[str], of: Iterable[str]) -> str:
-    """The layers all of whose tensors are among ``names``, and whether anything beside layers is there. ``of``: all
-    tensors of the model.
+    """Return the layers all of whose tensors are among ``names``, and whether anything beside layers is there. ``of``:
+    all tensors of the model.
 
     >>> of = [f"model.layers.{i}.{t}" for i in range(6) for t in "ab"] + ["model.norm", "lm_head"]
     >>> layers_in([name for name in of if ".1." in name or ".2." in name or ".5." in name], of)
@@ -193,7 +193,7 @@ def _layer_of(name: str) -> int | None:
 
 
 def _runs(numbers: list[int]) -> list[tuple[int, int]]:
-    """Rising numbers as first and last of each run."""
+    """Return rising numbers as first and last of each run."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:

@@ -91,8 +91,8 @@ def _start_workers(layout: str, settings: Settings) -> None:
 def closing_of(
     llm: "LLM | Several", left: threading.Event, servers: "Sequence[Server]", seconds: float, settings: Settings
 ) -> Closing:
-    """How a signal closes an LLM. ``left``: set once the answers have been read and printed. ``seconds``: the most that
-    draining takes."""
+    """Return how a signal closes an LLM. ``left``: set once the answers have been read and printed. ``seconds``: the
+    most that draining takes."""
     close_seconds = _CLOSE_SECONDS + (_SAVE_SECONDS if settings.disk else 0.0)
 
     def drain() -> None:
@@ -118,7 +118,7 @@ def _until(is_so: Callable[[], bool], seconds: float) -> None:
 
 
 def layout_of(options: PipelineOptions) -> "str | Chosen":
-    """The layout's name, or what was planned. What is planned is said on standard error, and why.
+    """Return the layout's name, or what was planned. What is planned is said on standard error, and why.
 
     Raises:
         SplitinferError: a machine cannot be measured, or no cut fits.
@@ -146,7 +146,7 @@ def layout_of(options: PipelineOptions) -> "str | Chosen":
 
 
 def paired_workers() -> list[dict[str, str]]:
-    """The paired workers that announce themselves now."""
+    """Return the paired workers that announce themselves now."""
     from splitinfer.discovery.discover import paired
     from splitinfer.engine.versions import own_versions
     from splitinfer.keyring import Keyring

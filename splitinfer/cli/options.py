@@ -45,19 +45,19 @@ _sampling = partial(typer.Option, rich_help_panel="Sampling: defaults come from 
 
 
 def finite(value: float | None) -> float | None:
-    """Refuses numbers that are not finite, as an option's callback: "nan" passes every bound, and "inf" most."""
+    """Return refuses numbers that are not finite, as an option's callback: "nan" passes every bound, and "inf" most."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"it must be a finite number, not {value}")
     return value
 
 
 def _gigabytes_or_all(value: float | None) -> float | None:
-    """The same for memory, where "inf" stands for all there is."""
+    """Return the same for memory, where "inf" stands for all there is."""
     return value if value == math.inf else finite(value)
 
 
 def option(name: str) -> Any:
-    """The option of the command line for a field of ``Settings``."""
+    """Return the option of the command line for a field of ``Settings``."""
     each = _DECLARED[name]
     said, flag = each.option, _flag(each)
     is_scaled, is_number = said.per != 1, each.kind in (int, float)
@@ -77,7 +77,7 @@ def _flag(each: Declared) -> str:
 
 
 def _parameter(each: Declared) -> inspect.Parameter:
-    """A command's parameter for a declared option."""
+    """Return a command's parameter for a declared option."""
     said, kind, default = each.option, cast(Any, each.kind), each.default
     if said.choices:
         kind = _CHOICE(each.name, [(one, one) for one in said.choices])
@@ -260,8 +260,8 @@ class ChatOptions(PipelineOptions):
 
 
 def with_options(command: Callable[..., int | None], without: Collection[str] = ()) -> Callable[..., int | None]:
-    """``command(options, ...)`` as a function with an option for each field of its first parameter's class, but for
-    those that it does ``without``. Where the class has ``settings``, each declared one has an option, too, and help
+    """Return ``command(options, ...)`` as a function with an option for each field of its first parameter's class, but
+    for those that it does ``without``. Where the class has ``settings``, each declared one has an option, too, and help
     shows all in panels."""
     first, *own = inspect.signature(command).parameters.values()
     made: Any = first.annotation
@@ -288,7 +288,7 @@ def with_options(command: Callable[..., int | None], without: Collection[str] = 
 
 
 def _by_panel(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    """The parameters of a command in the order of its help: what matters first, the panels, and the rest."""
+    """Return the parameters of a command in the order of its help: what matters first, the panels, and the rest."""
 
     def rank(each: inspect.Parameter) -> tuple[int, int]:
         if each.name in _FIRST:
@@ -299,7 +299,8 @@ def _by_panel(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
 
 
 def _in_panel(parameter: inspect.Parameter) -> inspect.Parameter:
-    """The parameter with the panel where its option is shown. Options are shared by commands, so it has a copy."""
+    """Return the parameter with the panel where its option is shown. Options are shared by commands, so it has a
+    copy."""
     info = copy(_option_of(parameter))
     if isinstance(info, ArgumentInfo) or parameter.name in _FIRST:
         info.rich_help_panel = None
@@ -314,7 +315,7 @@ def _option_of(parameter: inspect.Parameter) -> Any:
 
 
 def sampling(options: ChatOptions) -> SamplingChoice:
-    """The sampling that the options ask for; greedy where the model recommends no temperature either."""
+    """Return the sampling that the options ask for; greedy where the model recommends no temperature either."""
     if options.logprobs is not None and not options.as_json:
         raise typer.BadParameter("--logprobs is printed with --json only; add --json")
     given = {name: value for name in RECOMMENDABLE if (value := getattr(options, name)) is not None}
@@ -331,7 +332,7 @@ def sampling(options: ChatOptions) -> SamplingChoice:
 
 
 def settings_of(declared: Mapping[str, Any]) -> Settings:
-    """The settings that declared options ask for, by the fields' names."""
+    """Return the settings that declared options ask for, by the fields' names."""
     given = {name: _in_own_unit(_DECLARED[name], value) for name, value in declared.items()}
     given["kv_dir"] = given["kv_dir"] if given.get("kv_dir") is not None else default_folder()
     try:
@@ -341,7 +342,7 @@ def settings_of(declared: Mapping[str, Any]) -> Settings:
 
 
 def _in_own_unit(each: Declared, value: Any) -> Any:
-    """An option's value in the unit of the field."""
+    """Return an option's value in the unit of the field."""
     return value if value is None or each.option.per == 1 else int(min(value, _MOST_GB) * each.option.per)
 
 
@@ -367,7 +368,7 @@ def check_named(options: PipelineOptions) -> None:
 
 
 def store_of(folder: str | None, gigabytes: float | None) -> "ModelStore | None":
-    """The store of copied weights that ``--models-dir`` and ``--models-gb`` describe."""
+    """Return the store of copied weights that ``--models-dir`` and ``--models-gb`` describe."""
     from splitinfer.store.models import ModelStore, default_folder
 
     path = default_folder() if folder is None else folder_named(folder, "--models-dir")
@@ -375,8 +376,8 @@ def store_of(folder: str | None, gigabytes: float | None) -> "ModelStore | None"
 
 
 def words_of(options: WorkerOptions, always: Collection[str] = ()) -> list[str]:
-    """A worker's options as a command line has them; those that have their default value are left out, but for the
-    fields that are ``always`` named."""
+    """Return a worker's options as a command line has them; those that have their default value are left out, but for
+    the fields that are ``always`` named."""
     words, hints = list[str](), get_type_hints(WorkerOptions, include_extras=True)
     for each in fields(options):
         value = getattr(options, each.name)

@@ -82,7 +82,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON in place of the tables.")] = False,
     verbose: Verbose = False,
 ) -> int:
-    """Does a model fit here, how fast is it, and what do other machines bring? Measures them and finds the best cut."""
+    """Do a model fit here, how fast is it, and what do other machines bring? Measures them and finds the best cut."""
     from splitinfer.cli.plan_tables import show
     from splitinfer.placement.plan import plan as make_plan
 
@@ -105,7 +105,7 @@ def plan(
 
 
 def _base(layout: str | None, workers: str | None) -> "Layout | None":
-    """The layout that has what a plan does not choose."""
+    """Return the layout that has what a plan does not choose."""
     if layout is None:
         return None
     if workers is not None:
@@ -118,7 +118,7 @@ def _base(layout: str | None, workers: str | None) -> "Layout | None":
 def _measured(
     model: str | None, workers: str | None, base: "Layout | None", draft: str | None, timeout: float, *, again: bool
 ) -> "Profiles":
-    """The profiles of this machine and of the workers that are named, measured now or remembered by each."""
+    """Return the profiles of this machine and of the workers that are named, measured now or remembered by each."""
     from splitinfer.console import measuring
     from splitinfer.llm import Settings
     from splitinfer.llm.automatic import found_workers, measured_profiles, named

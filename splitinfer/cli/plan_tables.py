@@ -52,7 +52,7 @@ def show(plan: Plan, aim: Aim, base: Layout | None, out: Path | None, *, as_json
 
 
 def _reasons(plan: Plan, aim: Aim) -> Iterator[str]:
-    """The best cut, and why; and those for other aims."""
+    """Yield the best cut, and why; and those for other aims."""
     if len(plan.profiles.machines) == 1 or aim not in plan.best:
         return
     yield f"Best for {aim}: {name_in_words(plan.profiles, plan.best[aim].cut)}."

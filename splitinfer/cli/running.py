@@ -47,7 +47,8 @@ class _Lines(logging.Handler):
 
 
 def finished(command: Callable[..., int | None]) -> Callable[..., int]:
-    """The command with a log (``set_up``) and an exit code, 0 where it returns none; an error becomes one sentence."""
+    """Return the command with a log (``set_up``) and an exit code, 0 where it returns none; an error becomes one
+    sentence."""
 
     def run(**given: Any) -> int:
         set_up(given.get("verbose", False))

@@ -70,14 +70,14 @@ def serve(options: WorkerOptions, *, child: bool = False, shows_stage: bool = Tr
 
 
 def rank_options(options: WorkerOptions) -> list[str]:
-    """The options of a process that takes this worker's place as a rank."""
+    """Return the options of a process that takes this worker's place as a rank."""
     keeps = ("host", "model", "models_dir", "models_gb", "insecure")
     return words_of(WorkerOptions(**{name: getattr(options, name) for name in keeps}))
 
 
 def _stay(worker: Worker, ending: threading.Event, announcing: Announcing | None, writing: float) -> int:
-    """Stay until the worker is ``ending`` or ``shutdown`` begins; the exit code. ``writing``: seconds for KV to be
-    saved on disk."""
+    """Return stay until the worker is ``ending`` or ``shutdown`` begins; the exit code. ``writing``: seconds for KV to
+    be saved on disk."""
     asked, stopped = threading.Event(), threading.Event()
 
     def stop() -> None:
@@ -102,8 +102,8 @@ def _stay(worker: Worker, ending: threading.Event, announcing: Announcing | None
 
 
 def is_announced(asked: bool | None, host: str, *, insecure: bool, child: bool) -> bool:
-    """Whether a worker is announced. ``asked``: what was asked for; ``None`` if nothing was: then one that other
-    machines reach is, unless it is ``insecure``, because who admits everyone should not be offered to everyone.
+    """Return whether a worker is announced. ``asked``: what was asked for. Return None if nothing was: then one that
+    other machines reach is, unless it is ``insecure``, because who admits everyone should not be offered to everyone.
 
     Raises:
         ConfigError: it was asked for, and no other machine reaches the worker.
@@ -116,7 +116,7 @@ def is_announced(asked: bool | None, host: str, *, insecure: bool, child: bool) 
 
 
 def _announcing(name: str, host: str, port: int, access: AccessControl) -> Announcing:
-    """What announces the worker."""
+    """Return what announces the worker."""
     security = access.options.security
     announcement = Announcement(
         name=announced_name(name),
@@ -133,7 +133,7 @@ def _announcing(name: str, host: str, port: int, access: AccessControl) -> Annou
 
 
 def _numeric(host: str) -> str:
-    """The number of the interface that was listened on, which may have been given by its name."""
+    """Return the number of the interface that was listened on, which may have been given by its name."""
     bare = host.strip("[]")
     try:
         return str(socket.getaddrinfo(bare, None, type=socket.SOCK_STREAM)[0][4][0])

@@ -45,7 +45,7 @@ def install(
 
 
 def _reach(options: WorkerOptions) -> list[str]:
-    """What a person should know about who can reach it."""
+    """Return what a person should know about who can reach it."""
     if is_loopback(options.host):
         return ["it listens on this machine only; with --host 0.0.0.0 other machines reach it"]
     if options.insecure:

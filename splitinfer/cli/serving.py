@@ -49,7 +49,7 @@ _LOOK_EVERY = 1.0  # seconds between looks whether the pipeline still lives
 
 
 def gate_of(options: ServeOptions) -> Gate:
-    """The rules.
+    """Return the rules.
 
     Raises:
         ConfigError: they would open the server to more than was said, or the file of keys or the certificate cannot be
@@ -150,7 +150,7 @@ def stay_open(llm: LLM) -> NoReturn:
 
 
 def _room_for(num_connections: int) -> int:
-    """How many connections this process can have, at most ``num_connections``."""
+    """Return how many connections this process can have, at most ``num_connections``."""
     room = make_room(num_connections + _OTHER_FILES)
     if room >= num_connections + _OTHER_FILES:
         return num_connections
@@ -177,7 +177,8 @@ _PAIRED = frozenset({"(paired)"})  # the workers of --auto, which are found when
 
 
 def entries_of(options: ServeOptions, bounds: Bounds) -> list[Entry]:
-    """The models of the options, then those of ``also``: ``[NAME=]MODEL``, or a layout's file in place of a model.
+    """Return the models of the options, then those of ``also``: ``[NAME=]MODEL``, or a layout's file in place of a
+    model.
 
     Raises:
         ConfigError: two have one name.
@@ -222,6 +223,6 @@ def _entry(name: str | None, options: PipelineOptions) -> Entry:
 
 
 def _load(options: PipelineOptions, sharing: int) -> LLM:
-    """``sharing``: models that share this machine's memory."""
+    """Return ``sharing``: models that share this machine's memory."""
     chosen, settings = layout_of(options), replace(options.settings, grows_context=True, models_here=sharing)
     return load_llm(chosen, options.model if isinstance(chosen, str) else None, settings)

@@ -126,7 +126,7 @@ def _remembered() -> "Last":
 
 
 def _meant(hosts: Sequence[str] | None, hostfile: Path | None, port: int, model: str | None) -> "Last":
-    """The hosts and the model. Raises SplitinferError: they are not known, or there is no such model."""
+    """Return the hosts and the model. Raises SplitinferError: they are not known, or there is no such model."""
     from splitinfer.launch.hosts import choose
     from splitinfer.models.hub import named_anywhere, open_model
 

@@ -52,17 +52,17 @@ class Announcement:
 
 
 def new_id() -> str:
-    """The number of a run."""
+    """Return the number of a run."""
     return secrets.token_hex(_ID_DIGITS // 2)
 
 
 def fingerprint_of(key: str) -> str:
-    """The fingerprint of a public key: the first 32 hexadecimal digits of its bytes' SHA-256."""
+    """Return the fingerprint of a public key: the first 32 hexadecimal digits of its bytes' SHA-256."""
     return hashlib.sha256(bytes.fromhex(key)).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def short(fingerprint: str) -> str:
-    """A fingerprint as people compare it: four groups of four digits.
+    """Return a fingerprint as people compare it: four groups of four digits.
 
     >>> short("0123456789abcdef0123456789abcdef")
     '0123 4567 89ab cdef'
@@ -71,7 +71,7 @@ def short(fingerprint: str) -> str:
 
 
 def announced_name(name: str) -> str:
-    """The name that is announced for a worker: without ``.local``, printable, and not too long.
+    """Return the name that is announced for a worker: without ``.local``, printable, and not too long.
 
     >>> announced_name("mini.local")
     'mini'
@@ -80,8 +80,8 @@ def announced_name(name: str) -> str:
 
 
 def to_properties(announcement: Announcement) -> dict[str, str]:
-    """The properties of the TXT record. Their bounds keep it under 400 bytes, so that it fits into a packet with others
-    (RFC 6763, section 6.2)."""
+    """Return the properties of the TXT record. Their bounds keep it under 400 bytes, so that it fits into a packet with
+    others (RFC 6763, section 6.2)."""
     versions = announcement.versions
     pairs = {
         "txtvers": announcement.form,
@@ -99,7 +99,8 @@ def to_properties(announcement: Announcement) -> dict[str, str]:
 
 
 def from_properties(properties: dict[bytes, bytes | None], port: int) -> Announcement | None:
-    """The announcement in a TXT record; ``None`` if it has no name, no number or no port: it is not a worker's."""
+    """Return the announcement in a TXT record. Return None if it has no name, no number or no port: it is not a
+    worker's."""
     values = {
         key.decode("ascii", "replace").lower(): (value or b"").decode("utf-8", "replace")
         for key, value in reversed(properties.items())  # of equal keys the first counts (RFC 6763, section 6.4)
@@ -125,12 +126,12 @@ def _versions(values: Mapping[str, str]) -> Versions:
 
 
 def _clean(text: str, most: int) -> str:
-    """A stranger's text, printable and on one line, at most ``most`` bytes."""
+    """Return a stranger's text, printable and on one line, at most ``most`` bytes."""
     return _cut(plain(text, 4 * most), most)
 
 
 def _cut(text: str, most: int) -> str:
-    """The text cut to ``most`` bytes of UTF-8, between characters."""
+    """Return the text cut to ``most`` bytes of UTF-8, between characters."""
     return text.encode()[:most].decode("utf-8", "ignore")
 
 

@@ -32,8 +32,8 @@ _ANY_IPV4, _ANY_IPV6 = "0.0.0.0", "::"
 
 
 def addresses_of(host: str, interfaces: Sequence[LocalInterface]) -> tuple[str, ...]:
-    """The addresses at which a worker that listens on ``host`` is reached from other machines: not those of containers,
-    virtual machines and VPNs, unless it listens on one of them."""
+    """Return the addresses at which a worker that listens on ``host`` is reached from other machines: not those of
+    containers, virtual machines and VPNs, unless it listens on one of them."""
     ips = [str(each.ip) for one in interfaces if one.kind in _ANNOUNCED for each in one.networks]
     if host == _ANY_IPV4:
         return tuple(ip for ip in ips if ":" not in ip)
@@ -43,7 +43,7 @@ def addresses_of(host: str, interfaces: Sequence[LocalInterface]) -> tuple[str, 
 
 
 def registered(info: "zeroconf.ServiceInfo", addresses: Sequence[str]) -> "zeroconf.Zeroconf":
-    """What announces this on the interfaces with these addresses, until it is closed, which says goodbye."""
+    """Return what announces this on the interfaces with these addresses, until it is closed, which says goodbye."""
     import zeroconf
 
     ipv4 = [each for each in addresses if ":" not in each]
@@ -58,7 +58,7 @@ def registered(info: "zeroconf.ServiceInfo", addresses: Sequence[str]) -> "zeroc
 
 
 def service_info(announcement: Announcement, addresses: Sequence[str]) -> "zeroconf.ServiceInfo":
-    """The records of a worker. Raises OSError: one of the addresses is not an address."""
+    """Return the records of a worker. Raises OSError: one of the addresses is not an address."""
     import zeroconf
 
     families = [(each.partition("%")[0], socket.AF_INET6 if ":" in each else socket.AF_INET) for each in addresses]
@@ -73,7 +73,7 @@ def service_info(announcement: Announcement, addresses: Sequence[str]) -> "zeroc
 
 
 def _numbers() -> Hashable:
-    """All addresses of this machine, and which interfaces are up."""
+    """Return all addresses of this machine, and which interfaces are up."""
     up = frozenset(name for name, state in psutil.net_if_stats().items() if state.isup)
     return up, frozenset((name, each.address) for name, all_of in psutil.net_if_addrs().items() for each in all_of)
 

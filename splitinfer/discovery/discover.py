@@ -21,8 +21,8 @@ Notice = Callable[[str, str], None]
 
 
 def discover(seconds: float, known: Iterable[Known], own: Versions, own_key: str = "") -> tuple[Look, list[Found]]:
-    """Every worker that announces itself within ``seconds``, with the ways to it. ``known``: this machine's keyring;
-    ``own``: this process's versions; ``own_key``: this machine's."""
+    """Return every worker that announces itself within ``seconds``, with the ways to it. ``known``: this machine's
+    keyring; ``own``: this process's versions; ``own_key``: this machine's."""
     look, keys = network.look(seconds), tuple(known)
     found = [_found(worker, look.interfaces, keys, own) for worker in look.workers]
     mine = fingerprint_of(own_key) if own_key else None
@@ -53,7 +53,7 @@ def find_stages(
     seconds: float = SECONDS,
     notice: Notice = lambda _stage, _text: None,
 ) -> Layout:
-    """The layout with an address for each worker that has none; the same layout if all have one.
+    """Return the layout with an address for each worker that has none; the same layout if all have one.
 
     Raises:
         LayoutError: a stage's key is not known.
@@ -79,7 +79,8 @@ def find_stages(
 
 
 def find_again(stage: StageSpec, seconds: float = SHORTLY) -> str | None:
-    """Where the worker with a stage's key announces itself now, and answers; ``None`` if nowhere, or without a key."""
+    """Return where the worker with a stage's key announces itself now, and answers. Return None if nowhere, or without
+    a key."""
     if stage.key is None:
         return None
     keys = {stage.name: stage.key}
@@ -96,7 +97,7 @@ def best_addresses(
     seconds: float = SHORTLY,
     notice: Notice = lambda _name, _text: None,
 ) -> dict[str, str]:
-    """The best address of each worker, by name, of workers whose names, keys and one address are known.
+    """Return the best address of each worker, by name, of workers whose names, keys and one address are known.
 
     What a worker announces is looked for shortly. The best of its addresses that answers is taken, if all the other
     workers can reach it, too: any of them may come to stand before it. Otherwise it is the known one. ``notice`` gets
@@ -117,7 +118,7 @@ def best_addresses(
 
 
 def _chosen(keys: dict[str, str], workers: Sequence[Worker]) -> dict[str, Worker]:
-    """Each name's worker, if every one of them was seen; else nothing."""
+    """Return each name's worker, if every one of them was seen; else nothing."""
     try:
         return {name: choose(name, key, workers) for name, key in keys.items()}
     except WorkerUnreachable:
@@ -125,7 +126,7 @@ def _chosen(keys: dict[str, str], workers: Sequence[Worker]) -> dict[str, Worker
 
 
 def _way_to(worker: Worker, before: Worker | None, interfaces: Sequence[LocalInterface]) -> Way:
-    """The best way to a worker. ``before``: the worker that will connect to it, unless this machine does."""
+    """Return the best way to a worker. ``before``: the worker that will connect to it, unless this machine does."""
     ways = network.ways_of(worker, interfaces)
     if before is not None and before.addresses != worker.addresses:
         reached = [way for way in ways if way.seconds is not None]

@@ -34,7 +34,7 @@ Sightings = Generator[Worker | None, None, None]
 
 
 def browse(interfaces: Sequence[LocalInterface]) -> Sightings:
-    """Browse for workers, without end. Raises OSError: nobody can be found on this machine."""
+    """Return browse for workers, without end. Raises OSError: nobody can be found on this machine."""
     import zeroconf
 
     names: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -65,7 +65,7 @@ def browse(interfaces: Sequence[LocalInterface]) -> Sightings:
 
 
 def _next(names: "queue.SimpleQueue[str]", unknown: dict[str, float]) -> str | None:
-    """The next name to resolve: a new one, or an unknown one whose time has come."""
+    """Return the next name to resolve: a new one, or an unknown one whose time has come."""
     with contextlib.suppress(queue.Empty):
         return names.get_nowait()
     due = next((name for name, at in unknown.items() if at <= time.monotonic()), None)
@@ -85,9 +85,9 @@ def _sighting(info: Any) -> Worker | None:
 
 
 def ways_of(worker: Worker, interfaces: Sequence[LocalInterface]) -> tuple[Way, ...]:
-    """The ways to a worker's addresses that are not this machine's own, the best first. A TCP connection takes one
-    round trip and is closed at once. Bandwidth is not measured, because that needs an admitted key and an idle worker:
-    ``splitinfer doctor`` does."""
+    """Return the ways to a worker's addresses that are not this machine's own, the best first. A TCP connection takes
+    one round trip and is closed at once. Bandwidth is not measured, because that needs an admitted key and an idle
+    worker: ``splitinfer doctor`` does."""
     port, addresses = worker.announcement.port, without_own(worker, interfaces).addresses
     with ThreadPoolExecutor(max(1, len(addresses))) as pool:
         return in_order(pool.map(lambda address: way_to(address, port, interfaces), addresses))

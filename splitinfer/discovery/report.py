@@ -60,12 +60,12 @@ class Found:
 
 
 def address_of(way: Way, worker: Worker) -> str:
-    """A way's address as a layout has it."""
+    """Return a way's address as a layout has it."""
     return str(Endpoint(way.address, worker.announcement.port))
 
 
 def way_words(way: Way) -> str:
-    """A way: its interface and its round trip.
+    """Return a way: its interface and its round trip.
 
     >>> way_words(Way("10.0.0.2", None, 0.0002))
     'an unknown interface, 0.20 ms'
@@ -78,7 +78,7 @@ def way_words(way: Way) -> str:
 
 
 def rows(found: Sequence[Found]) -> Iterator[tuple[str, ...]]:
-    """A row for each way to each worker, the best first; their columns are ``COLUMNS``."""
+    """Yield a row for each way to each worker, the best first; their columns are ``COLUMNS``."""
     for each in found:
         first = (each.worker.name, _key(each), _machine(each))
         for name, key, machine, way in zip(*_once(first, len(each.ways)), each.ways, strict=True):
@@ -87,7 +87,7 @@ def rows(found: Sequence[Found]) -> Iterator[tuple[str, ...]]:
 
 
 def _once(words: Sequence[str], count: int) -> Iterator[list[str]]:
-    """Columns with each word in its first row only."""
+    """Return the columns with each word in its first row only."""
     return ([word, *[""] * (count - 1)][:count] for word in words)
 
 
@@ -105,7 +105,7 @@ def _key(found: Found) -> str:
 
 
 def notes(look: Look, found: Sequence[Found]) -> Iterator[str]:
-    """What a person has to know beside the rows: what is wrong with workers, or what to do if there are none."""
+    """Yield what a person has to know beside the rows: what is wrong with workers, or what to do if there are none."""
     for each in found:
         yield from (f"{each.worker.name} {what}" for what in _troubles(each))
     yield from _shared(found)
@@ -120,7 +120,7 @@ def notes(look: Look, found: Sequence[Found]) -> Iterator[str]:
 
 
 def _shared(found: Sequence[Found]) -> Iterator[str]:
-    """Workers at different addresses with one key: those of one machine share addresses, too."""
+    """Yield the workers at different addresses with one key: those of one machine share addresses, too."""
     by_key = {each.worker.fingerprint: each.worker for each in found if each.worker.fingerprint}
     for worker in (each.worker for each in found if each.worker.fingerprint):
         other = by_key[worker.fingerprint]
@@ -156,7 +156,7 @@ def _troubles(found: Found) -> Iterator[str]:
 
 
 def as_json(look: Look, found: Sequence[Found]) -> dict[str, Any]:
-    """What was found, with seconds in seconds and memory in bytes."""
+    """Return what was found, with seconds in seconds and memory in bytes."""
     return {"problem": look.problem or None, "workers": [_worker_as_json(each) for each in found]}
 
 

@@ -58,8 +58,8 @@ class Way:
 
 
 def merge(sightings: Iterable[Worker]) -> tuple[Worker, ...]:
-    """The workers that were seen, by name, without those that earlier runs left behind. Of several announcements of one
-    run, the last counts."""
+    """Return the workers that were seen, by name, without those that earlier runs left behind. Of several announcements
+    of one run, the last counts."""
     by_id: dict[str, Worker] = {}
     for seen in sightings:
         number = seen.announcement.id
@@ -75,14 +75,14 @@ def merge(sightings: Iterable[Worker]) -> tuple[Worker, ...]:
 
 
 def without_own(worker: Worker, interfaces: Sequence[LocalInterface]) -> Worker:
-    """The worker without the addresses that are this machine's own, unless it has no others, and so is on this machine.
-    Containers and virtual machines have the same address on every machine."""
+    """Return the worker without the addresses that are this machine's own, unless it has no others, and so is on this
+    machine. Containers and virtual machines have the same address on every machine."""
     others = tuple(each for each in worker.addresses if not _is_own(each, interfaces))
     return replace(worker, addresses=others or worker.addresses)
 
 
 def is_here(worker: Worker, interfaces: Sequence[LocalInterface]) -> bool:
-    """Whether all of its addresses are this machine's own."""
+    """Return whether all of its addresses are this machine's own."""
     return bool(worker.addresses) and all(_is_own(each, interfaces) for each in worker.addresses)
 
 
@@ -97,7 +97,7 @@ def _is_same_place(one: Worker, other: Worker) -> bool:
 
 
 def _usable(address: str) -> str | None:
-    """The address as it can be connected to; ``None`` if it is not an address, or leads nowhere."""
+    """Return the address as it can be connected to. Return None if it is not an address, or leads nowhere."""
     number, _, scope = address.partition("%")
     try:
         parsed = ipaddress.ip_address(number)
@@ -114,8 +114,8 @@ def _usable(address: str) -> str | None:
 
 
 def key_of(stage: StageSpec, layout: str, known: Iterable[tuple[str, str]]) -> str:
-    """The key of a stage without an address. ``known``: keys and names in this machine's keyring; ``layout``: its name,
-    for messages.
+    """Return the key of a stage without an address. ``known``: keys and names in this machine's keyring; ``layout``:
+    its name, for messages.
 
     Raises:
         LayoutError: there is none, or there are several.
@@ -137,7 +137,7 @@ def key_of(stage: StageSpec, layout: str, known: Iterable[tuple[str, str]]) -> s
 
 
 def choose(stage: str, key: str, workers: Sequence[Worker]) -> Worker:
-    """The worker that a stage's name and key mean.
+    """Return the worker that a stage's name and key mean.
 
     Raises:
         WorkerUnreachable: none has that key, or several have; the text says what was found instead.
@@ -161,7 +161,7 @@ def choose(stage: str, key: str, workers: Sequence[Worker]) -> Worker:
 
 
 def is_same_name(one: str, other: str) -> bool:
-    """Whether two names are those of one machine: without ``.local``, without regard to case.
+    """Return whether two names are those of one machine: without ``.local``, without regard to case.
 
     >>> is_same_name("Mini.local", "mini")
     True
@@ -185,7 +185,7 @@ def _another_key(stage: str, fingerprint: str, named: Sequence[Worker]) -> str:
 
 
 def _places(workers: Sequence[Worker]) -> str:
-    """Names and places of workers, at most four."""
+    """Return the names and places of workers, at most four."""
     shown = [f"{worker.name} at {_place(worker)}" for worker in workers[:4]]
     more = len(workers) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
@@ -200,7 +200,7 @@ def _place(worker: Worker) -> str:
 
 
 def in_order(ways: Iterable[Way]) -> tuple[Way, ...]:
-    """The ways, the best first; those that lead nowhere last."""
+    """Return the ways, the best first; those that lead nowhere last."""
 
     def key(way: Way) -> tuple[float, ...]:
         rank, speed = (2, 0) if way.interface is None else (_RANKS[way.interface.kind], way.interface.speed)
@@ -210,20 +210,20 @@ def in_order(ways: Iterable[Way]) -> tuple[Way, ...]:
 
 
 def for_both(ways: Iterable[Way], others: Sequence[str]) -> tuple[Way, ...]:
-    """The ways whose network also holds one of the ``others``: addresses of the worker that will connect to this one,
-    and has cables that this machine does not see. All of them, if there is no such way."""
+    """Return the ways whose network also holds one of the ``others``: addresses of the worker that will connect to this
+    one, and has cables that this machine does not see. All of them, if there is no such way."""
     every = tuple(ways)
     return tuple(way for way in every if is_shared(way, [others])) or every
 
 
 def is_shared(way: Way, others: Iterable[Sequence[str]]) -> bool:
-    """Whether the network of a way holds an address of each of the ``others``."""
+    """Return whether the network of a way holds an address of each of the ``others``."""
     by = way.interface
     return all(by is not None and any(holds(by, address) for address in addresses) for addresses in others)
 
 
 def holds(interface: LocalInterface, address: str) -> bool:
-    """Whether an address is in one of the interface's networks; a scoped one, whether it is in its scope."""
+    """Return whether an address is in one of the interface's networks; a scoped one, whether it is in its scope."""
     number, _, scope = address.partition("%")
     if scope:
         return scope in (interface.name, str(interface.index))

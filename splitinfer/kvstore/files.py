@@ -33,7 +33,7 @@ _MAX_BYTES = 2**31  # of a file; blocks are much smaller
 
 
 def default_folder() -> Path:
-    """The folder for KV among the user's caches."""
+    """Return the folder for KV among the user's caches."""
     return caches() / "kv"
 
 
@@ -44,13 +44,13 @@ class Folder:
         self.path = path
 
     def groups(self) -> list[str]:
-        """The groups that have a folder, sorted."""
+        """Return the groups that have a folder, sorted."""
         with contextlib.suppress(OSError):
             return sorted(entry.name for entry in os.scandir(self.path) if entry.is_dir(follow_symlinks=False))
         return []
 
     def files(self, group: str) -> list[StoredFile]:
-        """A group's block files; none where the folder cannot be read."""
+        """Return a group's block files; none where the folder cannot be read."""
         found = ((entry, parse(entry.name)) for entry in self._entries(group))
         return [
             StoredFile(group, name, status.st_size, status.st_mtime)
@@ -59,7 +59,7 @@ class Folder:
         ]
 
     def all_files(self) -> list[StoredFile]:
-        """The block files of all groups."""
+        """Return the block files of all groups."""
         return [file for group in self.groups() for file in self.files(group)]
 
     def read(self, group: str, name: FileName) -> tuple[Record, list[memoryview]]:
@@ -102,7 +102,7 @@ class Folder:
                 path.write_text(json.dumps(about) + "\n", encoding="utf-8")
 
     def about(self, group: str) -> dict[str, Any]:
-        """The group's description; empty if it has none."""
+        """Return the group's description; empty if it has none."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
             about = json.loads((self.path / group / ABOUT).read_text(encoding="utf-8"))
             return about if isinstance(about, dict) else {}
@@ -170,7 +170,7 @@ def _renamed(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _bytes_of(path: Path) -> bytearray:
-    """A block file's bytes."""
+    """Return a block file's bytes."""
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if size > _MAX_BYTES:
@@ -208,7 +208,7 @@ def _is_temporary(name: str) -> bool:
 
 
 def _status(entry: "os.DirEntry[str]") -> os.stat_result | None:
-    """The status of a regular file; ``None`` for all else, which is neither read nor removed."""
+    """Return the status of a regular file; ``None`` for all else, which is neither read nor removed."""
     with contextlib.suppress(OSError):
         status = entry.stat(follow_symlinks=False)
         return status if stat.S_ISREG(status.st_mode) else None

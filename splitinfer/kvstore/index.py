@@ -62,7 +62,7 @@ class StoredFile:
 
 
 def covering(names: Iterable[FileName], first: int, last: int) -> tuple[FileName, ...] | None:
-    """The fewest files that hold layers [first, last) together; ``None`` if they do not.
+    """Return the fewest files that hold layers [first, last) together. Return None if they do not.
 
     >>> some = [FileName(b"", b"", 0, 9, a, b) for a, b in ((0, 4), (4, 8), (0, 6), (7, 9))]
     >>> [(n.first, n.last) for n in covering(some, 1, 7)]
@@ -81,7 +81,7 @@ def covering(names: Iterable[FileName], first: int, last: int) -> tuple[FileName
 
 
 def lineage(files: Iterable[StoredFile], group: str, key: Key) -> set[StoredFile]:
-    """The files of a block and of all blocks before it."""
+    """Return the files of a block and of all blocks before it."""
     of_key: dict[Key, list[StoredFile]] = defaultdict(list)
     for file in files:
         if file.group == group:
@@ -94,7 +94,7 @@ def lineage(files: Iterable[StoredFile], group: str, key: Key) -> set[StoredFile
 
 
 def surplus(files: Sequence[StoredFile], cap: int) -> list[StoredFile]:
-    """The files to evict so that the rest is at most ``cap`` bytes, in the order of eviction.
+    """Return the files to evict so that the rest is at most ``cap`` bytes, in the order of eviction.
 
     The least recently used go first. A block counts as used when one after it is, because that one needs it; of equally
     old blocks the later positions go first.
@@ -113,7 +113,7 @@ def surplus(files: Sequence[StoredFile], cap: int) -> list[StoredFile]:
 
 
 def _last_uses(files: Iterable[StoredFile]) -> dict[tuple[str, Key], float]:
-    """When each block, or one after it, was last used."""
+    """Return when each block, or one after it, was last used."""
     used: dict[tuple[str, Key], float] = defaultdict(float)
     for file in sorted(files, key=lambda file: -file.name.start):
         own = used[file.group, file.name.key] = max(used[file.group, file.name.key], file.used)

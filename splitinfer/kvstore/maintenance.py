@@ -105,7 +105,7 @@ def _is_damaged(folder: Folder, file: StoredFile) -> bool:
 
 
 def _orphans(files: list[StoredFile]) -> list[StoredFile]:
-    """Files of blocks whose predecessors have no file."""
+    """Return the files of blocks whose predecessors have no file."""
     keys = {file.name.key for file in files if file.name.start == 0}
     orphans: list[StoredFile] = []
     for file in sorted(files, key=lambda file: file.name.start):

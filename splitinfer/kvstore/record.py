@@ -100,7 +100,7 @@ def unpack(data: Buffer, key: Key) -> tuple[Record, list[memoryview]]:
 
 
 def header_bytes(begin: Buffer) -> int:
-    """The offset of the header's end in the file, from the file's first 12 bytes.
+    """Return the offset of the header's end in the file, from the file's first 12 bytes.
 
     Raises:
         Damaged: the file is no block of this format.

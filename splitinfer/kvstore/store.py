@@ -45,7 +45,7 @@ class Disk:
 
 
 def seconds_to_close(disk: Disk | None) -> float:
-    """How much longer a process may take to end that stores KV at ``disk``."""
+    """Return how much longer a process may take to end that stores KV at ``disk``."""
     return 0.0 if disk is None else CLOSE_SECONDS
 
 
@@ -73,7 +73,7 @@ class KVStore:
     # -- stored blocks -------------------------------------------------------------------------
 
     def offer(self) -> tuple[Key, ...]:
-        """The keys of the blocks whose layers are all on this disk, the last used first."""
+        """Return the keys of the blocks whose layers are all on this disk, the last used first."""
         names: dict[Key, set[FileName]] = defaultdict(set)
         with self._lock:  # the writer adds its files afterwards
             files = self._folder.files(self._group)
@@ -85,7 +85,7 @@ class KVStore:
             return tuple(key for key in keys if self._covering(names[key]) is not None)[:_MAX_OFFERED]
 
     def headers(self, keys: Iterable[Key]) -> list[Record]:
-        """The headers of these blocks, as far as they can be read."""
+        """Return the headers of these blocks, as far as they can be read."""
         found: list[Record] = []
         for key in keys:
             for name in self._covering(self._names_of(key)) or ():
@@ -108,7 +108,7 @@ class KVStore:
         return found or None
 
     def written(self) -> tuple[Key, ...]:
-        """The keys of the blocks written since the last call."""
+        """Return the keys of the blocks written since the last call."""
         with self._lock:
             written, self._written = tuple(self._written), []
         return written

@@ -50,7 +50,7 @@ class Found:
     peers: Annotated[tuple[_Text, ...], pydantic.Field(max_length=_MOST_WORKERS)] = ()
 
     def started(self, own: str | None = None) -> str:
-        """What started it, in words. ``own``: the public key of the machine that asks."""
+        """Return what started it, in words. ``own``: the public key of the machine that asks."""
         return self.how.value + (f" of {plain(self.by, 60)}" if self.by and self.key != own else "")
 
 
@@ -86,12 +86,13 @@ class OtherVersion(Exception):
 
 
 def encode(answer: Answer) -> str:
-    """The answer as one line."""
+    """Return the answer as one line."""
     return _ANSWER.dump_json(answer).decode()
 
 
 def understand(output: str, own: Versions) -> Answer:
-    """What a machine has answered: the last line that can be an answer, because a shell's own files may print, too.
+    """Return what a machine has answered: the last line that can be an answer, because a shell's own files may print,
+    too.
 
     Raises:
         OtherVersion: it is of another version than ``own``.
@@ -105,12 +106,12 @@ def understand(output: str, own: Versions) -> Answer:
 
 
 def lines(answer: Answer) -> list[str]:
-    """An answer for people at that machine."""
+    """Return an answer for people at that machine."""
     stopped = [f"the worker at port {each.port} is stopped" for each in answer.stopped]
     running = [f"a worker waits at port {each.port}, started {each.started()}" for each in answer.workers]
     return [*stopped, *running] or ["no worker runs"]
 
 
 def last_line(text: str) -> str:
-    """The last line of a text that is not empty."""
+    """Return the last line of a text that is not empty."""
     return next((line for line in reversed(text.splitlines()) if line.strip()), "")

@@ -61,7 +61,7 @@ class Wanted:
 
 
 def show() -> Answer:
-    """What runs here. Raises ConfigError: this machine's key cannot be read."""
+    """Return what runs here. Raises ConfigError: this machine's key cannot be read."""
     memory, workers = int(psutil.virtual_memory().total), _found(system_processes.processes())
     return Answer(own_versions(), Keyring().public(), free_bytes(), memory, workers)
 
@@ -82,7 +82,7 @@ def _as_found(process: Process, command: Command, service: int | None) -> Found:
 
 
 def worker_service() -> Manager | None:
-    """The manager of this user's worker service; ``None`` if none is installed, or there can be none."""
+    """Return the manager of this user's worker service. Return None if none is installed, or there can be none."""
     try:
         manager = manager_of(service_place())
     except ConfigError:  # a system without services
@@ -130,7 +130,7 @@ def start(wanted: Wanted) -> Answer:
 
 
 def _is_there(wanted: Wanted, port: int) -> bool:
-    """Whether a worker is at the port that can be used. Raises ConfigError: one that cannot."""
+    """Return whether a worker is at the port that can be used. Raises ConfigError: one that cannot."""
     there = own_workers(system_processes.processes()).get(port)
     if there is not None:
         process, command = there
@@ -142,7 +142,7 @@ def _is_there(wanted: Wanted, port: int) -> bool:
 
 
 def _refuse_unfit(wanted: Wanted, command: Command) -> None:
-    """Raises ConfigError: a worker that runs is not what is wanted."""
+    """Raise ConfigError: a worker that runs is not what is wanted."""
     where, other = f"the worker at port {command.port}", _another(command.port)
     if command.is_loopback and not wanted.command.is_loopback:
         raise ConfigError(f"{where} listens to that machine only; start it with --host 0.0.0.0, end it, or {other}")
@@ -158,7 +158,7 @@ def _refuse_unfit(wanted: Wanted, command: Command) -> None:
 
 
 def _versions() -> str:
-    """What is installed, as one word."""
+    """Return what is installed, as one word."""
     return "/".join(map(str, astuple(own_versions())))
 
 

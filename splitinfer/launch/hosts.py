@@ -39,12 +39,12 @@ class Host:
     port: int = WORKER_PORT
 
     def url(self, hostname: str) -> str:
-        """The worker's address in a layout. ``hostname``: where ssh goes."""
+        """Return the worker's address in a layout. ``hostname``: where ssh goes."""
         return str(Endpoint(self.address or hostname, self.port))
 
 
 def from_words(words: Iterable[str], port: int = WORKER_PORT) -> tuple[Host, ...]:
-    """Hosts from the words of a command line. Raises ConfigError: a word is not a host, or two are the same.
+    """Return hosts from the words of a command line. Raises ConfigError: a word is not a host, or two are the same.
 
     >>> [(each.name, each.ssh, each.port) for each in from_words(["mini.local", "air=eve@10.0.0.3:7000"])]
     [('mini', 'mini.local', 5577), ('air', 'eve@10.0.0.3', 7000)]
@@ -65,7 +65,7 @@ def _host(word: str, port: int) -> Host:
 
 
 def from_hostfile(text: str, where: str, own: Collection[str], port: int = WORKER_PORT) -> tuple[Host, ...]:
-    """Hosts of a hostfile, without this machine.
+    """Return hosts of a hostfile, without this machine.
 
     ``where``: the file, for messages. ``own``: this machine's names and addresses.
 
@@ -101,7 +101,8 @@ def _is_own(host: Host, own: Collection[str]) -> bool:
 
 
 def _named(hosts: Iterable[Host]) -> tuple[Host, ...]:
-    """The hosts, each with a name of its own. Raises ConfigError: two are the same place, or there are too many."""
+    """Return the hosts, each with a name of its own. Raises ConfigError: two are the same place, or there are too
+    many."""
     found: list[Host] = []
     for host in hosts:
         if any((each.ssh, each.port) == (host.ssh, host.port) for each in found):
@@ -137,7 +138,7 @@ _LAST = pydantic.TypeAdapter(Last)
 
 
 def decode(text: str | None, where: str) -> Last:
-    """What a file remembers; ``None``: there is no file. Raises ConfigError: it holds something else."""
+    """Return what a file remembers; ``None``: there is no file. Raises ConfigError: it holds something else."""
     if text is None:
         return Last((), None)
     try:
@@ -148,7 +149,7 @@ def decode(text: str | None, where: str) -> Last:
 
 
 def choose(last: Last, hosts: Sequence[Host], model: str | None) -> Last:
-    """What is meant by hosts and a model, of which both may be left out.
+    """Return what is meant by hosts and a model, of which both may be left out.
 
     Raises:
         ConfigError: they are left out, and nothing is remembered.
@@ -162,7 +163,7 @@ def choose(last: Last, hosts: Sequence[Host], model: str | None) -> Last:
 
 
 def hosts_of(last: Last, hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """The hosts that `down` and `status` are about. A host is as it was remembered, if it is.
+    """Return the hosts that `down` and `status` are about. A host is as it was remembered, if it is.
 
     Raises:
         ConfigError: none is named, and none remembered.

@@ -36,7 +36,7 @@ class Own:
 
 
 def own(*, makes_key: bool = True) -> Own:
-    """This machine, with a key if that is to be made. Raises ConfigError: its key cannot be read."""
+    """Return this machine, with a key if that is to be made. Raises ConfigError: its key cannot be read."""
     path = Path(sys.prefix, "bin", "splitinfer")
     came_from = origin(importlib.metadata.distribution("splitinfer").read_text("direct_url.json"))
     program = str(path) if path.is_file() else None
@@ -45,14 +45,14 @@ def own(*, makes_key: bool = True) -> Own:
 
 
 def own_names() -> set[str]:
-    """This machine's names and addresses."""
+    """Return this machine's names and addresses."""
     name = machine_name()
     short = name.partition(".")[0]
     return {name, short, f"{short}.local", *own_addresses()}
 
 
 def origin(direct_url: str | None) -> Path | None:
-    """The wheel or folder that a package's ``direct_url.json`` names; ``None``: there is none."""
+    """Return the wheel or folder that a package's ``direct_url.json`` names; ``None``: there is none."""
     try:
         url = urlsplit(json.loads(direct_url or "null")["url"])
     except (ValueError, KeyError, TypeError):
@@ -61,7 +61,7 @@ def origin(direct_url: str | None) -> Path | None:
 
 
 def install_line(ssh: str, versions: Versions, came_from: Path | None) -> str:
-    """The command that a person runs here, so that the machine ``ssh`` gets the same version."""
+    """Return the command that a person runs here, so that the machine ``ssh`` gets the same version."""
     pins = " ".join(f"--with {name}=={number}" for name, number in (("mlx", versions.mlx), ("mlx-lm", versions.mlx_lm)))
     install = f"{_PATH} uv tool install --force {{}} {pins}"
     if came_from is None:

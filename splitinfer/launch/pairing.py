@@ -57,13 +57,13 @@ class Hello:
 
 
 def new_code() -> str:
-    """A code to be shown, such as ``K7M-2QX``."""
+    """Return a code to be shown, such as ``K7M-2QX``."""
     first, second = ("".join(secrets.choice(_LETTERS) for _ in range(_HALF)) for _ in range(2))
     return f"{first}-{second}"
 
 
 def read_code(typed: str) -> str | None:
-    """A code as it was typed; ``None`` if it is not one.
+    """Return a code as it was typed. Return None if it is not one.
 
     >>> read_code(" k7m2qx "), read_code("K7M")
     ('K7M-2QX', None)
@@ -75,12 +75,12 @@ def read_code(typed: str) -> str | None:
 
 
 def secret_of(codes: Iterable[str]) -> bytes:
-    """What only machines that know both codes have. It takes 16 MB and tens of milliseconds."""
+    """Return what only machines that know both codes have. It takes 16 MB and tens of milliseconds."""
     return hashlib.scrypt("".join(sorted(codes)).encode(), salt=b"splitinfer init 1", n=2**14, r=8, p=1)
 
 
 def exchange(link: socket.socket, own: Hello, secret: bytes) -> Hello:
-    """The hello of the machine at the other end, which has the same secret and has proved it.
+    """Return the hello of the machine at the other end, which has the same secret and has proved it.
 
     Raises:
         WrongCode: it has another.
@@ -159,7 +159,7 @@ class Meeting:
             yield
 
     def with_code(self, own: str, other: str) -> tuple[Hello, str]:
-        """The other machine and the address that it has from here, once both know both codes.
+        """Return the other machine and the address that it has from here, once both know both codes.
 
         Raises:
             WrongCode: a machine has answered that knows other codes.
@@ -222,7 +222,7 @@ class Meeting:
             ended.wait(_AGAIN)
 
     def _try(self, link: socket.socket, host: str, ended: threading.Event) -> bool:
-        """Whether the machine at the other end has answered, right or wrong."""
+        """Return whether the machine at the other end has answered, right or wrong."""
         with link:
             if ended.is_set():  # a person is asked again, and the other machine tries again
                 return False
@@ -244,8 +244,8 @@ def _shut(link: socket.socket) -> None:
 
 
 def ask_code(read: Callable[[str], str], say: Callable[[str], None], own: str, before: str | None) -> str:
-    """The other machine's code, as a person types it. ``own``: this machine's; ``before``: what was typed last, which
-    Enter keeps."""
+    """Return the other machine's code, as a person types it. ``own``: this machine's; ``before``: what was typed last,
+    which Enter keeps."""
     while True:
         typed = read("the other machine's code: ")
         code = before if before and not typed.strip() else read_code(typed)

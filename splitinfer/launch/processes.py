@@ -40,7 +40,7 @@ class Command:
 
 
 def command_of(words: Sequence[str]) -> Command | None:
-    """The worker's command in a command line; ``None``: it is another program's.
+    """Return the worker's command in a command line; ``None``: it is another program's.
 
     >>> command_of(["/x/bin/python3", "-m", "splitinfer", "worker", "--host", "0.0.0.0", "--port=7000"])
     Command(host='0.0.0.0', port=7000, is_insecure=False, by=None, versions='')
@@ -65,7 +65,7 @@ def _value(options: Sequence[str], name: str) -> str | None:
 
 
 def own_workers(processes: Iterable[Process]) -> dict[int, tuple[Process, Command]]:
-    """The workers among some processes, by port."""
+    """Return the workers among some processes, by port."""
     pairs = [(each, command_of(each.words)) for each in processes]
     return {command.port: (each, command) for each, command in pairs if command is not None}
 
@@ -74,14 +74,14 @@ def own_workers(processes: Iterable[Process]) -> dict[int, tuple[Process, Comman
 
 
 def memory_of(pid: int) -> int:
-    """Bytes that a process holds; 0 if that cannot be seen."""
+    """Return the bytes that a process holds; 0 if that cannot be seen."""
     with contextlib.suppress(psutil.Error):
         return int(psutil.Process(pid).memory_info().rss)
     return 0
 
 
 def peers_of(pid: int, port: int) -> tuple[str, ...]:
-    """The addresses that are connected to a process's port."""
+    """Return the addresses that are connected to a process's port."""
     with contextlib.suppress(psutil.Error):
         found = {
             each.raddr.ip
@@ -93,7 +93,7 @@ def peers_of(pid: int, port: int) -> tuple[str, ...]:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether a process of this user listens on a port."""
+    """Return whether a process of this user listens on a port."""
     with contextlib.suppress(psutil.Error):
         found = _connections(psutil.Process(pid))
         return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in found)
@@ -101,7 +101,7 @@ def listens(pid: int, port: int) -> bool:
 
 
 def listener_on(port: int) -> str:
-    """Which program of this user listens on a port; empty if none does that can be seen."""
+    """Return which program of this user listens on a port; empty if none does that can be seen."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if listens(process.pid, port):

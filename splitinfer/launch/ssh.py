@@ -71,7 +71,8 @@ class Ssh:
         return self._run((*self._command(), "-o", "ControlPersist=60", "--", host.ssh, "/bin/sh -s"), script, seconds)
 
     def hostname(self, host: Host) -> str:
-        """The name or address that ssh connects to: another one than ``host.ssh`` where ~/.ssh/config has an alias."""
+        """Return the name or address that ssh connects to: another one than ``host.ssh`` where ~/.ssh/config has an
+        alias."""
         ended = self._run((*self._program, "-G", "--", host.ssh), "", _RESOLVE_SECONDS)
         match = _HOSTNAME.search(ended.output)
         return match[1] if match and ended.code == 0 else host.ssh.rpartition("@")[2]
@@ -116,7 +117,7 @@ exit {not_found}
 
 
 def script(words: Sequence[str], here: str | None = None, home: str = "/") -> str:
-    """The script of /bin/sh that runs `splitinfer worker` with these words.
+    """Return the script of /bin/sh that runs `splitinfer worker` with these words.
 
     ``here``: the path of this machine's own command, and ``home`` its user's folder: the same place there may have one.
     """
@@ -125,7 +126,7 @@ def script(words: Sequence[str], here: str | None = None, home: str = "/") -> st
 
 
 def _same_place(path: str, home: str) -> str:
-    """Where ``path`` would be in the folder of another user, as a word for a shell."""
+    """Return where ``path`` would be in the folder of another user, as a word for a shell."""
     inside = PurePosixPath(path)
     if home == "/" or not inside.is_relative_to(home):
         return shlex.quote(path)

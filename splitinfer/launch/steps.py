@@ -146,7 +146,7 @@ class Steps:
     # ----- what is there ---------------------------------------------------------------------------
 
     def rows(self, host: Host, seen: Answer) -> list[tuple[str, ...]]:
-        """The rows of `status` about a host, one for each worker; their columns are ``COLUMNS``."""
+        """Return the rows of `status` about a host, one for each worker; their columns are ``COLUMNS``."""
         head = (host.name, plain(seen.versions.splitinfer, 20), _memory(seen))
         rows = [self._row(each) for each in seen.workers] or [("none runs", "", "", "")]
         return [(*(head if i == 0 else ("", "", "")), *row) for i, row in enumerate(rows)]
@@ -158,7 +158,7 @@ class Steps:
 
 
 def check_distinct(started: Sequence[tuple[Host, Answer]]) -> None:
-    """Raises ConfigError: one worker has two names."""
+    """Raise ConfigError: one worker has two names."""
     names = dict[tuple[str | None, int], str]()
     for host, answer in started:
         other = names.setdefault((answer.key, host.port), host.name)
@@ -170,13 +170,13 @@ def check_distinct(started: Sequence[tuple[Host, Answer]]) -> None:
 
 
 def problems(hosts: Sequence[str], *, others: bool) -> str:
-    """The sentence in which `up` ends if not all hosts came up. ``others``: whether some did."""
+    """Return the sentence in which `up` ends if not all hosts came up. ``others``: whether some did."""
     unchanged = "; the other hosts are unchanged" if others else ""
     return f"{' and '.join(hosts)} did not start{unchanged}. Fix it and run the same command again."
 
 
 def _lines(ended: Done) -> str:
-    """What ssh has said, each line below the last one."""
+    """Return what ssh has said, each line below the last one."""
     lines = [plain(line) for line in ended.complaint.splitlines() if line.strip()][-_MOST_LINES:]
     return "".join(f"\n  {line}" for line in lines or ["(it said nothing)"])
 

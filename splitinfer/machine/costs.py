@@ -27,13 +27,13 @@ class Numbers:
     __slots__ = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The value as plain numbers and text, for ``from_dict``."""
+        """Return the value as plain numbers and text, for ``from_dict``."""
         found: dict[str, Any] = pydantic.TypeAdapter(type(self)).dump_python(self, mode="json")
         return found
 
     @classmethod
     def from_dict(cls, numbers: Mapping[str, Any]) -> Self:
-        """The value that ``as_dict`` returned.
+        """Return the value that ``as_dict`` returned.
 
         Raises:
             ValueError: a number is missing, unknown or out of its range.
@@ -43,7 +43,7 @@ class Numbers:
 
 
 def sentence(error: Exception) -> str:
-    """What is wrong with some numbers, in one line: the first mistake and where it is."""
+    """Return what is wrong with some numbers, in one line: the first mistake and where it is."""
     if not isinstance(error, pydantic.ValidationError):
         return str(error).partition("\n")[0]
     first = error.errors()[0]
@@ -74,20 +74,20 @@ class Costs:
 
     @classmethod
     def through(cls, seconds: Mapping[int, float], decode: float = 0.0, chunk: float = 0.0) -> "Costs":
-        """Costs through seconds by rows."""
+        """Return costs through seconds by rows."""
         return cls(tuple(sorted(seconds.items())), decode, chunk)
 
     @classmethod
     def line(cls, base: float, per_row: float) -> "Costs":
-        """``base`` for each step, and ``per_row``."""
+        """Return ``base`` for each step, and ``per_row``."""
         return cls(((1, base + per_row), (2, base + 2 * per_row)))
 
     def at(self, shape: Shape) -> float:
-        """Seconds of a step of this shape."""
+        """Return the seconds of a step of this shape."""
         return self.rows(shape.rows) + self.decode * shape.decode_context + self.chunk * shape.chunk_context
 
     def rows(self, rows: int) -> float:
-        """Seconds of a step of so many rows that attend to nothing."""
+        """Return the seconds of a step of so many rows that attend to nothing."""
         points = self.points
         if len(points) < 2:
             return points[0][1] if points else 0.0
@@ -96,12 +96,12 @@ class Costs:
         return max(0.0, low + (high - low) * (rows - a) / (b - a))
 
     def scaled(self, factor: float) -> "Costs":
-        """The costs of ``factor`` times as much."""
+        """Return the costs of ``factor`` times as much."""
         points = tuple((rows, factor * seconds) for rows, seconds in self.points)
         return Costs(points, factor * self.decode, factor * self.chunk)
 
     def slowest(self, other: "Costs") -> "Costs":
-        """The costs of both at the same time: of each number of rows the larger."""
+        """Return the costs of both at the same time: of each number of rows the larger."""
         return self._each(other, max)
 
     def quickest(self, other: "Costs") -> "Costs":
@@ -114,7 +114,7 @@ class Costs:
         return Costs(points, choose(self.decode, other.decode), choose(self.chunk, other.chunk))
 
     def plus(self, other: "Costs", most_rows: int | None = None) -> "Costs":
-        """The costs of both, one after the other. ``most_rows``: rows beyond these cost nothing of ``other``."""
+        """Return the costs of both, one after the other. ``most_rows``: rows beyond these cost nothing of ``other``."""
         most, rows = most_rows or 2**62, {each for each, _ in (*self.points, *other.points)}
         rows |= set() if most_rows is None else {most, most + 1}
         points = tuple((n, self.rows(n) + other.rows(min(n, most))) for n in sorted(rows))

@@ -78,12 +78,12 @@ class ModelProfile:
         return len(self.layers)
 
     def kinds(self, start: int, end: int) -> dict[str, int]:
-        """How many layers of each kind are among the layers [start, end)."""
+        """Return how many layers of each kind are among the layers [start, end)."""
         return dict(Counter(layer.kind for layer in self.layers[start:end]))
 
     def drafter(self, start: int, end: int) -> tuple[int, int]:
-        """Bytes of the drafter's weights, and of its KV for each token, where a stage of the layers [start, end) has
-        it. One on the last stage reads the embedding there."""
+        """Return the bytes of the drafter's weights, and of its KV for each token, where a stage of the layers [start,
+        end) has it. One on the last stage reads the embedding there."""
         draft, is_last = self.draft, end == self.num_layers
         if draft is None or not (start == 0 if draft.like is None else is_last):
             return 0, 0
@@ -91,11 +91,13 @@ class ModelProfile:
         return draft.weights + read_too, draft.kv_per_token
 
     def weights(self, start: int, end: int) -> int:
-        """Bytes of the weights of a stage of the layers [start, end), with what comes before and behind them."""
+        """Return the bytes of the weights of a stage of the layers [start, end), with what comes before and behind
+        them."""
         return sum(layer.weights for layer in self.layers[start:end]) + self.beside_layers(start, end)
 
     def beside_layers(self, start: int, end: int) -> int:
-        """Bytes of what comes before and behind the layers, where a stage of the layers [start, end) has it."""
+        """Return the bytes of what comes before and behind the layers, where a stage of the layers [start, end) has
+        it."""
         is_first, is_last = start == 0, end == self.num_layers
         if is_first and is_last and self.is_tied:
             return max(self.embedding, self.head)
@@ -201,7 +203,7 @@ class MachineProfile(Numbers):
         return self.across or (self.name,)
 
     def slower(self, factor: float) -> Self:
-        """The same machine where its device takes ``factor`` times as long for everything."""
+        """Return the same machine where its device takes ``factor`` times as long for everything."""
         return replace(
             self,
             layers={kind: costs.scaled(factor) for kind, costs in self.layers.items()},
@@ -245,7 +247,7 @@ class Profiles:
                 raise ValueError(f"machine {machine.name} has no costs of layers of kind {missing[0]!r}")
 
     def link(self, source: str, target: str) -> LinkProfile | None:
-        """The link from one machine to another; where only the way back was measured, that; else ``None``."""
+        """Return the link from one machine to another; where only the way back was measured, that; else ``None``."""
         for a, b in ((source, target), (target, source)):
             for link in self.links:
                 if (link.source, link.target) == (a, b):

@@ -10,6 +10,6 @@ VARIABLE = "SPLITINFER_ACCELERATOR"
 
 
 def emulated_machine() -> Path | None:
-    """The file of the machine that this process emulates; ``None`` if it computes on what it has."""
+    """Return the file of the machine that this process emulates. Return None if it computes on what it has."""
     name = os.environ.get(VARIABLE)
     return Path(name) if name else None

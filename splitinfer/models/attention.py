@@ -42,7 +42,7 @@ class Attention:
     adds_scores: bool = False
 
     def is_fused(self, backend: str) -> bool:
-        """Whether MLX has a kernel for more than 8 rows on ``backend``: "metal", "cuda" or "cpu"."""
+        """Return whether MLX has a kernel for more than 8 rows on ``backend``: "metal", "cuda" or "cpu"."""
         if backend == "metal":
             return self.query_dim == self.value_dim and self.query_dim in _METAL_SIZES
         if backend == "cuda":
@@ -51,16 +51,16 @@ class Attention:
         return False
 
     def tensors(self, backend: str) -> int:
-        """How many tensors of scores there are at a time: the model's own, and MLX's."""
+        """Return how many tensors of scores there are at a time: the model's own, and MLX's."""
         return self.adds_scores + (not self.is_fused(backend))
 
     def scores(self, rows: int, context: int) -> int:
-        """Bytes of the scores of ``rows`` against a context of so many tokens."""
+        """Return the bytes of the scores of ``rows`` against a context of so many tokens."""
         return self.heads * rows * (context if self.window is None else min(context, self.window)) * self.itemsize
 
 
 def score_bytes(layers: Iterable[Attention], backend: str, rows: int, context: int) -> int:
-    """Bytes that a stage needs for scores: those of the layer that has most.
+    """Return the bytes that a stage needs for scores: those of the layer that has most.
 
     ``rows``: of a step; ``context``: the most tokens of a sequence. 0 on the CPU, where steps are short, memory that
     is not there can be swapped, and nothing has been refused for scores so far.
@@ -71,15 +71,15 @@ def score_bytes(layers: Iterable[Attention], backend: str, rows: int, context: i
 
 
 def backend() -> str:
-    """Where MLX computes: "metal", "cuda" or "cpu"."""
+    """Return where MLX computes: "metal", "cuda" or "cpu"."""
     if mx.default_device() != mx.Device(mx.gpu):
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"
 
 
 def from_config(config: Mapping[str, Any], itemsize: int) -> tuple[Attention, ...]:
-    """The attention of a model that does not call MLX's function, from its configuration; none where that names no
-    number of heads."""
+    """Return the attention of a model that does not call MLX's function, from its configuration; none where that names
+    no number of heads."""
     heads = positive(config, "num_attention_heads", "n_heads", "n_head")
     return () if heads is None else (Attention(heads, 0, 0, itemsize),)
 
@@ -89,8 +89,8 @@ Calls = list[tuple[Attention, int]]
 
 
 def layers_of(calls: Calls, context: int) -> tuple[Attention, ...]:
-    """The attention of the layers in a graph, without repetitions. ``context``: the tokens of the sequence in it; a
-    layer that had fewer keys has a window of so many."""
+    """Return the attention of the layers in a graph, without repetitions. ``context``: the tokens of the sequence in
+    it; a layer that had fewer keys has a window of so many."""
     return tuple(dict.fromkeys(replace(layer, window=keys if keys < context else None) for layer, keys in calls))
 
 

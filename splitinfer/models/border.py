@@ -32,7 +32,7 @@ class Row:
         return not mx.issubdtype(self.dtype, mx.floating)
 
     def width(self, dtype: mx.Dtype) -> int:
-        """Numbers of ``dtype`` per token; whole numbers are packed as their bits in 4 or 8 bytes."""
+        """Return the numbers of ``dtype`` per token; whole numbers are packed as their bits in 4 or 8 bytes."""
         return prod(self.shape) * (_whole(self.dtype).size // dtype.size if self.is_whole else 1)
 
 
@@ -88,7 +88,7 @@ class Border:
         return kinds.pop() if len(kinds) == 1 else mx.float32
 
     def pack(self, arrays: Sequence[mx.array | None]) -> mx.array:
-        """[1, n, width] of everything that crosses."""
+        """Return [1, n, width] of everything that crosses."""
         first = arrays[0]
         assert first is not None
         if self.is_plain:
@@ -99,14 +99,14 @@ class Border:
         ]
 
     def _columns(self, row: Row, array: mx.array | None, n: int) -> mx.array:
-        """[n, width] of one array; zeros where it is not there yet."""
+        """Return [n, width] of one array; zeros where it is not there yet."""
         if array is None:
             return mx.zeros((n, row.width(self.dtype)), self.dtype)
         flat = mx.moveaxis(array, row.axis, 0).reshape(n, -1)
         return flat.astype(_whole(row.dtype)).view(self.dtype) if row.is_whole else flat.astype(self.dtype)
 
     def unpack(self, packed: mx.array, length: int) -> list[mx.array | None]:
-        """The arrays that ``pack`` was given, for a sequence that has ``length`` tokens then."""
+        """Return the arrays that ``pack`` was given, for a sequence that has ``length`` tokens then."""
         if self.is_plain:
             return [packed]
         parts, at = list[mx.array | None](), 0
@@ -118,7 +118,8 @@ class Border:
         return parts
 
     def made_up(self, n: int, seed: int) -> mx.array:
-        """[n, width] random rows, for a trial; whole numbers are zero, which every table and every sequence has."""
+        """Return [n, width] random rows, for a trial; whole numbers are zero, which every table and every sequence
+        has."""
         rows = mx.random.normal((n, self.width), key=mx.random.key(seed)).astype(self.dtype)
         if not self.is_exact:
             return rows

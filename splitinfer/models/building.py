@@ -45,12 +45,12 @@ _patching = threading.Lock()  # two stages of one process may load at a time
 
 
 def placeholders_of(checkpoint: Checkpoint) -> dict[str, mx.array]:
-    """Lazy zeros of the shapes and dtypes of all tensors, which take no memory."""
+    """Return lazy zeros of the shapes and dtypes of all tensors, which take no memory."""
     return {name: mx.zeros(info.shape, dtype_of(info)) for name, info in checkpoint.tensors.items()}
 
 
 def lazy_arrays(checkpoint: Checkpoint, tensors: Iterable[str]) -> dict[str, mx.array]:
-    """Those tensors, as far as a file has them, which are read when they are computed.
+    """Return those tensors, as far as a file has them, which are read when they are computed.
 
     Raises:
         ModelError: MLX cannot load a file.
@@ -66,19 +66,19 @@ def lazy_arrays(checkpoint: Checkpoint, tensors: Iterable[str]) -> dict[str, mx.
 
 
 def dtype_of(info: TensorInfo) -> mx.Dtype:
-    """The dtype in which MLX loads a tensor."""
+    """Return the dtype in which MLX loads a tensor."""
     return _DTYPES[info.dtype]
 
 
 def build_model(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None) -> nn.Module:
-    """The model as mlx-lm's own ``load_model`` builds it, sanitised and quantised, from ``arrays``."""
+    """Return the model as mlx-lm's own ``load_model`` builds it, sanitised and quantised, from ``arrays``."""
     return build_with_pictures(checkpoint, arrays, dtype, sees=False)[0]
 
 
 def build_with_pictures(
     checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None, *, sees: bool
 ) -> tuple[nn.Module, nn.Module | None]:
-    """The same; and if it ``sees``, mlx-vlm's whole model, whose language part it is."""
+    """Return the same; and if it ``sees``, mlx-vlm's whole model, whose language part it is."""
     with cleanup.temporary_folder("splitinfer-") as name:
         folder = Path(name)
         for file in CONFIGURATION:
@@ -99,14 +99,14 @@ def build_with_pictures(
 
 
 def _few_lines(text: str) -> str:
-    """The first lines as one: mlx-lm lists every tensor that is missing, or too many."""
+    """Return the first lines as one: mlx-lm lists every tensor that is missing, or too many."""
     lines = [line.strip() for line in text.splitlines()]
     more = f" and {len(lines) - _NAMED - 1} more" if len(lines) > _NAMED + 1 else ""
     return " ".join(lines[: _NAMED + 1]).rstrip("," if more else "") + more
 
 
 def _built(folder: Path, origin: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
-    """mlx-lm's model, or mlx-vlm's language model where mlx-lm has no class for the configuration."""
+    """Return mlx-lm's model, or mlx-vlm's language model where mlx-lm has no class for the configuration."""
     try:
         with _found_in(mlx_lm_utils, arrays):
             return cast(nn.Module, mlx_lm_utils.load_model(folder, lazy=True, get_model_classes=_classes)[0])
@@ -120,7 +120,7 @@ def _built(folder: Path, origin: Path, arrays: Mapping[str, mx.array]) -> nn.Mod
 
 
 def _seeing(folder: Path, origin: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
-    """mlx-vlm's model, with its tower for pictures."""
+    """Return mlx-vlm's model, with its tower for pictures."""
     if not mlx_vlm.is_installed():
         raise ValueError("pictures need mlx-vlm: pip install mlx-vlm on every machine, or --no-pictures")
     with _found_in(mlx_vlm.module("utils"), arrays):
@@ -128,7 +128,8 @@ def _seeing(folder: Path, origin: Path, arrays: Mapping[str, mx.array]) -> nn.Mo
 
 
 def mlx_vlm_of(checkpoint: Checkpoint, *, sees: bool) -> str:
-    """The version of mlx-vlm here, where a model's classes are its (those of all that ``sees``); else nothing."""
+    """Return the version of mlx-vlm here, where a model's classes are its (those of all that ``sees``); else
+    nothing."""
     if sees:
         return mlx_vlm.version()
     try:
@@ -145,7 +146,7 @@ class _NoClass(Exception):
 
 
 def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
-    """mlx-lm's classes of a model and of its arguments."""
+    """Return mlx-lm's classes of a model and of its arguments."""
     try:
         model, arguments = mlx_lm_utils._get_classes(config=config)
         arguments.from_dict(config)
@@ -184,8 +185,9 @@ def cast_floats(model: nn.Module, dtype: str | None) -> nn.Module:
 
 
 def made_up(checkpoint: Checkpoint) -> dict[str, mx.array]:
-    """A lazy array for every tensor of a checkpoint: floating-point numbers are random, so small that no sum overflows
-    half precision, and repeat, for drawing them takes longer than reading; words of quantised weights are zeros."""
+    """Return a lazy array for every tensor of a checkpoint: floating-point numbers are random, so small that no sum
+    overflows half precision, and repeat, for drawing them takes longer than reading; words of quantised weights are
+    zeros."""
     few = mx.random.uniform(-_SMALL, _SMALL, (_FEW,), key=mx.random.key(0))
     return {name: _tensor(info, few) for name, info in checkpoint.tensors.items()}
 

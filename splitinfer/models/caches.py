@@ -29,7 +29,7 @@ from splitinfer.models.quantised import QuantisedKVCache
 
 @functools.cache
 def _derived(mixin: type, cls: type) -> type:
-    """A cache's class with another before it among its bases."""
+    """Return a cache's class with another before it among its bases."""
     return type(f"{mixin.__name__}{cls.__name__}", (mixin, cls), {"cache_kind": cls})
 
 
@@ -39,7 +39,7 @@ class WholeState:
     the state is its attributes."""
 
     def empty(self) -> bool:
-        """Whether nothing was ever stored."""
+        """Return whether nothing was ever stored."""
         return not any(isinstance(leaf, mx.array) and leaf.size for _, leaf in tree_flatten(vars(self)))
 
     @property
@@ -58,7 +58,7 @@ class WholeState:
 
 
 def with_state(cache: Any) -> Any:
-    """A cache that can be saved and put back as a state, if it cannot be told how else it is."""
+    """Return a cache that can be saved and put back as a state, if it cannot be told how else it is."""
     if not hasattr(cache, "empty") or _own(type(cache), "state").fset is None:
         cache.__class__ = _derived(WholeState, cache.__class__)
     return cache
@@ -69,7 +69,7 @@ def _puts_back(cls: type) -> bool:
 
 
 def _own(cls: type, name: str) -> Any:
-    """A property of the cache's own class; a read-only one if it has no such property."""
+    """Return a property of the cache's own class; a read-only one if it has no such property."""
     bases = (base for base in cls.__mro__ if base is not WholeState and name in vars(base))
     found = vars(next(bases, object)).get(name)
     return found if isinstance(found, property) else property()
@@ -84,8 +84,8 @@ _EVEN = (*_PLAIN, "GrowingKVCache", "QuantisedKVCache", "ArraysCache")
 
 
 def fresh_caches(model: Any) -> list[Cache]:
-    """The caches that a model makes for a sequence, one for each of its places: mlx-lm's also where mlx-vlm's do the
-    same."""
+    """Return the caches that a model makes for a sequence, one for each of its places: mlx-lm's also where mlx-vlm's do
+    the same."""
     return [_as_mlx_lms(cache) for cache in mlx_caches.make_prompt_cache(model)]
 
 
@@ -101,7 +101,7 @@ def _as_mlx_lms(cache: Cache) -> Cache:
 
 
 def is_plain(cache: Cache) -> bool:
-    """Whether a cache has keys and values [B, heads, tokens, d] of every token, and nothing else."""
+    """Return whether a cache has keys and values [B, heads, tokens, d] of every token, and nothing else."""
     derived = itertools.takewhile(lambda cls: cls.__name__ not in _PLAIN, cache.__class__.__mro__)
     return can_be_cut(cache) and all(
         cls.__module__.startswith("splitinfer.") or "state" not in vars(cls) for cls in derived
@@ -109,7 +109,7 @@ def is_plain(cache: Cache) -> bool:
 
 
 def can_be_cut(cache: Cache) -> bool:
-    """Whether a cache grows with every token, and gives up the last ones by itself."""
+    """Return whether a cache grows with every token, and gives up the last ones by itself."""
     return _is_one_of(cache, _PLAIN)
 
 
@@ -118,12 +118,12 @@ def _is_one_of(cache: Cache, names: Collection[str]) -> bool:
 
 
 def is_list(cache: Cache) -> bool:
-    """Whether a cache is a list of caches."""
+    """Return whether a cache is a list of caches."""
     return hasattr(cache, "caches")
 
 
 def grows_evenly(cache: Cache) -> bool:
-    """Whether a non-empty cache grows by the same number of bytes, or by none, with each token."""
+    """Return whether a non-empty cache grows by the same number of bytes, or by none, with each token."""
     return all(type(part).__name__ in _EVEN for part in _parts(cache))
 
 
@@ -177,14 +177,15 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """All stored keys and values, oldest first."""
+        """Return all stored keys and values, oldest first."""
         assert self.keys is not None
         assert self.values is not None
         used = self.offset - self.base
         return self.keys[..., :used, :], self.values[..., :used, :]
 
     def first_needed(self, offset: int) -> int:
-        """The aligned position from which the row at ``offset`` needs keys, ``SLACK`` tokens of rollback included."""
+        """Return the aligned position from which the row at ``offset`` needs keys, ``SLACK`` tokens of rollback
+        included."""
         oldest = offset - self.window - self.SLACK  # some models' masks reach one token past the window
         return max(self.base, oldest // self.ALIGN * self.ALIGN)
 
@@ -206,7 +207,7 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
         self.values = fitted(values[:, :, :0] if self.values is None else self.values, room)
 
     def make_mask(self, n: int, window_size: int | None = None, return_array: bool = False) -> mx.array | str | None:
-        """The mask for the next ``n`` rows over what ``update_and_fetch`` will return."""
+        """Return the mask for the next ``n`` rows over what ``update_and_fetch`` will return."""
         self._drop_old()
         window = window_size or self.window
         past = self.offset - self.base
@@ -215,7 +216,7 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
         return cast(mx.array, base.create_causal_mask(n, past, window_size=window))
 
     def is_trimmable(self) -> bool:
-        """Always, within ``rewind_limit``."""
+        """Return always, within ``rewind_limit``."""
         return True
 
     def trim(self, n: int) -> int:
@@ -227,11 +228,11 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
         return n
 
     def size(self) -> int:
-        """Tokens stored."""
+        """Return the tokens stored."""
         return self.offset - self.base
 
     def empty(self) -> bool:
-        """Whether nothing was ever stored."""
+        """Return whether nothing was ever stored."""
         return self.keys is None
 
     @property
@@ -241,8 +242,8 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
 
 
 def own_cache(cache: Cache, format: KVFormat | None = None, phase: float = 0.0) -> Cache:
-    """The cache a stage uses for an own layer: a ``WindowKVCache`` for a sliding window, for plain keys and values one
-    that grows at a ``phase``, and has them in ``format`` if there is one, else mlx-lm's."""
+    """Return the cache a stage uses for an own layer: a ``WindowKVCache`` for a sliding window, for plain keys and
+    values one that grows at a ``phase``, and has them in ``format`` if there is one, else mlx-lm's."""
     if is_list(cache):
         cache.caches = tuple(own_cache(c, format, phase) for c in cache.caches)
         return cache
@@ -254,12 +255,13 @@ def own_cache(cache: Cache, format: KVFormat | None = None, phase: float = 0.0) 
 
 
 def can_quantise(cache: Cache) -> bool:
-    """Whether a cache may be stored in few bits. Windows and states may not, as they do not grow with the context."""
+    """Return whether a cache may be stored in few bits. Windows and states may not, as they do not grow with the
+    context."""
     return type(cache) is mlx_caches.KVCache
 
 
 def rewind_limit(cache: Cache) -> int | None:
-    """How many tokens this cache can always be rolled back (``core.kv.rewind``)."""
+    """Return how many tokens this cache can always be rolled back (``core.kv.rewind``)."""
     if is_list(cache):
         return least_rewind(rewind_limit(c) for c in cache.caches)
     if can_be_cut(cache):
@@ -279,13 +281,13 @@ def trim(cache: Cache, n: int) -> bool:
 
 
 def nbytes_written(cache: Cache) -> int:
-    """Bytes of the arrays into which the next step writes: all but states, which each step makes anew."""
+    """Return the bytes of the arrays into which the next step writes: all but states, which each step makes anew."""
     parts = (part for part in _parts(cache) if not _is_state(part))
     return sum(array.nbytes for part in parts for array in arrays_of(part))
 
 
 def states_of(cache: Cache) -> Iterator[Cache]:
-    """The caches within a cache that hold a state, which summarises all tokens so far and cannot be cut."""
+    """Return the caches within a cache that hold a state, which summarises all tokens so far and cannot be cut."""
     return (part for part in _parts(cache) if _is_state(part) and not part.empty())
 
 
@@ -309,7 +311,7 @@ class Place:
 def make_list(
     fresh: Sequence[Cache], own: Collection[int], place: Place, format: KVFormat | None = None
 ) -> tuple[list[Cache], list[Cache]]:
-    """The full-length cache list of one sequence, and the own caches in it.
+    """Return the full-length cache list of one sequence, and the own caches in it.
 
     ``fresh``: what the model's own ``make_cache`` returned; ``own``: the places of the stage's own caches, which store
     their keys and values in ``format``, if there is one.
@@ -323,7 +325,7 @@ def make_list(
 
 
 def _parts(cache: Cache) -> Iterator[Cache]:
-    """The caches in a list of caches; any other is its only part."""
+    """Yield the caches in a list of caches; any other is its only part."""
     if is_list(cache):
         for one in cache.caches:
             yield from _parts(one)
@@ -332,12 +334,12 @@ def _parts(cache: Cache) -> Iterator[Cache]:
 
 
 def arrays_of(cache: Cache) -> list[mx.array]:
-    """Every array in a cache."""
+    """Return every array in a cache."""
     return [] if cache.empty() else [leaf for _, leaf in tree_flatten(cache.state) if isinstance(leaf, mx.array)]
 
 
 def kind_of(cache: Cache) -> tuple[Any, ...]:
-    """What makes two caches interchangeable for offset and mask."""
+    """Return what makes two caches interchangeable for offset and mask."""
     if is_list(cache):
         return ("list", *(kind_of(c) for c in cache.caches))
     if isinstance(cache, mlx_caches.RotatingKVCache | WindowKVCache):

@@ -55,18 +55,18 @@ class Checkpoint:
     hold: Hold | None = field(default=None, compare=False, repr=False)
 
     def path_of(self, tensor: str) -> Path:
-        """The file that holds a tensor, or would hold it."""
+        """Return the file that holds a tensor, or would hold it."""
         return self.copied.get(tensor) or self.folder / self.tensors[tensor].file
 
     def paths_of(self, tensors: Iterable[str]) -> dict[Path, list[str]]:
-        """The files that hold these tensors, sorted, each with those that are read from it."""
+        """Return the files that hold these tensors, sorted, each with those that are read from it."""
         found = defaultdict[Path, list[str]](list)
         for name in tensors:
             found[self.path_of(name)].append(name)
         return dict(sorted(found.items()))
 
     def missing(self, tensors: Iterable[str]) -> list[str]:
-        """Those of ``tensors`` that are in no file of this machine, in the order of the files."""
+        """Return those of ``tensors`` that are in no file of this machine, in the order of the files."""
         wanted = list(tensors)
         gone = {path for path in self.paths_of(wanted) if not path.exists()}
         infos = (self.tensors[name] for name in wanted if self.path_of(name) in gone)
@@ -89,13 +89,13 @@ class Checkpoint:
         return positive(self.config, *keys) or 2**20
 
     def fingerprint(self) -> Fingerprint:
-        """A fingerprint of these weights, cheap enough to compute at every start."""
+        """Return a fingerprint of these weights, cheap enough to compute at every start."""
         if self.origin is not None:
             return self.origin
         return self.table_fingerprint()
 
     def table_fingerprint(self) -> Fingerprint:
-        """The fingerprint computed from what is here, although the weights were copied."""
+        """Return the fingerprint computed from what is here, although the weights were copied."""
         prints = {name: self._file_print(name) for name in self.files}
         return Fingerprint(_digest(json.dumps(self.config, sort_keys=True)), prints, self.revision)
 
@@ -107,7 +107,8 @@ class Checkpoint:
 
 
 def open_folder(folder: Path, revision: str | None = None, listed: Collection[str] | None = None) -> Checkpoint:
-    """The checkpoint in a local model folder. ``listed``: the names of the files that belong there, if they are known.
+    """Return the checkpoint in a local model folder. ``listed``: the names of the files that belong there, if they are
+    known.
 
     Raises:
         IncompleteModel: a file of weights is missing.
@@ -129,7 +130,7 @@ def open_folder(folder: Path, revision: str | None = None, listed: Collection[st
 
 
 def in_gguf(what: Path | str) -> ModelError:
-    """The error for a file, a folder or a name at the hub of a model in GGUF."""
+    """Return the error for a file, a folder or a name at the hub of a model in GGUF."""
     return ModelError(
         f"{what} has a model in GGUF, and MLX reads safetensors: give the same model by a name of mlx-community on the "
         "hub, or convert the one that it was made of: mlx_lm.convert --hf-path OWNER/MODEL --mlx-path FOLDER -q"
@@ -137,12 +138,12 @@ def in_gguf(what: Path | str) -> ModelError:
 
 
 def table_of(infos: Iterable[TensorInfo]) -> dict[str, TensorInfo]:
-    """Tensors by name."""
+    """Return tensors by name."""
     return {info.name: info for info in infos}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json.
+    """Return the folder's config.json.
 
     Raises:
         ModelError: missing, unreadable, or without the model's type.
@@ -160,7 +161,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_header(path: Path) -> list[TensorInfo]:
-    """The tensors of one safetensors file.
+    """Return the tensors of one safetensors file.
 
     Raises:
         ModelError: the file is cut short, damaged, or not in this format.
@@ -181,13 +182,13 @@ def read_header(path: Path) -> list[TensorInfo]:
 
 
 def data_begin(path: Path) -> int:
-    """Where the data part of a safetensors file begins that ``read_header`` has read."""
+    """Return where the data part of a safetensors file begins that ``read_header`` has read."""
     with path.open("rb") as file:
         return 8 + int(struct.unpack("<Q", file.read(8))[0])
 
 
 def parse_entries(entries: Mapping[str, Any], file: str) -> list[TensorInfo]:
-    """The tensors in a header's JSON.
+    """Return the tensors in a header's JSON.
 
     Raises:
         ModelError: a dtype that MLX does not load.
@@ -208,7 +209,7 @@ def parse_entries(entries: Mapping[str, Any], file: str) -> list[TensorInfo]:
 
 
 def _sample(path: Path) -> str:
-    """A digest of a few kilobytes spread over the file, including its first and last."""
+    """Return a digest of a few kilobytes spread over the file, including its first and last."""
     size = path.stat().st_size
     step = max(1, (size - _SAMPLE_BYTES) // (_NUM_SAMPLES - 1))
     digest = hashlib.sha256()
@@ -227,8 +228,8 @@ def _digest(text: str) -> str:
 
 
 def open_stored(stored: StoredModel, snapshot: Path | None = None) -> Checkpoint:
-    """The checkpoint of a model in the store, of which some tensors may be missing. ``snapshot``: a folder with files
-    of the same model, which are read rather than the copies.
+    """Return the checkpoint of a model in the store, of which some tensors may be missing. ``snapshot``: a folder with
+    files of the same model, which are read rather than the copies.
 
     Raises:
         ModelError: it is being removed, its configuration is damaged or missing, or its tensors are others than its
@@ -247,7 +248,7 @@ def open_stored(stored: StoredModel, snapshot: Path | None = None) -> Checkpoint
 
 
 def _beside(snapshot: Path | None, tensors: Mapping[str, TensorInfo]) -> dict[str, Path]:
-    """The tensors in those files that the snapshot has and that can be read."""
+    """Return the tensors in those files that the snapshot has and that can be read."""
     found = dict[str, Path]()
     paths = [] if snapshot is None else [snapshot / file for file in {info.file for info in tensors.values()}]
     for path in paths:
@@ -257,8 +258,8 @@ def _beside(snapshot: Path | None, tensors: Mapping[str, TensorInfo]) -> dict[st
 
 
 def matches(told: Manifest, config: bytes, wanted: Fingerprint) -> str | None:
-    """How a model that a peer describes differs from the ``wanted`` one, as a phrase; ``None`` if it does not.
-    ``config``: its config.json."""
+    """Return how a model that a peer describes differs from the ``wanted`` one, as a phrase. Return None if it does
+    not. ``config``: its config.json."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_bytes(config)
@@ -268,7 +269,7 @@ def matches(told: Manifest, config: bytes, wanted: Fingerprint) -> str | None:
 
 
 def source_of(checkpoint: Checkpoint, model: str) -> Source:
-    """What other machines may copy of a checkpoint: its tensors that are here, and its small files.
+    """Return what other machines may copy of a checkpoint: its tensors that are here, and its small files.
 
     Raises:
         ModelError: a file is gone or damaged.
@@ -288,7 +289,7 @@ def source_of(checkpoint: Checkpoint, model: str) -> Source:
 
 
 def _held(checkpoint: Checkpoint, file: str) -> tuple[Path, tuple[Span, ...]]:
-    """Where a file of weights lies on this machine, and which bytes of its tensors are there."""
+    """Return where a file of weights lies on this machine, and which bytes of its tensors are there."""
     wanted = [info for info in checkpoint.tensors.values() if info.file == file]
     here = [info for info in wanted if info.name in checkpoint.copied] or wanted
     path = checkpoint.path_of(here[0].name)
@@ -300,7 +301,8 @@ def _held(checkpoint: Checkpoint, file: str) -> tuple[Path, tuple[Span, ...]]:
 
 
 def read_recommended(folder: Path) -> Recommended:
-    """The sampling values that the folder's generation config recommends; nothing where there is no such file."""
+    """Return the sampling values that the folder's generation config recommends; nothing where there is no such
+    file."""
     config, problem = _generation_config(folder)
     if problem is not None:
         log.warning("%s is ignored: %s", folder / GENERATION_CONFIG, problem)
@@ -311,14 +313,14 @@ def read_recommended(folder: Path) -> Recommended:
 
 
 def end_tokens(folder: Path, config: Mapping[str, Any]) -> int | list[int] | None:
-    """The token ids that end an answer: the generation config's, else those of the model's ``config``, as in mlx-lm;
-    else those of its language model's part, as in transformers."""
+    """Return the token ids that end an answer: the generation config's, else those of the model's ``config``, as in
+    mlx-lm; else those of its language model's part, as in transformers."""
     given = token_ids(_generation_config(folder)[0], "eos_token_id")
     return token_ids(config, "eos_token_id") if given is None else given
 
 
 def _generation_config(folder: Path) -> tuple[Mapping[str, Any], str | None]:
-    """The file's fields, and what is wrong with the file, if anything."""
+    """Return the file's fields, and what is wrong with the file, if anything."""
     try:
         config = json.loads((folder / GENERATION_CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -38,7 +38,7 @@ class SequenceCaches:
         self.pictures: tuple[Picture, ...] = ()
 
     def arrays(self) -> list[mx.array]:
-        """All that its own caches hold; they have to be evaluated after a step."""
+        """Return all that its own caches hold; they have to be evaluated after a step."""
         return [array for cache in self.own for array in arrays_of(cache)]
 
     @property
@@ -47,7 +47,7 @@ class SequenceCaches:
         return any(picture.has_grid for picture in self.pictures)
 
     def positions(self, start: int, end: int) -> mx.array:
-        """[1, n] positions of its tokens [start, end), or [3, 1, n]."""
+        """Return [1, n] positions of its tokens [start, end), or [3, 1, n]."""
         if not self.has_grids:
             return mx.arange(start, end)[None]
         return mx.array(grid_positions(self.pictures, start, end), dtype=mx.int32).T[:, None]
@@ -90,14 +90,15 @@ class SequenceCaches:
             self.cohort.forget(self)
 
     def kv_cache(self, place: int) -> Cache:
-        """The cache at a place of the list, for reading: a view of the cohort's arrays if they are there."""
+        """Return the cache at a place of the list, for reading: a view of the cohort's arrays if they are there."""
         if self.cohort is not None and place in self.cohort.places:
             return self.cohort.view(self, place)
         return self.full[place]
 
 
 def _both_ways(make: Callable[..., mx.array], spans: Sequence[Picture], end: int, n: int, **asked: Any) -> mx.array:
-    """A cache's mask for the ``n`` rows before position ``end``, in which the rows of each span see all of it."""
+    """Return a cache's mask for the ``n`` rows before position ``end``, in which the rows of each span see all of
+    it."""
     mask = make(n, **{**asked, "return_array": True})
     rows, keys = mx.arange(end - n, end)[:, None], mx.arange(end - mask.shape[-1], end)
     for span in spans:
@@ -106,7 +107,7 @@ def _both_ways(make: Callable[..., mx.array], spans: Sequence[Picture], end: int
 
 
 def share_calls(lengths: Sequence[int], *, exact: bool) -> list[list[int]]:
-    """Which of several decoding sequences attend in one call: groups of indices.
+    """Return which of several decoding sequences attend in one call: groups of indices.
 
     ``exact``: only those of equal length; else those whose lengths are within a quarter of each other, so that padding
     costs no more than that in memory and in time. Up to ``BLOCK`` tokens all take the same room anyway.
@@ -139,7 +140,7 @@ class Cohort:
         self.begin_step()
 
     def row_of(self, member: SequenceCaches) -> int:
-        """Where a member's keys and values are in the arrays."""
+        """Return where a member's keys and values are in the arrays."""
         return next(i for i, one in enumerate(self.members) if one is member)
 
     def begin_step(self) -> None:
@@ -160,7 +161,7 @@ class Cohort:
         return like.decode(*tree_map(lambda array: array[:, :, : self._used], self._kv[place]))
 
     def attend(self, q: mx.array, k: Any, v: Any, scale: float, sinks: mx.array | None) -> mx.array:
-        """Attention [B, heads, 1, d] of one query per member over what ``store`` returned."""
+        """Return attention [B, heads, 1, d] of one query per member over what ``store`` returned."""
         if sinks is None and not on_gpu():
             # Heads that share keys become rows of one product: MLX's CPU backend would read the keys once per head.
             q = q.reshape(k.shape[0], k.shape[1], -1, q.shape[-1])
@@ -168,7 +169,8 @@ class Cohort:
         return y.reshape(y.shape[0], -1, 1, y.shape[-1])
 
     def _mask(self, rows: tuple[int, ...]) -> mx.array | None:
-        """The keys that each member sees, bool [B, *rows, longest]; ``None``: all. ``rows``: heads, and rows of each.
+        """Return the keys that each member sees, bool [B, *rows, longest]; ``None``: all. ``rows``: heads, and rows of
+        each.
 
         Made for all heads, once a step: of a mask that all share, MLX's kernel makes a copy for each layer.
         """
@@ -180,11 +182,11 @@ class Cohort:
         return self._masks[rows]
 
     def arrays(self) -> list[mx.array]:
-        """All stored arrays."""
+        """Return all stored arrays."""
         return [array for _, array in tree_flatten(list(self._kv.values()))]
 
     def view(self, member: SequenceCaches, place: int) -> Cache:
-        """A member's keys and values at a place, not copied: for reading, until the next step."""
+        """Return a member's keys and values at a place, not copied: for reading, until the next step."""
         row, cache = self.row_of(member), copy(member.full[place])
         cache.keys, cache.values = tree_map(lambda array: array[row : row + 1], self._kv[place])
         return cache
@@ -216,7 +218,7 @@ class Cohort:
     # -- arrays ------------------------------------------------------------------------------
 
     def _gather(self) -> dict[int, Any]:
-        """The members' arrays side by side, each with room for the longest member's next tokens."""
+        """Return the members' arrays side by side, each with room for the longest member's next tokens."""
         longest = max(member.place.position for member in self.members) + 1
         lengths = {place: room(longest, self.members[0].full[place].phase) for place in self.places}
         old = self.members[0].cohort
@@ -242,10 +244,10 @@ class Cohort:
 
 
 def _picked(rows: Sequence[int], length: int, array: mx.array) -> mx.array:
-    """Some rows of [B, heads, tokens, d], with room for ``length`` tokens."""
+    """Return some rows of [B, heads, tokens, d], with room for ``length`` tokens."""
     return fitted(array[mx.array(list(rows))], length)
 
 
 def can_join(caches: SequenceCaches, places: Sequence[int]) -> bool:
-    """Whether a sequence has keys and values at every place, so that it can join a cohort."""
+    """Return whether a sequence has keys and values at every place, so that it can join a cohort."""
     return caches.cohort is not None or all(not caches.full[place].empty() for place in places)

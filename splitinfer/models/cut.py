@@ -111,7 +111,7 @@ class StageModel:
         return max(tables, default=None)
 
     def layer(self, index: int) -> nn.Module:
-        """One of the model's layers."""
+        """Return one of the model's layers."""
         return cast(nn.Module, self._slots[index].layer)
 
     @property
@@ -125,7 +125,7 @@ class StageModel:
         return self._outgoing is not None and self._outgoing.is_exact
 
     def made_up_hidden(self, n: int, seed: int) -> mx.array | None:
-        """[n, d] random rows as the previous stage sends them, for a trial; ``None`` on the first stage."""
+        """Return [n, d] random rows as the previous stage sends them, for a trial; ``None`` on the first stage."""
         return None if self._incoming is None else self._incoming.made_up(n, seed)
 
     def use_float32_head(self) -> None:
@@ -143,7 +143,7 @@ class StageModel:
         self.rows_out += any(index < self.end for index in parts) and not self.is_last
 
     def take_tapped(self) -> mx.array | None:
-        """[rows, d] of the last call; ``None`` if no layer of this stage is tapped."""
+        """Return the [rows, d] of the last call. Return None if no layer of this stage is tapped."""
         tapped, self._relay.tapped = self._relay.tapped, []
         return sum(tapped[1:], start=tapped[0]) if tapped else None
 
@@ -166,7 +166,7 @@ class StageModel:
         return [*self.own_places, *range(before, before + (len(self.heads.heads.layers) if self.heads else 0))]
 
     def make_caches(self) -> SequenceCaches:
-        """Empty caches for one sequence; those of heads are the last."""
+        """Return empty caches for one sequence; those of heads are the last."""
         place, more = Place(), [GrowingKVCache() for _ in (self.heads.heads.layers if self.heads else ())]
         full, own = make_list(fresh_caches(self.whole), self.own_places, place, self._kv_format)
         for border in (self._incoming, self._outgoing):
@@ -279,7 +279,7 @@ class StageModel:
     def _call(
         self, tokens: mx.array, caches: list[Any], keep: Keep, positions: Positions, rows: mx.array | None
     ) -> tuple[mx.array | None, Mapping[int, Any]]:
-        """The model's own call: its logits, or by layer what the next stage needs of its arguments."""
+        """Return the model's own call: its logits, or by layer what the next stage needs of its arguments."""
         self._relay.keep, self._relay.tapped = keep if self.is_last else None, []
         embeddings = None
         if rows is not None:
@@ -319,8 +319,8 @@ class StageModel:
             return None  # the whole model needs none
 
     def _own_caches(self, structure: ModelStructure | None) -> list[int]:
-        """The places in the cache list that this stage writes to: those of its layers, replicas of
-        earlier ones, and those that belong to no layer (they store tokens, which every stage has)."""
+        """Return the places in the cache list that this stage writes to: those of its layers, replicas of earlier ones,
+        and those that belong to no layer (they store tokens, which every stage has)."""
         if structure is None or (self.is_first and self.is_last):
             return list(range(len(fresh_caches(self.whole))))
         shared, again = (self._incoming.shared, self._incoming.replicas) if self._incoming else ((), {})
@@ -338,7 +338,7 @@ class StageModel:
             self.taps_rows, self._stand_ins = False, before
 
     def _check(self, structure: ModelStructure) -> None:
-        """Raises CannotCut if anything here depends on the layers before."""
+        """Raise CannotCut if anything here depends on the layers before."""
         self._relay.stale = {}
         results, _ = self.probe()
         read = Graph(results, {**self._relay.stale, **dict(tree_flatten(self.whole.parameters()))}).read_by(
@@ -353,7 +353,7 @@ class StageModel:
             )
 
     def _can_tap(self) -> bool:
-        """Whether what follows the last layer works on rows independently."""
+        """Return whether what follows the last layer works on rows independently."""
         with uncompiled():
             try:
                 logits = self._run(
@@ -364,7 +364,7 @@ class StageModel:
         return logits.shape[1] == 1
 
     def probe(self) -> tuple[list[mx.array], mx.array]:
-        """Everything the stage computes for made-up sequences that together read all that any sequence reads,
+        """Return everything the stage computes for made-up sequences that together read all that any sequence reads,
         unevaluated; and the output for a single row."""
         results, output = list[mx.array](), mx.zeros(())
         with uncompiled():
@@ -377,8 +377,8 @@ class StageModel:
         return [*results, *self._chosen_by_tokens()], output
 
     def _chosen_by_tokens(self) -> list[mx.array]:
-        """All parameters of this stage's layers, if other tokens than those of a probe may choose others among them:
-        the graph shows neither what another token looks up, nor by which numbers its place was computed."""
+        """Return all parameters of this stage's layers, if other tokens than those of a probe may choose others among
+        them: the graph shows neither what another token looks up, nor by which numbers its place was computed."""
         if not self._looks_at_tokens:
             return []
         again = self._incoming.replicas if self._incoming else ()

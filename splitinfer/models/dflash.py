@@ -29,17 +29,17 @@ _NOT_READ = ("fc.", "embed_tokens.", "lm_head.", "rotary_emb.")  # here, or at a
 
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a DFlash or DFlash2 drafter."""
+    """Return whether a config.json is that of a DFlash or DFlash2 drafter."""
     return any(name.startswith("DFlash") for name in strings(config, "architectures"))
 
 
 def told_in(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration, with what it says in ``dflash_config`` on top."""
+    """Return a configuration, with what it says in ``dflash_config`` on top."""
     return {**config, **mapping(config, "dflash_config")}
 
 
 def at_once(config: Mapping[str, Any]) -> int:
-    """The most drafts of a block."""
+    """Return the most drafts of a block."""
     return int(told_in(config).get("block_size") or _BLOCK) - 1
 
 
@@ -62,7 +62,7 @@ def taps_of(config: Mapping[str, Any], model: nn.Module, arrays: Arrays) -> dict
 
 
 def renamed(arrays: Arrays) -> dict[str, mx.array]:
-    """A drafter's tensors with the names of ``DFlash``."""
+    """Return a drafter's tensors with the names of ``DFlash``."""
     own = {name.removeprefix("model."): array for name, array in arrays.items()}
     return {f"{name}.weight" if name.endswith("_codebook") else name: array for name, array in own.items()}
 
@@ -116,15 +116,15 @@ class DFlash(nn.Module):  # type: ignore[misc]
         """All that it uses of the target is embedding and head, which are found by name."""
 
     def states(self, kept: mx.array) -> mx.array:
-        """[T, d]: the sum of the taps, normed."""
+        """Return [T, d]: the sum of the taps, normed."""
         return cast(mx.array, self.hidden_norm(kept[:, : self._size]))
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """The tokens' embeddings."""
+        """Return the tokens' embeddings."""
         return cast(mx.array, self._embed(tokens) * self._told.get("input_embedding_scale", 1.0))
 
     def masks(self, n: int) -> mx.array:
-        """[n] tokens that stand for drafts."""
+        """Return [n] tokens that stand for drafts."""
         return mx.full((n,), self._mask, dtype=mx.int32)
 
     def keep(self, context: mx.array, parts: Sequence[BlockPart]) -> None:
@@ -138,7 +138,7 @@ class DFlash(nn.Module):  # type: ignore[misc]
                 self._cache(part, number).update_and_fetch(*kv)
 
     def __call__(self, embedded: mx.array, parts: Sequence[BlockPart]) -> mx.array:
-        """[B, 1, d] of the rows of all blocks, whose embeddings are given."""
+        """Return [B, 1, d] of the rows of all blocks, whose embeddings are given."""
         x, positions = embedded, mx.concatenate([part.positions for part in parts])
         for number, layer in enumerate(self.layers):
             rows = [(self._cache(part, number), part.rows, layer.visible(part)) for part in parts]
@@ -149,20 +149,21 @@ class DFlash(nn.Module):  # type: ignore[misc]
         return part.caches.own[layer - len(self.layers)]
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """[n, 1, vocabulary] from [n, 1, d]."""
+        """Return [n, 1, vocabulary] from [n, 1, d]."""
         found = self._head(hidden) * self._told.get("output_multiplier", 1.0)
         cap = self._told.get("final_logit_softcapping")
         return cast(mx.array, mx.tanh(found / cap) * cap if cap else found)
 
     def behind(self, logits: mx.array, hidden: mx.array, before: mx.array) -> mx.array:
-        """[n, vocabulary] of drafts: DFlash2 chooses by the ``hidden`` states [n, d] and the [n] tokens before them."""
+        """Return [n, vocabulary] of drafts: DFlash2 chooses by the ``hidden`` states [n, d] and the [n] tokens before
+        them."""
         selector = self.get("candidate_selector")
         return logits if selector is None else selector(logits, hidden, before)
 
 
 def _visible(part: BlockPart, window: int | None, *, is_causal: bool) -> mx.array:
-    """Bool [rows, entries]: of each row of a block the tokens before it, of which the last ``window`` - 1 before the
-    block, or before the row where it is causal; and of the block all rows, or those up to it."""
+    """Return bool [rows, entries]: of each row of a block the tokens before it, of which the last ``window`` - 1 before
+    the block, or before the row where it is causal; and of the block all rows, or those up to it."""
     entries, rows = mx.arange(part.end + part.rows)[None], mx.arange(part.rows)[:, None]
     is_before, is_own, last = entries < part.position, entries >= part.end, part.position + rows * is_causal
     at = mx.where(is_own, entries - part.end + part.position, entries)
@@ -192,11 +193,11 @@ class _Layer(nn.Module):  # type: ignore[misc]
         self._is_causal = bool(told.get("causal", told.get("dflash_query_causal", told.get("is_causal", False))))
 
     def visible(self, part: BlockPart) -> mx.array:
-        """Bool [rows, entries]: what each row of a block sees."""
+        """Return bool [rows, entries]: what each row of a block sees."""
         return _visible(part, self._window, is_causal=self._is_causal)
 
     def __call__(self, x: mx.array, cache: HeadRows, blocks: Sequence[int]) -> mx.array:
-        """[B, 1, d] of the rows of all blocks, which have so many each."""
+        """Return [B, 1, d] of the rows of all blocks, which have so many each."""
         x = x + self._around("attention_conv", self.input_layernorm(x), lambda y: self.self_attn(y, cache), blocks)
         return x + self._around("mlp_conv", self.post_attention_layernorm(x), self.mlp, blocks)
 
@@ -222,7 +223,7 @@ class _Convolution(nn.Module):  # type: ignore[misc]
         return self._over(inner(self._over(x, own[:, 0], 0, blocks)), own[:, 1], 1, blocks)
 
     def _over(self, x: mx.array, own: mx.array, side: int, blocks: Sequence[int]) -> mx.array:
-        """[B, 1, d], each row with those before it in its block. ``own``: [B, taps, groups]."""
+        """Return [B, 1, d], each row with those before it in its block. ``own``: [B, taps, groups]."""
         places = mx.concatenate([mx.arange(count) for count in blocks])[:, None, None]
         rows, found = x.reshape(len(x), -1, self._group), mx.zeros((len(x), 1, 1), x.dtype)
         for back in range(self.base_kernel.shape[1]):
@@ -242,7 +243,7 @@ class _Selector(nn.Module):  # type: ignore[misc]
         self.successor_codebook = linear(f"{name}successor_codebook", own, rank, nn.Embedding)
 
     def __call__(self, logits: mx.array, hidden: mx.array, before: mx.array) -> mx.array:
-        """[n, vocabulary]: the best tokens of each row, with scores by the token before; of all others none."""
+        """Return [n, vocabulary]: the best tokens of each row, with scores by the token before; of all others none."""
         best = mx.argpartition(logits, -self._most, axis=-1)[..., -self._most :]
         edge = self.predecessor_codebook(before) * self.hidden_projection(hidden)
         scores = (edge[:, None] * self.successor_codebook(best)).sum(axis=-1)

@@ -63,7 +63,7 @@ def divide(model: nn.Module, group: Any) -> None:
 
 
 def _counts(model: nn.Module) -> dict[tuple[str, str], int]:
-    """The whole numbers among the attributes of a model's modules, such as counts of heads."""
+    """Return the whole numbers among the attributes of a model's modules, such as counts of heads."""
     return {
         (path, name): value
         for path, module in model.named_modules()

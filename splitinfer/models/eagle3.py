@@ -25,13 +25,13 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def is_eagle3(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of an EAGLE-3 drafter."""
+    """Return whether a config.json is that of an EAGLE-3 drafter."""
     names = [*strings(config, "architectures"), config.get("speculators_model_type"), config.get("model_type")]
     return any("eagle3" in str(name).lower().replace("-", "") for name in names)
 
 
 def layers_of(config: Mapping[str, Any], num_layers: int) -> list[int]:
-    """The layers of a target behind which the hidden states are taken."""
+    """Return the layers of a target behind which the hidden states are taken."""
     leaving = mapping(config, "eagle_config").get(_IDS)
     entering = config.get(_IDS) or [2, num_layers // 2, num_layers - 3]
     return [int(i) for i in leaving] if leaving else [int(i) - 1 for i in entering]
@@ -49,7 +49,7 @@ def taps_of(config: Mapping[str, Any], model: nn.Module, arrays: Arrays) -> dict
 
 
 def renamed(arrays: Arrays) -> dict[str, mx.array]:
-    """A drafter's tensors with the names of ``Eagle3``."""
+    """Return a drafter's tensors with the names of ``Eagle3``."""
     return {name.removeprefix("model.").replace("midlayer.", "layers.0."): array for name, array in arrays.items()}
 
 
@@ -98,22 +98,23 @@ class Eagle3(nn.Module):  # type: ignore[misc]
             raise ModelError("the drafter drafts tokens that the model does not have; it belongs to another model")
 
     def states(self, kept: mx.array) -> mx.array:
-        """[T, d]: the sum of the taps."""
+        """Return [T, d]: the sum of the taps."""
         return kept[:, : self._size]
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """The tokens' embeddings."""
+        """Return the tokens' embeddings."""
         own = self._embed.weight.shape[0]  # may be fewer than the target's, whose last ones are no text
         return cast(mx.array, self._embed(mx.minimum(tokens, own - 1)))
 
     def __call__(self, embedded: mx.array, hidden: mx.array, caches: Sequence[HeadRows]) -> mx.array:
-        """[T, 1, d] hidden states of T rows, from the embeddings of their tokens and the hidden states before them."""
+        """Return [T, 1, d] hidden states of T rows, from the embeddings of their tokens and the hidden states before
+        them."""
         for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             hidden = layer(hidden, embedded if i == 0 else None, cache)
         return hidden
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """[n, 1, vocabulary] from [n, 1, d]; minus infinity for the tokens that it cannot draft."""
+        """Return [n, 1, vocabulary] from [n, 1, d]; minus infinity for the tokens that it cannot draft."""
         own = self._head(self.norm(hidden))
         if self._place is None:
             return cast(mx.array, own)
@@ -121,8 +122,8 @@ class Eagle3(nn.Module):  # type: ignore[misc]
 
 
 def _places(drafted: mx.array, rows: int) -> mx.array:
-    """[rows]: the place of each of the target's tokens in the drafter's vocabulary, or -1. ``drafted``: the target's
-    tokens, by the drafter's."""
+    """Return the [rows]: the place of each of the target's tokens in the drafter's vocabulary, or -1. ``drafted``: the
+    target's tokens, by the drafter's."""
     places = mx.full((rows,), -1, dtype=mx.int32)
     places[drafted] = mx.arange(drafted.size, dtype=mx.int32)
     return places

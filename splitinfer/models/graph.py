@@ -49,20 +49,20 @@ class Graph:
         return children
 
     def holds(self, name: str) -> bool:
-        """Whether any operation reads this named array."""
+        """Return whether any operation reads this named array."""
         return bool(self._children.get(self._nodes[name]))
 
     def read_by(self, results: Collection[int], without: Collection[str] = ()) -> set[str]:
-        """The named arrays that the results of these numbers depend on. Operations that read an array
-        named in ``without`` count as having no other input than that."""
+        """Return the named arrays that the results of these numbers depend on. Operations that read an array named in
+        ``without`` count as having no other input than that."""
         return self._ancestors([self._results[i] for i in results], without)
 
     def readers(self, name: str) -> set[str]:
-        """What the operations that read a named array are."""
+        """Return what the operations that read a named array are."""
         return {self._labels[node] for node in self._children.get(self._nodes[name], ())}
 
     def made_by(self, result: int, name: str) -> set[str]:
-        """What the operations are by which a result is made of a named array, and of nothing else."""
+        """Return what the operations are by which a result is made of a named array, and of nothing else."""
         found, node = set[str](), self._results[result]
         while node != self._nodes[name]:
             (node,) = self._parents[node]
@@ -70,7 +70,7 @@ class Graph:
         return found - {"StopGradient"}
 
     def mixed_with(self, name: str) -> set[str]:
-        """The other named arrays that the operations which read ``name`` depend on."""
+        """Return the other named arrays that the operations which read ``name`` depend on."""
         return self._ancestors(self._children.get(self._nodes[name], []), ()) - {name}
 
     def _ancestors(self, ends: Sequence[str], without: Collection[str]) -> set[str]:
@@ -87,7 +87,7 @@ class Graph:
 
 
 def _read(arrays: Sequence[mx.array]) -> tuple[list[str], dict[str, list[str]], dict[str, str]]:
-    """The nodes of ``arrays`` in the graph of all of them, every node's parents, and the operations' names."""
+    """Return the nodes of ``arrays`` in the graph of all of them, every node's parents, and the operations' names."""
     # MLX prints the arrays' graphs one after the other, each without what was printed before. A separator after
     # each array marks its end; the last node before that is the array itself, unless it was printed earlier.
     zero = mx.array(0.0)

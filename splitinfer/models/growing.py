@@ -13,7 +13,8 @@ from splitinfer.models.mlx_lm import cache as mlx_caches
 
 
 def written(at: int, phase: float, old: mx.array | None, new: mx.array) -> mx.array:
-    """``old`` [B, heads, room, d] with ``new`` [B, heads, n, d] written from token ``at`` on; grown if needed."""
+    """Return ``old`` [B, heads, room, d] with ``new`` [B, heads, n, d] written from token ``at`` on; grown if
+    needed."""
     end = at + new.shape[2]
     if old is None or end > old.shape[2]:
         old = fitted(new[:, :, :0] if old is None else old[:, :, :at], room(end, phase))
@@ -22,7 +23,7 @@ def written(at: int, phase: float, old: mx.array | None, new: mx.array) -> mx.ar
 
 
 def fitted(array: mx.array, length: int) -> mx.array:
-    """[B, heads, tokens, d] cut, or padded with zeros, to ``length`` tokens."""
+    """Return [B, heads, tokens, d] cut, or padded with zeros, to ``length`` tokens."""
     batch, heads, here, dim = array.shape
     if here >= length:
         return array[:, :, :length]
@@ -42,11 +43,11 @@ class GrowingKVCache(mlx_caches.KVCache):  # type: ignore[misc]
         self.phase = phase
 
     def encode(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """New keys and values as they are stored."""
+        """Return new keys and values as they are stored."""
         return keys, values
 
     def decode(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        """Stored keys and values as attention reads them."""
+        """Return stored keys and values as attention reads them."""
         return keys, values
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:

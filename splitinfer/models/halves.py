@@ -34,14 +34,15 @@ class Pair:
     sums: Any
 
     def all_of(self, flags: Sequence[bool]) -> list[bool]:
-        """Which of these are true on both ranks. Both call it at the same place between their sums."""
+        """Return which of these are true on both ranks. Both call it at the same place between their sums."""
         if not flags:
             return []
         counts = mx.distributed.all_sum(mx.array([float(flag) for flag in flags]), group=self.sums)
         return [count == RANKS for count in counts.tolist()]  # type: ignore[union-attr]
 
     def seconds(self, count: int) -> float:
-        """Seconds of a sum of so many numbers of four bytes, as behind something that the device computes."""
+        """Return the seconds of a sum of so many numbers of four bytes, as behind something that the device
+        computes."""
         for _ in range(2):  # the first makes what all others find
             began, numbers = time.perf_counter(), mx.zeros(count)
             for _ in range(_TIMED):

@@ -45,7 +45,7 @@ class Target:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Target":
-        """Those of a model.
+        """Return those of a model.
 
         Raises:
             ModelError: they are not where most models have them.
@@ -75,7 +75,7 @@ class Target:
 
 
 def filled(module: Any, prefix: str, arrays: Mapping[str, mx.array]) -> Any:
-    """A module with the parameters ``prefix...`` of ``arrays``, whose linear layers may be quantised otherwise.
+    """Return a module with the parameters ``prefix...`` of ``arrays``, whose linear layers may be quantised otherwise.
 
     Raises:
         KeyError: one is not there.
@@ -94,8 +94,8 @@ def filled(module: Any, prefix: str, arrays: Mapping[str, mx.array]) -> Any:
 
 
 def linear(name: str, arrays: Mapping[str, mx.array], inputs: int, kind: Any = nn.Linear) -> Any:
-    """A linear layer for so many inputs, or that of experts, or an embedding of so many numbers: with the tensors
-    ``name.*``, quantised as they are.
+    """Return a linear layer for so many inputs, or that of experts, or an embedding of so many numbers: with the
+    tensors ``name.*``, quantised as they are.
 
     Raises:
         KeyError: one is not there.
@@ -124,13 +124,13 @@ class HeadRows:
         self._parts, self.offset = parts, positions
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[NewKV, NewKV]:
-        """Placeholders for [T, heads, 1, d] keys and values, which ``attend`` stores."""
+        """Return placeholders for [T, heads, 1, d] keys and values, which ``attend`` stores."""
         return NewKV(self, keys), NewKV(self, values)
 
     def attend(
         self, queries: mx.array, keys: NewKV, values: NewKV, scale: float, _mask: Any, sinks: mx.array | None
     ) -> mx.array:
-        """[T, heads, 1, d]: each sequence's attention over its own keys and values."""
+        """Return [T, heads, 1, d]: each sequence's attention over its own keys and values."""
         found, at = [], 0
         for cache, count, visible in self._parts:
             rows = slice(at, at := at + count)
@@ -204,7 +204,7 @@ def check_width(model: nn.Module, own: Arrays) -> None:
 
 
 def _columns(whole: Any, part: int, parts: int) -> Any:
-    """One of so many equal parts of a linear layer's inputs; the first has its bias."""
+    """Return one of so many equal parts of a linear layer's inputs; the first has its bias."""
     names = [name for name in ("weight", "scales", "biases") if whole.get(name) is not None]
     own = {f"fc.{name}": mx.split(whole[name], parts, axis=-1)[part] for name in names}
     if part == 0 and "bias" in whole:
@@ -214,7 +214,7 @@ def _columns(whole: Any, part: int, parts: int) -> Any:
 
 
 def size_of(model: nn.Module) -> int:
-    """The numbers of a target's hidden state."""
+    """Return the numbers of a target's hidden state."""
     return int(Target.of(model).norm.weight.shape[-1])
 
 
@@ -228,14 +228,14 @@ def check_vocabulary(text: Mapping[str, Any], model: nn.Module, rows: int) -> No
 
 
 def norm(name: str, own: Arrays, text: Mapping[str, Any]) -> nn.RMSNorm:
-    """A norm of a drafter, by its configuration."""
+    """Return a norm of a drafter, by its configuration."""
     made = nn.RMSNorm(1, eps=float(text.get("rms_norm_eps", _EPS)))
     made.weight = own[f"{name}.weight"]
     return made
 
 
 def rope(text: Mapping[str, Any], width: int) -> Any:
-    """A drafter's rotary embedding, by its configuration."""
+    """Return a drafter's rotary embedding, by its configuration."""
     given = text.get("rope_parameters") or {}
     scaling = text.get("rope_scaling") or (given if given.get("rope_type", "default") != "default" else None)
     theta = float(given.get("rope_theta") or text.get("rope_theta") or _THETA)
@@ -267,7 +267,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         return cast(mx.array, found if positions is None else self._rope(found, offset=positions))
 
     def kv(self, x: mx.array, positions: mx.array) -> tuple[mx.array, mx.array]:
-        """[T, heads, 1, d] keys and values of [T, 1, d] rows."""
+        """Return [T, heads, 1, d] keys and values of [T, 1, d] rows."""
         return self._heads("k", x, positions), self._heads("v", x)
 
     def __call__(self, x: mx.array, cache: HeadRows) -> mx.array:

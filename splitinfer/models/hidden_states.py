@@ -52,7 +52,7 @@ class PackedRows:
         return cls(codec, tuple(rows), fits, tuple(map(mx.contiguous, columns)), rest)
 
     def arrays(self) -> list[mx.array]:
-        """The arrays that have to be evaluated."""
+        """Return the arrays that have to be evaluated."""
         return [self.fits, *self.columns, *([] if self.rest is None else [self.rest])]
 
 
@@ -66,7 +66,8 @@ class Sent(NamedTuple):
 
 
 def to_parts(hidden: mx.array | None, packed: PackedRows | None) -> Sent:
-    """The frame's parts for a step's evaluated rows [T, d]; none is packed if one of them does not fit the codec."""
+    """Return the frame's parts for a step's evaluated rows [T, d]; none is packed if one of them does not fit the
+    codec."""
     if hidden is None:
         return Sent(None, None, (), 0)
     num_unfit = 0 if packed is None else int(np.count_nonzero(~on_host(packed.fits)))
@@ -96,7 +97,7 @@ class ReceivedRows:
         return self.parts[0].cast("B") if self.packing is None and len(self.parts) == 1 else None
 
     def array(self) -> mx.array:
-        """The rows, copied into MLX's memory.
+        """Return the rows, copied into MLX's memory.
 
         Raises:
             ProtocolError: the parts do not match the message.
@@ -123,7 +124,7 @@ class ReceivedRows:
 
 
 def _joined(packing: Packing, num_rows: int, rest: mx.array, unpacked: mx.array) -> mx.array:
-    """The rest and the unpacked rows in the order of the step."""
+    """Return the rest and the unpacked rows in the order of the step."""
     found, at = list[mx.array](), {False: 0, True: 0}
     for is_packed, count in packing.pieces(num_rows):
         start = at[is_packed]
@@ -133,7 +134,7 @@ def _joined(packing: Packing, num_rows: int, rest: mx.array, unpacked: mx.array)
 
 
 def _others(num_rows: int, rows: Seq[int]) -> list[int]:
-    """The rows in [0, num_rows) that are not in ``rows``."""
+    """Return the rows in [0, num_rows) that are not in ``rows``."""
     excluded = set(rows)
     return [row for row in range(num_rows) if row not in excluded]
 
@@ -149,8 +150,8 @@ def _rows_of(array: mx.array, rows: Seq[int]) -> mx.array:
 
 
 def pack(codec: str, rows: mx.array) -> tuple[mx.array, Arrays]:
-    """Whether each row fits the codec, bool [n]; and ``rows`` [n, d] as the arrays of ``columns(codec, d)``, each
-    [n, width]. Rows with values that are not finite, or beyond the codec's range, do not fit."""
+    """Return whether each row fits the codec, bool [n]; and ``rows`` [n, d] as the arrays of ``columns(codec, d)``,
+    each [n, width]. Rows with values that are not finite, or beyond the codec's range, do not fit."""
     exact = rows.astype(mx.float32)
     most = mx.abs(exact).max(axis=-1)
     if codec == FP16:
@@ -169,7 +170,7 @@ def pack(codec: str, rows: mx.array) -> tuple[mx.array, Arrays]:
 
 
 def unpack(codec: str, arrays: Arrays, dtype: mx.Dtype) -> mx.array:
-    """Rows [n, d] of ``dtype`` from the arrays that ``pack`` returned."""
+    """Return the rows [n, d] of ``dtype`` from the arrays that ``pack`` returned."""
     if codec == FP16:
         return arrays[0].astype(mx.float32).astype(dtype)
     if codec == FP8:
@@ -180,7 +181,8 @@ def unpack(codec: str, arrays: Arrays, dtype: mx.Dtype) -> mx.array:
 
 
 def seconds_per_row(codec: str, row: TensorSpec, num_rows: int = _ROWS) -> float:
-    """Seconds for packing and unpacking a row on this machine, ``num_rows`` at once; the median of some trials."""
+    """Return the seconds for packing and unpacking a row on this machine, ``num_rows`` at once; the median of some
+    trials."""
     dtype = dtype_of(row.dtype)
     rows = mx.random.normal((num_rows, prod(row.shape))).astype(dtype)
     mx.eval(rows)
@@ -193,7 +195,7 @@ def seconds_per_row(codec: str, row: TensorSpec, num_rows: int = _ROWS) -> float
 
 
 def columns_of(codec: str, num_rows: int, width: int, parts: list[memoryview]) -> list[np.ndarray]:
-    """The arrays of packed rows that a peer sent, not copied.
+    """Return the arrays of packed rows that a peer sent, not copied.
 
     Raises:
         ValueError: the parts do not have the sizes for ``num_rows`` rows, or a spike's place is beyond ``width``.
@@ -214,7 +216,7 @@ def _column(part: memoryview, column: Column, num_rows: int) -> np.ndarray:
 
 
 def _groups(rows: mx.array) -> mx.array:
-    """[n, groups, GROUP]: each row in groups, the last padded with zeros."""
+    """Return [n, groups, GROUP]: each row in groups, the last padded with zeros."""
     n, width = rows.shape
     padding = -width % GROUP
     if padding:
@@ -223,7 +225,7 @@ def _groups(rows: mx.array) -> mx.array:
 
 
 def _scaled(rows: mx.array, most: float) -> tuple[mx.array, mx.array]:
-    """Each group divided by its scale, which makes its largest value ``most``; and the scales."""
+    """Return each group divided by its scale, which makes its largest value ``most``; and the scales."""
     groups = _groups(rows)
     scales = mx.maximum(mx.abs(groups).max(axis=-1) / most, _LEAST_SCALE)
     scaled = mx.clip(groups / scales[..., None], -most, most)

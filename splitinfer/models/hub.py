@@ -25,7 +25,7 @@ Report = Callable[[int, int, str], None]  # bytes done, bytes in all, file name
 
 
 def open_model(model: str) -> Checkpoint:
-    """The checkpoint a layout's ``model`` names.
+    """Return the checkpoint a layout's ``model`` names.
 
     Raises:
         ModelError: it is no demo model, no folder and not in the store, and the hub does not have it or cannot be
@@ -55,8 +55,8 @@ def open_model(model: str) -> Checkpoint:
 
 
 def open_local(model: str, revision: str | None = None) -> Checkpoint | None:
-    """The checkpoint of that name if all of it is on this machine and can be read; ``None`` otherwise. Never asks the
-    hub. An empty folder is as good as none.
+    """Return the checkpoint of that name if all of it is on this machine and can be read; ``None`` otherwise. Never
+    asks the hub. An empty folder is as good as none.
 
     Raises:
         ModelError: it is a folder that holds something else than a model.
@@ -76,7 +76,8 @@ def open_local(model: str, revision: str | None = None) -> Checkpoint | None:
 
 
 def local_snapshot(model: str, revision: str | None = None) -> Path | None:
-    """The folder in which the hub's client keeps a model's files, if it has its configuration. Never asks the hub."""
+    """Return the folder in which the hub's client keeps a model's files, if it has its configuration. Never asks the
+    hub."""
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         return None
     import huggingface_hub
@@ -90,8 +91,8 @@ def local_snapshot(model: str, revision: str | None = None) -> Path | None:
 
 
 def kept() -> Iterator[tuple[str, str, Path]]:
-    """Each model that the hub's client keeps here: its name, how many of its files of weights are here, as a phrase,
-    and its folder."""
+    """Yield each model that the hub's client keeps here: its name, how many of its files of weights are here, as a
+    phrase, and its folder."""
     from huggingface_hub import constants
 
     for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--*")):
@@ -107,12 +108,12 @@ def kept() -> Iterator[tuple[str, str, Path]]:
 
 
 def _open_snapshot(repo: str, snapshot: Path) -> Checkpoint:
-    """What is in a folder of the hub's client, if all of it is."""
+    """Return what is in a folder of the hub's client, if all of it is."""
     return open_folder(snapshot, snapshot.name, _listed(repo, snapshot.name))
 
 
 def _listed(repo: str, commit: str) -> list[str] | None:
-    """The names of a repository's files, if the hub's client remembers them (older ones do not)."""
+    """Return the names of a repository's files, if the hub's client remembers them (older ones do not)."""
     import huggingface_hub
 
     try:
@@ -123,14 +124,15 @@ def _listed(repo: str, commit: str) -> list[str] | None:
 
 
 def _stored(model: str) -> StoredModel | None:
-    """The model of that name in this machine's store, with its tokenizer: what workers copy for themselves has none."""
+    """Return the model of that name in this machine's store, with its tokenizer: what workers copy for themselves has
+    none."""
     found = ModelStore(default_folder()).named(model)
     whole = [one for one in found if set(one.manifest.small(tokenizer=True)) <= set(one.files())]
     return whole[0] if len(whole) == 1 else None
 
 
 def _folder(model: str) -> Path | None:
-    """The local folder of that name; ``None`` if there is none."""
+    """Return the local folder of that name. Return None if there is none."""
     try:
         path = Path(model).expanduser()
         return path if path.is_dir() else None
@@ -139,13 +141,14 @@ def _folder(model: str) -> Path | None:
 
 
 def named_anywhere(model: str) -> str:
-    """A model's name as every folder knows it: the whole path of one in a folder."""
+    """Return a model's name as every folder knows it: the whole path of one in a folder."""
     folder = None if model in DEMO_MODELS else _folder(model)
     return model if folder is None else str(folder.absolute())
 
 
 def _open_hub(repo: str) -> Checkpoint:
-    """The checkpoint of a repository: from this machine if all of it is here, else with the headers at the hub."""
+    """Return the checkpoint of a repository: from this machine if all of it is here, else with the headers at the
+    hub."""
     import huggingface_hub
 
     folder: Path | None
@@ -169,7 +172,7 @@ def _open_hub(repo: str) -> Checkpoint:
 def _tensors_at_hub(
     repo: str, folder: Path, listed: Collection[str], incomplete: IncompleteModel
 ) -> dict[str, TensorInfo]:
-    """All tensors, by the headers of the files here and at the hub."""
+    """Return all tensors, by the headers of the files here and at the hub."""
     import huggingface_hub
 
     api, index = huggingface_hub.HfApi(), read_index(folder)
@@ -226,7 +229,7 @@ def fetch(model: str, checkpoint: Checkpoint, files: Sequence[str], report: Repo
 
 
 def why_not(repo: str, error: Exception) -> str:
-    """The reason, as the second half of a sentence: "the hub cannot be reached (...)"."""
+    """Return the reason, as the second half of a sentence: "the hub cannot be reached (...)"."""
     from huggingface_hub import constants, errors
 
     elsewhere = (
@@ -267,7 +270,7 @@ def _of_status(status: int | None, login: str) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what it was raised from."""
+    """Yield the error, and what it was raised from."""
     seen = set[int]()
     now: BaseException | None = error
     while now is not None and id(now) not in seen:

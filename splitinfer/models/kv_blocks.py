@@ -53,7 +53,7 @@ class PackedTree:
         return cls(form, mx.array(np.concatenate(found)) if found else mx.zeros((0,), mx.uint8))
 
     def tree(self) -> Any:
-        """The tree again, its arrays cut out of ``data``; computes nothing yet."""
+        """Return the tree again, its arrays cut out of ``data``; computes nothing yet."""
         specs = specs_of(self.form)
         arrays = [
             self.data[at : at + nbytes_of(spec)].view(mlx_dtype(spec.dtype)).reshape(spec.shape)
@@ -63,28 +63,28 @@ class PackedTree:
         return tree_map(lambda leaf: next(following) if isinstance(leaf, TensorSpec) else leaf, self.form)
 
     def buffers(self) -> list[memoryview]:
-        """The bytes of each array, in the order of the tree. ``data`` must be computed."""
+        """Return the bytes of each array, in the order of the tree. ``data`` must be computed."""
         specs, whole = specs_of(self.form), to_buffer(self.data)
         return [whole[at : at + nbytes_of(spec)] for spec, at in zip(specs, _offsets(specs), strict=True)]
 
 
 def specs_of(form: Any) -> list[TensorSpec]:
-    """The arrays of a form, in the order of the tree."""
+    """Return the arrays of a form, in the order of the tree."""
     return [leaf for _, leaf in tree_flatten(form) if isinstance(leaf, TensorSpec)]
 
 
 def nbytes_of(spec: TensorSpec) -> int:
-    """The bytes of an array."""
+    """Return the bytes of an array."""
     return prod(spec.shape) * mlx_dtype(spec.dtype).size
 
 
 def _order(specs: Sequence[TensorSpec]) -> list[int]:
-    """The arrays' numbers in the order in which they are packed."""
+    """Return the arrays' numbers in the order in which they are packed."""
     return sorted(range(len(specs)), key=lambda i: -mlx_dtype(specs[i].dtype).size)
 
 
 def _offsets(specs: Sequence[TensorSpec]) -> list[int]:
-    """Where each array begins."""
+    """Return where each array begins."""
     offsets, at = [0] * len(specs), 0
     for i in _order(specs):
         offsets[i] = at
@@ -115,11 +115,11 @@ class KVBlock:
     end: int
 
     def arrays(self) -> list[mx.array]:
-        """All arrays: one for each cache that it holds something of."""
+        """Return all arrays: one for each cache that it holds something of."""
         return [piece.packed.data for _, piece in tree_flatten(self.pieces) if piece is not None]
 
     def for_host(self) -> "KVBlock":
-        """A copy that shares no array with sequences that start from this block. Computes nothing yet."""
+        """Return a copy that shares no array with sequences that start from this block. Computes nothing yet."""
 
         def copied(piece: Piece | None) -> Piece | None:
             return piece and replace(piece, packed=replace(piece.packed, data=piece.packed.data + 0))
@@ -133,7 +133,7 @@ class KVBlock:
 
 
 def cut(caches: SequenceCaches, places: Sequence[int], start: int, end: int) -> KVBlock:
-    """The block of positions [start, end) of a sequence of at least ``end`` tokens. Computes nothing yet."""
+    """Return the block of positions [start, end) of a sequence of at least ``end`` tokens. Computes nothing yet."""
     return KVBlock(tuple(_cut(caches.kv_cache(place), start, end) for place in places), start, end)
 
 
@@ -147,9 +147,9 @@ def moved(block: KVBlock, by: int) -> KVBlock:
 
 
 def layer_by_layer(blocks: Iterable[KVBlock]) -> list[mx.array]:
-    """The arrays of several blocks in the order in which to compute them. Where a sequence is freed while all of it is
-    cut into blocks, each of its layers gives its memory back before the next is copied: a fifth of its KV is needed in
-    addition with 16 layers, and all of it block by block (measured on the CPU backend)."""
+    """Return the arrays of several blocks in the order in which to compute them. Where a sequence is freed while all of
+    it is cut into blocks, each of its layers gives its memory back before the next is copied: a fifth of its KV is
+    needed in addition with 16 layers, and all of it block by block (measured on the CPU backend)."""
     each = itertools.zip_longest(*[block.arrays() for block in blocks])
     return [array for arrays in each for array in arrays if array is not None]
 
@@ -178,7 +178,7 @@ Parts = Mapping[Slot, tuple[Part, Sequence[memoryview | bytes]]]
 
 
 def parts_of(block: KVBlock, places: Sequence[int]) -> Parts | None:
-    """The parts of a computed block of the caches at ``places``; ``None`` if it holds anything but arrays."""
+    """Return the parts of a computed block of the caches at ``places``. Return None if it holds anything but arrays."""
     parts = dict[Slot, tuple[Part, Sequence[memoryview | bytes]]]()
     for path, piece in tree_flatten(block.pieces):
         if piece is None:
@@ -193,7 +193,7 @@ def parts_of(block: KVBlock, places: Sequence[int]) -> Parts | None:
 
 
 def block_of(parts: Parts, places: Sequence[int], sample: KVBlock, start: int, end: int) -> KVBlock:
-    """The block of positions [start, end) from its parts, which must have the form of ``sample``.
+    """Return the block of positions [start, end) from its parts, which must have the form of ``sample``.
 
     Raises:
         ValueError: they do not.
@@ -206,7 +206,7 @@ def block_of(parts: Parts, places: Sequence[int], sample: KVBlock, start: int, e
 
 
 def _slot(places: Sequence[int], path: str) -> Slot:
-    """The slot of a piece by its path among the pieces of a block."""
+    """Return the slot of a piece by its path among the pieces of a block."""
     first, *within = map(int, path.split("."))
     return places[first], *within
 
@@ -226,12 +226,12 @@ def _piece(parts: Parts, slot: Slot, like: Piece | None, start: int, end: int) -
 
 
 def _of_form(specs: Sequence[TensorSpec], by_token: bool) -> list[Any]:
-    """What arrays of the same cache have in common, whatever the tokens are."""
+    """Return what arrays of the same cache have in common, whatever the tokens are."""
     return [(spec.dtype, (*spec.shape[:-2], spec.shape[-1]) if by_token else len(spec.shape)) for spec in specs]
 
 
 def bytes_of_block(caches: SequenceCaches, places: Sequence[int], length: int) -> int:
-    """Bytes of the last full block of a sequence of ``length`` tokens."""
+    """Return the bytes of the last full block of a sequence of ``length`` tokens."""
     return cut(caches, places, length - _ROOM, length).nbytes
 
 

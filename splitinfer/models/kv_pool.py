@@ -131,7 +131,7 @@ class KVPool:
         return block
 
     def at(self, seq_id: int, start: int) -> SequenceCaches:
-        """The sequence's caches, rolled back to ``start`` tokens.
+        """Return the sequence's caches, rolled back to ``start`` tokens.
 
         Raises:
             ProtocolError: the sequence is not open, has fewer tokens, or cannot be rolled back that far.
@@ -185,7 +185,8 @@ class KVPool:
             held.clear()
 
     def must_end_first(self, step: Collection[int], in_flight: Sequence[Collection[int]]) -> int:
-        """How many of the steps in flight have to be done before a step is launched, because it would copy too much.
+        """Return how many of the steps in flight have to be done before a step is launched, because it would copy too
+        much.
 
         ``step``: the ids of its sequences; ``in_flight``: those of the steps launched and not known to be done, the
         oldest first. As steps end in their order, the answer is how many of the oldest to wait for.
@@ -199,7 +200,7 @@ class KVPool:
         return 0
 
     def _nbytes_written(self, seq_id: int) -> int:
-        """Bytes of the arrays that the next step writes to; 0 for a sequence that is not open."""
+        """Return the bytes of the arrays that the next step writes to; 0 for a sequence that is not open."""
         entry = self._entries.get(seq_id)
         if entry is None:
             return 0

@@ -44,8 +44,8 @@ _SALTS = 3  # kinds of made-up tokens: those in the blocks, the sequence's own a
 
 
 def why_no_blocks(stage: StageModel) -> str | None:
-    """Why this stage's KV cannot be stored in blocks; ``None`` if it can. Stores blocks of a few made-up tokens and
-    continues from them: at a block's end and, if possible, within one."""
+    """Return why this stage's KV cannot be stored in blocks. Return None if it can. Stores blocks of a few made-up
+    tokens and continues from them: at a block's end and, if possible, within one."""
     try:
         limit = least_rewind(rewind_limit(cache) for cache in stage.make_caches().own)
         for length in (ENDS[1], WITHIN) if limit is UNLIMITED or limit > WITHIN_DRAFTS else (ENDS[1],):
@@ -58,8 +58,8 @@ def why_no_blocks(stage: StageModel) -> str | None:
 
 
 def sample_block(stage: StageModel) -> KVBlock:
-    """A block of the form that this stage's KV is stored in, and that of its heads. Nothing is computed: its arrays are
-    never evaluated."""
+    """Return a block of the form that this stage's KV is stored in, and that of its heads. Nothing is computed: its
+    arrays are never evaluated."""
     caches = stage.make_caches()
     for start, end in zip((0, *ENDS), ENDS, strict=False):
         _build(stage, caches, start, end, 0, 1)
@@ -69,8 +69,8 @@ def sample_block(stage: StageModel) -> KVBlock:
 
 
 def off_by(stage: StageModel, kv_format: KVFormat) -> float:
-    """The relative error of a few made-up tokens' outputs with KV of a format, against exact KV. The stage uses the
-    format afterwards."""
+    """Return the relative error of a few made-up tokens' outputs with KV of a format, against exact KV. The stage uses
+    the format afterwards."""
     outputs = []
     for one in (None, kv_format):
         stage.use_format(one)
@@ -155,26 +155,27 @@ class Continued:
 
 
 def _reason(of_round: Callable[[int], Continued]) -> str | None:
-    """Why what was tried is not what it should be; ``None`` if it is, up to rounding."""
+    """Return why what was tried is not what it should be. Return None if it is, up to rounding."""
     at = cache(of_round)
     return reason_to_refuse(lambda number: at(number).errors(), lambda number: at(number).noise())
 
 
 def _run(stage: StageModel, caches: SequenceCaches, start: int, end: int, salt: int) -> mx.array:
-    """The stage's output for positions [start, end) of a made-up sequence, evaluated; on the last stage for one row."""
+    """Return the stage's output for positions [start, end) of a made-up sequence, evaluated; on the last stage for one
+    row."""
     y = _build(stage, caches, start, end, salt, 1)
     mx.eval(y, caches.arrays())
     return y
 
 
 def _build(stage: StageModel, caches: SequenceCaches, start: int, end: int, salt: int, num_logits: int) -> mx.array:
-    """The same, not evaluated."""
+    """Return the same, not evaluated."""
     ids, hidden = inputs(stage, start, end, salt)
     return stage(ids, caches, hidden, num_logits)
 
 
 def inputs(stage: StageModel, start: int, end: int, salt: int) -> tuple[mx.array, mx.array | None]:
-    """[1, n] token ids and [1, n, d] hidden states of positions [start, end) of a made-up sequence."""
+    """Return [1, n] token ids and [1, n, d] hidden states of positions [start, end) of a made-up sequence."""
     ids = mx.array([[(7 * i + salt) % 32 for i in range(start, end)]], dtype=mx.int32)
     noise = stage.made_up_hidden(ENDS[1] + TAIL, salt)
     return ids, None if noise is None else noise[None, start:end]
@@ -187,7 +188,8 @@ def inputs(stage: StageModel, start: int, end: int, salt: int) -> tuple[mx.array
 
 
 def try_rollback(stage: StageModel, step: StepModel) -> Rollback | None:
-    """The best way to roll a stage's states back; ``None`` if there is none. The best one where it has no states."""
+    """Return the best way to roll a stage's states back. Return None if there is none. The best one where it has no
+    states."""
     _ = step.cache_consumers  # found by a call, which must not be one of those that are compared
     for way in Rollback:
         reason = _why_not(stage, step, way)

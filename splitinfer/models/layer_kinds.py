@@ -96,7 +96,7 @@ def describe(
 
 
 def half_of(found: DescribedModel, sums: list[int], kv_format: KVFormat | None = None) -> DescribedModel:
-    """What one of two ranks has of a model, which this divides: ``found`` describes it no more. Within
+    """Return what one of two ranks has of a model, which this divides: ``found`` describes it no more. Within
     ``divided.alone``, whose list ``sums`` is, and where the half is then used.
 
     Raises:
@@ -133,8 +133,8 @@ def with_half(profile: ModelProfile, found: DescribedModel, kv_format: KVFormat 
 
 
 def kinds_of(structure: ModelStructure) -> list[str]:
-    """The kind of each layer: "kind 1", "kind 2" ... by their first layers, so they are the same on every machine that
-    builds the same model, in whatever dtype."""
+    """Return the kind of each layer: "kind 1", "kind 2" ... by their first layers, so they are the same on every
+    machine that builds the same model, in whatever dtype."""
     layers = structure.layers
     caches = fresh_caches(structure.model)
     own = [[i for i in range(structure.num_caches) if structure.first_user(i) == layer] for layer in range(len(layers))]
@@ -146,8 +146,8 @@ def kinds_of(structure: ModelStructure) -> list[str]:
 
 
 def with_each_kind(stage: StageModel) -> StageModel:
-    """A stage of the same model, of a few of its layers that follow each other and of which each kind is one; the stage
-    itself where there are no fewer, or where the model cannot be cut there in the same way."""
+    """Return a stage of the same model, of a few of its layers that follow each other and of which each kind is one;
+    the stage itself where there are no fewer, or where the model cannot be cut there in the same way."""
     try:
         structure = ModelStructure(stage.whole)
         kinds = kinds_of(structure)[stage.start : stage.end]
@@ -161,21 +161,21 @@ def with_each_kind(stage: StageModel) -> StageModel:
 
 
 def _shortest_run(kinds: Sequence[str], least: int) -> tuple[int, int]:
-    """Where the first of the shortest runs of at least so many begins and ends in which each kind occurs."""
+    """Return where the first of the shortest runs of at least so many begins and ends in which each kind occurs."""
     lengths = range(min(least, len(kinds)), len(kinds) + 1)
     runs = ((at, at + length) for length in lengths for at in range(len(kinds) - length + 1))
     return next(run for run in runs if set(kinds[slice(*run)]) == set(kinds))
 
 
 def _shapes(layer: nn.Module) -> Signature:
-    """The classes of a layer's modules, and the shapes of its parameters."""
+    """Return the classes of a layer's modules, and the shapes of its parameters."""
     classes = tuple((path, type(module).__name__) for path, module in layer.named_modules())
     parameters = sorted((path, tuple(array.shape)) for path, array in tree_flatten(layer.parameters()))
     return (*sorted(classes), *parameters)
 
 
 def _switches(layer: nn.Module) -> Signature:
-    """The switches and words among the attributes of a layer's modules."""
+    """Return the switches and words among the attributes of a layer's modules."""
     found = [
         (path, name, value)
         for path, module in layer.named_modules()
@@ -195,7 +195,7 @@ def _weights(layer: nn.Module) -> int:
 def _kv_of(
     structure: ModelStructure, layer: int, kv_format: KVFormat | None
 ) -> tuple[tuple[int, int], tuple[Attention, ...]]:
-    """Bytes of a layer's KV for each token and for each sequence, and its attention."""
+    """Return the bytes of a layer's KV for each token and for each sequence, and its attention."""
     stage = StageModel(structure.model, layer, layer + 1, structure)
     stage.use_format(kv_format)
     if not any(structure.first_user(place) == layer for place in stage.own_places):
@@ -205,7 +205,7 @@ def _kv_of(
 
 
 def _outer_bytes(structure: ModelStructure) -> tuple[int, int, bool]:
-    """Bytes of what is read before and behind the layers, and whether both read the same."""
+    """Return the bytes of what is read before and behind the layers, and whether both read the same."""
     parameters = dict(tree_flatten(structure.model.parameters()))
     inside = {id(array) for layer in structure.layers for _, array in tree_flatten(layer.parameters())}
     outer = {name: array for name, array in parameters.items() if id(array) not in inside}

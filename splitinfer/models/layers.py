@@ -36,7 +36,7 @@ class Slot:
 
 
 def find_layers(model: nn.Module) -> list[Slot]:
-    """Where the model keeps its layers, in their order.
+    """Return where the model keeps its layers, in their order.
 
     Raises:
         CannotCut: they are in no list that can be found.
@@ -77,7 +77,7 @@ class Watched(StandIn):
         self._watch = watch
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the layer is taken to return."""
+        """Return what the layer is taken to return."""
         return self._watch(self._real, args, kwargs)
 
 
@@ -108,7 +108,7 @@ def children_watched(watches: Sequence[tuple[nn.Module, str, Watch]]) -> Iterato
 
 
 def _children(value: Any) -> Iterator[tuple[Any, Any]]:
-    """The parts of a container, or of an object that a model made to hold arrays."""
+    """Yield the parts of a container, or of an object that a model made to hold arrays."""
     if isinstance(value, nn.Module | StandIn) or hasattr(value, "is_trimmable"):
         return  # modules and caches are leaves
     if isinstance(value, list | tuple):
@@ -120,33 +120,33 @@ def _children(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """A tree and all its parts, each with its path; the whole tree is first."""
+    """Yield a tree and all its parts, each with its path; the whole tree is first."""
     yield path, value
     for key, part in _children(value):
         yield from walk(part, (*path, key))
 
 
 def floating_arrays(value: Any) -> Iterator[tuple[Path, mx.array]]:
-    """The floating-point arrays in a tree, which are what layers compute, each with its path."""
+    """Return the floating-point arrays in a tree, which are what layers compute, each with its path."""
     return ((path, array) for path, array in arrays_in(value) if mx.issubdtype(array.dtype, mx.floating))
 
 
 def arrays_in(value: Any) -> Iterator[tuple[Path, mx.array]]:
-    """The arrays of numbers in a tree, whole ones included, each with its path."""
+    """Yield the arrays of numbers in a tree, whole ones included, each with its path."""
     for path, part in walk(value):
         if isinstance(part, mx.array) and part.dtype != mx.bool_:
             yield path, part
 
 
 def get_at(value: Any, path: Path) -> Any:
-    """The part of a tree at ``path``."""
+    """Return the part of a tree at ``path``."""
     for key in path:
         value = value[key] if isinstance(value, list | tuple | dict) else getattr(value, key)
     return value
 
 
 def put_at(value: Any, path: Path, new: Any) -> Any:
-    """``value`` with ``new`` at ``path``; tuples are rebuilt, everything else is changed in place."""
+    """Return ``value`` with ``new`` at ``path``; tuples are rebuilt, everything else is changed in place."""
     if not path:
         return new
     key, rest = path[0], path[1:]
@@ -160,7 +160,7 @@ def put_at(value: Any, path: Path, new: Any) -> Any:
 
 
 def change(value: Any, new: Callable[[Path, mx.array], mx.array]) -> Any:
-    """``value`` with every array of numbers replaced by what ``new`` returns for it."""
+    """Return ``value`` with every array of numbers replaced by what ``new`` returns for it."""
     for path, array in list(arrays_in(value)):
         value = put_at(value, path, new(path, array))
     return value
@@ -173,7 +173,7 @@ def call_model(
     positions: Callable[[], mx.array],
     embeddings: mx.array | None = None,
 ) -> mx.array:
-    """The logits of [B, n] tokens.
+    """Return the logits of [B, n] tokens.
 
     ``positions``: theirs, [B, n], or [3, B, n]. A model that would note them on itself is given them, because its next
     call may be for another sequence; one that does not say in which form forgets what it noted. ``embeddings``:
@@ -192,7 +192,8 @@ def call_model(
 
 
 def _as_noted(model: Any, positions: mx.array) -> mx.array:
-    """Positions [B, n] of text in the form in which a model itself makes them: some have three for each token."""
+    """Return the positions [B, n] of text in the form in which a model itself makes them: some have three for each
+    token."""
     if positions.ndim == 3:
         return positions
     made, _ = model.get_rope_index(mx.zeros((1, 1), mx.int32))
@@ -202,11 +203,11 @@ def _as_noted(model: Any, positions: mx.array) -> mx.array:
 
 
 def type_name(model: nn.Module) -> str:
-    """mlx-lm's name of the architecture."""
+    """Return mlx-lm's name of the architecture."""
     return str(getattr(model, "model_type", type(model).__module__.rsplit(".", 1)[-1]))
 
 
 def last_rows(array: mx.array, num_rows: int, axis: int) -> mx.array:
-    """The last rows along an axis."""
+    """Return the last rows along an axis."""
     here = array.shape[axis]
     return array if here <= num_rows else array[(slice(None),) * axis + (slice(here - num_rows, here),)]

@@ -66,7 +66,7 @@ class _Later:
 
 
 def _is_later(name: str, package: str) -> bool:
-    """Whether what a module of the package imports, by its full name, is imported only when it is used."""
+    """Return whether what a module of the package imports, by its full name, is imported only when it is used."""
     top, _, rest = name.partition(".")
     if top != package:
         return top not in _AT_ONCE
@@ -80,7 +80,7 @@ def _import(
     wanted: Sequence[str] | None = None,
     level: int = 0,
 ) -> Any:
-    """``__import__`` for modules that get promises."""
+    """Return ``__import__`` for modules that get promises."""
     package = (variables or {}).get("__package__") or ""
     full, own = importlib.util.resolve_name("." * level + name, package) if level else name, package.partition(".")[0]
     if _is_later(full, own):
@@ -98,7 +98,7 @@ def _nothing(*_arrays: Any) -> None:
 
 
 def _put_along_axis(array: mx.array, indices: mx.array, values: mx.array, axis: int | None = None) -> mx.array:
-    """``put_along_axis`` that writes nowhere before the array: what would be there goes to its first entry."""
+    """Return ``put_along_axis`` that writes nowhere before the array: what would be there goes to its first entry."""
     if mx.issubdtype(indices.dtype, mx.signedinteger):
         indices = mx.maximum(indices, -(array.size if axis is None else array.shape[axis]))
     return mx.put_along_axis(array, indices, values, axis)
@@ -125,7 +125,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's spec; ``None`` for every other module."""
+        """Return the module's spec; ``None`` for every other module."""
         if not fullname.startswith(_WITH_PROMISES) or _is_later(fullname, fullname.partition(".")[0]):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -135,7 +135,7 @@ class _Finder(MetaPathFinder):
 
 
 def module(package: str, name: str) -> Any:
-    """A module of a package, by its name there."""
+    """Return a module of a package, by its name there."""
     with _loading:
         if package not in sys.modules:
             _register(package)

@@ -64,7 +64,7 @@ class Survey:
     tables: tuple[Table, ...] = ()
 
     def with_float32_head(self) -> "Survey":
-        """The same with a head in float32, for which a step makes a copy of weights in half precision.
+        """Return the same with a head in float32, for which a step makes a copy of weights in half precision.
 
         Raises:
             ModelError: this model's head cannot be computed in float32.
@@ -75,7 +75,7 @@ class Survey:
 
 
 def resolve_dtype(dtype: str, *, gpu: bool) -> str | None:
-    """The layout's dtype as a name, or ``None`` for "as stored".
+    """Return the layout's dtype as a name, or ``None`` for "as stored".
 
     "auto" keeps the model's own on a GPU and is float32 on MLX's CPU backend, which is 5 to 10 times slower in half
     precision.
@@ -151,8 +151,8 @@ def survey(
     sees: bool = False,
     group: Pair | None = None,
 ) -> Survey:
-    """What the stage of layers [start, end) reads and needs, also of a ``drafter`` that was trained on hidden states of
-    this model (``trained``): its checkpoint, or again the model's for prediction heads. Reads no weight.
+    """Return what the stage of layers [start, end) reads and needs, also of a ``drafter`` that was trained on hidden
+    states of this model (``trained``): its checkpoint, or again the model's for prediction heads. Reads no weight.
     ``sees``: with pictures, for which the first stage has a tower. ``group``: with whom the layers are halved.
 
     Raises:
@@ -196,7 +196,8 @@ def survey(
 
 
 def _head_bytes(stage: StageModel, logits_size: int) -> int | None:
-    """Bytes of a float32 copy of the head; 0 if its products read its words as they are, or are in float32 already."""
+    """Return the bytes of a float32 copy of the head; 0 if its products read its words as they are, or are in float32
+    already."""
     if not stage.taps_rows:
         return None
     tables = [
@@ -208,7 +209,7 @@ def _head_bytes(stage: StageModel, logits_size: int) -> int | None:
 
 
 def count_layers(checkpoint: Checkpoint) -> int:
-    """The number of layers of the whole model. Reads no weight.
+    """Return the number of layers of the whole model. Reads no weight.
 
     Raises:
         ModelError: it is a drafter on another model's hidden states.
@@ -297,7 +298,7 @@ def _check_numbers(parameters: Mapping[str, mx.array], checkpoint: Checkpoint, d
 
 
 def in_bunches(arrays: Iterable[mx.array], most: int) -> Iterator[list[mx.array]]:
-    """The arrays in their order, in lists of at most ``most`` bytes; a larger array is alone."""
+    """Yield the arrays in their order, in lists of at most ``most`` bytes; a larger array is alone."""
     bunch, held = list[mx.array](), 0
     for array in arrays:
         if bunch and held + array.nbytes > most:
@@ -310,8 +311,8 @@ def in_bunches(arrays: Iterable[mx.array], most: int) -> Iterator[list[mx.array]
 
 
 def kv_need(stage: StageModel) -> tuple[int, int, int, tuple[Attention, ...]]:
-    """Bytes of caches that do not grow (states, full sliding windows), per token of those that do, and per stored
-    block; and what attention the layers compute."""
+    """Return the bytes of caches that do not grow (states, full sliding windows), per token of those that do, and per
+    stored block; and what attention the layers compute."""
     caches, sizes = stage.make_caches(), []
     for cache in caches.own:
         grow_in_step(cache)  # at the lengths measured here, such caches have no room to spare

@@ -32,11 +32,11 @@ class Need:
     kv_stored: int = 0  # of one stored block
 
     def total(self, kv_tokens: int) -> int:
-        """Weights and the KV of ``kv_tokens`` tokens, with the room that it may grow into."""
+        """Return weights and the KV of ``kv_tokens`` tokens, with the room that it may grow into."""
         return self.weights + self.kv_fixed + self.kv_per_token * (kv_tokens + spare(kv_tokens))
 
     def sentence(self, kv_tokens: int, free: int, scores: int = 0) -> str:
-        """What is needed and what is free, as part of a message. ``scores``: bytes of unfused attention."""
+        """Return what is needed and what is free, as part of a message. ``scores``: bytes of unfused attention."""
         kv = f"{size(self.total(kv_tokens) - self.weights)} of KV for {kv_tokens:,} tokens"
         if scores:
             kv = f"{kv} and {size(scores)} for their attention"
@@ -49,20 +49,20 @@ class Need:
 
 
 def on_gpu() -> bool:
-    """Whether MLX's default device is a GPU."""
+    """Return whether MLX's default device is a GPU."""
     return bool(mx.default_device() == mx.Device(mx.gpu))
 
 
 def free_bytes(patience: float | None = None) -> int:
-    """Bytes this process may still take for weights and KV. ``patience``: seconds for reading what others claim;
-    ``None``: the usual ones."""
+    """Return the bytes this process may still take for weights and KV. ``patience``: seconds for reading what others
+    claim; ``None``: the usual ones."""
     others = ledger.of_this_process().others(patience)
     available, limit = own_memory_of_gpu() or (available_bytes(), gpu_limit())
     return left_over(available, limit, mx.get_active_memory(), others)
 
 
 def unloaded_bytes() -> int:
-    """Bytes this process might take for weights and KV if it held nothing that it holds now."""
+    """Return the bytes this process might take for weights and KV if it held nothing that it holds now."""
     return free_bytes() + mx.get_active_memory()
 
 
@@ -74,7 +74,8 @@ def own_memory_of_gpu() -> tuple[int, int] | None:
 
 
 def gpu_limit() -> int | None:
-    """Bytes that the GPU may hold for all processes; ``None`` where MLX knows of no limit. (``system.free_memory``)"""
+    """Return the bytes that the GPU may hold for all processes. Return None if MLX knows of no limit.
+    (``system.free_memory``)"""
     recommended = mx.device_info().get("max_recommended_working_set_size") if on_gpu() else None
     if not isinstance(recommended, int):
         return None
@@ -85,13 +86,13 @@ _FEWER_LAYERS = "give it fewer layers, and another machine the rest, or a smalle
 
 
 def resource_limit() -> int | None:
-    """The number of buffers that a process may have on the GPU; ``None`` where MLX knows of no limit."""
+    """Return the number of buffers that a process may have on the GPU. Return None if MLX knows of no limit."""
     limit = mx.device_info().get("resource_limit") if on_gpu() else None
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def counted_bytes(kv_stored: int, num_arrays: int, free: int, limit: int | None) -> int:
-    """The bytes that a stored block of ``kv_stored`` bytes and ``num_arrays`` arrays counts as.
+    """Return the bytes that a stored block of ``kv_stored`` bytes and ``num_arrays`` arrays counts as.
 
     Where its arrays are scarcer than its bytes it counts as more than it takes: so much that blocks for all of the free
     bytes have at most half of ``limit`` buffers. The other half is for weights, running sequences and steps.
@@ -105,8 +106,8 @@ def counted_bytes(kv_stored: int, num_arrays: int, free: int, limit: int | None)
 
 
 def check_fit(need: Need, kv_tokens: int, name: str, remedy: str = _FEWER_LAYERS, scores: int = 0) -> int:
-    """The free bytes, if ``need`` fits into them. ``name``: what needs it, in the message. ``scores``: bytes of unfused
-    attention (``models.attention``), in addition.
+    """Return the free bytes, if ``need`` fits into them. ``name``: what needs it, in the message. ``scores``: bytes of
+    unfused attention (``models.attention``), in addition.
 
     Raises:
         CannotFit: it does not fit; the message has the numbers and the ``remedy``.
@@ -141,7 +142,7 @@ def limit_to(free: int) -> None:
 
 
 def reserve(need: Need, kv_tokens: int, what: str, part: Hashable, scores: int = 0) -> int:
-    """``check_fit``, and if it fits, announce it to the other processes; no two of them see the same bytes free.
+    """Return ``check_fit``, and if it fits, announce it to the other processes; no two of them see the same bytes free.
     ``part``: a stage of this process, which has no equal.
 
     Raises:
@@ -155,8 +156,8 @@ def reserve(need: Need, kv_tokens: int, what: str, part: Hashable, scores: int =
 
 
 def announce_loaded(need: Need, kv_tokens: int, part: Hashable, scores: int = 0) -> int:
-    """The bytes that a loaded stage may take besides; announce the part of them that its KV may come to. One hold of
-    the lock for both, so what is announced does not include what others had claimed before."""
+    """Return the bytes that a loaded stage may take besides; announce the part of them that its KV may come to. One
+    hold of the lock for both, so what is announced does not include what others had claimed before."""
     own = ledger.of_this_process()
     with own.locked():
         free = free_bytes()

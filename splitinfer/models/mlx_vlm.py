@@ -18,22 +18,22 @@ _PACKAGE = "mlx_vlm"
 
 
 def is_installed() -> bool:
-    """Whether mlx-vlm is there; imports nothing."""
+    """Return whether mlx-vlm is there; imports nothing."""
     return _PACKAGE in sys.modules or importlib.util.find_spec(_PACKAGE) is not None
 
 
 def version() -> str:
-    """That of mlx-vlm; empty if it is not installed."""
+    """Return that of mlx-vlm; empty if it is not installed."""
     return importlib.metadata.version("mlx-vlm") if is_installed() else ""
 
 
 def module(name: str) -> ModuleType:
-    """One of mlx-vlm's modules, by its name within the package, imported without what a stage does not need."""
+    """Return one of mlx-vlm's modules, by its name within the package, imported without what a stage does not need."""
     return cast(ModuleType, light_imports.module(_PACKAGE, name))
 
 
 def whole(folder: Path, origin: Path) -> nn.Module:
-    """The model of a checkpoint, its weights not read yet; ``language_model`` is the part of it that is cut.
+    """Return the model of a checkpoint, its weights not read yet; ``language_model`` is the part of it that is cut.
 
     Some classes read tables from the files by themselves, if they know where these are; they are not told.
 
@@ -57,7 +57,8 @@ def whole(folder: Path, origin: Path) -> nn.Module:
 
 
 def _fills_in(model: nn.Module) -> bool:
-    """Whether a model's answer begins as masked tokens, which it fills in, unless it is asked for one after another."""
+    """Return whether a model's answer begins as masked tokens, which it fills in, unless it is asked for one after
+    another."""
     config = model.config
     masked = any(getattr(config, each, None) is not None for each in ("mask_token_id", "canvas_length"))
     by_itself = masked and callable(getattr(model.language_model, "generate", None))
@@ -65,15 +66,16 @@ def _fills_in(model: nn.Module) -> bool:
 
 
 def without_detours(model: nn.Module) -> nn.Module:
-    """A language model that always calls its layers. Some decode single rows by another road than their layers' own
-    calls, which a cut replaces; they have a question for whether they may, and the answer is no."""
+    """Return a language model that always calls its layers. Some decode single rows by another road than their layers'
+    own calls, which a cut replaces; they have a question for whether they may, and the answer is no."""
     if hasattr(model, "_supports_batch_invariant_decode"):
         model._supports_batch_invariant_decode = lambda: False
     return model
 
 
 def with_ngrams(model: nn.Module, origin: Path) -> nn.Module:
-    """A language model that knows which n-grams its tokens are, if it has any: else it would leave them out silently.
+    """Return a language model that knows which n-grams its tokens are, if it has any: else it would leave them out
+    silently.
 
     Raises:
         ValueError: the files for it are not in ``origin``.

@@ -80,15 +80,16 @@ class PredictionHeads(nn.Module):  # type: ignore[misc]
         self._target.check(stage)
 
     def states(self, kept: mx.array) -> mx.array:
-        """[T, d] hidden states behind the last norm, from what the target's last layer returned."""
+        """Return [T, d] hidden states behind the last norm, from what the target's last layer returned."""
         return cast(mx.array, self._target.norm(kept))
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """The tokens' embeddings."""
+        """Return the tokens' embeddings."""
         return cast(mx.array, self._target.embed(tokens))
 
     def __call__(self, embedded: mx.array, hidden: mx.array, caches: Sequence[HeadRows]) -> mx.array:
-        """[T, 1, d] hidden states of T rows, from the embeddings of their tokens and the hidden states before them."""
+        """Return [T, 1, d] hidden states of T rows, from the embeddings of their tokens and the hidden states before
+        them."""
         rows = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         x = self.fc(mx.concatenate(rows, axis=-1))
         for layer, cache in zip(self.layers, caches, strict=True):
@@ -96,13 +97,13 @@ class PredictionHeads(nn.Module):  # type: ignore[misc]
         return cast(mx.array, self.norm(x))
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """[n, 1, vocabulary] from [n, 1, d]."""
+        """Return [n, 1, vocabulary] from [n, 1, d]."""
         return cast(mx.array, self._target.head(hidden))
 
 
 def tensors_of(names: Iterable[str], num_layers: int | None) -> dict[str, str]:
-    """The names that belong to prediction heads, in either form, each with its name among ``mtp.*``; "" for those that
-    are copies of the target's own. ``num_layers``: the target's, if they are known."""
+    """Return the names that belong to prediction heads, in either form, each with its name among ``mtp.*``; "" for
+    those that are copies of the target's own. ``num_layers``: the target's, if they are known."""
     names = list(names)
     found = {name: name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
     if found or num_layers is None:
@@ -113,7 +114,7 @@ def tensors_of(names: Iterable[str], num_layers: int | None) -> dict[str, str]:
 
 
 def _own_name(rest: str) -> str:
-    """The name among ``mtp.*`` of a tensor of the layer behind the last."""
+    """Return the name among ``mtp.*`` of a tensor of the layer behind the last."""
     if any(copy in rest for copy in _COPIES):
         return ""
     module, _, kind = rest.rpartition(".")
@@ -121,8 +122,8 @@ def _own_name(rest: str) -> str:
 
 
 def _renamed(arrays: Mapping[str, mx.array], num_layers: int | None = None) -> dict[str, mx.array]:
-    """The heads' tensors by their own names, in mlx-lm's form: experts side by side, and norms about 1. Published ones
-    of ``mtp.*`` are about 0, and some of them negative, which those about 1 are not."""
+    """Return the heads' tensors by their own names, in mlx-lm's form: experts side by side, and norms about 1.
+    Published ones of ``mtp.*`` are about 0, and some of them negative, which those about 1 are not."""
     names = tensors_of(arrays, num_layers)
     norms = [arrays[name] for name in names if arrays[name].ndim == 1 and _NORM.search(name)]
     is_about_0 = mx.array(False)
@@ -146,8 +147,8 @@ def _renamed(arrays: Mapping[str, mx.array], num_layers: int | None = None) -> d
 
 
 def _layer_like(model: nn.Module, wanted: set[str]) -> int:
-    """The first layer with plain keys and values whose weights are all ``wanted``: others may have experts in the place
-    of an MLP."""
+    """Return the first layer with plain keys and values whose weights are all ``wanted``: others may have experts in
+    the place of an MLP."""
     slots, caches = find_layers(model), mlx_caches.make_prompt_cache(model)
     able = [i for i, (_, cache) in enumerate(zip(slots, caches, strict=False)) if can_quantise(cache)]
     if not able:
@@ -160,5 +161,5 @@ def _weights(layer: Any) -> set[str]:
 
 
 def _copied(module: nn.Module) -> nn.Module:
-    """The same modules, which share their arrays."""
+    """Return the same modules, which share their arrays."""
     return copy.deepcopy(module, {id(array): array for _, array in tree_flatten(module.parameters())})

@@ -45,7 +45,7 @@ _KEPT_ROWS = 2**28  # bytes
 
 
 def known(pixels: Pixels) -> Pixels:
-    """The picture of that content that stages find, as long as somebody holds it.
+    """Return the picture of that content that stages find, as long as somebody holds it.
 
     Raises:
         QueueFull: the requests under way have so many pictures that there is no memory for a further one.
@@ -113,8 +113,8 @@ class PictureTower:
     # -- rows ----------------------------------------------------------------------------------
 
     def rows(self, slices: Sequence[Slice]) -> mx.array | None:
-        """[T, d] embeddings of a step's tokens, with what the first layers take beside them; ``None`` where it has no
-        picture's row, so that the model embeds its tokens itself."""
+        """Return [T, d] embeddings of a step's tokens, with what the first layers take beside them. Return None if it
+        has no picture's row, so that the model embeds its tokens itself."""
         places, at = list[tuple[int, mx.array]](), 0
         for part in slices:
             for picture, pixels in self._held.get(part.seq_id, {}).items():
@@ -131,7 +131,8 @@ class PictureTower:
         return step
 
     def _rows_of(self, pixels: Pixels) -> mx.array:
-        """A picture's rows. Those that were needed last are kept; of others, the values are made again if need be."""
+        """Return a picture's rows. Those that were needed last are kept; of others, the values are made again if need
+        be."""
         rows = pixels.rows
         if rows is None:
             rows = pixels.rows = self._embedded(pixels.token_ids, pixels)
@@ -145,7 +146,7 @@ class PictureTower:
         return rows
 
     def _embedded(self, token_ids: Sequence[int], pixels: Pixels | None = None) -> mx.array:
-        """[n, (1 + num_deep) * d] rows of tokens, those of a picture's placeholders made of its pixels."""
+        """Return [n, (1 + num_deep) * d] rows of tokens, those of a picture's placeholders made of its pixels."""
         named = {} if pixels is None else {name: _array(value) for name, value in pixels.named.items()}
         values = None if pixels is None else _array(pixels.make())
         found = self._whole.get_input_embeddings(mx.array([list(token_ids)]), values, **named)

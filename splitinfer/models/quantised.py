@@ -34,7 +34,7 @@ class CannotQuantise(ModelError):
 
 
 def group_size(dim: int) -> int:
-    """How many of a head's ``dim`` numbers share a scale.
+    """Return how many of a head's ``dim`` numbers share a scale.
 
     Raises:
         CannotQuantise: no group size divides ``dim``.
@@ -46,7 +46,7 @@ def group_size(dim: int) -> int:
 
 
 def quantise(array: mx.array, bits: int) -> Columns:
-    """Numbers [B, heads, n, d] in ``bits`` bits each."""
+    """Return the numbers [B, heads, n, d] in ``bits`` bits each."""
     group = group_size(array.shape[-1])
     words, scales, biases = mx.quantize(array.astype(mx.float32), group_size=group, bits=bits)
     if group < _GROUPS[0]:  # so that scales take as many bits as with the larger group
@@ -73,14 +73,14 @@ class Packed:
         return group_size(self.shape[-1])
 
     def numbers(self) -> mx.array:
-        """The dequantised numbers, [B, heads, tokens, d]."""
+        """Return the dequantised numbers, [B, heads, tokens, d]."""
         words, scales, biases = self.columns
         scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
         full = mx.dequantize(words, scales, biases, group_size=self._group, bits=self.bits)
         return full.astype(self.dtype)
 
     def product(self, x: mx.array, *, transpose: bool) -> mx.array:
-        """The product of ``x`` [B, heads, repeats, rows, *] with each head's own keys or values."""
+        """Return the product of ``x`` [B, heads, repeats, rows, *] with each head's own keys or values."""
         words, scales, biases = (column[:, :, None] for column in self.columns)
         scales, biases = scales.astype(x.dtype), biases.astype(x.dtype)
         return mx.quantized_matmul(
@@ -97,12 +97,12 @@ class QuantisedKVCache(GrowingKVCache):
         self.dtype = mx.float32
 
     def encode(self, keys: mx.array, values: mx.array) -> tuple[Columns, Columns]:
-        """New keys and values as they are stored."""
+        """Return new keys and values as they are stored."""
         self.dtype = keys.dtype
         return quantise(keys, self.format.key_bits), quantise(values, self.format.value_bits)
 
     def decode(self, keys: Columns, values: Columns) -> tuple[Packed, Packed]:
-        """Stored keys and values as attention reads them."""
+        """Return stored keys and values as attention reads them."""
         return Packed(keys, self.format.key_bits, self.dtype), Packed(values, self.format.value_bits, self.dtype)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Packed, Packed]:
@@ -123,7 +123,7 @@ class QuantisedKVCache(GrowingKVCache):
 def attention(
     queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, sinks: mx.array | None = None
 ) -> mx.array:
-    """Attention [B, heads, n, d] of queries over keys and values, packed or not."""
+    """Return attention [B, heads, n, d] of queries over keys and values, packed or not."""
     if not isinstance(keys, Packed):
         return cast(mx.array, _original(queries, keys, values, cache=None, scale=scale, mask=mask, sinks=sinks))
     if sinks is None and queries.shape[2] <= _FEW_ROWS and backend() == "metal" and Road.KV_KERNEL.is_open:
@@ -133,7 +133,7 @@ def attention(
 
 
 def over_words(q: mx.array, keys: Packed, values: Packed, scale: float, mask: Any) -> mx.array:
-    """Attention that reads each stored word once, without dequantising: decode is bound by memory bandwidth."""
+    """Return attention that reads each stored word once, without dequantising: decode is bound by memory bandwidth."""
     batch, heads, rows, dim = q.shape
     num_kv, tokens = keys.shape[1], keys.shape[2]
     q = (scale * q.astype(mx.float32)).reshape(batch, num_kv, heads // num_kv, rows, dim)

@@ -61,7 +61,7 @@ class _Call:
             )
 
     def arrays(self) -> Iterator[mx.array]:
-        """What has to be computed with the step, so that its graph is not kept."""
+        """Yield what has to be computed with the step, so that its graph is not kept."""
         yield from (value for value in (*self.args, *self.named.values()) if isinstance(value, mx.array))
         yield from (result for result in self.results if result is not None)
 
@@ -97,7 +97,7 @@ class Block:
             self.tokens, self.hidden = tokens, hidden
 
     def call(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """The module's result for the block's rows; kept if the module is given a state."""
+        """Return the module's result for the block's rows; kept if the module is given a state."""
         values = (*args, *named.values())
         if self.way is Rollback.STAGE or not any(_is_state(value) for value in values):
             return module(*args, **named)
@@ -128,17 +128,17 @@ class Block:
             stage(self.tokens[None, :count], caches, hidden)
 
     def resumes_at(self, position: int) -> int:
-        """Where caches that can be cut have to be before ``restore`` to ``position``."""
+        """Return where caches that can be cut have to be before ``restore`` to ``position``."""
         return self.start if self.way is Rollback.STAGE else position
 
     def arrays(self) -> list[mx.array]:
-        """What has to be computed with the block's step."""
+        """Return what has to be computed with the block's step."""
         saved = [leaf for _, leaf in tree_flatten(self.states) if isinstance(leaf, mx.array)]
         return [*saved, *(array for call in self.calls for array in call.arrays())]
 
 
 def state_caches(caches: SequenceCaches) -> list[Any]:
-    """The caches of a sequence that hold a state."""
+    """Return the caches of a sequence that hold a state."""
     return [one for cache in caches.own for one in states_of(cache)]
 
 
@@ -147,7 +147,7 @@ def _is_state(value: Any) -> bool:
 
 
 def _linear_layers(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """The linear layers within a module: each one's holder and its name there."""
+    """Yield the linear layers within a module: each one's holder and its name there."""
     for key, child in module.items():
         if isinstance(child, _LINEAR):
             yield module, key
@@ -156,7 +156,7 @@ def _linear_layers(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def _first_rows(value: Any, count: int, wanted: int) -> Any:
-    """An argument for the first ``wanted`` of ``count`` rows."""
+    """Return an argument for the first ``wanted`` of ``count`` rows."""
     if isinstance(value, mx.array) and value.ndim >= 2 and value.shape[:2] == (1, count):
         return value[:, :wanted]
     return value

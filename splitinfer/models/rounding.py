@@ -46,7 +46,7 @@ class Errors:
 
 
 def reason_to_refuse(trial: Callable[[int], Errors], noise: Callable[[int], Errors]) -> str | None:
-    """Why a trial's errors cannot be rounding; ``None`` if they can.
+    """Return why a trial's errors cannot be rounding. Return None if they can.
 
     Args:
         trial: errors of the trial with the tokens of a round, at the same places in each round.
@@ -66,7 +66,7 @@ def reason_to_refuse(trial: Callable[[int], Errors], noise: Callable[[int], Erro
 
 
 def _judge(trials: list[Errors], noise: list[Errors]) -> tuple[bool, str | None]:
-    """Whether the trials so far show what it is, and what speaks against rounding."""
+    """Return whether the trials so far show what it is, and what speaks against rounding."""
     limits, share = _limits(trials[0], noise), _share_of_noise(noise)
     off = np.stack([~(one.values <= limits) for one in trials])
     always = off.all(axis=0)
@@ -84,7 +84,7 @@ def _judge(trials: list[Errors], noise: list[Errors]) -> tuple[bool, str | None]
 
 
 def _limits(trial: Errors, noise: list[Errors]) -> Floats:
-    """What each row's error may be: at least its tolerance, else by the noise of its layer."""
+    """Return what each row's error may be: at least its tolerance, else by the noise of its layer."""
     layers = np.concatenate([one.layers for one in noise])
     values = np.concatenate([one.values for one in noise])
     limits = trial.tolerances.copy()
@@ -97,7 +97,8 @@ def _limits(trial: Errors, noise: list[Errors]) -> Floats:
 
 
 def _share_of_noise(noise: list[Errors]) -> float:
-    """The share of rows that the reference's own rounding moves beyond their limits; never 0, as few were seen."""
+    """Return the share of rows that the reference's own rounding moves beyond their limits; never 0, as few were
+    seen."""
     moved = [~(one.values <= _limits(one, noise)) for one in noise]
     return float((sum(each.sum() for each in moved) + 1) / (sum(each.size for each in moved) + 1))
 
@@ -144,7 +145,7 @@ class RowErrors:
         self.add(_BEHIND, mx.where(same, 0, got), mx.where(same, 0, wanted))
 
     def evaluated(self) -> Errors:
-        """All of them, computed."""
+        """Return all of them, computed."""
         sizes = [array.shape[0] for array in self.values]
         flat = np.array(mx.concatenate(self.values)).astype(np.float64)
         return Errors(
@@ -169,7 +170,7 @@ def joined(runs: Sequence[Sequence[LayerCall]]) -> list[LayerCall]:
 
 
 def rows_of(calls: Sequence[LayerCall], start: int, end: int) -> list[LayerCall]:
-    """Some of the rows of each call."""
+    """Return some of the rows of each call."""
     return [
         LayerCall(
             None if call.given is None else call.given[start:end],
@@ -225,7 +226,7 @@ def following(
 
 
 def _rows(value: Any, num_rows: int) -> dict[Path, mx.array]:
-    """The arrays [1, n, ...] or [n, 1, ...] in a tree, as [n, ...]."""
+    """Return the arrays [1, n, ...] or [n, 1, ...] in a tree, as [n, ...]."""
     shapes = ((1, num_rows), (num_rows, 1))
     return {
         path: array.reshape(num_rows, *array.shape[2:])
@@ -235,7 +236,7 @@ def _rows(value: Any, num_rows: int) -> dict[Path, mx.array]:
 
 
 def _relative_errors(got: mx.array, wanted: mx.array, given: mx.array | None, tolerance: float) -> mx.array:
-    """[n]: each row's distance, relative to what its layer added and to the last bit of what it added it to."""
+    """Return [n]: each row's distance, relative to what its layer added and to the last bit of what it added it to."""
     quantum = _QUANTUM * mx.finfo(got.dtype).eps / tolerance
     a, b = got.astype(mx.float32), wanted.astype(mx.float32)
     added = b if given is None or given.shape != b.shape else b - given.astype(mx.float32)

@@ -154,7 +154,7 @@ class RowCache:
         return max(part.start + part.count for part in self.step.parts) - 1
 
     def make_mask(self, _n: int, **asked: Any) -> RowMask:
-        """Each part's mask, as its own cache makes it."""
+        """Return each part's mask, as its own cache makes it."""
         key = (self._index, self._within, tuple(asked.items()))
         if key not in self.step.masks:
             made = [self.of(part).make_mask(part.count, **asked) for part in self.step.parts]
@@ -162,13 +162,13 @@ class RowCache:
         return self.step.masks[key]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[NewKV, NewKV]:
-        """Placeholders for [T, heads, 1, d] keys and values, which ``attend`` stores."""
+        """Return placeholders for [T, heads, 1, d] keys and values, which ``attend`` stores."""
         return NewKV(self, keys), NewKV(self, values)
 
     def attend(
         self, queries: mx.array, keys: NewKV, values: NewKV, scale: float, mask: Any, sinks: mx.array | None
     ) -> mx.array:
-        """[T, heads, 1, d]: each group's attention over its own keys and values, including the new ones."""
+        """Return [T, heads, 1, d]: each group's attention over its own keys and values, including the new ones."""
         if mask is not None and not isinstance(mask, RowMask):
             raise NotByRows("the model made a mask of its own")
         masks, outputs = None if mask is None else iter(mask.by_part), []
@@ -192,7 +192,7 @@ class RowCache:
         return mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
 
     def of(self, part: Part) -> Cache:
-        """The part's own cache at this place."""
+        """Return the part's own cache at this place."""
         cache = part.caches.full[self._index]
         return cache if self._within is None else cache[self._within]
 
@@ -213,7 +213,7 @@ class RowCache:
 def _attend(
     part: Part, q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Any, sinks: mx.array | None
 ) -> mx.array:
-    """Attention of one sequence's rows [n, heads, 1, d]: run as [1, heads, n, d], returned as rows."""
+    """Return attention of one sequence's rows [n, heads, 1, d]: run as [1, heads, n, d], returned as rows."""
     if mask is None and part.count > 1:
         raise NotByRows("many rows of one sequence came without a mask")
     return attention(q.transpose(2, 1, 0, 3), k, v, scale, mask, sinks).transpose(2, 1, 0, 3)
@@ -221,7 +221,7 @@ def _attend(
 
 @lru_cache
 def _attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """A library's attention function, extended to keys and values that are placeholders, or in few bits."""
+    """Return a library's attention function, extended to keys and values that are placeholders, or in few bits."""
 
     def attend(
         queries: mx.array,
@@ -261,7 +261,7 @@ def attend_by_rows(model: nn.Module) -> bool:
 
 
 def each_sequence(module: Any, args: Any, kwargs: Any) -> Any:
-    """A module's result for [T, 1, d] rows, with a ``RowCache`` among the arguments: it is called once for each
+    """Return a module's result for [T, 1, d] rows, with a ``RowCache`` among the arguments: it is called once for each
     sequence of the step, and the rows are concatenated."""
     step = next(value.step for value in (*args, *kwargs.values()) if type(value) is RowCache)
     count, first, results = sum(part.count for part in step.parts), 0, []
@@ -274,7 +274,7 @@ def each_sequence(module: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _argument_of(number: int, part: Part, rows: slice, count: int, value: Any) -> Any:
-    """An argument for one sequence alone: [1, n, ...] of its own rows, its own cache or mask."""
+    """Return an argument for one sequence alone: [1, n, ...] of its own rows, its own cache or mask."""
     if type(value) is RowCache:
         return value.of(part)
     if isinstance(value, ByPart):
@@ -285,7 +285,7 @@ def _argument_of(number: int, part: Part, rows: slice, count: int, value: Any) -
 
 
 def _concatenated(results: Sequence[Any]) -> Any:
-    """[T, 1, ...] from each sequence's [1, n, ...]; for tuples, part by part."""
+    """Return [T, 1, ...] from each sequence's [1, n, ...]; for tuples, part by part."""
     first = results[0]
     if any(isinstance(result, mx.array) and not mx.issubdtype(result.dtype, mx.floating) for result in results):
         return ByPart(tuple(results))  # a choice among each sequence's own tokens; None of one that is too short
@@ -310,7 +310,7 @@ class CacheConsumer:
 def find_cache_consumers(
     layers: Sequence[nn.Module], caches: Sequence[Cache], call: Callable[[], Any]
 ) -> list[CacheConsumer]:
-    """The children of ``layers`` that are given one of ``caches`` while ``call`` runs."""
+    """Return the children of ``layers`` that are given one of ``caches`` while ``call`` runs."""
     places = {id(part): i for i, cache in enumerate(caches) for part in (cache, *getattr(cache, "caches", ()))}
     children = [(layer, key) for layer in layers for key, child in layer.items() if isinstance(child, nn.Module)]
     found: dict[tuple[int, str], CacheConsumer] = {}

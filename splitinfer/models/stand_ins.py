@@ -90,7 +90,7 @@ def add_deep(relay: Relay, index: int, layer: Any, args: Any, kwargs: Any) -> An
 def between(
     structure: ModelStructure, incoming: Border | None, outgoing: Border | None, relay: Relay
 ) -> dict[int, Any]:
-    """What stands in for the layers before, at and behind a stage's borders, by layer."""
+    """Return what stands in for the layers before, at and behind a stage's borders, by layer."""
     layers, found = structure.layers, dict[int, Any]()
 
     def passed(several: Iterable[int]) -> dict[int, Any]:

@@ -70,13 +70,13 @@ class StepModel:
         return self._first_way(self._trial(ALL_STEPS))
 
     def _trial(self, steps: Steps) -> Callable[[], str | None]:
-        """Tries the way that is taken."""
+        """Try the way that is taken."""
         trial = trial_of(self.stage, self._one_by_one, lambda: tuple(self._caches[0].step.parts), steps)
         return partial(trial, self._by_rows)
 
     def why_not_all(self, way: Way, *, shares_calls: bool) -> str | None:
-        """Why a way that is right for some of the stage's layers is not for all; ``None`` if it is, as far as two steps
-        show."""
+        """Return why a way that is right for some of the stage's layers is not for all. Return None if it is, as far as
+        two steps show."""
         if way is Way.SEQUENCES:
             return None
         attend_by_rows(self.stage.whole)
@@ -101,7 +101,7 @@ class StepModel:
         return self.way
 
     def _first_way(self, why_wrong: Callable[[], str | None]) -> Way:
-        """The first way that is not wrong. ``why_wrong``: of the way that is taken."""
+        """Return the first way that is not wrong. ``why_wrong``: of the way that is taken."""
         if not self.stage.may_go_by_rows:
             return Way.SEQUENCES
         attend_by_rows(self.stage.whole)
@@ -115,7 +115,7 @@ class StepModel:
         return Way.SEQUENCES
 
     def _try(self, why_wrong: Callable[[], str | None], way: Way, places: list[int]) -> str | None:
-        """Why a way is not correct; ``None`` if it is."""
+        """Return why a way is not correct. Return None if it is."""
         try:
             self._take(way, places)
             return why_wrong()
@@ -132,7 +132,8 @@ class StepModel:
         self._each = [(one.holder, one.key, each_sequence) for one in consumers]
 
     def _why_not_its_form(self) -> str | None:
-        """Why the graphs of two steps have not as many rows of output as one by one; ``None`` if they have."""
+        """Return why the graphs of two steps have not as many rows of output as one by one. Return None if they
+        have."""
         caches = [self.stage.make_caches() for _ in range(2)]
         for rows in (2, 1), (1, 1):
             parts = [Part(own, own.place.position, n, 1) for own, n in zip(caches, rows, strict=True)]
@@ -176,7 +177,7 @@ class StepModel:
         return outputs if self.stage.rows_out == 1 else [self._with_taps(mx.concatenate(outputs))]
 
     def _with_taps(self, rows: mx.array) -> mx.array:
-        """[T, d] rows for the next stage, with that of the taps behind each."""
+        """Return [T, d] rows for the next stage, with that of the taps behind each."""
         tapped, self.tapped = self.tapped, None
         assert tapped is not None
         return mx.stack([rows, _added(mx.zeros_like(rows), tapped)], axis=1).reshape(-1, rows.shape[-1])
@@ -200,7 +201,7 @@ class StepModel:
         return outputs
 
     def _noting(self, block: Block | None, tokens: mx.array, hidden: mx.array | None) -> list[tuple[Any, str, Watch]]:
-        """What lets a block keep the calls of the modules that take caches."""
+        """Return what lets a block keep the calls of the modules that take caches."""
         if block is None:
             return []
         block.given(tokens, hidden)
@@ -237,8 +238,8 @@ class StepModel:
     # -- grouping attention calls ------------------------------------------------------------
 
     def _arrange(self, parts: Sequence[Part]) -> tuple[RowStep, mx.array | None]:
-        """A step with parts that may share an attention call next to each other; each of the others is a group. And for
-        each of its rows the row of the plan, ``None`` if the order is the same."""
+        """Return a step with parts that may share an attention call next to each other; each of the others is a group.
+        And for each of its rows the row of the plan, ``None`` if the order is the same."""
         able = [i for i, p in enumerate(parts) if p.count == 1 and self._places and can_join(p.caches, self._places)]
         shared = share_calls([parts[i].start for i in able], exact=self._exact)
         together = [[able[i] for i in group] for group in shared if len(group) > 1]
@@ -268,7 +269,7 @@ class StepModel:
 
 
 def _in_order(logits: mx.array, parts: Sequence[Part], step: RowStep) -> list[mx.array]:
-    """A step's logits in the order of the plan."""
+    """Return a step's logits in the order of the plan."""
     found, at = {}, 0
     for part in step.parts:
         found[id(part)] = range(at, at := at + part.num_logits)
@@ -277,7 +278,7 @@ def _in_order(logits: mx.array, parts: Sequence[Part], step: RowStep) -> list[mx
 
 
 def _added(rows: mx.array, tapped: mx.array) -> mx.array:
-    """The sum of [T, d] rows and of [T, e], which may be narrower."""
+    """Return the sum of [T, d] rows and of [T, e], which may be narrower."""
     more = rows.shape[1] - tapped.shape[1]
     return rows + (mx.pad(tapped, [(0, 0), (0, more)]) if more else tapped).astype(rows.dtype)
 
@@ -287,7 +288,8 @@ def _ids(tokens: Sequence[int] | mx.array) -> mx.array:
 
 
 def arrays_to_evaluate(parts: Sequence[Part]) -> list[mx.array]:
-    """The arrays that a step wrote: those of its sequences' caches and cohorts, and of what is kept of blocks."""
+    """Return the arrays that a step wrote: those of its sequences' caches and cohorts, and of what is kept of
+    blocks."""
     cohorts = {id(p.caches.cohort): p.caches.cohort for p in parts if p.caches.cohort is not None}
     found = [array for cohort in cohorts.values() for array in cohort.arrays()]
     found += [array for part in parts for array in part.caches.arrays()]
@@ -295,7 +297,7 @@ def arrays_to_evaluate(parts: Sequence[Part]) -> list[mx.array]:
 
 
 def nbytes(sequences: Sequence[SequenceCaches]) -> int:
-    """Bytes that sequences' caches and cohorts hold."""
+    """Return the bytes that sequences' caches and cohorts hold."""
     cohorts = {id(s.cohort): s.cohort for s in sequences if s.cohort is not None}
     shared = sum(array.nbytes for cohort in cohorts.values() for array in cohort.arrays())
     return shared + sum(array.nbytes for s in sequences for array in s.arrays())

@@ -58,7 +58,7 @@ class _Slice:
 
 
 def trial_of(stage: StageModel, alone: Run, in_order: InOrder, steps: Steps) -> Callable[[Run], str | None]:
-    """Tells why steps of several sequences, run in a way, are not what each has alone; ``None`` if they differ by
+    """Tell why steps of several sequences, run in a way, are not what each has alone. Return None if they differ by
     rounding at most. ``alone``: runs a step one sequence after the other; ``in_order``: while a step of several is
     built, its parts in the order of its rows."""
     at = cache(lambda number: _Round(stage, alone, in_order, number, steps))  # whose reference serves every way
@@ -137,7 +137,7 @@ class _Round:
         return [self._stage.make_caches() for _ in range(_SEQUENCES)]
 
     def _tokens(self, number: int, step: Sequence[tuple[int, int, int]]) -> tuple[list[int], mx.array | None]:
-        """Made-up tokens of a step, or hidden states [T, d] where the stage is given those."""
+        """Return made-up tokens of a step, or hidden states [T, d] where the stage is given those."""
         count, salt = sum(rows for _, rows, _ in step), number + len(self._steps) * self._number
         ids = [(7 * i + 3 * salt) % _TOKENS for i in range(count)]
         return ids, self._stage.made_up_hidden(count, salt)

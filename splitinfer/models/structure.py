@@ -57,7 +57,7 @@ class _Unknown:
 
 
 def make_recipe(arguments: Any, result: Any) -> Recipe:
-    """A function that makes a result of the same form from other arguments, without running the layer.
+    """Return a function that makes a result of the same form from other arguments, without running the layer.
 
     An array becomes some argument of its shape; an object that was an argument is returned again. The contents of the
     arrays are wrong, so the graph has to show that no result depends on them.
@@ -87,7 +87,7 @@ class CannotTrace(CannotCut):
 
 
 def mark(named: Named, name: str, array: mx.array) -> mx.array:
-    """``array`` plus a zero array that is registered in ``named``."""
+    """Return ``array`` plus a zero array that is registered in ``named``."""
     # The sum stays one node in the graph even if the model assigns into it later.
     named[name] = mx.zeros(array.shape, array.dtype)
     return array + named[name]
@@ -155,7 +155,7 @@ class ModelStructure:
         return Graph(results, {**self._named, **parameters})
 
     def _since(self, layer: int, path: Path) -> int:
-        """How many tokens a sequence has when an argument of a layer is there for the first time."""
+        """Return how many tokens a sequence has when an argument of a layer is there for the first time."""
         if path in self._short[0][layer].arguments:
             return 0
         below, above = sum(_STEPS), self._rows[0]
@@ -165,7 +165,7 @@ class ModelStructure:
         return above
 
     def _given(self, rows: int) -> list[set[Path]]:
-        """The arrays that each layer is given in a first call with so many rows."""
+        """Return the arrays that each layer is given in a first call with so many rows."""
         if rows not in self._given_with:
             found: list[set[Path]] = []
 
@@ -181,7 +181,7 @@ class ModelStructure:
         return self._given_with[rows]
 
     def _call(self, tokens: mx.array, caches: Sequence[Cache], at: int = 0) -> mx.array:
-        """The model's own call. ``at``: the position of the first token."""
+        """Return the model's own call. ``at``: the position of the first token."""
         try:
             return call_model(self.model, tokens, caches, lambda: mx.arange(at, at + tokens.shape[1])[None])
         except Exception as error:  # a model's code may raise anything
@@ -199,41 +199,42 @@ class ModelStructure:
         return len(self.layers)
 
     def first_user(self, cache: int) -> int | None:
-        """The first layer that is called with a cache, to which it belongs; ``None`` if no layer is."""
+        """Return the first layer that is called with a cache, to which it belongs. Return None if no layer is."""
         return min(self.users[cache], default=None)
 
     def is_common(self, cache: int) -> bool:
-        """Whether several layers write to a cache, each to a part of its own, so that every stage has it."""
+        """Return whether several layers write to a cache, each to a part of its own, so that every stage has it."""
         return len({writer for c, writer in self._of_caches if c == cache and writer is not None}) > 1
 
     def _writer(self, cache: int, array: mx.array) -> int | None:
-        """The layer that has made an array of a cache; ``None`` for what is made outside of layers."""
+        """Return the layer that has made an array of a cache; ``None`` for what is made outside of layers."""
         written = {id(a): layer for layer, a in self._written.get(cache, ())}
         if len(self.users[cache]) > 1 and written:
             return written.get(id(array))
         return self.first_user(cache)
 
     def owned_before(self, layer: int) -> set[str]:
-        """The names of the parameters of the layers before ``layer``."""
+        """Return the names of the parameters of the layers before ``layer``."""
         return {name for name, owner in self._owners.items() if owner < layer}
 
     def hidden_from(self, layer: int) -> set[str]:
-        """Those of them that a stage from ``layer`` on must not read: all but those of layers that run again there."""
+        """Return those of them that a stage from ``layer`` on must not read: all but those of layers that run again
+        there."""
         again = self._borders[layer].replicas if layer in self._borders else ()
         return {name for name in self.owned_before(layer) if self._owners[name] not in again}
 
     def recipe(self, layer: int) -> Recipe:
-        """Makes, from a layer's arguments, a result of the right form without computing anything."""
+        """Return makes, from a layer's arguments, a result of the right form without computing anything."""
         return self._steps[0][layer].recipe
 
     def result_rows(self) -> list[tuple[Path, int]]:
-        """The parts of the last layer's result that have a row per token, each with the axis of its rows."""
+        """Return the parts of the last layer's result that have a row per token, each with the axis of its rows."""
         first, second = (step[-1].result for step in self._steps)
         axes = {path: _row_axis(spec, second.get(path), self._rows) for path, spec in first.items()}
         return [(path, axis) for path, axis in axes.items() if axis is not None and path in self._short[-1][-1].result]
 
     def border(self, layer: int) -> Border:
-        """What crosses in front of ``layer``.
+        """Return what crosses in front of ``layer``.
 
         Raises:
             CannotCut: anything but rows and the keys and values of plain caches crosses.
@@ -256,8 +257,8 @@ class ModelStructure:
         return Border(layer, tuple(rows), (), self._find_replicas(layer, closed))
 
     def _find_replicas(self, layer: int, closed: list[str]) -> dict[int, tuple[Row, ...]]:
-        """The earlier layers that run again behind a border, with the rows that they are given there. From the last
-        one back: what it was given may be all that is read of the layers before it."""
+        """Return the earlier layers that run again behind a border, with the rows that they are given there. From the
+        last one back: what it was given may be all that is read of the layers before it."""
         found = dict[int, tuple[Row, ...]]()
         while beyond := {name for name in self._read_beyond(layer, closed) if self._layer_of[name] not in found}:
             last = max(self._layer_of[name] for name in beyond)
@@ -289,7 +290,7 @@ class ModelStructure:
         return rows
 
     def _shared_updates(self, layer: int, closed: Sequence[str]) -> list[Row]:
-        """The new keys and values of earlier layers' caches that later layers read."""
+        """Return the new keys and values of earlier layers' caches that later layers read."""
         names = {
             _update_name(1, *path): (path, spec)
             for path, spec in self._updates[1].items()
@@ -304,7 +305,7 @@ class ModelStructure:
         return [_row(path, 2, spec) for path, spec in names.values() if path[0] in shared]
 
     def _results_from(self, layer: int) -> list[int]:
-        """The results that the layers from ``layer`` on compute: the logits and the arrays of their caches."""
+        """Return the results that the layers from ``layer`` on compute: the logits and the arrays of their caches."""
         return [0, *(i for i, (_, writer) in enumerate(self._of_caches, 1) if writer is None or writer >= layer)]
 
     def _read_beyond(self, layer: int, closed: Sequence[str]) -> set[str]:
@@ -368,7 +369,7 @@ def _update_name(step: int, cache: int, part: int) -> str:
 
 
 def _row_axis(first: Spec, second: Spec | None, rows: tuple[int, int]) -> int | None:
-    """The one axis that is as long as the rows of both calls, if nothing else differs."""
+    """Return the one axis that is as long as the rows of both calls, if nothing else differs."""
     if second is None or len(first[0]) != len(second[0]):
         return None
     changed = [axis for axis, (a, b) in enumerate(zip(first[0], second[0], strict=True)) if a != b]
@@ -381,7 +382,7 @@ def _row(path: Path, axis: int, spec: Spec, since: int = 0) -> Row:
 
 
 def _owners(layers: Sequence[Any], parameters: Named) -> dict[str, int]:
-    """The layer of each parameter that belongs to exactly one."""
+    """Return the layer of each parameter that belongs to exactly one."""
     layers_of: dict[int, set[int]] = {}
     for i, layer in enumerate(layers):
         for _, array in tree_flatten(layer.parameters()):
@@ -390,7 +391,8 @@ def _owners(layers: Sequence[Any], parameters: Named) -> dict[str, int]:
 
 
 def _whole_numbers(layers: Sequence[nn.Module]) -> Iterator[int]:
-    """The whole numbers among the attributes of layers' modules: windows, counts of experts and of tokens to choose."""
+    """Yield the whole numbers among the attributes of layers' modules: windows, counts of experts and of tokens to
+    choose."""
     for layer in layers:
         for _, module in layer.named_modules():
             yield from (value for value in vars(module).values() if type(value) is int)

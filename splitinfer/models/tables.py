@@ -55,7 +55,8 @@ class Table:
 def find_tables(
     model: nn.Module, outputs: Sequence[mx.array], parameters: Mapping[str, mx.array], stored: Mapping[str, mx.array]
 ) -> tuple[Table, ...]:
-    """The large tables of which ``outputs`` only look up rows. ``stored``: what stands for the checkpoint's tensors."""
+    """Return the large tables of which ``outputs`` only look up rows. ``stored``: what stands for the checkpoint's
+    tensors."""
     found = list[Table]()
     for path, module in _only_looked_up(model, outputs, parameters):
         names = [name for name, _ in tree_flatten(module.parameters())]
@@ -70,8 +71,8 @@ def find_tables(
 def _only_looked_up(
     model: nn.Module, outputs: Sequence[mx.array], parameters: Mapping[str, mx.array]
 ) -> list[tuple[str, nn.Module]]:
-    """The large tables that ``outputs`` depend on by looking up rows of them, or of other parts of the same table, and
-    in no other way."""
+    """Return the large tables that ``outputs`` depend on by looking up rows of them, or of other parts of the same
+    table, and in no other way."""
     large = list(_large(model))
     if not large:
         return []
@@ -116,7 +117,7 @@ def _put(model: nn.Module, path: str, files: "Mapping[str, _File]") -> None:
 
 
 def _modules_of_rows(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The embeddings of a model: modules that hold nothing but arrays of equally many rows."""
+    """Yield the embeddings of a model: modules that hold nothing but arrays of equally many rows."""
     for path, module in model.named_modules():
         arrays = [array for _, array in tree_flatten(module.parameters())]
         rows = {array.shape[0] if array.ndim else 0 for array in arrays}
@@ -125,7 +126,7 @@ def _modules_of_rows(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _large(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The embeddings that are large, each or as the parts of a table."""
+    """Return the embeddings that are large, each or as the parts of a table."""
     found, sizes = dict(_modules_of_rows(model)), Counter[str]()
     for path, module in found.items():
         sizes[_family(path)] += _nbytes(module)
@@ -133,7 +134,7 @@ def _large(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _family(path: str) -> str:
-    """The list that a module is in; the module itself if it is in none."""
+    """Return the list that a module is in; the module itself if it is in none."""
     above, _, key = path.rpartition(".")
     return above if key.isdigit() else path
 
@@ -143,7 +144,7 @@ def _nbytes(module: nn.Module) -> int:
 
 
 def _column(name: str, parameter: mx.array, stored: Mapping[str, mx.array]) -> Column | None:
-    """How a parameter is stored; ``None`` if it is more than one tensor as it is, viewed or cast."""
+    """Return how a parameter is stored. Return None if it is more than one tensor as it is, viewed or cast."""
     graph = Graph([parameter], stored)
     tensors = graph.read_by([0])
     if len(tensors) != 1:
@@ -169,7 +170,7 @@ class _File:
         self._skipped = begin % mmap.ALLOCATIONGRANULARITY  # of the mapping, before the first row
 
     def rows(self, wanted: np.ndarray) -> mx.array:
-        """Some rows, ascending, as the parameter would hold them."""
+        """Return some rows, ascending, as the parameter would hold them."""
         table, page = self._bytes, mmap.PAGESIZE
         first = (wanted * table.shape[1] + self._skipped) // page
         last = ((wanted + 1) * table.shape[1] + self._skipped - 1) // page
@@ -180,7 +181,7 @@ class _File:
 
 
 def _ranges(first: np.ndarray, last: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Ascending ranges of pages, joined where they touch."""
+    """Yield ascending ranges of pages, joined where they touch."""
     breaks = np.flatnonzero(first[1:] > last[:-1] + 1) + 1
     for few in np.split(np.stack([first, last], axis=1), breaks):
         yield int(few[0, 0]), int(few[-1, 1])

@@ -20,7 +20,7 @@ _HIDDEN: dict[str, type[np.generic]] = {"float32": np.float32, "float16": np.flo
 
 
 def dtype_of(name: str) -> mx.Dtype:
-    """The dtype of hidden states, by MLX's name.
+    """Return the dtype of hidden states, by MLX's name.
 
     Raises:
         ValueError: a dtype that hidden states do not have.
@@ -31,7 +31,7 @@ def dtype_of(name: str) -> mx.Dtype:
 
 
 def mlx_dtype(name: str) -> mx.Dtype:
-    """Any dtype by MLX's name.
+    """Return any dtype by MLX's name.
 
     Raises:
         ValueError: an unknown one.
@@ -43,17 +43,17 @@ def mlx_dtype(name: str) -> mx.Dtype:
 
 
 def spec_of(array: mx.array) -> TensorSpec:
-    """The dtype and shape with which a peer reads ``array``'s bytes."""
+    """Return the dtype and shape with which a peer reads ``array``'s bytes."""
     return TensorSpec(name_of(array.dtype), tuple(array.shape))
 
 
 def name_of(dtype: mx.Dtype) -> str:
-    """MLX's name of a dtype."""
+    """Return MLX's name of a dtype."""
     return str(dtype).removeprefix("mlx.core.")
 
 
 def to_buffer(array: mx.array) -> memoryview:
-    """The bytes of an array, row-major. Evaluates it; the array lives as long as the view.
+    """Return the bytes of an array, row-major. Evaluates it; the array lives as long as the view.
 
     An array that is computed costs no operation on the device: on a GPU that would wait for the step launched
     meanwhile. The host copies one that is not row-major.
@@ -63,17 +63,18 @@ def to_buffer(array: mx.array) -> memoryview:
 
 
 def on_host(array: mx.array) -> NDArray[Any]:
-    """The numbers of an evaluated array, of any dtype but bfloat16, where they are; the array lives as long."""
+    """Return the numbers of an evaluated array, of any dtype but bfloat16, where they are; the array lives as long."""
     return np.asarray(memory_of(array))
 
 
 def memory_of(array: mx.array) -> memoryview:
-    """The memory of an array. All that a finished step brought is read here; an emulated accelerator may watch it."""
+    """Return the memory of an array. All that a finished step brought is read here; an emulated accelerator may watch
+    it."""
     return memoryview(cast(Any, array))  # MLX's stubs lack the buffer protocol
 
 
 def from_buffer(spec: TensorSpec, buffer: memoryview | bytes) -> mx.array:
-    """The hidden states a peer sent, copied.
+    """Return the hidden states a peer sent, copied.
 
     Raises:
         ProtocolError: a dtype that hidden states do not have, or bytes that do not fill the shape exactly.

@@ -51,7 +51,7 @@ class WithHeads:
         parts: Sequence[tuple[SequenceCaches, int, mx.array]],
         positions: mx.array,
     ) -> mx.array:
-        """[T, d] of T rows, and their entries in the heads' KV.
+        """Return [T, d] of T rows, and their entries in the heads' KV.
 
         Args:
             tokens: [T] ids; ``hidden``: [T, d] states before them, behind the target's last norm.
@@ -66,10 +66,10 @@ class WithHeads:
         return heads(heads.embed(tokens[:, None]), hidden[:, None], caches)[:, 0]
 
     def run_blocks(self, tokens: mx.array | None, context: mx.array, parts: Sequence[BlockPart]) -> mx.array | None:
-        """[B, d] of the rows of blocks; and the entries of the context's rows in the heads' KV.
+        """Return [B, d] of the rows of blocks; and the entries of the context's rows in the heads' KV.
 
         Args:
-            tokens: [B] ids, of all blocks in the order of ``parts``; ``None`` if there is none.
+            tokens: [B] ids, of all blocks in the order of ``parts``. Return None if there is none.
             context: [C, d] states, of all parts.
         """
         blocks = cast(DFlash, self.heads)
@@ -79,11 +79,11 @@ class WithHeads:
         return blocks(blocks.embed(tokens[:, None]), [part for part in parts if part.rows])[:, 0]
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """[n, vocabulary] from [n, d] of ``run``."""
+        """Return [n, vocabulary] from [n, d] of ``run``."""
         return self.heads.logits(hidden[:, None])[:, 0]
 
     def run_nothing(self, caches: SequenceCaches, rows: int = 2) -> mx.array:
-        """[n, vocabulary] of so many rows of made-up hidden states, not evaluated. ``caches``: the stage's."""
+        """Return [n, vocabulary] of so many rows of made-up hidden states, not evaluated. ``caches``: the stage's."""
         tokens, like = mx.zeros(rows, mx.int32), self.heads.norm.weight
         hidden = self.heads.states(mx.zeros((rows, like.shape[-1]), like.dtype))
         if not self.heads.at_once:
@@ -98,17 +98,18 @@ Arrays = Mapping[str, mx.array]
 
 
 def is_trained(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is that of a drafter that runs on the last stage."""
+    """Return whether a checkpoint is that of a drafter that runs on the last stage."""
     return is_eagle3(checkpoint.config) or is_dflash(checkpoint.config)
 
 
 def at_once(checkpoint: Checkpoint) -> int:
-    """The most tokens that a drafter drafts at once; 0 where it drafts one after the other."""
+    """Return the most tokens that a drafter drafts at once; 0 where it drafts one after the other."""
     return dflash.at_once(checkpoint.config) if is_dflash(checkpoint.config) else 0
 
 
 def read_of(drafter: Checkpoint, *, is_last: bool) -> frozenset[str]:
-    """The names of the tensors that a stage reads of a drafter in a folder of its own: of the projection, or all."""
+    """Return the names of the tensors that a stage reads of a drafter in a folder of its own: of the projection, or
+    all."""
     return frozenset(name for name in drafter.tensors if is_last or name.removeprefix("model.").startswith("fc."))
 
 

@@ -38,7 +38,7 @@ class IncompleteModel(ModelError):
 
 
 def read_index(folder: Path) -> Index:
-    """The folder's index; empty if it has none.
+    """Return the folder's index; empty if it has none.
 
     Raises:
         ModelError: it is damaged.
@@ -54,7 +54,8 @@ def read_index(folder: Path) -> Index:
 
 
 def weight_files(names: Collection[str], index: Index) -> list[str]:
-    """The files that may hold weights of a folder with files of these names, also those that are missing from it.
+    """Return the files that may hold weights of a folder with files of these names, also those that are missing from
+    it.
 
     >>> weight_files(["config.json", "model-00001-of-00002.safetensors"], {})
     ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
@@ -75,7 +76,8 @@ def _siblings(name: str) -> Iterable[str]:
 
 
 def resolve(headers: Mapping[str, Sequence[TensorInfo] | None], index: Index, where: str) -> dict[str, TensorInfo]:
-    """The folder's tensors by name. ``headers``: of the folder's ``weight_files``, ``None`` for those that are missing.
+    """Return the folder's tensors by name. ``headers``: of the folder's ``weight_files``, ``None`` for those that are
+    missing.
 
     Raises:
         IncompleteModel: a file that gives tensors is missing.
@@ -97,7 +99,7 @@ def resolve(headers: Mapping[str, Sequence[TensorInfo] | None], index: Index, wh
 
 
 def _only_ones(here: Mapping[str, Mapping[str, TensorInfo]], but: Collection[str], where: str) -> dict[str, TensorInfo]:
-    """The tensors that are in one file only, but for some."""
+    """Return the tensors that are in one file only, but for some."""
     holders = defaultdict[str, list[str]](list)
     for file, tensors in here.items():
         for name in tensors.keys() - but:
@@ -112,5 +114,5 @@ def _only_ones(here: Mapping[str, Mapping[str, TensorInfo]], but: Collection[str
 
 
 def _is_whole(name: str) -> bool:
-    """Whether a file of this name has a whole model, alone or with others of its number."""
+    """Return whether a file of this name has a whole model, alone or with others of its number."""
     return name == "model.safetensors" or _NUMBERED.fullmatch(name) is not None

@@ -39,8 +39,8 @@ def _bound(seconds: int, memory: int) -> None:
 
 
 def decoded(data: bytes, fit: Fit, most_pixels: int, room: int = 1 << 62) -> tuple[int, int, bytes]:
-    """Width, height and RGB bytes of a picture, turned as its camera was held and resized. ``room``: the most pixels
-    that it may then have.
+    """Return width, height and RGB bytes of a picture, turned as its camera was held and resized. ``room``: the most
+    pixels that it may then have.
 
     Raises:
         NotAPicture: it cannot be decoded, or is too large.
@@ -69,7 +69,7 @@ def decoded(data: bytes, fit: Fit, most_pixels: int, room: int = 1 << 62) -> tup
 
 
 def _turned(image: Any) -> Any:
-    """A picture as its camera was held, if it says so legibly."""
+    """Return a picture as its camera was held, if it says so legibly."""
     from PIL import Image
 
     with contextlib.suppress(Exception):  # notes that are damaged damage no pixels
@@ -80,7 +80,7 @@ def _turned(image: Any) -> Any:
 
 
 def _opaque(image: Any) -> Any:
-    """A picture in RGB: what can be seen through is on white, as on a page; 16 bits for a pixel become 8."""
+    """Return a picture in RGB: what can be seen through is on white, as on a page; 16 bits for a pixel become 8."""
     from PIL import Image
 
     if image.mode.startswith("I"):
@@ -92,7 +92,7 @@ def _opaque(image: Any) -> Any:
 
 
 def _high_bytes(image: Any) -> Any:
-    """The upper halves of 16 bits for each pixel."""
+    """Return the upper halves of 16 bits for each pixel."""
     from PIL import Image
 
     little = image.mode != "I;16B"

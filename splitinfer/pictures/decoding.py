@@ -41,7 +41,7 @@ _turn = threading.BoundedSemaphore(_AT_ONCE)
 
 
 def decode(data: bytes, fit: Fit, limits: Limits, room: int | None = None) -> RGB:
-    """[height, width, 3] of a picture, in the size that ``fit`` asks for. ``room``: pixels that are left for it.
+    """Return [height, width, 3] of a picture, in the size that ``fit`` asks for. ``room``: pixels that are left for it.
 
     Raises:
         ContextExceeded: it would have more; nothing of it was decoded.
@@ -66,7 +66,7 @@ def decode(data: bytes, fit: Fit, limits: Limits, room: int | None = None) -> RG
 
 
 def _run(question: bytes, seconds: int) -> tuple[dict[str, Any], bytes]:
-    """The answer of a new process; without one, what became of it."""
+    """Return the answer of a new process; without one, what became of it."""
     command = [sys.executable, *_COMMAND]
     try:
         done = subprocess.run(command, input=question, capture_output=True, timeout=2 * seconds, check=False)

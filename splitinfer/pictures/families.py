@@ -74,7 +74,7 @@ class Family:
     is_whole: bool = False
 
     def prepared(self, rgb: RGB) -> Prepared:
-        """A picture that has the size ``fit`` asks for."""
+        """Return a picture that has the size ``fit`` asks for."""
         height, width = rgb.shape[:2]
         inputs = (self.name, self.patch, self.merge, self.mean, self.std, rgb.shape)
         digest = hashlib.blake2b(repr(inputs).encode(), digest_size=32)
@@ -88,7 +88,7 @@ class Family:
         return self.patch * self.merge
 
     def normalised(self, rgb: RGB) -> Values:
-        """[3, height, width] values in the tower's range."""
+        """Return [3, height, width] values in the tower's range."""
         values = rgb.astype(np.float32)
         values *= np.float32(1 / 255)
         values -= np.array(self.mean, np.float32)
@@ -97,7 +97,7 @@ class Family:
 
 
 def _patches(family: Family, rgb: RGB, rows: int, columns: int) -> Values:
-    """Patches in the order of the merged ones, each twice: pictures are films of two frames."""
+    """Return patches in the order of the merged ones, each twice: pictures are films of two frames."""
     p, m = family.patch, family.merge
     once = family.normalised(rgb).reshape(3, rows, m, p, columns, m, p).transpose(1, 4, 2, 5, 0, 3, 6)
     return np.repeat(once[:, :, :, :, :, None], 2, axis=5).reshape(rows * m * columns * m, -1)
@@ -115,14 +115,14 @@ def _planes(family: Family, rgb: RGB) -> Values:
 
 
 def _pixtral(family: Family, key: bytes, rgb: RGB, rows: int, columns: int) -> Prepared:
-    """Rows of placeholders, with a token between them and one behind the last."""
+    """Return the rows of placeholders, with a token between them and one behind the last."""
     row = (family.placeholder,) * columns
     ids = (*(*row, family.others["break"]) * (rows - 1), *row, family.others["end"])
     return Prepared(key, partial(_planes, family, rgb), rgb.nbytes, {"image_sizes": [rgb.shape[:2]]}, ids, ids)
 
 
 def _gemma(family: Family, key: bytes, rgb: RGB, rows: int, columns: int) -> Prepared:
-    """Tables that depend on tokens have the padding's entry for a picture."""
+    """Return tables that depend on tokens have the padding's entry for a picture."""
     count = rows * columns
     around = (family.others["begin"],), (family.others["end"],)
     whole = family.is_whole
@@ -135,8 +135,8 @@ _MAKERS = {"qwen": _qwen, "pixtral": _pixtral, "gemma": _gemma}
 
 
 def family_of(folder: Path, config: Mapping[str, Any], token_id: TokenId) -> Family | None:
-    """The family of a checkpoint; ``None`` where it does not see, or not in a way that is known here. ``token_id``: the
-    id of a special token's text, where there is a tokenizer.
+    """Return the family of a checkpoint. Return None if it does not see, or not in a way that is known here.
+    ``token_id``: the id of a special token's text, where there is a tokenizer.
 
     Raises:
         ModelError: its configuration, or its processor's, has values that no such model has.
@@ -158,7 +158,7 @@ def sees(config: Mapping[str, Any]) -> bool:
 
 
 def layers_at_once(config: Mapping[str, Any]) -> int:
-    """How many of the first layers take more of a picture than its rows, and so must be where its tower is."""
+    """Return how many of the first layers take more of a picture than its rows, and so must be where its tower is."""
     if positive(config, "hidden_size_per_layer_input"):
         return positive(config, "num_hidden_layers") or 0  # all of them look at the rows themselves
     found = config["vision_config"].get("deepstack_visual_indexes")
@@ -166,7 +166,7 @@ def layers_at_once(config: Mapping[str, Any]) -> int:
 
 
 def _processor(folder: Path) -> dict[str, Any]:
-    """The configuration of a checkpoint's processor of images; empty without one."""
+    """Return the configuration of a checkpoint's processor of images; empty without one."""
     for name in _PROCESSORS:
         if (folder / name).exists():
             found = json.loads((folder / name).read_text(encoding="utf-8"))

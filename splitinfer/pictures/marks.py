@@ -22,8 +22,8 @@ def marked(source: str) -> str:
 def taken_out(
     messages: Sequence[Mapping[str, Any]], mark: str, name: str = ""
 ) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Messages with ``mark`` in the places of their pictures, and the pictures' sources in that order. ``name``: of the
-    token that stands for pictures, cut in two where it is in other texts.
+    """Return messages with ``mark`` in the places of their pictures, and the pictures' sources in that order. ``name``:
+    of the token that stands for pictures, cut in two where it is in other texts.
 
     >>> taken_out([{"role": "user", "content": f"<p> is {marked('a.png')}."}], "<start><p>", "<p>")
     ([{'role': 'user', 'content': '< p> is <start><p>.'}], ['a.png'])
@@ -62,7 +62,7 @@ def has_pictures(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def in_lines(texts: Iterable[str]) -> str:
-    """Texts with line breaks between them, but none around pictures.
+    """Return texts with line breaks between them, but none around pictures.
 
     >>> [taken_out([{"content": in_lines([marked("a"), marked("b"), "What is", "it?"])}], "<p>")[0]]
     [[{'content': '<p><p>What is\\nit?'}]]
@@ -75,7 +75,8 @@ def in_lines(texts: Iterable[str]) -> str:
 
 
 def portable(text: str, *, reads: bool = False) -> str:
-    """A text with pictures for a file, in which the number is of no use; ``reads``: one of a file for this process.
+    """Return a text with pictures for a file, in which the number is of no use; ``reads``: one of a file for this
+    process.
 
     >>> portable(portable(marked("a.png")), reads=True) == marked("a.png")
     True
@@ -84,7 +85,7 @@ def portable(text: str, *, reads: bool = False) -> str:
 
 
 def shown(text: str) -> str:
-    """A text as a person is shown it.
+    """Return a text as a person is shown it.
 
     >>> shown(f"{marked('a.png')} What is {marked('data:image/png;base64,AA==')}?")
     '[a.png] What is [a picture]?'

@@ -23,7 +23,7 @@ _Size = tuple[int, int]
 
 
 def fitted(fit: Fit, width: int, height: int) -> _Size:
-    """The width and height to which a picture is resized.
+    """Return the width and height to which a picture is resized.
 
     >>> fitted(Fit("area", 28, 3136, 10**6), 640, 480), fitted(Fit("longest", 28, 0, 560), 640, 480)
     ((644, 476), (560, 420))
@@ -39,7 +39,7 @@ def fitted(fit: Fit, width: int, height: int) -> _Size:
 
 
 def _by_area(fit: Fit, width: int, height: int) -> _Size:
-    """Qwen's: the nearest multiples, scaled into the bounds of the area."""
+    """Return qwen's: the nearest multiples, scaled into the bounds of the area."""
     sides, step = (width, height), fit.multiple
     near = [round(side / step) * step for side in sides]
     if near[0] * near[1] > fit.most:
@@ -52,7 +52,7 @@ def _by_area(fit: Fit, width: int, height: int) -> _Size:
 
 
 def _by_longest(fit: Fit, width: int, height: int) -> _Size:
-    """Pixtral's: no side longer than the bound, then up to whole patches."""
+    """Return pixtral's: no side longer than the bound, then up to whole patches."""
     ratio = max(width, height) / fit.most
     if ratio > 1:
         width, height = max(1, math.floor(width / ratio)), max(1, math.floor(height / ratio))
@@ -60,7 +60,7 @@ def _by_longest(fit: Fit, width: int, height: int) -> _Size:
 
 
 def _by_budget(fit: Fit, width: int, height: int) -> _Size:
-    """Gemma 4's: as large as the bound of the area allows, down to whole patches."""
+    """Return gemma 4's: as large as the bound of the area allows, down to whole patches."""
     step, scale = fit.multiple, math.sqrt(fit.most / (width * height))
     across, down = (math.floor(scale * side / step) * step for side in (width, height))
     longest = fit.most // step

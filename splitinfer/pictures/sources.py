@@ -15,8 +15,8 @@ _SHOWN = 40  # characters of what was sent
 
 
 def from_url(url: str, most: int, folder: Path | None = None) -> bytes:
-    """Bytes of the picture that a URL names, of which at most ``most`` are read, or one more of a file. ``folder``:
-    below which files may be read.
+    """Return the bytes of the picture that a URL names, of which at most ``most`` are read, or one more of a file.
+    ``folder``: below which files may be read.
 
     Raises:
         RequestError: it is no data URL with a picture and no file that may be read, or the picture is larger.
@@ -40,7 +40,7 @@ def from_url(url: str, most: int, folder: Path | None = None) -> bytes:
 
 
 def _file(path: Path, most: int, folder: Path) -> bytes:
-    """What lies elsewhere is refused in one way, whether it is there or not."""
+    """Return what lies elsewhere is refused in one way, whether it is there or not."""
     try:
         real = path.resolve()
         if not real.is_relative_to(folder.resolve()) or (real.exists() and not real.is_file()):
@@ -51,7 +51,7 @@ def _file(path: Path, most: int, folder: Path) -> bytes:
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """The bytes of a file, one more than ``most`` at the most.
+    """Return the bytes of a file, one more than ``most`` at the most.
 
     Raises:
         OSError: it cannot be read.

@@ -48,7 +48,7 @@ class Asked:
     kv_share: float = KV_SHARE
 
     def sequences(self, aim: Aim) -> int:
-        """The sequences of ``context`` tokens that have to fit."""
+        """Return the sequences of ``context`` tokens that have to fit."""
         return self.streams if aim is Aim.THROUGHPUT else 1
 
     def budget(self, profiles: Profiles) -> int:

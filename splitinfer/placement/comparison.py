@@ -33,7 +33,7 @@ class Comparison:
     sentence: str
 
     def lines(self) -> Iterator[str]:
-        """The same in a line for each way."""
+        """Yield the same in a line for each way."""
         for at, heading in enumerate(self.headings, 1):
             yield f"{heading}: {'; '.join(f'{row[0]}: {row[at]}' for row in self.rows)}"
 
@@ -84,13 +84,13 @@ def beside(plan: Plan, aim: Aim, now: Cut | None = None) -> Comparison:
 
 
 def layout_text(plan: Plan, best: Best, origin: str, base: Layout | None = None) -> str:
-    """The layout file of a cut: its aim, figures, reasons and ``origin`` as comments."""
+    """Return the layout file of a cut: its aim, figures, reasons and ``origin`` as comments."""
     about = [f"Planned for {best.aim}.", *beside(plan, best.aim).lines(), *why(plan, best), origin]
     return text_of(layout_of(plan, best, base), about)
 
 
 def halved(model: ModelProfile) -> Cut:
-    """The cut over two machines whose larger stage is smallest."""
+    """Return the cut over two machines whose larger stage is smallest."""
     count = model.num_layers
 
     def larger(first: int) -> int:
@@ -101,7 +101,7 @@ def halved(model: ModelProfile) -> Cut:
 
 
 def held_in_words(model: ModelProfile) -> str:
-    """What a second machine would change for the memory of this one."""
+    """Return what a second machine would change for the memory of this one."""
     if model.num_layers < 2:
         return ""
     half, whole = (size(model.weights(0, end)) for end in (halved(model).layers[0], model.num_layers))
@@ -157,7 +157,7 @@ def _heading(profiles: Profiles, cut: Cut) -> str:
 
 
 def _needs(profiles: Profiles, asked: Asked, cut: Cut, context: int, sequences: int) -> str:
-    """What so many sequences need on the machine that lacks most; empty if they fit."""
+    """Return what so many sequences need on the machine that lacks most; empty if they fit."""
     lack, place = max((lack, place) for place, lack in Memory(profiles, asked).lacks(cut, context, sequences).items())
     if lack <= 0:
         return ""
@@ -197,10 +197,7 @@ def _difference(here: str, alone: _Way, way: _Way) -> str:
 
 
 def _times(gain: float) -> str:
-    """
-    >>> _times(1.72), _times(0.98), _times(0.042)
-    ('1.7 times as fast', 'no faster', '24 times as slow')
-    """
+    """Return >>> _times(1.72), _times(0.98), _times(0.042) ('1.7 times as fast', 'no faster', '24 times as slow')"""
     if 1 / _SAME < gain < _SAME:
         return "no faster"
     return f"{rate(gain)} times as fast" if gain > 1 else f"{rate(1 / gain)} times as slow"

@@ -27,7 +27,7 @@ class Cut:
         return "-".join(map(str, self.layers))
 
     def stages(self) -> Iterator[tuple[int, int, int]]:
-        """Each stage's machine and its layers [start, end)."""
+        """Yield each stage's machine and its layers [start, end)."""
         start = 0
         for machine, count in zip(self.machines, self.layers, strict=True):
             yield machine, start, start + count
@@ -37,8 +37,8 @@ class Cut:
 def orders(
     num_machines: int, num_layers: int, *, uses_all: bool, pairs: Sequence[tuple[int, int]] = ()
 ) -> list[tuple[int, ...]]:
-    """The orders of machines: 0 first, and the others, all or some of them, in any order; none has more machines than
-    there are layers. ``pairs``: machines that may be one stage; each pair's place follows those of the machines.
+    """Return the orders of machines: 0 first, and the others, all or some of them, in any order; none has more machines
+    than there are layers. ``pairs``: machines that may be one stage; each pair's place follows those of the machines.
 
     >>> orders(3, 66, uses_all=True), orders(2, 66, uses_all=False, pairs=[(0, 1)])
     ([(0, 1, 2), (0, 2, 1)], [(0,), (0, 1), (2,)])
@@ -56,7 +56,7 @@ def orders(
 
 
 def stride_of(all_orders: Sequence[tuple[int, ...]], num_layers: int, most: int = MOST) -> int:
-    """The least distance of a grid's lines with which there are no more than ``most`` cuts."""
+    """Return the least distance of a grid's lines with which there are no more than ``most`` cuts."""
 
     def num_cuts(stride: int) -> int:
         lines = len(range(stride, num_layers, stride))
@@ -66,14 +66,14 @@ def stride_of(all_orders: Sequence[tuple[int, ...]], num_layers: int, most: int 
 
 
 def on_grid(all_orders: Iterable[tuple[int, ...]], num_layers: int, stride: int = 1) -> Iterator[Cut]:
-    """The cuts at every ``stride``-th layer."""
+    """Yield the cuts at every ``stride``-th layer."""
     for order in all_orders:
         for ends in combinations(range(stride, num_layers, stride), len(order) - 1):
             yield _cut(order, ends, num_layers)
 
 
 def near(cuts: Iterable[Cut], distance: int) -> list[Cut]:
-    """``cuts``, and those with any of their ends moved by ``distance`` layers; each once."""
+    """Return ``cuts``, and those with any of their ends moved by ``distance`` layers; each once."""
     found = dict.fromkeys(
         _cut(cut.machines, moved, sum(cut.layers))
         for cut in cuts

@@ -27,13 +27,13 @@ _WIDE = 10**6  # characters of a line of YAML: no line is broken
 
 
 def name_in_words(profiles: Profiles, cut: Cut) -> str:
-    """A cut with its machines: ``studio 40, mini 26``."""
+    """Return a cut with its machines: ``studio 40, mini 26``."""
     names = (profiles.machines[m].name for m in cut.machines)
     return ", ".join(f"{name} {count}" for name, count in zip(names, cut.layers, strict=True))
 
 
 def why(plan: Plan, best: Best) -> Iterator[str]:
-    """What each stage takes, who gets no layers, and what memory forces: a few sentences."""
+    """Yield what each stage takes, who gets no layers, and what memory forces: a few sentences."""
     machines, cut = plan.profiles.machines, best.cut
     found = Formulas(plan.profiles, plan.asked).seconds(cut, plan.asked.sequences(best.aim))
     times = (f"{seconds(each)} on {machines[m].name}" for each, m in zip(found, cut.machines, strict=True))
@@ -76,7 +76,7 @@ def compared(plan: Plan, best: Best) -> Iterator[str]:
 
 
 def _rates(best: Best) -> str:
-    """Tokens per second of a cut, without and with drafts."""
+    """Return the tokens per second of a cut, without and with drafts."""
     figures = best.figures
     plain, drafted = figures.one, figures.one_with_drafts
     if best.aim is Aim.THROUGHPUT:
@@ -85,7 +85,7 @@ def _rates(best: Best) -> str:
 
 
 def shortage(profiles: Profiles, asked: Asked, aim: Aim) -> str:
-    """What is lacking where no cut meets an aim, and what would make room."""
+    """Return what is lacking where no cut meets an aim, and what would make room."""
     context, sequences = BLOCK if aim is Aim.CONTEXT else asked.context, asked.sequences(aim)
     profiles = with_pairs(profiles)
     memory, num_layers, every = Memory(profiles, asked), profiles.model.num_layers, orders_of(profiles, asked)
@@ -105,7 +105,7 @@ def shortage(profiles: Profiles, asked: Asked, aim: Aim) -> str:
 
 
 def layout_of(plan: Plan, best: Best, base: Layout | None = None) -> Layout:
-    """The layout of a cut. ``base``: has what a plan does not choose, such as codecs, transports and serving
+    """Return the layout of a cut. ``base``: has what a plan does not choose, such as codecs, transports and serving
     options."""
     known = {} if base is None else {stage.name: stage for stage in base.stages}
     machines = plan.profiles.machines
@@ -133,7 +133,7 @@ def _stage(spec: StageSpec, machine: MachineProfile, known: StageSpec | None, *,
 
 
 def _across(profiles: Profiles, spec: StageSpec, names: Sequence[str], known: StageSpec | None) -> StageSpec:
-    """A stage across two machines. Of the coordinator's a worker has that part which it starts itself."""
+    """Return a stage across two machines. Of the coordinator's a worker has that part which it starts itself."""
     machines = {each.name: each for each in profiles.machines}
     ranks = tuple(written(machines[name].address or LOCAL, machines[name].key) for name in names)
     spec = replace(spec, across=ranks, sums=sums_over(profiles, *names))
@@ -143,7 +143,7 @@ def _across(profiles: Profiles, spec: StageSpec, names: Sequence[str], known: St
 
 
 def text_of(layout: Layout, comments: Iterable[str]) -> str:
-    """A layout as a file. ``comments``: lines before it."""
+    """Return a layout as a file. ``comments``: lines before it."""
     lines = [f"# {line}" for line in comments]
     lines += [_flow({key: value}, braces=False) for key, value in _top(layout).items()]
     lines.append("stages:")
@@ -152,7 +152,7 @@ def text_of(layout: Layout, comments: Iterable[str]) -> str:
 
 
 def _top(layout: Layout) -> dict[str, Any]:
-    """The keys of a layout beside its stages, where they are not the defaults."""
+    """Return the keys of a layout beside its stages, where they are not the defaults."""
     plain = Layout(layout.stages)
     found: dict[str, Any] = {
         name: getattr(layout, name)
@@ -180,7 +180,7 @@ def _of_stage(stage: StageSpec) -> dict[str, Any]:
 
 
 def _flow(mapping: dict[str, Any], *, braces: bool = True) -> str:
-    """A mapping in one line of YAML."""
+    """Return a mapping in one line of YAML."""
     text = yaml.safe_dump(mapping, default_flow_style=True, sort_keys=False, width=_WIDE, allow_unicode=True).strip()
     return text if braces else text[1:-1]
 
@@ -189,7 +189,7 @@ def _flow(mapping: dict[str, Any], *, braces: bool = True) -> str:
 
 
 def as_dict(plan: Plan, shortages: Mapping[Aim, str]) -> dict[str, Any]:
-    """A plan as plain numbers. ``shortages``: what is lacking for the aims for which nothing fits, in words."""
+    """Return a plan as plain numbers. ``shortages``: what is lacking for the aims for which nothing fits, in words."""
     return {
         "model": plan.profiles.model.name,
         "machines": [machine.name for machine in plan.profiles.machines if not machine.across],

@@ -54,11 +54,11 @@ class Formulas:
     # -- one stream ----------------------------------------------------------------------------
 
     def turn(self, cut: Cut) -> float:
-        """Seconds from a prompt of ``asked.prompt`` tokens until the last of ``asked.answer`` tokens."""
+        """Return the seconds from a prompt of ``asked.prompt`` tokens until the last of ``asked.answer`` tokens."""
         return self.prompt(cut, self._asked.prompt) + (self._asked.answer - 1) / self.one(cut, self._asked.acceptance)
 
     def one(self, cut: Cut, acceptance: float | None) -> float:
-        """Tokens per second of one stream, with drafts where there are any (``acceptance``) and they pay."""
+        """Return the tokens per second of one stream, with drafts where there are any (``acceptance``) and they pay."""
         plain = 1 / self._latency(cut, 1)
         return plain if acceptance is None else max(plain, *(self._drafted(cut, k, acceptance) for k in _ALONE))
 
@@ -72,7 +72,7 @@ class Formulas:
         return max(alone, 1 / (1 - a) / (once + apart * a ** (k + 1) / (1 - a**k)) if flies else 0.0)
 
     def _latency(self, cut: Cut, rows: int) -> float:
-        """Seconds of a step of one sequence from stage to stage and back."""
+        """Return the seconds of a step of one sequence from stage to stage and back."""
         return sum(self._seconds(cut, self._block(rows, 1))) + self._passing(cut, rows)
 
     def chunk(self, cut: Cut, num_tokens: int) -> int:
@@ -80,7 +80,7 @@ class Formulas:
         return even_share(num_tokens, self._budget, len(cut.layers), rounds=False)
 
     def prompt(self, cut: Cut, num_tokens: int) -> float:
-        """Seconds from a prompt until its first token."""
+        """Return the seconds from a prompt until its first token."""
         rows = self.chunk(cut, num_tokens)
         chunks = -(-num_tokens // rows)
         shape = Shape(rows, 0, num_tokens * (num_tokens + 1) // 2 // chunks)  # the mean chunk
@@ -90,7 +90,7 @@ class Formulas:
     # -- many ----------------------------------------------------------------------------------
 
     def many(self, cut: Cut, acceptance: float | None) -> float:
-        """Tokens per second of all streams together."""
+        """Return the tokens per second of all streams together."""
         groups = range(1, min(len(cut.layers), self._asked.streams) + 1)
         drafts = (0,) if acceptance is None else (0, *_EACH)
         return max(self._grouped(cut, g, k, acceptance or 0.0) for g in groups for k in drafts)
@@ -107,7 +107,7 @@ class Formulas:
         return streams * ((1 - a ** (k + 1)) / (1 - a) if k else 1.0) / period
 
     def _drafting(self, cut: Cut, members: int, k: int) -> float:
-        """Seconds of ``k`` drafts of each of so many sequences."""
+        """Return the seconds of ``k`` drafts of each of so many sequences."""
         one, more = self._drafts[cut.machines[-1]]
         return (min(k, 1) if self._at_once else k) * (one + more * (members - 1))
 
@@ -133,11 +133,11 @@ class Formulas:
     # -- seconds -------------------------------------------------------------------------------
 
     def seconds(self, cut: Cut, streams: int) -> list[float]:
-        """Seconds of each stage for a step of so many streams in as many groups as there are stages."""
+        """Return the seconds of each stage for a step of so many streams in as many groups as there are stages."""
         return self._seconds(cut, self._block(1, -(-streams // min(len(cut.layers), streams))))
 
     def _block(self, rows: int, members: int) -> Shape:
-        """A step in which each of some sequences has so many rows."""
+        """Return a step in which each of some sequences has so many rows."""
         if rows == 1:
             return Shape(members, members * self.usual_position, 0)
         return Shape(members * rows, 0, members * (rows * self.usual_position + rows * (rows + 1) // 2))
@@ -156,7 +156,7 @@ class Formulas:
         return max(*seconds, sum(each for m, each in zip(cut.machines, seconds, strict=True) if self._is_here[m]))
 
     def _summed(self, place: int, shape: Shape) -> tuple[list[float], float]:
-        """Seconds of the first 0, 1, 2, ... layers on a machine, and of the head."""
+        """Return the seconds of the first 0, 1, 2, ... layers on a machine, and of the head."""
         machine = self._profiles.machines[place]
         each = {kind: costs.at(shape) for kind, costs in machine.layers.items()}
         sums = list(accumulate((each[layer.kind] for layer in self._model.layers), initial=0.0))
@@ -164,17 +164,18 @@ class Formulas:
         return found
 
     def _passing(self, cut: Cut, rows: int) -> float:
-        """Seconds of the hops, with hidden states from stage to stage, with little from the last to the first; and of
-        the hosts, which launch a step and read what it has computed; and the coordinator's plans it, too."""
+        """Return the seconds of the hops, with hidden states from stage to stage, with little from the last to the
+        first; and of the hosts, which launch a step and read what it has computed; and the coordinator's plans it,
+        too."""
         *forward, back = [self._hops[pair] for pair in hop_ends(cut)]
         hosts = sum(self._profiles.machines[place].host for place in (0, *cut.machines))
         return sum(latency + per_row * rows for latency, per_row in forward) + back[0] + hosts
 
 
 def drafting(profiles: Profiles, last: int) -> tuple[float, float]:
-    """Seconds of a round of drafts for one sequence, and for each further one, where the machine ``last`` has the last
-    stage. A drafter there costs as much as layers of its bytes, and the head, for its rows; of two machines that are
-    one stage, each has all of it."""
+    """Return the seconds of a round of drafts for one sequence, and for each further one, where the machine ``last``
+    has the last stage. A drafter there costs as much as layers of its bytes, and the head, for its rows; of two
+    machines that are one stage, each has all of it."""
     of_rank = profiles.machines[last].ranks[0]
     machine = next(machine for machine in profiles.machines if machine.name == of_rank)
     first, draft = profiles.machines[0], profiles.model.draft
@@ -187,7 +188,7 @@ def drafting(profiles: Profiles, last: int) -> tuple[float, float]:
 
 
 def costs_of(model: ModelProfile, machine: MachineProfile, start: int, end: int) -> Costs:
-    """The costs of a stage of the layers [start, end) on a machine."""
+    """Return the costs of a stage of the layers [start, end) on a machine."""
     costs = Costs(((1, machine.step),))
     for kind, count in model.kinds(start, end).items():
         costs = costs.plus(machine.layers[kind].scaled(count))
@@ -195,14 +196,15 @@ def costs_of(model: ModelProfile, machine: MachineProfile, start: int, end: int)
 
 
 def hop_ends(cut: Cut) -> list[tuple[int, int]]:
-    """The machines at both ends of the hop after each stage; the last one's leads back."""
+    """Return the machines at both ends of the hop after each stage; the last one's leads back."""
     return [(a, b) for a, b in zip(cut.machines, (*cut.machines[1:], cut.machines[0]), strict=True)]
 
 
 def hop_of(profiles: Profiles, source: int, target: int) -> tuple[float, float]:
-    """Seconds of the hop from one machine to another, and for each row of hidden states. Of two machines that are one
-    stage the first receives, and passes on to the second, which sends. Where they are the first stage, the coordinator
-    is another process beside the first: what leads there is taken to be no quicker than what leads to the second."""
+    """Return the seconds of the hop from one machine to another, and for each row of hidden states. Of two machines
+    that are one stage the first receives, and passes on to the second, which sends. Where they are the first stage, the
+    coordinator is another process beside the first: what leads there is taken to be no quicker than what leads to the
+    second."""
     here, way = profiles.machines[0].name, (profiles.machines[source].ranks[-1], *profiles.machines[target].ranks)
     links = [link_of(profiles, a, b) for a, b in pairwise(way) if a != b]
     beside = links[-1][0] if profiles.machines[target].across[:1] == (here,) else 0.0
@@ -212,8 +214,8 @@ def hop_of(profiles: Profiles, source: int, target: int) -> tuple[float, float]:
 
 
 def link_of(profiles: Profiles, source: str, target: str) -> tuple[float, float]:
-    """Seconds of latency one way, and bytes a second. A link that was not measured is taken to be like the slowest that
-    was."""
+    """Return the seconds of latency one way, and bytes a second. A link that was not measured is taken to be like the
+    slowest that was."""
     link = profiles.link(source, target)
     known = profiles.links if link is None else (link,)
     latency = max((each.latency for each in known), default=_UNKNOWN[0])

@@ -32,8 +32,8 @@ class Memory:
         self._host_of = {each.name: 0 if each.address == LOCAL else i for i, each in enumerate(self._machines)}
 
     def weights(self, start: int, end: int, context: int = 0, *, is_half: bool = False) -> int:
-        """Bytes of the weights of the layers [start, end), or of a rank's half of them, with a drafter and its KV of
-        ``context`` tokens where the stage has one."""
+        """Return the bytes of the weights of the layers [start, end), or of a rank's half of them, with a drafter and
+        its KV of ``context`` tokens where the stage has one."""
         weights = (self._half if is_half else self._whole).bytes_of(start, end)
         if self._asked.acceptance is None:
             return weights
@@ -41,8 +41,8 @@ class Memory:
         return weights + own + per_token * context
 
     def lacks(self, cut: Cut, context: int, sequences: int) -> dict[int, int]:
-        """The bytes that each machine of a cut lacks for so many sequences of ``context`` tokens, by its place; 0 or
-        fewer: none, and so many are left. Stages on the coordinator's machine count as its own."""
+        """Return the bytes that each machine of a cut lacks for so many sequences of ``context`` tokens, by its place;
+        0 or fewer: none, and so many are left. Stages on the coordinator's machine count as its own."""
         one = KVBudget().use_of(context)
         use = KVUse(one.sequences * sequences, one.tokens * sequences)
         weights, to_load, kv = dict[int, int](), dict[int, int](), dict[int, list[int]]()
@@ -62,12 +62,12 @@ class Memory:
         }
 
     def fits(self, cut: Cut, context: int, sequences: int) -> bool:
-        """Whether so many sequences of ``context`` tokens fit."""
+        """Return whether so many sequences of ``context`` tokens fit."""
         return max(self.lacks(cut, context, sequences).values()) <= 0
 
     def longest(self, cut: Cut) -> int:
-        """The most tokens of one sequence that fit, in whole blocks, or the model's own context; 0: the cut does not
-        fit at all."""
+        """Return the most tokens of one sequence that fit, in whole blocks, or the model's own context; 0: the cut does
+        not fit at all."""
         most = self._model.context_length
         if self.fits(cut, most, 1):
             return most
@@ -97,5 +97,5 @@ class _Layers:
 
 
 def _sums(values: Iterable[int]) -> list[int]:
-    """The sums of the first 0, 1, 2, ... values."""
+    """Return the sums of the first 0, 1, 2, ... values."""
     return list(accumulate(values, initial=0))

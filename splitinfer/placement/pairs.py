@@ -25,7 +25,7 @@ from splitinfer.placement.formulas import link_of
 
 
 def with_pairs(profiles: Profiles) -> Profiles:
-    """The same, with each pair that may be one stage behind the machines."""
+    """Return the same, with each pair that may be one stage behind the machines."""
     half = profiles.model.half
     if half is None or any(machine.across for machine in profiles.machines):
         return profiles
@@ -36,7 +36,7 @@ def with_pairs(profiles: Profiles) -> Profiles:
 
 
 def _host(machine: MachineProfile) -> str | None:
-    """A machine's host, whose workers share its device; ``None``: this one."""
+    """Return a machine's host, whose workers share its device; ``None``: this one."""
     address = machine.address or LOCAL
     if address == LOCAL or address.startswith("inproc://"):
         return None
@@ -45,14 +45,14 @@ def _host(machine: MachineProfile) -> str | None:
 
 
 def exposed(profiles: Profiles, cut: Cut) -> str | None:
-    """A machine of a pair whose sums would cross a network in the clear; ``None`` if there is none."""
+    """Return a machine of a pair whose sums would cross a network in the clear. Return None if there is none."""
     pairs = [profiles.machines[place].across for place in cut.machines if profiles.machines[place].across]
     names = {name for pair in pairs if sums_over(profiles, *pair) == RING for name in pair}
     return next((each.name for each in profiles.machines if each.name in names and each.is_exposed), None)
 
 
 def pairs_of(profiles: Profiles) -> tuple[int, list[tuple[int, int]]]:
-    """How many machines there are, and the places of those that each pair behind them has."""
+    """Return how many machines there are, and the places of those that each pair behind them has."""
     names = [machine.name for machine in profiles.machines if not machine.across]
     return len(names), [
         (names.index(machine.across[0]), names.index(machine.across[1])) for machine in profiles.machines[len(names) :]
@@ -83,7 +83,8 @@ def _pair(profiles: Profiles, half: ModelProfile, a: MachineProfile, b: MachineP
 
 
 def _half_of(machine: MachineProfile, whole: LayerProfile, part: LayerProfile) -> Costs:
-    """What a rank's part of a layer costs: as measured, but no less than its share, and no more than the layer."""
+    """Return what a rank's part of a layer costs: as measured, but no less than its share, and no more than the
+    layer."""
     costs, attends = machine.layers[whole.kind], _share(_kv(part), _kv(whole))
     own = costs.scaled(_share(part.weights, whole.weights))
     least = replace(own, decode=costs.decode * attends, chunk=costs.chunk * attends)
@@ -99,13 +100,13 @@ def _share(part: int, whole: int) -> float:
 
 
 def sums_over(profiles: Profiles, a: str, b: str) -> str:
-    """What adds up two machines' halves: RDMA, where sums over it were measured."""
+    """Return what adds up two machines' halves: RDMA, where sums over it were measured."""
     link = profiles.link(a, b)
     return RING if link is None else link.sums_over
 
 
 def sum_of(profiles: Profiles, a: str, b: str) -> Costs:
-    """Seconds of a sum of two machines' hidden states, by their rows."""
+    """Return the seconds of a sum of two machines' hidden states, by their rows."""
     link = profiles.link(a, b)
     if link is not None and link.sums is not None:
         return link.sums
@@ -115,7 +116,7 @@ def sum_of(profiles: Profiles, a: str, b: str) -> Costs:
 
 
 def with_sums(profiles: Profiles, across: Sequence[str], sums: Costs) -> Profiles:
-    """The same, where a sum of two machines is known to take so long. ``profiles``: without pairs."""
+    """Return the same, where a sum of two machines is known to take so long. ``profiles``: without pairs."""
     a, b = across
     latency, bandwidth = link_of(profiles, a, b)
     others = [link for link in profiles.links if {link.source, link.target} != {a, b}]
@@ -124,7 +125,7 @@ def with_sums(profiles: Profiles, across: Sequence[str], sums: Costs) -> Profile
 
 
 def sums_of_token(profiles: Profiles, pair: MachineProfile) -> tuple[int, float]:
-    """How many sums a token has, were all layers on a pair, and the seconds of all of them."""
+    """Return how many sums a token has, were all layers on a pair, and the seconds of all of them."""
     half = profiles.model.half
     assert half is not None
     count = sum(layer.sums for layer in half.layers)

@@ -85,19 +85,19 @@ class Planner:
         self._by_layers = [cut for cut in self.cuts if self._num_machines(cut) == len(cut.machines)]
 
     def plan(self, aims: Iterable[Aim] = tuple(Aim)) -> Plan:
-        """The best cut for each aim."""
+        """Return the best cut for each aim."""
         aims = tuple(aims)
         best = {aim: found for aim in aims if (found := self.best(aim)) is not None}
         return Plan(self.profiles, self.asked, best, len(self.cuts), {aim: self.ways(aim) for aim in aims})
 
     def ways(self, aim: Aim) -> Ways:
-        """The best cut for an aim of each way."""
+        """Return the best cut for an aim of each way."""
         alone = [cut for cut in self._by_layers if len(cut.machines) == 1]
         several = [cut for cut in self._by_layers if len(cut.machines) > 1]
         return Ways(*(self._best_of(aim, cuts) for cuts in (alone, several, self._shared)))
 
     def _every_cut(self) -> list[Cut]:
-        """Every cut and order, or where there are too many those on a grid and those near the best of them."""
+        """Return every cut and order, or where there are too many those on a grid and those near the best of them."""
         num_layers, every = self.profiles.model.num_layers, orders_of(self.profiles, self.asked)
         stride = stride_of(every, num_layers)
         found = dict.fromkeys(on_grid(every, num_layers, stride))
@@ -111,12 +111,12 @@ class Planner:
         return list(found)
 
     def best(self, aim: Aim) -> Best | None:
-        """The best cut for an aim; ``None`` if none fits."""
+        """Return the best cut for an aim. Return None if none fits."""
         return self._better(self._best_of(aim, self._by_layers), self._best_of(aim, self._shared))
 
     def _better(self, by_layers: Best | None, shared: Best | None) -> Best | None:
-        """The better of two, where two machines as one stage have to be clearly so: what their sums cost is known less
-        well, and both stop where one does."""
+        """Return the better of two, where two machines as one stage have to be clearly so: what their sums cost is
+        known less well, and both stop where one does."""
         if shared is None or exposed(self.profiles, shared.cut) is not None:
             return by_layers
         if by_layers is None:
@@ -149,7 +149,8 @@ class Planner:
         return sum(len(self.profiles.machines[place].ranks) for place in cut.machines)
 
     def _ranked(self, aim: Aim, cuts: Iterable[Cut]) -> list[Cut]:
-        """The cuts that meet an aim's need of memory, the best first; for the context those with the longest one."""
+        """Return the cuts that meet an aim's need of memory, the best first; for the context those with the longest
+        one."""
         if aim is not Aim.CONTEXT:
             sequences = self.asked.sequences(aim)
             fitting = [cut for cut in cuts if self.memory.fits(cut, self.asked.context, sequences)]
@@ -163,8 +164,8 @@ class Planner:
         return sorted(fitting, key=lambda cut: self.score(aim, cut), reverse=True)
 
     def _score(self, aim: Aim, cut: Cut) -> float:
-        """What is to be as large as possible: turns of a chat per second, or tokens per second of all streams. For the
-        context, the turns."""
+        """Return what is to be as large as possible: turns of a chat per second, or tokens per second of all streams.
+        For the context, the turns."""
         if aim is Aim.THROUGHPUT:
             return self.formulas.many(cut, self.asked.acceptance)
         return 1 / self.formulas.turn(cut)
@@ -183,13 +184,13 @@ class Planner:
 
 
 def orders_of(profiles: Profiles, asked: Asked) -> list[tuple[int, ...]]:
-    """The orders of machines that a plan may choose from, those with a pair as one stage among them."""
+    """Return the orders of machines that a plan may choose from, those with a pair as one stage among them."""
     num_machines, pairs = pairs_of(profiles)
     return orders(num_machines, profiles.model.num_layers, uses_all=asked.uses_all, pairs=pairs)
 
 
 def plan(profiles: Profiles, asked: Asked, aims: Iterable[Aim] = tuple(Aim)) -> Plan:
-    """The best cut for each aim.
+    """Return the best cut for each aim.
 
     Raises:
         CannotFit: every machine is to have layers, and there are too few.

@@ -24,14 +24,14 @@ Manager = Launchd | Systemd
 
 
 def manager_of(place: Place) -> Manager:
-    """The manager of services where ``place`` is. Raises ConfigError: this system has none."""
+    """Return the manager of services where ``place`` is. Raises ConfigError: this system has none."""
     if place.platform not in ("darwin", "linux"):
         raise ConfigError(f"services are for launchd (macOS) and systemd (Linux), not for {place.platform}")
     return Launchd(place) if place.platform == "darwin" else Systemd(place)
 
 
 def refuse_root(place: Place) -> None:
-    """Raises ConfigError: a service cannot be installed by this user."""
+    """Raise ConfigError: a service cannot be installed by this user."""
     if place.user == 0:
         raise ConfigError(
             "a service runs as the user who installs it, with that user's keys and models, and never as root: install "
@@ -75,8 +75,8 @@ def remove(manager: Manager) -> bool:
 
 
 def status(manager: Manager, place: Place) -> tuple[State, bool, list[str]]:
-    """What the system says of a service, whether it is installed, and lines for people: what is installed, what runs,
-    the end of the log."""
+    """Return what the system says of a service, whether it is installed, and lines for people: what is installed, what
+    runs, the end of the log."""
     text, state = _content(manager.file), manager.state()
     if text is None and state.is_loaded:
         said = f"{NAME}: its file is gone, but the system knows it; `splitinfer service remove` forgets it"
@@ -105,7 +105,7 @@ def _running(state: State) -> str:
 
 
 def _difference(definition: Definition, manager: Manager, before: bytes) -> str:
-    """How what is installed differs from what is asked for."""
+    """Return how what is installed differs from what is asked for."""
     there = manager.read(before)
     if there is None:
         return f"{manager.file} is there and was not made by this command"

@@ -60,14 +60,15 @@ class State:
 
 
 def carried(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of this process that a service needs, too; paths in them are absolute."""
+    """Return the variables of this process that a service needs, too; paths in them are absolute."""
     found = {name: environment[name] for name in _CARRIED if environment.get(name)}
     is_path = ("_HOME", "_CACHE")
     return {name: os.path.abspath(value) if name.endswith(is_path) else value for name, value in found.items()}  # noqa: PTH100
 
 
 def absolute(value: str) -> str:
-    """A path that an option names, as it is from any folder. Words that are not a path stay ("none", a hub id)."""
+    """Return a path that an option names, as it is from any folder. Words that are not a path stay ("none", a hub
+    id)."""
     if not value or value == "none":
         return value
     path = Path(os.path.expanduser(value))  # noqa: PTH111 - it leaves as it is what has no home: the command says so
@@ -78,7 +79,7 @@ def absolute(value: str) -> str:
 
 
 def find_executable() -> str:
-    """The absolute path of the command that runs. Raises ConfigError: no path to it stays."""
+    """Return the absolute path of the command that runs. Raises ConfigError: no path to it stays."""
     called = shutil.which(sys.argv[0]) if sys.argv[0].endswith("splitinfer") else None
     beside = Path(sys.prefix, "bin", "splitinfer")  # python -m splitinfer
     path = Path(called).absolute() if called else beside
@@ -88,12 +89,13 @@ def find_executable() -> str:
 
 
 def temporary_folders() -> tuple[Path, ...]:
-    """Folders whose content does not stay. The caches of uv and pipx are known by their names."""
+    """Return folders whose content does not stay. The caches of uv and pipx are known by their names."""
     return tuple(Path(folder).resolve() for folder in {tempfile.gettempdir(), "/tmp", "/var/tmp"})
 
 
 def stable(path: Path, temporary: Iterable[Path]) -> Path:
-    """The path to write down for a program at ``path``. Raises ConfigError: it is in a folder that does not stay."""
+    """Return the path to write down for a program at ``path``. Raises ConfigError: it is in a folder that does not
+    stay."""
     real = path.resolve()
     if any(part in _CACHES for part in real.parts) or any(real.is_relative_to(folder) for folder in temporary):
         raise ConfigError(f"{path} is in a folder that may be emptied any time, so no service can start it: {_INSTALL}")
@@ -115,5 +117,5 @@ class Place:
 
 
 def here() -> Place:
-    """This process's user, on this machine."""
+    """Return this process's user, on this machine."""
     return Place(sys.platform, Path.home(), os.geteuid(), dict(os.environ))

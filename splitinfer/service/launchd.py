@@ -32,12 +32,12 @@ _FIELD = re.compile(r"^\t([a-z][a-z ]*?) = (.+)$", re.MULTILINE)
 
 
 def fields_of(printed: str) -> dict[str, str]:
-    """The fields of a service itself in what ``launchctl print DOMAIN/LABEL`` says."""
+    """Return the fields of a service itself in what ``launchctl print DOMAIN/LABEL`` says."""
     return {name: value.strip() for name, value in reversed(_FIELD.findall(printed))}  # the first of a name counts
 
 
 def state(printed: str) -> State:
-    """What ``launchctl print DOMAIN/LABEL`` says of a service that is loaded.
+    """Return what ``launchctl print DOMAIN/LABEL`` says of a service that is loaded.
 
     ``xpcproxy`` as its state is launchd's own process on the way to becoming the service; the pid is the service's.
     "last terminating signal" takes the place of an exit code (seen on macOS 26: maoyadongsh/siq-agent-security#66).

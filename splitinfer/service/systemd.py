@@ -61,7 +61,7 @@ _REFUSED = re.compile(r"""["'\\]""")  # "Executable name contains special charac
 
 
 def _quoted(words: Iterable[str]) -> str:
-    """Words of a command line, or assignments, as a unit file has them."""
+    """Return the words of a command line, or assignments, as a unit file has them."""
     escaped = ("".join(_ESCAPES.get(letter, letter) for letter in word) for word in words)
     return " ".join(f'"{word}"' for word in escaped)
 
@@ -71,7 +71,7 @@ def _words(line: str) -> list[str]:
 
 
 def state(shown: str) -> State:
-    """What ``systemctl --user show UNIT --property=...`` says, a line for each property."""
+    """Return what ``systemctl --user show UNIT --property=...`` says, a line for each property."""
     values = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     pid = values.get("MainPID", "0")
     restarts = values.get("NRestarts", "")
@@ -124,7 +124,7 @@ class Systemd:
         ).encode()
 
     def read(self, text: bytes) -> Definition | None:
-        """A line break or tab in a word stays escaped."""
+        """Return a line break or tab in a word stays escaped."""
         parser = configparser.RawConfigParser(delimiters=("=",), strict=False)
         parser.optionxform = str  # type: ignore[assignment,method-assign]
         try:

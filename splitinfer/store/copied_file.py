@@ -101,7 +101,7 @@ class CopiedFile:
 
 
 def copied(path: Path, tensors: Sequence[TensorInfo]) -> tuple[Span, ...]:
-    """What is here of the copy of a file with these tensors, merged."""
+    """Return what is here of the copy of a file with these tensors, merged."""
     nbytes = size_of(tensors)
     try:
         if path.is_symlink() or path.stat().st_size != nbytes:
@@ -115,15 +115,15 @@ def copied(path: Path, tensors: Sequence[TensorInfo]) -> tuple[Span, ...]:
 
 
 def header_of(tensors: Sequence[TensorInfo]) -> bytes:
-    """The beginning of a safetensors file with these tensors: the header's length (8 bytes, little-endian) and JSON
-    (huggingface/safetensors, README, "Format")."""
+    """Return the beginning of a safetensors file with these tensors: the header's length (8 bytes, little-endian) and
+    JSON (huggingface/safetensors, README, "Format")."""
     text = json.dumps({info.name: header_entry(info, info.begin) for info in tensors}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGN)
     return struct.pack("<Q", len(text)) + text
 
 
 def size_of(tensors: Sequence[TensorInfo]) -> int:
-    """Bytes of a safetensors file with these tensors."""
+    """Return the bytes of a safetensors file with these tensors."""
     return len(header_of(tensors)) + max((info.end for info in tensors), default=0)
 
 

@@ -39,7 +39,7 @@ _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")  # devices, to s
 
 
 def is_small_file(name: str) -> bool:
-    """Whether a file of this name is taken beside the weights: configuration, tokenizer, chat template.
+    """Return whether a file of this name is taken beside the weights: configuration, tokenizer, chat template.
 
     >>> [is_small_file(name) for name in ("config.json", "../config.json", "a/config.json", "model.py", "keys.json")]
     [True, False, False, False, False]
@@ -48,12 +48,12 @@ def is_small_file(name: str) -> bool:
 
 
 def is_weight_file(name: str) -> bool:
-    """Whether this may be the name of a file of weights."""
+    """Return whether this may be the name of a file of weights."""
     return _is_plain(name) and name.endswith(".safetensors")
 
 
 def is_tensor(name: str) -> bool:
-    """Whether this may be a tensor's name."""
+    """Return whether this may be a tensor's name."""
     return 0 < len(name) <= 512 and name.isprintable() and name != "__metadata__"
 
 
@@ -110,23 +110,23 @@ class Manifest:
         return weights | {file.name: file.nbytes for file in self.files}
 
     def small(self, *, tokenizer: bool) -> list[str]:
-        """The small files that are needed: by a stage its configuration, by a coordinator all."""
+        """Return the small files that are needed: by a stage its configuration, by a coordinator all."""
         return [file.name for file in self.files if tokenizer or file.name in CONFIGS]
 
 
 def with_files(made: Manifest, files: Iterable[SmallFile]) -> Manifest:
-    """The same model with these small files, too; of two with one name, these."""
+    """Return the same model with these small files, too; of two with one name, these."""
     both = {file.name: file for file in (*made.files, *files)}
     return replace(made, files=tuple(sorted(both.values(), key=lambda file: file.name)))
 
 
 def pack(made: Manifest) -> bytes:
-    """A manifest as bytes."""
+    """Return a manifest as bytes."""
     return zlib.compress(_ADAPTER.dump_json(made), 1)
 
 
 def unpack(data: bytes | memoryview) -> Manifest:
-    """The manifest in bytes that are not trusted.
+    """Return the manifest in bytes that are not trusted.
 
     Raises:
         ModelError: they hold none, or one that cannot be used.
@@ -146,7 +146,7 @@ _ADAPTER: TypeAdapter[Manifest] = TypeAdapter(Manifest)
 
 
 def _mistake(made: Manifest) -> str | None:
-    """Why a manifest cannot be used, as a phrase; ``None`` if it can."""
+    """Return why a manifest cannot be used, as a phrase. Return None if it can."""
     if made.format != _FORMAT:
         return f"it has the format {made.format}; this version reads {_FORMAT}"
     if not 0 < len(made.model) <= _MAX_NAME or not made.model.isprintable():
@@ -192,6 +192,6 @@ def _mistake_in_held(made: Manifest) -> str | None:
 
 
 def _are_distinct(names: Iterable[str]) -> bool:
-    """Whether the names differ, also for a Mac's file system, which does not tell upper from lower case."""
+    """Return whether the names differ, also for a Mac's file system, which does not tell upper from lower case."""
     folded = [name.casefold() for name in names]
     return len(set(folded)) == len(folded)

@@ -72,15 +72,15 @@ class StoredModel:
         return self.folder.name
 
     def path_of(self, file: str) -> Path:
-        """Where the copy of a file of weights lies."""
+        """Return where the copy of a file of weights lies."""
         return self.folder / _WEIGHTS / file
 
     def copied(self) -> dict[str, tuple[Span, ...]]:
-        """What is here of each file of weights."""
+        """Return what is here of each file of weights."""
         return {file: copied(self.path_of(file), infos) for file, infos in self.manifest.by_file.items()}
 
     def tensors(self) -> dict[str, Path]:
-        """The tensors that are here, and the files that hold them."""
+        """Return the tensors that are here, and the files that hold them."""
         here = self.copied()
         return {
             info.name: self.path_of(info.file)
@@ -89,11 +89,11 @@ class StoredModel:
         }
 
     def files(self) -> list[str]:
-        """The small files that are here."""
+        """Return the small files that are here."""
         return [file.name for file in self.manifest.files if _size(self.folder / file.name) == file.nbytes]
 
     def lacking(self, wanted: Iterable[TensorInfo]) -> int:
-        """Bytes of these tensors that are not here."""
+        """Return the bytes of these tensors that are not here."""
         here, spans = self.copied(), dict[str, list[Span]]()
         for info in wanted:
             spans.setdefault(info.file, []).append((info.begin, info.end))
@@ -177,12 +177,12 @@ class ModelStore:
         self.path, self.cap = path, cap
 
     def models(self) -> list[StoredModel]:
-        """All models, by name. Folders that hold something else are left alone."""
+        """Return all models, by name. Folders that hold something else are left alone."""
         found = (self.find(path.name) for path in _paths(self.path))
         return sorted((one for one in found if one is not None), key=lambda one: (one.manifest.model, one.digest))
 
     def find(self, digest: str) -> StoredModel | None:
-        """The model with this fingerprint, if any of it is here."""
+        """Return the model with this fingerprint, if any of it is here."""
         folder = self.path / digest
         if not _FOLDER.fullmatch(digest) or folder.is_symlink():
             return None
@@ -195,7 +195,7 @@ class ModelStore:
         return StoredModel(folder, manifest) if manifest.fingerprint.digest() == digest else None
 
     def named(self, name: str) -> list[StoredModel]:
-        """The models with this name, or with a fingerprint that begins so (eight digits or more)."""
+        """Return the models with this name, or with a fingerprint that begins so (eight digits or more)."""
         return [
             one
             for one in self.models()
@@ -203,7 +203,7 @@ class ModelStore:
         ]
 
     def begin(self, manifest: Manifest) -> StoredModel:
-        """The model's folder, which is made if there is none.
+        """Return the model's folder, which is made if there is none.
 
         Raises:
             ModelError: it cannot be made.
@@ -274,7 +274,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _size(path: Path) -> int | None:
-    """The size of a regular file; ``None`` for all else."""
+    """Return the size of a regular file; ``None`` for all else."""
     with contextlib.suppress(OSError):
         status = path.lstat()
         return status.st_size if stat.S_ISREG(status.st_mode) else None
@@ -292,7 +292,7 @@ def default_folder() -> Path:
 
 
 def no_room(wanted: int, stored: int, free: int, cap: int | None, reserve: int = RESERVE) -> str | None:
-    """Why ``wanted`` more bytes cannot be stored, as a phrase; ``None`` if they can.
+    """Return why ``wanted`` more bytes cannot be stored, as a phrase. Return None if they can.
 
     ``stored``: bytes in the store. ``free``: bytes on its disk. ``cap``: bytes that the store may have; ``None``: any
     number.

@@ -16,7 +16,7 @@ WINDOW = 32 * 2**20  # bytes that may be asked for and not yet here: 10 Gb/s for
 
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """The same bytes as merged spans.
+    """Return the same bytes as merged spans.
 
     >>> merged([(5, 9), (0, 2), (2, 3), (7, 8), (4, 4)])
     ((0, 3), (5, 9))
@@ -31,14 +31,14 @@ def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def is_in(span: Span, here: Sequence[Span]) -> bool:
-    """Whether a span lies within one of the merged spans ``here``; an empty one always does."""
+    """Return whether a span lies within one of the merged spans ``here``; an empty one always does."""
     begin, end = span
     at = bisect_right(here, begin, key=lambda each: each[0]) - 1
     return begin == end or (at >= 0 and end <= here[at][1])
 
 
 def missing(wanted: Iterable[Span], here: Iterable[Span]) -> tuple[Span, ...]:
-    """The wanted bytes that are not here, merged.
+    """Return the wanted bytes that are not here, merged.
 
     >>> missing([(0, 10), (20, 30)], [(3, 5), (9, 22)])
     ((0, 3), (5, 9), (22, 30))
@@ -58,12 +58,12 @@ def missing(wanted: Iterable[Span], here: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def size(spans: Iterable[Span]) -> int:
-    """Bytes of spans that do not overlap."""
+    """Return the bytes of spans that do not overlap."""
     return sum(end - begin for begin, end in spans)
 
 
 def pieces(spans: Iterable[Span], most: int = PIECE) -> Iterator[Span]:
-    """The spans cut into pieces of at most ``most`` bytes.
+    """Yield the spans cut into pieces of at most ``most`` bytes.
 
     >>> list(pieces([(0, 5), (9, 10)], 2))
     [(0, 2), (2, 4), (4, 5), (9, 10)]
@@ -74,8 +74,9 @@ def pieces(spans: Iterable[Span], most: int = PIECE) -> Iterator[Span]:
 
 
 def checksum(data: bytes | memoryview) -> int:
-    """The checksum of a piece, CRC-32. It comes from whoever sends the bytes and finds accidents: a digest would find
-    no more, because the link authenticates the sender, and SHA-256 at both ends takes nearly as long as encryption."""
+    """Return the checksum of a piece, CRC-32. It comes from whoever sends the bytes and finds accidents: a digest would
+    find no more, because the link authenticates the sender, and SHA-256 at both ends takes nearly as long as
+    encryption."""
     return zlib.crc32(data)
 
 
@@ -94,7 +95,7 @@ class Pace:
         self._free_at = 0.0
 
     def wait(self, now: float, nbytes: int, rate: float | None) -> float:
-        """Seconds to wait before sending ``nbytes`` more; ``rate`` in bytes a second, ``None`` for any.
+        """Return the seconds to wait before sending ``nbytes`` more; ``rate`` in bytes a second, ``None`` for any.
 
         >>> pace = Pace()
         >>> [pace.wait(now, 10, 100.0) for now in (5.0, 5.0, 5.0, 9.0)]

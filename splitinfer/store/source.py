@@ -42,7 +42,7 @@ class Source:
         self._files: dict[Path, int] = {}
 
     def read(self, file: str, begin: int, end: int) -> bytes:
-        """Bytes of a small file, or of the data part of a file of weights.
+        """Return the bytes of a small file, or of the data part of a file of weights.
 
         Raises:
             ModelError: the file is gone, or has changed since the manifest was made, or these bytes are not here.

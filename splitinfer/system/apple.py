@@ -10,12 +10,12 @@ LIBSYSTEM = "/usr/lib/libSystem.B.dylib"
 
 
 def is_macos() -> bool:
-    """Whether this process runs on macOS."""
+    """Return whether this process runs on macOS."""
     return platform.system() == "Darwin"
 
 
 def command_buffers(chip: str) -> dict[str, str]:
-    """The variables with which MLX cuts work for a chip's GPU into command buffers.
+    """Return the variables with which MLX cuts work for a chip's GPU into command buffers.
 
     By default it cuts after some 40 operations, and holds a launch once ten buffers are under way. With longer ones a
     chunk of a prompt could take a slow GPU more than a second for each, which macOS takes for a hang.
@@ -28,7 +28,7 @@ def command_buffers(chip: str) -> dict[str, str]:
 
 
 def chip() -> str:
-    """This Mac's chip, such as "Apple M4 Max"; empty where it cannot be told."""
+    """Return this Mac's chip, such as "Apple M4 Max"; empty where it cannot be told."""
     try:
         return sysctl("machdep.cpu.brand_string").rstrip(b"\0").decode(errors="replace")
     except (OSError, AttributeError):
@@ -36,7 +36,7 @@ def chip() -> str:
 
 
 def sysctl(name: str) -> bytes:
-    """A value of ``sysctl``, of at most 128 bytes (sysctlbyname(3)).
+    """Return a value of ``sysctl``, of at most 128 bytes (sysctlbyname(3)).
 
     Raises:
         OSError: there is none of that name.
@@ -54,7 +54,7 @@ def sysctl(name: str) -> bytes:
 
 @cache
 def library(path: str) -> ctypes.CDLL:
-    """A library of macOS.
+    """Return a library of macOS.
 
     Raises:
         OSError: it cannot be loaded.

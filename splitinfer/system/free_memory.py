@@ -69,7 +69,8 @@ class MemoryPages:
         return (self.free + self.file_backed + self.purgeable + compressible) * self.page_size
 
     def by_category(self) -> dict[str, int]:
-        """Bytes, by the names of Activity Monitor; "compressible" is what compressing idle pages would free."""
+        """Return the bytes, by the names of Activity Monitor; "compressible" is what compressing idle pages would
+        free."""
         pages = {
             "free": self.free,
             "cached files": self.file_backed + self.purgeable,
@@ -82,7 +83,7 @@ class MemoryPages:
 
 
 def parse_vm_stat(text: str) -> MemoryPages:
-    """The pages, from the output of ``vm_stat``.
+    """Return the pages, from the output of ``vm_stat``.
 
     Raises:
         ValueError: it is not such an output, or lacks a kind of page.
@@ -106,13 +107,13 @@ _SECONDS = 5.0
 
 
 def available_bytes() -> int:
-    """Bytes of this machine's memory that can be had without taking them from a program that uses them."""
+    """Return the bytes of this machine's memory that can be had without taking them from a program that uses them."""
     pages = memory_pages()
     return int(psutil.virtual_memory().available) if pages is None else pages.available_bytes
 
 
 def memory_pages() -> MemoryPages | None:
-    """What macOS counts; ``None`` on other systems, or where ``vm_stat`` does not tell it."""
+    """Return what macOS counts; ``None`` on other systems, or where ``vm_stat`` does not tell it."""
     if not apple.is_macos():
         return None
     done = run([_VM_STAT], _SECONDS)
@@ -124,7 +125,7 @@ def memory_pages() -> MemoryPages | None:
 
 
 def wired_limit_bytes() -> int | None:
-    """The owner's limit of what the GPU may wire; ``None`` where it is macOS's own, or there is none."""
+    """Return the owner's limit of what the GPU may wire. Return None if it is macOS's own, or there is none."""
     if not apple.is_macos():
         return None
     try:

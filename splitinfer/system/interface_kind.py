@@ -57,7 +57,7 @@ class LocalInterface:
 
 
 def kind_of(name: str, port: str = "", driver: str = "", *, is_wireless: bool = False) -> Kind:
-    """The kind of an interface. ``port``: its hardware port on macOS; ``driver``: that of Linux."""
+    """Return the kind of an interface. ``port``: its hardware port on macOS; ``driver``: that of Linux."""
     if (port.startswith("Thunderbolt") and "Ethernet" not in port) or driver == "thunderbolt-net":
         return Kind.THUNDERBOLT
     if not port and name.startswith("thunderbolt"):

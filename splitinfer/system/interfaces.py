@@ -21,7 +21,7 @@ _DISCARD = 9  # a port, to which nothing is sent
 
 
 def local_interfaces() -> tuple[LocalInterface, ...]:
-    """The interfaces that are up and have an address, loopback left out."""
+    """Return the interfaces that are up and have an address, loopback left out."""
     states, ports, wireless = psutil.net_if_stats(), _ports(), _wireless_interfaces()
     found = []
     for name, addresses in psutil.net_if_addrs().items():
@@ -45,12 +45,12 @@ def source_towards(host: str) -> str | None:
 
 
 def own_addresses() -> frozenset[str]:
-    """All IP addresses of this machine, without scopes."""
+    """Return all IP addresses of this machine, without scopes."""
     return frozenset(each.address.partition("%")[0] for all_of in psutil.net_if_addrs().values() for each in all_of)
 
 
 def _wireless_interfaces() -> frozenset[str]:
-    """The interfaces that Linux says are Wi-Fi; macOS says it by networksetup."""
+    """Return the interfaces that Linux says are Wi-Fi; macOS says it by networksetup."""
     return frozenset(path.parent.name for path in _CLASS.glob("*/wireless"))
 
 
@@ -75,7 +75,7 @@ def _network(address: ipaddress.IPv4Address | ipaddress.IPv6Address, mask: str |
 
 
 def _ports() -> dict[str, str]:
-    """The hardware port of each interface of a Mac; nothing elsewhere, or where networksetup fails."""
+    """Return the hardware port of each interface of a Mac; nothing elsewhere, or where networksetup fails."""
     if sys.platform != "darwin":
         return {}
     return {device: port for port, device in hardware_ports(run(_PORTS_COMMAND, _SECONDS).output).items()}
@@ -108,7 +108,7 @@ class Interface:
 
 
 def parse_ifconfig(text: str) -> dict[str, Interface]:
-    """The interfaces that ``ifconfig`` lists, by name."""
+    """Return the interfaces that ``ifconfig`` lists, by name."""
     found: dict[str, Interface] = {}
     for block in _blocks(text):
         head = re.match(r"(\w+): flags=[0-9a-f]+<([^>\n]*)>", block)
@@ -120,7 +120,7 @@ def parse_ifconfig(text: str) -> dict[str, Interface]:
 
 
 def hardware_ports(text: str) -> dict[str, str]:
-    """The interface of each port, from ``networksetup -listallhardwareports``."""
+    """Return the interface of each port, from ``networksetup -listallhardwareports``."""
     return dict(re.findall(r"^Hardware Port: ([^\n]+?)[ \t]*\nDevice: (\w+)[ \t]*$", text, re.MULTILINE))
 
 

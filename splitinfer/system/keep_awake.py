@@ -41,7 +41,7 @@ class KeepAwake:
             self.close()
 
     def until_update(self, now: float) -> float | None:
-        """Seconds until ``update`` has to be called though nothing has happened; ``None``: it has not."""
+        """Return the seconds until ``update`` has to be called though nothing has happened; ``None``: it has not."""
         return None if self._busy_at is None else max(0.0, self._busy_at + LINGER - now)
 
     def close(self) -> None:

@@ -52,12 +52,12 @@ class Claim:
     growth: _Count = 0
 
     def encode(self) -> bytes:
-        """The claim as it is written to a file."""
+        """Return the claim as it is written to a file."""
         return _CLAIM.dump_json(self)
 
     @classmethod
     def decode(cls, data: bytes) -> "Claim":
-        """A claim that was read from a file.
+        """Return a claim that was read from a file.
 
         Raises:
             ValueError: it is not a claim.
@@ -94,7 +94,7 @@ def merged(parts: Sequence[Claim], held: int) -> Claim:
 
 
 def sum_up(claims: Iterable[Claim], group: int) -> Others:
-    """What the processes of these claims mean to one of ``group``."""
+    """Return what the processes of these claims mean to one of ``group``."""
     groups: dict[int, list[Claim]] = defaultdict(list)
     for claim in claims:
         groups[claim.group].append(claim)
@@ -108,7 +108,7 @@ def _to_come(members: list[Claim], *, is_own: bool) -> int:
 
 
 def left_over(available: int, limit: int | None, own: int, others: Others) -> int:
-    """Bytes that a process may still take.
+    """Return the bytes that a process may still take.
 
     Args:
         available: what the system calls free.
@@ -158,8 +158,8 @@ class Ledger:
                 self._depth -= 1
 
     def others(self, patience: float | None = None) -> Others:
-        """What the other processes of this user hold, and will take; nothing if that cannot be read in ``patience``
-        seconds."""
+        """Return what the other processes of this user hold, and will take; nothing if that cannot be read in
+        ``patience`` seconds."""
         with self.locked(patience):
             claims: list[Claim] = []
             if self._is_locked:
@@ -217,7 +217,7 @@ class Ledger:
                 yield claim
 
     def _try(self, act: Callable[[], object]) -> bool:
-        """Whether it could be done."""
+        """Return whether it could be done."""
         try:
             act()
         except OSError as error:
@@ -270,7 +270,7 @@ def _create(path: Path) -> tuple[Path, int]:
 
 
 def _read_living(path: Path) -> Claim | None:
-    """The claim of a process that lives; one of a process that has died is removed."""
+    """Return the claim of a process that lives; one of a process that has died is removed."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -301,6 +301,6 @@ def join_group(leader: int) -> None:
 
 
 def of_this_process() -> Ledger:
-    """The ledger of this user and machine."""
+    """Return the ledger of this user and machine."""
     folder = of_this_host("memory")
     return _ledgers.setdefault(folder, Ledger(folder, os.getpid() if _group is None else _group))

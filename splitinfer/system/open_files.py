@@ -16,7 +16,8 @@ _OPEN_MAX = 10_240
 
 
 def raised(soft: int, hard: int, wanted: int, *, on_macos: bool) -> int:
-    """The soft limit that a process sets to have ``wanted`` files open, as far as it may. Infinite ones are negative.
+    """Return the soft limit that a process sets to have ``wanted`` files open, as far as it may. Infinite ones are
+    negative.
 
     >>> raised(256, -1, 5000, on_macos=True), raised(256, -1, 50_000, on_macos=True)
     (5000, 10240)

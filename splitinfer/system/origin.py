@@ -52,7 +52,7 @@ class Origin:
 
 
 def origin_of(environment: Mapping[str, str], *, parent: int, user: int, session: str) -> Origin:
-    """The origin of a process on macOS.
+    """Return the origin of a process on macOS.
 
     Args:
         environment: its environment.
@@ -80,7 +80,7 @@ def origin_of(environment: Mapping[str, str], *, parent: int, user: int, session
 
 @cache
 def this_process() -> Origin:
-    """How this process was started; unknown elsewhere than on macOS, where nothing depends on it."""
+    """Return how this process was started; unknown elsewhere than on macOS, where nothing depends on it."""
     if not is_macos():
         return Origin(Start.UNKNOWN)
     return origin_of(os.environ, parent=os.getppid(), user=os.geteuid(), session=_session())

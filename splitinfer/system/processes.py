@@ -27,7 +27,7 @@ class Process:
 
 
 def command_in(words: Sequence[str]) -> tuple[str, ...]:
-    """The command of splitinfer in a command line, with its options; empty if it is another program's.
+    """Return the command of splitinfer in a command line, with its options; empty if it is another program's.
 
     >>> command_in(["/x/python", "/x/bin/splitinfer", "worker", "--port", "7"]), command_in(["vim", "splitinfer", "x"])
     (('worker', '--port', '7'), ())
@@ -37,7 +37,7 @@ def command_in(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_program(words: Sequence[str], at: int) -> bool:
-    """Whether a word is what is run, and not an argument of another program, such as an editor."""
+    """Return whether a word is what is run, and not an argument of another program, such as an editor."""
     if at > 0 and words[at - 1] == "-m":
         return words[at] == "splitinfer"
     if PurePath(words[at]).name != "splitinfer" or at > 1:
@@ -46,7 +46,7 @@ def _is_program(words: Sequence[str], at: int) -> bool:
 
 
 def processes() -> list[Process]:
-    """This user's processes that have a command line."""
+    """Return this user's processes that have a command line."""
     own = getpass.getuser()
     read = (each.info for each in psutil.process_iter(["pid", "username", "cmdline", "create_time", "ppid"]))
     return [

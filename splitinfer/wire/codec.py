@@ -64,7 +64,7 @@ def decode(header: bytes | memoryview) -> m.Message:
 
 
 def asks_for_weights(header: bytes | memoryview) -> bool:
-    """Whether a header is that of AskManifest or AskRanges."""
+    """Return whether a header is that of AskManifest or AskRanges."""
     try:
         return type(decode(header)) in _ASKS
     except ProtocolError:
@@ -120,7 +120,7 @@ class Session:
         self.phase = phase
 
     def encode(self, message: m.Message) -> bytes:
-        """The header of a message that is about to be sent.
+        """Return the header of a message that is about to be sent.
 
         Raises:
             ProtocolError: it is not allowed now (an error of this end).
@@ -132,7 +132,7 @@ class Session:
         return encode(message)
 
     def decode(self, header: bytes | memoryview) -> m.Message:
-        """The message of a header that was received.
+        """Return the message of a header that was received.
 
         Raises:
             ProtocolError: it is no message, or not allowed now (an error of the peer).

@@ -94,7 +94,7 @@ class Channel:
         self._poll.register(socket, select.POLLIN)
 
     def send(self, word: Word, offset: int = 0, size: int = 0, text: bytes = b"") -> None:
-        """Raises ChannelClosedError."""
+        """Raise ChannelClosedError."""
         data = _RECORD.pack(word, len(text), offset, size) + text
         try:
             with self._sending:
@@ -104,7 +104,7 @@ class Channel:
             raise ChannelClosedError(str(problem)) from None
 
     def recv(self, timeout: float | None = None) -> Record | None:
-        """The next record; None when none came in `timeout` seconds. Raises ChannelClosedError."""
+        """Return the next record; None when none came in `timeout` seconds. Raises ChannelClosedError."""
         while (record := self._take()) is None:
             if not self._poll.poll(None if timeout is None else timeout * 1000):
                 return None
@@ -171,7 +171,7 @@ class Slots:
         self._first = self._num_used = 0
 
     def take(self) -> int | None:
-        """The offset of the next slot; None while all are in use."""
+        """Return the offset of the next slot; None while all are in use."""
         if self._num_used == NUM_SLOTS:
             return None
         self._num_used += 1

@@ -98,7 +98,7 @@ class Child:
         return join_group(job.backend, job.rank, job.device, "", job.host, self._gather)
 
     def _gather(self, mine: bytes, _num_bytes: int = 0) -> bytes:
-        """Exchange bytes with the peer through the two parents: the data of both, by rank."""
+        """Return exchange bytes with the peer through the two parents: the data of both, by rank."""
         self._channel.send(Word.GATHER, text=bytes(mine))
         return self._expect(Word.GATHERED).text
 

@@ -145,7 +145,7 @@ class ChildProcess:
             self._free.close()
 
     def exit_summary(self) -> str:
-        """How a child ended by itself: its exit code or signal, and the last line that it printed."""
+        """Return how a child ended by itself: its exit code or signal, and the last line that it printed."""
         self._ends_within(_GRACE_SECONDS)
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()

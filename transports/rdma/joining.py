@@ -27,7 +27,8 @@ _ADDRESS = struct.Struct("<4sH")
 
 
 def join_group(backend: str, rank: int, device: str, own: str, towards: str, gather: Gather) -> mx.distributed.Group:
-    """The group of this process and a peer. `own`: this end's IPv4 address; "": the one towards the host `towards`."""
+    """Return the group of this process and a peer. `own`: this end's IPv4 address; "": the one towards the host
+    `towards`."""
     os.environ["MLX_RANK"] = str(rank)
     if backend == RING:
         return _join_ring(rank, own, towards, gather)
@@ -67,7 +68,8 @@ def check_sum(group: mx.distributed.Group, rank: int) -> None:
 
 
 def _free_port(own: str, towards: str) -> tuple[str, int]:
-    """The address at which the host `towards` reaches this machine, if it is not known, and a port that is free."""
+    """Return the address at which the host `towards` reaches this machine, if it is not known, and a port that is
+    free."""
     try:
         if not own:
             with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as route:
@@ -81,7 +83,7 @@ def _free_port(own: str, towards: str) -> tuple[str, int]:
 
 
 def _file(content: object) -> Any:
-    """A temporary JSON file for MLX to read."""
+    """Return a temporary JSON file for MLX to read."""
     file = tempfile.NamedTemporaryFile("w", prefix="splitinfer-rdma-", suffix=".json")  # noqa: SIM115 - the caller closes it
     json.dump(content, file)
     file.flush()

@@ -36,7 +36,7 @@ _MAX_HEADER_BYTES = (1 << 32) - 1
 
 
 def control_options(options: LinkOptions) -> LinkOptions:
-    """The options of the control link, whose headers are longer by the tag, and which carries the handshake."""
+    """Return the options of the control link, whose headers are longer by the tag, and which carries the handshake."""
     longest = min(options.max_header_bytes + 1, _MAX_HEADER_BYTES)
     return replace(options, max_header_bytes=max(longest, MAX_STEP_BYTES))
 
@@ -264,7 +264,7 @@ class RdmaLink(InboxLink):
         self._finish(reason)
 
     def _reason_of(self, ending: LinkClosed) -> str:
-        """Why the link is over, from the control link's end: the own reason if this end closed it."""
+        """Return why the link is over, from the control link's end: the own reason if this end closed it."""
         return ending.reason if self._close_reason is None else self._close_reason
 
     def _finish(self, reason: str) -> None:

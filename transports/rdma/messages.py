@@ -54,7 +54,7 @@ class Head:
 
 
 def num_messages(num_bytes: int) -> int:
-    """How many messages a content of `num_bytes` takes."""
+    """Return how many messages a content of `num_bytes` takes."""
     return -(-num_bytes // ROOM_BYTES)
 
 
@@ -65,7 +65,7 @@ def seal(message: memoryview, head: Head, *, nonce: int, seq: int) -> None:
 
 
 def unseal(message: memoryview, *, nonce: int, seq: int) -> Head:
-    """The head of a message, whose number must be `seq`. Raises FrameError for anything else."""
+    """Return the head of a message, whose number must be `seq`. Raises FrameError for anything else."""
     magic, rests, num_next, its_nonce, its_seq, num_used, crc = _HEAD.unpack_from(message)
     if magic != MAGIC:
         raise FrameError("a message does not begin as one: the two ends are out of step")
@@ -86,14 +86,14 @@ def _crc(message: memoryview, num_used: int) -> int:
 
 
 def pack_table(kind: Kind, lengths: Sequence[int]) -> bytes:
-    """What precedes the pieces. Raises FrameError when it does not fit into one message."""
+    """Return what precedes the pieces. Raises FrameError when it does not fit into one message."""
     if len(lengths) > MAX_PIECES:
         raise FrameError(f"{len(lengths) - 1} parts; an rdma link takes at most {MAX_PIECES - 1}")
     return _TABLE.pack(kind, len(lengths)) + struct.pack(f"<{len(lengths)}Q", *lengths)
 
 
 def unpack_table(content: memoryview) -> tuple[Kind, tuple[int, ...]]:
-    """The kind and the pieces' lengths, from the first content of a frame. Raises FrameError."""
+    """Return the kind and the pieces' lengths, from the first content of a frame. Raises FrameError."""
     kind, num_pieces = _TABLE.unpack_from(content) if content.nbytes >= _TABLE.size else (0, 0)
     if kind not in (Kind.DATA, Kind.BYE) or num_pieces == 0 or content.nbytes < table_bytes(num_pieces):
         raise FrameError(f"a frame of kind {kind} and {num_pieces} pieces begins with {content.nbytes} bytes")

@@ -29,14 +29,15 @@ _TOOL_SECONDS = 5.0  # ibv_devinfo was seen to hang
 
 
 def emulated() -> Any | None:
-    """The emulated machines of a test, if the environment names them."""
+    """Return the emulated machines of a test, if the environment names them."""
     if not os.environ.get(_EMULATED):
         return None
     return emulator("jaccl.world").World.of_this_process()
 
 
 def device_for(backend: str, wanted: str = "") -> str:
-    """The device over which `backend` can be used here: `wanted`, or the only one whose port is active; "" for ring.
+    """Return the device over which `backend` can be used here: `wanted`, or the only one whose port is active; "" for
+    ring.
 
     Raises:
         TransportUnavailable: it cannot be used; why not.
@@ -56,7 +57,7 @@ def device_for(backend: str, wanted: str = "") -> str:
 
 
 def is_down(device: str) -> bool:
-    """Whether the port of an RDMA device is known not to be active, as when its cable is out."""
+    """Return whether the port of an RDMA device is known not to be active, as when its cable is out."""
     try:
         return parse_states(_output("ibv_devinfo")).get(device, ACTIVE) != ACTIVE
     except (OSError, subprocess.SubprocessError):
@@ -72,7 +73,7 @@ def _is_available(backend: str) -> bool:
 
 
 def pick(wanted: str, listed: Sequence[str], active: Sequence[str]) -> str:
-    """The device to use of those listed and those active (`device_for`)."""
+    """Return the device to use of those listed and those active (`device_for`)."""
     reason = ""
     if not listed:
         reason = "ibv_devices lists no RDMA device: it takes Thunderbolt 5, and `rdma_ctl enable` in Recovery"
@@ -90,12 +91,12 @@ def pick(wanted: str, listed: Sequence[str], active: Sequence[str]) -> str:
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
-    """The device names in the output of `ibv_devices`. Raises nothing."""
+    """Return the device names in the output of `ibv_devices`. Raises nothing."""
     return tuple(re.findall(r"^\s*(\w+)\s+[0-9a-fA-F]{16}\s*$", text, re.MULTILINE))
 
 
 def parse_states(text: str) -> dict[str, str]:
-    """Each device's port state in the output of `ibv_devinfo`: PORT_ACTIVE, PORT_DOWN ... Raises nothing."""
+    """Return each device's port state in the output of `ibv_devinfo`: PORT_ACTIVE, PORT_DOWN ... Raises nothing."""
     found: dict[str, str] = {}
     device = None
     for line in text.splitlines():
@@ -108,7 +109,7 @@ def parse_states(text: str) -> dict[str, str]:
 
 
 def macos_version(device: str = "") -> str:
-    """The version of the macOS that this machine runs, such as `26.3.1`; "" for another system.
+    """Return the version of the macOS that this machine runs, such as `26.3.1`; "" for another system.
 
     `device`: the emulated Mac's; on a real machine all devices have the same.
     """
@@ -129,7 +130,7 @@ _COMPATIBLE, _TAHOE = 16, 26
 
 
 def parse_version(text: str) -> tuple[int, int] | None:
-    """The first two numbers of a version such as 26.3.1; None if there are none."""
+    """Return the first two numbers of a version such as 26.3.1; None if there are none."""
     found = re.match(r"(\d{1,4})(?:\.(\d{1,4}))?(?!\d)", text, re.ASCII)
     if found is None:
         return None
@@ -138,7 +139,7 @@ def parse_version(text: str) -> tuple[int, int] | None:
 
 
 def why_too_old(text: str, subject: str = "this") -> str | None:
-    """None if a Mac with this version has RDMA over Thunderbolt; else why not, as a sentence."""
+    """Return none if a Mac with this version has RDMA over Thunderbolt; else why not, as a sentence."""
     version = parse_version(text)
     if version is not None and version >= LEAST:
         return None
@@ -147,7 +148,7 @@ def why_too_old(text: str, subject: str = "this") -> str | None:
 
 
 def why_not_together(here: str, there: str) -> str | None:
-    """None if the systems of two ends, as each names its own, can share a group; else why not, as a sentence."""
+    """Return none if the systems of two ends, as each names its own, can share a group; else why not, as a sentence."""
     reason = why_too_old(here, "one end") or why_too_old(there, "the other end")
     if reason is not None:
         return reason

@@ -123,8 +123,8 @@ class RdmaTransport:
         self._tcp = TcpTransport()
 
     def listen(self, address: str, *, options: LinkOptions) -> Listener:
-        """A listener that accepts every backend that a connector asks for and this machine can use. The address's own
-        backend is only for `Listener.address`, by which others connect."""
+        """Return a listener that accepts every backend that a connector asks for and this machine can use. The
+        address's own backend is only for `Listener.address`, by which others connect."""
         parsed, below = parse(address), control_options(options)
         with errors_naming(address, parsed.control):
             return RdmaListener(
@@ -132,8 +132,8 @@ class RdmaTransport:
             )
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
-        """`timeout` is for reaching the listener; joining a group takes further seconds when the machines are busy, at
-        most HANDSHAKE_SECONDS. Also raises TransportUnavailable."""
+        """Return `timeout` is for reaching the listener; joining a group takes further seconds when the machines are
+        busy, at most HANDSHAKE_SECONDS. Also raises TransportUnavailable."""
         parsed = parse(address)
         host = address_of(parsed) if parsed.backend == RING else ""
         device = _device_for(parsed.backend, parsed.devices[0], host, options)
@@ -153,13 +153,13 @@ class RdmaTransport:
 
 
 def _check_opening(opening: bytes) -> None:
-    """Raises FrameError for an OPEN whose request is invalid."""
+    """Raise FrameError for an OPEN whose request is invalid."""
     if opening:
         parse_opening(opening)
 
 
 def _device_for(backend: str, wanted: str, host: str, options: LinkOptions) -> str:
-    """This end's device; "" for ring. Raises TransportUnavailable if the backend cannot be used here."""
+    """Return this end's device; "" for ring. Raises TransportUnavailable if the backend cannot be used here."""
     device = device_for(backend, wanted)
     if backend == RING and options.security is not None and not host.startswith("127."):
         raise TransportUnavailable("ring does not encrypt, and this link has keys: use it within one machine only")
@@ -200,7 +200,7 @@ class LinkRequest:
 
 
 def parse_opening(opening: bytes) -> LinkRequest:
-    """The request in the header of an OPEN. Raises FrameError if it is not valid."""
+    """Return the request in the header of an OPEN. Raises FrameError if it is not valid."""
     try:
         if not opening.startswith(_OPENING) or len(opening) > 300:
             raise ValueError
@@ -218,7 +218,7 @@ def parse_opening(opening: bytes) -> LinkRequest:
 
 
 def address_of(parsed: RdmaAddress) -> str:
-    """The numeric IPv4 address of the host; MLX's ring takes no other. Raises TransportUnavailable."""
+    """Return the numeric IPv4 address of the host; MLX's ring takes no other. Raises TransportUnavailable."""
     host = parse_host_port(parsed.control).host
     try:
         return str(sockets.getaddrinfo(host, None, sockets.AF_INET, sockets.SOCK_STREAM)[0][4][0])
@@ -227,7 +227,8 @@ def address_of(parsed: RdmaAddress) -> str:
 
 
 def join(control: Link, job: Job) -> ChildProcess:
-    """A child that has joined a group with the peer's. Raises TransportUnavailable; the control link is closed then."""
+    """Return a child that has joined a group with the peer's. Raises TransportUnavailable; the control link is closed
+    then."""
     child: ChildProcess | None = None
     try:
         child = ChildProcess(job)
@@ -259,7 +260,7 @@ def _join(control: Link, child: ChildProcess, rank: int) -> None:
 
 
 def _await(control: Link, child: ChildProcess, until: float) -> Record:
-    """The child's next GATHER, or READY."""
+    """Return the child's next GATHER, or READY."""
     while (record := child.channel.recv(min(_left(until), _CHECK_SECONDS))) is None:
         if control.closed is not None:
             raise control.closed
