@@ -110,7 +110,8 @@ class Pipeline(System):
         }  # fmt: skip
 
     def _submit(self, prompt: Sequence[int], tokens: int, flight: Flight | None = OFF) -> Request:
-        return self._llm.submit(list(prompt), SamplingParams(max_tokens=tokens, ignore_eos=True), flight=flight)
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        return self._llm.submit(list(prompt), params, flight=flight, raw=True)
 
     def _answer(self, part: Part, flight: Flight | None = OFF) -> Run:
         return self.kept(part, _run(self._submit(self.tasks.prompts[part.name], part.tokens, flight)))

@@ -14,14 +14,27 @@ in "abcd" that is "bc": a stream cannot wait to see whether a longer stop is com
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
 class StopUpdate:
-    """The result of one increment: the ``text`` to emit now, and the stop string that ended it, if one did."""
+    """The result of one increment: the ``text`` to emit now, and the stop string that ended it, if one did. ``parts``:
+    where the answer is told apart, all that there is to emit, the text among it (``text.answer.AnswerPart``)."""
 
     text: str
     stopped: str | None = None
+    parts: tuple[Any, ...] = ()
+
+
+class Told(Protocol):
+    """Decides what a reader gets of one answer's text as it grows, and whether a stop string has ended it."""
+
+    def feed(self, text: str) -> StopUpdate:
+        """Take the next increment."""
+
+    def finish(self, *, is_cut: bool) -> StopUpdate:
+        """Return the text held back, when the answer has ended. ``is_cut``: it would have gone on."""
 
 
 class StopMatcher:
@@ -47,6 +60,10 @@ class StopMatcher:
         keep = len(text) - self._num_held(text)
         self.held = text[keep:]
         return StopUpdate(text[:keep])
+
+    def finish(self, *, is_cut: bool = False) -> StopUpdate:
+        """Return the text held back as an update."""
+        return StopUpdate(self.flush())
 
     def flush(self) -> str:
         """Return the text held back, when the text has ended without completing a stop string."""

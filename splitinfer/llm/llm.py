@@ -44,6 +44,7 @@ from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, 
 from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, QueueFull, RequestError
+from splitinfer.llm.apart import Apart
 from splitinfer.llm.automatic import choose_layout
 from splitinfer.llm.forms import AnswerForms
 from splitinfer.llm.prompts import Prompts
@@ -78,7 +79,7 @@ from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
 from splitinfer.placement.asked import Aim
 from splitinfer.settings import Settings
-from splitinfer.text.answer import Tool
+from splitinfer.text.answer import AnswerParser, Tool
 from splitinfer.text.tokenizer import Tokenizer
 from splitinfer.wire.messages import Progress
 
@@ -266,11 +267,13 @@ class LLM:
         *,
         grammar: Any = None,
         pictures: Sequence[Sequence[Source]] = (),
+        tools: Sequence[Tool] = (),
+        raw: bool = False,
     ) -> list[RequestOutput]:
         """Answer prompts (texts or token ids); return one output for each, in their order.
 
         ``params``: one for all, or one for each. ``grammar``: the form of all answers, as in ``SamplingParams``.
-        ``pictures``: those of each prompt, as ``submit`` takes them.
+        ``pictures``: those of each prompt, as ``submit`` takes them. ``tools``, ``raw``: of all, as of ``submit``.
 
         Raises:
             RequestError: a prompt is empty, too long, or has ids outside the vocabulary.
@@ -285,7 +288,8 @@ class LLM:
         requests: list[Request] = []
         try:
             for prompt, p, seen in zip(all_prompts, all_params, pictures or [()] * len(all_prompts), strict=True):
-                requests.append(self._submit_when_there_is_room(prompt, p, requests, seen))
+                how: Any = {"pictures": seen, "tools": tools, "raw": raw}
+                requests.append(self._submit_when_there_is_room(prompt, p, requests, how))
             return [request.result() for request in requests]
         except BaseException:  # mostly KeyboardInterrupt: requests that will not be read must end
             for request in requests:
@@ -293,24 +297,23 @@ class LLM:
             raise
 
     def _submit_when_there_is_room(
-        self, prompt: Prompt, params: SamplingParams, before: list[Request], pictures: Sequence[Source]
+        self, prompt: Prompt, params: SamplingParams, before: list[Request], how: Mapping[str, Any]
     ) -> Request:
         """Submit a prompt; while the queue is full, wait for the answers ``before`` it."""
         unread = (request for request in before if request.output.finish_reason is None)
         while True:
             try:
-                return self.submit(prompt, params, pictures=pictures)
+                return self.submit(prompt, params, **how)
             except QueueFull:
                 earlier = next(unread, None)
                 if earlier is None:
                     raise
                 earlier.result()
 
-    def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, session: str | None = None
-    ) -> Iterator[StreamEvent]:
-        """Answer one prompt; yield its events as tokens arrive. Closing the iterator aborts the request."""
-        return RequestEvents(self.submit(prompt, params, session=session))
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **how: Any) -> Iterator[StreamEvent]:
+        """Answer one prompt; yield its events as tokens arrive. Closing the iterator aborts the request. ``how``: as of
+        ``submit``."""
+        return RequestEvents(self.submit(prompt, params, **how))
 
     def submit(
         self,
@@ -322,9 +325,13 @@ class LLM:
         timeout: float | None = None,
         flight: Flight | None = None,
         pictures: Sequence[Source] = (),
+        tools: Sequence[Tool] = (),
+        raw: bool = False,
     ) -> Request:
         """Submit one prompt and return at once.
 
+        ``tools``: those that the answer may call, as in OpenAI's API; without tools, calls are text. ``raw``: the text
+        is all that the model writes, its reasoning and the marks around it included; else the answer is told apart.
         ``pictures``: bytes or paths of pictures, one for each of the prompt's placeholders, in their order.
         ``session``: a name by which the KV that the request leaves in the cache can be freed (``forget``).
         ``priority``: requests with a higher one are admitted first, and preempted last. ``timeout``: seconds after
@@ -333,12 +340,19 @@ class LLM:
 
         Raises:
             RequestError: the prompt is empty, too long, has ids outside the vocabulary, or its KV can never fit; or a
-                bias is for such an id.
+                bias or a stop is for such an id.
             QueueFull: the waiting queue is full; try again later.
             SplitinferError: the pipeline has failed, or was closed.
         """
-        handling = Handling(session, priority, timeout, flight)
-        return Request(self._submit(self._sequence(prompt, pictures, params, handling)), self._engine)
+        sequence = self._sequence(prompt, pictures, params, Handling(session, priority, timeout, flight))
+        return Request(self._submit(sequence, None if raw else self._parser(sequence, tools)), self._engine)
+
+    def _parser(self, sequence: core.Sequence, tools: Sequence[Tool]) -> AnswerParser | None:
+        """Return a parser for an answer; ``None``: the model's folder has no tokenizer."""
+        if (tokenizer := self._prompts.tokenizer) is None:
+            return None
+        has_form, prompt = sequence.params.grammar is not None and not tools, sequence.tokens
+        return tokenizer.answer_format.parser(prompt, tools, has_form=has_form)
 
     async def asubmit(
         self,
@@ -349,24 +363,27 @@ class LLM:
         priority: int = 0,
         timeout: float | None = None,
         flight: Flight | None = None,
-        shows_markers: bool = False,
         goes_on: bool = False,
         pictures: Sequence[Source] = (),
+        tools: Sequence[Tool] = (),
+        raw: bool = False,
+        parser: AnswerParser | None = None,
     ) -> AsyncRequest:
         """``submit`` for asyncio: text is tokenized beside the event loop, which then reads the events.
 
-        ``shows_markers``: the text has what marks reasoning and calls of tools, also where these are special tokens
-        (``Tokenizer.answer_format``). ``goes_on``: it goes on with the prompt's, and may begin with a space.
+        ``goes_on``: the text goes on with the prompt's, and may begin with a space. ``parser``: tells the answer apart,
+        in place of the one that ``tools`` asks for (``Tokenizer.answer_format``).
 
         Raises:
             SplitinferError: as ``submit``.
         """
-        handling = Handling(session, priority, timeout, flight, may_think=shows_markers)
+        handling = Handling(session, priority, timeout, flight)
         sequence = await asyncio.to_thread(self._sequence, prompt, pictures, params, handling)
         has_events, bell = asyncio.Event(), bell_of_running_loop()
         end = sequence.num_prompt_tokens
         behind = sequence.sent(max(0, end - _BEHIND), end) if goes_on else ()
-        state = self._submit(sequence, lambda: bell.ring(has_events), shows_markers, behind)
+        parser = parser or (None if raw else self._parser(sequence, tools))
+        state = self._submit(sequence, parser, lambda: bell.ring(has_events), behind)
         return AsyncRequest(state, self._engine, has_events)
 
     def _sequence(
@@ -384,7 +401,7 @@ class LLM:
         rewind = self._engine.scheduler.config.rewind
         weighs = rewind is UNLIMITED or rewind > WITHIN_DRAFTS
         self._prompts.check(plain, self.context_length)
-        self._prompts.check_biases(params)
+        self._prompts.check_ids(params)
         return core.Sequence(
             seq_id=next(self._ids),
             tokens=list(prompt.tokens),
@@ -397,14 +414,14 @@ class LLM:
             priority=handling.priority,
             deadline=None if handling.timeout is None else time.monotonic() + handling.timeout,
             flight=handling.flight or self.settings.flight,
-            rules=self._forms.rules(params, plain, may_think=handling.may_think, weighs=weighs),
+            rules=self._forms.rules(params, plain, may_think=True, weighs=weighs),
         )
 
     async def astream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, session: str | None = None
+        self, prompt: Prompt, params: SamplingParams | None = None, **how: Any
     ) -> AsyncGenerator[StreamEvent, None]:
         """``stream`` for asyncio. Closing the iterator, or cancelling the task that reads, aborts the request."""
-        request = await self.asubmit(prompt, params, session=session)
+        request = await self.asubmit(prompt, params, **how)
         async with aclosing(request.__aiter__()) as events:
             async for event in events:
                 yield event
@@ -412,12 +429,13 @@ class LLM:
     def _submit(
         self,
         sequence: core.Sequence,
+        parser: AnswerParser | None,
         notify: Callable[[], None] | None = None,
-        shows_markers: bool = False,
         behind: Sequence[int] = (),
     ) -> RequestState:
-        detokenizer = self._prompts.detokenizer(shows_markers=shows_markers, behind=behind)
-        state = RequestState(sequence, detokenizer, time.monotonic, notify)
+        detokenizer = self._prompts.detokenizer(behind)
+        told = None if parser is None else Apart(parser, sequence.params.stop)
+        state = RequestState(sequence, detokenizer, time.monotonic, notify, told)
         self._engine.submit(state)
         return state
 

@@ -73,16 +73,16 @@ class Prompts:
         if bad is not None:
             raise RequestError(f"token id {bad} is not in the model's vocabulary of {size:,}")
 
-    def check_biases(self, params: SamplingParams) -> None:
-        """Check a request's biases.
+    def check_ids(self, params: SamplingParams) -> None:
+        """Check the token ids of a request's parameters.
 
         Raises:
-            RequestError: one is for an id outside the vocabulary.
+            RequestError: one is outside the vocabulary.
         """
-        size = self._num_embeddings
-        bad = next((token for token, _ in params.logit_bias if token >= size), None)
-        if bad is not None:
-            raise RequestError(f"logit_bias has token id {bad}, but the model's vocabulary is {size:,}")
+        size, biased = self._num_embeddings, [token for token, _ in params.logit_bias]
+        for name, ids in (("logit_bias", biased), ("stop_token_ids", params.stop_token_ids)):
+            if (bad := max(ids, default=0)) >= size:
+                raise RequestError(f"{name} has token id {bad}, but the model's vocabulary is {size:,}")
 
     def end_tokens(self, params: SamplingParams) -> frozenset[int]:
         """The tokens that end an answer. One in the form of a grammar ends where that does, whatever else is asked."""
@@ -97,9 +97,7 @@ class Prompts:
         eos = end_tokens(self._checkpoint.folder, self._checkpoint.config)
         return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
-    def detokenizer(self, *, shows_markers: bool = False, behind: Sequence[int] = ()) -> Detokenizer | None:
-        """A detokenizer for one answer, for one thread at a time; ``None`` without a tokenizer. ``shows_markers``: its
-        text has what marks reasoning and calls of tools. ``behind``: the tokens with which it goes on."""
-        return (
-            None if self.tokenizer is None else self.tokenizer.detokenizer(shows_markers=shows_markers, behind=behind)
-        )
+    def detokenizer(self, behind: Sequence[int] = ()) -> Detokenizer | None:
+        """Return a detokenizer for one answer, for one thread at a time; ``None`` without a tokenizer. Its text has the
+        marks of reasoning and of calls. ``behind``: the prompt's last tokens, if the answer goes on with its text."""
+        return None if self.tokenizer is None else self.tokenizer.detokenizer(shows_markers=True, behind=behind)

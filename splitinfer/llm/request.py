@@ -27,6 +27,7 @@ from splitinfer.engine.coordinator.requests import (
     logprobs_of,
 )
 from splitinfer.errors import RequestError
+from splitinfer.text.answer import ReasoningPart, ToolCallPart, joined
 
 Prompt = str | Sequence[int]
 
@@ -43,6 +44,11 @@ class UnderWay:
     def prompt(self) -> list[int]:
         """The prompt's tokens."""
         return list(self._state.sequence.sent(0, self._state.sequence.num_prompt_tokens))
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens that end the answer; the answer's text has none of them."""
+        return self._state.sequence.end_tokens
 
     @property
     def submitted(self) -> float:
@@ -67,6 +73,9 @@ class UnderWay:
 
     def _read(self, event: StreamEvent) -> StreamEvent:
         self.output.add(event)
+        self.output.reasoning += "".join(part.text for part in event.parts if isinstance(part, ReasoningPart))
+        if calls := [part for part in event.parts if isinstance(part, ToolCallPart)]:
+            self.output.calls = joined([*self.output.calls, *calls])
         self.output.num_cached_tokens = self._state.sequence.num_cached or 0
         self.output.queue_seconds = self._state.queue_seconds
         self.output.num_tried_drafts = self._state.sequence.drafts.num_tried
@@ -224,7 +233,6 @@ class Handling:
     priority: int = 0
     timeout: float | None = None
     flight: Flight | None = None
-    may_think: bool = False  # whether the answer may open reasoning that the prompt has not opened
 
     def __post_init__(self) -> None:
         if self.session is not None and not isinstance(self.session, str):

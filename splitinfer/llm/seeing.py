@@ -106,6 +106,13 @@ class Seeing:
             raise ContextExceeded(f"a request has {count} pictures; at most {self.limits.pictures} are read")
         return self._family
 
+    def takes(self, url: str) -> bool:
+        """Return whether the model sees a picture of a server's client, which is decoded for that."""
+        try:
+            return self._family is not None and bool(self.read(from_url(url, self.limits.nbytes, self.folder)))
+        except RequestError:
+            return False
+
     @property
     def _why_not(self) -> str:
         if not sees(self._checkpoint.config):

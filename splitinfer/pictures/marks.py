@@ -8,7 +8,7 @@ in a text: it is cut in two.
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 _OPEN, _CLOSE = f"\ufdd0{secrets.token_hex(8)} ", "\ufdd1"
@@ -41,6 +41,19 @@ def taken_out(
         return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
     return [plain(message) for message in messages], sources
+
+
+def unseen(messages: Sequence[Mapping[str, Any]], takes: Callable[[str], bool], words: str) -> list[Mapping[str, Any]]:
+    """Return messages with ``words`` in the place of each picture whose source is not taken.
+
+    >>> unseen([{"role": "user", "content": f"Look: {marked('a.png')}"}], lambda _: False, "[a picture]")
+    [{'role': 'user', 'content': 'Look: [a picture]'}]
+    """
+
+    def told(content: Any) -> Any:
+        return _MARKED.sub(lambda found: found[0] if takes(found[1]) else words, content)
+
+    return [{**one, "content": told(one["content"])} if has_pictures([one]) else one for one in messages]
 
 
 def has_pictures(messages: Sequence[Mapping[str, Any]]) -> bool:

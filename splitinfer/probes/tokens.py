@@ -185,7 +185,7 @@ def made_up_prompt(length: int, vocab_size: int) -> list[int]:
 
 
 def _asked(llm: LLM, prompt: Sequence[int], count: int, sampling: SamplingParams, flight: Flight = OFF) -> Request:
-    return llm.submit(list(prompt), replace(sampling, max_tokens=count, ignore_eos=True), flight=flight)
+    return llm.submit(list(prompt), replace(sampling, max_tokens=count, ignore_eos=True), flight=flight, raw=True)
 
 
 def _judged(plain: Plain, prompt: Sequence[int], count: int, sampling: SamplingParams, output: RequestOutput) -> Any:

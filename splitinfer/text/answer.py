@@ -67,6 +67,11 @@ class AnswerFormat:
         return None if parser is None else str(parser.__module__).rsplit(".", 1)[-1]
 
     @property
+    def call_start(self) -> str:
+        """The text that opens a call of a tool; empty if nothing always does."""
+        return self._wrapper.tool_call_start or ""
+
+    @property
     def markers(self) -> tuple[str, ...]:
         """The strings that mark something. Text must contain them for a parser, although they may be special tokens."""
         wrapper = self._wrapper

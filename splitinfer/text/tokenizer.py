@@ -276,8 +276,9 @@ class Tokenizer:
             wrapper, how = wrapper._tokenizer, {"return_dict": False, **how}
         return wrapper.apply_chat_template(list(chat.messages), **how, **given)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ``token_ids`` without special tokens; bytes that are no character become U+FFFD.
+    def decode(self, token_ids: Sequence[int], *, shows_special: bool = False) -> str:
+        """Return the text of ``token_ids``; bytes that are no character become U+FFFD. ``shows_special``: with the
+        names of special tokens, which are left out otherwise.
 
         Raises:
             RequestError: an id is outside the vocabulary.
@@ -285,7 +286,7 @@ class Tokenizer:
         bad = next((each for each in token_ids if not 0 <= each < self.vocab_size), None)
         if bad is not None:
             raise RequestError(f"token id {bad} is not in the model's vocabulary of {self.vocab_size:,}")
-        return self._decode(token_ids)
+        return self.codec.decode(token_ids) if shows_special else self._decode(token_ids)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         text: str = self._wrapper.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)

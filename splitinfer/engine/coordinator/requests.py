@@ -9,10 +9,11 @@ that the next step does not wait for that either.
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from splitinfer.core.plan import SampledToken
 from splitinfer.core.sequence import FinishReason, Sequence
-from splitinfer.core.stops import StopMatcher
+from splitinfer.core.stops import StopMatcher, StopUpdate, Told
 from splitinfer.text.detokenizer import Detokenizer
 
 
@@ -29,7 +30,8 @@ class TokenLogprobs:
 class StreamEvent:
     """New tokens and text of a request. The last event has a ``finish_reason``; its text may be empty.
 
-    ``time`` is in seconds since submission. ``stop``: the stop string that ended it, if one did.
+    ``time`` is in seconds since submission. ``stop``: the stop string that ended it, if one did. ``parts``: where the
+    answer is told apart, what is new of it (``text.answer.AnswerPart``); ``text`` is then the text for the reader.
     """
 
     token_ids: tuple[int, ...]
@@ -39,6 +41,7 @@ class StreamEvent:
     logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
     stop: str | None = None
+    parts: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,9 @@ class RequestOutput:
     ``num_tried_drafts``: drafts that came to a verdict; ``num_right_drafts``: of them, those that became tokens.
     ``prompt_logprobs``: of the prompt's tokens from the second on, where they were asked for.
 
-    ``token_ids`` holds every generated token, the one that ended it included; ``text`` holds neither
-    special tokens nor the stop string.
+    ``token_ids`` holds every generated token, the one that ended it included; ``text`` holds neither special tokens nor
+    the stop string. Unless the answer was asked for as it is (``raw``), ``text`` is what the model says to its reader,
+    ``reasoning`` what it thinks beside that, and ``calls`` are its calls of tools (``text.answer.ToolCallPart``).
     """
 
     num_prompt_tokens: int
@@ -82,6 +86,8 @@ class RequestOutput:
     num_tried_drafts: int = 0
     num_right_drafts: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
+    reasoning: str = ""
+    calls: list[Any] = field(default_factory=list)
 
     def add(self, event: StreamEvent) -> None:
         """Append one event."""
@@ -110,7 +116,8 @@ Came = StreamEvent | _Taken
 class RequestState:
     """A request inside the engine. ``sequence`` belongs to the scheduler; ``get`` and ``is_empty`` to its one reader.
     ``notify``: called on the engine's thread after each event, for a reader that cannot wait in ``get``; it must return
-    at once."""
+    at once. ``told``: tells the answer apart, and ends it at a stop string; ``None``: stop strings end its whole text.
+    """
 
     def __init__(
         self,
@@ -118,12 +125,13 @@ class RequestState:
         detokenizer: Detokenizer | None,
         clock: Callable[[], float],
         notify: Callable[[], None] | None = None,
+        told: Told | None = None,
     ) -> None:
         self.sequence = sequence
         self._events: queue.SimpleQueue[Came] = queue.SimpleQueue()
         self._notify = notify
         self._detokenizer = detokenizer
-        self._stops = StopMatcher(sequence.params.stop)
+        self._told: Told = told or StopMatcher(sequence.params.stop)
         self._clock = clock
         self.submitted = clock()
         """When it was submitted, in seconds on ``clock``."""
@@ -182,26 +190,22 @@ class RequestState:
 
     def _event_of(self, taken: _Taken) -> StreamEvent:
         """Decode what has come. Call once for each, in order."""
-        token, reason, text, stop = taken.token, taken.reason, "", None
+        token, reason, found = taken.token, taken.reason, list[StopUpdate]()
         if token is not None:
             is_end_token = token.token_id in self.sequence.end_tokens
             new = self._detokenizer.add(token.token_id) if self._detokenizer is not None and not is_end_token else ""
-            update = self._stops.feed(new)
-            text, stop = update.text, update.stopped
-            reason = FinishReason.STOP if stop is not None else reason
-        if reason is not None and (token is None or reason is taken.reason):
-            text, reason, stop = self._rest(text, reason)
+            found.append(self._told.feed(new))
+        if reason is not None and not (found and found[0].stopped):
+            is_cut = reason is not FinishReason.STOP
+            found.append(self._told.feed("" if self._detokenizer is None else self._detokenizer.flush(is_cut=is_cut)))
+            if found[-1].stopped is None:
+                found.append(self._told.finish(is_cut=is_cut))
+        text, parts = "".join(one.text for one in found), tuple(part for one in found for part in one.parts)
+        if (stop := next((one.stopped for one in found if one.stopped is not None), None)) is not None:
+            reason = FinishReason.STOP
         ids = () if token is None else (token.token_id,)
-        finish_reason = None if reason is None else reason.value
-        return StreamEvent(ids, text, taken.time, finish_reason, logprobs_of(token), taken.error, stop)
-
-    def _rest(self, text: str, reason: FinishReason) -> tuple[str, FinishReason, str | None]:
-        """The text to show at the end: all that was held back, unless that completes a stop string, the third."""
-        is_cut = reason is not FinishReason.STOP
-        update = self._stops.feed("" if self._detokenizer is None else self._detokenizer.flush(is_cut=is_cut))
-        if update.stopped is not None:
-            return text + update.text, FinishReason.STOP, update.stopped
-        return text + update.text + self._stops.flush(), reason, None
+        ended = None if reason is None else reason.value
+        return StreamEvent(ids, text, taken.time, ended, logprobs_of(token), taken.error, stop, parts)
 
 
 def logprobs_of(token: SampledToken | None) -> tuple[TokenLogprobs, ...]:
