@@ -14,11 +14,12 @@ from splitinfer.chat.screens import LineScreen
 from splitinfer.core.plain_text import whole_characters
 from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.coordinator.requests import RequestOutput
+from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
 from splitinfer.errors import ContextExceeded, RequestError, SplitinferError
 from splitinfer.llm import LLM, Request
 from splitinfer.llm.seeing import SeenPrompt
 from splitinfer.pictures.marks import has_pictures, marked, portable, shown
+from splitinfer.text.answer import ReasoningPart, TextPart
 
 _OF_FILES = {"read": "read", "save": "written", "load": "loaded"}  # commands, and what could not be done
 SESSION = "chat"  # the session whose KV the stages' prefix cache holds
@@ -40,6 +41,7 @@ class Chat:
         self._usual = self.sampling
         self.has_refused = False
         self._llm, self._screen, self._rescues = llm, screen, rescues
+        self._reasoning = ""  # as it was set; empty: as the model does
         self._files = ""  # pictures and texts that go with the next question
         self._asked = self._draft = ""  # the last question; text to begin the next input with
         self._held = 0  # tokens of the conversation whose KV is cached on the stages
@@ -135,7 +137,8 @@ class Chat:
         with self._screen.answering(request.abort) as write:
             for event in request.watched(formatting.LOOK_EVERY):
                 if event is not None:
-                    write(event.text)
+                    for text, is_reasoning in _shown(event):
+                        write(text, is_reasoning=is_reasoning)
                 elif (reading := request.reading) is not None:
                     self._screen.wait(formatting.progress(reading))
         output = request.result()
@@ -154,7 +157,8 @@ class Chat:
         num_dropped, tokens = fit(self.conversation, asked, self._encode, context=context, room=room)
         conversation = self.conversation.without_oldest(num_dropped)
         seen = self._seen(conversation.messages(asked))
-        request = self._llm.submit(tokens if seen is None else seen, self.params, session=SESSION)
+        params = self.params if self._reasoning != "off" else replace(self.params, thinking_budget=0)
+        request = self._llm.submit(tokens if seen is None else seen, params, session=SESSION)
         if num_dropped:
             self.conversation = conversation
             self._screen.say(formatting.dropped(num_dropped, context))
@@ -165,16 +169,19 @@ class Chat:
             seen = self._seen(messages)
         except ContextExceeded:  # of so many pictures that they were not read
             return [0] * (self._llm.context_length + 1)
-        return self._llm.tokenizer.encode_chat(messages) if seen is None else list(seen.plain)
+        return self._encoded(messages) if seen is None else list(seen.plain)
+
+    def _encoded(self, messages: Sequence[Mapping[str, Any]], mark: str = "") -> list[int]:
+        switches = {"": {}, "on": {"enable_thinking": True}, "off": {"enable_thinking": False}}
+        options = switches.get(self._reasoning, {"enable_thinking": True, "reasoning_effort": self._reasoning})
+        return self._llm.tokenizer.encode_chat(messages, mark=mark, options=options)
 
     def _seen(self, messages: Sequence[Mapping[str, Any]]) -> SeenPrompt | None:
         """A conversation with its pictures; ``None`` if it has none."""
         if not has_pictures(messages):
             return None
         chat, files = self._llm.seeing.taken_out(messages)
-        return self._llm.seeing.prompt(
-            self._llm.tokenizer.encode_chat(chat, mark=self._llm.seeing.mark), files, self._llm.context_length
-        )
+        return self._llm.seeing.prompt(self._encoded(chat, self._llm.seeing.mark), files, self._llm.context_length)
 
     def _record(self, asked: str, output: RequestOutput) -> None:
         """Add the turn: an aborted answer as far as it came, none if it had not begun."""
@@ -182,7 +189,7 @@ class Chat:
             self._screen.say("[stopped]" if output.text else "[stopped before the answer began; this turn is not kept]")
             if not output.text:
                 return
-        self.conversation = self.conversation.with_turn(asked, output.text, output.token_ids)
+        self.conversation = self.conversation.with_turn(asked, output.text, output.token_ids, output.reasoning)
 
     def _retry(self, *, edits: bool = False) -> None:
         """Ask the last question again, or offer it for a change; its answer is dropped."""
@@ -212,13 +219,16 @@ class Chat:
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
         if not text:
-            self._screen.say(formatting.sampling_table(self.sampling))
-        elif name not in SETTABLE:
-            self._refuse(f"unknown setting {name!r}; known: {', '.join(SETTABLE)}")
+            self._screen.say(formatting.sampling_table(self.sampling, self._reasoning))
+        elif name not in (*SETTABLE, "reasoning"):
+            self._refuse(f"unknown setting {name!r}; known: {', '.join((*SETTABLE, 'reasoning'))}")
         elif not value:
             self._refuse(f"/set {name} needs a value after it, or 'default'")
+        elif name == "reasoning":
+            self._reasoning = "" if value.strip() == "default" else value.strip()
+            self._screen.say(f"reasoning is {self._reasoning or 'as usual'}")
         elif self._change(name, value.strip()):
-            self._screen.say(f"{name} is {getattr(self.params, name):g} ({self.sampling.origins[name]})")
+            self._screen.say(f"{name} is {formatting.setting(self.sampling, name)} ({self.sampling.origins[name]})")
 
     def _change(self, name: str, value: str) -> bool:
         """Set one sampling value, or put back the first; false, with the reason shown, where it is invalid."""
@@ -295,6 +305,12 @@ class Chat:
         self.conversation, self._asked = conversation, ""
         self._held = 0
         self._llm.forget(SESSION)
+
+
+def _shown(event: StreamEvent) -> list[tuple[str, bool]]:
+    """Return the texts of an event, and whether each is reasoning."""
+    kept = [part for part in event.parts if isinstance(part, TextPart | ReasoningPart)]
+    return [(part.text, isinstance(part, ReasoningPart)) for part in kept] or [(event.text, False)]
 
 
 def _write_new(path: Path, text: str) -> None:

@@ -24,7 +24,9 @@ COMMANDS = {
     "reset": Usage("", "clear the conversation and free its KV; keep the system message"),
     "temp": Usage("[VALUE]", "show or set the temperature; 0 always picks the most likely token"),
     "set": Usage(
-        "[NAME VALUE]", "show the sampling settings and where each comes from, or set one; VALUE may be `default`"
+        "[NAME VALUE]",
+        "show the sampling settings and where each comes from, or set one; VALUE may be `default`; reasoning may be "
+        "`on`, `off` or how much, such as `low`",
     ),
     "system": Usage("[TEXT]", "show or set the system message; `/system clear` removes it"),
     "stats": Usage("", "what each stage has done since the start"),

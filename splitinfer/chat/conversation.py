@@ -20,11 +20,13 @@ Encode = Callable[[list[Message]], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The user's text and the model's answer, with the token ids that were generated, if known."""
+    """The user's text and the model's answer, with the token ids that were generated, if known, and the reasoning
+    before it."""
 
     user: str
     assistant: str
     token_ids: tuple[int, ...] = field(default=(), compare=False)
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +40,16 @@ class Conversation:
         """The messages that a chat template takes; ``asked`` is the user's next text."""
         messages = [] if self.system is None else [_message("system", self.system)]
         for turn in self.turns:
-            messages += [_message("user", turn.user), _message("assistant", turn.assistant, turn.token_ids)]
+            answer = _message("assistant", turn.assistant, turn.token_ids)
+            thought = {"reasoning_content": turn.reasoning} if turn.reasoning else {}
+            messages += [_message("user", turn.user), answer | thought]
         if asked is not None:
             messages.append(_message("user", asked))
         return messages
 
-    def with_turn(self, user: str, assistant: str, token_ids: Sequence[int] = ()) -> Self:
-        """This conversation with one more turn."""
-        return replace(self, turns=(*self.turns, Turn(user, assistant, tuple(token_ids))))
+    def with_turn(self, user: str, assistant: str, token_ids: Sequence[int] = (), reasoning: str = "") -> Self:
+        """Return this conversation with one more turn."""
+        return replace(self, turns=(*self.turns, Turn(user, assistant, tuple(token_ids), reasoning)))
 
     def without_oldest(self, count: int) -> Self:
         """This conversation without its first ``count`` turns."""
@@ -84,8 +88,8 @@ def fit(conversation: Conversation, asked: str, encode: Encode, *, context: int,
 
 
 def to_json(conversation: Conversation) -> str:
-    """A list of messages, each with ``role`` and ``content``; answers with their ``token_ids``, by which a later chat
-    finds their KV in the prefix cache."""
+    """Return a list of messages as JSON, each with ``role`` and ``content``; answers with their ``reasoning_content``,
+    and with their ``token_ids``: a later chat finds their KV by these in the prefix cache."""
     return dumps(conversation.messages(), indent=1) + "\n"
 
 
@@ -104,8 +108,10 @@ def from_json(text: str) -> Conversation:
         raise ValueError("it does not contain a list of messages")
     pairs = [_pair(i, message) for i, message in enumerate(messages, 1)]
     system = pairs.pop(0)[1] if pairs and pairs[0][0] == "system" else None
-    ids = [_ids(message) for message in messages[len(messages) - len(pairs) :]]
-    return Conversation(system, tuple(_turns(pairs, ids, first=len(messages) - len(pairs) + 1)))
+    first = len(messages) - len(pairs)
+    found, answers = _turns(pairs, first + 1), messages[first + 1 :: 2]
+    about = [(_ids(message), _reasoning(message)) for message in answers]
+    return Conversation(system, tuple(Turn(*said, *more) for said, more in zip(found, about, strict=True)))
 
 
 def _message(role: str, content: str, token_ids: Sequence[int] = ()) -> Message:
@@ -118,6 +124,11 @@ def _ids(message: Any) -> tuple[int, ...]:
     if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 2**31 for one in ids):
         return ()
     return tuple(ids)
+
+
+def _reasoning(message: Any) -> str:
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    return whole_characters(thought) if isinstance(thought, str) else ""
 
 
 def _pair(number: int, message: Any) -> tuple[str, str]:
@@ -139,11 +150,12 @@ def _part(number: int, part: Any) -> str:
     raise ValueError(f"message {number} has a part that is no text and no data URL of a picture")
 
 
-def _turns(pairs: Sequence[tuple[str, str]], ids: Sequence[tuple[int, ...]], first: int) -> list[Turn]:
+def _turns(pairs: Sequence[tuple[str, str]], first: int) -> list[tuple[str, str]]:
+    """Return the question and the answer of each turn. Raises ValueError: a role is not due there."""
     for i, (role, _) in enumerate(pairs):
         due = ("user", "assistant")[i % 2]
         if role != due:
             raise ValueError(f"message {first + i} has the role {role!r}, but {due!r} was expected")
     if len(pairs) % 2:
         raise ValueError("its last message has no answer")
-    return [Turn(pairs[i][1], pairs[i + 1][1], ids[i + 1]) for i in range(0, len(pairs), 2)]
+    return [(pairs[i][1], pairs[i + 1][1]) for i in range(0, len(pairs), 2)]

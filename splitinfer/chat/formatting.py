@@ -13,7 +13,7 @@ from rich.text import Text
 
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.plain_text import duration, seconds, size, wrapped
-from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
+from splitinfer.core.sampling_defaults import SETTABLE, Origin, ResolvedSampling
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.coordinator.health import StageState
 from splitinfer.engine.coordinator.requests import Reading, RequestOutput
@@ -211,10 +211,17 @@ def _as_text(drawn: Table, width: int) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 
-def sampling_table(sampling: ResolvedSampling) -> str:
-    """The text that /set shows: the values in force, and where each comes from."""
-    rows = [(name, f"{getattr(sampling.params, name):g}", sampling.origin_of(name)) for name in SETTABLE]
+def sampling_table(sampling: ResolvedSampling, reasoning: str) -> str:
+    """Return the text that /set shows: the values in force, and where each comes from. ``reasoning``: the setting."""
+    rows = [(name, setting(sampling, name), sampling.origin_of(name)) for name in SETTABLE]
+    rows.append(("reasoning", reasoning or "usual", Origin.CHAT if reasoning else Origin.DEFAULT))
     return columns(("", "value", "from"), rows, None)
+
+
+def setting(sampling: ResolvedSampling, name: str) -> str:
+    """Return a value of the sampling in words."""
+    value = getattr(sampling.params, name)
+    return "off" if value is None else f"{value:g}"
 
 
 def greeting(layout: Layout, context: int) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Protocol, Self, TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.buffer import Buffer
@@ -40,6 +40,14 @@ Offers = Callable[[Callable[[int], bool]], AbstractContextManager[None]]
 """Passes the process's signals to a function while the returned context is open; where the function returns false,
 the signal ends the process."""
 
+
+class Write(Protocol):
+    """Writes a text of an answer."""
+
+    def __call__(self, text: str, *, is_reasoning: bool = False) -> None:
+        """Write ``text``. ``is_reasoning``: it is the model's reasoning, not for the reader."""
+
+
 CTRL_C_LIMIT = 3  # presses during one answer that end the program though the engine has not stopped
 WAITING = "…"
 STOPPING = "stopping; the step under way ends first"
@@ -63,9 +71,10 @@ class LineScreen:
         return None if line is None else line.rstrip("\r\n")
 
     @contextmanager
-    def answering(self, abort: Callable[[], None]) -> Iterator[Callable[[str], None]]:
-        """The context of one answer, with a function that writes its text; Ctrl-C may call ``abort`` meanwhile."""
-        yield _write
+    def answering(self, abort: Callable[[], None]) -> Iterator[Write]:
+        """Return the context of one answer, with a function that writes its text; Ctrl-C may call ``abort`` meanwhile.
+        A pipe gets no reasoning."""
+        yield lambda text, *, is_reasoning=False: None if is_reasoning else _write(text)
         _write("\n")
 
     def wait(self, text: str) -> None:
@@ -133,8 +142,9 @@ class TerminalScreen(LineScreen):
         return text
 
     @contextmanager
-    def answering(self, abort: Callable[[], None]) -> Iterator[Callable[[str], None]]:
-        flow = MarkdownStream(self._size, None if self._console.is_dumb_terminal else drawn)
+    def answering(self, abort: Callable[[], None]) -> Iterator[Write]:
+        draws = None if self._console.is_dumb_terminal else drawn
+        flow, thinks = MarkdownStream(self._size, draws), False
         has_begun = self._is_stopping = False
 
         def stop() -> None:
@@ -143,17 +153,22 @@ class TerminalScreen(LineScreen):
             if not has_begun:
                 self.wait("")
 
-        def write(text: str) -> None:
-            nonlocal has_begun
+        def write(text: str, *, is_reasoning: bool = False) -> None:
+            nonlocal has_begun, flow, thinks
             text = without_controls(text)
-            if text:
-                _write(("" if has_begun else formatting.ERASE) + flow.feed(text))
-                has_begun = True
+            if not text:
+                return
+            ended = "" if has_begun else formatting.ERASE
+            if is_reasoning != thinks:  # each is a text of its own
+                ended += _dim(flow.end(), draws and thinks) + "\n" if has_begun else ""
+                flow, thinks = MarkdownStream(self._size, None if is_reasoning else draws), is_reasoning
+            _write(ended + _dim(flow.feed(text), draws and thinks))
+            has_begun = True
 
         with self._signals.go_to(stop):
             _write(WAITING)
             yield write
-        _write(flow.end() if has_begun else formatting.ERASE)
+        _write(_dim(flow.end(), draws and thinks) if has_begun else formatting.ERASE)
 
     def wait(self, text: str) -> None:
         shown = STOPPING if self._is_stopping else text
@@ -320,6 +335,10 @@ def _typed_later(source: Input) -> Iterator[None]:
         for end in (stopped, stop):
             os.close(end)
         store_typeahead(source, keys)
+
+
+def _dim(text: str, is_dim: object) -> str:
+    return f"\x1b[2m{text}\x1b[22m" if is_dim and text else text
 
 
 def _text(text: str) -> Text:

@@ -19,7 +19,8 @@ from splitinfer.llm import LLM, Request
 
 
 def answer(llm: LLM, text: str, params: SamplingParams, *, raw: bool, as_json: bool, status: bool) -> int:
-    """Write the answer to ``text`` to standard output and return the exit code.
+    """Write the answer to ``text`` to standard output and return the exit code. Reasoning is shown while there is no
+    answer yet, on a terminal with a line of figures; in JSON it stands beside the answer.
 
     ``raw`` continues the text as it is, else it goes through the model's chat template. ``status`` adds a line of
     figures below the answer, live on a terminal.
@@ -29,7 +30,7 @@ def answer(llm: LLM, text: str, params: SamplingParams, *, raw: bool, as_json: b
     """
     prompt = llm.tokenizer.encode(text) if raw else llm.tokenizer.encode_chat([{"role": "user", "content": text}])
     before = llm.stats()
-    request = llm.submit(prompt, params)
+    request = llm.submit(prompt, params, raw=raw)
     if as_json:
         output = request.result()
         sys.stdout.write(dumps(_document(llm, text, params, output)) + "\n")
@@ -67,8 +68,9 @@ def _show_live(llm: LLM, request: Request, before: Stats, beginning: str) -> Req
                     live.update(Text.assemble(shown, (progress(reading), "dim")))
                 continue
             shown.append(without_controls(event.text), style="not dim")
-            line = _line(request.output, before, llm.stats())
-            live.update(Text.assemble(shown, "\n\n", (line, "cyan")))
+            line, output = _line(request.output, before, llm.stats()), request.output
+            thought = "" if output.text else without_controls(output.reasoning)
+            live.update(Text.assemble(shown, (thought, "dim"), "\n\n", (line, "cyan")))
     return request.output
 
 
@@ -84,6 +86,7 @@ def _document(llm: LLM, prompt: str, params: SamplingParams, output: RequestOutp
         "prompt": prompt,
         "sampling": {name: getattr(params, name) for name in RECOMMENDABLE},
         "text": output.text,
+        "reasoning": output.reasoning,
         "token_ids": output.token_ids,
         "finish_reason": output.finish_reason,
         "num_prompt_tokens": output.num_prompt_tokens,

@@ -18,10 +18,10 @@ ANSWER_TOKENS = 2048
 DEMO_TOKENS = 200  # beyond, the demo's tales are nonsense
 """The token limit of an answer where nobody says one: on the command line, in the REPL and on the page."""
 
-SETTABLE = (*RECOMMENDABLE, "max_tokens")
+SETTABLE = (*RECOMMENDABLE, "max_tokens", "thinking_budget")
 """The fields that a user can set in the chat."""
 
-_WHOLE = ("top_k", "max_tokens")
+_WHOLE = ("top_k", "max_tokens", "thinking_budget")
 _GREATEST_WHOLE = 2**31 - 1
 _SAMPLED_TEMPERATURE = 1.0  # what the file format means by do_sample without a temperature
 
@@ -126,8 +126,8 @@ class ResolvedSampling:
 
     def origin_of(self, name: str) -> Origin:
         """Where the value of one of ``SETTABLE`` comes from."""
-        usual = Origin.DEFAULT if self.params.max_tokens in (ANSWER_TOKENS, DEMO_TOKENS) else Origin.OPTION
-        return self.origins.get(name, usual)
+        is_default = name != "max_tokens" or self.params.max_tokens in (ANSWER_TOKENS, DEMO_TOKENS)
+        return self.origins.get(name, Origin.DEFAULT if is_default else Origin.OPTION)
 
 
 @dataclass(frozen=True, slots=True)

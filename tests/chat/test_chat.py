@@ -20,6 +20,7 @@ from splitinfer.engine.coordinator.requests import Reading, RequestOutput, Strea
 from splitinfer.errors import PeerError, RequestError
 from splitinfer.llm import LLM, Settings
 from splitinfer.llm.rebalance import Rebalance
+from splitinfer.text.answer import ReasoningPart
 
 
 class MadeUpRequest:
@@ -34,6 +35,7 @@ class MadeUpRequest:
         while self.output.finish_reason is None:
             event = self._events.pop(0)
             self.output.add(event)
+            self.output.reasoning += "".join(part.text for part in event.parts)
             yield event
 
     def result(self) -> RequestOutput:
@@ -61,6 +63,7 @@ class MadeUpLLM:
         self.gain = 2.0
         self.cuts: list[Layout] = []
         self.aborts_at_once = False
+        self.thinks = ""
         self.seeing = SimpleNamespace(read=lambda _path: None)
 
     def plan(self) -> Rebalance:
@@ -72,15 +75,19 @@ class MadeUpLLM:
         self.cuts.append(layout)
         return 1.25
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        return [ord(c) for c in "|".join(m["content"] for m in messages)]
+    def encode_chat(self, messages: list[dict[str, str]], *, options: dict[str, Any], mark: str) -> list[int]:
+        self.options = options
+        return [ord(c) for c in "|".join(m.get("reasoning_content", "") + m["content"] for m in messages)]
 
     def submit(self, tokens: list[int], params: SamplingParams, *, session: str) -> MadeUpRequest:
         assert session == "chat"
         if len(tokens) >= self.context_length:
             raise RequestError("too long")
         self.prompts.append("".join(map(chr, tokens)))
+        self.params = params
         events = [StreamEvent((i,), text, i / 10) for i, text in enumerate(["yes", " it", ""], 1)]
+        thought = ReasoningPart(self.thinks)
+        events[:0] = [StreamEvent((9,), "", 0.05, parts=(thought,))] if self.thinks else []
         last = StreamEvent((), "", 0.4, "error", error=self.failure) if self.failure else None
         request = MadeUpRequest([*events, last or StreamEvent((4,), " is", 0.4, "stop")], len(tokens))
         if self.aborts_at_once:
@@ -248,6 +255,8 @@ def test_settings_are_shown_with_their_origins_set_and_put_back():
         ["min_p", "0", "default"],
         ["repetition_penalty", "1", "default"],
         ["max_tokens", "10", "command line"],
+        ["thinking_budget", "off", "default"],
+        ["reasoning", "usual", "default"],
     ]
     assert said == "top_p is 0.9 (set in this chat)"
     assert warned == "the temperature is 1.5 (set in this chat)"
@@ -258,15 +267,31 @@ def test_settings_are_shown_with_their_origins_set_and_put_back():
     assert (after, chat.params) == (before, sampling.params)
 
 
+def test_reasoning_is_shown_kept_beside_the_answer_and_can_be_bounded(tmp_path: Path):
+    file, llm = tmp_path / "talk.json", MadeUpLLM()
+    llm.thinks = "Hm."
+    chat, screen, _ = run("one", "/set thinking_budget 5", "two", f"/save {file}", llm=llm)
+    assert (screen.thoughts, screen.answers) == (["Hm.", "Hm."], ["yes it is", "yes it is"])
+    assert llm.prompts == ["one", "one|Hm.yes it is|two"]
+    assert (llm.params.thinking_budget, llm.options) == (5, {})
+    assert json.loads(file.read_text())[1]["reasoning_content"] == "Hm."
+    again, _, _ = run(f"/load {file}", "/set reasoning off", "three", llm=llm)
+    assert (again.conversation.turns[:2], llm.params.thinking_budget) == (chat.conversation.turns, 0)
+    assert llm.options == {"enable_thinking": False}
+    _, screen, _ = run("/set reasoning low", "four", "/set thinking_budget default", "/set reasoning default", llm=llm)
+    assert llm.options == {"enable_thinking": True, "reasoning_effort": "low"}
+    assert screen.said == ["reasoning is low", "thinking_budget is off (default)", "reasoning is as usual"]
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("/set warmth 3", "unknown setting 'warmth'; known: temperature, top_p, top_k, min_p, repetition_penalty, "
-         "max_tokens"),
+         "max_tokens, thinking_budget, reasoning"),
         ("/set top_k", "/set top_k needs a value after it, or 'default'"),
         ("/set top_k 1.5", "top_k must be a whole number, not '1.5'"),
         ("/set max_tokens 0", "max_tokens must be at least 1, not 0"),
-        ("/temp 9", "temperature must be from 0 to 2, not 9.0"),
+        ("/temp 101", "temperature must be from 0 to 100, not 101.0"),
         ("/temp warm", "temperature must be a number, not 'warm'"),
     ],
 )  # fmt: skip

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from splitinfer.chat.screens import Write
+
 
 class Script:
     """A screen that types what it was given and writes everything down."""
@@ -10,6 +12,7 @@ class Script:
     def __init__(self, *inputs: str, stop_after: int | None = None) -> None:
         self.inputs = list(inputs)
         self.answers: list[str] = []
+        self.thoughts: list[str] = []
         self.said: list[str] = []
         self.waits: list[str] = []
         self.drafts: list[str] = []
@@ -20,13 +23,16 @@ class Script:
         return self.inputs.pop(0) if self.inputs else None
 
     @contextmanager
-    def answering(self, abort: Callable[[], None]) -> Iterator[Callable[[str], None]]:
+    def answering(self, abort: Callable[[], None]) -> Iterator[Write]:
         self.answers.append("")
         count = 0
 
-        def write(text: str) -> None:
+        def write(text: str, *, is_reasoning: bool = False) -> None:
             nonlocal count
-            self.answers[-1] += text
+            if is_reasoning:
+                self.thoughts.append(text)
+            else:
+                self.answers[-1] += text
             count += 1
             if count == self._stop_after:
                 abort()
