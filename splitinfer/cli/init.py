@@ -56,7 +56,7 @@ def _file_of(model: str) -> Path:
     >>> str(_file_of("mlx-community/Qwen3-8B-4bit"))
     'qwen3-8b-4bit-pair.yaml'
     """
-    name = re.sub(r"[^a-z0-9.]+", "-", Path(model).name.lower()).strip("-.") or "model"
+    name = re.sub(r"[^a-z0-9.]+", "-", Path(model).resolve().name.lower()).strip("-.") or "model"
     names = (Path(f"{name}-pair{'' if i == 1 else f'-{i}'}.yaml") for i in itertools.count(1))
     return next(each for each in names if not each.exists())
 

@@ -87,7 +87,7 @@ def serving(options: ServeOptions, chosen: Chosen | None = None) -> Iterator[LLM
     """
     gate, spans, servers = *_checked(options), list[Server]()
     with open_llm(options, chosen, servers=servers, drain_seconds=options.drain_seconds) as llm, ExitStack() as stack:
-        name = options.model_name or Path(llm.layout.model or "model").name
+        name = options.model_name or Path(llm.layout.model or "model").resolve().name
         service = Service(llm, name, gate, logs_prompts=options.log_prompts, spans=spans)
         _serve(options, service, llm, name, servers, stack)
         yield llm
@@ -234,7 +234,9 @@ def _entry(name: str | None, options: PipelineOptions) -> Entry:
         share = sum(layers for part, layers in parts if part in layout.here) / layout.num_layers
         num_here = len(layout.here)
     needs = int(weights * share) + num_here * STAGE_MARGIN
-    return Entry(name or Path(model).name, model, checkpoint.context_length, needs, workers, partial(_load, options, 1))
+    return Entry(
+        name or Path(model).resolve().name, model, checkpoint.context_length, needs, workers, partial(_load, options, 1)
+    )
 
 
 def _load(options: PipelineOptions, sharing: int) -> LLM:

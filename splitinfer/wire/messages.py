@@ -45,12 +45,12 @@ class Versions:
     mlx: str
     mlx_lm: str
 
-    def difference(self, other: "Versions") -> str | None:
-        """The first version that differs, in words, or ``None``."""
+    def difference(self, other: "Versions", mine: str = "here", theirs: str = "there") -> str | None:
+        """Return the first version that differs, in words, or ``None``. ``mine``, ``theirs``: where each runs."""
         for name in ("protocol", "splitinfer", "mlx", "mlx-lm"):
-            mine, theirs = (getattr(versions, name.replace("-", "_")) for versions in (self, other))
-            if mine != theirs:
-                return f"{name} {mine} here, {name} {theirs} there"
+            own, others = (getattr(versions, name.replace("-", "_")) for versions in (self, other))
+            if own != others:
+                return f"{name} {own} {mine}, {name} {others} {theirs}"
         return None
 
 

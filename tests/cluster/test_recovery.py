@@ -136,7 +136,7 @@ def test_a_worker_that_ends_is_started_again_at_the_same_place(number: int, code
         pipeline.until_it_waits("b")
         assert pipeline.worker.wait(30) == code
         pipeline.server.sees(
-            f"{reason}.* start it there again with: splitinfer worker --host 0.0.0.0 --port {pipeline.port}"
+            f"{reason}.* start it there again with: splitinfer worker --host 127.0.0.1 --port {pipeline.port}"
         )
         pipeline.start_worker()
     pipeline.server.sees("all stages are back")

@@ -505,7 +505,8 @@ class Pipeline:
         looks = "its key is looked for; if it has ended, " if self._lost.spec.name in self._config.by_key else ""
         if self.layout.name == BY_UP:
             return f"{looks}start it again with: splitinfer up --prepare"
-        return f"{looks}start it there again with: {start_command(self._lost.address)}"
+        command = start_command(self._lost.address, has_key=self._lost.spec.key is not None)
+        return f"{looks}start it there again with: {command}"
 
     # -- closing -----------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import groupby, pairwise
 from typing import NamedTuple, TypeVar
 
+from splitinfer.core.endpoint import is_loopback
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import OVER_TCP, LinkTransport
 from splitinfer.core.wire_codec import NONE
@@ -419,15 +420,19 @@ def _why_refused(spec: StageSpec, address: str, options: LinkOptions, error: Lin
     )
 
 
-def start_command(address: str) -> str:
-    """The command to run on a worker's machine so that it listens at this address."""
-    return f"splitinfer worker --host 0.0.0.0 --port {address.rpartition(':')[2]}"
+def start_command(address: str, *, has_key: bool) -> str:
+    """Return the command to run on a worker's machine so that it listens at this address, open to no more machines than
+    before. ``has_key``: its links are encrypted."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    is_here = is_loopback(host.strip("[]"))
+    insecure = "" if has_key or is_here else " --insecure"
+    return f"splitinfer worker --host {host.strip('[]') if is_here else '0.0.0.0'} --port {port}{insecure}"
 
 
-def _why_unreachable(name: str, address: str, timeout: float, unreachable: Unreachable | None) -> str:
+def _why_unreachable(name: str, address: str, timeout: float, unreachable: Unreachable | None, *, has_key: bool) -> str:
     """What to do about a worker that could not be connected to, as a sentence."""
     tried = f"(tried for {timeout:.0f} s)"
-    start = f"start it there with: {start_command(address)}"
+    start = f"start it there with: {start_command(address, has_key=has_key)}"
     if unreachable is None:
         return f"worker {name} is not at {address} {tried}; {start}"
     why = explain_here(unreachable)
@@ -445,6 +450,8 @@ def _reach(spec: StageSpec, transport: LinkTransport, address: str, timeout: flo
         raise WorkerUnreachable(f"worker {spec.name} ({address}) cannot be reached by rdma: {error.reason}") from error
     except (LinkTimeout, LinkClosed) as error:
         unreachable = error.unreachable if isinstance(error, LinkTimeout) else None
-        raise WorkerUnreachable(_why_unreachable(spec.name, address, timeout, unreachable)) from error
+        raise WorkerUnreachable(
+            _why_unreachable(spec.name, address, timeout, unreachable, has_key=options.security is not None)
+        ) from error
     except AddressError as error:
         raise WorkerUnreachable(f"worker {spec.name}: {error}") from error

@@ -187,7 +187,7 @@ class Acceptor:
         return []
 
     def _reason_against(self, connection: Connection, hello: Hello) -> str | None:
-        difference = self._versions.difference(hello.versions)
+        difference = self._versions.difference(hello.versions, f"on {self._name}", f"on {connection.name}")
         if difference:
             return f"the worker runs another version ({difference}); install the same on both"
         if not self._access.allows(hello.role, connection.link.peer_key):
