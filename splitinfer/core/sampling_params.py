@@ -21,7 +21,7 @@ REPETITION_CONTEXT = 20  # last tokens that a repetition penalty applies to, as 
 MAX_PENALTY = 2.0  # of presence and frequency, either way, as in OpenAI's API
 _OVER_0 = math.nextafter(0.0, 1.0)
 _NUMBERS: Mapping[str, tuple[float, float, str]] = {
-    "temperature": (0, 2, "from 0 to 2"),
+    "temperature": (0, 100, "from 0 to 100"),
     "top_p": (_OVER_0, 1, "over 0 and at most 1"),
     "min_p": (0, 1, "between 0 and 1"),
     "repetition_penalty": (_OVER_0, sys.float_info.max, "over 0"),
@@ -102,7 +102,7 @@ class SamplingParams:
     the token's position alone, so no batch, cut or chunking can change what is sampled.
 
     max_tokens: the most tokens of the answer.
-    temperature: 0 to 2; 0 always takes the likeliest token.
+    temperature: 0 to 100; 0 always takes the likeliest token.
     top_p: sample from the likeliest tokens that hold this probability; 1 is off.
     top_k: sample from the k likeliest tokens; 0 is off.
     min_p: leave out tokens less likely than this share of the likeliest; 0 is off.

@@ -1,17 +1,18 @@
 """An answer as it grows: asked of the engine, and read for an event loop, all choices of a request as one stream.
 
-What comes of each choice is told apart into parts. A choice ends for a reason that every API translates: "stop",
+A choice ends for a reason that every API translates: "stop",
 "length", "tool_calls" where the model called a tool, "abort" or "error". A choice that shall have one call only ends
 with it, whatever the model would add; one of whose call something was told that turns out to be none, with an error.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from splitinfer.core.sampling_params import MAX_BIAS, MAX_BIASED
 from splitinfer.engine.coordinator.requests import Reading, StreamEvent, TokenLogprobs
 from splitinfer.llm import LLM
 from splitinfer.llm.request import AsyncRequest, Handling
@@ -74,16 +75,16 @@ _BROKEN = "the model's call of a tool is not valid; ask again"
 
 @dataclass(slots=True)
 class Choice:
-    """One choice: a request to the engine, and what makes pieces of its events. ``number``: its own. ``parser``: tells
-    its parts apart; ``None``: all is text. ``one_call``: it ends with its first call. ``tell``: called with its tokens
-    when it is over. ``num_reasoning_tokens``: those of pieces that begin with reasoning, so that the markers around it
-    count for what follows them."""
+    """One choice: a request to the engine, and what makes pieces of its events. ``number``: its own. ``one_call``: it
+    ends with its first call. ``tell``: called with its tokens when it is over. ``num_reasoning_tokens``: those of
+    pieces that begin with reasoning, so that the markers around it count for what follows them. ``ends``: tokens that
+    end it, which are no part of its text."""
 
     number: int
     request: AsyncRequest
-    parser: AnswerParser | None = None
     one_call: bool = False
     tell: Callable[[list[int]], None] = lambda _: None
+    ends: frozenset[int] = frozenset()
     num_tokens: int = 0
     num_reasoning_tokens: int = 0
     has_ended: bool = False  # its last piece was made
@@ -121,8 +122,10 @@ class Choice:
         if self.has_ended:
             return None
         self.num_tokens += len(event.token_ids)
-        self._logprobs += event.logprobs
-        reason, parts = event.finish_reason, self._parsed(event)
+        self._logprobs += [one for one in event.logprobs if one.token_id not in self.ends]
+        reason, parts = event.finish_reason, list[AnswerPart](event.parts)
+        if event.text and not parts:  # it was not told apart
+            parts = [TextPart(event.text)]
         calls = [i for i, part in enumerate(parts) if isinstance(part, ToolCallPart) and part.ends]
         self._has_called |= bool(calls)
         is_cut = self.one_call and bool(calls)
@@ -142,14 +145,6 @@ class Choice:
             return Piece(self.number, tuple(parts), logprobs, "error", _BROKEN, status=500)
         ended = self._reason(reason) if ends else None
         return Piece(self.number, tuple(parts), logprobs, ended, event.error, event.stop)
-
-    def _parsed(self, event: StreamEvent) -> list[AnswerPart]:
-        if self.parser is None:
-            return [TextPart(event.text)] if event.text else []
-        if event.finish_reason is None:
-            return self.parser.feed(event.text)
-        is_cut = event.finish_reason != "stop" or event.stop is not None
-        return [*self.parser.feed(event.text), *self.parser.finish(is_cut=is_cut)]
 
     def _reason(self, reason: str | None) -> str:
         if self._has_called and reason in (None, "stop"):
@@ -199,6 +194,13 @@ class Answer:
     def reading(self) -> Reading | None:
         """How far the first prompt that is being read has come."""
         return next((found for one in self.choices if (found := one.request.reading) is not None), None)
+
+    @property
+    def first_reading(self) -> Reading:
+        """How the first prompt was read, once its answer has begun."""
+        output = self.choices[0].request.output
+        total, first = output.num_prompt_tokens, next(iter(output.token_times), 0.0)
+        return Reading(total, total, output.num_cached_tokens, max(0.0, first - (output.queue_seconds or 0.0)))
 
     def abort(self) -> None:
         for choice in self.choices:
@@ -318,22 +320,25 @@ async def submit(reader: Reader, answer: Answer, ask: Ask, handling: Handling, s
     room = llm.context_length - len(seen.tokens)
     has_form = ask.sampling.get("grammar") is not None and not ask.must_call
     if ask.has_formed_calls:
-        tools = ask.must_call or ask.tools
-        grammar = await asyncio.to_thread(llm.call_grammar, tools, must=bool(ask.must_call), form=ask.form)
+        grammar = await asyncio.to_thread(llm.call_grammar, ask.tools, must=ask.must_call, form=ask.form)
         ask = replace(ask, sampling={**ask.sampling, "grammar": grammar})
     if isinstance(ask.prompt, Gap) and (marks := llm.tokenizer.fill_marks) is not None:
         ends = (*ask.sampling.get("stop_token_ids", ()), *marks.ids.values())
         ask = replace(ask, sampling={**ask.sampling, "stop_token_ids": ends})
+    if isinstance(ask.prompt, Chat) and ask.prompt.tools and not ask.tools:
+        ask = replace(ask, sampling=_without_calls(llm, ask.sampling))
     for params in [ask.params(llm.recommended_sampling, room, choice) for choice in range(ask.num_choices)]:
+        parser = _parser(llm, ask, prompt, has_form)
         request = await llm.asubmit(
             seen,
             params,
             priority=handling.priority,
             timeout=handling.timeout,
-            shows_markers=True,
+            raw=parser is None,
+            parser=parser,
             goes_on=isinstance(ask.prompt, str | tuple) or (isinstance(ask.prompt, Chat) and ask.prompt.continues),
         )
-        choice = Choice(len(answer.choices), request, _parser(llm, ask, prompt, has_form), ask.one_call)
+        choice = Choice(len(answer.choices), request, ask.one_call, ends=request.end_tokens)
         if text is not None:
             choice.tell = _teller(llm, known, text, prompt)
         answer.choices.append(choice)
@@ -353,5 +358,14 @@ def _parser(llm: LLM, ask: Ask, prompt: Sequence[int], has_form: bool) -> Answer
     """Chats are told apart into parts; what continues a text is text."""
     if not isinstance(ask.prompt, Chat):
         return None
-    tools, begun = ask.prompt.tools, ask.prompt.begun
-    return llm.tokenizer.answer_format.parser(prompt, tools, has_form=has_form, grows=ask.grows, begun=begun)
+    begun = ask.prompt.begun
+    return llm.tokenizer.answer_format.parser(prompt, ask.tools, has_form=has_form, grows=ask.grows, begun=begun)
+
+
+def _without_calls(llm: LLM, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the sampling of an answer that may call no tool, although its prompt tells of some. The token that opens a
+    call never comes, if there is such a token; a call in other tokens is text."""
+    opening, biases = llm.tokenizer.answer_format.call_start, dict(sampling.get("logit_bias", ()))
+    is_mark = any(map(str.isalpha, opening)) and not opening.isalpha()  # and not a bracket, or a word
+    ids = llm.tokenizer.encode(opening, adds_special=False) if is_mark and len(biases) < MAX_BIASED else []
+    return {**sampling, "logit_bias": tuple({**biases, ids[0]: -MAX_BIAS}.items())} if len(ids) == 1 else sampling

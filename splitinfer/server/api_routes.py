@@ -53,8 +53,7 @@ def _answering(service: Service) -> list[ApiRoute]:
         return MessageWriter(f"msg_{request.state.request_id}", name, hides_thinking=asked.hides_thinking)
 
     def ollama_writer(asked: ollama.Generating, name: str, request: Request, answer: Answer) -> OllamaWriter:
-        is_chat = isinstance(asked, ollama.ChatRequest)
-        return OllamaWriter(name, is_chat, request.state.began, lambda: answer.choices[0].times)
+        return OllamaWriter(name, asked, service.token_text, request.state.began, lambda: answer.choices[0].times)
 
     chat_completions = answering(service, ChatRequest, chat_writer)
     routes = {

@@ -67,25 +67,22 @@ Prompt = Chat | Gap | str | tuple[int, ...]
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One request. ``sampling``: the fields of ``SamplingParams`` that the client gave. ``max_tokens``: ``None`` is as
-    many as the context has room for. ``one_call``: the answer ends with its first call of a tool. ``must_call``: it
-    must call one of these tools, as in OpenAI's API, whatever form an answer would have; empty: it need not. ``grows``:
-    calls are shown while they are written."""
+    many as the context has room for. ``one_call``: the answer ends with its first call of a tool. ``tools``: those that
+    it may call, as in OpenAI's API; the prompt may tell of more. ``must_call``: it must call one of them, whatever form
+    an answer would have. ``grows``: calls are shown while they are written."""
 
     prompt: Prompt
     sampling: Mapping[str, Any]
     max_tokens: int | None = None
     num_choices: int = 1
     one_call: bool = False
-    must_call: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    must_call: bool = False
     grows: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.prompt, Chat) and self.prompt.continues and "grammar" in self.sampling:
             raise invalid("messages", "an answer that goes on with the last message cannot be held to a form")
-
-    @property
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return tuple(self.prompt.tools) if isinstance(self.prompt, Chat) else ()
 
     @property
     def form(self) -> Grammar | None:
@@ -98,7 +95,7 @@ class Ask:
         """Whether what a call is, once begun, is enforced: one must be made, or is of a strict function, or stands in
         the place of JSON."""
         if self.must_call or "grammar" not in self.sampling:
-            return bool(self.must_call) or any(tool["function"].get("strict") is True for tool in self.tools)
+            return self.must_call or any(tool["function"].get("strict") is True for tool in self.tools)
         return bool(self.tools) and self.form is not None
 
     def params(self, defaults: Recommended, room: int, choice: int = 0) -> SamplingParams:

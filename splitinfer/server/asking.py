@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -64,7 +65,8 @@ async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[
     """
     handling, state = handling_of(request), request.state
     if service.logs_prompts:
-        prompts = [with_marks(service.llm, ask.prompt)[0] for ask in asks]  # pictures are megabytes
+        marked = partial(with_marks, service.llm)  # pictures are megabytes, and take long
+        prompts = [(await asyncio.to_thread(marked, ask.prompt))[0] for ask in asks]
         log.info("request %s asks %r", state.request_id, prompts)
     open_things.enter_context(service.admitted(key, sum(ask.num_choices for ask in asks)))
     answer = Answer(asks[0].num_choices, lambda: service.llm.health().failure)

@@ -15,6 +15,7 @@ from types import NoneType
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -179,6 +180,20 @@ class Fields(BaseModel):
 
 
 # -- types -------------------------------------------------------------------------------------------
+
+
+def _told(value: Any, info: ValidationInfo) -> Any:
+    _ignore(str(info.field_name), info.context)
+    return value
+
+
+NoEffect = Annotated[Any, AfterValidator(_told)]
+"""Anything: it has no effect, but for a word in the answer, and counts as ignored."""
+
+
+def one_of(*words: str) -> AfterValidator:
+    """Return a mark for a text that hardly changes an answer: an unknown word counts as the first, and as ignored."""
+    return AfterValidator(lambda value, info: value if value in words else (_told(value, info), words[0])[1])
 
 
 Count = Annotated[int, Field(ge=1, le=MOST_TOKENS)]

@@ -6,7 +6,7 @@
 - **A page of another site**, in the browser of somebody who can reach this server, gets nothing. By DNS rebinding it
   can even make its own name point here. So the `Host` must be one of this server's names, an `Origin` its own or
   allowed by name, what a browser says of where a request comes from (W3C's Fetch Metadata) not another site, and a body
-  must be declared as JSON, which no form can do; only curl may leave that out.
+  must be declared as JSON, which no form can do; only a program that is no browser may leave that out.
 
 On loopback only this machine's programs reach a server, so no key is needed unless some are given. Beyond, a server
 without keys serves everybody on the network, which has to be said: `--no-auth`. So does letting every page of the web
@@ -31,6 +31,7 @@ _EVERYWHERE = ("0.0.0.0", "::")
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _HOST = re.compile(r"(\[[0-9A-Za-z:.%_-]+\]|[^][:@/\\\s]+)(:[0-9]*)?")  # a name or an address, and a port
+_BROWSERS = ("Mozilla/", "Opera/")  # with which the user agents of all begin
 _CURLS_OWN = "application/x-www-form-urlencoded"
 _FOREIGN_SITES = ("cross-site", "same-site")  # same-site: another server on this machine, among others
 
@@ -139,13 +140,15 @@ def _is_link(facts: Facts) -> bool:
 
 
 def _is_json(headers: Mapping[str, str]) -> bool:
-    """Whether a body is declared as JSON, or comes from `curl -d`, which declares none or a form. A browser, which
-    sends forms of any site, says that it is one in ways that no page can change."""
+    """Return whether a body is declared as JSON; or is not declared, and no browser sends it; or is `curl -d`'s, which
+    declares a form. A browser, which sends forms and untyped bodies of any site, says that it is one in ways that no
+    page can change; and shows no key to another site without asking it first."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "application/json":
-        return True
-    says_browser = any(name == "origin" or name.startswith("sec-") for name in headers)
-    return kind in ("", _CURLS_OWN) and not says_browser and headers.get("user-agent", "").startswith("curl/")
+    if kind == "application/json" or any(name == "origin" or name.startswith("sec-") for name in headers):
+        return kind == "application/json"
+    agent = headers.get("user-agent", "")
+    is_program = shown_key(headers) is not None or (agent != "" and not agent.startswith(_BROWSERS))
+    return (kind == "" and is_program) or (kind == _CURLS_OWN and agent.startswith("curl/"))
 
 
 # -- to whom it is opened --------------------------------------------------------------------------

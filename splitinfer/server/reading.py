@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from splitinfer.llm import LLM
 from splitinfer.llm.seeing import SeenPrompt
-from splitinfer.pictures.marks import has_pictures
+from splitinfer.pictures.marks import has_pictures, unseen
 from splitinfer.pictures.sources import from_url
 from splitinfer.server.ask import Chat, Prompt, known_tokens
+from splitinfer.server.history import NO_PICTURE
 from splitinfer.text.conversations import Conversations
 
 T = TypeVar("T")
@@ -23,10 +24,14 @@ _LONG = 1 << 18  # bytes of a request, which take a tenth of a second or two
 
 
 def with_marks(llm: LLM, prompt: Prompt) -> tuple[Prompt, list[str]]:
-    """A prompt without its pictures, but with the model's mark for each; and their URLs."""
+    """Return a prompt without its pictures, but with the model's mark for each; and their URLs. A picture that the
+    model cannot see is told as such, unless the user shows it in the last message."""
     if not isinstance(prompt, Chat) or not has_pictures(prompt.messages):
         return prompt, []
-    messages, urls = llm.seeing.taken_out(prompt.messages)
+    *before, last = prompt.messages
+    is_last, takes = last["role"] == "user", llm.seeing.takes
+    before = before if is_last else [*before, last]
+    messages, urls = llm.seeing.taken_out([*unseen(before, takes, NO_PICTURE), *([last] if is_last else [])])
     return replace(prompt, messages=tuple(messages), mark=llm.seeing.mark), urls
 
 

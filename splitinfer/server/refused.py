@@ -34,24 +34,30 @@ _LLAMA_CPPS_ORDER = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p
 _NO_SAMPLER = "this way of sampling is not implemented"
 _STATELESS = "nothing is stored here; give the whole conversation"
 _NO_BLANKS = "JSON is written without blanks, or as its schema says"
-_FORM = "structured_outputs, or the API's own field"
+_FORM = (
+    "the form of an answer is output_config.format of messages, format of Ollama's API, response_format or text.format "
+    "of OpenAI's"
+)
 
 _SAMPLING: Table = {
     **_all(_NO_SAMPLER, 1, names="typical_p tfs_z"),
     **_all(_NO_SAMPLER, 0, names="mirostat dynatemp_range dry_multiplier xtc_probability n_indent"),
-    **_all(_NO_SAMPLER, -1, 0, names="top_n_sigma"),
+    **_all(_NO_SAMPLER, -1, 0, names="top_n_sigma adaptive_target"),
     **_all(_NO_SAMPLER, 0, 1, names="min_keep"),
     "samplers": Refused("the order of the samplers is fixed", (*EMPTY, _LLAMA_CPPS_ORDER)),
     "use_beam_search": Refused("there is no beam search", (False,)),
     **_all("logit_bias keeps tokens away", *EMPTY, names="bad_words allowed_token_ids"),
-    **_all("no code of a client is run here", *EMPTY, names="logits_processors"),
-    **_all("there is one model, without adapters", *EMPTY, names="adapters lora"),
+    **_all("no code of a client is run here", *EMPTY, names="logits_processors custom_logit_processor"),
+    **_all("there is one model, without adapters", *EMPTY, names="adapters lora lora_path"),
     "skip_special_tokens": Refused("special tokens are not text", (True,)),
     "include_stop_str_in_output": Refused("an answer ends before the text that stops it", (False,)),
     "repetition_detection": Refused("an answer ends by itself, at a stop or at its limit", EMPTY),
     "t_max_predict_ms": Refused("it is the header X-Splitinfer-Timeout", (0, -1)),
     "truncate_prompt_tokens": Refused("a prompt is taken as it is", (-1,)),
     **_named("thinking_budget", -1, names="reasoning_budget thinking_budget_tokens thinking_token_budget"),
+    **_named("thinking_budget", -1, names="reasoning_budget_tokens"),
+    **_all(_NO_SAMPLER, 0, names="no_repeat_ngram_size top_a epsilon_cutoff eta_cutoff smoothing_factor"),
+    **_all(_NO_SAMPLER, 1, names="guidance_scale encoder_repetition_penalty num_beams"),
 }
 TEMPLATE: Table = {
     **_all("the model has its own", "", names="chat_template template"),
@@ -60,13 +66,14 @@ TEMPLATE: Table = {
     **_all("pictures are parts of messages", *EMPTY, names="image_data images"),
 }
 """Of a chat as tokens or text."""
-REFUSED: Table = {
-    **_SAMPLING,
+COUNTED: Table = {
     # Another prompt.
     **TEMPLATE,
     **_all("give a message of the role system, or a response's instructions", "", names="system instructions"),
     "functions": Refused("it is deprecated; give tools", EMPTY),
     "personality": Refused("the model has none; give instructions"),
+    "prompt_embeds": Refused("a prompt is text or token ids", EMPTY),
+    "previous_input_messages": Refused(_STATELESS, EMPTY),
     "add_special_tokens": Refused("the model's template always writes its own", (False,)),
     "add_generation_prompt": Refused("the prompt always ends where the answer begins", (True,)),
     "continue_final_message": Refused("chats go on, and messages where the last one is the assistant's", (False,)),
@@ -82,24 +89,33 @@ REFUSED: Table = {
     "thread": Refused(
         f"{_STATELESS} as messages", details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     ),
+}
+"""Of requests for a prompt's number of tokens; what concerns the answer is ignored there."""
+REFUSED: Table = {
+    **_SAMPLING,
+    **COUNTED,
     # Another answer.
+    "include_reasoning": Refused("reasoning is told apart, and may be left unread", (True,)),
+    "reasoning_format": Refused("reasoning is told apart, as reasoning_content", ("", "auto", "deepseek")),
+    "logprob_token_ids": Refused("logprobs are of the likeliest tokens", EMPTY),
     "modalities": Refused("answers are text", ([], ["text"])),
     "n": Refused("a request of this API has one answer", (1,)),
+    **_named("n", 1, names="n_cmpl"),
     "best_of": Refused("answers are not ranked", (1,)),
     "guided_whitespace_pattern": Refused(_NO_BLANKS, EMPTY),
     # Other names.
     **_named("repetition_penalty", 0, 1, names="repeat_penalty"),
     **_named("stop", *EMPTY, names="stop_sequences"),
-    **_named("max_tokens", -1, names="max_output_tokens n_predict"),
+    **_named("max_tokens", -1, names="max_output_tokens n_predict max_new_tokens"),
     **_named("max_output_tokens", -1, names="max_tokens max_completion_tokens"),
     **_named("enable_thinking, or the API's own field", names="think thinking"),
-    **_named(_FORM, *EMPTY, names="format grammar json_schema structured_outputs"),
-    **_named(_FORM, *EMPTY, names="guided_json guided_regex guided_choice guided_grammar"),
+    **_all(_FORM, *EMPTY, names="format grammar json_schema structured_outputs regex ebnf guided_json guided_regex"),
+    **_all(_FORM, *EMPTY, names="guided_choice guided_grammar"),
     **_named("text.format, or output_config.format of messages", {"type": "text"}, names="response_format"),
     "text": Refused("its name here is response_format", ({}, {"format": {"type": "text"}})),
     "options": Refused("give its fields in the request itself", is_neutral=_has_no_sampling),
 }
-"""Of requests for an answer, and for its prompt's number of tokens."""
+"""Of requests for an answer."""
 
 COMPLETIONS: Table = {
     **REFUSED,

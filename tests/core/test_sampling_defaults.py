@@ -37,8 +37,8 @@ def test_what_a_file_means(config: dict[str, Any], values: dict[str, Any]):
 @pytest.mark.parametrize(
     ("name", "value", "problem"),
     [
-        ("temperature", -1, "temperature must be from 0 to 2, not -1.0"),
-        ("temperature", math.nan, "temperature must be from 0 to 2, not nan"),
+        ("temperature", -1, "temperature must be from 0 to 100, not -1.0"),
+        ("temperature", math.nan, "temperature must be from 0 to 100, not nan"),
         ("temperature", "hot", "temperature must be a number, not 'hot'"),
         ("temperature", True, "temperature must be a number, not True"),
         ("temperature", 10**400, "temperature is too large"),

@@ -14,9 +14,9 @@ from splitinfer.core.sequence import FinishReason, Sequence
     ("wrong", "sentence"),
     [
         ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
-        ({"temperature": -0.1}, "temperature must be from 0 to 2, not -0.1"),
-        ({"temperature": math.nan}, "temperature must be from 0 to 2, not nan"),
-        ({"temperature": math.inf}, "temperature must be from 0 to 2, not inf"),
+        ({"temperature": -0.1}, "temperature must be from 0 to 100, not -0.1"),
+        ({"temperature": math.nan}, "temperature must be from 0 to 100, not nan"),
+        ({"temperature": math.inf}, "temperature must be from 0 to 100, not inf"),
         ({"top_p": 0.0}, "top_p must be over 0 and at most 1, not 0.0"),
         ({"top_p": 1.01}, "top_p must be over 0 and at most 1, not 1.01"),
         ({"top_p": math.nan}, "top_p must be over 0 and at most 1, not nan"),

@@ -38,7 +38,7 @@ def test_all_values_out_of_range_are_one_warning(tmp_path: Path, caplog: pytest.
     assert found.values == {"min_p": 0.1}
     (record,) = caplog.records
     assert record.getMessage() == (
-        f"ignored values in {tmp_path / GENERATION_CONFIG}: temperature must be from 0 to 2, not nan; "
+        f"ignored values in {tmp_path / GENERATION_CONFIG}: temperature must be from 0 to 100, not nan; "
         "top_p must be over 0 and at most 1, not 7.0"
     )
 

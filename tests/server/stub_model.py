@@ -21,7 +21,10 @@ class Model:
     context_length, fingerprint, has_tokenizer, max_running = 4096, "0", False, 4
     codec = Codec(lambda _: [], lambda _: "")
     settings, recommended_sampling = Settings(), Recommended({})
-    seeing = SimpleNamespace(taken_out=lambda messages: (messages, []), check=lambda _number: None, mark="")
+    answer_format = SimpleNamespace(parser=lambda *_, **__: None, call_start="")
+    seeing = SimpleNamespace(
+        taken_out=lambda messages: (messages, []), check=lambda _number: None, takes=lambda _url: True, mark=""
+    )
 
     def __init__(self, failure: str | None = None, error: Exception | None = None) -> None:
         self.failure, self.error, self.num_letters = failure, error, 0
@@ -46,7 +49,7 @@ class Model:
     def token_bytes(self, _token: int) -> bytes:
         return b"a"
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], **_: Any) -> str:
         return "a" * len(tokens)
 
     def call_grammar(self, *_given: Any, **_more: Any) -> None:

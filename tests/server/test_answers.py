@@ -253,11 +253,43 @@ def test_a_stream_says_how_far_a_long_prompt_is_read(client: openai.OpenAI, llm:
     read = [each["processed"] for each in said]
     assert read == sorted(read)
     assert any(0 < each["processed"] < each["total"] for each in said)
+    assert (said[0]["processed"], said[-1]["processed"]) == (said[0]["cache"], said[0]["total"])
     assert {each["total"] for each in said} == {len(llm.tokenizer.encode(text))}
     known = [each for each in said if each["processed"] > each["cache"]]
     between = [pair for pair in pairwise(known) if pair[0]["processed"] == pair[1]["processed"]]
     assert all(before["seconds_left"] >= after["seconds_left"] >= 0 for before, after in between)
     assert not any("prompt_progress" in (chunk.model_extra or {}) for chunk in client.completions.create(**asked))
+    for prompt in (text, "x"):  # also where nearly nothing is to be read
+        again = client.completions.create(**{**asked, "prompt": prompt}, extra_body={"return_progress": True})
+        said = [
+            chunk.model_extra["prompt_progress"] for chunk in again if "prompt_progress" in (chunk.model_extra or {})
+        ]
+        assert [one["processed"] for one in said] == [said[0]["cache"], said[0]["total"]]
+
+
+def test_the_tokens_of_log_probabilities_are_those_of_the_text(client: openai.OpenAI, llm: LLM):
+    """The token that ends an answer is not among them; and each choice has those of an echoed prompt."""
+    asked: Any = {"model": "demo", "max_tokens": 5, "logit_bias": {str(*llm.tokenizer.eos_token_ids): 100}}
+    chat = client.chat.completions.create(**asked, messages=TALE, logprobs=True).choices[0]
+    assert (chat.message.content, chat.finish_reason) == ("", "stop")
+    assert chat.logprobs is not None
+    assert chat.logprobs.content == []
+    text = client.completions.create(**asked, prompt=ONCE, logprobs=1, n=2, echo=True)
+    for choice in text.choices:
+        assert choice.logprobs is not None
+        assert "".join(choice.logprobs.tokens or ()) == choice.text == ONCE
+
+
+def test_which_tools_may_be_called_keeps_the_cache(client: openai.OpenAI):
+    tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("a", "b")]
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools[:1]}}
+    for choice in ("auto", "none", allowed, "required"):
+        asked: Any = {**GREEDY, "messages": TALE, "tools": tools, "tool_choice": choice, "max_tokens": 1}
+        usage = client.chat.completions.create(**asked).usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        if choice != "auto":
+            assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
 
 
 # -- responses -------------------------------------------------------------------------------------

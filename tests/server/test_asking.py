@@ -41,7 +41,10 @@ class Tokenizing(Model):
             self.num_aborts += 1
 
         output = RequestOutput(2)
-        return SimpleNamespace(prompt=(5, 6), submitted=0.0, output=output, batches=batches, abort=abort)
+        ends = frozenset[int]()
+        return SimpleNamespace(
+            prompt=(5, 6), submitted=0.0, output=output, batches=batches, abort=abort, end_tokens=ends
+        )
 
 
 def run(main: Callable[[Service, Tokenizing, Client], Any]) -> None:

@@ -62,6 +62,12 @@ def status(call: Any, *args: Any) -> int:
         ({"content_type": "application/x-www-form-urlencoded"}, 415),
         ({"content_type": "application/x-www-form-urlencoded", "user_agent": "curl/8.7.1"}, 200),  # curl -d
         ({"content_type": "", "user_agent": "curl/8.7.1"}, 200),
+        ({"content_type": "", "user_agent": "litellm/1.110.2"}, 200),  # to Ollama's API
+        ({"content_type": "", "user_agent": "", "authorization": "Bearer x"}, 200),
+        ({"content_type": "", "user_agent": "Mozilla/5.0"}, 415),  # a page's body without a type
+        ({"content_type": "", "user_agent": ""}, 415),
+        ({"content_type": "", "user_agent": "litellm/1.110.2", "origin": "http://localhost:8080"}, 415),
+        ({"content_type": "application/x-www-form-urlencoded", "user_agent": "litellm/1.110.2"}, 415),
         ({"content_type": "text/plain", "user_agent": "curl/8.7.1"}, 415),
         ({"content_type": "", "user_agent": "curl/8.7.1", "sec_fetch_site": "none"}, 415),
     ],

@@ -66,6 +66,8 @@ def test_texts_chats_and_tokens(http: httpx.Client, llm: LLM):
     assert bare["tokens"] == llm.tokenizer.encode("Once upon", adds_special=False)
     assert post("/detokenize", tokens=tokens) == {"prompt": "Once upon"}
     assert post("/detokenize", tokens=[2**30])["error"]
+    chat = llm.tokenizer.encode_chat(TALE)
+    assert post("/detokenize", tokens=chat) == {"prompt": llm.tokenizer.render_chat(TALE)}, "with its special tokens"
     for more in ({}, {"add_generation_prompt": False, "stream": True, "max_tokens": 5}):
         opens = not more
         chat = llm.tokenizer.encode_chat(TALE, opens_answer=opens)

@@ -27,9 +27,9 @@ ROUTES: dict[str, tuple[dict[str, Any], type[Fields]]] = {
 IDLE = [  # those of other servers do nothing without a field that is refused, or change no word
     "user", "audio", "function_call", "raw", "safety_identifier", "prompt_cache_key", "service_tier", "prediction",
     "store", "max_tool_calls", "background", "truncation", "context_management", "client_metadata", "cache_control",
-    "betas", "n_probs", "mirostat_tau", "dynatemp_exponent", "dry_base", "xtc_threshold", "top_a", "reasoning_format",
-    "thinking_forced_open", "grammar_lazy", "grammar_triggers", "preserved_tokens", "speculative.n_max", "priority",
-    "length_penalty", "penalize_nl", "return_token_ids", "include_reasoning", "draft_model", "num_ctx",
+    "betas", "n_probs", "mirostat_tau", "dynatemp_exponent", "dry_base", "xtc_threshold", "thinking_forced_open",
+    "grammar_lazy", "grammar_triggers", "preserved_tokens", "speculative.n_max", "priority",
+    "length_penalty", "penalize_nl", "return_token_ids", "draft_model", "num_ctx",
     "a_field_of_next_year",
 ]  # fmt: skip
 ODD: list[Any] = [None, True, False, 0, -1, 10**400, 0.5, "", "odd", [], ["odd", 1], {}, {"a": {"b": [1]}}]

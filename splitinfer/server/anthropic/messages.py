@@ -13,16 +13,17 @@ for the user's next question only, add tools or take them away, and say with how
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, AnswerRequest, Ask, Chat
-from splitinfer.server.fields import Count, Fields, Kinds, Name, Parts
+from splitinfer.server.fields import Count, Fields, Kinds, Name, Parts, one_of
+from splitinfer.server.history import taken_by, told
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import ForTemplate, NamedFunction, Sampling, Stops, Told, Word, chosen
-from splitinfer.server.openai.messages import merged_systems
+from splitinfer.server.openai.messages import arguments_of, merged_systems
 from splitinfer.server.problem import Problem
-from splitinfer.server.refused import CITED, OUTPUT
+from splitinfer.server.refused import CITED, COUNTED, OUTPUT, REFUSED
 
 # -- text ------------------------------------------------------------------------------------------
 
@@ -93,6 +94,7 @@ class ToolReference(Fields):
 
 
 _WithText = TextBlock | ImageBlock | Document | SearchResult | ToolReference
+_InResult = Annotated[_WithText, Kinds("type")]
 
 # -- thinking and tools ----------------------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class ToolUse(Fields):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any] = Field(default_factory=dict)
+    input: dict[str, Any] | str = Field(default_factory=dict)
 
 
 class ToolResult(Fields):
@@ -114,13 +116,41 @@ class ToolResult(Fields):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Parts[Annotated[_WithText, Kinds("type")]] = Field(default_factory=list)
+    content: Parts[_InResult] = Field(default_factory=list)
     is_error: bool = False
 
 
 _BLOCKS = Kinds("type", left_out="redacted_thinking".__eq__)  # only its author can read it
-UserContent = Parts[Annotated[TextBlock | ImageBlock | Document | SearchResult | ToolResult | None, _BLOCKS]]
-AssistantContent = Parts[Annotated[TextBlock | Document | SearchResult | Thinking | ToolUse | None, _BLOCKS]]
+UserBlock = Annotated[TextBlock | ImageBlock | Document | SearchResult | ToolResult | None, _BLOCKS]
+AssistantBlock = Annotated[TextBlock | Document | SearchResult | Thinking | ToolUse | None, _BLOCKS]
+_IN_RESULT = taken_by(_InResult)
+_TAKEN = {"user": taken_by(UserBlock), "assistant": taken_by(AssistantBlock)}
+
+
+def _history(given: Any) -> Any:
+    """Return the messages with a sentence in the place of each block that this server does not read, but for those that
+    the user sends in the last message."""
+    if not isinstance(given, list):
+        return given
+    return [_read(turn, is_last=i == len(given) - 1) for i, turn in enumerate(given)]
+
+
+def _read(turn: Any, *, is_last: bool) -> Any:
+    taken = _TAKEN.get(f"{turn.get('role')}") if isinstance(turn, dict) else None
+    if taken is None:
+        return turn
+    said, role = turn.get("content"), turn["role"]
+    if role == "user" and is_last:  # which may have results of tools in it
+        said = [
+            {**one, "content": told(one["content"], _IN_RESULT)}
+            if isinstance(one, dict) and one.get("type") == "tool_result" and "content" in one
+            else one
+            for one in (said if isinstance(said, list) else ())
+        ] or said
+    else:
+        said = told(said, taken, role, _IN_RESULT)
+    return turn if said is None else {**turn, "content": said}
+
 
 # -- tools, and changes of them --------------------------------------------------------------------
 
@@ -235,12 +265,9 @@ def last_effort(turns: Sequence[SystemTurn], effort: str | None) -> str | None:
 # -- requests -----------------------------------------------------------------------------------------
 
 
-_Display = Literal["summarized", "omitted"]
-
-
 class UserTurn(Fields):
     role: Literal["user"]
-    content: UserContent
+    content: Parts[UserBlock]
 
     def told(self) -> list[dict[str, Any]]:
         results = [_result(block) for block in self.content if isinstance(block, ToolResult)]
@@ -257,7 +284,7 @@ def _result(block: ToolResult) -> dict[str, Any]:
 
 class AssistantTurn(Fields):
     role: Literal["assistant"]
-    content: AssistantContent
+    content: Parts[AssistantBlock]
 
     def told(self) -> dict[str, Any]:
         text, thinking, calls = [], [], []
@@ -278,7 +305,11 @@ class AssistantTurn(Fields):
 
 
 def _call(block: ToolUse) -> dict[str, Any]:
-    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
+    return {
+        "id": block.id,
+        "type": "function",
+        "function": {"name": block.name, "arguments": arguments_of(block.input)},
+    }
 
 
 Turn = UserTurn | AssistantTurn | SystemTurn
@@ -307,7 +338,7 @@ class Thinks(Fields):
     """``budget_tokens``: of thinking; then the answer begins. ``display``: whether it is shown."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    display: _Display = "summarized"
+    display: Annotated[str, one_of("summarized", "omitted")] = "summarized"
     budget_tokens: Count | None = None
 
 
@@ -319,8 +350,11 @@ class Output(Effort):
 class CountRequest(ForTemplate):
     """A request for the number of a conversation's tokens."""
 
+    refused = COUNTED
     model: Name | None = None
-    messages: list[Annotated[Turn, Kinds("role")]] = Field(max_length=MAX_MESSAGES, fail_fast=True)
+    messages: Annotated[
+        list[Annotated[Turn, Kinds("role")]], Field(max_length=MAX_MESSAGES, fail_fast=True), BeforeValidator(_history)
+    ]
     system: Texts = Field(default_factory=list)
     tools: list[AnyTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: Annotated[Choice | ToolChoice, Kinds("type")] = Choice(type="auto")
@@ -345,7 +379,7 @@ class CountRequest(ForTemplate):
         told, tools = tuple(merged_systems(messages)), self.functions()[0]
         return Chat(told, tools, self._options(), opens_answer=not goes_on, continues=goes_on)
 
-    def functions(self) -> tuple[Told, Told]:
+    def functions(self) -> tuple[Told, Told, bool]:
         """As ``chosen``."""
         choice = self.tool_choice
         asked = (
@@ -380,6 +414,7 @@ def _told(turn: Turn, *, user_follows: bool) -> list[dict[str, Any]]:
 
 
 class MessageRequest(CountRequest, Sampling, AnswerRequest):
+    refused = REFUSED
     max_tokens: Count
     stop_sequences: Stops = Field(default_factory=list)
 
@@ -388,8 +423,8 @@ class MessageRequest(CountRequest, Sampling, AnswerRequest):
         return self.thinking is not None and self.thinking.display == "omitted"
 
     def asks(self) -> tuple[Ask]:
-        one_call, must_call = self.tool_choice.disable_parallel_tool_use, self.functions()[1]
-        return (Ask(self.chat(), self.sampling(), self.max_tokens, 1, one_call, must_call, self.stream),)
+        one_call, may_call = self.tool_choice.disable_parallel_tool_use, self.functions()[1:]
+        return (Ask(self.chat(), self.sampling(), self.max_tokens, 1, one_call, *may_call, self.stream),)
 
     def sampling(self) -> dict[str, Any]:
         found = super().sampling() | self.budget()

@@ -15,6 +15,8 @@ from splitinfer.server.stream import event
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "max_tokens"}
+SIGNATURE = "splitinfer"
+"""The signature of thinking: nobody checks it, but clients drop a block that has none."""
 _PING = event({"type": "ping"}, "ping")  # comments do not count for these clients' watchdogs
 Event = dict[str, Any]
 
@@ -90,8 +92,10 @@ class MessageWriter(Writer):
     def _close(self) -> list[Event]:
         if self._open is None:
             return []
+        signed = {"type": "signature_delta", "signature": SIGNATURE}
+        before = [self._delta(signed)] if self._open == "thinking" else []
         self._open = None
-        return [_event("content_block_stop", index=self._index)]
+        return [*before, _event("content_block_stop", index=self._index)]
 
     # -- a message -----------------------------------------------------------------------------
 
@@ -106,7 +110,7 @@ class MessageWriter(Writer):
             case TextPart(text):
                 return {"type": "text", "text": text}
             case ReasoningPart(text):
-                return {"type": "thinking", "thinking": text, "signature": ""}
+                return {"type": "thinking", "thinking": text, "signature": SIGNATURE}
             case ToolCallPart(name, arguments, call_id):
                 given = json.loads(arguments)
                 return {"type": "tool_use", "id": call_id or self.new_id(), "name": name, "input": given}

@@ -1,33 +1,41 @@
 """`POST /api/chat` and `/api/generate`: a request as an `Ask`.
 
-Ollama's calls of tools have no ids, which templates may write: so they are numbered, and an outcome is of the oldest
-call that has none yet, of the tool that it names if it names one. Pictures are base64 beside a message's text, and come
-before it.
+Ollama's calls of tools have no ids, which templates may write: they get some (``with_ids``). Pictures are base64 beside
+a message's text, and come before it.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import count
+import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from splitinfer.core.grammar import Grammar
 from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES, AnswerRequest, Ask, Chat
-from splitinfer.server.fields import Fields, Several, not_a
+from splitinfer.server.fields import Fields, NoEffect, Several, not_a
 from splitinfer.server.openai.chat import Conversation
 from splitinfer.server.openai.forms import grammar_of
-from splitinfer.server.openai.generating import Sampling
-from splitinfer.server.openai.messages import Call, merged_systems
+from splitinfer.server.openai.generating import Sampling, Scored
+from splitinfer.server.openai.messages import Call, merged_systems, with_ids
 from splitinfer.server.refused import OLLAMA_OPTIONS
 
 
 class Options(Sampling):
-    """``num_predict``: tokens of the answer; below 0: as many as there is room for."""
+    """``num_predict``: tokens of the answer; below 0: as many as there is room for. Ollama reads every number as a
+    fraction, so 40.0 is whole; its temperatures end at 100, not at 2."""
 
     refused = OLLAMA_OPTIONS
+    temperature: float | None = None
     num_predict: int | None = None
     repeat_penalty: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: int(one) if isinstance(one, float) and one.is_integer() else one for name, one in given.items()}
 
     def sampling(self) -> dict[str, Any]:
         own = {} if self.repeat_penalty is None else {"repetition_penalty": self.repeat_penalty or 1.0}
@@ -43,16 +51,17 @@ def _format(given: Any) -> Any:
 def _thinks(given: Any) -> Any:
     if given is not None and not isinstance(given, bool | str):
         raise not_a("true, false or a level", given)
-    return given
+    return None if given == "" else given
 
 
-class Generating(Conversation, AnswerRequest):
+class Generating(Conversation, Scored, AnswerRequest):
     """``think``: whether the model reasons, or how much. ``format``: "json", or a schema."""
 
     stream: bool = True
     options: Options = Options()
     format: Annotated[Any, PlainValidator(_format)] = None
     think: Annotated[bool | str | None, PlainValidator(_thinks)] = None
+    keep_alive: NoEffect = None
 
     def template_options(self, verbosity: str | None = None) -> dict[str, Any]:
         options = super().template_options(verbosity)
@@ -66,40 +75,33 @@ class Generating(Conversation, AnswerRequest):
         if self.format is not None:
             form["grammar"] = Grammar.json() if self.format == "json" else grammar_of(self.format, "format")
         most = self.options.num_predict
-        return Ask(prompt, self.options.sampling() | form | self.budget(), None if (most or -1) < 0 else most)
+        sampling, limit = self.options.sampling() | form | self.budget(), None if (most or -1) < 0 else most
+        sampling |= {} if self.num_top is None else {"logprobs": self.num_top}
+        may_call = self.functions()[1:] if isinstance(prompt, Chat) and prompt.tools else ()
+        return Ask(prompt, sampling, limit, 1, False, *may_call)
+
+
+def _as_text(given: Any) -> Any:
+    return json.dumps(given, ensure_ascii=False) if isinstance(given, dict | list) else given
 
 
 class Turn(Fields):
     role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
+    content: Annotated[str, BeforeValidator(_as_text)] = ""
     thinking: str | None = None
     images: Several[str] = Field(default_factory=list)
     tool_calls: Several[Call] = Field(default_factory=list)
     tool_name: str | None = None
     tool_call_id: str = ""
 
-
-def template_messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    open_calls, numbers = list[tuple[str, str]](), count(1)
-    return [_told(turn, open_calls, numbers) for turn in turns]
-
-
-def _told(turn: Turn, open_calls: list[tuple[str, str]], numbers: Iterator[int]) -> dict[str, Any]:
-    """``open_calls``: names and ids of calls without an outcome, which this changes. ``numbers``: for further ids."""
-    told: dict[str, Any] = {"role": turn.role, "content": with_images(turn.content, turn.images)}
-    if turn.thinking:
-        told["reasoning_content"] = turn.thinking
-    if turn.tool_calls:
-        new = [(call.function.name, call.id or f"call{next(numbers):05}") for call in turn.tool_calls]
-        pairs = zip(new, turn.tool_calls, strict=True)
-        told["tool_calls"] = [{**call.told(), "id": call_id} for (_, call_id), call in pairs]
-        open_calls += new
-    if turn.role == "tool":
-        rank = {each: (each[1] != turn.tool_call_id, each[0] != turn.tool_name) for each in open_calls}
-        answered = min(open_calls, key=rank.__getitem__, default=("", ""))
-        open_calls[:] = [each for each in open_calls if each != answered]
-        told["tool_call_id"] = turn.tool_call_id or answered[1]
-    return told
+    def told(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"role": self.role, "content": with_images(self.content, self.images)}
+        if self.thinking:
+            told["reasoning_content"] = self.thinking
+        if self.tool_calls:
+            told["tool_calls"] = [call.told() for call in self.tool_calls]
+        named = {} if self.tool_name is None else {"name": self.tool_name}
+        return told | ({"tool_call_id": self.tool_call_id, **named} if self.role == "tool" else {})
 
 
 def with_images(text: str, images: Sequence[str]) -> str:
@@ -110,7 +112,7 @@ class ChatRequest(Generating):
     messages: Annotated[list[Turn], Field(max_length=MAX_MESSAGES, fail_fast=True)] = Field(default_factory=list)
 
     def asks(self) -> tuple[Ask, ...]:
-        messages = tuple(merged_systems(template_messages(self.messages)))
+        messages = tuple(merged_systems(with_ids(turn.told() for turn in self.messages)))
         chat = Chat(messages, self.functions()[0], self.template_options())
         return (self.asked(chat),) if messages else ()
 

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from splitinfer.server.answer import Answer, ChoiceTimes, Piece, Usage, Writer
+from splitinfer.server.ollama.requests import GenerateRequest, Generating
+from splitinfer.server.openai.chat_writer import TokenText, token_logprob
 from splitinfer.server.stream import LINE_PING, NDJSON, line
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 
@@ -25,11 +27,12 @@ def moment(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OllamaWriter(Writer):
-    """Writes one answer. ``began``: when its request came, in seconds on the monotonic clock. ``times``: of the answer.
-    ``is_chat``: its text is a message's."""
+    """Writes one answer. ``asked``: says what is shown. ``began``: when its request came, in seconds on the monotonic
+    clock. ``times``: of the answer."""
 
     model: str
-    is_chat: bool
+    asked: Generating
+    token_text: TokenText
     began: float
     times: Callable[[], ChoiceTimes]
 
@@ -40,7 +43,10 @@ class OllamaWriter(Writer):
 
     def written(self, piece: Piece) -> bytes:
         """The lines of a piece, without the last one of an answer."""
-        return b"".join(line({**self.head(), **self._said([part]), "done": False}) for part in piece.parts)
+        lines = [{**self.head(), **self._said([part]), "done": False} for part in piece.parts]
+        if lines and piece.logprobs:
+            lines[-1] |= self._logprobs([piece])
+        return b"".join(map(line, lines))
 
     def end(self, last: Piece, usage: Usage) -> bytes:
         failed = last.finish_reason == "error"
@@ -53,8 +59,14 @@ class OllamaWriter(Writer):
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         if not pieces:  # the model was to be loaded, and it is
-            return {**self.head(), **self._said(()), "done": True, "done_reason": "load"}
-        return self.last(pieces[-1], usage, [part for piece in pieces for part in piece.parts])
+            reason = "unload" if self.asked.keep_alive == 0 else "load"
+            return {**self.head(), **self._said(()), "done": True, "done_reason": reason}
+        last = self.last(pieces[-1], usage, [part for piece in pieces for part in piece.parts])
+        return {**last, **self._logprobs(pieces)}
+
+    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        found, num_top = [one for piece in pieces for one in piece.logprobs], self.asked.num_top
+        return {} if num_top is None else {"logprobs": [token_logprob(one, num_top, self.token_text) for one in found]}
 
     def head(self) -> dict[str, Any]:
         return {"model": self.model, "created_at": moment(time.time())}
@@ -63,7 +75,7 @@ class OllamaWriter(Writer):
         text = "".join(part.text for part in parts if isinstance(part, TextPart))
         reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
         thinking = {"thinking": reasoning} if reasoning else {}
-        if not self.is_chat:
+        if isinstance(self.asked, GenerateRequest):
             return {"response": text, **thinking}
         calls = [_call(part) for part in parts if isinstance(part, ToolCallPart)]
         called = {"tool_calls": calls} if calls else {}

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.server.ask import MAX_TOOLS, Ask, Chat
 from splitinfer.server.fields import AsGiven, Fields
 from splitinfer.server.openai.forms import TextFormat, form_of
@@ -14,6 +13,7 @@ from splitinfer.server.openai.generating import (
     ForTemplate,
     FunctionChoice,
     Limit,
+    Scored,
     Streaming,
     Told,
     Word,
@@ -60,24 +60,18 @@ class Conversation(ForTemplate):
         told, opens = template_messages(messages), not goes_on if opens is None else opens
         return Chat(told, self.functions()[0], self.template_options(), opens, continues=goes_on)
 
-    def functions(self) -> tuple[Told, Told]:
+    def functions(self) -> tuple[Told, Told, bool]:
         """As ``chosen``."""
         return chosen([tool.function for tool in self.tools], self.tool_choice)
 
 
-class ChatRequest(Conversation, Streaming):
+class ChatRequest(Conversation, Scored, Streaming):
     messages: Messages
     max_tokens: Limit = None
     max_completion_tokens: Limit = None  # takes precedence
     n: Choices = 1
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
     parallel_tool_calls: bool = True  # false: an answer ends after its first call
     response_format: TextFormat | None = None
-
-    @property
-    def num_top(self) -> int | None:
-        return self.top_logprobs if self.logprobs or self.top_logprobs else None
 
     def asks(self) -> tuple[Ask]:
         chat = self.written(self.messages)
@@ -86,4 +80,4 @@ class ChatRequest(Conversation, Streaming):
         sampling = self.sampling() | ({} if self.num_top is None else {"logprobs": self.num_top})
         sampling |= self.form(form_of(self.response_format), "response_format") | self.budget()
         most, one_call = self.max_completion_tokens or self.max_tokens, not self.parallel_tool_calls
-        return (Ask(chat, sampling, most, self.n, one_call, self.functions()[1], self.stream),)
+        return (Ask(chat, sampling, most, self.n, one_call, *self.functions()[1:], self.stream),)

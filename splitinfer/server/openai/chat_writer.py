@@ -6,7 +6,7 @@ call of a tool has its index, id and name; those behind it have more of its argu
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from splitinfer.engine.coordinator.requests import Reading, TokenLogprobs
@@ -35,6 +35,7 @@ class ChunkWriter(Writer):
     token_text: TokenText
     answer: Answer
     fingerprint: str | None = None
+    _reported: int | None = None  # tokens of the prompt that were said to be read
 
     kind: ClassVar[str]
 
@@ -44,7 +45,24 @@ class ChunkWriter(Writer):
 
     def ping(self, answer: Answer) -> bytes:
         reading = answer.reading if self.asked.return_progress else None
-        return COMMENT_PING if reading is None else event({**self.chunk([self.choice(0)]), **progress_of(reading)})
+        return COMMENT_PING if reading is None else self._progress(reading)
+
+    def _progress(self, reading: Reading) -> bytes:
+        """Return the chunk that says how far a prompt is read; before the first one, another for what is cached."""
+        told = [] if self._reported is not None else [replace(reading, read=reading.cached, since=0.0, seconds=0.0)]
+        told += [reading] if reading.read != reading.cached else []
+        self._reported = reading.read
+        return b"".join(event({**self.chunk([self.choice(0)]), **progress_of(one)}) for one in told)
+
+    def written(self, piece: Piece) -> bytes:
+        """Return the chunks of a piece; before the first one, say that the whole prompt is read."""
+        if not self.asked.return_progress or self._reported == (read := self.answer.first_reading).total:
+            return self.events(piece)
+        return self._progress(read) + self.events(piece)
+
+    def events(self, piece: Piece) -> bytes:
+        """Return the chunks of a piece."""
+        raise NotImplementedError
 
     def end(self, last: Piece, usage: Usage) -> bytes:
         """The usage, where it was asked for. An answer that failed has no end of its own: whoever looks for a reason to
@@ -93,7 +111,7 @@ class ChatWriter(ChunkWriter):
         first = {"role": "assistant", "content": ""}
         return b"".join(event(self.chunk([_choice(i, first)])) for i in range(answer.num_choices))
 
-    def written(self, piece: Piece) -> bytes:
+    def events(self, piece: Piece) -> bytes:
         has_logprobs = piece.logprobs and self.asked.num_top is not None
         match piece.parts:
             case (TextPart(text),) if piece.finish_reason is None and not has_logprobs and not self.counts_always:

@@ -97,8 +97,6 @@ class CompletionRequest(Streaming):
         sampling = self.sampling() | ({} if num_top is None else {"logprobs": num_top})
         sampling |= self.form(form_of(self.response_format), "response_format")
         scored = [top for top in (num_top if self.echo else None, self.prompt_logprobs) if top is not None]
-        if scored and self.n > 1:
-            raise invalid("n", "a prompt's log probabilities are the same for all choices; ask for one")
         sampling |= {"prompt_logprobs": max(scored)} if scored else {}
         return tuple(Ask(one, sampling, None if most == _UNBOUNDED else max(1, most), self.n) for one in prompts)
 
@@ -132,7 +130,7 @@ class CompletionWriter(ChunkWriter):
 
     kind = "text_completion"
 
-    def written(self, piece: Piece) -> bytes:
+    def events(self, piece: Piece) -> bytes:
         return event(self.chunk([self._choice([piece])]))
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:

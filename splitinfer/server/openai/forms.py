@@ -95,8 +95,8 @@ class StructuredOutputs(Fields):
 
 
 class Formed(Fields):
-    """The form of an answer under other servers' names: vLLM's of today and of old, and llama.cpp's. ``grammar``: in
-    Lark or GBNF."""
+    """The form of an answer under other servers' names: vLLM's of today and of old, llama.cpp's and SGLang's.
+    ``grammar``, ``ebnf``: in Lark or GBNF."""
 
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema = None
@@ -105,6 +105,8 @@ class Formed(Fields):
     guided_grammar: Text = None
     json_schema: Schema = None
     grammar: Text = None
+    regex: Text = None
+    ebnf: Text = None
 
     def form(self, own: dict[str, Any], param: str) -> dict[str, Any]:
         """The fields of ``SamplingParams`` for the form. ``own``: those that the API's own field ``param`` asks for.
@@ -125,6 +127,8 @@ class Formed(Fields):
             ("guided_grammar", _written, self.guided_grammar),
             ("json_schema", Grammar.json, self.json_schema),
             ("grammar", _written, self.grammar),
+            ("regex", Grammar.regex, self.regex),
+            ("ebnf", _written, self.ebnf),
         ]
         given = [one for one in asked if one[2] is not None]
         if len(given) + bool(own) > 1:

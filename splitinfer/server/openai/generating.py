@@ -1,11 +1,11 @@
 """Fields that OpenAI's requests for an answer have in common, and what they ask of the engine."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
-from splitinfer.core.sampling_params import MAX_BIASED
+from splitinfer.core.sampling_params import MAX_BIASED, MAX_LOGPROBS
 from splitinfer.server.ask import MAX_CHOICES, MAX_TOOLS, AnswerRequest
 from splitinfer.server.fields import (
     MOST_TOKENS,
@@ -47,8 +47,13 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...]:
 
 Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
 Stops = Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), BeforeValidator(in_list)]
-Limit = Annotated[Count | None, BeforeValidator(lambda given: None if type(given) is int and given == -1 else given)]
-"""Most tokens of an answer; -1: as many as there is room for."""
+_NO_LIMIT = BeforeValidator(lambda given: None if type(given) is int and given in (-1, -2) else given)
+Limit = Annotated[Count | None, _NO_LIMIT]
+"""Most tokens of an answer; -1, and -2 of llama.cpp: as many as there is room for."""
+Budget = Annotated[CountOrNone | None, _NO_LIMIT]
+"""Most tokens of reasoning; -1: as many as the answer may have."""
+_LEAST_TOP_P = 1e-30  # of which the likeliest token is left
+_ANY_SEED = 2**32 - 1  # llama.cpp's word for none
 _SAMPLED = (
     "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "ignore_eos", "min_tokens",
     "thinking_budget",
@@ -56,9 +61,11 @@ _SAMPLED = (
 
 
 class Sampling(Fields):
-    """How tokens are chosen, whichever API asks; 0 and -1 of ``top_k``, 0 and 1 of ``repetition_penalty`` are off."""
+    """How tokens are chosen, whichever API asks. What clients of other servers send to ask for nothing does nothing: 0
+    and -1 of ``top_k``, 0 and 1 of ``repetition_penalty``, a negative ``seed``; a ``top_p`` of 0 is the likeliest
+    token."""
 
-    temperature: float | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: float | None = None
     top_k: Annotated[int, Field(ge=-1, le=MOST_TOKENS)] | None = None
     min_p: float | None = None
@@ -71,7 +78,7 @@ class Sampling(Fields):
     stop_token_ids: Several[TokenId] = Field(default_factory=list)
     ignore_eos: bool | None = None
     min_tokens: CountOrNone | None = None
-    thinking_budget: CountOrNone | None = None
+    thinking_budget: Budget = None
 
     def sampling(self) -> dict[str, Any]:
         """The fields of ``SamplingParams`` that are given."""
@@ -80,8 +87,10 @@ class Sampling(Fields):
             found["repetition_penalty"] = self.repetition_penalty or 1.0
         if self.top_k is not None:
             found["top_k"] = max(0, self.top_k)
-        if self.seed is not None:
-            found["seed"] = self.seed % 2**64
+        if self.top_p is not None and 0 <= self.top_p < _LEAST_TOP_P:
+            found["top_p"] = _LEAST_TOP_P
+        if self.seed is not None and self.seed >= 0 and self.seed != _ANY_SEED:
+            found["seed"] = self.seed
         lists = {
             "logit_bias": self.logit_bias,
             "stop": tuple(filter(None, self.stop)),
@@ -96,6 +105,18 @@ class Generating(Sampling, Formed, AnswerRequest):
     refused = REFUSED
 
 
+class Scored(Fields):
+    """Log probabilities of an answer's tokens."""
+
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
+
+    @property
+    def num_top(self) -> int | None:
+        """Most likely tokens beside each; ``None``: no probabilities."""
+        return self.top_logprobs if self.logprobs or self.top_logprobs else None
+
+
 class StreamOptions(Fields):
     """``continuous_usage_stats``: with ``include_usage``, every chunk has the usage so far."""
 
@@ -108,6 +129,12 @@ class Streaming(Generating):
 
     stream_options: StreamOptions = StreamOptions()
     return_progress: bool = False
+
+    @model_validator(mode="after")
+    def _is_for_streams(self) -> Self:
+        if self.stream_options.model_fields_set and not self.stream:
+            raise wrong(" is for streams: say stream: true, or leave it out", inside=".stream_options")
+        return self
 
     @property
     def num_top(self) -> int | None:
@@ -131,7 +158,7 @@ class Reasoning(Fields):
     refused = REASONING
     effort: str | None = None
     enabled: bool | None = None
-    max_tokens: CountOrNone | None = None
+    max_tokens: Budget = None
 
 
 class ForTemplate(Fields):
@@ -208,9 +235,9 @@ Told = tuple[Mapping[str, Any], ...]
 """Functions, as templates know them."""
 
 
-def chosen(functions: Sequence[Mapping[str, Any]], choice: Choice) -> tuple[Told, Told]:
-    """The functions that the model is told of, and those of which it must call one; the latter are empty if it may
-    answer without a call.
+def chosen(functions: Sequence[Mapping[str, Any]], choice: Choice) -> tuple[Told, Told, bool]:
+    """Return the functions for the prompt, the functions that the model may call, and whether it must call one. The
+    choice does not change the prompt, so the cache still has it.
 
     Raises:
         Problem: 400, the choice names one that is not there, or requires a call, and there are no functions.
@@ -219,20 +246,20 @@ def chosen(functions: Sequence[Mapping[str, Any]], choice: Choice) -> tuple[Told
     names = frozenset(one["name"] for one in functions)
     match choice:
         case Word(type="none"):
-            return (), ()
+            return told, (), False
         case NamedFunction(name=name):
             if name not in names:
                 raise invalid("tool_choice", f"tool_choice must name one of the tools, not {name!r:.60}")
-            return told, tuple(tool for tool in told if tool["function"]["name"] == name)
+            return told, tuple(tool for tool in told if tool["function"]["name"] == name), True
         case AllowedFunctions(mode=mode, tools=entries):
             for i, one in enumerate(entries):
                 if not isinstance(own := one.get("name"), str) or own not in names:
                     where = f"tool_choice.tools[{i}].name"
                     raise invalid(where, f"{where} must be the name of one of the tools, not {own!r:.60}")
-            may = frozenset(one["name"] for one in entries)
-            told = tuple(tool for tool in told if tool["function"]["name"] in may)
+            allowed = frozenset(one["name"] for one in entries)
+            may = tuple(tool for tool in told if tool["function"]["name"] in allowed)
         case Word(type=mode):
-            pass
-    if mode == "required" and not told:
+            may = told
+    if mode == "required" and not may:
         raise invalid("tool_choice", "tool_choice requires a call, but there are no tools")
-    return told, told if mode == "required" else ()
+    return told, may, mode == "required"

@@ -6,7 +6,9 @@ Templates know text contents, the roles system, user, assistant and tool, and ca
 the template under the name that templates know.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -15,6 +17,7 @@ from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES
 from splitinfer.server.body import plain_json
 from splitinfer.server.fields import Fields, Kinds, Parts, Several
+from splitinfer.server.history import sentence, taken_by, told
 from splitinfer.server.refused import EARLIER_ANSWER
 
 
@@ -58,7 +61,9 @@ class InputPicturePart(Fields):
         return marked(self.image_url)
 
 
-Content = Parts[Annotated[TextPart | RefusalPart | PicturePart | InputPicturePart, Kinds("type")]]
+Part = Annotated[TextPart | RefusalPart | PicturePart | InputPicturePart, Kinds("type")]
+Content = Parts[Part]
+TAKEN = taken_by(Part)
 
 
 class CalledFunction(Fields):
@@ -117,20 +122,91 @@ class Answered(_Message):
 class Outcome(_Message):
     role: Literal["tool"]
     content: Content | None = None
-    tool_call_id: str
+    tool_call_id: str = ""
 
     def told(self) -> dict[str, Any]:
         return {**self._told("tool", content_text(self.content or ())), "tool_call_id": self.tool_call_id}
 
 
+def _history(given: Any) -> Any:
+    """Return the messages in this API's own fields, and with a sentence in the place of each part that this server does
+    not read, but for those that the user sends in the last message."""
+    if not isinstance(given, list):
+        return given
+    last = len(given) - 1
+    return [_in_history(one, is_last=i == last) if isinstance(one, dict) else one for i, one in enumerate(given)]
+
+
+def _in_history(message: dict[str, Any], *, is_last: bool) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    if role == "user" and is_last:
+        return message
+    if role == "function":  # before there were tools
+        return _in_history({**message, "role": "tool"}, is_last=is_last)
+    if role == "assistant":
+        message = _own_fields(message)
+        content = message.get("content")
+    if role == "tool" and isinstance(content, dict | int | float):
+        content = json.dumps(content, ensure_ascii=False)
+    return message if content is None else {**message, "content": told(content, TAKEN, str(role))}
+
+
+def _own_fields(message: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer with its reasoning and its calls in fields of their own. Some clients write them as parts of its
+    content, as Anthropic's API has them, or its only call as ``function_call``."""
+    made, content = dict(message), message.get("content")
+    called, spoken = made.pop("function_call", None), made.pop("audio", None)
+    by_kind: dict[str, list[dict[str, Any]]] = {"thinking": [], "reasoning": [], "tool_use": []}
+    if isinstance(content, list):
+        kinds = [f"{one.get('type')}" if isinstance(one, dict) else "" for one in content]
+        for kind, one in zip(kinds, content, strict=True):
+            by_kind.get(kind, []).append(one)
+        made["content"] = [one for kind, one in zip(kinds, content, strict=True) if kind not in by_kind]
+    thought = [one.get(one["type"]) or one.get("text") for one in (*by_kind["thinking"], *by_kind["reasoning"])]
+    calls = [_as_call(one.get("id"), one.get("name"), one.get("input")) for one in by_kind["tool_use"]]
+    if isinstance(called, dict):
+        calls.append(_as_call("", called.get("name"), called.get("arguments")))
+    if calls and not made.get("tool_calls"):
+        made["tool_calls"] = calls
+    if thought and not (made.get("reasoning_content") or made.get("reasoning")):
+        made["reasoning_content"] = "".join(text for text in thought if isinstance(text, str))
+    if spoken is not None and not made.get("content"):
+        made["content"] = sentence({"type": "audio"})
+    return made
+
+
+def _as_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    return {"id": call_id or "", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 Messages = Annotated[
     list[Annotated[Said | Answered | Outcome, Kinds("role")]],
     Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+    BeforeValidator(_history),
 ]
 
 
 def template_messages(given: Sequence[Said | Answered | Outcome]) -> tuple[Mapping[str, Any], ...]:
-    return tuple(merged_systems([message.told() for message in given]))
+    return tuple(merged_systems(with_ids(message.told() for message in given)))
+
+
+def with_ids(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with an id for each call and each result. A result without an id belongs to the oldest call
+    that has no result yet, among the calls of the function that it names, if it names one."""
+    made, open_calls, numbers = list[dict[str, Any]](), list[tuple[str, str]](), count(1)
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            calls = [{**call, "id": call["id"] or f"call{next(numbers):05}"} for call in calls]
+            open_calls += [(call["id"], call["function"]["name"]) for call in calls]
+            message = {**message, "tool_calls": calls}
+        if message["role"] == "tool":
+            own, name = message["tool_call_id"], message.get("name")
+            rank = {each: (each[0] != own, each[1] != name) for each in open_calls}
+            answered = min(open_calls, key=rank.__getitem__, default=("", ""))
+            open_calls = [each for each in open_calls if each != answered]
+            message = {**message, "tool_call_id": own or answered[0]}
+        made.append(message)
+    return made
 
 
 def merged_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -23,9 +23,11 @@ from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat, in_force
 from splitinfer.server.fields import Fields, Kinds, Name, Several, wrong
+from splitinfer.server.history import sentence, told
 from splitinfer.server.openai.forms import JsonFormat, NamedSchema, PlainFormat, form_of, grammar_of
 from splitinfer.server.openai.generating import ForTemplate, FunctionChoice, Generating, Limit, Told, Word, chosen
-from splitinfer.server.openai.messages import Content, arguments_of, content_text, merged_systems
+from splitinfer.server.openai.messages import TAKEN, Content, arguments_of, content_text, merged_systems
+from splitinfer.server.refused import COUNTED, REFUSED
 from splitinfer.server.stream import json_line
 
 # -- tools -----------------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ class _CallItem(Fields):
 
 class FunctionCallItem(_CallItem):
     type: Literal["function_call"]
-    arguments: str
+    arguments: str | dict[str, Any]
 
     def told(self) -> dict[str, Any]:
         return self._told(arguments_of(self.arguments))
@@ -154,23 +156,52 @@ class OutputItem(Fields):
     output: Content = Field(default_factory=list)
 
 
-def _items(given: Any) -> Any:
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
-
-
 Item = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | OutputItem
+_LEFT_OUT = ("web_search_call", "mcp_list_tools")  # whose results are in what follows
 _KINDS = Kinds(
     "type",
     default="message",
-    left_out="web_search_call".__eq__,  # OpenAI's servers ran it; its results are in the message that follows
+    left_out=_LEFT_OUT.__contains__,
     why={"item_reference": "nothing is stored here; give the item itself; clients do so with store: false"},
 )
+_PACKED = "splitinfer-1:"
+_READ = {"message", "reasoning", "function_call", "custom_tool_call", *_LEFT_OUT}
+_REFUSED = ("item_reference", "compaction_trigger")  # which ask for what is stored, or for another answer
+_RESULTS = ("function_call_output", "custom_tool_call_output")
+
+
+def _items(given: Any) -> Any:
+    """Return the items with a sentence in the place of each that this server does not read, but for what the user sends
+    in the last one."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        return given
+    last = len(given) - 1
+    return [_item(one, is_last=i == last) if isinstance(one, dict) else one for i, one in enumerate(given)]
+
+
+def _item(item: dict[str, Any], *, is_last: bool) -> dict[str, Any]:
+    match item.get("type") or "message":
+        case "message" if not (is_last and item.get("role") == "user"):
+            return {
+                name: told(one, TAKEN, f"{item.get('role')}") if name == "content" else one
+                for name, one in item.items()
+            }
+        case kind if kind in _RESULTS:
+            return {name: told(one, TAKEN) if name == "output" else one for name, one in item.items()}
+        case str(kind) if (
+            kind not in _READ and kind not in _REFUSED
+        ):  # others' servers ran it, or it is of tools that are left out
+            return {"role": "assistant", "content": f"{sentence(item)}\n"}
+    return item
+
+
 Input = Annotated[
     list[Annotated[Item | None, _KINDS]],
     Field(min_length=1, max_length=_MAX_ITEMS, fail_fast=True),
     BeforeValidator(_items),
 ]
-_PACKED = "splitinfer-1:"
 
 
 def conversation(instructions: str | None, items: Sequence[Item | None]) -> tuple[Mapping[str, Any], ...]:
@@ -255,6 +286,7 @@ class Text(Fields):
 class InputRequest(ForTemplate):
     """A request for the number of a conversation's tokens."""
 
+    refused = COUNTED
     model: Name | None = None
     input: Input
     instructions: str | None = None
@@ -266,7 +298,7 @@ class InputRequest(ForTemplate):
     def functions(self) -> list[ResponseFunction]:
         return functions_of(self.tools)
 
-    def chosen(self) -> tuple[Told, Told]:
+    def chosen(self) -> tuple[Told, Told, bool]:
         """As the function."""
         return chosen([one.told for one in self.functions], self.tool_choice)
 
@@ -276,6 +308,7 @@ class InputRequest(ForTemplate):
 
 
 class ResponseRequest(InputRequest, Generating):
+    refused = REFUSED
     max_output_tokens: Limit = None
     parallel_tool_calls: bool = True  # false: an answer ends after its first call
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
@@ -301,8 +334,8 @@ class ResponseRequest(InputRequest, Generating):
     def asks(self) -> tuple[Ask]:
         sampling = self.sampling() | ({} if self.num_top is None else {"logprobs": self.num_top})
         sampling |= self.form(self.form_of_text(), "text.format") | self.budget()
-        one_call, must_call = not self.parallel_tool_calls, self.chosen()[1]
-        return (Ask(self.chat(), sampling, self.max_output_tokens, 1, one_call, must_call, self.stream),)
+        one_call, may_call = not self.parallel_tool_calls, self.chosen()[1:]
+        return (Ask(self.chat(), sampling, self.max_output_tokens, 1, one_call, *may_call, self.stream),)
 
     def said(self, defaults: Recommended) -> dict[str, Any]:
         """The fields that an answer repeats, those that the API's answers have beside them, and how tokens are chosen,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from splitinfer.server.page.feed import EVERY, Feed
@@ -71,6 +71,8 @@ def page_routes(service: Service) -> list[ApiRoute]:
     feed = Feed(service.llm, service.model, lambda: service.is_draining)
 
     async def file(request: Request) -> Response:
+        if "name" not in request.path_params and "text/html" not in request.headers.get("accept", ""):
+            return PlainTextResponse("Ollama is running")  # as programs for Ollama look for it
         return await _served(request.path_params.get("name", "site/index.html"), request)
 
     async def figures(request: Request) -> Response | EventStream:

@@ -7,8 +7,8 @@ import pytest
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.server.answer import Piece, Usage
-from splitinfer.server.anthropic.messages import MessageRequest
-from splitinfer.server.anthropic.writer import MessageWriter
+from splitinfer.server.anthropic.messages import CountRequest, MessageRequest
+from splitinfer.server.anthropic.writer import SIGNATURE, MessageWriter
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import read
 from splitinfer.server.problem import Problem
@@ -84,7 +84,7 @@ def test_tools_are_told_in_the_form_that_templates_know():
     theirs = {"type": "web_search_20250305", "name": "web_search"}
     function = {"name": "weather", "description": "Tells it.", "parameters": {"type": "object"}}
     assert chat(tools=[WEATHER, theirs]).tools == ({"type": "function", "function": function},)
-    assert chat(tools=[WEATHER], tool_choice={"type": "none"}).tools == ()
+    assert ask(tools=[WEATHER], tool_choice={"type": "none"}).tools == ()
     assert ask(tools=[WEATHER], tool_choice={"type": "auto", "disable_parallel_tool_use": True}).one_call
 
 
@@ -202,6 +202,26 @@ def test_a_message_has_its_calls_and_counts_its_tokens():
 def test_reasons(last: Piece, reason: str, stop: str | None):
     message = writer().document([last], Usage(1))
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, stop)
+
+
+def test_thinking_is_signed_as_clients_keep_no_other():
+    message = writer()
+    (*_, signed, _, _, _) = [data for piece in PIECES[:2] for data in message.events(piece)]
+    assert signed["delta"] == {"type": "signature_delta", "signature": SIGNATURE}
+
+
+def test_what_a_newer_client_says_of_display_shows_thinking_and_is_told():
+    ignored: dict[str, None] = {}
+    thinking = {"type": "adaptive", "display": "updates"}
+    asked = read(MessageRequest, {"max_tokens": 9, "messages": HELLO, "thinking": thinking}, ignored)
+    assert (asked.hides_thinking, [*ignored]) == (False, ["display"])
+
+
+def test_what_concerns_the_answer_alone_is_no_matter_where_tokens_are_counted():
+    ignored: dict[str, None] = {}
+    body = {"messages": HELLO, "max_tokens": 9, "temperature": 1, "stop_sequences": ["a"]}
+    assert read(CountRequest, body, ignored).chat() == chat()
+    assert [*ignored] == ["max_tokens", "temperature", "stop_sequences"]
 
 
 def test_thinking_may_be_left_out():

@@ -8,6 +8,7 @@ import httpx2 as httpx
 import pytest
 
 from splitinfer.core.grammar import Grammar
+from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.llm import LLM
 from splitinfer.pictures.marks import taken_out
 from splitinfer.server.answer import ChoiceTimes, Piece, Usage
@@ -120,8 +121,9 @@ def test_a_text_is_a_chat_unless_it_is_raw():
             asked(prompt="Hi", **refused)
 
 
-def writer(*, is_chat: bool = True) -> OllamaWriter:
-    return OllamaWriter("demo", is_chat, 10.0, lambda: ChoiceTimes(11.0, 12.0, 14.0, 17.0))
+def writer(model: Any = ChatRequest, **fields: Any) -> OllamaWriter:
+    times = ChoiceTimes(11.0, 12.0, 14.0, 17.0)
+    return OllamaWriter("demo", read(model, fields), lambda token: b"ab"[token : token + 1], 10.0, lambda: times)
 
 
 def test_a_stream_and_a_document_say_the_same():
@@ -138,8 +140,28 @@ def test_a_stream_and_a_document_say_the_same():
     assert said[2]["tool_calls"] == [{"id": "own", "function": {"name": "look", "arguments": {"at": 1}}}]
 
 
+def test_log_probabilities_come_with_the_lines_and_in_the_document():
+    likely = ((0, -0.5), (1, -1.0))
+    pieces = [Piece(0, (TextPart("a"),), (TokenLogprobs(0, -0.5, likely),)), Piece(0, (), (), "stop")]
+    asked = writer(logprobs=True, top_logprobs=1)
+    line = json.loads(asked.written(pieces[0]))
+    a = {"token": "a", "logprob": -0.5, "bytes": [97]}
+    assert line["logprobs"] == asked.document(pieces, Usage(1))["logprobs"] == [{**a, "top_logprobs": [a]}]
+    assert "logprobs" not in writer().document(pieces, Usage(1))
+    with pytest.raises(Problem, match=r"^top_logprobs must be at most 20, not 25$"):
+        writer(top_logprobs=25)
+
+
+def test_options_are_as_ollamas_clients_write_them():
+    sampling = {"top_k": 40.0, "num_predict": 6.0, "seed": -1.0, "temperature": 3, "num_ctx": 8192.0}
+    ask = chat(options=sampling)
+    assert (ask.sampling, ask.max_tokens) == ({"top_k": 40, "temperature": 3.0}, 6)
+    with pytest.raises(Problem, match=r"^options.top_k must be a whole number, not 40.5$"):
+        chat(options={"top_k": 40.5})
+
+
 def test_the_last_line_has_the_reason_and_nanoseconds():
-    last = writer(is_chat=False).last(Piece(0, finish_reason="length"), Usage(5, 2, 4))
+    last = writer(GenerateRequest).last(Piece(0, finish_reason="length"), Usage(5, 2, 4))
     assert last | {"total_duration": 0, "created_at": ""} == {
         "model": "demo", "created_at": "", "response": "", "done": True, "done_reason": "length", "total_duration": 0,
         "load_duration": 2 * 10**9, "prompt_eval_count": 5, "prompt_eval_duration": 2 * 10**9,
@@ -153,7 +175,7 @@ def test_lines_stream_by_default(path: str, asked: dict[str, Any], http: httpx.C
     options = {"num_predict": 4, "temperature": 0, "num_ctx": 99}
     response = http.post(f"/api/{path}", json={"model": "demo", **asked, "options": options, "keep_alive": "5m"})
     assert response.headers["content-type"] == "application/x-ndjson"
-    assert response.headers["x-splitinfer-ignored"] == "keep_alive, num_ctx"
+    assert response.headers["x-splitinfer-ignored"] == "num_ctx, keep_alive"
     lines = [json.loads(line) for line in response.text.splitlines()]
     assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
     whole = http.post(f"/api/{path}", json={**asked, "options": options, "stream": False}).json()
@@ -178,6 +200,8 @@ def test_what_editors_look_for(http: httpx.Client, llm: LLM):
         assert shown["capabilities"][0] == "completion"
     loads = http.post("/api/generate", json={"model": "demo"}).json()
     assert (loads["done"], loads["done_reason"]) == (True, "load")
+    assert http.post("/api/generate", json={"model": "demo", "keep_alive": 0}).json()["done_reason"] == "unload"
+    assert http.get("/", headers={"accept": "*/*"}).text == "Ollama is running"
 
 
 def test_errors_are_a_sentence(http: httpx.Client):

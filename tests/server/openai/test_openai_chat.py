@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
+from splitinfer.llm.apart import Apart
 from splitinfer.server.answer import Answer, Choice, Piece, Usage, written
 from splitinfer.server.anthropic.messages import CountRequest
 from splitinfer.server.ask import Ask, Chat
@@ -54,12 +56,27 @@ def test_sampling():
         temperature=0.5, top_p=0.9, top_k=-1, seed=-1, stop="END", max_tokens=7, logprobs=True, top_logprobs=3,
         presence_penalty=1, frequency_penalty=-1, logit_bias={"5": -100}, min_p=0.1,
     )  # fmt: skip
-    assert (got.temperature, got.top_p, got.top_k, got.seed, got.stop) == (0.5, 0.9, 0, 2**64 - 1, ("END",))
+    assert (got.temperature, got.top_p, got.top_k, got.seed, got.stop) == (0.5, 0.9, 0, None, ("END",))
     assert (got.max_tokens, got.logprobs, got.min_p) == (7, 3, 0.1)
     assert (got.presence_penalty, got.frequency_penalty, got.logit_bias) == (1, -1, ((5, -100.0),))
     ask = asked(n=3, seed=2**64 - 1)
     seeds = [ask.params(Recommended({}), 10, i).seed for i in range(ask.num_choices)]
     assert seeds == [2**64 - 1, 0, 1], "each choice has its own"
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "value"),
+    [
+        ({"seed": -2}, "seed", None),
+        ({"seed": 2**32 - 1}, "seed", None),  # llama.cpp's word for none
+        ({"top_p": 0}, "top_p", 1e-30),
+        ({"thinking_budget": -1}, "thinking_budget", None),
+        ({"reasoning": {"max_tokens": -1}}, "thinking_budget", None),
+        ({"max_tokens": -2}, "max_tokens", 1000),
+    ],
+)
+def test_values_by_which_other_servers_say_nothing(fields: dict[str, Any], name: str, value: Any):
+    assert getattr(params(**fields), name) == value
 
 
 def test_what_is_not_given_is_the_models_or_the_apis():
@@ -69,12 +86,20 @@ def test_what_is_not_given_is_the_models_or_the_apis():
     assert params(max_tokens=5, max_completion_tokens=6).max_tokens == 6
 
 
-def test_tools_are_told_unless_none_shall_be_called():
+def test_which_tools_may_be_called_changes_no_prompt():
     news = {"type": "function", "function": {"name": "news"}}
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [WEATHER]}}
-    assert chat(tools=[WEATHER]).tools == (WEATHER,)
-    assert chat(tools=[WEATHER], tool_choice="none").tools == ()
-    assert chat(tools=[news, WEATHER], tool_choice=allowed).tools == (WEATHER,)
+    named = {"type": "function", "function": {"name": "weather"}}
+    for choice, may, must in (
+        ("auto", (news, WEATHER), False),
+        ("none", (), False),
+        ("required", (news, WEATHER), True),
+        (allowed, (WEATHER,), False),
+        (named, (WEATHER,), True),
+    ):
+        ask = asked(tools=[news, WEATHER], tool_choice=choice)
+        assert ask.prompt == chat(tools=[news, WEATHER])
+        assert (ask.tools, ask.must_call) == (may, must)
     assert asked(tools=[WEATHER], parallel_tool_calls=False).one_call
     with pytest.raises(Problem, match=r"^tool_choice.tools\[0\].name must be .*, not 'weather'$"):
         asked(tools=[news], tool_choice=allowed)
@@ -258,8 +283,18 @@ def event(text: str, reason: str | None = None) -> StreamEvent:
 NO_REQUEST: Any = None
 
 
-def reader(**more: Any) -> Choice:
-    return Choice(0, NO_REQUEST, AnswerFormat(wrapper()).parser((), TOOLS), **more)
+class Told:
+    """A choice, and what tells its text apart before it."""
+
+    def __init__(self, *, stops: Sequence[str] = (), **more: Any) -> None:
+        self.choice = Choice(0, NO_REQUEST, **more)
+        self.apart = Apart(AnswerFormat(wrapper()).parser((), TOOLS), stops)
+
+    def read(self, came: StreamEvent) -> Piece | None:
+        found = [self.apart.feed(came.text)]
+        found += [self.apart.finish(is_cut=came.finish_reason != "stop")] if came.finish_reason else []
+        parts = tuple(part for one in found for part in one.parts)
+        return self.choice.read(replace(came, text="".join(one.text for one in found), parts=parts))
 
 
 @pytest.mark.parametrize(
@@ -273,17 +308,17 @@ def reader(**more: Any) -> Choice:
     ],
 )
 def test_how_an_answer_is_read(texts: list[str], reason: str, one_call: bool, parts: list[Any], said: str):
-    read = reader(one_call=one_call)
+    read = Told(one_call=one_call)
     pieces = [piece for piece in (*map(read.read, map(event, texts)), read.read(event("", reason))) if piece]
     assert [part for piece in pieces for part in piece.parts] == parts
-    assert (pieces[-1].finish_reason, read.has_ended) == (said, True)
+    assert (pieces[-1].finish_reason, read.choice.has_ended) == (said, True)
     if not one_call:
         assert len(pieces[0].logprobs) == len(texts), "probabilities come with the text they belong to"
 
 
 def test_tokens_of_reasoning_are_counted_with_the_marker_before_it():
-    read = reader()
+    read = Told()
     for text in ("a", "<think>", "b", "c", "</think>", "d", "e"):
         read.read(event(text))
     read.read(event("", "stop"))
-    assert (read.num_reasoning_tokens, read.num_tokens) == (3, 8)
+    assert (read.choice.num_reasoning_tokens, read.choice.num_tokens) == (3, 8)

@@ -33,7 +33,7 @@ def chat(**fields: Any) -> Chat:
 def test_a_choice_may_allow_some_of_the_functions():
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]}
     given = {"tools": [{"type": "function", "name": "news", "parameters": {}}, WEATHER], "tool_choice": choice}
-    assert chat(**given).tools == (TOLD,)
+    assert ask(**given).tools == (TOLD,)
     assert request(**given).said(Recommended({}))["tool_choice"] == choice
     with pytest.raises(Problem, match=r"^tool_choice.tools\[0\].name must be the name of one"):
         ask(tools=[], tool_choice=choice)
@@ -61,7 +61,7 @@ def test_sampling():
 def test_functions_are_told_and_other_kinds_of_tools_left_out():
     tools = [{"type": "web_search"}, WEATHER, {"type": "custom", "name": "apply_patch", "format": {}}]
     assert chat(tools=tools).tools == (TOLD,)
-    assert chat(tools=tools, tool_choice="none").tools == ()
+    assert ask(tools=tools, tool_choice="none").tools == ()
     assert ask(tools=tools, parallel_tool_calls=False).one_call
     assert not ask(tools=tools).one_call
 

@@ -40,7 +40,7 @@ def got(service: Service, path: str, *headers: tuple[str, str], method: str = "G
 
 
 def test_the_front_needs_no_key_and_lets_nothing_else_in(service: Service):
-    said = got(service, "/")
+    said = got(service, "/", ("Accept", "text/html"))
     assert (said.status, said.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert said.body == (PAGE / FRONT).read_bytes()
     assert said.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
