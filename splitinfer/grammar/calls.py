@@ -178,7 +178,7 @@ def _among_text(syntax: _Syntax, opens: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """Writes the calls of functions. ``are_free``: those that are not strict have any arguments."""
+    """Writes the calls of functions. ``are_free``: a function that is not strict has any arguments."""
 
     syntax: _Syntax
     marker: Marker
@@ -198,8 +198,8 @@ class _Calls:
         return (less and self._tried(number, name, less)) or _call(number, name, None, self.syntax, self.marker)
 
     def _tried(self, number: int, name: str, schema: Any) -> list[str]:
-        """Return the rules of calls with a schema, as far as llguidance knows its keywords. Return none if it cannot be
-        enforced."""
+        """Return the rules of calls with a schema, as far as llguidance knows its keywords. If it cannot be enforced,
+        return an empty list."""
         try:
             rules = _call(number, name, schema, self.syntax, self.marker, is_strict=False)
             return rules if self.compiles(_grammar(f"start: call_{number}", *rules)) else []

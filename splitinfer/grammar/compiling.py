@@ -93,7 +93,7 @@ class Compiler:
         return text
 
     def _by_id(self, part: re.Match[str]) -> str:
-        """Write a special token of a grammar in Lark by its id, because a trial knows no names. Leave all else as it is."""
+        """Write a special token of a grammar in Lark by its id, because a trial knows no names. Change nothing else."""
         if part[1] is None:
             return part[0]
         names = self._vocabulary.names

@@ -93,7 +93,7 @@ _ASKS_NOTHING: Mapping[str, Callable[[Any, Mapping[str, Any]], bool]] = {
 
 
 def enforceable(schema: Any) -> dict[str, Any]:
-    """Return a schema, and all that are inside it, such that llguidance enforces what they say.
+    """Return a schema, with all schemas inside it, in a form that llguidance enforces.
 
     Raises:
         RequestError: it cannot.
