@@ -178,7 +178,7 @@ def _among_text(syntax: _Syntax, opens: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """Writes the calls of functions. ``are_free``: those that are not strict have any arguments."""
+    """Writes the calls of functions. ``are_free``: a function that is not strict has any arguments."""
 
     syntax: _Syntax
     marker: Marker
@@ -198,7 +198,8 @@ class _Calls:
         return (less and self._tried(number, name, less)) or _call(number, name, None, self.syntax, self.marker)
 
     def _tried(self, number: int, name: str, schema: Any) -> list[str]:
-        """Calls with a schema, as far as llguidance knows its keywords; none if it cannot be enforced."""
+        """Return the rules of calls with a schema, as far as llguidance knows its keywords. If it cannot be enforced,
+        return an empty list."""
         try:
             rules = _call(number, name, schema, self.syntax, self.marker, is_strict=False)
             return rules if self.compiles(_grammar(f"start: call_{number}", *rules)) else []
@@ -206,7 +207,7 @@ class _Calls:
             return []
 
     def _loosened(self, name: str, schema: Any) -> Schema | None:
-        """Of each parameter what can be enforced by itself."""
+        """Return a schema that asks of each parameter what can be enforced by itself."""
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         if not isinstance(properties, Mapping):
             return None
@@ -221,14 +222,14 @@ class _Calls:
 
 
 def _less(value: Any) -> Iterator[Schema]:
-    """Schemas that ask for less than one does."""
+    """Yield schemas that ask for less than one does."""
     if isinstance(value, Mapping):
         yield {key: value[key] for key in _OF_A_VALUE if key in value}
         yield {"type": value.get("type")}
 
 
 def _call(number: int, name: str, schema: Any, syntax: _Syntax, marker: Marker, *, is_strict: bool = True) -> list[str]:
-    """The rules of a function's calls. ``schema``: of its parameters; ``None``: any."""
+    """Return the rules of a function's calls, in Lark. ``schema``: of its parameters; ``None``: any."""
     kinds = schema.get("type", "object") if isinstance(schema, Mapping) else "" if schema else "object"
     if "object" not in (kinds, *_listed(kinds)):
         raise RequestError(f"tools: the parameters of {name} must be an object")

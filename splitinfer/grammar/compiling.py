@@ -86,14 +86,14 @@ class Compiler:
         return True
 
     def _tried(self, grammar: Grammar) -> str:
-        """A grammar as llguidance reads it, once it has been tried."""
+        """Try a grammar, and return it as llguidance reads it."""
         is_lark = grammar.kind is GrammarKind.LARK
         text = _as_llguidance(grammar.kind, _IN_LARK.sub(self._by_id, grammar.text) if is_lark else grammar.text)
         self._trials.check(_IDS.sub(_first_id, text) if is_lark else text)
         return text
 
     def _by_id(self, part: re.Match[str]) -> str:
-        """A special token of a grammar in Lark by its id, for a trial knows no names; else what it was."""
+        """Write a special token of a grammar in Lark by its id, because a trial knows no names. Change nothing else."""
         if part[1] is None:
             return part[0]
         names = self._vocabulary.names

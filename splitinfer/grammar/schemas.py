@@ -93,7 +93,7 @@ _ASKS_NOTHING: Mapping[str, Callable[[Any, Mapping[str, Any]], bool]] = {
 
 
 def enforceable(schema: Any) -> dict[str, Any]:
-    """Return a schema, and all that are inside it, such that llguidance enforces what they say.
+    """Return a schema, with all schemas inside it, in a form that llguidance enforces.
 
     Raises:
         RequestError: it cannot.
@@ -163,7 +163,7 @@ class _Schemas:
         return self.of(value)
 
     def _with_names(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """A schema whose ``propertyNames`` say by other keywords what properties there are, if they can."""
+        """Return a schema that says by other keywords, if they can, which properties its ``propertyNames`` admit."""
         names, properties = self._referred(schema.get("propertyNames")), schema.get("properties") or {}
         if not isinstance(names, Mapping) or names.get("type") not in (None, "string") or "patternProperties" in schema:
             return schema
@@ -180,7 +180,7 @@ class _Schemas:
         return schema
 
     def _referred(self, schema: Any) -> Any:
-        """A schema, or that of the document's definitions which it names."""
+        """Return a schema, or the one that its ``$ref`` names."""
         if not isinstance(schema, Mapping) or not isinstance(name := schema.get("$ref"), str) or len(schema) > 1:
             return schema
         at = self._document
@@ -190,7 +190,7 @@ class _Schemas:
 
 
 def _within(key: str, value: Any) -> Any:
-    """A keyword's number as llguidance reads it: a count is whole, and a bound has at most 53 bits."""
+    """Return a keyword's number as llguidance reads it: a count is whole, and a bound has at most 53 bits."""
     if key in _COUNTS and isinstance(value, float) and value.is_integer():
         return int(value)
     sign = _SIGNS.get(key)
@@ -199,8 +199,8 @@ def _within(key: str, value: Any) -> Any:
 
 
 def _with_steps(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema whose ``multipleOf`` can be enforced: of choices those that are multiples stay, for llguidance writes
-    them otherwise than multiples."""
+    """Return a schema whose ``multipleOf`` can be enforced. Of choices only multiples stay, and the step goes, because
+    llguidance writes a choice and a multiple in different ways."""
     step = schema["multipleOf"]
     if not isinstance(step, int | float) or step <= 0:
         raise _refused(f"multipleOf must be a number over 0, not {step!r:.40}")
@@ -264,7 +264,7 @@ _IN_CLASS = {r"\s": _BLANKS, r"\S": f"[^{_BLANKS}]", r"\b": r"\x08", "[": r"\[",
 
 
 def _as_in_ecmascript(pattern: str) -> str:
-    """A pattern whose characters are ECMAScript's, and whose classes have no signs that join classes."""
+    """Return a pattern whose characters are ECMAScript's, and whose classes have no signs that join classes."""
     return _PART.sub(_part, pattern)
 
 
@@ -275,6 +275,6 @@ def _part(found: re.Match[str]) -> str:
 
 
 def _item(found: re.Match[str]) -> str:
-    """A character of a class, a range, or two with a sign between them of which one is a set."""
+    """Write a character of a class, or a range. Beside a set, such as ``\\d``, the sign ``-`` means itself."""
     ends = [one for one in found.groups() if one]
     return (r"\-" if _SETS.intersection(ends) else "-").join(_IN_CLASS.get(one, one) for one in ends)
