@@ -60,11 +60,12 @@ class ProtocolError(PeerError):
 
 
 class DeviceFailed(SplitinferError):
-    """The device that computes a stage failed in a launch or a wait. ``no_memory``: because it had none left."""
+    """The device that computes a stage failed in a launch or a wait. ``no_memory``: because it had none left;
+    ``lost_rank``: because the other rank of its stage went away in a sum."""
 
-    def __init__(self, text: str, no_memory: bool = False) -> None:
+    def __init__(self, text: str, no_memory: bool = False, lost_rank: bool = False) -> None:
         super().__init__(text)
-        self.no_memory = no_memory
+        self.no_memory, self.lost_rank = no_memory, lost_rank
 
 
 class Draining(SplitinferError):

@@ -372,11 +372,13 @@ class Fault:
     """The sender cannot go on; ``reason`` is a sentence for a person. The link ends.
 
     ``no_memory``: its device had no memory left for a step. ``is_ending``: its process ends, because its device failed.
+    ``lost_rank``: the other rank of its stage went away in a sum.
     """
 
     reason: str
     no_memory: bool
     is_ending: bool
+    lost_rank: bool = False
 
 
 @dataclass(frozen=True, slots=True)

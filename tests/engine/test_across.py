@@ -7,6 +7,7 @@ import socket
 import time
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,19 +111,20 @@ def test_kv_on_disk_is_each_ranks_own(tmp_path: Path, tiny_folder: Folder, pipel
     assert cached == [0, 199, 0]
 
 
-@NIGHTLY
-@pytest.mark.parametrize("where", [ALONE, HYBRID], ids=str)
-@pytest.mark.parametrize(
-    ("rank", "how"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (0, signal.SIGSTOP), (1, signal.SIGSTOP)]
-)
+@pytest.mark.parametrize(("where", "rank", "how"), [
+    (ALONE, 0, signal.SIGKILL),
+    *(pytest.param(*one, marks=NIGHTLY) for one in product([ALONE, HYBRID], [0, 1], [signal.SIGKILL, signal.SIGSTOP])),
+], ids=str)  # fmt: skip
 def test_either_rank_is_lost(
-    rank: int, how: signal.Signals, where: dict[str, Any], tiny_folder: Folder, pipeline: Open
-) -> None:
+    rank: int, how: signal.Signals, where: dict[str, Any], tiny_folder: Folder, pipeline: Open,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     fault = Fault(act=lambda there: end(there, rank, how), at=10)
     with pipeline(tiny_folder("llama"), fault=fault, rejoin_timeout=60, **where) as there:
         there.answers(ask(30, max_tokens=120), *SEVERAL)
         assert there.stats["rejoins"] == 1
         assert [name for name, count in there.stats["losses"].items() if count] == [f"s{where['across'][0]}"]
+    assert f"worker s{where['across'][0]}/{rank} (" in caplog.text, "and not the one that it was lost to"
 
 
 class _Late(Cable):

@@ -152,9 +152,10 @@ def test_a_file_that_mlx_cannot_read_is_a_sentence(tiny_folder: Folder, monkeypa
         raise RuntimeError("[read] Unable to read from file.")
 
     for where, what in ((building.mx, "load"), (loader, "_evaluate")):
-        with monkeypatch.context() as patch, pytest.raises(ModelError, match=r"Unable to read from file"):
+        with monkeypatch.context() as patch:
             patch.setattr(where, what, fail)
-            load_stage(checkpoint, found, 0, 1, None, quiet)
+            with pytest.raises(ModelError, match=r"Unable to read from file"):
+                load_stage(checkpoint, found, 0, 1, None, quiet)
 
 
 def test_weights_that_overflow_in_float16_are_refused(tiny_folder: Folder, tmp_path: Path):

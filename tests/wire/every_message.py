@@ -94,7 +94,7 @@ EXAMPLES: dict[str, Message] = {
             PLAN, TensorSpec("bfloat16", (6, 4096)), (FIGURES,), Packing("int8", ((0, 2), (4, 5))), ((2, 0), (2, 2))
         ),
         messages.Result(StepResult(3, (SAMPLED,), (FIGURES,))),
-        messages.Fault("the disk is gone", False, True),
+        messages.Fault("the disk is gone", False, True, lost_rank=True),
         messages.AskManifest("3f" * 16, "owner/name"),
         messages.TellManifest(),
         messages.AskRanges((messages.Range("config.json", 0, 9), messages.Range("model.safetensors", 4096, 8192))),

@@ -12,7 +12,8 @@ MLX's ring, and over `tests.emulation.jaccl`, which has JACCL's limits; **not ru
 the group has one writer and one reader: JACCL does not check whether a completion belongs to a send or to a receive.
 
 **A child process**, because a process cannot leave a group: MLX keeps it until the process ends, and an operation whose
-peer is gone waits for ever at 100 % of a core and ignores signals. The child ends with its parent, however that ends.
+peer is silent waits for ever at 100 % of a core and ignores signals (of `ring` in MLX 0.32.4 one whose peer was killed
+raises an error). The child ends with its parent, however that ends.
 
 **Framing.** A group transmits no sizes. On JACCL a receive of another size than its send shifts or loses bytes without
 an error, and sizes in succession hang or bring wrong data (mlx#3149). So all messages of a link have one size

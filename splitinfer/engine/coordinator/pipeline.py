@@ -431,6 +431,11 @@ class Pipeline:
         try:
             message = handle.receive(item)
         except WorkerLost as loss:
+            if handle.fault is not None and handle.fault.lost_rank:
+                ranks = [one for one in self._worker_group.workers if one.stage == handle.stage]
+                self._lost = next(one for one in ranks if one is not handle)
+                why = _reason(self._lost) if self._lost.link.closed else f"{handle.spec.name} lost it in a sum"
+                raise self._lost.lost(why) from loss
             is_sure = isinstance(item, LinkClosed) or handle.is_ending
             self._lost = handle if is_sure else self._also_lost(handle)
             if self._lost is None or self._lost is handle:

@@ -142,6 +142,9 @@ class Device:
         return span
 
 
+_OF_SUMS = "[ring]", "[jaccl]"  # what MLX's errors of a lost peer begin with
+
+
 @contextmanager
 def device_errors(*, of_memory: bool = False) -> Iterator[None]:
     """Translate what MLX raises when the device fails, or has no memory left; only the latter, if the errors are to be
@@ -153,6 +156,8 @@ def device_errors(*, of_memory: bool = False) -> Iterator[None]:
         no_memory = isinstance(error, MemoryError) or any(words in text.lower() for words in _NO_MEMORY)
         if of_memory and not no_memory:
             raise
+        if text.startswith(_OF_SUMS):
+            raise DeviceFailed(f"the other rank went away in a sum ({text:.200})", lost_rank=True) from error
         what = "has no memory left" if no_memory else "failed"
         raise DeviceFailed(f"the device {what} ({text:.200})", no_memory) from error
 

@@ -1,7 +1,8 @@
 """A rank of a stage across two machines meets the other one, over the control links, and joins a group with it.
 
-MLX keeps a group until the process ends, and who waits in a sum for a peer that is gone cannot be called back. So a
-rank is a process that its coordinator, or the worker that it asked, may end at any moment.
+MLX keeps a group until the process ends, and a sum whose peer is silent, frozen or behind a pulled cable, cannot be
+called back. (With `ring`, one whose peer was killed raises an error.) So a rank is a process that its coordinator, or
+the worker that it asked, may end at any moment.
 """
 
 import logging

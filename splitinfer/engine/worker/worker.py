@@ -155,7 +155,8 @@ class Worker:
         except Abandoned:
             self._end_session("the coordinator is gone")
         except DeviceFailed as error:
-            self._fail(str(error), no_memory=error.no_memory, is_ending=not error.no_memory)
+            is_ending = not error.no_memory
+            self._fail(str(error), no_memory=error.no_memory, is_ending=is_ending, lost_rank=error.lost_rank)
             return error.no_memory  # a process whose device failed cannot be trusted
         except (SplitinferError, TransportError) as error:
             self._fail(str(error))
@@ -331,8 +332,8 @@ class Worker:
     # -- endings -----------------------------------------------------------------------------
 
     def _tell_later(self, connection: Connection, ending: LinkClosed) -> None:
-        """Tell the coordinator of a lost neighbour where the engine does not come to it: of two ranks that lose each
-        other, each waits for ever in a sum."""
+        """Tell the coordinator of a lost neighbour where the engine does not come to it: a rank may wait for ever in a
+        sum with another that is silent."""
 
         def tell() -> None:
             owner = self._owner
@@ -353,7 +354,7 @@ class Worker:
         elif connection.role != "probe" and self._owner and connection.session_id == self._owner.session_id:
             self._fail(self._lost(connection, ending))
 
-    def _fail(self, reason: str, *, no_memory: bool = False, is_ending: bool = False) -> None:
+    def _fail(self, reason: str, *, no_memory: bool = False, is_ending: bool = False, lost_rank: bool = False) -> None:
         """End the session, with one sentence on both sides."""
         reason = plain(reason, REASON_LENGTH)
         log.warning("session ended: %s", reason)
@@ -361,7 +362,7 @@ class Worker:
         self._acceptor.release(owner)
         if owner is not None and owner.link.closed is None:
             try:
-                owner.send(Fault(reason, no_memory, is_ending))
+                owner.send(Fault(reason, no_memory, is_ending, lost_rank))
             except (TransportError, ProtocolError) as error:
                 log.info("cannot send the reason to the coordinator: %s", error)
             owner.link.close(reason)
