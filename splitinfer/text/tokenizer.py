@@ -8,7 +8,6 @@ shares. Any number of threads may use it at a time, once a text was encoded (``l
 import contextlib
 import copy
 import hashlib
-import importlib
 import json
 import re
 import secrets
@@ -21,10 +20,12 @@ from typing import Any, Self
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text import harmony
 from splitinfer.text.answer import AnswerFormat, Tool
+from splitinfer.text.call_syntax import JSON_TOOLS, NOT_WRITTEN, AnswerSyntax
 from splitinfer.text.conversations import Codec
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.fill import Gap, Marks, marks_in
-from splitinfer.text.turns import OWN_SYNTAX, Form, fitting, in_order
+from splitinfer.text.syntax_probes import find_syntax
+from splitinfer.text.turns import Form, arguments_as_objects, exchanges_told, fitting, in_order, tools_told
 
 _ANY_LENGTH = 10**18  # tokens; the context is checked elsewhere, and transformers would warn on standard error first
 _AROUND = ("Before it.", "Behind it.")  # the texts around a picture, to see what a template writes for it
@@ -52,6 +53,7 @@ class Tokenizer:
 
     def __init__(self, wrapper: Any, *, is_harmony: bool = False) -> None:
         self._wrapper, self._is_harmony = wrapper, is_harmony
+        self._syntaxes: dict[str | None, AnswerSyntax] = {}
 
     @classmethod
     def from_folder(
@@ -77,7 +79,6 @@ class Tokenizer:
                 reason = "there is no tokenizer.json"
             raise ModelError(f"the model folder {path} has no readable tokenizer: {reason}") from error
         wrapper.model_max_length = _ANY_LENGTH
-        _read_own_calls(wrapper)
         return cls(wrapper, is_harmony=model_type == "gpt_oss" and harmony.reads_harmony(wrapper))
 
     @property
@@ -168,7 +169,16 @@ class Tokenizer:
         if self._reads_templates and not self.control_in_texts:
             chat = self._without_control(chat, mark)
         try:
-            form, text = fitting(chat, lambda form: self._render(form, opens_answer, settings))
+            syntax = self._syntax(bool(tools))
+            if not syntax.takes_tools:
+                chat = tools_told(chat, syntax.calls or JSON_TOOLS)
+            if not syntax.takes_calls:
+                chat = exchanges_told(chat, syntax.calls or JSON_TOOLS)
+            if syntax.takes_objects:
+                chat = arguments_as_objects(chat)
+            form, text = fitting(
+                chat, lambda form: self._render(form, opens_answer, settings), syntax.calls or JSON_TOOLS
+            )
         except RequestError as error:
             raise RequestError(_CUTS.sub("", str(error)).replace(_LAST, "")) from error
         if continues:
@@ -348,10 +358,10 @@ class Tokenizer:
         if self._is_harmony:
             start, end, leave = (tuple(self.codec.encode(text)) for text in harmony.THINKING)
             return start, end, leave
-        if not self._wrapper.has_thinking:
+        if (marks := self._syntax(False).reasoning) is None:
             return None
-        end = tuple(self._wrapper.think_end_tokens)
-        return tuple(self._wrapper.think_start_tokens), end, end
+        start, end = (tuple(self.codec.encode(mark)) for mark in marks)
+        return start, end, end
 
     def has_opened(self, prompt: Sequence[int]) -> bool | None:
         """As of ``AnswerFormat``; Harmony always begins with reasoning."""
@@ -380,7 +390,37 @@ class Tokenizer:
     @cached_property
     def answer_format(self) -> AnswerFormat:
         """How the model marks its reasoning and its calls of tools."""
-        return AnswerFormat(self._wrapper)
+        return AnswerFormat(self._syntax, self.codec.decode)
+
+    def _syntax(self, has_tools: bool) -> AnswerSyntax:
+        """How answers are written by the template that is in force with tools, or without."""
+        if self._is_harmony:
+            return harmony.SYNTAX
+        template = self.template(has_tools)
+        if template not in self._syntaxes:
+            self._syntaxes[template] = self._find_syntax(template, has_tools)
+        return self._syntaxes[template]
+
+    def _find_syntax(self, template: str | None, has_tools: bool) -> AnswerSyntax:
+        def render(
+            messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], opens: bool, /, **settings: Any
+        ) -> str:
+            return self._render(Form(tuple(messages), tuple(tools) if has_tools else ()), opens, settings)
+
+        names = " ".join(str(token) for token in self._wrapper.added_tokens_decoder.values())
+        found = find_syntax(render, f"{template or ''} {names}")
+        if found.calls is not None or template is None:
+            return found
+        known = [one for words, one in NOT_WRITTEN if "tools" in template and any(map(template.__contains__, words))]
+        takes_tools = found.takes_tools and bool(known)
+        return replace(found, calls=[*known, JSON_TOOLS][0], takes_tools=takes_tools, takes_calls=False)
+
+    def template(self, has_tools: bool) -> str | None:
+        """Return the chat template that is in force for a request with tools, or without; None if there is none."""
+        given = getattr(self._wrapper, "chat_template", None)
+        if isinstance(given, Mapping):
+            return given.get("tool_use" if has_tools and "tool_use" in given else "default")
+        return given if isinstance(given, str) else None
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may be a part of a character; of special tokens their names."""
@@ -436,15 +476,6 @@ def _cut(value: Any, names: re.Pattern[str], mark: str = "") -> Any:
     if isinstance(value, Mapping):
         return {key: _cut(one, names, mark) for key, one in value.items()}
     return [_cut(one, names, mark) for one in value] if isinstance(value, list | tuple) else value
-
-
-def _read_own_calls(wrapper: Any) -> None:
-    """Have calls read as ``text.turns`` tells them, where the model's template knows no tools."""
-    template = wrapper.chat_template
-    if isinstance(template, str) and "tools" not in template and wrapper.tool_parser is None:
-        syntax = importlib.import_module(f"mlx_lm.tool_parsers.{OWN_SYNTAX}")
-        wrapper._tool_parser = syntax.parse_tool_call
-        wrapper._tool_call_start, wrapper._tool_call_end = syntax.tool_call_start, syntax.tool_call_end
 
 
 def bytes_of_tokens(wrapper: Any) -> Callable[[Sequence[int]], list[bytes]]:
