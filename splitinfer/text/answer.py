@@ -27,7 +27,7 @@ from splitinfer.text.call_syntax import AnswerSyntax, CallSyntax
 
 Tool = Mapping[str, Any]  # as in OpenAI's API: {"type": "function", "function": {"name": ..., "parameters": ...}}
 
-_OPENING = 16  # last tokens of a prompt in which a template may open the reasoning
+_OPENING = 64  # last tokens of a prompt, which have the mark with which a template may open the reasoning
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class AnswerFormat:
         ``has_form``: a grammar is enforced for what is neither reasoning nor a call. ``grows``: calls come in pieces.
         ``begun``: the text with which the prompt ends, if the answer goes on with it."""
         syntax = self.of(bool(tools))
-        is_open = self._is_open(syntax, self._shown(prompt[-_OPENING:]) if begun is None else begun)
+        is_open = self._opened(syntax, prompt) if begun is None else _is_open_in(syntax, begun)
         reader = CallReader(syntax.calls, tools) if tools and syntax.calls is not None else None
         already = syntax.begun if begun is None and not is_open else ""
         return AnswerParser(syntax, reader, is_open=bool(is_open), has_form=has_form, grows=grows, already=already)
@@ -90,14 +90,19 @@ class AnswerFormat:
     def has_opened(self, prompt: Sequence[int]) -> bool | None:
         """Return whether a prompt ends inside reasoning. Return None if it says nothing of reasoning, so that the model
         may open it."""
-        return self._is_open(self.of(False), self._shown(prompt[-_OPENING:]))
+        return self._opened(self.of(False), prompt)
 
-    @staticmethod
-    def _is_open(syntax: AnswerSyntax, tail: str) -> bool | None:
+    def _opened(self, syntax: AnswerSyntax, prompt: Sequence[int]) -> bool | None:
         if syntax.reasoning is None:
             return None
-        opened, closed = (tail.rfind(mark) for mark in syntax.reasoning)
-        return None if opened == closed else opened > closed
+        tail = self._shown(prompt[-_OPENING:]).rstrip()  # elsewhere than at its end it is a text of somebody
+        opens, closes = (tail.endswith(mark) for mark in syntax.reasoning)
+        return opens if opens or closes else None
+
+
+def _is_open_in(syntax: AnswerSyntax, begun: str) -> bool:
+    opened, closed = (begun.rfind(mark) for mark in syntax.reasoning or ("", ""))
+    return opened > closed
 
 
 class AnswerParser:
@@ -123,6 +128,7 @@ class AnswerParser:
         self._ids = set[str]()
         self._space = ""  # that came behind something other than text
         self._is_behind_text = self._has_others = False
+        self._call = regex.compile(reader.opener) if reader is not None else None
         call = [f"(?P<call>{reader.opener})"] if reader is not None else []
         opens, closes = syntax.reasoning or ("", "")
         marks = [f"(?P<opens>{regex.escape(opens)})"] if opens else []
@@ -175,10 +181,10 @@ class AnswerParser:
         if found is None:
             parts += self._told(len(self._rest))
             return False
-        if self._has_form and not self._reasons and found.partial:
-            return False
-        parts += self._told(found.start())
-        if found.partial:
+        waits = found.partial or (not has_ended and self._may_be_call(found.start()))
+        if not (self._has_form and not self._reasons and waits):
+            parts += self._told(found.start())
+        if waits:
             return False
         match found.lastgroup if found.lastgroup in ("opens", "closes", "left") else "call":
             case "call":
@@ -186,12 +192,17 @@ class AnswerParser:
                 self._section, self._reasons = self._reader.section(), False
                 return True
             case "left":
-                pass
+                self._space = ""
             case mark:
                 self._reasons = mark == "opens"
                 parts += self._behind_other([])
         self._take(found.end() - found.start())
         return bool(self._rest)
+
+    def _may_be_call(self, at: int) -> bool:
+        """Return whether a call may begin there or before, of which too little has come to say so."""
+        found = self._call.search(self._rest, partial=True) if self._call is not None else None
+        return found is not None and found.partial and found.start() <= at
 
     def _take(self, number: int) -> str:
         """Return the next characters without those that the prompt has."""
@@ -233,8 +244,7 @@ class AnswerParser:
                 self._is_over = True
                 return [*told, BrokenCall()]
             self._rest = section.unfinished
-            if not (section.taken == [] and ended):  # its first letter begins no call
-                told += self._told(1)
+            told += self._told(max(1, len(self._rest) - len(section.rest)) if not ended or section.taken else 0)
         return told
 
     def _with_own_ids(self, parts: Sequence[AnswerPart]) -> list[AnswerPart]:

@@ -7,7 +7,7 @@
     between                                          what else stands between two calls
     closes    </minimax:tool_call>                   behind the last call
 
-The arguments are one object (JSON or Python's), or stand one by one (``Keyed``). Where the body is a JSON object itself,
+The arguments are one object (JSON or Python's), or stand one by one (``Keyed``). Where the body is a JSON object,
 ``members`` says which of its members are what, so that they are read in any order. Space between the parts means
 nothing, except inside arguments. ``text.syntax_probes`` finds the description of a chat template by rendering it.
 """
@@ -42,7 +42,7 @@ class Keyed:
     """Arguments that stand one by one: ``opens`` KEY ``middles`` VALUE ``closes``, with ``between`` between two.
 
     ``middles``: what stands between the key and the value, by the value's kind, if it tells the kind; "" is any kind.
-    ``quote``: what is around a text, so that a value ends by itself; empty if a value is all up to ``closes``. ``closes``
+    ``quote``: what is around a text, so that a value ends by itself; empty if a value is all up to ``closes``, which
     may have the key once more; then objects and lists are written in the same way, one inside the other.
     """
 
@@ -105,7 +105,8 @@ class CallSyntax:
     @property
     def markers(self) -> tuple[str, ...]:
         """The fixed texts. A tokenizer may have special tokens for parts of them."""
-        texts = [self.opens, self.before, self.behind, self.between, self.closes, *_fixed(self.body)]
+        body = _fixed(self.body) if self.members is None else []
+        texts = [self.opens, self.before, self.behind, self.between, self.closes, *body]
         if (keyed := self.keyed) is not None:
             texts += [keyed.opens, *_fixed(keyed.closes), keyed.between, keyed.quote]
             texts += [middle for _, middle in keyed.middles]

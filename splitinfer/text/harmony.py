@@ -5,8 +5,8 @@ to these ("OpenAI harmony response format", OpenAI's cookbook).
     <|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>
 
 So *analysis* is reasoning, a message to ``functions.NAME`` is a call, and everything else is text. The model varies
-headers more than its template does, so ``SYNTAX`` is not found by rendering: an exception. Conversations are written by the model's own template, which
-takes one text beside a call, as reasoning, and drops that once the question is answered.
+headers more than its template does, so ``SYNTAX`` is not found by rendering: an exception. Conversations are written by
+the model's own template, which takes one text beside a call, as reasoning, and drops that once the question is answered.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,16 +20,23 @@ _FINAL = "<|channel|>final<|message|>"
 THINKING = ("<|channel|>analysis<|message|>", _FINAL, "<|end|><|start|>assistant" + _FINAL)
 """What begins reasoning, what begins the final message, and all that leads from the one to it."""
 
-_HEADER = r"[^{<]*(?:<\|(?:channel|constrain)\|>[^{<]*)*<\|message\|>"
+_HEADER = r"(?:\s[^{<]*)?(?:<\|(?:channel|constrain)\|>[^{<]*)*<\|message\|>"
 SYNTAX = AnswerSyntax(
     CallSyntax(
         f"{NAME} <|constrain|>json<|message|>{ARGUMENTS}",
         before="<|channel|>commentary to=functions.",
         head=rf"(?:<\|start\|>assistant)?(?:<\|channel\|>[a-z]+)?\s*to=functions\.(?P<name>{NAME})"
-        rf"(?=[\s<]){_HEADER}",
+        rf"{_HEADER}",
     ),
     ("<|channel|>analysis<|message|>", "<|end|>"),
-    ("<|start|>assistant", _FINAL, "<|channel|>commentary<|message|>", "<|message|>", *_MARKERS[4:]),
+    (
+        "<|start|>assistant",
+        "<|channel|>final",
+        "<|channel|>commentary",
+        "<|constrain|>json",
+        "<|message|>",
+        *_MARKERS[4:],
+    ),
     reasoning_name="thinking",
     takes_objects=True,
 )

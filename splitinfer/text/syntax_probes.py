@@ -7,6 +7,7 @@ kinds, written by the template, are read as what they were.
 A template that renders no calls has none; it may be an exception that is listed in ``text.call_syntax``.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +47,7 @@ _VALUES: Mapping[str, Any] = {
 _MARK = re.compile(r"<[^<>]+>|\[/?[A-Z][A-Z_ ]+\]")
 _FIRST_MARK = re.compile(r"<[^<>]+>|\[/?[A-Z_]+\]|[^\w\s]{3,}")
 _WORD = re.compile("[A-Za-z]+")
-_INSIDE = re.compile(r"[\w<\[|/:｜▁]*$")
+_INSIDE = re.compile(r"[\w<\[|/:\uff5c\u2581]*$")
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _PAIRS = (
     ("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<thinking>", "</thinking>"), ("<|think|>", "<|/think|>"),
@@ -103,15 +104,15 @@ class _Probes:
     def __init__(self, render: Render) -> None:
         self._render = render
         user = [{"role": "user", "content": _USER}]
-        self.prompt = self._behind_user(user, opens=True)
-        self.base = self._behind_user(user)
+        self.prompt = self.behind_user(user, opens=True)
+        self.base = self.behind_user(user)
         try:
-            plain = self._behind_user([*user, {"role": "assistant", "content": _TEXT}])
+            plain = self.behind_user([*user, {"role": "assistant", "content": _TEXT}])
         except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
             plain = f"{self.prompt}{_TEXT}"
         self.before_text, _, self.behind_text = plain.partition(_TEXT)
 
-    def _behind_user(self, messages: Sequence[Message], *, opens: bool = False, **settings: Any) -> str:
+    def behind_user(self, messages: Sequence[Message], *, opens: bool = False, **settings: Any) -> str:
         _, found, behind = self._render(messages, _tools(), opens, **settings).rpartition(_USER)
         if not found:
             raise ValueError("the template does not write the user's words")
@@ -119,8 +120,8 @@ class _Probes:
 
     def answer(self, messages: Sequence[Message], **settings: Any) -> str:
         """Return what the template writes of the answer, without what opens every answer."""
-        prompt = self._behind_user(messages[:1], opens=True, **settings) if settings else self.prompt
-        whole = self._behind_user(messages, **settings)
+        prompt = self.behind_user(messages[:1], opens=True, **settings) if settings else self.prompt
+        whole = self.behind_user(messages, **settings)
         heads = [head for head in (prompt, self.before_text) if head.strip() and whole.startswith(head)]
         if heads:
             return whole[len(max(heads, key=len)) :]
@@ -143,18 +144,22 @@ def find_syntax(render: Render, words: str) -> AnswerSyntax:
     def without_tools(messages: Sequence[Message], _: Any, opens: bool, /, **settings: Any) -> str:
         return render(messages, (), opens, **settings)
 
-    for each, takes_tools in ((render, True), (without_tools, False)):
-        try:
-            probes = _Probes(each)
-            break
-        except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
-            continue
-    else:
+    probes = _probes_of(render)
+    takes_tools = probes is not None
+    probes = probes or _probes_of(without_tools)
+    if probes is None:
         return AnswerSyntax(reasoning=_pair_in(words), takes_tools=False)
     calls, takes_objects = next(_calls(probes), (None, False))
     found = AnswerSyntax(calls, takes_tools=takes_tools, takes_objects=takes_objects)
     reasoning, name = _reasoning(probes, words)
     return _with_text_marks(replace(found, reasoning=reasoning, reasoning_name=name), probes)
+
+
+def _probes_of(render: Render) -> _Probes | None:
+    try:
+        return _Probes(render)
+    except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
+        return None
 
 
 # -- calls -----------------------------------------------------------------------------------------
@@ -163,17 +168,16 @@ def find_syntax(render: Render, words: str) -> AnswerSyntax:
 def _calls(probes: _Probes) -> Iterator[tuple[CallSyntax, bool]]:
     """Find descriptions that calls of all kinds come back by, and whether arguments are given as objects."""
     numbered = tuple(_FORM_OF_IDS.replace(NAME, name).replace(NUMBER, str(i)) for i, name in enumerate(_NAMES))
-    for ids in (_IDS, numbered):
-        for content in ("", None):
-            for answered in (False, True):
-                for as_text in (False, True):
-                    way = _Way(as_text, content, answered, ids)
-                    try:
-                        found = _described(probes, way)
-                        if found is not None and _comes_back(probes, way, found):
-                            yield found, not as_text
-                    except Exception:  # noqa: BLE001 - of a template, or because it cannot be understood
-                        continue
+    for ids, content, answered, as_text in itertools.product(
+        (_IDS, numbered), ("", None), (False, True), (False, True)
+    ):
+        way = _Way(as_text, content, answered, ids)
+        try:
+            found = _described(probes, way)
+            if found is not None and _comes_back(probes, way, found):
+                yield found, not as_text
+        except Exception:  # noqa: BLE001 - of a template, or because it cannot be understood
+            continue
 
 
 def _described(probes: _Probes, way: _Way) -> CallSyntax | None:
@@ -385,24 +389,18 @@ def _read(syntax: CallSyntax, text: str, cut: int) -> list[tuple[str, Arguments]
 
 def _reasoning(probes: _Probes, words: str) -> tuple[tuple[str, str] | None, str]:
     """Find the marks around reasoning, and the name by which the template takes it."""
+    call = {"content": "", "tool_calls": _Way().messages((_NAMES[0], {}))[1]["tool_calls"]}
     for settings in ({}, {"enable_thinking": True, "thinking": True}, {"reasoning_effort": "high"}):
-        for name in _THOUGHTS:
-            for beside in (
-                {"content": _TEXT},
-                {"content": "", "tool_calls": _Way().messages((_NAMES[0], {}))[1]["tool_calls"]},
-            ):
-                messages = [{"role": "user", "content": _USER}, {"role": "assistant", name: _THOUGHT, **beside}]
-                try:
-                    whole = probes._behind_user(messages, **settings)
-                    prompt = probes._behind_user(messages[:1], opens=True, **settings)
-                except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
-                    continue
-                before, found, rest = whole.partition(_THOUGHT)
-                behind, has_text, _ = rest.partition(_TEXT)
-                if not found or not has_text or not behind.strip():
-                    continue
-                if (marks := _around_thought(prompt, before, behind)) is not None:
-                    return marks, name
+        for name, beside in itertools.product(_THOUGHTS, ({"content": _TEXT}, call)):
+            messages = [{"role": "user", "content": _USER}, {"role": "assistant", name: _THOUGHT, **beside}]
+            try:
+                before, found, rest = probes.behind_user(messages, **settings).partition(_THOUGHT)
+                prompt = probes.behind_user(messages[:1], opens=True, **settings)
+            except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
+                continue
+            behind, has_text, _ = rest.partition(_TEXT)
+            if found and has_text and (marks := _around_thought(prompt, before, behind)) is not None:
+                return marks, name
     return _pair_in(words), _THOUGHTS[0]
 
 
@@ -442,7 +440,8 @@ def _with_text_marks(found: AnswerSyntax, probes: _Probes) -> AnswerSyntax:
     for mark in found.reasoning or ():
         opens = opens.replace(mark, "")
     opens = f"{begun}{opens.strip()}" if opens.strip() else ""
-    return replace(found, left_out=(opens,) if _MARK.search(opens) or begun else (), begun=begun)
+    is_header = prompt == probes.base  # the template opens no answers
+    return replace(found, left_out=(opens,) if (not is_header and _MARK.search(opens)) or begun else (), begun=begun)
 
 
 def _common(one: str, other: str) -> str:

@@ -79,7 +79,24 @@ class Tokenizer:
                 reason = "there is no tokenizer.json"
             raise ModelError(f"the model folder {path} has no readable tokenizer: {reason}") from error
         wrapper.model_max_length = _ANY_LENGTH
-        return cls(wrapper, is_harmony=model_type == "gpt_oss" and harmony.reads_harmony(wrapper))
+        if getattr(wrapper, "chat_template", None) is None and (template := _older_template(path)) is not None:
+            wrapper.chat_template, wrapper.has_chat_template = template, True
+        made = cls(wrapper, is_harmony=model_type == "gpt_oss" and harmony.reads_harmony(wrapper))
+        made._check_templates(path)
+        return made
+
+    def _check_templates(self, path: Path) -> None:
+        """Raise ModelError if a chat template in the folder ``path`` is broken."""
+        from jinja2 import TemplateSyntaxError  # here, because importing it takes a while
+
+        for has_tools in (False, True) if self.template(False) is not None else ():
+            try:
+                self._render(Form(({"role": "user", "content": "x"},), ({},) if has_tools else ()), True, {})
+            except TemplateSyntaxError as error:
+                why = f"line {error.lineno}: {error.message}"
+                raise ModelError(f"the chat template in {path} is broken: {why}; mend it, or take it out") from error
+            except Exception:  # noqa: BLE001 - a template is a program, and may refuse a chat
+                pass
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -98,6 +115,7 @@ class Tokenizer:
         names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
         found = {name: getattr(wrapper, name, None) for name in names}
         texts = {name: value if isinstance(value, str) else None for name, value in found.items()}
+        texts["chat_template"] = self.template(False)
         return {"tokenizer_class": type(getattr(wrapper, "_tokenizer", wrapper)).__name__, **texts}
 
     @cached_property
@@ -284,6 +302,8 @@ class Tokenizer:
             given.setdefault("thinking", given["enable_thinking"])  # the word of DeepSeek's and of Granite's
         elif wrapper._chat_template is None:
             wrapper, how = wrapper._tokenizer, {"return_dict": False, **how}
+        if wrapper is not self._wrapper and (template := self.template(bool(chat.tools))) is not None:
+            given["chat_template"] = template
         return wrapper.apply_chat_template(list(chat.messages), **how, **given)
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -419,7 +439,8 @@ class Tokenizer:
         """Return the chat template that is in force for a request with tools, or without; None if there is none."""
         given = getattr(self._wrapper, "chat_template", None)
         if isinstance(given, Mapping):
-            return given.get("tool_use" if has_tools and "tool_use" in given else "default")
+            names = [*(("tool_use",) if has_tools else ()), "default", *given]
+            return next((given[name] for name in names if name in given), None)
         return given if isinstance(given, str) else None
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -448,11 +469,12 @@ class Tokenizer:
 
     @cached_property
     def _marker_ids(self) -> frozenset[int]:
-        """The special tokens that are a part of a marker."""
-        encode = self._wrapper.encode
-        return self.special_ids.intersection(
-            *[{i for marker in self.answer_format.markers for i in encode(marker, add_special_tokens=False)}]
-        )
+        """The special tokens that are a part of a marker, or unknown: what one divides must not be joined."""
+        wrapper = self._wrapper
+        names = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
+        silent = {*self.eos_token_ids, *(getattr(wrapper, name, None) for name in names)}
+        marks = {i for mark in self.answer_format.markers for i in wrapper.encode(mark, add_special_tokens=False)}
+        return (self.special_ids - silent) | (self.special_ids & marks)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -462,6 +484,15 @@ class Tokenizer:
         with contextlib.suppress(NotImplementedError):
             candidates |= {token_id for token_id, token in self._wrapper.added_tokens_decoder.items() if token.special}
         return frozenset(token_id for token_id in candidates if not self._decode([token_id]))
+
+
+def _older_template(path: Path) -> str | None:
+    """Return the template of ``chat_template.json``, which older folders of models with pictures have."""
+    try:
+        found = json.loads((path / "chat_template.json").read_text(encoding="utf-8")).get("chat_template")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _any_of(names: Iterable[str]) -> re.Pattern[str]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from splitinfer.errors import RequestError
-from splitinfer.text.call_syntax import JSON_TOOLS, NAME, NUMBER, CallSyntax
+from splitinfer.text.call_syntax import JSON_TOOLS, NAME, NUMBER, CallSyntax, kind_of
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
@@ -29,6 +29,7 @@ _BETWEEN = "\n\n"
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
 _GO_ON, _HEARD = "Continue.", "Noted."  # turns that templates demand and nobody said
 _MAY_CALL = "You may call functions."
+_ASKED: tuple[Message, ...] = ({"role": "user", "content": "?"},)
 _NEXT: tuple[Message, ...] = ({"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And then?"})
 _SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 _RESULT = "<tool_response>\n{}\n</tool_response>"
@@ -56,6 +57,10 @@ def fitting(asked: Form, write: Callable[[Form], str], syntax: CallSyntax = JSON
     Raises:
         RequestError: there is none; with what the template makes of the conversation itself.
     """
+    text, _ = _tried(asked, write, goes_on=True)
+    if text is not None:
+        return asked, text
+    asked = with_whole_schemas(asked, write)
     for goes_on in (True, False):
         if (found := _closest(asked, write, steps(syntax), goes_on=goes_on)) is not None:
             return found
@@ -81,6 +86,53 @@ def _closest(
         elif closer != asked and (found := _tried(closer, write, goes_on=goes_on)[0]) is not None:
             kept, form, text = fewer, closer, found
     return None if text is None else (form, text)
+
+
+def with_whole_schemas(form: Form, write: Callable[[Form], str]) -> Form:
+    """Return a form with whole schemas in those tools for which the template raises, each tried alone."""
+
+    def takes(tool: Tool) -> bool:
+        try:
+            write(Form(_ASKED, (tool,)))
+        except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
+            return False
+        return True
+
+    return replace(form, tools=tuple(tool if takes(tool) else _whole(tool) for tool in form.tools))
+
+
+def _whole(tool: Tool) -> Tool:
+    """Return a tool with all that templates look for in a schema."""
+    function = _function_of(tool)
+    parameters = function.get("parameters")
+    made = _whole_schema({"type": "object", **(parameters if isinstance(parameters, Mapping) else {})})
+    told = {**function, "description": function.get("description") or "", "parameters": made}
+    return {**tool, "function": told} if "function" in tool else told
+
+
+def _whole_schema(schema: Any) -> dict[str, Any]:
+    """Return a schema with one type, a description, and what belongs to objects and lists."""
+    found = dict(schema) if isinstance(schema, Mapping) else {}
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(several := found.get(key), list | tuple):
+            found[key] = [_whole_schema(one) for one in several]
+            named = [one["type"] for one in found[key] if one["type"] != "null"]
+            found.setdefault("type", (named or ["string"])[0])
+    kinds = found.get("type")
+    if isinstance(kinds, list | tuple):
+        found["type"] = next((one for one in kinds if one != "null"), "string")
+    elif not isinstance(kinds, str):
+        choices = found.get("enum") or [found.get("const", "")]
+        found["type"] = "object" if "properties" in found else kind_of(choices[0])
+    found["description"] = found.get("description") or ""
+    if found["type"] == "object":
+        properties = found.get("properties")
+        given = properties.items() if isinstance(properties, Mapping) else ()
+        found |= {"properties": {key: _whole_schema(one) for key, one in given}}
+        found.setdefault("required", [])
+    if found["type"] == "array":
+        found["items"] = _whole_schema(found.get("items"))
+    return found
 
 
 def in_order(messages: Sequence[Message]) -> list[Message]:
