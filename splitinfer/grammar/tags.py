@@ -176,8 +176,8 @@ def _declared(value: Schema, shared: Schema) -> tuple[dict[str, Any], bool]:
                 inner, more = _declared(left[0], shared)
                 rest = {name: one for name, one in value.items() if name != key}
                 return {**rest, **inner}, more or len(left) < len(several)
-    if isinstance(name := value.get("$ref"), str):
-        begins, _, rest = name.partition("/")
+    if isinstance(reference := value.get("$ref"), str):
+        begins, _, rest = reference.partition("/")
         place, _, key = rest.partition("/")
         target = shared.get(place, {}).get(key) if begins == "#" else None
         others = {key: one for key, one in value.items() if key != "$ref"}

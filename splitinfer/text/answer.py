@@ -181,9 +181,11 @@ class AnswerParser:
         if found is None:
             parts += self._told(len(self._rest))
             return False
-        waits = found.partial or (not has_ended and self._may_be_call(found.start()))
+        begins, waits = found.start(), found.partial
+        if not has_ended and (call_at := self._may_be_call()) is not None and call_at <= begins:
+            begins, waits = call_at, True
         if not (self._has_form and not self._reasons and waits):
-            parts += self._told(found.start())
+            parts += self._told(begins)
         if waits:
             return False
         match found.lastgroup if found.lastgroup in ("opens", "closes", "left") else "call":
@@ -199,10 +201,10 @@ class AnswerParser:
         self._take(found.end() - found.start())
         return bool(self._rest)
 
-    def _may_be_call(self, at: int) -> bool:
-        """Return whether a call may begin there or before, of which too little has come to say so."""
+    def _may_be_call(self) -> int | None:
+        """Return where a call may begin of which too little has come to say so."""
         found = self._call.search(self._rest, partial=True) if self._call is not None else None
-        return found is not None and found.partial and found.start() <= at
+        return found.start() if found is not None and found.partial else None
 
     def _take(self, number: int) -> str:
         """Return the next characters without those that the prompt has."""

@@ -430,10 +430,7 @@ def admitted(schema: Any, root: Schema, depth: int = 0) -> frozenset[str]:
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return frozenset()
     if isinstance(name := schema.get("$ref"), str):
-        target: Any = root
-        for part in name.lstrip("#/").split("/"):
-            target = target.get(part) if isinstance(target, Mapping) else None
-        return admitted(target, root, depth + 1)
+        return admitted(_referred(name, root), root, depth + 1)
     kinds = schema.get("type")
     if isinstance(kinds, str):
         return frozenset({kinds})
@@ -442,14 +439,19 @@ def admitted(schema: Any, root: Schema, depth: int = 0) -> frozenset[str]:
     choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(choices, list | tuple):
         return frozenset(map(kind_of, choices))
-    for key in ("anyOf", "oneOf"):
+    for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(several := schema.get(key), list | tuple):
             found = [admitted(one, root, depth + 1) for one in several]
+            if key == "allOf":
+                return next(filter(None, found), frozenset())
             return frozenset().union(*found) if all(found) else frozenset()
-    for one in schema.get("allOf") or ():
-        if found := admitted(one, root, depth + 1):
-            return found
     return frozenset({"object"}) if "properties" in schema else frozenset()
+
+
+def _referred(name: str, root: Any) -> Any:
+    for part in name.lstrip("#/").split("/"):
+        root = root.get(part) if isinstance(root, Mapping) else None
+    return root
 
 
 def typed(text: str, kinds: frozenset[str], keyed: Keyed | None = None) -> Any:
@@ -502,7 +504,7 @@ def _kinds_by(keyed: Keyed, middle: str) -> frozenset[str]:
 
 
 def _pieces(text: str) -> Sequence[str]:
-    return regex.split(f"([{NAME}{ID}{NUMBER}])", text)
+    return [*regex.split(f"([{NAME}{ID}{NUMBER}])", text)]
 
 
 def _fixed(text: str) -> str:
@@ -556,7 +558,7 @@ def _unescaped(text: str) -> str:
 
     if "\\" not in text:
         return text
-    return _ESCAPE.sub(one, text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return str(_ESCAPE.sub(one, text)).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _inside(text: str) -> str:

@@ -6,7 +6,7 @@ to these ("OpenAI harmony response format", OpenAI's cookbook).
 
 So *analysis* is reasoning, a message to ``functions.NAME`` is a call, and everything else is text. The model varies
 headers more than its template does, so ``SYNTAX`` is not found by rendering: an exception. Conversations are written by
-the model's own template, which takes one text beside a call, as reasoning, and drops that once the question is answered.
+the model's own template, which takes one text beside a call, as reasoning, and drops it when the question is answered.
 """
 
 from collections.abc import Iterable, Mapping

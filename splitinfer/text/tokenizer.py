@@ -20,7 +20,7 @@ from typing import Any, Self
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text import harmony
 from splitinfer.text.answer import AnswerFormat, Tool
-from splitinfer.text.call_syntax import JSON_TOOLS, NOT_WRITTEN, AnswerSyntax
+from splitinfer.text.call_syntax import JSON_TOOLS, NOT_WRITTEN, AnswerSyntax, CallSyntax
 from splitinfer.text.conversations import Codec
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.fill import Gap, Marks, marks_in
@@ -178,6 +178,9 @@ class Tokenizer:
             for i, message in enumerate(messages)
             if (ids := self._generated(message.get("token_ids") or (), chat.messages[i].get("content") or ""))
         }
+        calls = self._syntax(bool(tools)).calls or JSON_TOOLS
+        chat = self._told(chat, calls)
+        generated = generated if len(chat.messages) == len(messages) else {}
         if continues:
             last = chat.messages[-1]
             chat = replace(
@@ -187,16 +190,7 @@ class Tokenizer:
         if self._reads_templates and not self.control_in_texts:
             chat = self._without_control(chat, mark)
         try:
-            syntax = self._syntax(bool(tools))
-            if not syntax.takes_tools:
-                chat = tools_told(chat, syntax.calls or JSON_TOOLS)
-            if not syntax.takes_calls:
-                chat = exchanges_told(chat, syntax.calls or JSON_TOOLS)
-            if syntax.takes_objects:
-                chat = arguments_as_objects(chat)
-            form, text = fitting(
-                chat, lambda form: self._render(form, opens_answer, settings), syntax.calls or JSON_TOOLS
-            )
+            form, text = fitting(chat, lambda form: self._render(form, opens_answer, settings), calls)
         except RequestError as error:
             raise RequestError(_CUTS.sub("", str(error)).replace(_LAST, "")) from error
         if continues:
@@ -210,6 +204,15 @@ class Tokenizer:
         else:
             ids = list(self._apply(form, settings, add_generation_prompt=opens_answer))
         return ids, _CUTS.sub("", text)
+
+    def _told(self, chat: Form, calls: CallSyntax) -> Form:
+        """Return a chat in which what the template would not tell so that answers are read is told in words."""
+        syntax = self._syntax(bool(chat.tools))
+        if not syntax.takes_tools:
+            chat = tools_told(chat, calls)
+        if not syntax.takes_calls:
+            chat = exchanges_told(chat, calls)
+        return arguments_as_objects(chat) if syntax.takes_objects else chat
 
     @cached_property
     def _reads_templates(self) -> bool:
