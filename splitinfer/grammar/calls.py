@@ -77,7 +77,7 @@ def call_grammar(
             together are too long for a grammar.
     """
     asked, form = ("tool_choice", None) if must else ("strict", form)
-    if syntax is None or syntax.is_text or (syntax.keyed is not None and syntax.keyed.is_nested):
+    if syntax is None or syntax.is_text or syntax.head or (syntax.keyed is not None and syntax.keyed.is_nested):
         if form is not None:
             return form
         why = "the model has no syntax for calls" if syntax is None else "the model's syntax for calls"

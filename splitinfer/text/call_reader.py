@@ -458,6 +458,8 @@ def typed(text: str, kinds: frozenset[str], keyed: Keyed | None = None) -> Any:
     """Return the value that stands between tags as ``text``, where ``kinds`` are admitted."""
     if kinds == {"string"}:
         return text
+    if keyed is not None and keyed.is_nested and not text.strip() and kinds & {"object", "array"}:
+        return {} if "object" in kinds else []
     if keyed is not None and keyed.is_nested and (found := _nested(text, keyed)) is not None:
         return found
     try:

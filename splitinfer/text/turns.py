@@ -13,6 +13,7 @@ change most, as long as the template goes on taking everything.
 """
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,8 +62,10 @@ def fitting(asked: Form, write: Callable[[Form], str], syntax: CallSyntax = JSON
     if text is not None:
         return asked, text
     asked = with_whole_schemas(asked, write)
-    for goes_on in (True, False):
-        if (found := _closest(asked, write, steps(syntax), goes_on=goes_on)) is not None:
+    ladder = steps(syntax)
+    native = {name: step for name, step in ladder.items() if name not in ("tools", "systems")}
+    for goes_on, each in itertools.product((True, False), (ladder, native) if asked.tools else (ladder,)):
+        if (found := _closest(asked, write, each, goes_on=goes_on)) is not None:
             return found
     raise RequestError(f"the model's chat template {_tried(asked, write, goes_on=False)[1]}")
 
@@ -78,7 +81,7 @@ def _closest(
     kept = list(ladder.values())
     form = _taken(kept, asked)
     text, _ = _tried(form, write, goes_on=goes_on)
-    for step in map(ladder.__getitem__, _MOST_FIRST):
+    for step in (ladder[name] for name in _MOST_FIRST if name in ladder):
         fewer = [one for one in kept if one is not step]
         closer = _taken(fewer, asked)
         if closer == form:
