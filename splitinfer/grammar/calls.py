@@ -1,22 +1,18 @@
 """Calls of tools in the form of a model's own syntax, as Lark grammars: an answer that is one call, which parses; free
 text in which each call, once begun, is one; or calls alone, or else JSON of a schema: an agent's last answer.
 
-A syntax is named as mlx-lm's parser of it is (``mlx_lm.tool_parsers``). Two families are known:
-
-    JSON    the arguments are one JSON object, inside words of the model's own: json_tools, longcat, mistral, kimi_k2
-    tags    each argument has a tag around it, text as it is and other values as JSON: qwen3_coder, glm47, minimax_m2,
-            minicpm5
-
-No value has a word that ends a call, and values between tags are such that the parser reads what was meant
-(``grammar.tags``). Of the schema of a text between tags its choices and its lengths can be enforced.
+The syntax is what ``text.call_syntax`` describes, and ``text.call_reader`` reads. Arguments are one JSON object, or
+stand one by one: texts as they are, other values as JSON. No text has a word that ends it. Of the schema of a text
+between tags its choices and its lengths can be enforced.
 
 A strict function has its schema, or is refused. Any other has it as far as it can be enforced: a parameter that cannot
 has its type alone, or any value; where that does not do either, the arguments are any object, or any texts in tags.
 
-A call has a number only where its syntax has one. It is the model's own, of at most three digits; two calls of one
-answer may have the same (``text.answer``).
+A call has an id or a number only where its syntax has one. It is the model's own, of at most three digits or nine
+letters; two calls of one answer may have the same (``text.answer``).
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,17 +21,8 @@ from typing import Any
 from splitinfer.core.grammar import Grammar
 from splitinfer.errors import RequestError
 from splitinfer.grammar.compiling import json_in_lark
-from splitinfer.grammar.tags import (
-    AS_JSON,
-    BY_PYTHON,
-    BY_TYPES,
-    BY_TYPES_OR_CDATA,
-    Reading,
-    Schema,
-    guarded,
-    json_of_calls,
-    value_rules,
-)
+from splitinfer.grammar.tags import Schema, guarded, json_of_calls, kind_of, value_rules
+from splitinfer.text.call_syntax import ARGUMENTS, ID, KEY, NAME, NUMBER, CallSyntax, Keyed
 
 Marker = Callable[[str], str]
 """The Lark for a text of the model's own, which may be special tokens."""
@@ -43,75 +30,44 @@ Marker = Callable[[str], str]
 _OF_TAGS = frozenset({"type", "properties", "required", "additionalProperties", "description", "title", "default"})
 _SHARED = ("$defs", "definitions")
 _NAME = re.compile(r"""[^\s"'<>=\[\]{}\\]+""")  # what no syntax takes for the end of a name
-_ANY_NAME = r" /[\w.-]+/ "
+_ANY_NAME = r"/[\w.-]+/"
 _OF_A_VALUE = ("type", "enum", "const", "minLength", "maxLength")
-_ANY_NUMBER = "/[0-9]{1,3}/"
+_VARYING = {NUMBER: "/[0-9]{1,3}/", ID: "/[a-zA-Z0-9]{9}/"}
+_FIRST = re.compile(r"\s*(<[^<>]+>|\[[A-Z_]+\]|.*)", re.DOTALL)
+_TAG = re.compile("<[^<>]+>?")
 
 
 @dataclass(frozen=True, slots=True)
 class _Syntax:
-    """``opens``: what begins a call, and nothing else. ``around``: what stands behind it and before a call's arguments,
-    with ``NAME`` for the function's and ``NUMBER`` for the call's, and behind these; ``argument``: what stands before
-    and behind each argument's value, with ``KEY``; ``None``: they are one JSON object. ``reading``: how the parser
-    makes their values. ``ends``: the words that end something wherever they stand."""
+    """A call in parts. ``opens``: what begins a call, and nothing else. ``before``: what stands behind it and before
+    the arguments. ``behind``: what stands behind these. ``ends``: words that no value has."""
 
     opens: str
-    around: tuple[str, str]
-    ends: tuple[str, ...] = ()
-    argument: tuple[str, str] | None = None
-    reading: Reading = AS_JSON
+    before: str
+    behind: str
+    ends: tuple[str, ...]
+    keyed: Keyed | None
+    is_json: bool
 
-
-_JSON_TOOLS = _Syntax("<tool_call>", ('\n{"name": "NAME", "arguments": ', "}\n</tool_call>"), ("</tool_call>",))
-SYNTAXES: Mapping[str, _Syntax] = {
-    "json_tools": _JSON_TOOLS,
-    "longcat": _Syntax(
-        "<longcat_tool_call>",
-        ('{"name": "NAME", "arguments": ', "}</longcat_tool_call>"),
-        ("</longcat_tool_call>",),
-    ),
-    "mistral": _Syntax("[TOOL_CALLS]", ("NAME[ARGS]", "")),
-    "kimi_k2": _Syntax(
-        "<|tool_calls_section_begin|>",
-        (
-            "<|tool_call_begin|>functions.NAME:NUMBER<|tool_call_argument_begin|>",
-            "<|tool_call_end|><|tool_calls_section_end|>",
-        ),
-        ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
-    ),
-    "qwen3_coder": _Syntax(
-        "<tool_call>",
-        ("\n<function=NAME>\n", "</function>\n</tool_call>"),
-        ("</parameter>", "</tool_call>"),
-        ("<parameter=KEY>\n", "\n</parameter>\n"),
-        BY_PYTHON,
-    ),
-    "glm47": _Syntax(
-        "<tool_call>",
-        ("NAME", "</tool_call>"),
-        ("</arg_value>", "</tool_call>"),
-        ("<arg_key>KEY</arg_key><arg_value>", "</arg_value>"),
-    ),
-    "minimax_m2": _Syntax(
-        "<minimax:tool_call>",
-        ('\n<invoke name="NAME">\n', "</invoke>\n</minimax:tool_call>"),
-        ("</parameter>", "</invoke>", "</minimax:tool_call>"),
-        ('<parameter name="KEY">', "</parameter>\n"),
-        BY_TYPES,
-    ),
-    "minicpm5": _Syntax(
-        "<function name=",
-        ('"NAME">', "</function>"),
-        ("</param>", "</function>"),
-        ('<param name="KEY">', "</param>"),
-        BY_TYPES_OR_CDATA,
-    ),
-}
-"""The known syntaxes, by mlx-lm's names."""
+    @classmethod
+    def of(cls, syntax: CallSyntax) -> "_Syntax":
+        body = syntax.body.replace(ID, syntax.id_form) if syntax.id_form else syntax.body
+        head, _, tail = body.partition(ARGUMENTS)
+        before, behind = f"{syntax.opens}{syntax.before}{head}", f"{tail}{syntax.behind}{syntax.closes}"
+        fixed = re.split(f"[{NAME}{ID}{NUMBER}]", before)[0]
+        found = _FIRST.match(fixed)
+        opens = found[0] if found is not None else fixed
+        keyed, ends = syntax.keyed, list[str]()
+        if keyed is not None and not keyed.quote:
+            closes = keyed.closes.strip().partition(KEY)[0] or keyed.between.strip()[:1]
+            tag = _TAG.search(closes)
+            ends = [tag[0] if tag is not None else closes[:1]]
+            ends += [")"] if not keyed.closes.strip() else []
+        return cls(opens, before[len(opens) :], behind, tuple(ends), keyed, syntax.members is not None)
 
 
 def call_grammar(
-    syntax: str | None,
+    syntax: CallSyntax | None,
     tools: Sequence[Mapping[str, Any]],
     marker: Marker,
     *,
@@ -119,29 +75,29 @@ def call_grammar(
     form: Grammar | None = None,
     compiles: Callable[[Grammar], bool] = lambda _: True,
 ) -> Grammar:
-    """Return the form of an answer that calls one of some functions. With ``must`` false, any text is admitted, and
-    calls. ``tools``: each with ``name`` and ``parameters``. ``form``: a JSON schema, and an answer that need not call
-    and does not has this form; all have it if the model's syntax is not known. ``compiles``: whether a form can be
-    enforced.
+    """Return the form of an answer that calls one of some functions.
+
+    Args:
+        tools: each with ``name`` and ``parameters``.
+        must: the answer is a call. Otherwise any text is admitted, and calls.
+        form: a JSON schema. An answer that need not call, and does not, has this form; all have it if the model's
+            syntax is not known.
+        compiles: says whether a form can be enforced.
 
     Raises:
         RequestError: the model's syntax is not known, the parameters of a strict function cannot be enforced in it, or
             all functions together are too long for a grammar.
     """
     asked, form = ("tool_choice", None) if must else ("strict", form)
-    known = None if syntax is None else SYNTAXES.get(syntax)
-    if known is None and form is not None:
-        return form
-    if known is None:
-        why = (
-            "the model has no syntax for calls"
-            if syntax is None
-            else f"calls in the syntax {syntax} cannot be enforced"
-        )
-        raise RequestError(f"{asked}: {why}; those in {', '.join(sorted(SYNTAXES))} can be")
-    opens = marker(known.opens)
+    if syntax is None or syntax.is_text or syntax.head or (syntax.keyed is not None and syntax.keyed.is_nested):
+        if form is not None:
+            return form
+        why = "the model has no syntax for calls" if syntax is None else "the model's syntax for calls"
+        raise RequestError(f"{asked}: {why}{'' if syntax is None else ' cannot be enforced'}")
+    known = _Syntax.of(syntax)
+    opens = marker(known.opens) if known.opens else '""'
     if form is not None:
-        more = f"(/\\n*/ {opens} call)*" if known.around[1] else ""
+        more = f"(/\\n*/ {opens} call)*" if known.behind else ""
         rules = [f"start: form | {opens} call {more}", f"form: {json_in_lark(form)}"]
     else:
         rules = [f"start: {opens} call"] if must else _among_text(known, opens)
@@ -152,7 +108,7 @@ def call_grammar(
         calls = _Calls(known, marker, compiles, are_free)
         return _grammar(*rules, *(rule for i, tool in enumerate(named) for rule in calls.of(i, tool)))
 
-    found = made(are_free=not must and known.argument is None)
+    found = made(are_free=not must and known.keyed is None)
     return found if compiles(found) else made(are_free=True)
 
 
@@ -166,7 +122,7 @@ def _grammar(*rules: str) -> Grammar:
 def _among_text(syntax: _Syntax, opens: str) -> list[str]:
     """Calls among text that does not begin one, or one call behind it where nothing marks a call's end. ``opens``: what
     begins a call, in Lark."""
-    goes_on = bool(syntax.around[1])
+    goes_on = bool(syntax.behind)
     if special := re.match(r"<\[(\d+)\]>", opens):
         free = f"free: <[^{special[1]}]>*"
         return [f"start: free ({opens} call free)*" if goes_on else f"start: free ({opens} call)?", free]
@@ -178,7 +134,7 @@ def _among_text(syntax: _Syntax, opens: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """Writes the calls of functions. ``are_free``: a function that is not strict has any arguments."""
+    """Writes the calls of functions. ``are_free``: functions that are not strict take any arguments."""
 
     syntax: _Syntax
     marker: Marker
@@ -198,8 +154,7 @@ class _Calls:
         return (less and self._tried(number, name, less)) or _call(number, name, None, self.syntax, self.marker)
 
     def _tried(self, number: int, name: str, schema: Any) -> list[str]:
-        """Return the rules of calls with a schema, as far as llguidance knows its keywords. If it cannot be enforced,
-        return an empty list."""
+        """Return calls with a schema, as far as llguidance knows its keywords; none if it cannot be enforced."""
         try:
             rules = _call(number, name, schema, self.syntax, self.marker, is_strict=False)
             return rules if self.compiles(_grammar(f"start: call_{number}", *rules)) else []
@@ -207,13 +162,13 @@ class _Calls:
             return []
 
     def _loosened(self, name: str, schema: Any) -> Schema | None:
-        """Return a schema that asks of each parameter what can be enforced by itself."""
+        """Return a schema with what can be enforced of each parameter by itself."""
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         if not isinstance(properties, Mapping):
             return None
         shared, found = {key: schema[key] for key in _SHARED if key in schema}, dict[str, Any]()
         for key, value in properties.items():
-            for way in (value, *_less(value), {} if self.syntax.argument is None else {"type": "string"}):
+            for way in (value, *_less(value), {} if self.syntax.keyed is None else {"type": "string"}):
                 if self._tried(0, name, {**shared, "properties": {key: way}}):
                     found[key] = way
                     break
@@ -229,20 +184,20 @@ def _less(value: Any) -> Iterator[Schema]:
 
 
 def _call(number: int, name: str, schema: Any, syntax: _Syntax, marker: Marker, *, is_strict: bool = True) -> list[str]:
-    """Return the rules of a function's calls, in Lark. ``schema``: of its parameters; ``None``: any."""
+    """Return the rules of a function's calls. ``schema``: of its parameters; None: any arguments."""
     kinds = schema.get("type", "object") if isinstance(schema, Mapping) else "" if schema else "object"
     if "object" not in (kinds, *_listed(kinds)):
         raise RequestError(f"tools: the parameters of {name} must be an object")
-    before, behind = (_numbered(text, name, marker) for text in syntax.around)
+    before, behind = _varied(syntax.before, name, syntax, marker), marker(syntax.behind) if syntax.behind else ""
     inside = f"args_{number}"
     rules = [f"call_{number}: {before} {inside} {behind}"]
-    if syntax.argument is None:
+    if syntax.keyed is None:
         arguments = guarded(f"the parameters of {name}", {**(schema or {}), "type": "object"}, syntax.ends)
         return [*rules, f"{inside}: {json_of_calls(arguments, is_strict=is_strict)}"]
     if schema is None:
-        key, end = (_ANY_NAME.join(map(marker, text.split("KEY"))) for text in syntax.argument)
-        values = value_rules(f"{inside}_value", name, {"type": "string"}, {}, syntax.reading, syntax.ends, end)
-        return [*rules, f"{inside}: ({key} {inside}_value)*", *values]
+        between = marker(syntax.keyed.between) if syntax.keyed.between.strip() else ""
+        value = _argument(f"{inside}_any", None, name, {"type": "string"}, {}, syntax, marker, is_strict)
+        return [*rules, f"{inside}: ({inside}_any ({between} {inside}_any)*)?", *value]
     return [*rules, *_tagged(inside, name, schema, syntax, marker, is_strict)]
 
 
@@ -250,12 +205,17 @@ def _listed(value: Any) -> list[Any]:
     return [*value] if isinstance(value, list | tuple) else []
 
 
-def _numbered(text: str, name: str, marker: Marker) -> str:
-    return f" {_ANY_NUMBER} ".join(marker(part.replace("NAME", name)) for part in text.split("NUMBER"))
+def _varied(text: str, name: str, syntax: _Syntax, marker: Marker) -> str:
+    """Return the Lark of a text with a function's name, and with an id or a number of the model's own."""
+    text = text.replace(NAME, json.dumps(name, ensure_ascii=False)[1:-1] if syntax.is_json else name)
+    parts = [
+        _VARYING[part] if part in _VARYING else marker(part) for part in re.split(f"([{ID}{NUMBER}])", text) if part
+    ]
+    return " ".join(parts)
 
 
 def _tagged(inside: str, name: str, schema: Schema, syntax: _Syntax, marker: Marker, is_strict: bool) -> list[str]:
-    assert syntax.argument is not None
+    assert syntax.keyed is not None
     if unknown := sorted(schema.keys() - _OF_TAGS - {*_SHARED, "$schema"}):
         raise RequestError(f"tools: {unknown[0]} of the parameters of {name} cannot be enforced in tags")
     shared = {key: schema[key] for key in _SHARED if isinstance(schema.get(key), Mapping)}
@@ -266,15 +226,59 @@ def _tagged(inside: str, name: str, schema: Schema, syntax: _Syntax, marker: Mar
         raise RequestError(f"tools: what {name} requires must be a list of names")
     if unknown := sorted(set(required) - set(properties)):
         raise RequestError(f"tools: {name} requires {unknown[0]!r:.60}, but its properties lack that")
-    parts, rules = [], []
+    optional, rules = list[str](), list[str]()
     for i, (key, value) in enumerate(properties.items()):
         if not _NAME.fullmatch(key):
             raise RequestError(f"tools: the parameter {key!r:.60} of {name} cannot be enforced in tags")
-        rule = f"{inside}_{i}"
-        before, behind = (marker(text.replace("KEY", key)) for text in syntax.argument)
-        parts.append(rule if key in required else f"{rule}?")
-        rules.append(f"{rule}: {before} {rule}_value")
-        rules += value_rules(
-            f"{rule}_value", f"{name}.{key}", value, shared, syntax.reading, syntax.ends, behind, is_strict=is_strict
-        )
-    return [f"{inside}: {' '.join(parts)}" if parts else f'{inside}: ""', *rules]
+        rules += _argument(f"{inside}_{i}", key, f"{name}.{key}", value, shared, syntax, marker, is_strict)
+        optional.append("" if key in required else "?")
+    between = marker(syntax.keyed.between) if syntax.keyed.between.strip() else ""
+    return [*_in_order(inside, optional, between), *rules]
+
+
+def _argument(
+    rule: str,
+    key: str | None,
+    where: str,
+    value: Any,
+    shared: Schema,
+    syntax: _Syntax,
+    marker: Marker,
+    is_strict: bool,
+) -> list[str]:
+    """Return the rules of one argument. ``key``: its name; None: any. ``value``: its schema."""
+    keyed = syntax.keyed
+    assert keyed is not None
+    kind, middles = kind_of(value, shared), dict(keyed.middles)
+    middle = middles.get(kind, middles.get("", ""))
+    if not middle:
+        raise RequestError(f"tools: the parameter {where} cannot be enforced: it needs one type")
+    quote = keyed.quote if kind == "string" and keyed.quote not in ("", '"') else ""
+    if key is None:
+        opens = f"{marker(keyed.opens)} " if keyed.opens else ""
+        before = f"{opens}{_ANY_NAME} {marker(middle + quote)}"
+    else:
+        before = marker(f"{keyed.opens}{key}{middle}{quote}")
+    rules, behind = [f"{rule}: {before} {rule}_value"], f"{quote}{keyed.closes.replace(KEY, key or '')}"
+    behind = marker(behind) if behind else ""
+    if kind == "string" and keyed.quote == '"':
+        text = json_of_calls(guarded(where, {**shared, **value}, ()), is_strict=is_strict)
+        return [*rules, f"{rule}_value: {text}"]
+    ends = (quote,) if quote else syntax.ends
+    return [*rules, *value_rules(f"{rule}_value", where, value, shared, ends, behind, is_strict=is_strict)]
+
+
+def _in_order(inside: str, optional: Sequence[str], between: str) -> list[str]:
+    """Return the rules of arguments in the order of their schema, with what is between two."""
+    names = [f"{inside}_{i}" for i in range(len(optional))]
+    if not between:
+        parts = [f"{name}{mark}" for name, mark in zip(names, optional, strict=True)]
+        return [f"{inside}: {' '.join(parts)}" if parts else f'{inside}: ""']
+    rules, first, rest = list[str](), '""', '""'
+    for i in reversed(range(len(names))):
+        # What may follow with nothing before it, and behind another argument.
+        may_skip = [f" | {after}" if optional[i] else "" for after in (first, rest)]
+        rules += [f"{inside}_first_{i}: {names[i]} {rest}{may_skip[0]}"]
+        rules += [f"{inside}_rest_{i}: {between} {names[i]} {rest}{may_skip[1]}"]
+        first, rest = f"{inside}_first_{i}", f"{inside}_rest_{i}"
+    return [f"{inside}: {first}", *rules]

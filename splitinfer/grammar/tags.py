@@ -1,13 +1,13 @@
-"""Values of a call's arguments, such that mlx-lm's parser reads them as they were meant.
+"""Values of a call's arguments that ``text.call_reader`` reads as they were meant.
 
-A parser looks for the words that end a value or a call wherever they stand, and those of tags make a value of the text
-between them as far as they understand its schema. So a value is admitted if it
+Where arguments stand one by one, between marks, a value goes on up to the words behind it, and what it is depends on
+its schema. So a value is admitted if it
 
-- has none of the words that end something; any other ``<`` may stand there;
-- has no blanks at its ends, where it is text between tags;
-- is not read as something else: ``null`` as the text of that name, or ``5`` as a number where a text may also be null.
+- has none of the words that end something;
+- has no blanks at its ends, where it is a text;
+- is not read as something else, such as the text ``null`` where a text may also be null.
 
-What a parser could not read back is refused.
+What could not be read back is refused.
 """
 
 import json
@@ -18,6 +18,7 @@ from typing import Any
 
 from splitinfer.errors import RequestError
 from splitinfer.grammar.schemas import ESCAPES, asked, enforceable, in_53_bits
+from splitinfer.text.call_reader import admitted
 
 Schema = Mapping[str, Any]
 _Rest = dict[str, Any]  # of words by their next letter
@@ -25,66 +26,33 @@ _Rest = dict[str, Any]  # of words by their next letter
 _NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"})
 _OF_TEXTS = _NOTES | {"type", "enum", "const", "minLength", "maxLength"}
 _BLANK = r"\s\x1c-\x1f"  # what Python takes off
-_CDATA = ("<![CDATA[", "]]>")
 _ONE_BLANK = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?", **ESCAPES}
 _ELSEWHERE = re.compile(r'"\$ref": "#(?!/(?:\$defs|definitions)/)')  # the whole would be another there
 _FRACTION = 9  # digits of a number's fraction
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """What a parser reads of a value that is declared in one of the ways. ``others``: a pattern of the texts that it
-    takes for something else. ``kinds``: the types that it reads besides text."""
-
-    others: str = ""
-    kinds: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How a parser of tags makes values, by how they are declared. ``typed``: one type; ``listed``: ``type`` is a list;
-    ``either``: ``anyOf``; ``untyped``: choices alone, or a reference. ``None``: as JSON. has_cdata: text may stand in
-    ``<![CDATA[`` and ``]]>``."""
-
-    typed: Way
-    listed: Way | None = None
-    either: Way | None = None
-    untyped: Way | None = None
-    has_cdata: bool = False
-
-
-_SCALARS = frozenset({"integer", "number", "boolean", "null"})
-_ALL = _SCALARS | {"object", "array"}
-_NULL = "[nN][uU][lL][lL]"
-_NIL = f"{_NULL}|[nN][oO][nN][eE]|[nN][iI][lL]"
-_NESTED = r"[\[{](.|\n)*"
-_LITERAL = (
-    r"""[0-9"'(\[{+.#\\\uFEFF-](.|\n)*|[bBrRuUfF]{1,2}["'](.|\n)*|(None|True|False|set)([^a-zA-Z](.|\n)*)?"""
-    f"|{_NULL}"
-)
-AS_JSON = Reading(Way("", _ALL))
-BY_PYTHON = Reading(
-    Way(_NULL, _ALL),
-    Way(_LITERAL, frozenset({"integer", "number"})),
-    Way(f"{_NULL}|{_NESTED}", frozenset({"object", "array"})),
-    Way(f"{_NULL}|{_NESTED}", frozenset({"object", "array"})),
-)
-BY_TYPES = Reading(Way(_NULL, _ALL), Way(_NIL, _ALL), Way(_NIL, _ALL), Way(_NIL))
-BY_TYPES_OR_CDATA = Reading(*(BY_TYPES.typed, BY_TYPES.listed, BY_TYPES.either, BY_TYPES.untyped), has_cdata=True)
+_ALL = frozenset({"integer", "number", "boolean", "null", "object", "array"})
+_NULL = r"\s*(null|None)?\s*"
+"""What is read as null where a text may be null, too."""
 
 
 # -- words that must not come ------------------------------------------------------------------
 
 
 def without(words: Sequence[str]) -> str:
-    """A pattern of the texts that have none of some words. Each begins with ``<`` and has no other."""
+    """Return a pattern of the texts that have none of some words. All begin with one letter, and have no other such."""
     rest: _Rest = {}
     for word in words:
         at = rest
         for letter in word[1:]:
             at = at.setdefault(letter, {})
-    begun = f"<{_begun(rest)}"
-    return f"(?:[^<]|(?:{begun})*<{_left(rest)})*(?:{begun})*"
+    if not words:
+        return r"(?:.|\n)*"
+    first = re.escape(words[0][0])
+    if not rest:
+        return f"[^{first}]*"
+    begun = f"{first}{_begun(rest)}"
+    return f"(?:[^{first}]|(?:{begun})*{first}{_left(rest, first)})*(?:{begun})*"
 
 
 def _begun(rest: _Rest) -> str:
@@ -93,10 +61,10 @@ def _begun(rest: _Rest) -> str:
     return f"(?:{'|'.join(ways)})?" if ways else ""
 
 
-def _left(rest: _Rest) -> str:
+def _left(rest: _Rest, first: str) -> str:
     """What comes of a word up to the letter that is not of it."""
-    ways = [re.escape(letter) + _left(more) for letter, more in rest.items() if more]
-    other = "[^<" + "".join(map(re.escape, rest)) + "]"
+    ways = [re.escape(letter) + _left(more, first) for letter, more in rest.items() if more]
+    other = f"[^{first}" + "".join(map(re.escape, rest)) + "]"
     return f"(?:{'|'.join([other, *ways])})"
 
 
@@ -172,73 +140,65 @@ def value_rules(
     where: str,
     declared: Any,
     shared: Schema,
-    reading: Reading,
     words: Sequence[str],
     behind: str,
     *,
     is_strict: bool = True,
 ) -> Iterator[str]:
-    """Yield the Lark of a value and of the tag behind it. ``shared``: definitions. ``behind``: the tag, in Lark.
-    ``is_strict``: as of ``json_of_calls``.
+    """Return the Lark of a value and of the tag behind it. ``shared``: definitions. ``behind``: the tag, in Lark.
 
     Raises:
-        RequestError: the parser could not read what the schema asks.
+        RequestError: a value of this schema could not be read back.
     """
-    refused = RequestError(
-        f"tools: the parameter {where} cannot be enforced in tags: the model's parser needs one type"
-    )
     if not isinstance(declared, Mapping):
-        raise refused
+        raise RequestError(f"tools: the parameter {where} cannot be enforced in tags: it needs a schema")
     if _ELSEWHERE.search(json.dumps([declared, shared])):
         raise RequestError(f"tools: the parameter {where} cannot be enforced in tags: its references must be to $defs")
     declared = asked(declared)
-    if reading is AS_JSON and declared.get("type") != "string":
-        yield f"{rule}: {json_of_calls(guarded(where, {**shared, **declared}, words), is_strict=is_strict)} {behind}"
-        return
-    way, value, or_null = _declared(declared, shared, reading)
-    if way is None:
-        raise refused
-    if value["type"] == "string":
-        yield from _text_rules(rule, where, value, or_null, _Text(way, reading.has_cdata, words, behind))
-    elif value["type"] not in way.kinds:
-        raise refused
+    value, or_null = _declared(declared, shared)
+    if value.get("type") == "string":
+        yield from _text_rules(rule, where, value, or_null, _Text(words, behind, or_null))
+    elif _may_be_text({**shared, **declared}):
+        raise RequestError(f"tools: the parameter {where} cannot be enforced in tags: a text could be another value")
     else:
-        schema = json_of_calls(guarded(where, {**shared, **value}, words), is_strict=is_strict)
-        yield f"{rule}: {rule}_json {behind}" + f' | "null" {behind}' * or_null
-        yield f"{rule}_json: {schema}"
+        schema = json_of_calls(guarded(where, {**shared, **declared}, words), is_strict=is_strict)
+        yield f"{rule}: {schema} {behind}"
 
 
-def _declared(value: Schema, shared: Schema, reading: Reading) -> tuple[Way | None, dict[str, Any], bool]:
-    """How a value is declared, the same with one type, and whether it may be null besides."""
-    if isinstance(kinds := value.get("type"), str):
-        return reading.typed, {**value}, False
-    if isinstance(kinds, list | tuple):
-        found, or_null = [one for one in kinds if one != "null"], "null" in kinds
-        one = {**value, "type": found[0]} if len(found) == 1 and isinstance(found[0], str) else None
-        return (reading.listed if one else None), _some(one or {}), or_null
+def kind_of(declared: Any, shared: Schema) -> str:
+    """Return the one type of a value, as far as its schema says it; "" if it does not."""
+    kind = _declared(declared, shared)[0].get("type") if isinstance(declared, Mapping) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def _may_be_text(schema: Schema) -> bool:
+    kinds = admitted(schema, schema)
+    return not kinds or "string" in kinds
+
+
+def _declared(value: Schema, shared: Schema) -> tuple[dict[str, Any], bool]:
+    """Return a value's schema with one type if it has one, and whether it may be null besides."""
+    if isinstance(kinds := value.get("type"), list | tuple):
+        found = [one for one in kinds if one != "null"]
+        one_type = {**value, "type": found[0]} if len(found) == 1 else {**value}
+        return _some(one_type), "null" in kinds
     for key in ("anyOf", "oneOf"):
         if isinstance(several := value.get(key), list | tuple) and all(isinstance(one, Mapping) for one in several):
             left = [one for one in several if one.get("type") != "null"]
-            way, inner, more = _declared(left[0], shared, reading) if len(left) == 1 else (None, {}, False)
-            if way is reading.typed:
-                way = reading.either
-            rest = {name: one for name, one in value.items() if name != key}
-            return way, {**rest, **inner}, more or len(left) < len(several)
-    if isinstance(name := value.get("$ref"), str):
-        return _referred(value, name, shared, reading)
+            if len(left) == 1:
+                inner, more = _declared(left[0], shared)
+                rest = {name: one for name, one in value.items() if name != key}
+                return {**rest, **inner}, more or len(left) < len(several)
+    if isinstance(reference := value.get("$ref"), str):
+        begins, _, rest = reference.partition("/")
+        place, _, key = rest.partition("/")
+        target = shared.get(place, {}).get(key) if begins == "#" else None
+        others = {key: one for key, one in value.items() if key != "$ref"}
+        return ({**target, **others}, False) if isinstance(target, Mapping) else ({**value}, False)
     choices = value.get("enum", [value["const"]] if "const" in value else ())
-    or_null, inner = None in choices, _some(value)
-    is_text = bool(inner.get("enum") or "const" in inner) and all(isinstance(one, str | None) for one in choices)
-    return (reading.untyped if is_text else None), {**inner, "type": "string"}, or_null
-
-
-def _referred(value: Schema, name: str, shared: Schema, reading: Reading) -> tuple[Way | None, dict[str, Any], bool]:
-    begins, _, rest = name.partition("/")
-    place, _, key = rest.partition("/")
-    target = shared.get(place, {}).get(key) if begins == "#" else None
-    if not isinstance(target, Mapping) or not isinstance(target.get("type"), str):
-        return None, {}, False
-    return reading.untyped, {**target, **{key: one for key, one in value.items() if key != "$ref"}}, False
+    if "type" not in value and choices and all(isinstance(one, str | None) for one in choices):
+        return {**_some(value), "type": "string"}, None in choices
+    return {**value}, False
 
 
 def _some(value: Schema) -> dict[str, Any]:
@@ -257,33 +217,25 @@ def _bounded(value: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    way: Way
-    has_cdata: bool
     words: Sequence[str]
     behind: str
+    or_null: bool
 
     def may_be(self, text: Any) -> bool:
         return (
             isinstance(text, str)
             and text == text.strip()
             and not any(word in text for word in self.words)
-            and not re.fullmatch(self.way.others or "(?!)", text)
-            and not (self.has_cdata and (text.startswith(_CDATA[0]) or _CDATA[1] in text))
+            and not (self.or_null and re.fullmatch(_NULL, text))
         )
 
     def patterns(self) -> Iterator[str]:
         """Of what may be."""
-        yield without(self.words)
+        for first in dict.fromkeys(word[0] for word in self.words):
+            yield without([word for word in self.words if word[0] == first])
         yield rf"([^{_BLANK}]((.|\n)*[^{_BLANK}])?)?"
         if '"' in self.behind and "<[" in self.behind:
             yield r"[^\n]*"  # a token behind other text: what is lazy cannot end with it
-
-    def nots(self) -> Iterator[str]:
-        """Of what must not be."""
-        if self.way.others:
-            yield self.way.others
-        if self.has_cdata:
-            yield rf"{re.escape(_CDATA[0])}(.|\n)*|(.|\n)*{re.escape(_CDATA[1])}(.|\n)*"
 
 
 def _text_rules(rule: str, where: str, value: Schema, or_null: bool, text: _Text) -> Iterator[str]:
@@ -294,11 +246,10 @@ def _text_rules(rule: str, where: str, value: Schema, or_null: bool, text: _Text
         form = " | ".join(map(json.dumps, _choices(where, choices, text)))
     else:
         patterns = [*text.patterns(), *_lengths(where, value)]
-        form = " & ".join([*map(_lark, patterns), *(f"~{_lark(one)}" for one in text.nots())])
+        form = " & ".join([*map(_lark, patterns), *([f"~{_lark(_NULL)}"] if or_null else [])])
     upper = rule.upper()
     yield f"{upper}_TEXT: {form}"
-    cdata = f" | {json.dumps(_CDATA[0])} {upper}_TEXT {json.dumps(_CDATA[1])}" if text.has_cdata else ""
-    yield f"{upper}: {upper}_TEXT{cdata}" + ' | "null"' * or_null
+    yield f"{upper}: {upper}_TEXT" + ' | "null"' * or_null
     is_lazy = "<[" not in text.behind
     yield f"{rule}[lazy]: {upper} {text.behind}" if is_lazy else f"{rule}: {upper} {text.behind}"
 

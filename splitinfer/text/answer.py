@@ -3,33 +3,31 @@
     <think>The user wants ...</think>It will <tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>
     ReasoningPart .................. TextPart ToolCallPart
 
-mlx-lm knows the markers and the forms of calls of many models; this is the one module that uses its state machine
-(``make_text_state_machine``) and its parsers, which change between its versions. What is added here:
+What marks them is found by rendering the model's chat template (``text.syntax_probes``); ``text.call_reader`` reads
+calls. What is decided here:
 
-- A call that cannot be parsed as a whole (``text.whole_calls``), or that the answer's end cuts off, becomes text again,
-  with its markers. Without tools in the request, calls are text. Space alone between calls and reasoning is no text.
+- A call that cannot be read, or that the answer's end cuts off, becomes text again, with its markers. Without tools in
+  the request, calls are text. Space alone between calls and reasoning is no text.
+- A call with a marker also ends reasoning that the model has not closed.
 - Where an answer has a form, all is text once its form has begun: ``{"tag": "<think>"}`` opens no reasoning.
 - Each call of an answer has another id. Where a model gives two calls the same one, the later has none of its own.
-- Where it is asked for, a call comes in pieces while it is written (``text.growing_calls``). One of which something was
-  told cannot become text: if it cannot be parsed it is broken, and if the answer is cut off there, its pieces end.
+- Where it is asked for, a call comes in pieces while it is written. One of which something was told cannot become text:
+  if it cannot be read on it is broken, and if the answer is cut off there, its pieces end.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from splitinfer.core.plain_text import whole_characters
-from splitinfer.text.growing_calls import GrowingCalls
-from splitinfer.text.growing_calls import ToolCallPart as ToolCallPart
-from splitinfer.text.whole_calls import calls_in
+import regex
+
+from splitinfer.text.call_reader import CallReader, Section
+from splitinfer.text.call_reader import ToolCallPart as ToolCallPart
+from splitinfer.text.call_syntax import AnswerSyntax, CallSyntax
 
 Tool = Mapping[str, Any]  # as in OpenAI's API: {"type": "function", "function": {"name": ..., "parameters": ...}}
 
-_NORMAL, _REASONING, _TOOL = "normal", "reasoning", "tool"  # mlx-lm's names of states
-_TEXT = (_NORMAL, "begin")  # the latter of Harmony; other states hold headers
-_OF_CALLS = frozenset({"name", "arguments", "parameters", "id", "type"})  # with any other, something would be lost
-_OPENING = 16  # last tokens of a prompt in which a template may open the reasoning
+_OPENING = 64  # last tokens of a prompt, which have the mark with which a template may open the reasoning
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +53,16 @@ AnswerPart = TextPart | ReasoningPart | ToolCallPart | BrokenCall
 
 
 class AnswerFormat:
-    """How one model marks what it writes. ``wrapper``: mlx-lm's ``TokenizerWrapper``."""
+    """How one model marks what it writes. ``find``: returns that for requests with tools and for those without.
+    ``shown``: the text of tokens, with special ones."""
 
-    def __init__(self, wrapper: Any) -> None:
-        self._wrapper = wrapper
+    def __init__(self, find: Callable[[bool], AnswerSyntax], shown: Callable[[Sequence[int]], str]) -> None:
+        self.of, self._shown = find, shown
 
     @property
-    def syntax(self) -> str | None:
-        """The name of mlx-lm's parser of the model's calls; ``None`` if there is none."""
-        parser = getattr(self._wrapper, "tool_parser", None)
-        return None if parser is None else str(parser.__module__).rsplit(".", 1)[-1]
+    def syntax(self) -> CallSyntax | None:
+        """How calls are written; None if the model's template takes no tools at all."""
+        return self.of(True).calls
 
     @property
     def call_start(self) -> str:
@@ -74,10 +72,7 @@ class AnswerFormat:
     @property
     def markers(self) -> tuple[str, ...]:
         """The strings that mark something. Text must contain them for a parser, although they may be special tokens."""
-        wrapper = self._wrapper
-        edges = [edge for edges in wrapper.response_transitions.values() for edge, _ in edges]
-        fixed = (wrapper.think_start, wrapper.think_end, wrapper.tool_call_start, wrapper.tool_call_end)
-        return tuple(sorted({marker for marker in (*fixed, *(wrapper.structural_markers or ()), *edges) if marker}))
+        return tuple(sorted({*self.of(True).markers, *self.of(False).markers}))
 
     def parser(
         self,
@@ -88,175 +83,176 @@ class AnswerFormat:
         grows: bool = False,
         begun: str | None = None,
     ) -> "AnswerParser":
-        """A parser for the answer to a prompt. ``tools``: those that it may call; none: calls are text. ``has_form``:
-        a grammar is enforced for what is neither reasoning nor a call. ``grows``: calls come in pieces. ``begun``: the
-        text with which the prompt ends, if the answer goes on with it."""
-        from mlx_lm.generate import make_text_state_machine  # here, because importing it takes long
-
-        wrapper, given = self._wrapper, list(tools)
-        machine = make_text_state_machine(wrapper if tools else _WithoutTools(wrapper))
-        edges = wrapper.tool_call_start or "", wrapper.tool_call_end or ""
-        state = self._initial_state(prompt) if begun is None else self._state_behind(begun)
-
-        syntax = self.syntax or ""
-
-        def parse(text: str) -> list[ToolCallPart]:
-            return [*map(call_of, calls_in(text, syntax, lambda one: wrapper.tool_parser(one, given)))]
-
-        def whole(text: str) -> ToolCallPart:
-            (one,) = parse(text)
-            return one
-
-        grow = (lambda: GrowingCalls(syntax, whole)) if grows else None
-        return AnswerParser(machine, state, *edges, parse, has_form, grow)
-
-    def _initial_state(self, prompt: Sequence[int]) -> str:
-        if (state := self._wrapper.response_initial_state) is not None:
-            return str(state)
-        return _REASONING if self._wrapper.has_thinking and self.has_opened(prompt) else _NORMAL
+        """Return a parser for the answer to a prompt. ``tools``: those that it may call; none: calls are text.
+        ``has_form``: a grammar is enforced for what is neither reasoning nor a call. ``grows``: calls come in pieces.
+        ``begun``: the text with which the prompt ends, if the answer goes on with it."""
+        syntax = self.of(bool(tools))
+        is_open = self._opened(syntax, prompt) if begun is None else _is_open_in(syntax, begun)
+        reader = CallReader(syntax.calls, tools) if tools and syntax.calls is not None else None
+        already = syntax.begun if begun is None and not is_open else ""
+        return AnswerParser(syntax, reader, is_open=bool(is_open), has_form=has_form, grows=grows, already=already)
 
     def has_opened(self, prompt: Sequence[int]) -> bool | None:
-        """Whether a prompt ends inside reasoning; ``None``: it says nothing of reasoning, so the model may open it."""
-        tail = list(prompt[-_OPENING:])
-        opened, ended = self._wrapper.rfind_think_start(tail), self._wrapper.rfind_think_end(tail)
-        return None if opened == ended else opened > ended
+        """Return whether a prompt ends inside reasoning. Return None if it says nothing of reasoning, so that the model
+        may open it."""
+        return self._opened(self.of(False), prompt)
 
-    def _state_behind(self, text: str) -> str:
-        if not self._wrapper.has_thinking:
-            return _NORMAL
-        is_open = text.rfind(self._wrapper.think_start) > text.rfind(self._wrapper.think_end)
-        return _REASONING if is_open else _NORMAL
-
-
-class _WithoutTools:
-    """A ``TokenizerWrapper`` that knows no calls."""
-
-    has_tool_calling = False
-    tool_call_start = tool_call_end = None
-
-    def __init__(self, wrapper: Any) -> None:
-        self._wrapper = wrapper
-
-    @property
-    def response_transitions(self) -> dict[str, list[tuple[str, str]]]:
-        given = self._wrapper.response_transitions
-        return {state: [edge for edge in edges if edge[1] != _TOOL] for state, edges in given.items() if state != _TOOL}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._wrapper, name)
+    def _opened(self, syntax: AnswerSyntax, prompt: Sequence[int]) -> bool | None:
+        if syntax.reasoning is None:
+            return None
+        tail = self._shown(prompt[-_OPENING:]).rstrip()  # elsewhere than at its end it is a text of somebody
+        opens, closes = (tail.endswith(mark) for mark in syntax.reasoning)
+        return opens if opens or closes else None
 
 
-def call_of(found: Any) -> ToolCallPart:
-    """A call as a parser returns it. Raises ValueError, TypeError or KeyError for anything else."""
-    name, given = found["name"], [found[key] for key in ("arguments", "parameters") if key in found]
-    arguments = given[0] if given else {}
-    if isinstance(arguments, str):
-        arguments = json.loads(arguments or "null")
-    arguments = {} if arguments is None else arguments
-    is_whole = len(given) < 2 and not found.keys() - _OF_CALLS
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict) or not is_whole:
-        raise ValueError(f"a tool call needs a name and arguments, not {found!r:.80}")
-    call_id = found.get("id")
-    text = whole_characters(json.dumps(arguments, ensure_ascii=False))  # a model may write half of one as an escape
-    return ToolCallPart(name, text, call_id if isinstance(call_id, str) else None)
+def _is_open_in(syntax: AnswerSyntax, begun: str) -> bool:
+    opened, closed = (begun.rfind(mark) for mark in syntax.reasoning or ("", ""))
+    return opened > closed
 
 
-@dataclass(slots=True)
 class AnswerParser:
-    """Parses one answer as it grows. ``machine``: mlx-lm's ``TextStateMachine``. ``call_start``, ``call_end``: the
-    markers around a call. ``parse_call``: finds the calls of which the text between them consists. ``has_form``: text
-    has no markers in it. ``grow``: makes what reads a text of calls as it comes; none: calls come whole."""
+    """Parses one answer as it grows. ``reader``: of calls; None: they are text. ``is_open``: it begins with reasoning.
+    ``has_form``: text has no markers in it. ``grows``: calls come in pieces. ``already``: what the prompt has of the
+    first mark."""
 
-    machine: Any
-    initial_state: str
-    call_start: str
-    call_end: str
-    parse_call: Callable[[str], list[ToolCallPart]]
-    has_form: bool = False
-    grow: Callable[[], GrowingCalls] | None = None
-    _growing: GrowingCalls | None = None
-    _ids: set[str] = field(default_factory=set)
-    _state: Any = field(init=False)
-    _in_call: str = ""  # the text of a call that has not ended
-    _space: str = ""  # that came behind something other than text
-    _is_behind_text: bool = False
-    _has_others: bool = False
-    _is_in_form: bool = False
-    _is_marked: bool = False  # whether the last character is of reasoning or of a call
-    _lead: str = ""  # what has come since then, up to where a form begins
-
-    def __post_init__(self) -> None:
-        self._state = self.machine.make_state(self.initial_state)
-        self._is_marked = self.initial_state not in _TEXT
+    def __init__(
+        self,
+        syntax: AnswerSyntax,
+        reader: CallReader | None = None,
+        *,
+        is_open: bool = False,
+        has_form: bool = False,
+        grows: bool = False,
+        already: str = "",
+    ) -> None:
+        self._reader, self._has_form, self._grows = reader, has_form, grows
+        self._rest, self._already = already, len(already)  # text that is not read yet; how much of it is the prompt's
+        self._reasons, self._is_in_form, self._is_over = is_open, False, False
+        self._section: Section | None = None
+        self._waiting = list[AnswerPart]()  # of a call that has not ended, where calls come whole
+        self._ids = set[str]()
+        self._space = ""  # that came behind something other than text
+        self._is_behind_text = self._has_others = False
+        self._call = regex.compile(reader.opener) if reader is not None else None
+        call = [f"(?P<call>{reader.opener})"] if reader is not None else []
+        opens, closes = syntax.reasoning or ("", "")
+        marks = [f"(?P<opens>{regex.escape(opens)})"] if opens else []
+        left_out = "|".join(_lenient(one) for one in sorted(syntax.left_out, key=len, reverse=True))
+        marks += [f"(?P<closes>{regex.escape(closes)})"] if closes and not opens else []
+        marks += [f"(?P<left>{left_out})"] if left_out else []
+        self._in_text = regex.compile("|".join([*call, *marks]) or "(?!)")
+        calls = call if reader is not None and reader.syntax.has_marker else []
+        self._in_reasoning = regex.compile("|".join([*calls, f"(?P<closes>{regex.escape(closes)})"]))
 
     def feed(self, text: str) -> list[AnswerPart]:
-        """The parts that are certain with the next ``text`` of the answer."""
-        if not self.has_form:
-            return joined(self._fed(text))
-        parts = list[AnswerPart]()
-        for i, letter in enumerate(text):  # one by one: where a form begins, nothing behind it is looked at
-            if self._is_in_form:
-                return joined([*parts, TextPart(text[i:])])
-            was_marked = self._is_marked
-            self._lead += letter
-            found = self._fed(letter)
-            if self._is_in_form:
-                found = [TextPart(self._lead)]
-                self._state, _, _ = self.machine.flush(self._state)
-            elif was_marked or self._is_marked:
-                self._lead = ""
-            parts += found
-        return joined(parts)
-
-    def _fed(self, text: str) -> list[AnswerPart]:
-        self._state, segments = self.machine.split(self._state, text)
-        self._is_marked = segments[-1][0] not in _TEXT
-        parts = list[AnswerPart]()
-        for i, (state, inside) in enumerate(segments):
-            parts += self._parts(state, inside, is_left=i < len(segments) - 1)
-        return parts
+        """Return the parts that are certain with the next ``text`` of the answer."""
+        self._rest += text
+        return joined(self._read(has_ended=False))
 
     def finish(self, *, is_cut: bool = False) -> list[AnswerPart]:
-        """The parts that were held back when the answer ended. ``is_cut``: it would have gone on."""
-        self._state, held, state = self.machine.flush(self._state)
-        parts = self._parts(state, held, is_left=False)
-        if self._in_call:
-            unfinished, self._in_call = self._in_call, ""
-            # Some models do not mark a call's end: then it ends with the answer.
-            if not self.call_end:
-                ended = self._called(unfinished)
-            else:
-                has_begun = self._growing is not None and self._growing.has_begun
-                ended = [BrokenCall() if has_begun else TextPart(self.call_start + unfinished)]
-            parts += [] if is_cut and isinstance(ended[-1], BrokenCall) else ended
+        """Return the parts that were held back when the answer ended. ``is_cut``: it would have gone on."""
+        parts = self._read(has_ended=True)
+        if is_cut:
+            parts = [part for part in parts if not isinstance(part, BrokenCall)]
         if self._space and not self._has_others and not parts:
             parts.append(TextPart(self._space))  # an answer of nothing else
         return joined(parts)
 
-    def _parts(self, state: str | None, text: str, *, is_left: bool) -> list[AnswerPart]:
-        """What is certain of ``text`` in a state; ``is_left``: the state ends with it."""
-        if state == _TOOL:
-            self._in_call += text
-            if self.grow is not None:
-                self._growing = self._growing or self.grow()
-            grown = self._with_own_ids(self._growing.feed(text)) if self._growing is not None else []
-            if is_left:
-                call, self._in_call = self._in_call, ""
-                grown += self._called(call)
-            return self._behind_other(grown) if grown else []
-        if state == _REASONING:
-            return self._behind_other([ReasoningPart(text)]) if text else []
-        return self._text(text) if state in _TEXT and text else []
+    def _read(self, *, has_ended: bool) -> list[AnswerPart]:
+        parts = list[AnswerPart]()
+        while not self._is_over:
+            if self._section is not None:
+                parts += self._called(has_ended=has_ended)
+                if self._section is not None:
+                    break
+            elif not self._marked(parts, has_ended=has_ended):
+                break
+        return parts
 
-    def _called(self, text: str) -> list[AnswerPart]:
-        """The calls in a text, or what is missing of them; the text itself, with its markers, if it is not valid."""
-        growing, self._growing = self._growing, None
-        has_begun = growing is not None and growing.has_begun
+    def _marked(self, parts: list[AnswerPart], *, has_ended: bool) -> bool:
+        """Take the text up to the next mark, and the mark. Return whether there may be more behind it."""
+        if self._is_in_form:
+            parts += self._told(len(self._rest))
+            return False
+        pattern = self._in_reasoning if self._reasons else self._in_text
+        if self._has_form and not self._reasons:
+            at = len(self._rest) - len(self._rest.lstrip())
+            found = pattern.match(self._rest, at, partial=not has_ended)
+            if found is None and at < len(self._rest):
+                self._is_in_form = True
+                return True
+        else:
+            found = pattern.search(self._rest, partial=not has_ended)
+        if found is None:
+            parts += self._told(len(self._rest))
+            return False
+        begins, waits = found.start(), found.partial
+        if not has_ended and (call_at := self._may_be_call()) is not None and call_at <= begins:
+            begins, waits = call_at, True
+        if not (self._has_form and not self._reasons and waits):
+            parts += self._told(begins)
+        if waits:
+            return False
+        match found.lastgroup if found.lastgroup in ("opens", "closes", "left") else "call":
+            case "call":
+                assert self._reader is not None
+                self._section, self._reasons = self._reader.section(), False
+                return True
+            case "left":
+                self._space = ""
+            case mark:
+                self._reasons = mark == "opens"
+                parts += self._behind_other([])
+        self._take(found.end() - found.start())
+        return bool(self._rest)
+
+    def _may_be_call(self) -> int | None:
+        """Return where a call may begin of which too little has come to say so."""
+        found = self._call.search(self._rest, partial=True) if self._call is not None else None
+        return found.start() if found is not None and found.partial else None
+
+    def _take(self, number: int) -> str:
+        """Return the next characters without those that the prompt has."""
+        taken, self._rest = self._rest[:number], self._rest[number:]
+        known = min(self._already, number)
+        self._already -= known
+        return taken[known:]
+
+    def _told(self, number: int) -> list[AnswerPart]:
+        text = self._take(number)
+        if not text:
+            return []
+        return self._behind_other([ReasoningPart(text)]) if self._reasons else self._text(text)
+
+    def _called(self, *, has_ended: bool) -> list[AnswerPart]:
+        """Read on in a section of calls, and take what is told, or the text again if it is no call."""
+        section = self._section
+        assert section is not None
+        text, self._rest = self._rest, ""
+        self._already = 0
+        failed = False
         try:
-            found = self.parse_call(text)
-            return self._with_own_ids(growing.finish(found) if growing is not None and has_begun else found)
-        except Exception:  # noqa: BLE001 - any error of a model's parser means that this is no call
-            return [BrokenCall() if has_begun else TextPart(self.call_start + text + self.call_end)]
+            section.feed(text, has_ended=has_ended)
+        except Exception:  # noqa: BLE001 - it is no call: of whatever kind the reason is
+            failed = True
+        self._waiting += self._with_own_ids(section.parts)
+        section.parts = []
+        ended = max(
+            (i + 1 for i, part in enumerate(self._waiting) if isinstance(part, ToolCallPart) and part.ends), default=0
+        )
+        ready = len(self._waiting) if self._grows else ended
+        parts, self._waiting = self._waiting[:ready], self._waiting[ready:]
+        told = self._behind_other(parts) if parts else []
+        if section.is_done:
+            self._section, self._rest = None, section.rest
+        elif failed:
+            self._section, self._waiting = None, []
+            if self._grows and section.has_begun:
+                self._is_over = True
+                return [*told, BrokenCall()]
+            self._rest = section.unfinished
+            told += self._told(max(1, len(self._rest) - len(section.rest)) if not ended or section.taken else 0)
+        return told
 
     def _with_own_ids(self, parts: Sequence[AnswerPart]) -> list[AnswerPart]:
         found = list(parts)
@@ -267,8 +263,7 @@ class AnswerParser:
         return found
 
     def _behind_other(self, parts: list[AnswerPart]) -> list[AnswerPart]:
-        self._space, self._has_others = "", True
-        self._is_behind_text = isinstance(parts[-1], TextPart)
+        self._space, self._has_others, self._is_behind_text = "", True, False
         return parts
 
     def _text(self, text: str) -> list[AnswerPart]:
@@ -277,8 +272,12 @@ class AnswerParser:
             if not self._space.strip():
                 return []
             text, self._space, self._is_behind_text = self._space, "", True
-        self._is_in_form = self.has_form
         return [TextPart(text)]
+
+
+def _lenient(text: str) -> str:
+    """Return the expression of a mark, with any space where it has some."""
+    return r"\s*".join(map(regex.escape, text.split()))
 
 
 def joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:

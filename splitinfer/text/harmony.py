@@ -4,15 +4,15 @@ to these ("OpenAI harmony response format", OpenAI's cookbook).
     <|channel|>analysis<|message|>The user wants ...<|end|><|start|>assistant<|channel|>final<|message|>It is ...
     <|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>
 
-So *analysis* is reasoning, a message to ``functions.NAME`` is a call, and everything else is text: mlx-lm's state
-machine tells them apart by the transitions given here. Conversations are written by the model's own template, which
-takes one text beside a call, as reasoning, and drops that once the question is answered.
+So *analysis* is reasoning, a message to ``functions.NAME`` is a call, and everything else is text. The model varies
+headers more than its template does, so ``SYNTAX`` is not found by rendering: an exception. Conversations are written by
+the model's own template, which takes one text beside a call, as reasoning, and drops it when the question is answered.
 """
 
-import json
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from splitinfer.text.call_syntax import ARGUMENTS, NAME, AnswerSyntax, CallSyntax
 
 _MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 _ENDS = ("<|call|>", "<|return|>")
@@ -20,43 +20,37 @@ _FINAL = "<|channel|>final<|message|>"
 THINKING = ("<|channel|>analysis<|message|>", _FINAL, "<|end|><|start|>assistant" + _FINAL)
 """What begins reasoning, what begins the final message, and all that leads from the one to it."""
 
-_CALL = (" to=functions.", "tool")
-_CHANNELS = [
-    ("<|channel|>analysis", "header of reasoning"), ("<|channel|>commentary", "header"), ("<|channel|>final", "header"),
-]  # fmt: skip
-_NEXT = [("<|end|>", "normal"), ("<|start|>assistant", "header")]
-TRANSITIONS = {
-    "begin": [*_CHANNELS, *_NEXT, _CALL],
-    "normal": [*_CHANNELS, *_NEXT],
-    "header": [*_CHANNELS, _CALL, ("<|message|>", "normal")],
-    "header of reasoning": [_CALL, ("<|message|>", "reasoning")],
-    "reasoning": _NEXT,
-    "tool": [("<|call|>", "normal"), ("<|end|>", "normal")],
-}
+_HEADER = r"(?:\s[^{<]*)?(?:<\|(?:channel|constrain)\|>[^{<]*)*<\|message\|>"
+SYNTAX = AnswerSyntax(
+    CallSyntax(
+        f"{NAME} <|constrain|>json<|message|>{ARGUMENTS}",
+        before="<|channel|>commentary to=functions.",
+        head=rf"(?:<\|start\|>assistant)?(?:<\|channel\|>[a-z]+)?\s*to=functions\.(?P<name>{NAME})"
+        rf"{_HEADER}",
+    ),
+    ("<|channel|>analysis<|message|>", "<|end|>"),
+    (
+        "<|start|>assistant",
+        "<|channel|>final",
+        "<|channel|>commentary",
+        "<|constrain|>json",
+        "<|message|>",
+        *_MARKERS[4:],
+    ),
+    reasoning_name="thinking",
+    takes_objects=True,
+)
 _EFFORTS = {"none": "low", "minimal": "low", "low": "low", "medium": "medium"}  # others are high
-_HEAD = re.compile(r"([\w.-]+)[^{]*<\|message\|>")
 
 
 def reads_harmony(wrapper: Any) -> bool:
-    """Have answers read as Harmony, if the tokenizer (mlx-lm's ``TokenizerWrapper``) has all its markers."""
+    """Return whether the tokenizer (mlx-lm's ``TokenizerWrapper``) has all of Harmony's markers, and have it end
+    answers by them."""
     vocabulary = wrapper.get_vocab()
     if not all(marker in vocabulary for marker in _MARKERS):
         return False
-    wrapper._response_format = {"transitions": TRANSITIONS, "initial_state": "begin"}
-    wrapper._tool_parser, wrapper._tool_call_start, wrapper._tool_call_end = parse_tool_call, _CALL[0], ""
     wrapper.eos_token_ids = {*wrapper.eos_token_ids, *(vocabulary[marker] for marker in _ENDS)}
     return True
-
-
-def parse_tool_call(text: str, _tools: Any = None) -> dict[str, Any]:
-    """One call, as mlx-lm's parsers return it: ``NAME <|constrain|>json<|message|>{...}``.
-
-    Raises:
-        ValueError: it is not a call.
-    """
-    if (head := _HEAD.match(text)) is None:
-        raise ValueError("that is not a message to a function")
-    return {"name": head[1], "arguments": json.loads(text[head.end() :])}
 
 
 def told(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

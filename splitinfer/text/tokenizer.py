@@ -8,7 +8,6 @@ shares. Any number of threads may use it at a time, once a text was encoded (``l
 import contextlib
 import copy
 import hashlib
-import importlib
 import json
 import re
 import secrets
@@ -21,10 +20,12 @@ from typing import Any, Self
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text import harmony
 from splitinfer.text.answer import AnswerFormat, Tool
+from splitinfer.text.call_syntax import JSON_TOOLS, NOT_WRITTEN, AnswerSyntax, CallSyntax
 from splitinfer.text.conversations import Codec
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.fill import Gap, Marks, marks_in
-from splitinfer.text.turns import OWN_SYNTAX, Form, fitting, in_order
+from splitinfer.text.syntax_probes import find_syntax
+from splitinfer.text.turns import Form, arguments_as_objects, exchanges_told, fitting, in_order, tools_told
 
 _ANY_LENGTH = 10**18  # tokens; the context is checked elsewhere, and transformers would warn on standard error first
 _AROUND = ("Before it.", "Behind it.")  # the texts around a picture, to see what a template writes for it
@@ -52,6 +53,7 @@ class Tokenizer:
 
     def __init__(self, wrapper: Any, *, is_harmony: bool = False) -> None:
         self._wrapper, self._is_harmony = wrapper, is_harmony
+        self._syntaxes: dict[str | None, AnswerSyntax] = {}
 
     @classmethod
     def from_folder(
@@ -77,8 +79,24 @@ class Tokenizer:
                 reason = "there is no tokenizer.json"
             raise ModelError(f"the model folder {path} has no readable tokenizer: {reason}") from error
         wrapper.model_max_length = _ANY_LENGTH
-        _read_own_calls(wrapper)
-        return cls(wrapper, is_harmony=model_type == "gpt_oss" and harmony.reads_harmony(wrapper))
+        if getattr(wrapper, "chat_template", None) is None and (template := _older_template(path)) is not None:
+            wrapper.chat_template, wrapper.has_chat_template = template, True
+        made = cls(wrapper, is_harmony=model_type == "gpt_oss" and harmony.reads_harmony(wrapper))
+        made._check_templates(path)
+        return made
+
+    def _check_templates(self, path: Path) -> None:
+        """Raise ModelError if a chat template in the folder ``path`` is broken."""
+        from jinja2 import TemplateSyntaxError  # here, because importing it takes a while
+
+        for has_tools in (False, True) if self.template(False) is not None else ():
+            try:
+                self._render(Form(({"role": "user", "content": "x"},), ({},) if has_tools else ()), True, {})
+            except TemplateSyntaxError as error:
+                why = f"line {error.lineno}: {error.message}"
+                raise ModelError(f"the chat template in {path} is broken: {why}; mend it, or take it out") from error
+            except Exception:  # noqa: BLE001 - a template is a program, and may refuse a chat
+                pass
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -97,6 +115,7 @@ class Tokenizer:
         names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
         found = {name: getattr(wrapper, name, None) for name in names}
         texts = {name: value if isinstance(value, str) else None for name, value in found.items()}
+        texts["chat_template"] = self.template(False)
         return {"tokenizer_class": type(getattr(wrapper, "_tokenizer", wrapper)).__name__, **texts}
 
     @cached_property
@@ -159,6 +178,9 @@ class Tokenizer:
             for i, message in enumerate(messages)
             if (ids := self._generated(message.get("token_ids") or (), chat.messages[i].get("content") or ""))
         }
+        calls = self._syntax(bool(tools)).calls or JSON_TOOLS
+        chat = self._told(chat, calls)
+        generated = generated if len(chat.messages) == len(messages) else {}
         if continues:
             last = chat.messages[-1]
             chat = replace(
@@ -168,7 +190,7 @@ class Tokenizer:
         if self._reads_templates and not self.control_in_texts:
             chat = self._without_control(chat, mark)
         try:
-            form, text = fitting(chat, lambda form: self._render(form, opens_answer, settings))
+            form, text = fitting(chat, lambda form: self._render(form, opens_answer, settings), calls)
         except RequestError as error:
             raise RequestError(_CUTS.sub("", str(error)).replace(_LAST, "")) from error
         if continues:
@@ -182,6 +204,15 @@ class Tokenizer:
         else:
             ids = list(self._apply(form, settings, add_generation_prompt=opens_answer))
         return ids, _CUTS.sub("", text)
+
+    def _told(self, chat: Form, calls: CallSyntax) -> Form:
+        """Return a chat in which what the template would not tell so that answers are read is told in words."""
+        syntax = self._syntax(bool(chat.tools))
+        if not syntax.takes_tools:
+            chat = tools_told(chat, calls)
+        if not syntax.takes_calls:
+            chat = exchanges_told(chat, calls)
+        return arguments_as_objects(chat) if syntax.takes_objects else chat
 
     @cached_property
     def _reads_templates(self) -> bool:
@@ -274,6 +305,8 @@ class Tokenizer:
             given.setdefault("thinking", given["enable_thinking"])  # the word of DeepSeek's and of Granite's
         elif wrapper._chat_template is None:
             wrapper, how = wrapper._tokenizer, {"return_dict": False, **how}
+        if wrapper is not self._wrapper and (template := self.template(bool(chat.tools))) is not None:
+            given["chat_template"] = template
         return wrapper.apply_chat_template(list(chat.messages), **how, **given)
 
     def decode(self, token_ids: Sequence[int], *, shows_special: bool = False) -> str:
@@ -349,10 +382,10 @@ class Tokenizer:
         if self._is_harmony:
             start, end, leave = (tuple(self.codec.encode(text)) for text in harmony.THINKING)
             return start, end, leave
-        if not self._wrapper.has_thinking:
+        if (marks := self._syntax(False).reasoning) is None:
             return None
-        end = tuple(self._wrapper.think_end_tokens)
-        return tuple(self._wrapper.think_start_tokens), end, end
+        start, end = (tuple(self.codec.encode(mark)) for mark in marks)
+        return start, end, end
 
     def has_opened(self, prompt: Sequence[int]) -> bool | None:
         """As of ``AnswerFormat``; Harmony always begins with reasoning."""
@@ -381,7 +414,38 @@ class Tokenizer:
     @cached_property
     def answer_format(self) -> AnswerFormat:
         """How the model marks its reasoning and its calls of tools."""
-        return AnswerFormat(self._wrapper)
+        return AnswerFormat(self._syntax, self.codec.decode)
+
+    def _syntax(self, has_tools: bool) -> AnswerSyntax:
+        """How answers are written by the template that is in force with tools, or without."""
+        if self._is_harmony:
+            return harmony.SYNTAX
+        template = self.template(has_tools)
+        if template not in self._syntaxes:
+            self._syntaxes[template] = self._find_syntax(template, has_tools)
+        return self._syntaxes[template]
+
+    def _find_syntax(self, template: str | None, has_tools: bool) -> AnswerSyntax:
+        def render(
+            messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], opens: bool, /, **settings: Any
+        ) -> str:
+            return self._render(Form(tuple(messages), tuple(tools) if has_tools else ()), opens, settings)
+
+        names = " ".join(str(token) for token in self._wrapper.added_tokens_decoder.values())
+        found = find_syntax(render, f"{template or ''} {names}")
+        if found.calls is not None or template is None:
+            return found
+        known = [one for words, one in NOT_WRITTEN if "tools" in template and any(map(template.__contains__, words))]
+        takes_tools = found.takes_tools and bool(known)
+        return replace(found, calls=[*known, JSON_TOOLS][0], takes_tools=takes_tools, takes_calls=False)
+
+    def template(self, has_tools: bool) -> str | None:
+        """Return the chat template that is in force for a request with tools, or without; None if there is none."""
+        given = getattr(self._wrapper, "chat_template", None)
+        if isinstance(given, Mapping):
+            names = [*(("tool_use",) if has_tools else ()), "default", *given]
+            return next((given[name] for name in names if name in given), None)
+        return given if isinstance(given, str) else None
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may be a part of a character; of special tokens their names."""
@@ -409,11 +473,12 @@ class Tokenizer:
 
     @cached_property
     def _marker_ids(self) -> frozenset[int]:
-        """The special tokens that are a part of a marker."""
-        encode = self._wrapper.encode
-        return self.special_ids.intersection(
-            *[{i for marker in self.answer_format.markers for i in encode(marker, add_special_tokens=False)}]
-        )
+        """The special tokens that are a part of a marker, or unknown: what one divides must not be joined."""
+        wrapper = self._wrapper
+        names = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
+        silent = {*self.eos_token_ids, *(getattr(wrapper, name, None) for name in names)}
+        marks = {i for mark in self.answer_format.markers for i in wrapper.encode(mark, add_special_tokens=False)}
+        return (self.special_ids - silent) | (self.special_ids & marks)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -423,6 +488,15 @@ class Tokenizer:
         with contextlib.suppress(NotImplementedError):
             candidates |= {token_id for token_id, token in self._wrapper.added_tokens_decoder.items() if token.special}
         return frozenset(token_id for token_id in candidates if not self._decode([token_id]))
+
+
+def _older_template(path: Path) -> str | None:
+    """Return the template of ``chat_template.json``, which older folders of models with pictures have."""
+    try:
+        found = json.loads((path / "chat_template.json").read_text(encoding="utf-8")).get("chat_template")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _any_of(names: Iterable[str]) -> re.Pattern[str]:
@@ -437,15 +511,6 @@ def _cut(value: Any, names: re.Pattern[str], mark: str = "") -> Any:
     if isinstance(value, Mapping):
         return {key: _cut(one, names, mark) for key, one in value.items()}
     return [_cut(one, names, mark) for one in value] if isinstance(value, list | tuple) else value
-
-
-def _read_own_calls(wrapper: Any) -> None:
-    """Have calls read as ``text.turns`` tells them, where the model's template knows no tools."""
-    template = wrapper.chat_template
-    if isinstance(template, str) and "tools" not in template and wrapper.tool_parser is None:
-        syntax = importlib.import_module(f"mlx_lm.tool_parsers.{OWN_SYNTAX}")
-        wrapper._tool_parser = syntax.parse_tool_call
-        wrapper._tool_call_start, wrapper._tool_call_end = syntax.tool_call_start, syntax.tool_call_end
 
 
 def bytes_of_tokens(wrapper: Any) -> Callable[[Sequence[int]], list[bytes]]:

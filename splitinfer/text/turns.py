@@ -13,6 +13,7 @@ change most, as long as the template goes on taking everything.
 """
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from splitinfer.errors import RequestError
+from splitinfer.text.call_syntax import JSON_TOOLS, NAME, NUMBER, CallSyntax, kind_of
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
@@ -27,16 +29,12 @@ Tool = Mapping[str, Any]
 _BETWEEN = "\n\n"
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
 _GO_ON, _HEARD = "Continue.", "Noted."  # turns that templates demand and nobody said
+_MAY_CALL = "You may call functions."
+_ASKED: tuple[Message, ...] = ({"role": "user", "content": "?"},)
 _NEXT: tuple[Message, ...] = ({"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And then?"})
 _SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
-_CALL = "<tool_call>\n{}\n</tool_call>"
 _RESULT = "<tool_response>\n{}\n</tool_response>"
-_TOOLS = (
-    "You can call these functions:\n\n{}\n\nTo call one, write:\n\n"
-    '<tool_call>\n{{"name": ..., "arguments": {{...}}}}\n</tool_call>'
-)
-OWN_SYNTAX = "json_tools"
-"""mlx-lm's name of the syntax in which tools and calls are told where a template knows none."""
+_TOOLS = "You can call these functions:\n\n{}\n\nTo call one, write:\n\n{}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +48,40 @@ class Form:
 Step = Callable[[Form], Form]
 
 
-def fitting(asked: Form, write: Callable[[Form], str]) -> tuple[Form, str]:
-    """The closest form of a conversation that a template takes as a whole, and what it writes for it. ``write``: the
-    template; it may raise anything.
+def fitting(asked: Form, write: Callable[[Form], str], syntax: CallSyntax = JSON_TOOLS) -> tuple[Form, str]:
+    """Return the closest form of a conversation that a template takes as a whole, and what it writes for it.
+
+    Args:
+        write: renders the template; it may raise anything.
+        syntax: in which calls are told that the template does not take. The reader of the answer reads the same.
 
     Raises:
         RequestError: there is none; with what the template makes of the conversation itself.
     """
-    for goes_on in (True, False):
-        if (found := _closest(asked, write, goes_on=goes_on)) is not None:
+    text, _ = _tried(asked, write, goes_on=True)
+    if text is not None:
+        return asked, text
+    asked = with_whole_schemas(asked, write)
+    ladder = steps(syntax)
+    native = {name: step for name, step in ladder.items() if name not in ("tools", "systems")}
+    for goes_on, each in itertools.product((True, False), (ladder, native) if asked.tools else (ladder,)):
+        if (found := _closest(asked, write, each, goes_on=goes_on)) is not None:
             return found
     raise RequestError(f"the model's chat template {_tried(asked, write, goes_on=False)[1]}")
 
 
-def _closest(asked: Form, write: Callable[[Form], str], *, goes_on: bool) -> tuple[Form, str] | None:
-    """As ``fitting``; ``None``: there is none. ``goes_on``: the template must take what may follow, too."""
+def _closest(
+    asked: Form, write: Callable[[Form], str], ladder: Mapping[str, Step], *, goes_on: bool
+) -> tuple[Form, str] | None:
+    """Return as ``fitting`` does, or None if there is no such form. ``goes_on``: the template must take what may
+    follow, too."""
     text, _ = _tried(asked, write, goes_on=goes_on)
     if text is not None:
         return asked, text
-    kept, form = list(STEPS), _taken(STEPS, asked)
+    kept = list(ladder.values())
+    form = _taken(kept, asked)
     text, _ = _tried(form, write, goes_on=goes_on)
-    for step in _MOST_FIRST:
+    for step in (ladder[name] for name in _MOST_FIRST if name in ladder):
         fewer = [one for one in kept if one is not step]
         closer = _taken(fewer, asked)
         if closer == form:
@@ -78,6 +89,53 @@ def _closest(asked: Form, write: Callable[[Form], str], *, goes_on: bool) -> tup
         elif closer != asked and (found := _tried(closer, write, goes_on=goes_on)[0]) is not None:
             kept, form, text = fewer, closer, found
     return None if text is None else (form, text)
+
+
+def with_whole_schemas(form: Form, write: Callable[[Form], str]) -> Form:
+    """Return a form with whole schemas in those tools for which the template raises, each tried alone."""
+
+    def takes(tool: Tool) -> bool:
+        try:
+            write(Form(_ASKED, (tool,)))
+        except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
+            return False
+        return True
+
+    return replace(form, tools=tuple(tool if takes(tool) else _whole(tool) for tool in form.tools))
+
+
+def _whole(tool: Tool) -> Tool:
+    """Return a tool with all that templates look for in a schema."""
+    function = _function_of(tool)
+    parameters = function.get("parameters")
+    made = _whole_schema({"type": "object", **(parameters if isinstance(parameters, Mapping) else {})})
+    told = {**function, "description": function.get("description") or "", "parameters": made}
+    return {**tool, "function": told} if "function" in tool else told
+
+
+def _whole_schema(schema: Any) -> dict[str, Any]:
+    """Return a schema with one type, a description, and what belongs to objects and lists."""
+    found = dict(schema) if isinstance(schema, Mapping) else {}
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(several := found.get(key), list | tuple):
+            found[key] = [_whole_schema(one) for one in several]
+            named = [one["type"] for one in found[key] if one["type"] != "null"]
+            found.setdefault("type", (named or ["string"])[0])
+    kinds = found.get("type")
+    if isinstance(kinds, list | tuple):
+        found["type"] = next((one for one in kinds if one != "null"), "string")
+    elif not isinstance(kinds, str):
+        choices = found.get("enum") or [found.get("const", "")]
+        found["type"] = "object" if "properties" in found else kind_of(choices[0])
+    found["description"] = found.get("description") or ""
+    if found["type"] == "object":
+        properties = found.get("properties")
+        given = properties.items() if isinstance(properties, Mapping) else ()
+        found |= {"properties": {key: _whole_schema(one) for key, one in given}}
+        found.setdefault("required", [])
+    if found["type"] == "array":
+        found["items"] = _whole_schema(found.get("items"))
+    return found
 
 
 def in_order(messages: Sequence[Message]) -> list[Message]:
@@ -187,7 +245,7 @@ def _known_roles(messages: Sequence[Message]) -> Iterable[Message]:
 
 
 @_of_messages
-def _arguments_as_objects(messages: Sequence[Message]) -> Iterable[Message]:
+def arguments_as_objects(messages: Sequence[Message]) -> Iterable[Message]:
     def told(call: Mapping[str, Any]) -> Mapping[str, Any]:
         arguments = _function_of(call).get("arguments")
         return call if isinstance(arguments, Mapping) else _with_function(call, {"arguments": _object_of(arguments)})
@@ -206,12 +264,22 @@ def _object_of(arguments: Any) -> Mapping[str, Any]:
     return arguments if isinstance(arguments, Mapping) else {} if arguments is None else {"arguments": arguments}
 
 
-@_of_messages
-def _short_ids(messages: Sequence[Message]) -> Iterable[Message]:
-    """Calls and results with ids of nine letters and digits, as Mistral's templates demand."""
-    for message in _with_calls(messages, lambda call: {**call, "id": _short_id(call.get("id"))}):
-        is_result = message.get("role") == "tool"
-        yield {**message, "tool_call_id": _short_id(message.get("tool_call_id"))} if is_result else message
+def _ids_in_form(form: Form, syntax: CallSyntax) -> Form:
+    """Calls and results with ids in the form that the model's calls have, or else of nine letters and digits, as
+    Mistral's templates demand."""
+    made, ids, number = list[Message](), dict[Any, str](), 0
+    for message in form.messages:
+        calls = list[Mapping[str, Any]]()
+        for call in _calls_of(message):
+            given, name = call.get("id"), str(_function_of(call).get("name"))
+            if syntax.id_form:
+                ids[given] = syntax.id_form.replace(NAME, name).replace(NUMBER, str(number))
+            calls.append({**call, "id": ids.get(given, _short_id(given))})
+            number += 1
+        given = message.get("tool_call_id")
+        is_result = {"tool_call_id": ids.get(given, _short_id(given))} if message.get("role") == "tool" else {}
+        made.append({**message, **is_result, **({"tool_calls": calls} if calls else {})})
+    return replace(form, messages=tuple(made))
 
 
 def _short_id(given: Any) -> str:
@@ -227,8 +295,7 @@ def _begun_by_user(messages: Sequence[Message]) -> Iterable[Message]:
     return [*messages[:first], {"role": "user", "content": _GO_ON}, *messages[first:]]
 
 
-@_of_messages
-def _pairs_alone(messages: Sequence[Message]) -> Iterable[Message]:
+def _pairs_alone(messages: Sequence[Message], syntax: CallSyntax) -> Iterable[Message]:
     """Calls without a result, and results without a call, as text."""
     made, asked = list[Message](), set[Any]()
     for i, message in enumerate(messages):
@@ -237,7 +304,7 @@ def _pairs_alone(messages: Sequence[Message]) -> Iterable[Message]:
             continue
         came = {result.get("tool_call_id") for result in _results_of(messages, i)}
         asked = {call.get("id") for call in _calls_of(message)}
-        made.append(_told_calls(message, lambda call, came=came: call.get("id") not in came))  # type: ignore[misc]
+        made.append(_told_calls(message, [call for call in _calls_of(message) if call.get("id") not in came], syntax))
     return made
 
 
@@ -268,22 +335,29 @@ def _calls_alone(messages: Sequence[Message]) -> Iterable[Message]:
             yield message
 
 
-def _tools_told(form: Form) -> Form:
-    """The tools in the system's words."""
+def _system_first(form: Form) -> Form:
+    """A turn of the system for tools: some templates tell of them in such a turn alone."""
+    if not form.tools or (form.messages and form.messages[0].get("role") == "system"):
+        return form
+    return replace(form, messages=({"role": "system", "content": _MAY_CALL}, *form.messages))
+
+
+def tools_told(form: Form, syntax: CallSyntax) -> Form:
+    """Return a form with the tools in the system's words."""
     if not form.tools:
         return form
     functions = "\n".join(json.dumps(_function_of(tool), ensure_ascii=False) for tool in form.tools)
-    first, told = form.messages[:1], _TOOLS.format(functions)
+    first, told = form.messages[:1], _TOOLS.format(functions, syntax.example)
     if first and first[0].get("role") == "system":
         system = {**first[0], "content": _together(_text_of(first[0]), told)}
         return Form((system, *form.messages[1:]))
     return Form(({"role": "system", "content": told}, *form.messages))
 
 
-@_of_messages
-def _exchanges_told(messages: Sequence[Message]) -> Iterable[Message]:
-    """Calls as the assistant's words, and results as the user's."""
-    return _as_users([_told_calls(one, lambda _: True) for one in messages], lambda one: one.get("role") == "tool")
+def exchanges_told(form: Form, syntax: CallSyntax) -> Form:
+    """Return a form with calls as the assistant's words, and results as the user's."""
+    told = [_told_calls(one, _calls_of(one), syntax) for one in form.messages]
+    return replace(form, messages=tuple(_as_users(told, lambda one: one.get("role") == "tool")))
 
 
 @_of_messages
@@ -317,16 +391,31 @@ def _neighbours_joined(messages: Sequence[Message]) -> Iterable[Message]:
     return made
 
 
-STEPS: tuple[Step, ...] = (
-    _known_roles, _arguments_as_objects, _short_ids, _begun_by_user, _pairs_alone, _one_call_a_turn, _calls_alone,
-    _tools_told, _exchanges_told, _later_systems_as_users, _systems_as_users, _results_answered, _neighbours_joined,
+def steps(syntax: CallSyntax) -> Mapping[str, Step]:
+    """Return the steps of the ladder by name. ``syntax``: in which calls are told that a template does not take."""
+    return {
+        "roles": _known_roles,
+        "objects": arguments_as_objects,
+        "ids": lambda form: _ids_in_form(form, syntax),
+        "user first": _begun_by_user,
+        "pairs": _of_messages(lambda messages: _pairs_alone(messages, syntax)),
+        "one call": _one_call_a_turn,
+        "calls alone": _calls_alone,
+        "system first": _system_first,
+        "tools": lambda form: tools_told(form, syntax),
+        "exchanges": lambda form: exchanges_told(form, syntax),
+        "later systems": _later_systems_as_users,
+        "systems": _systems_as_users,
+        "results answered": _results_answered,
+        "joined": _neighbours_joined,
+    }
+
+
+_MOST_FIRST = (
+    "systems", "exchanges", "tools", "later systems", "pairs", "calls alone", "one call", "results answered",
+    "system first", "user first", "joined", "ids", "objects", "roles",
 )  # fmt: skip
-_MOST_FIRST: tuple[Step, ...] = (
-    _systems_as_users, _exchanges_told, _tools_told, _later_systems_as_users, _pairs_alone, _calls_alone,
-    _one_call_a_turn, _results_answered, _begun_by_user, _neighbours_joined, _short_ids, _arguments_as_objects,
-    _known_roles,
-)  # fmt: skip
-"""The same, those first that change most of what a conversation means."""
+"""The steps, those first that change most of what a conversation means."""
 
 
 # -- parts of messages -----------------------------------------------------------------------------
@@ -357,20 +446,15 @@ def _with_calls(
         yield {**message, "tool_calls": [*map(change, calls)]} if (calls := _calls_of(message)) else message
 
 
-def _told_calls(message: Message, is_told: Callable[[Mapping[str, Any]], bool]) -> Message:
-    """A message with some of its calls as a part of its text."""
-    told = [call for call in _calls_of(message) if is_told(call)]
+def _told_calls(message: Message, told: Sequence[Mapping[str, Any]], syntax: CallSyntax) -> Message:
+    """Return a message with some of its calls as a part of its text."""
     if not told:
         return message
-    texts = [
-        _CALL.format(
-            json.dumps({key: _function_of(call).get(key) for key in ("name", "arguments")}, ensure_ascii=False)
-        )
-        for call in told
-    ]
-    left = [call for call in _calls_of(message) if not is_told(call)]
+    functions = [(_function_of(call), str(call.get("id") or "")) for call in told]
+    text = syntax.written([(str(one.get("name")), _object_of(one.get("arguments")), name) for one, name in functions])
+    left = [call for call in _calls_of(message) if call not in told]
     made = {key: value for key, value in message.items() if key != "tool_calls" or left}
-    return made | {"content": _together(_text_of(message), *texts)} | ({"tool_calls": left} if left else {})
+    return made | {"content": _together(_text_of(message), text)} | ({"tool_calls": left} if left else {})
 
 
 def _told_result(message: Message) -> Message:

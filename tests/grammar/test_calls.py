@@ -1,8 +1,12 @@
-"""Calls that must be made: what random walks under the masks write, mlx-lm's own parsers read."""
+"""Calls that must be made: what random walks under the masks write, the reader of answers reads."""
 
-import importlib
 import json
 import random
+<<<<<<< HEAD
+=======
+import re
+import sys
+>>>>>>> reader
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +15,17 @@ import pytest
 from constrained import allowed, rules
 
 from splitinfer import Grammar, SamplingParams
+<<<<<<< HEAD
 from splitinfer.errors import RequestError
 from splitinfer.grammar.calls import SYNTAXES, call_grammar
+=======
+from splitinfer.errors import NotInstalled, RequestError
+from splitinfer.grammar.calls import call_grammar
+>>>>>>> reader
 from splitinfer.llm.forms import AnswerForms
+from splitinfer.text.answer import AnswerFormat, ToolCallPart, joined
+from splitinfer.text.call_syntax import ARGUMENTS, ID, JSON_TOOLS, KEY, KIMI_K2, KINDS, LFM2, NAME
+from splitinfer.text.call_syntax import AnswerSyntax, CallSyntax, Keyed
 
 FUNCTIONS = [
     {
@@ -37,20 +49,64 @@ TOOLS = [{"type": "function", "function": one} for one in FUNCTIONS]
 END = 0
 
 
+def tagged(opens: str, middle: str, closes: str, **more: Any) -> Keyed:
+    return Keyed(opens, (("", middle),), closes, more.pop("between", ""), **more)
+
+
+SYNTAXES = {
+    "json": JSON_TOOLS,
+    "list": CallSyntax(JSON_TOOLS.body, "[CALLS][", between=", ", closes="]", members=JSON_TOOLS.members),
+    "mistral": CallSyntax(f"{NAME}[ARGS]{ARGUMENTS}", before="[TOOL_CALLS]"),
+    "with id": CallSyntax(f"{NAME}[ID]{ID}[ARGS]{ARGUMENTS}", before="[CALL]", behind="[/CALL]"),
+    "kimi": KIMI_K2,
+    "tags": CallSyntax(
+        f"{NAME}>\n{ARGUMENTS}", before="<tool_call>\n<function=", behind="</function>\n</tool_call>",
+        keyed=tagged("<parameter=", ">\n", "\n</parameter>\n"),
+    ),
+    "pairs": CallSyntax(
+        f"{NAME}{ARGUMENTS}", before="<tool_call>", behind="</tool_call>",
+        keyed=tagged("<key>", "</key><value>", "</value>"),
+    ),
+    "with kinds": CallSyntax(
+        f'{NAME}">{ARGUMENTS}', "<calls>", '<call name="', "</call>", closes="</calls>",
+        keyed=Keyed('<arg name="', tuple((kind, f'" kind="{kind}">') for kind in KINDS), "</arg>", ""),
+    ),
+    "python": LFM2,
+    "quoted": CallSyntax(
+        f"{NAME}{{{ARGUMENTS}", before="<|call>", behind="}<call|>",
+        keyed=tagged("", ":", "", between=",", quote='<|"|>'),
+    ),
+}  # fmt: skip
+
+
+NESTED = CallSyntax(f"{NAME}{ARGUMENTS}", before="<call>", keyed=tagged("<", ">", f"</{KEY}>"))
+
+
+def read(syntax: CallSyntax, text: str, tools: list[dict[str, Any]] = TOOLS) -> list[dict[str, Any]]:
+    """The calls in an answer that is nothing else."""
+    parser = AnswerFormat(lambda _: AnswerSyntax(syntax), lambda _: "").parser([], tools)
+    parts = joined([*parser.feed(text), *parser.finish()])
+    assert all(isinstance(part, ToolCallPart) or not part.text.strip() for part in parts), text  # type: ignore[union-attr]
+    calls = [part for part in parts if isinstance(part, ToolCallPart)]
+    return [{"name": call.name, "arguments": json.loads(call.arguments)} for call in calls]
+
+
+def opening(syntax: str) -> str:
+    """What begins a call, and nothing else."""
+    known = SYNTAXES[syntax]
+    begins = re.match(r"<[^<>]+>|\[[A-Z_]+\]", known.opens + known.before)
+    assert begins is not None
+    return begins[0]
+
+
 def parsed(syntax: str, text: str, tools: list[dict[str, Any]] = TOOLS) -> dict[str, Any]:
-    module = importlib.import_module(f"mlx_lm.tool_parsers.{syntax}")
-    inside = text.removeprefix(module.tool_call_start)
-    assert inside != text, text
-    if module.tool_call_end:
-        inside, end, rest = inside.rpartition(module.tool_call_end)
-        assert (end, rest) == (module.tool_call_end, "")
-    found = module.parse_tool_call(inside, tools)
-    return found[0] if isinstance(found, list) else found
+    (call,) = read(SYNTAXES[syntax], text, tools)
+    return call
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
 def test_every_call_parses_and_has_its_schema(made: AnswerForms, syntax: str) -> None:
-    grammar = call_grammar(syntax, FUNCTIONS, json.dumps)
+    grammar = call_grammar(SYNTAXES[syntax], FUNCTIONS, json.dumps)
     names = set()
     for seed in range(12):
         drawn, walking, answer = random.Random(seed), rules(made, SamplingParams(grammar=grammar)), list[int]()
@@ -64,16 +120,14 @@ def test_every_call_parses_and_has_its_schema(made: AnswerForms, syntax: str) ->
     assert len(names) == 2, "one of two functions was never called"
 
 
-@pytest.mark.parametrize(
-    ("syntax", "special"), [*((one, None) for one in SYNTAXES), ("json_tools", 1999), ("mistral", 1999)]
-)
+@pytest.mark.parametrize(("syntax", "special"), [*((one, None) for one in SYNTAXES), ("json", 1999), ("mistral", 1999)])
 def test_a_call_among_text_keeps_its_schema_once_it_is_begun(
     made: AnswerForms, syntax: str, special: int | None
 ) -> None:
-    opens = SYNTAXES[syntax].opens
+    opens = opening(syntax)
     written = {opens: f"<[{special}]>"} if special else {}
     strict = [{**one, "strict": True} for one in FUNCTIONS]
-    grammar = call_grammar(syntax, strict, lambda text: written.get(text, json.dumps(text)), must=False)
+    grammar = call_grammar(SYNTAXES[syntax], strict, lambda text: written.get(text, json.dumps(text)), must=False)
 
     def encode(text: str) -> list[int]:
         return made._prompts.needed.encode(text, adds_special=False)
@@ -95,13 +149,13 @@ def test_a_call_among_text_keeps_its_schema_once_it_is_begun(
     assert all(goes_on) == (syntax != "mistral"), "of mistral's calls nothing marks the end"
 
 
-@pytest.mark.parametrize("syntax", ["json_tools", "qwen3_coder", "glm47", "minicpm5"])  # the others are as one of them
+@pytest.mark.parametrize("syntax", ["json", "tags", "pairs", "python"])  # the others are as one of them
 def test_an_answer_is_calls_or_has_its_form(made: AnswerForms, syntax: str) -> None:
     """Calls alone, without text around them; functions that are not strict have any object where that can be read."""
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
-    opens, numbers = SYNTAXES[syntax].opens, set[int]()
+    opens, numbers = opening(syntax), set[int]()
     weather = {**FUNCTIONS[0], "strict": True}
-    grammar = call_grammar(syntax, [weather, FUNCTIONS[1]], json.dumps, must=False, form=Grammar.json(schema))
+    grammar = call_grammar(SYNTAXES[syntax], [weather, FUNCTIONS[1]], json.dumps, must=False, form=Grammar.json(schema))
     for seed in range(16):
         drawn, walking, answer = random.Random(seed), rules(made, SamplingParams(grammar=grammar)), list[int]()
         while END not in answer:
@@ -118,18 +172,20 @@ def test_an_answer_is_calls_or_has_its_form(made: AnswerForms, syntax: str) -> N
             if call["name"].removeprefix("functions.") == "weather":
                 jsonschema.validate(call["arguments"], weather["parameters"])
     assert {0, 1} <= numbers
-    assert (max(numbers) > 1) == bool(SYNTAXES[syntax].around[1])
+    assert max(numbers) > 1
 
 
 def test_in_a_syntax_that_is_not_known_an_answer_has_its_form(made: AnswerForms) -> None:
     form = Grammar.json({"type": "object", "x-guidance": {"lenient": True, "whitespace_flexible": True}})
-    for syntax in (None, "pythonic"):
+    for syntax in (None, NESTED):
         assert call_grammar(syntax, FUNCTIONS, json.dumps, must=False, form=form) is form
-    known = call_grammar("mistral", FUNCTIONS, json.dumps, must=False, form=form)
-    assert call_grammar("mistral", FUNCTIONS, json.dumps, form=form) == call_grammar("mistral", FUNCTIONS, json.dumps)
+    known = call_grammar(SYNTAXES["mistral"], FUNCTIONS, json.dumps, must=False, form=form)
+    assert call_grammar(SYNTAXES["mistral"], FUNCTIONS, json.dumps, form=form) == call_grammar(
+        SYNTAXES["mistral"], FUNCTIONS, json.dumps
+    )
     assert '"whitespace_flexible": true, "lenient": false, "coerce_one_of": false' in known.text
     with pytest.raises(RequestError, match="more digits"):
-        call_grammar("mistral", FUNCTIONS, json.dumps, must=False, form=Grammar.json({"const": 2**60}))
+        call_grammar(SYNTAXES["mistral"], FUNCTIONS, json.dumps, must=False, form=Grammar.json({"const": 2**60}))
 
 
 ODD: tuple[tuple[dict[str, Any], str], ...] = (
@@ -187,15 +243,33 @@ def test_arguments_are_any_where_no_parameter_is_known(made: AnswerForms) -> Non
 
 def test_what_is_not_strict_has_any_arguments_where_none_must_be_called(made: AnswerForms) -> None:
     strict = [{**FUNCTIONS[0], "strict": True}, FUNCTIONS[1]]
+<<<<<<< HEAD
     with pytest.raises(RequestError, match="strict: calls in the syntax gemma4 cannot be enforced"):
         call_grammar("gemma4", strict, json.dumps, must=False)
     walking = rules(made, SamplingParams(grammar=call_grammar("json_tools", strict, json.dumps, must=False)))
+=======
+    with pytest.raises(RequestError, match="strict: 'time-now' must be strict, too"):
+        call_grammar(SYNTAXES["pairs"], strict, json.dumps, must=False)
+    with pytest.raises(RequestError, match="strict: the model's syntax for calls cannot be enforced"):
+        call_grammar(NESTED, strict, json.dumps, must=False)
+    walking = rules(made, SamplingParams(grammar=call_grammar(SYNTAXES["json"], strict, json.dumps, must=False)))
+>>>>>>> reader
     for name, is_free in (("time-now", True), ("weather", False)):
         call = f'<tool_call>\n{{"name": "{name}", "arguments": {{"other":1}}}}\n</tool_call>'
         answer = made._prompts.needed.encode(call, adds_special=False)
         assert (len(walking.admitted([], answer)) == len(answer)) == is_free
 
 
+<<<<<<< HEAD
+=======
+def test_without_the_library_that_enforces_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    grammar = call_grammar(SYNTAXES["json"], [{**FUNCTIONS[0], "strict": True}], json.dumps, must=False)
+    with pytest.raises(NotInstalled, match="pip install llguidance"):
+        rules(forms(), SamplingParams(grammar=grammar))
+
+
+>>>>>>> reader
 _TEXTS = {
     "Oslo": "Oslo",
     "": "",
@@ -209,31 +283,20 @@ _TEXTS = {
 }
 _NESTED = {"type": "object", "properties": {"t": {"type": "string"}}, "required": ["t"], "additionalProperties": False}
 _READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
-    "qwen3_coder": [
-        ({"type": "string"}, {**_TEXTS, "NULL": None}),
-        ({"type": ["string", "null"]}, {"Oslo": "Oslo", "null": ..., "5": None, "b'x'": None, "None, 1": None}),
-        ({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}, {"5": "5", "null": ..., "{}": None}),
+    "tags": [
+        ({"type": "string"}, {**_TEXTS, "NULL": "NULL"}),
+        ({"type": ["string", "null"]}, {"Oslo": "Oslo", "null": ..., "5": "5", "b'x'": "b'x'", "None, 1": "None, 1"}),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}, {"5": "5", "null": ..., "{}": "{}"}),
         ({"type": ["integer", "null"]}, {"5": 5, "null": ..., "x": None}),
         ({"$ref": "#/$defs/nested"}, {'{"t":"a"}': {"t": "a"}, '{"t":"</parameter>"}': None}),
         ({"anyOf": [{"$ref": "#/$defs/nested"}, {"type": "null"}]}, {'{"t":"<b>"}': {"t": "<b>"}, "null": ...}),
         ({"enum": ["red", "null", None]}, {"red": "red", "null": ...}),
     ],
-    "glm47": [
-        ({"type": "string"}, {"null": "null", "x</parameter>y": "x</parameter>y", "x</arg_value>": None, "": ""}),
-        ({"type": ["string", "null"]}, {'"5"': "5", "null": ..., "5": None, '"</arg_value>"': None}),
+    "pairs": [
+        ({"type": "string"}, {"null": "null", "x</parameter>y": "x</parameter>y", "x</value>": None, "": ""}),
         ({"anyOf": [{"$ref": "#/$defs/nested"}, {"type": "null"}]}, {'{"t":"</b>"}': {"t": "</b>"}}),
         ({"type": "number"}, {"1.5": 1.5, "1E999": None}),
-    ],
-    "minimax_m2": [
-        ({"type": "string"}, {**_TEXTS, "null": None, "nil": "nil", "x</invoke>": None}),
-        ({"type": ["string", "null"], "maxLength": 4}, {"Oslo": "Oslo", "null": ..., "nil": None, "5": "5"}),
-        ({"type": ["boolean", "null"]}, {"true": True, "null": ...}),
-        ({"type": "array", "items": {}}, {'["<",[1]]': ["<", [1]], '[{"a":"</invoke>"}]': None}),
-    ],
-    "minicpm5": [
-        ({"type": "string"}, {"a <b> ": None, "a <b>": "a <b>", "<![CDATA[a <b>]]>": "a <b>", "x</param>": None}),
-        ({"type": "string"}, {"<![CDATA[x": None, "null": None}),
-        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, {"5": 5, "null": ..., "x": None}),
+        ({"type": "array", "items": {}}, {'["<",[1]]': ["<", [1]], '[{"a":"</value>"}]': None}),
     ],
 }
 
@@ -242,14 +305,16 @@ _READ: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
 def test_values_between_tags_are_read_as_they_were_meant(made: AnswerForms, syntax: str) -> None:
     """``None``: cannot be written; ``...``: is read as null."""
     known = SYNTAXES[syntax]
-    assert known.argument is not None
+    keyed = known.keyed
+    assert keyed is not None
     for schema, values in _READ[syntax]:
         parameters = {"properties": {"key": schema}, "required": ["key"], "$defs": {"nested": _NESTED}}
         function = {"name": "f", "parameters": parameters}
-        walking = rules(made, SamplingParams(grammar=call_grammar(syntax, [function], json.dumps)))
+        walking = rules(made, SamplingParams(grammar=call_grammar(known, [function], json.dumps)))
         for value, meant in values.items():
-            text = value.join(part.replace("KEY", "key") for part in known.argument)
-            call = text.join([known.opens + known.around[0].replace("NAME", "f"), known.around[1]])
+            argument = f"{keyed.opens}key{keyed.middle(value)}{value}{keyed.closes}"
+            body = known.body.replace(NAME, "f").replace(ARGUMENTS, argument)
+            call = f"{known.opens}{known.before}{body}{known.behind}{known.closes}"
             answer = made._prompts.needed.encode(call, adds_special=False)
             is_whole = len(walking.admitted([], answer)) == len(answer) and END in allowed(
                 walking.masks(answer, len(answer))[0]
@@ -260,18 +325,6 @@ def test_values_between_tags_are_read_as_they_were_meant(made: AnswerForms, synt
                 assert found == {"key": None if meant is ... else meant}, (schema, value)
 
 
-def test_what_ends_a_call_is_in_no_text_of_its_json(made: AnswerForms) -> None:
-    parameters = {"type": "object", "properties": {"a": {"type": "string"}, "b": {}}, "required": ["a"]}
-    grammar = call_grammar("json_tools", [{"name": "f", "parameters": parameters}], json.dumps)
-    walking = rules(made, SamplingParams(grammar=grammar))
-    for text, may_come in (("</b></tool", True), ("a</tool_call>", False)):
-        for arguments in ({"a": text}, {"a": "", "b": [text]}, {"a": "", "c": {"d": text}}):
-            inside = json.dumps(arguments, separators=(",", ":"))
-            call = f'<tool_call>\n{{"name": "f", "arguments": {inside}}}\n</tool_call>'
-            answer = made._prompts.needed.encode(call, adds_special=False)
-            assert (len(walking.admitted([], answer)) == len(answer)) == may_come
-
-
 def test_markers_that_are_special_tokens_are_written_as_such(made: AnswerForms) -> None:
     assert made._as_lark("<|end|>{") == '<[0]> "{"'
 
@@ -280,6 +333,7 @@ def test_markers_that_are_special_tokens_are_written_as_such(made: AnswerForms) 
     ("syntax", "function", "words"),
     [
         (None, FUNCTIONS[0], "no syntax"),
+<<<<<<< HEAD
         ("muse_spark", FUNCTIONS[0], "muse_spark cannot be enforced; those in glm47"),
         ("json_tools", {"name": 'a"b'}, "name"),
         ("glm47", {"name": "a", "parameters": {"properties": {"b": {"items": {"$ref": "#"}}}}}, "references"),
@@ -294,22 +348,38 @@ def test_markers_that_are_special_tokens_are_written_as_such(made: AnswerForms) 
         ("glm47", {"name": "a", "parameters": {"required": ["b"]}}, "'b'"),
         ("glm47", {"name": "a", "parameters": {"required": [{}]}}, "must be a list of names"),
         ("glm47", {"name": "a", "parameters": 5}, "parameters of a must be an object"),
+=======
+        (NESTED, FUNCTIONS[0], "cannot be enforced"),
+        ("pairs", {"name": "a", "parameters": {"properties": {"b": {"type": "string", "pattern": "x"}}}}, "pattern of"),
+        ("pairs", {"name": "a", "parameters": {"properties": {"b": True}}}, "needs a schema"),
+        ("pairs", {"name": "a", "parameters": {"properties": {}, "minProperties": 1}}, "minProperties of"),
+        ("json", {"name": "a", "parameters": {"type": "array"}}, "must be an object"),
+        ("tags", {"name": "a", "parameters": {"properties": {"b": {"anyOf": []}}}}, "could be another value"),
+        ("pairs", {"name": "a", "parameters": {"properties": {"b c": {}}}}, "b c"),
+        ("pairs", {"name": "a", "parameters": {"required": ["b"]}}, "'b'"),
+        ("pairs", {"name": "a", "parameters": {"required": [{}]}}, "must be a list of names"),
+        ("pairs", {"name": "a", "parameters": 5}, "parameters of a must be an object"),
+>>>>>>> reader
         (
-            "glm47",
+            "pairs",
             {"name": "a", "parameters": {"properties": {"b": {"type": "string", "enum": 5}}}},
             "choices of .* a.b",
         ),
         (
-            "glm47",
+            "pairs",
             {"name": "a", "parameters": {"properties": {"b": {"type": "string", "minLength": 3, "maxLength": 2}}}},
             "lengths of .* a.b",
         ),
-        ("json_tools", {"name": "a", "parameters": {"title": "x" * (1 << 18)}}, "tools: a grammar may have 262,144"),
+        ("json", {"name": "a", "parameters": {"title": "x" * (1 << 18)}}, "tools: a grammar may have 262,144"),
     ],
 )
-def test_what_cannot_be_enforced_is_refused(syntax: str | None, function: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_enforced_is_refused(syntax: Any, function: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words):
+<<<<<<< HEAD
         call_grammar(syntax, [{**function, "strict": True}], json.dumps)
+=======
+        call_grammar(SYNTAXES.get(syntax, syntax), [function], json.dumps)
+>>>>>>> reader
 
 
 NUMBERS = {"type": "object", "properties": {"n": {"type": "integer"}, "f": {"type": "number"}}, "required": ["n", "f"]}
@@ -332,7 +402,7 @@ NUMBERS = {"type": "object", "properties": {"n": {"type": "integer"}, "f": {"typ
 )
 def test_blanks_and_digits_come_to_an_end(made: AnswerForms, arguments: str, are_taken: bool) -> None:
     functions = [{"name": "f", "parameters": {**NUMBERS, "additionalProperties": False}}]
-    walking = rules(made, SamplingParams(grammar=call_grammar("json_tools", functions, json.dumps)))
+    walking = rules(made, SamplingParams(grammar=call_grammar(SYNTAXES["json"], functions, json.dumps)))
     text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
     answer = made._prompts.needed.encode(text, adds_special=False)
     taken = [token in allowed(walking.masks(answer[:i], i)[0]) for i, token in enumerate(answer)]

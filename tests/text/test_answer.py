@@ -1,8 +1,6 @@
-"""Answers told apart into text, reasoning and calls, by mlx-lm's own machine and parsers, however they are cut."""
+"""Answers told apart into text, reasoning and calls, however they are cut."""
 
-import importlib
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.text.answer import AnswerFormat, AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
+from splitinfer.text.call_syntax import JSON_TOOLS, KIMI_K2, AnswerSyntax
 
 TOOLS = [
     {
@@ -18,41 +17,21 @@ TOOLS = [
             "name": "weather",
             "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
         },
-    }
+    },
+    {"type": "function", "function": {"name": "now"}},
 ]
-THINK, END_THINK = 7, 8  # the token ids of the markers
 OSLO = ToolCallPart("weather", '{"city": "Oslo"}')
-
-
-def wrapper(parser: str | None = "json_tools", *, thinks: bool = True, **changes: Any) -> SimpleNamespace:
-    """What mlx-lm's ``TokenizerWrapper`` shows of a model with these calls, and with reasoning if it ``thinks``."""
-    module = importlib.import_module(f"mlx_lm.tool_parsers.{parser}") if parser else None
-
-    def last(tokens: list[int], token: int) -> int:
-        return max((i for i, each in enumerate(tokens) if each == token), default=-1)
-
-    known = {
-        "has_thinking": thinks,
-        "think_start": "<think>" if thinks else None,
-        "think_end": "</think>" if thinks else None,
-        "rfind_think_start": lambda tokens: last(tokens, THINK),
-        "rfind_think_end": lambda tokens: last(tokens, END_THINK),
-        "has_tool_calling": module is not None,
-        "tool_call_start": module and module.tool_call_start,
-        "tool_call_end": module and module.tool_call_end,
-        "tool_parser": module and module.parse_tool_call,
-        "structural_markers": (),
-        "response_transitions": {},
-        "response_initial_state": None,
-    }
-    return SimpleNamespace(**{**known, **changes})
+THINKING = ("<think>", "</think>")
+QWEN = AnswerSyntax(JSON_TOOLS, THINKING)
 
 
 def parsed(
-    text: str, model: SimpleNamespace | None = None, *, tools: Any = TOOLS, prompt: Any = (), cut: int = 0, **more: bool
+    text: str, syntax: AnswerSyntax = QWEN, *, tools: Any = TOOLS, prompt: str = "", cut: int = 0, **more: bool
 ) -> list[AnswerPart]:
-    """The parts of a text that comes in pieces of ``cut`` characters (0: whole), neighbours joined."""
-    parser = AnswerFormat(model or wrapper()).parser(prompt, tools, **more)
+    """The parts of a text that comes in pieces of ``cut`` characters (0: whole), neighbours joined. ``prompt``: a
+    letter is a token."""
+    known = AnswerFormat(lambda _: syntax, lambda ids: "".join(map(chr, ids)))
+    parser = known.parser([ord(letter) for letter in prompt], tools, **more)
     pieces = [text[i : i + cut] for i in range(0, len(text), cut)] if cut else [text]
     return joined([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
 
@@ -80,9 +59,9 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_
         ("<tool_call>[1]</tool_call>", [TextPart("<tool_call>[1]</tool_call>")]),
         ('<tool_call>{"name": 3}</tool_call>', [TextPart('<tool_call>{"name": 3}</tool_call>')]),
         ('<tool_call>{"name": "now"}</tool_call>', [ToolCallPart("now", "{}")]),
-        ('<tool_call>{"name": "w", "arguments": "{\\"città\\": 1}"}</tool_call>', [ToolCallPart("w", '{"città": 1}')]),
-        ('<tool_call>{"name": "w", "arguments": {"å": "a\\ud83d \\ude00"}}</tool_call>',
-         [ToolCallPart("w", '{"å": "a\ufffd \ufffd"}')]),
+        ('<tool_call>{"name": "now", "arguments": "{\\"città\\": 1}"}</tool_call>', [ToolCallPart("now", '{"città": 1}')]),
+        ('<tool_call>{"name": "now", "arguments": {"å": "a\\ud83d \\ude00"}}</tool_call>',
+         [ToolCallPart("now", '{"å": "a\ufffd \ufffd"}')]),
     ],
 )  # fmt: skip
 def test_an_answer_is_told_apart_however_it_is_cut(text: str, parts: list[AnswerPart], cut: int):
@@ -94,7 +73,7 @@ def test_calls_have_other_ids():
         begin, end = "<|tool_calls_section_begin|><|tool_call_begin|>", "<|tool_call_end|><|tool_calls_section_end|>"
         return f'{begin}functions.weather:{number}<|tool_call_argument_begin|>{{"city": "Oslo"}}{end}'
 
-    parts = parsed(call(0) + call(0) + call(1), wrapper("kimi_k2", thinks=False), cut=5)
+    parts = parsed(call(0) + call(0) + call(1), AnswerSyntax(KIMI_K2), cut=5)
     assert [part.call_id for part in parts if isinstance(part, ToolCallPart)] == [
         "functions.weather:0", None, "functions.weather:1"
     ]  # fmt: skip
@@ -106,22 +85,25 @@ def test_without_tools_a_call_is_text():
 
 
 def test_a_prompt_may_end_inside_reasoning():
-    assert parsed("So.</think>Yes.", prompt=(1, THINK)) == [ReasoningPart("So."), TextPart("Yes.")]
-    assert parsed("Yes.", prompt=(THINK, 1, END_THINK)) == [TextPart("Yes.")]
-    far = (THINK, *range(100, 140))  # quoted by somebody, long before the answer
-    assert parsed("Yes.", prompt=far) == [TextPart("Yes.")]
+    assert parsed("So.</think>Yes.", prompt="a<think>\n") == [ReasoningPart("So."), TextPart("Yes.")]
+    assert parsed("Yes.", prompt="<think>\n</think>\n") == [TextPart("Yes.")]
+    assert parsed("Yes.", prompt="what is <think>? Answer: ") == [TextPart("Yes.")], "somebody quoted it"
 
 
 def test_a_model_that_marks_nothing():
-    model = wrapper(None, thinks=False)
-    assert AnswerFormat(model).markers == ()
-    assert parsed("a <think> </think>\n", model) == [TextPart("a <think> </think>\n")]
+    assert AnswerFormat(lambda _: AnswerSyntax(), lambda _: "").markers == ()
+    assert parsed("a <think> </think>\n", AnswerSyntax()) == [TextPart("a <think> </think>\n")]
 
 
-def test_markers_are_all_that_text_must_show():
-    model = wrapper(structural_markers=("<|eom|>",), response_transitions={"normal": [("<|eot|>", "normal")]})
-    wanted = ("</think>", "</tool_call>", "<think>", "<tool_call>", "<|eom|>", "<|eot|>")
-    assert AnswerFormat(model).markers == wanted
+def test_a_call_ends_reasoning_that_was_not_closed():
+    assert parsed(f"<think>Hm.{CALL} Yes.") == [ReasoningPart("Hm."), OSLO, TextPart(" Yes.")]
+
+
+def test_what_is_around_text_is_left_out():
+    syntax = AnswerSyntax(JSON_TOOLS, THINKING, ("<response>",))
+    for cut in (0, 1):
+        found = parsed(f"<think>Hm.</think><response>Yes.{CALL}", syntax, cut=cut)
+        assert found == [ReasoningPart("Hm."), TextPart("Yes."), OSLO]
 
 
 pieces = st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "<", "tool", ">", " ", "\n", "x", CALL])

@@ -89,13 +89,13 @@ ANSWERS = [
     (IN_ROLE.removeprefix("<|start|>assistant"), [OSLO]),
     (f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{CALL}<|call|>", [TextPart("I look."), OSLO]),
     (f"{CALL}<|end|>{IN_ROLE}", [OSLO, OSLO]),
-    (CALL[:-3], [TextPart(CALL[CALL.index(" to=") : -3])]),
+    (CALL[:-3], [TextPart(CALL[:-3])]),
     ("<|channel|>final <|constrain|>json<|message|>{}", [TextPart("{}")]),
     ("No Harmony at all", [TextPart("No Harmony at all")]),
     (f"{THOUGHT}No header", [ReasoningPart("Hm \U0001f914."), TextPart("No header")]),
     ("<|channel|>final<|message|>a<|start|>b to=functions.c", [TextPart("a<|start|>b to=functions.c")]),
     ("<|channel|>final<|message|>a <|chan", [TextPart("a <|chan")]),
-    (f"{THOUGHT}<|start|>assistant<|channel|>fin", [ReasoningPart("Hm \U0001f914.")]),
+    (f"{THOUGHT}<|start|>assistant<|channel|>fin", [ReasoningPart("Hm \U0001f914."), TextPart("<|channel|>fin")]),
     ("", []),
 ]
 
@@ -116,7 +116,7 @@ def test_all_marks_of_an_answer_are_shown_to_its_parser(tokenizer: Tokenizer):
 
 def test_without_tools_a_call_is_text(tokenizer: Tokenizer):
     parser = tokenizer.answer_format.parser([])
-    assert joined([*parser.feed(CALL), *parser.finish()]) == [TextPart('{"city": "Oslo"}')]
+    assert joined([*parser.feed(CALL), *parser.finish()]) == [TextPart(' to=functions.weather {"city": "Oslo"}')]
 
 
 def fed(tokenizer: Tokenizer, text: str, **how: Any) -> tuple[Any, list[AnswerPart]]:

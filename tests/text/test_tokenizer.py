@@ -11,6 +11,7 @@ import pytest
 
 from splitinfer.demo import TARGET
 from splitinfer.errors import ModelError, RequestError
+from splitinfer.text.call_syntax import JSON_TOOLS
 from splitinfer.text.tokenizer import Tokenizer
 from tests.text.templates import SHAPES, folder_with
 
@@ -185,7 +186,7 @@ def test_markers_are_shown_where_they_are_asked_for(tmp_path: Path, special: boo
     text = "<think>so</think>a <tool_call>b</tool_call>"
     ids = tokenizer.encode(text)
     shown, usual = tokenizer.detokenizer(shows_markers=True), tokenizer.detokenizer()
-    assert "".join(map(shown.add, [*ids, 1, 0])) + shown.flush() == text
+    assert "".join(map(shown.add, [*ids, 1, 0])) + shown.flush() == f"{text}<|user|>", "it would join texts"
     assert "".join(map(usual.add, ids)) + usual.flush() == ("soa b" if special else text)
     assert tokenizer.answer_format.markers == ("</think>", "</tool_call>", "<think>", "<tool_call>")
 
@@ -203,9 +204,12 @@ def test_tools_and_options_reach_the_template(tmp_path: Path):
     assert with_template(tmp_path, "{{ messages[0].content }}").thinks_by_default is None, "the template has no switch"
 
 
-def test_calls_are_read_where_the_template_has_no_tools_and_not_where_it_has_its_own(tmp_path: Path):
-    for template, syntax in (("{{ messages[0].content }}", "json_tools"), ("{{ tools }}", None)):
-        assert with_template(tmp_path, template).answer_format.syntax == syntax
+def test_calls_are_told_in_words_and_read_so_where_the_template_writes_none(tmp_path: Path):
+    for template in ("{{ messages[0].content }}", "{{ tools }}{{ messages[0].content }}"):
+        tokenizer = with_template(tmp_path, template)
+        assert tokenizer.answer_format.syntax == JSON_TOOLS
+        tools = [{"type": "function", "function": {"name": "weather"}}]
+        assert "To call one, write:\n\n<tool_call>" in tokenizer.render_chat(CHAT[:1], tools=tools)
 
 
 def test_special_tokens_may_be_left_out(tmp_path: Path):

@@ -1,0 +1,158 @@
+"""How a template writes calls and reasoning, found by rendering it: styles of every kind, each in a short template."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from splitinfer.errors import ModelError
+from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart, joined
+from splitinfer.text.tokenizer import Tokenizer
+from tests.text.templates import folder_with
+
+_TURNS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content or '' }}"
+    "{% if m.tool_calls %}@OPENS@{% for c in m.tool_calls %}{% set f = c.function %}@CALL@"
+    "{% if not loop.last %}@BETWEEN@{% endif %}{% endfor %}@CLOSES@{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_EACH = "{% for k, v in f.arguments.items() %}@{% if not loop.last %},{% endif %}{% endfor %}"
+_VALUE = "{{ v if v is string else v | tojson }}"
+STYLES: Mapping[str, tuple[str, str, str, str]] = {
+    "json in marks": ("", '<tool_call>\n{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}\n</tool_call>', "", ""),
+    "a list with ids": ('<calls>[', '{"name": "{{ f.name }}", "args": {{ f.arguments | tojson }}, "id": "{{ c.id }}"}', ", ", "]</calls>"),
+    "json without marks": ("[", '{"tool_name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}', ", ", "]"),
+    "the name is a key": ("<|calls|>[", '{"{{ f.name }}": {{ f.arguments | tojson }}}', ", ", "]<|/calls|>"),
+    "json in a text": ("", '<call>{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson | tojson }}}</call>', "", ""),
+    "a name and json": ("", "[CALLS]{{ f.name }}[ID]{{ c.id }}[ARGS]{{ f.arguments | tojson }}", "", ""),
+    "fences": ("<|begin|>", "<|call|>function<|sep|>{{ f.name }}\n```json\n{{ f.arguments | tojson }}\n```<|/call|>", "\n", "<|/begin|>"),
+    "python's words": ("", "<call name={{ f.name }}>{{ f.arguments }}</call>", "", ""),
+    "tags": ("", "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>\n" + _VALUE
+             + "\n</parameter>\n{% endfor %}</function>\n</tool_call>", "\n", ""),
+    "pairs": ("<c:all>", "<c:one>{{ f.name }}{% for k, v in f.arguments.items() %}<k>{{ k }}</k>\n<v>" + _VALUE
+              + "</v>{% endfor %}</c:one>", "\n", "</c:all>"),
+    "tags that tell the kind": ("", '<call name="{{ f.name }}">{% for k, v in f.arguments.items() %}<arg name="{{ k }}" '
+                                'text="{{ v is string }}">' + _VALUE + "</arg>{% endfor %}</call>", "", ""),
+    "a call of python": ("[", "{{ f.name }}(" + _EACH.replace("@", "{{ k }}={{ v | tojson }}") + ")", ", ", "]"),
+    "the key twice": ("", '<do name="{{ f.name }}">{% for k, v in f.arguments.items() %}<{{ k }}>' + _VALUE
+                      + "</{{ k }}>{% endfor %}</do>", "", ""),
+}  # fmt: skip
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "d",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "text": {"type": "string"}, "count": {"type": "integer"}, "sure": {"type": "boolean"},
+                    "all": {"type": "array", "items": {"type": "string"}}, "more": {"type": "object"},
+                },
+            },
+        },
+    }
+    for name in ("get-sum", "get", "fs/read.all")
+]  # fmt: skip
+texts = st.text(st.sampled_from(list("abcé \"'\\{}[]:,=\n1")), max_size=12).map(lambda text: f"x{text}y")
+arguments = st.fixed_dictionaries(
+    {},
+    optional={
+        "text": texts, "count": st.integers(-9, 99), "sure": st.booleans(), "all": st.lists(texts, max_size=2),
+        "more": st.dictionaries(st.sampled_from(["a", "b"]), texts, max_size=2),
+    },
+)  # fmt: skip
+calls = st.lists(
+    st.tuples(st.sampled_from([one["function"]["name"] for one in TOOLS]), arguments), min_size=1, max_size=2
+)  # type: ignore[index]
+
+
+@pytest.fixture(scope="module", params=STYLES)
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    template = _TURNS
+    for word, text in zip(("@OPENS@", "@CALL@", "@BETWEEN@", "@CLOSES@"), STYLES[request.param], strict=True):
+        template = template.replace(word, text)
+    return Tokenizer.from_folder(folder_with(tmp_path_factory.mktemp("style"), template))
+
+
+def written(tokenizer: Tokenizer, calls: Any, said: str = "", thought: str = "") -> str:
+    made = [
+        {"id": f"callaaaa{i}", "type": "function", "function": {"name": name, "arguments": given}}
+        for i, (name, given) in enumerate(calls)
+    ]
+    turns = [{"role": "user", "content": "U"}, {"role": "assistant", "content": said, "tool_calls": made}]
+    turns[1] |= {"reasoning_content": thought} if thought else {}
+    text = tokenizer.render_chat(turns, tools=TOOLS, opens_answer=False)
+    prompt = tokenizer.render_chat(turns[:1], tools=TOOLS)
+    assert text.startswith(prompt)
+    return text.removeprefix(prompt).removesuffix("<|end|>")
+
+
+def read(tokenizer: Tokenizer, text: str, cut: int, *, grows: bool = False) -> list[Any]:
+    parser = tokenizer.answer_format.parser([], TOOLS, grows=grows)
+    pieces = [text[i : i + cut] for i in range(0, len(text), cut)]
+    return joined([*(part for piece in pieces for part in parser.feed(piece)), *parser.finish()])
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(calls=calls, cut=st.sampled_from([1, 7, 10_000]), said=st.sampled_from(["", "I look."]), grows=st.booleans())
+def test_what_a_template_writes_is_read(tokenizer: Tokenizer, calls: Any, cut: int, said: str, grows: bool):
+    syntax = tokenizer.answer_format.syntax
+    assert syntax is not None
+    assert "To call one" not in tokenizer.render_chat([{"role": "user", "content": "U"}], tools=TOOLS)
+    thought, *parts = read(tokenizer, written(tokenizer, calls, said, "Hm."), cut, grows=grows)
+    assert thought == ReasoningPart("Hm.")
+    assert [part for part in parts if isinstance(part, TextPart)] == ([TextPart(said)] if said else [])
+    found = [(part.name, json.loads(part.arguments)) for part in parts if isinstance(part, ToolCallPart)]
+    assert found == calls
+    again = read(tokenizer, syntax.written([(name, given, "callaaaa1") for name, given in calls]), cut)
+    assert [(part.name, json.loads(part.arguments)) for part in again] == calls
+
+
+def test_a_name_that_no_tool_has_stays_text(tokenizer: Tokenizer):
+    text = written(tokenizer, [("get", {"text": "a"})]).replace("get", "got")
+    assert read(tokenizer, text, 1) == [TextPart(text)]
+
+
+def test_a_schema_that_a_template_refuses_is_completed_in_that_tool_alone(tmp_path: Path):
+    shown = "{% for t in tools %}{{ t.function.name }}{% for k, v in t.function.parameters.properties.items() %}"
+    shown += (
+        "{{ k }}:{{ v.type | upper }}{{ raise_exception('type') if v.type is not string }}{% endfor %};{% endfor %}"
+    )
+    template = _TURNS.replace("{{ tools | tojson }}", shown)
+    for word, text in zip(("@OPENS@", "@CALL@", "@BETWEEN@", "@CLOSES@"), STYLES["tags"], strict=True):
+        template = template.replace(word, text)
+    tokenizer = Tokenizer.from_folder(folder_with(tmp_path, template))
+    odd = {"name": "odd", "parameters": {"properties": {"a": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}}
+    tools = [TOOLS[1], {"type": "function", "function": odd}, {"type": "function", "function": {"name": "bare"}}]
+    text = tokenizer.render_chat([{"role": "user", "content": "U"}], tools=tools)
+    assert "a:INTEGER;bare;" in text
+    assert "To call one" not in text
+
+
+def test_named_templates_and_older_files(tmp_path: Path):
+    template = _TURNS
+    for word, text in zip(("@OPENS@", "@CALL@", "@BETWEEN@", "@CLOSES@"), STYLES["tags"], strict=True):
+        template = template.replace(word, text)
+    folder = folder_with(tmp_path, None)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    alone = Tokenizer.from_folder(folder)
+    assert alone.template(False) == template
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    named = [{"name": "default", "template": plain}, {"name": "tool_use", "template": template}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": named}))
+    both = Tokenizer.from_folder(folder)
+    assert (both.template(False), both.template(True)) == (plain, template)
+    assert both.answer_format.syntax == alone.answer_format.syntax
+    assert both.info["chat_template"] == plain
+
+
+def test_a_broken_template_is_told_at_the_start(tmp_path: Path):
+    with pytest.raises(ModelError, match=r"the chat template in .* is broken: line 1: "):
+        Tokenizer.from_folder(folder_with(tmp_path, "{{ m.content }"))
