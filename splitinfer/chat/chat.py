@@ -136,13 +136,7 @@ class Chat:
             return
         if (waits_for := self._llm.health().waits_for) is not None:
             self._screen.say(f"waiting for {waits_for}; Ctrl-C gives this question up")
-        with self._screen.answering(request.abort) as write:
-            for event in request.watched(formatting.LOOK_EVERY):
-                if event is not None:
-                    for text, is_reasoning in _shown(event):
-                        write(text, is_reasoning=is_reasoning)
-                elif (reading := request.reading) is not None:
-                    self._screen.wait(formatting.progress(reading))
+        self._show(request)
         output = request.result()
         if output.error is not None:
             if output.text:
@@ -154,6 +148,16 @@ class Chat:
         self._screen.set_status(formatting.status(output, before, self._llm.stats()))
         if (brought := self._llm.outcome()) is not None:
             self._screen.say(brought)
+
+    def _show(self, request: Request) -> None:
+        """Show an answer as it comes, and before that how far its prompt is read."""
+        with self._screen.answering(request.abort) as write:
+            for event in request.watched(formatting.LOOK_EVERY):
+                if event is not None:
+                    for text, is_reasoning in _shown(event):
+                        write(text, is_reasoning=is_reasoning)
+                elif (reading := request.reading) is not None:
+                    self._screen.wait(formatting.progress(reading))
 
     def _ask(self, asked: str) -> Request:
         context = self._llm.context_length

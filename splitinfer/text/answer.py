@@ -67,7 +67,8 @@ class AnswerFormat:
     @property
     def call_start(self) -> str:
         """The text that opens a call of a tool; empty if nothing always does."""
-        return self._wrapper.tool_call_start or ""
+        calls = self.syntax
+        return "" if calls is None else calls.opens.strip() or calls.before.strip()
 
     @property
     def markers(self) -> tuple[str, ...]:

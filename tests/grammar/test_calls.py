@@ -2,11 +2,7 @@
 
 import json
 import random
-<<<<<<< HEAD
-=======
 import re
-import sys
->>>>>>> reader
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,17 +11,23 @@ import pytest
 from constrained import allowed, rules
 
 from splitinfer import Grammar, SamplingParams
-<<<<<<< HEAD
 from splitinfer.errors import RequestError
-from splitinfer.grammar.calls import SYNTAXES, call_grammar
-=======
-from splitinfer.errors import NotInstalled, RequestError
 from splitinfer.grammar.calls import call_grammar
->>>>>>> reader
 from splitinfer.llm.forms import AnswerForms
 from splitinfer.text.answer import AnswerFormat, ToolCallPart, joined
-from splitinfer.text.call_syntax import ARGUMENTS, ID, JSON_TOOLS, KEY, KIMI_K2, KINDS, LFM2, NAME
-from splitinfer.text.call_syntax import AnswerSyntax, CallSyntax, Keyed
+from splitinfer.text.call_syntax import (
+    ARGUMENTS,
+    ID,
+    JSON_TOOLS,
+    KEY,
+    KIMI_K2,
+    KINDS,
+    LFM2,
+    NAME,
+    AnswerSyntax,
+    CallSyntax,
+    Keyed,
+)
 
 FUNCTIONS = [
     {
@@ -243,33 +245,15 @@ def test_arguments_are_any_where_no_parameter_is_known(made: AnswerForms) -> Non
 
 def test_what_is_not_strict_has_any_arguments_where_none_must_be_called(made: AnswerForms) -> None:
     strict = [{**FUNCTIONS[0], "strict": True}, FUNCTIONS[1]]
-<<<<<<< HEAD
-    with pytest.raises(RequestError, match="strict: calls in the syntax gemma4 cannot be enforced"):
-        call_grammar("gemma4", strict, json.dumps, must=False)
-    walking = rules(made, SamplingParams(grammar=call_grammar("json_tools", strict, json.dumps, must=False)))
-=======
-    with pytest.raises(RequestError, match="strict: 'time-now' must be strict, too"):
-        call_grammar(SYNTAXES["pairs"], strict, json.dumps, must=False)
     with pytest.raises(RequestError, match="strict: the model's syntax for calls cannot be enforced"):
         call_grammar(NESTED, strict, json.dumps, must=False)
     walking = rules(made, SamplingParams(grammar=call_grammar(SYNTAXES["json"], strict, json.dumps, must=False)))
->>>>>>> reader
     for name, is_free in (("time-now", True), ("weather", False)):
         call = f'<tool_call>\n{{"name": "{name}", "arguments": {{"other":1}}}}\n</tool_call>'
         answer = made._prompts.needed.encode(call, adds_special=False)
         assert (len(walking.admitted([], answer)) == len(answer)) == is_free
 
 
-<<<<<<< HEAD
-=======
-def test_without_the_library_that_enforces_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    grammar = call_grammar(SYNTAXES["json"], [{**FUNCTIONS[0], "strict": True}], json.dumps, must=False)
-    with pytest.raises(NotInstalled, match="pip install llguidance"):
-        rules(forms(), SamplingParams(grammar=grammar))
-
-
->>>>>>> reader
 _TEXTS = {
     "Oslo": "Oslo",
     "": "",
@@ -333,23 +317,9 @@ def test_markers_that_are_special_tokens_are_written_as_such(made: AnswerForms) 
     ("syntax", "function", "words"),
     [
         (None, FUNCTIONS[0], "no syntax"),
-<<<<<<< HEAD
-        ("muse_spark", FUNCTIONS[0], "muse_spark cannot be enforced; those in glm47"),
-        ("json_tools", {"name": 'a"b'}, "name"),
-        ("glm47", {"name": "a", "parameters": {"properties": {"b": {"items": {"$ref": "#"}}}}}, "references"),
-        ("glm47", {"name": "a", "parameters": {"properties": {"b": {"type": "string", "pattern": "x"}}}}, "pattern of"),
-        ("glm47", {"name": "a", "parameters": {"properties": {"b": True}}}, "needs one type"),
-        ("glm47", {"name": "a", "parameters": {"properties": {}, "minProperties": 1}}, "minProperties of"),
-        ("json_tools", {"name": "a", "parameters": {"properties": {"b": {"const": "</tool_call>"}}}}, "ends a call"),
-        ("json_tools", {"name": "a", "parameters": {"type": "array"}}, "must be an object"),
-        ("qwen3_coder", {"name": "a", "parameters": {"properties": {"b": {"anyOf": []}}}}, "needs one type"),
-        ("minimax_m2", {"name": "a", "parameters": {"properties": {"b": {"enum": [1, "a"]}}}}, "needs one type"),
-        ("glm47", {"name": "a", "parameters": {"properties": {"b c": {}}}}, "'b c'"),
-        ("glm47", {"name": "a", "parameters": {"required": ["b"]}}, "'b'"),
-        ("glm47", {"name": "a", "parameters": {"required": [{}]}}, "must be a list of names"),
-        ("glm47", {"name": "a", "parameters": 5}, "parameters of a must be an object"),
-=======
         (NESTED, FUNCTIONS[0], "cannot be enforced"),
+        ("json", {"name": 'a"b'}, "name"),
+        ("pairs", {"name": "a", "parameters": {"properties": {"b": {"items": {"$ref": "#"}}}}}, "references"),
         ("pairs", {"name": "a", "parameters": {"properties": {"b": {"type": "string", "pattern": "x"}}}}, "pattern of"),
         ("pairs", {"name": "a", "parameters": {"properties": {"b": True}}}, "needs a schema"),
         ("pairs", {"name": "a", "parameters": {"properties": {}, "minProperties": 1}}, "minProperties of"),
@@ -359,7 +329,6 @@ def test_markers_that_are_special_tokens_are_written_as_such(made: AnswerForms) 
         ("pairs", {"name": "a", "parameters": {"required": ["b"]}}, "'b'"),
         ("pairs", {"name": "a", "parameters": {"required": [{}]}}, "must be a list of names"),
         ("pairs", {"name": "a", "parameters": 5}, "parameters of a must be an object"),
->>>>>>> reader
         (
             "pairs",
             {"name": "a", "parameters": {"properties": {"b": {"type": "string", "enum": 5}}}},
@@ -375,11 +344,7 @@ def test_markers_that_are_special_tokens_are_written_as_such(made: AnswerForms) 
 )
 def test_what_cannot_be_enforced_is_refused(syntax: Any, function: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words):
-<<<<<<< HEAD
-        call_grammar(syntax, [{**function, "strict": True}], json.dumps)
-=======
-        call_grammar(SYNTAXES.get(syntax, syntax), [function], json.dumps)
->>>>>>> reader
+        call_grammar(SYNTAXES.get(syntax, syntax), [{**function, "strict": True}], json.dumps)
 
 
 NUMBERS = {"type": "object", "properties": {"n": {"type": "integer"}, "f": {"type": "number"}}, "required": ["n", "f"]}
