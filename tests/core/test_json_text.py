@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from splitinfer.core.json_text import dumps
+from splitinfer.server.stream import Document, event, line
 
 
 def refuse(constant: str) -> None:
@@ -25,6 +26,8 @@ def refuse(constant: str) -> None:
 def test_numbers_that_json_does_not_have_are_null(value: Any, read: Any):
     for indent in (None, 2):
         assert json.loads(dumps(value, indent=indent), parse_constant=refuse) == read
+    for sent in (Document(value).body, line({"": value}), event({"": value}).removeprefix(b"data: ")):
+        assert json.loads(sent, parse_constant=refuse) in (read, {"": read}), "a server's, too"
 
 
 def test_text_stays_readable():

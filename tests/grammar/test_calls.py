@@ -205,40 +205,30 @@ ODD: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-@pytest.mark.parametrize("syntax", ["json_tools", "qwen3_coder", "glm47", "minicpm5"])  # the others are as one of them
+@pytest.mark.parametrize("syntax", ["json", "tags", "pairs"])
 def test_a_call_that_is_not_strict_is_enforced_as_far_as_it_can_be(made: AnswerForms, syntax: str) -> None:
     """Neither it nor another function is refused; what can be enforced is."""
     known, tried = SYNTAXES[syntax], made._compiler.compiles
     for schema, value in ODD:
-        text = value.strip('"') if known.argument is not None else value
         both = {"odd": schema, "kind": {"type": "string", "enum": ["up", "down"]}}
         odd = {"name": "fs.read", "parameters": {"type": "object", "properties": both, "required": ["odd", "kind"]}}
         for must in (True, False):
             strict = {**FUNCTIONS[0], "strict": True}
-            grammar = call_grammar(syntax, [strict, odd], json.dumps, must=must, compiles=tried)
+            grammar = call_grammar(known, [strict, odd], json.dumps, must=must, compiles=tried)
             walking = rules(made, SamplingParams(grammar=grammar))
-            for kind, may_be in (("up", True), ("left", not must and known.argument is None)):
-                if known.argument is None:
-                    inside = f'{{"odd":{value},"kind":"{kind}"}}'
-                else:
-                    pairs = (("odd", text), ("kind", kind))
-                    inside = "".join(
-                        one.join(part.replace("KEY", key) for part in known.argument) for key, one in pairs
-                    )
-                call = inside.join([known.opens + known.around[0].replace("NAME", "fs.read"), known.around[1]])
+            for kind, may_be in (("up", True), ("left", not must and known.keyed is None)):
+                call = known.written([("fs.read", {"odd": json.loads(value), "kind": kind}, "")])
                 answer = made._prompts.needed.encode(call, adds_special=False)
                 is_call = all(token in allowed(walking.masks(answer[:i], i)[0]) for i, token in enumerate(answer))
                 assert is_call == may_be, (schema, kind, must)
 
 
 def test_arguments_are_any_where_no_parameter_is_known(made: AnswerForms) -> None:
-    for syntax, call in (
-        ("json_tools", '<tool_call>\n{"name": "f", "arguments": {"a":[1]}}\n</tool_call>'),
-        ("glm47", "<tool_call>f<arg_key>a</arg_key><arg_value>[1]</arg_value></tool_call>"),
-    ):
+    for syntax in ("json", "pairs"):
+        call = SYNTAXES[syntax].written([("f", {"a": [1]}, "")])
         for parameters in (5, {"type": "array"}, {"type": "object", "anyOf": 5}, {"properties": 5}):
             odd = [{"name": "f", "parameters": parameters}, {"name": 'a"b'}]
-            grammar = call_grammar(syntax, odd, json.dumps, compiles=made._compiler.compiles)
+            grammar = call_grammar(SYNTAXES[syntax], odd, json.dumps, compiles=made._compiler.compiles)
             answer = made._prompts.needed.encode(call, adds_special=False)
             assert len(rules(made, SamplingParams(grammar=grammar)).admitted([], answer)) == len(answer)
 

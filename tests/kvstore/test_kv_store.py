@@ -351,6 +351,7 @@ def test_the_cap_is_kept_whatever_is_put(open_store: Open, path: Path):
         assert i < 20 or total(path) > 12_000 - 2 * 3000, "no more goes than must"
     assert len(written) > 60
     assert set(store.offer()) <= set(written)
+    assert all(store._names.values()), "of what is gone nothing is kept"
 
 
 def test_files_of_other_groups_and_processes_count_and_go_too(

@@ -4,6 +4,7 @@ still; one port for two kinds of links. All over MLX's ring, since JACCL runs on
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import psutil
@@ -143,6 +144,19 @@ def test_a_peer_that_goes_silent_or_talks_nonsense_leaves_no_child(monkeypatch: 
         until(lambda: carriers_of(os.getpid()) == [], "the children end")
         with pytest.raises(transports.LinkTimeout):
             listener.accept(0.05)
+
+
+def test_a_join_that_fails_in_any_way_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no more processes")
+
+    with transports.listen(RING, options=QUICK) as listener:
+        monkeypatch.setattr(listener, "_room", threading.Semaphore(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(transport.RdmaListener, "_join", fail)
+            with pytest.raises(TransportUnavailable):
+                transports.connect(listener.address, timeout=SECONDS, options=QUICK)
+        until(lambda: listener._room._value == 1, "the place is free")  # type: ignore[attr-defined]
 
 
 def test_the_refusing_ends_reason_is_what_the_other_hears(monkeypatch: pytest.MonkeyPatch) -> None:

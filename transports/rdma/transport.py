@@ -99,9 +99,8 @@ class RdmaListener(QueueListener[Link]):
         except Exception as problem:
             self._room.release()  # whatever it is: 16 lost places, and there is no RDMA any more
             control.close(f"{problem}")
-            log.info("%s: no rdma link with %s: %s", self.address, control.address, problem)
-            if not isinstance(problem, TransportUnavailable):
-                raise
+            is_known = isinstance(problem, TransportUnavailable)
+            log.info("%s: no rdma link with %s: %s", self.address, control.address, problem, exc_info=not is_known)
         else:
             self._offer_or_abort(link)
 

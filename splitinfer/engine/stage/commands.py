@@ -102,7 +102,7 @@ class Commands:
         return True
 
     def _for_disk(self, saved: list[tuple[Save, KVBlock]], dropped: Collection[int]) -> list[tuple[Save, KVBlock]]:
-        """Return the saved blocks to write. Blocks that the same plan has ``dropped`` are on disk alone."""
+        """Those of the saved blocks that are to be written. What the same plan has ``dropped`` is on disk alone."""
         found = [(save, block) for save, block in saved if save.is_for_disk and self._disk is not None]
         self._keys |= {
             save.block_id: chained(save.parent, save.tokens) for save, _ in found if save.block_id not in dropped

@@ -261,10 +261,10 @@ class ServerReadings(Collector):
     def collect(self) -> Iterator[Metric]:
         about = "Requests that are over; 499: the client has gone."
         labels = ("model_name", "route", "status")
-        answered = CounterMetricFamily("splitinfer:http_responses", about, labels=labels)
+        responses = CounterMetricFamily("splitinfer:http_responses", about, labels=labels)
         for (route, status), count in self.responses.items():
-            answered.add_metric([self.model, route, str(status)], float(count))
-        families: dict[str, Metric] = {answered.name: answered}
+            responses.add_metric([self.model, route, str(status)], float(count))
+        families: dict[str, Metric] = {responses.name: responses}
         for family in chain.from_iterable(readings.collect() for readings in self.models):
             if family.name in families:
                 families[family.name].samples += family.samples

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 import stages
 from engine.door import SECONDS, Open, ask
@@ -162,6 +163,26 @@ def test_more_requests_than_may_wait_are_refused(pipeline: Open) -> None:
         there.finish()
         outputs = there.llm.generate([[5, 9, i] for i in range(60)], params(max_tokens=1, ignore_eos=True))
         assert [len(output.token_ids) for output in outputs] == [1] * 60
+
+
+@pytest.mark.parametrize("options", [{}, {"logprobs": 2}, {"prompt_logprobs": 0}, {"temperature": 1.0}], ids=str)
+def test_numbers_that_overflow_end_a_request_with_a_sentence(options: dict[str, Any], wide: LLM) -> None:
+    """All weights are finite in float16, and what they give is not. Nothing of it is an answer."""
+    (found,) = wide.generate([stages.prompt(8)], params(**options))
+    assert (found.finish_reason, found.text, found.token_ids) == ("error", "", [])
+    assert found.error == "the model's numbers overflowed (NaN); use dtype bfloat16 or float32"
+
+
+@pytest.fixture(scope="module")
+def wide(tiny_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("wide") / "wide"
+    shutil.copytree(tiny_folder("llama"), folder)
+    for path in folder.glob("*.safetensors"):
+        weights: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
+        grown = {name: array * 1e5 if "layers.2.mlp.down" in name else array for name, array in weights.items()}
+        mx.save_safetensors(str(path), {name: mx.clip(array, -6e4, 6e4) for name, array in grown.items()})
+    with stages.pipeline(folder, [2, 2], dtype="float16") as running:
+        yield running
 
 
 def test_the_context_and_the_time_end_an_answer(pipeline: Open) -> None:
