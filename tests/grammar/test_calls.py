@@ -16,8 +16,19 @@ from splitinfer.errors import NotInstalled, RequestError
 from splitinfer.grammar.calls import call_grammar
 from splitinfer.llm.forms import AnswerForms
 from splitinfer.text.answer import AnswerFormat, ToolCallPart, joined
-from splitinfer.text.call_syntax import ARGUMENTS, ID, JSON_TOOLS, KEY, KIMI_K2, KINDS, LFM2, NAME
-from splitinfer.text.call_syntax import AnswerSyntax, CallSyntax, Keyed
+from splitinfer.text.call_syntax import (
+    ARGUMENTS,
+    ID,
+    JSON_TOOLS,
+    KEY,
+    KIMI_K2,
+    KINDS,
+    LFM2,
+    NAME,
+    AnswerSyntax,
+    CallSyntax,
+    Keyed,
+)
 
 FUNCTIONS = [
     {
