@@ -190,8 +190,8 @@ def _declared(value: Schema, shared: Schema) -> tuple[dict[str, Any], bool]:
                 rest = {name: one for name, one in value.items() if name != key}
                 return {**rest, **inner}, more or len(left) < len(several)
     if isinstance(reference := value.get("$ref"), str):
-        begins, _, target_path = reference.partition("/")
-        place, _, key = target_path.partition("/")
+        begins, _, path = reference.partition("/")
+        place, _, key = path.partition("/")
         target = shared.get(place, {}).get(key) if begins == "#" else None
         others = {key: one for key, one in value.items() if key != "$ref"}
         return ({**target, **others}, False) if isinstance(target, Mapping) else ({**value}, False)

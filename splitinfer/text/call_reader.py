@@ -274,7 +274,8 @@ class Section(Source):
                 yield from self.matched(reader.behind)
             else:
                 if not self._syntax.head:
-                    head = yield from self.matched(reader.body, may_grow=False)
+                    yield from self._whole_name()
+                    head = yield from self.matched(reader.body)
                 given = head.groupdict()
                 yield from self._named(given["name"], given.get("id"))
             self.parts.append(ToolCallPart(None, ""))
@@ -285,6 +286,19 @@ class Section(Source):
             if found is None or found.groupdict().get("closes") is not None:
                 self.taken = []
                 return
+
+    def _whole_name(self) -> Steps:
+        """Wait until no longer name can come than the one that is there."""
+        while not self.has_ended:
+            found = self._reader.body.match(self.rest, partial=True)
+            if found is None:
+                return
+            text = "" if found.partial else self.rest[found.start("name") :]
+            if not found.partial and not any(
+                len(name) > len(text) and name.startswith(text) for name in self._reader.schemas
+            ):
+                return
+            yield from self.more()
 
     def _next(self) -> Generator[None, None, regex.Match[str] | None]:
         """Take what closes the section, or what stands between two calls; nothing of the next call."""

@@ -21,26 +21,40 @@ _TURNS = (
     "{% if not loop.last %}@BETWEEN@{% endif %}{% endfor %}@CLOSES@{% endif %}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-_EACH = "{% for k, v in f.arguments.items() %}@{% if not loop.last %},{% endif %}{% endfor %}"
+_EACH = "{% for k, v in f.arguments.items() %}@{% endfor %}"
 _VALUE = "{{ v if v is string else v | tojson }}"
+_NAME, _ARGS = "{{ f.name }}", "{{ f.arguments | tojson }}"
+
+
+def each(argument: str) -> str:
+    return _EACH.replace("@", argument.replace("KEY", "{{ k }}").replace("VALUE", _VALUE))
+
+
 STYLES: Mapping[str, tuple[str, str, str, str]] = {
-    "json in marks": ("", '<tool_call>\n{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}\n</tool_call>', "", ""),
-    "a list with ids": ('<calls>[', '{"name": "{{ f.name }}", "args": {{ f.arguments | tojson }}, "id": "{{ c.id }}"}', ", ", "]</calls>"),
-    "json without marks": ("[", '{"tool_name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}', ", ", "]"),
-    "the name is a key": ("<|calls|>[", '{"{{ f.name }}": {{ f.arguments | tojson }}}', ", ", "]<|/calls|>"),
-    "json in a text": ("", '<call>{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson | tojson }}}</call>', "", ""),
-    "a name and json": ("", "[CALLS]{{ f.name }}[ID]{{ c.id }}[ARGS]{{ f.arguments | tojson }}", "", ""),
-    "fences": ("<|begin|>", "<|call|>function<|sep|>{{ f.name }}\n```json\n{{ f.arguments | tojson }}\n```<|/call|>", "\n", "<|/begin|>"),
-    "python's words": ("", "<call name={{ f.name }}>{{ f.arguments }}</call>", "", ""),
-    "tags": ("", "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>\n" + _VALUE
-             + "\n</parameter>\n{% endfor %}</function>\n</tool_call>", "\n", ""),
-    "pairs": ("<c:all>", "<c:one>{{ f.name }}{% for k, v in f.arguments.items() %}<k>{{ k }}</k>\n<v>" + _VALUE
-              + "</v>{% endfor %}</c:one>", "\n", "</c:all>"),
-    "tags that tell the kind": ("", '<call name="{{ f.name }}">{% for k, v in f.arguments.items() %}<arg name="{{ k }}" '
-                                'text="{{ v is string }}">' + _VALUE + "</arg>{% endfor %}</call>", "", ""),
-    "a call of python": ("[", "{{ f.name }}(" + _EACH.replace("@", "{{ k }}={{ v | tojson }}") + ")", ", ", "]"),
-    "the key twice": ("", '<do name="{{ f.name }}">{% for k, v in f.arguments.items() %}<{{ k }}>' + _VALUE
-                      + "</{{ k }}>{% endfor %}</do>", "", ""),
+    "json in marks": ("", f'<tool_call>\n{{"name": "{_NAME}", "arguments": {_ARGS}}}\n</tool_call>', "", ""),
+    "a list with ids": ("<calls>[", f'{{"name": "{_NAME}", "args": {_ARGS}, "n": "{{{{ c.id }}}}"}}', ", ", "]</calls>"),
+    "json without marks": ("[", f'{{"tool_name": "{_NAME}", "parameters": {_ARGS}}}', ", ", "]"),
+    "the name is a key": ("<|calls|>[", f'{{"{_NAME}": {_ARGS}}}', ", ", "]<|/calls|>"),
+    "json in a text": ("", '<call>{"name": "{{ f.name }}", "a": {{ f.arguments | tojson | tojson }}}</call>', "", ""),
+    "a name and json": ("", f"[CALLS]{_NAME}[ID]{{{{ c.id }}}}[ARGS]{_ARGS}", "", ""),
+    "fences": ("<|begin|>", f"<|call|>function<|sep|>{_NAME}\n```json\n{_ARGS}\n```<|/call|>", "\n", "<|/begin|>"),
+    "python's words": ("", f"<call name={_NAME}>{{{{ f.arguments }}}}</call>", "", ""),
+    "tags": (
+        "",
+        f"<tool_call>\n<function={_NAME}>\n"
+        + each("<parameter=KEY>\nVALUE\n</parameter>\n")
+        + "</function>\n</tool_call>",
+        "\n",
+        "",
+    ),
+    "pairs": ("<c:all>", f"<c:one>{_NAME}" + each("<k>KEY</k>\n<v>VALUE</v>") + "</c:one>", "\n", "</c:all>"),
+    "tags that tell the kind": (
+        "", f'<call name="{_NAME}">' + each('<arg name="KEY" text="{{ v is string }}">VALUE</arg>') + "</call>", "", ""
+    ),
+    "a call of python": (
+        "[", f"{_NAME}(" + each("KEY={{ v | tojson }}{% if not loop.last %},{% endif %}") + ")", ", ", "]"
+    ),
+    "the key twice": ("", f'<do name="{_NAME}">' + each("<KEY>VALUE</KEY>") + "</do>", "", ""),
 }  # fmt: skip
 TOOLS = [
     {
@@ -72,11 +86,16 @@ calls = st.lists(
 )  # type: ignore[index]
 
 
+def styled(style: str) -> str:
+    template = _TURNS
+    for word, text in zip(("@OPENS@", "@CALL@", "@BETWEEN@", "@CLOSES@"), STYLES[style], strict=True):
+        template = template.replace(word, text)
+    return template
+
+
 @pytest.fixture(scope="module", params=STYLES)
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    template = _TURNS
-    for word, text in zip(("@OPENS@", "@CALL@", "@BETWEEN@", "@CLOSES@"), STYLES[request.param], strict=True):
-        template = template.replace(word, text)
+    template = styled(request.param)
     return Tokenizer.from_folder(folder_with(tmp_path_factory.mktemp("style"), template))
 
 
@@ -124,9 +143,7 @@ def test_a_schema_that_a_template_refuses_is_completed_in_that_tool_alone(tmp_pa
     shown += (
         "{{ k }}:{{ v.type | upper }}{{ raise_exception('type') if v.type is not string }}{% endfor %};{% endfor %}"
     )
-    template = _TURNS.replace("{{ tools | tojson }}", shown)
-    for word, text in zip(("@OPENS@", "@CALL@", "@BETWEEN@", "@CLOSES@"), STYLES["tags"], strict=True):
-        template = template.replace(word, text)
+    template = styled("tags").replace("{{ tools | tojson }}", shown)
     tokenizer = Tokenizer.from_folder(folder_with(tmp_path, template))
     odd = {"name": "odd", "parameters": {"properties": {"a": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}}
     tools = [TOOLS[1], {"type": "function", "function": odd}, {"type": "function", "function": {"name": "bare"}}]
@@ -136,9 +153,7 @@ def test_a_schema_that_a_template_refuses_is_completed_in_that_tool_alone(tmp_pa
 
 
 def test_named_templates_and_older_files(tmp_path: Path):
-    template = _TURNS
-    for word, text in zip(("@OPENS@", "@CALL@", "@BETWEEN@", "@CLOSES@"), STYLES["tags"], strict=True):
-        template = template.replace(word, text)
+    template = styled("tags")
     folder = folder_with(tmp_path, None)
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
     alone = Tokenizer.from_folder(folder)
