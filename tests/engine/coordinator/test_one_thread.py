@@ -1,6 +1,7 @@
 """An engine over a toy of stages, in milliseconds: what its thread owns no other thread touches, whatever is asked at
 the same time; and a loss, another cut and the end get in each other's way."""
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -172,12 +173,12 @@ def test_a_request_is_counted_before_its_reader_is_told(
 ) -> None:
     """Whoever has the last event may ask for figures at once."""
     with engine_of(monkeypatch) as (engine, _toy):
-        seen = list[object]()
+        seen: queue.SimpleQueue[object] = queue.SimpleQueue()  # the reader may be faster than who tells it
         sequence = replace(request(1, 1).sequence, deadline=deadline)
-        state = RequestState(sequence, None, time.monotonic, lambda: seen.append(engine.stats()["finished"]))
+        state = RequestState(sequence, None, time.monotonic, lambda: seen.put(engine.stats()["finished"]))
         engine.submit(state)
         assert read(state)[1] == ending
-        assert seen == [{ending: 1}]
+        assert seen.get(timeout=60) == {ending: 1}
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.4])
