@@ -199,8 +199,6 @@ class Loop:
             result = result.received_at(step.launched_at)
         events = self.scheduler.update(result, heard)
         assert step is not None, "the scheduler took the result of a step"
-        with self._pipeline.leaving:
-            self.scheduler.leave_out_rejected()
         self._answered_at = now
         self._figures.returned(step, result, events, heard, now)
         self.requests.take(events, now)

@@ -53,7 +53,7 @@ from splitinfer.engine.threads import yield_own_processor
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
-from splitinfer.wire.messages import Digest, Half, Load, Peer, Progress, Ready, Result
+from splitinfer.wire.messages import Digest, Half, Load, Message, Peer, Plan, Progress, Ready, Result
 from transports import LinkClosed, TransportError
 
 
@@ -126,7 +126,6 @@ class Pipeline:
         self.steps = StepsUnderWay[Launched](put)  # on this machine's stage
         self._lost: WorkerHandle | None = None  # the worker lost last
         self._closing = threading.Lock()
-        self.leaving = threading.Lock()  # to be held while a plan changes or leaves
         self._sending = threading.Lock()  # a link has one writer at a time
         self.is_open = False
         """Whether all stages were loaded and connected, and none is known to be lost."""
@@ -363,23 +362,29 @@ class Pipeline:
         Raises:
             WorkerLost, DeviceFailed, ProtocolError: it cannot be launched, or was done at once and cannot be sent.
         """
-        local, plan, here = self.local, step.plan, None
+        local, plan, here, group = self.local, step.plan, None, self._worker_group
         if local is None:
+            self._send_next(group, Plan(plan, waits=masks is not None))
             step.is_sent = True
-            nothing = Finished(plan, StageFigures(0, 0.0, 0.0), None, None, ())
-            self._send_on(self._worker_group, step, nothing, {} if masks is None else masks.result())
-            step.figures = None  # the first stage's come with the result
+            if masks is not None:
+                nothing = Finished(plan, StageFigures(0, 0.0, 0.0), None, None, ())
+                self._send_rows(group, step, nothing, masks.result())
+                step.figures = None  # the first stage's come with the result
             return
         if masks is not None and self.layout.num_stages == 1:
             raw, masks = masks, None
             here = cache(lambda: read_masks(raw.result(), self._config.first.vocab_size))
         if local.needs_verdict(plan):
             self.steps.drain()
-        launched = local.launch(plan, None, here, self.steps.under_way())
         is_done = local.device.computes_at_launch
+        if is_done and group.workers:
+            self._send_next(group, Plan(plan))
+        launched = local.launch(plan, None, here, self.steps.under_way())
+        if not is_done and group.workers:
+            self._send_next(group, Plan(plan))
         if is_done and any(part.begins_with_draft for part in plan.slices):
             receive()
-        send = partial(self._send, local, self._worker_group, step, masks)
+        send = partial(self._send, local, group, step, masks)
         self.steps.add(launched, local.wait, send, is_done=is_done)
 
     def _send(
@@ -393,23 +398,31 @@ class Pipeline:
         """Send a step that is done. On the thread that waits for the device, if there is one. ``local``, ``group``: as
         they were at its launch."""
         finished = local.finish(done)
-        with self.leaving:
-            step.is_sent, plan = True, step.plan
-        finished = finished.reduced_to(plan)
+        step.is_sent = True
         if self.layout.num_stages == 1:
-            result = StepResult(plan.step, finished.sampled, (finished.figures,))
+            result = StepResult(step.plan.step, finished.sampled, (finished.figures,))
             self._put(LocalResult(result, time.monotonic(), group))
         else:
-            self._send_on(group, step, finished, {} if masks is None else masks.result())
+            self._send_rows(group, step, finished, {} if masks is None else masks.result())
         local.store(done)
 
-    def _send_on(self, group: WorkerGroup, step: StepInFlight, done: Finished, masks: RawMasks) -> None:
-        """Send a step to the next stage. It takes the first stage's figures.
+    def _send_rows(self, group: WorkerGroup, step: StepInFlight, done: Finished, masks: RawMasks) -> None:
+        """Send a step's rows to the next stage. The step takes the first stage's figures.
+
+        Raises:
+            WorkerLost: they cannot be sent.
+        """
+        message, parts, step.figures = outgoing(done, masks)
+        self._send_next(group, message, *parts)
+        yield_own_processor()
+
+    def _send_next(self, group: WorkerGroup, message: Message, *parts: memoryview) -> None:
+        """Send a message to the next stage.
 
         Raises:
             WorkerLost: it cannot be sent.
         """
-        handle, (message, parts, step.figures) = group.workers[0], outgoing(done, masks)
+        handle = group.workers[0]
         try:
             with self._sending:
                 handle.send(message, *parts)
@@ -418,9 +431,6 @@ class Pipeline:
         except TransportError as error:
             self._lost = handle
             raise handle.lost(str(error)) from error
-        for each in group.workers:
-            each.link.set_progress(done.plan.step + 1)
-        yield_own_processor()
 
     def receive(self, event: LinkEvent | LocalResult) -> StepResult | None:
         """Read what a stage brings: the result, of a worker's without the first stage's figures, or ``None``.
