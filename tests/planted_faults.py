@@ -82,12 +82,6 @@ _CHANGES: dict[str, dict[str, tuple[str, str]]] = {
     f"{_COORDINATOR}/open_requests.py": {
         "of several tokens that wait for their readers one is told": ("while self._untold:", "if self._untold:"),
     },
-    f"{_COORDINATOR}/loop.py": {
-        "void steps that were not sent are not reduced": (
-            "            self.scheduler.leave_out_rejected()\n",
-            "            pass\n",
-        ),
-    },
     f"{_COORDINATOR}/requests.py": {
         "text that was held back for a stop string is lost at the end": (
             "text + update.text + self._stops.flush()",

@@ -350,8 +350,6 @@ class House:
             assert plan.num_tokens <= self.scheduler.config.token_budget
             if self.overtake is not None and self.overtake() and self.toy.under_way:
                 self.deliver()
-                self.scheduler.leave_out_rejected()
-                plan = self.scheduler.in_flight[-1].plan
             assert num_plans < self.limit(bool(before))
             self.check_group(plan, before, in_flight)
             self.scheduler.in_flight[-1].is_sent = True

@@ -322,7 +322,6 @@ class Simulator:
         for event in events:
             self.times[event.seq_id].append(self.now)
             self.got(event.seq_id, event.token.token_id)
-        self.scheduler.leave_out_rejected()
 
     def got(self, seq_id: int, token_id: int) -> None:
         """Called when a request gets a token; for subclasses."""

@@ -12,16 +12,14 @@ from splitinfer.core.sequence import FinishReason, Sequence
 class StepInFlight:
     """A step between its plan and its result. Each note has one writer, and seconds are on the first stage's clock.
 
-    planned: what the stages were to do.
-    plan: what is still wanted of it; until it leaves the first stage, results take rejected slices out (the scheduler).
+    plan: what the stages do.
     idle_since: from when on the coordinator had nothing to do but this step and its drafts, if that is known (the
         scheduler).
     launched_at, limit: when it was launched, and seconds after which it counts as stuck (``core.liveness``).
-    is_sent: whether it has left the first stage, so that its plan stays as it is (`Pipeline`).
+    is_sent: whether it has left the first stage (`Pipeline`).
     figures: the first stage's, which stay here while the step is on its way (`Pipeline`).
     """
 
-    planned: StepPlan
     plan: StepPlan
     idle_since: float | None = None
     launched_at: float | None = None

@@ -363,23 +363,6 @@ class Scheduler:
                 return tokens[:count], found
         return tokens, ()
 
-    def leave_out_rejected(self) -> None:
-        """Leave what results have rejected out of the steps that have not left the first stage; call it after each."""
-        for step in self.in_flight:
-            rejected = () if step.is_sent else [part for part in step.plan.slices if self._is_rejected(part)]
-            if not rejected:
-                continue
-            for part in rejected:
-                self.running[part.seq_id].returned(part.start)
-                if self.speculation is not None:
-                    self.speculation.counts.unsent += 1
-            step.plan = replace(step.plan, slices=tuple(part for part in step.plan.slices if part not in rejected))
-            self.batches.balance()  # a sequence without a step under way may move
-
-    def _is_rejected(self, part: Slice) -> bool:
-        seq = self.running.get(part.seq_id) if part.begins_with_draft else None
-        return seq is not None and not seq.num_awaited
-
     # -- drafts ------------------------------------------------------------------------------
 
     def proposals(self) -> list[Proposal]:
@@ -621,7 +604,7 @@ class Scheduler:
         self._next_step += 1
         for part in slices:
             self.prefix_cache.store_full_blocks(self.running[part.seq_id], self.kv.used)
-        self.in_flight.append(StepInFlight(plan, plan, self._idle_since(plan, drafts)))
+        self.in_flight.append(StepInFlight(plan, self._idle_since(plan, drafts)))
         return plan
 
     def _slice(self, seq: Sequence, size: int, num_drafts: int) -> Slice:

@@ -91,14 +91,14 @@ class Figures:
         self, step: StepInFlight, result: StepResult, tokens: Iterable[TokenEvent], heard: float, now: float
     ) -> None:
         """A step's result arrived at ``heard``; its ``tokens`` go to their readers ``now``."""
-        rows, useful = self._rows(step.planned, result)
+        rows, useful = self._rows(step.plan, result)
         visits = self._visits(self._trigger(step), result.figures, heard)
         gaps = [stage.add(visit, self._activity) for stage, visit in zip(self._stages, visits, strict=True)]
         self._activity.forget(min(stage.until for stage in self._stages))
         self._tell(
             StepRecord(
-                number=step.planned.step,
-                num_sequences=len(step.planned.slices),
+                number=step.plan.step,
+                num_sequences=len(step.plan.slices),
                 rows=rows,
                 useful=useful,
                 gained=self._gained(tokens, now),

@@ -12,9 +12,7 @@ from splitinfer.wire.messages import Rows
 from transports import Frame
 
 
-def check_rows(
-    plan: StepPlan, hidden: mx.array | ReceivedRows | None, stage: int, *, rows_each: int
-) -> None:
+def check_rows(plan: StepPlan, hidden: mx.array | ReceivedRows | None, stage: int, *, rows_each: int) -> None:
     """Compare a plan with the rows that came for it. The stage takes ``rows_each`` rows for each token.
 
     Raises:

@@ -1,7 +1,7 @@
 """A step on one stage, from its launch to its results: what a runner returns, and takes back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
@@ -12,7 +12,7 @@ from splitinfer.engine.stage.history import Row
 from splitinfer.engine.stage.sampler import Choice, Scores
 from splitinfer.models.hidden_states import PackedRows
 from splitinfer.models.kv_blocks import KVBlock
-from splitinfer.models.tensors import HostRows, Rows
+from splitinfer.models.tensors import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +105,3 @@ class Finished:
     hidden: Rows | None
     packed: PackedRows | None
     sampled: tuple[SampledSlice, ...]
-
-    def reduced_to(self, plan: StepPlan) -> "Finished":
-        """The same step with only the slices of ``plan``. Their rows are copied by the host (``models.tensors``)."""
-        if plan is self.plan:
-            return self
-        rows, at = list[int](), 0
-        each = 1 if self.hidden is None else self.hidden.shape[0] // max(1, self.plan.num_tokens)
-        for part in self.plan.slices:
-            first, at = at, at + each * len(part.token_ids)
-            rows += range(first, at) if part in plan.slices else ()
-        hidden = HostRows.of(self.hidden, rows) if self.hidden is not None and rows else None
-        packed = None if self.packed is None or hidden is None else self.packed.among(hidden, rows)
-        wanted = {part.seq_id for part in plan.slices}
-        sampled = tuple(one for one in self.sampled if one.seq_id in wanted)
-        return replace(self, plan=plan, hidden=hidden, packed=packed, sampled=sampled)

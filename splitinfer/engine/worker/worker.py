@@ -73,6 +73,7 @@ from transports import Frame, KeyPair, LinkClosed, Listener, TransportError
 log = logging.getLogger(__name__)
 
 _STOP = "stop"
+_MOST_WAITING = 256  # plans without rows; a coordinator has as many under way as there are groups, or stages and one
 _COMES_WITHIN = 0.5  # seconds within which the engine comes to an event, unless a step holds it
 
 Event = tuple[Connection, Frame | LinkClosed, float]  # and when it arrived, in seconds
@@ -286,6 +287,8 @@ class Worker:
         if stage.command.passes_on:
             self._pass_on(frame)
         stage.runner.check(message.plan, stage.command.longest)
+        if len(self._waiting) == _MOST_WAITING:
+            raise ProtocolError(f"{_MOST_WAITING} plans wait for their rows already")
         if message.waits:
             self._waiting.append(message.plan)
         else:

@@ -51,7 +51,7 @@ class Toy:
         self.layout, self._put = config, put
         self.stage, self.local = ToyStage(), self
         self.is_open, self.device, self.refuses = False, self, set[str]()
-        self.steps, self.leaving = StepsUnderWay[object](put), threading.Lock()
+        self.steps = StepsUnderWay[object](put)
 
     def open(self, *_: object, meanwhile: Callable[[], None] = lambda: None, **_named: object) -> None:
         self.stage.forget()

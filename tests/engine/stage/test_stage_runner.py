@@ -1,7 +1,6 @@
 """Plans in, tokens out: a stage does what the plans say, and gives what plain mlx-lm gives."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,17 +216,6 @@ def test_a_step_that_may_be_void_waits_for_the_verdict_before_it(whole: StageRun
     assert not whole.needs_verdict(StepPlan(0, slices=(sure,)))
     assert whole.needs_verdict(StepPlan(0, slices=(guessed,)))
     assert not halves[0].needs_verdict(StepPlan(0, slices=(guessed,))), "only the last stage knows verdicts"
-
-
-def test_a_step_without_some_of_its_slices_has_no_tokens_for_them(whole: StageRunner, expected: list[int]):
-    """On a first stage that is the last one, too."""
-    steps = Steps(whole)
-    new = [NewSequence(1, GREEDY, 0), NewSequence(2, GREEDY, 0)]
-    plan = steps.plan(Slice(1, 0, tuple(PROMPT), 1), Slice(2, 0, (1, 2, 3), 1), new=new)
-    done = whole.finish(whole.launch(plan, None))
-    (first,) = done.reduced_to(replace(plan, slices=plan.slices[:1])).sampled
-    assert (first.seq_id, [token.token_id for token in first.tokens]) == (1, expected[:1])
-    assert done.reduced_to(replace(plan, slices=())).sampled == ()
 
 
 def test_the_step_before_a_launch_that_fails_counts_as_failed_too(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch):
