@@ -32,7 +32,7 @@ CONTENTS = ROOT / "docs" / "README.md"
 FOLDERS = ("docs", "layouts", "scripts", "splitinfer", "transports")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]  # a changelog names what is gone
-OF_SCRIPTS = {"--fix", "--write", "--all", "--drafter-minutes"}
+OF_SCRIPTS = {"--fix", "--write", "--all", "--drafter-minutes", "--links", "--ssh"}
 
 FENCE = re.compile(r"^ *(```+|~~~+).*?^ *\1 *$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")

@@ -27,11 +27,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from scripts.comparing import machine as this_machine
+from scripts.comparing.links import Kind, Pair
+from scripts.comparing.machine import prefer_openblas
 from scripts.random_model import Shape as ModelShape
 from scripts.random_model import make
-from splitinfer.bench import machine as this_machine
-from splitinfer.bench.link import Kind, Pair
-from splitinfer.bench.machine import prefer_openblas
 from splitinfer.bench.parts import made_up
 from splitinfer.bench.systems import whole
 from splitinfer.core.costs.shape import Shape

@@ -22,9 +22,9 @@ from typing import Any
 
 from device import stand_in
 
-from splitinfer.bench import machine as this_machine
+from scripts.comparing import machine as this_machine
+from scripts.comparing.machine import prefer_openblas
 from splitinfer.bench.figures import Run, throughput
-from splitinfer.bench.machine import prefer_openblas
 from splitinfer.bench.parts import made_up
 from splitinfer.bench.systems import together
 from splitinfer.config import find_layout

@@ -180,7 +180,6 @@ class _Case:
     """Steps of one kind.
 
     rows: of each sequence in a step; ``drafts``: how many of them are drafts.
-    skip: of every so many slices, one is still wanted when the step is done.
     codec: of the prompts' rows; the sequences are then prompts.
     unfit: whether the first sequence has values that no codec can hold, so that its rows go unpacked.
     """
@@ -188,14 +187,12 @@ class _Case:
     params: SamplingParams = SamplingParams()  # noqa: RUF009 - frozen
     rows: int = 1
     drafts: int = 0
-    skip: int = 1
     codec: str = NONE
     unfit: bool = False
 
 
 _FIRST = {
     "hidden states": _Case(),
-    "drafts, every other slice void": _Case(rows=4, drafts=3, skip=2),
     "prompts as int8": _Case(rows=_CHUNK, codec=INT8),
     "prompts as int8, one of which does not fit": _Case(rows=_CHUNK, codec=INT8, unfit=True),
 }
@@ -230,8 +227,7 @@ def _sent(
 
     def finish(launched: Launched) -> None:
         done = runner.finish(launched)
-        wanted = done.reduced_to(replace(done.plan, slices=done.plan.slices[:: case.skip]))
-        parts, figures = to_parts(wanted.hidden, wanted.packed), done.figures
+        parts, figures = to_parts(done.hidden, done.packed), done.figures
         until_sent, step = time.monotonic() - figures.ended, figures.ended - figures.started
         sent.append((1e3 * until_sent, 1e3 * step, parts.num_unfit))
         free.release()

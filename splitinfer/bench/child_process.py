@@ -19,7 +19,6 @@ from splitinfer.errors import ModelError
 from splitinfer.probes.child import own_output
 
 _GRACE = 5.0  # seconds for a child to end by itself
-_POLL = 0.2  # seconds between two checks of whether all children are alive
 
 
 class ChildProcess:
@@ -87,23 +86,6 @@ class ChildProcess:
             self._process.wait()
         self._process.stdout.close()
         self._log.close()
-
-
-def receive_all(children: list[ChildProcess], timeout: float) -> list[dict[str, Any]]:
-    """One answer of each. All are watched, because a child that waits for one that has ended would wait forever.
-
-    Raises:
-        ModelError: one of them ended, or there was no answer for ``timeout`` seconds.
-    """
-    deadline = time.monotonic() + timeout
-    for child in children:
-        while not child.has_answer(_POLL):
-            for other in children:
-                if not other.is_alive:
-                    raise ModelError(other.last_line())
-            if time.monotonic() > deadline:
-                raise ModelError(f"no answer for {timeout:g} s")
-    return [child.receive() for child in children]
 
 
 # -- inside the child ----------------------------------------------------------------------------

@@ -1,19 +1,11 @@
-"""mlx-lm in a process of its own, the whole model or one stage of mlx-lm's own pipeline: ``python -m
-splitinfer.bench.mlx_lm_process``. Between tasks it waits for input and computes nothing.
+"""mlx-lm in a process of its own, the whole model: ``python -m splitinfer.bench.mlx_lm_process``. Between tasks it
+waits for input and computes nothing.
 
     {"folder": ..., "dtype": ..., "draft": ...}              -> {}
-    {"folder": ..., "dtype": ..., "layers": [8, 8]}          -> {} or {"refused": "..."}
-    {"folder": ..., "dtype": ..., "parallel": 2}             -> the same in tensor parallel
     {"prompt": [...], "max_tokens": 64}                      -> {"token_ids": [...], "token_times": [...]}
     {"prompt": [...], "max_tokens": 64, "num_draft": 3}      -> the same, by mlx-lm's speculative decoding
     {"prompt": [...], "then": [...], ...}                    -> the same of a second turn, ``then`` after the answer
     {"prompts": [[...], ...], "max_tokens": 64}              -> the same, with a list for each prompt
-    {"judge": [[...], [...]]}                                -> {"gaps": [...]}, as ``probes.plain.gaps``
-    {"rounding": [...]}                                      -> {"exact": ..., "logits_move": ..., ...}
-
-mlx-lm cuts some of its models by layers, too: every process runs the same batch generator on the same prompts, hidden
-states go from one to the next (MLX's ring of sockets), and the last ones to all, which choose the same tokens. While
-one process computes the others wait. Rank 0 has the last layers.
 """
 
 import time
@@ -28,26 +20,24 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from splitinfer.bench.child_process import Handle, serve
-from splitinfer.probes.plain import gaps, rounding
 
 _LEAST_BATCH = 32  # sequences that mlx-lm's batch generator decodes at once by default
 
 
 @contextmanager
 def opened(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Handle]]:
-    """The model, or a stage of it."""
-    if "layers" in options or "parallel" in options:
-        model, draft = load_model(Path(options["folder"]), lazy=True, strict=False)[0], None
-        refused = _refusal(model, options.get("parallel"))
-        if refused is not None:
-            yield {"refused": refused}, lambda _task: {}  # waits for its end: one that is gone has failed
-            return
-        _keep_own_part(model, options)
-    else:
-        model = _load(options["folder"], options["dtype"])
-        draft = _load(options["draft"], options["dtype"]) if options.get("draft") else None
-    with wired_limit(model, [generation_stream]):
+    """The model."""
+    with loaded(options) as (model, draft):
         yield {}, lambda task: handle(model, draft, task)
+
+
+@contextmanager
+def loaded(options: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """The model of a folder, and the one that drafts for it or ``None``."""
+    model = _load(options["folder"], options["dtype"])
+    draft = _load(options["draft"], options["dtype"]) if options.get("draft") else None
+    with wired_limit(model, [generation_stream]):
+        yield model, draft
 
 
 def _load(folder: str, dtype: str | None) -> Any:
@@ -58,44 +48,9 @@ def _load(folder: str, dtype: str | None) -> Any:
     return model
 
 
-def _refusal(model: Any, parallel: int | None) -> str | None:
-    """Why mlx-lm cannot cut this model here; ``None`` if it can. ``parallel``: processes that share each layer."""
-    if parallel is None and not hasattr(getattr(model, "model", None), "pipeline"):
-        return f"its {model.model_type} has no pipeline"
-    if parallel is not None:
-        heads = getattr(model.args, "num_key_value_heads", None) or 0
-        if not hasattr(model, "shard"):
-            return f"its {model.model_type} has no tensor parallelism"
-        if heads % parallel:
-            return f"{parallel} processes cannot share {heads} KV heads"
-    if not mx.distributed.is_available("ring"):
-        return "this MLX has no ring of sockets"
-    return None
-
-
-def _keep_own_part(model: Any, options: dict[str, Any]) -> None:
-    """Keep this rank's layers or its part of each, as ``mlx_lm.utils.sharded_load`` does, but cut where the layout
-    cuts."""
-    group = mx.distributed.init(strict=True, backend="ring")
-    if "layers" in options:
-        model.model.pipeline(group, options["layers"][::-1])
-    else:
-        model.shard(group)
-    if options["dtype"] is not None:
-        model.set_dtype(getattr(mx, options["dtype"]))
-    mx.eval(model.parameters())
-    mx.eval(mx.distributed.all_sum(mx.array(1.0), stream=mx.cpu))
-
-
 def handle(model: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Run one task of any kind and return its answer."""
-    if "judge" in options:
-        return {"gaps": gaps(model, *options["judge"])}
-    if "rounding" in options:
-        return rounding(model, options["rounding"])
-    if "prompt" in options:
-        return run(model, draft, options)
-    return run_batch(model, options)
+    return run(model, draft, options) if "prompt" in options else run_batch(model, options)
 
 
 def run(model: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,7 @@
-"""The options of ``splitinfer bench``, which all modes share, and what follows from them before anything is loaded."""
+"""The options of ``splitinfer bench``, and what follows from them before anything is loaded."""
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,14 +11,6 @@ from splitinfer.settings import Settings
 
 if TYPE_CHECKING:
     from splitinfer.models.checkpoint import Checkpoint
-
-
-class Mode(StrEnum):
-    """What is measured: a module of this package each."""
-
-    SPEED = "speed"
-    COMPARE = "compare"
-    LINK = "link"
 
 
 def _numbers(text: str) -> str:
@@ -34,43 +24,18 @@ def _numbers(text: str) -> str:
 class Options:
     """The command line's options."""
 
-    layout: Annotated[
-        str, typer.Option("--layout", help="A layout file, or the name of one. Not needed with --mode link.")
-    ] = ""
+    layout: Annotated[str, typer.Option("--layout", help="A layout file, or the name of one. Always needed.")] = ""
     model: Annotated[
         str | None,
         typer.Option("--model", help="The model: OWNER/MODEL at the hub, a folder or 'demo'. Default: the layout's."),
     ] = None
-    mode: Annotated[
-        Mode,
-        typer.Option(
-            "--mode",
-            help="speed: one stream, many streams, a long prompt, a second turn, beside plain mlx-lm. compare: one "
-            "table to share: also a killed worker, kept KV, mlx-lm's own pipeline, and whether answers are right. "
-            "link: round trips beside bare ZeroMQ.",
-        ),
-    ] = Mode.SPEED
-    trials: Annotated[int, typer.Option("--trials", min=1, help="Number of trials; of compare, at most.")] = 5
-    prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", min=1, help="Length of the long prompt; compare has its own.")
-    ] = 2048
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Number of trials.")] = 5
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Length of the long prompt.")] = 2048
     decode_tokens: Annotated[int, typer.Option("--decode-tokens", min=8, help="Tokens of each stream.")] = 64
     streams: Annotated[
         str,
-        typer.Option("--streams", callback=_numbers, help="Numbers of streams at once, as in 8,16,32; compare has 16."),
+        typer.Option("--streams", callback=_numbers, help="Numbers of streams at once, as in 8,16,32."),
     ] = "16"
-    minutes: Annotated[float, typer.Option("--minutes", min=1.0, help="With compare: how long it may take.")] = 15.0
-    report: Annotated[
-        Path | None, typer.Option("--report", help="With compare: write the page to share to this file.")
-    ] = None
-    ssh: Annotated[
-        bool,
-        typer.Option(
-            "--ssh",
-            help="With compare: start mlx-lm's own pipeline on the layout's machines by ssh. Each needs this Python "
-            "environment and the whole model at the same paths.",
-        ),
-    ] = False
 
     @property
     def counts(self) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """What is measured. Pure.
 
-A *part* is one row of the table. The parts of a comparison come in the order of what a reader wants to know first.
+A *part* is one row of the table.
 """
 
 import random
@@ -11,8 +11,7 @@ from typing import Any
 
 ANSWER = 16  # tokens of the answer to a long prompt
 NEW_TOKENS = 32  # of a second turn
-_SHORT, _STREAM = 32, 64  # tokens of the prompt of one stream, and of each of many
-STREAMS = 16  # at once
+SHORT, _STREAM = 32, 64  # tokens of the prompt of one stream, and of each of many
 
 _OPENINGS = (
     "Once upon a time there lived an old king who had three sons, and he did not know which of them should rule",
@@ -146,28 +145,11 @@ class Cell:
         self.limit, self.why_not, self.said = trial.limit, trial.why_not, trial.said
 
 
-def parts(decode_tokens: int, prompts: Sequence[int]) -> list[Part]:
-    """All parts of a comparison, the most important first. ``prompts``: lengths of the long prompts, the shortest
-    first."""
-    first = prompts[0]
-    stream, drafts, streams, prompt, turn = speed_parts(decode_tokens, first, (STREAMS,))
-    return [
-        stream,
-        prompt,
-        drafts,
-        streams,
-        turn,
-        Part(Kind.KILLED, _SHORT, 2 * decode_tokens),
-        Part(Kind.RESTART, first, ANSWER),
-        *(Part(Kind.PROMPT, length, ANSWER) for length in prompts[1:]),
-    ]
-
-
 def speed_parts(decode_tokens: int, prompt: int, streams: Sequence[int]) -> list[Part]:
     """The parts that need no more than the pipeline as it is. ``streams``: how many answers at once, each a part."""
     return [
-        Part(Kind.STREAM, _SHORT, decode_tokens),
-        Part(Kind.DRAFTS, _SHORT, decode_tokens),
+        Part(Kind.STREAM, SHORT, decode_tokens),
+        Part(Kind.DRAFTS, SHORT, decode_tokens),
         *(Part(Kind.STREAMS, _STREAM, decode_tokens, count) for count in streams),
         Part(Kind.PROMPT, prompt, ANSWER),
         Part(Kind.TURN, prompt, ANSWER),

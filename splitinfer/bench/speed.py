@@ -1,8 +1,7 @@
 """``splitinfer bench``: a layout beside plain mlx-lm on this machine, in turns.
 
 Every trial has prompts of its own. In each the two systems do the same part one after the other, every other time in
-reverse order, because machines drift; each has processors of its own where the system can pin. A round that is not
-counted warms both up.
+reverse order, because machines drift. A round that is not counted warms both up.
 """
 
 import time
@@ -12,9 +11,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from splitinfer.bench import machine
 from splitinfer.bench.figures import ratios
-from splitinfer.bench.machine import HINT
 from splitinfer.bench.mlx_lm import MlxLm, plain_mlx_lm
 from splitinfer.bench.options import Options
 from splitinfer.bench.parts import Cell, Kind, Part, speed_parts, tasks_of
@@ -35,7 +32,6 @@ from splitinfer.core.serving_options import MAX_RUNNING
 from splitinfer.errors import ModelError
 from splitinfer.llm import LLM
 from splitinfer.machine.selection import emulated_machine
-from splitinfer.models.blas import is_batch_invariant
 from splitinfer.probes.machine import describe
 
 _SETTLE = 0.05  # seconds of idleness before each turn, in which the previous one's rest is done
@@ -66,12 +62,11 @@ def measure(options: Options) -> dict[str, Any]:
         if llm.layout.draft is None:
             parts = [part for part in parts if part.kind is not Kind.DRAFTS]
             notes.append(NO_DRAFT)
-        pinned = machine.pin_stages(llm.layout.stages, {} if plain is None else {PLAIN: plain.pids[0]})
         cells, same = _take_turns(options, llm, plain, parts)
     return {
         "tool": "splitinfer bench",
         "format": 4,
-        "measured_on": {**on, "pinned": pinned},
+        "measured_on": on,
         "layout": llm.layout.name,
         "model": llm.layout.model,
         "cut": [stage.num_layers for stage in llm.layout.stages],
@@ -121,7 +116,7 @@ def _notes(options: Options, load: float) -> list[str]:
     notes = [f"the machine was busy before this began (load average {load})"] if load > 0.5 else []
     if options.trials < 3:
         notes.append("fewer than 3 trials say nothing about the spread")
-    return [*notes, HINT] if is_batch_invariant() else notes
+    return notes
 
 
 def tables(found: Mapping[str, Any]) -> list[RenderableType]:

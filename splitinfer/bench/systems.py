@@ -4,14 +4,10 @@ A system answers ``do(part, trial)`` with a cell, and the machine is idle again 
 part, the answers that can be judged.
 """
 
-import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import pairwise
 from typing import Any
 
-from splitinfer.bench import machine
 from splitinfer.bench.figures import BEGINS_AT, Run, prefill_share, throughput
 from splitinfer.bench.mlx_lm import MlxLm
 from splitinfer.bench.options import Options
@@ -26,11 +22,8 @@ from splitinfer.llm import LLM, Request, Settings
 from splitinfer.models.checkpoint import Checkpoint
 
 PIPELINE, PLAIN = "splitinfer", "mlx-lm on one machine"
-BY_LAYERS, PARALLEL = "mlx-lm's pipeline", "mlx-lm in tensor parallel"
-AS_ONE_STAGE = "splitinfer in tensor parallel"
 NO_DRAFT, EMULATED = "the layout has no draft", "the accelerator is emulated for splitinfer only"
 _DRAFTS = 3  # of mlx-lm at a time
-_SHARE = 3  # of an answer after which a worker is killed
 _NOT_THERE = {
     Kind.DRAFTS: "no draft model there",
     Kind.TURN: "it keeps no KV between requests there",
@@ -103,30 +96,30 @@ class Pipeline(System):
 
     def __init__(self, tasks: Tasks, answers: Answers, llm: LLM) -> None:
         super().__init__(tasks, answers)
-        self._llm, self._num_stages = llm, llm.layout.num_stages
+        self.llm, self._num_stages = llm, llm.layout.num_stages
         self.does = {
             Kind.STREAM: self._stream, Kind.DRAFTS: self._drafts, Kind.STREAMS: self._streams,
-            Kind.PROMPT: self._prompt, Kind.TURN: self._turn, Kind.RESTART: self._turn, Kind.KILLED: self._killed,
+            Kind.PROMPT: self._prompt, Kind.TURN: self.turn,
         }  # fmt: skip
 
-    def _submit(self, prompt: Sequence[int], tokens: int, flight: Flight | None = OFF) -> Request:
-        return self._llm.submit(list(prompt), SamplingParams(max_tokens=tokens, ignore_eos=True), flight=flight)
+    def submit(self, prompt: Sequence[int], tokens: int, flight: Flight | None = OFF) -> Request:
+        return self.llm.submit(list(prompt), SamplingParams(max_tokens=tokens, ignore_eos=True), flight=flight)
 
     def _answer(self, part: Part, flight: Flight | None = OFF) -> Run:
-        return self.kept(part, _run(self._submit(self.tasks.prompts[part.name], part.tokens, flight)))
+        return self.kept(part, _run(self.submit(self.tasks.prompts[part.name], part.tokens, flight)))
 
     def _stream(self, part: Part, _: int) -> Cell:
-        request = self._submit(self.tasks.prompts[part.name], part.tokens)
+        request = self.submit(self.tasks.prompts[part.name], part.tokens)
         steps = self._step_seconds(request, part.tokens)
         return Cell([self.kept(part, _run(request)).tokens_per_second], 1 / sum(steps) if any(steps) else None)
 
     def _drafts(self, part: Part, _: int) -> Cell:
-        if self._llm.layout.draft is None:
+        if self.llm.layout.draft is None:
             return Cell(why_not=NO_DRAFT)
         return Cell([self._answer(part, None).tokens_per_second])
 
     def _streams(self, part: Part, trial: int) -> Cell:
-        requests = [self._submit(prompt, part.tokens) for prompt in self.tasks.batch(part, trial)]
+        requests = [self.submit(prompt, part.tokens) for prompt in self.tasks.batch(part, trial)]
         steps = self._step_seconds(requests[-1], part.tokens)
         rows = part.sequences / self._num_stages  # of a step, where as many groups as stages take turns
         return Cell([throughput(together(requests))], rows / max(steps) if any(steps) else None)
@@ -137,7 +130,7 @@ class Pipeline(System):
         marks, readings = (BEGINS_AT, tokens // 2), list[Sequence[Mapping[str, Any]]]()
         for _ in request:
             if len(readings) < len(marks) and len(request.output.token_ids) >= marks[len(readings)]:
-                readings.append(self._llm.stats()["stages"])
+                readings.append(self.llm.stats()["stages"])
         return [
             (there["busy_seconds"] - here["busy_seconds"]) / max(1, there["steps"] - here["steps"])
             for here, there in zip(readings[0], readings[-1], strict=True)
@@ -147,76 +140,48 @@ class Pipeline(System):
         """The prompt is read for one token, and then answered from the KV that is kept of it: so what reading it alone
         computes is known, and it is read once."""
         before = self._busy()
-        reading = _run(self._submit(self.tasks.prompts[part.name], 1))
+        reading = _run(self.submit(self.tasks.prompts[part.name], 1))
         computed = self._busy() - before
-        share = prefill_share(-(-part.prompt // self._llm.token_budget), self._num_stages)
+        share = prefill_share(-(-part.prompt // self.llm.token_budget), self._num_stages)
         return Cell([reading.ttft], share * computed, said=self.needle(part, self._answer(part)))
 
     def _busy(self) -> float:
-        return sum(float(stage["busy_seconds"]) for stage in self._llm.stats()["stages"])
+        return sum(float(stage["busy_seconds"]) for stage in self.llm.stats()["stages"])
 
     def needle(self, part: Part, run: Run) -> str:
         """Whether the answer has the needle."""
         if part.name not in self.tasks.needles:
             return ""
-        said = self._llm.tokenizer.decode(run.token_ids)
+        said = self.llm.tokenizer.decode(run.token_ids)
         return "needle found" if self.tasks.needles[part.name] in said else "needle not found"
 
-    def _turn(self, part: Part, _: int) -> Cell:
+    def turn(self, part: Part, _: int) -> Cell:
         """A second turn after the answer to the part's prompt, which was given before."""
         first = self.answers.get(_first_prompt(part))
         if first is None:
             return Cell(why_not="the prompt before it was not measured")
         turn = [*self.tasks.prompts[part.name], *first, *self.tasks.second(part.name)]
-        output = whole(self._submit(turn, part.tokens).result())
+        output = whole(self.submit(turn, part.tokens).result())
         return Cell(
             [output.token_times[0]], said=f"{output.num_cached_tokens:,} of {len(turn):,} tokens of KV were kept"
         )
 
-    def _killed(self, part: Part, _: int) -> Cell:
-        """The longest gap of an answer in which the last worker is killed, once it is the undisturbed one."""
-        workers = machine.local_workers()
-        last = self._llm.layout.workers[-1].name if self._llm.layout.workers else ""
-        if last not in workers:
-            return Cell(why_not="the last stage's worker is not on this machine: pull its cable yourself")
-        prompt = self.tasks.prompts[part.name]
-        undisturbed = self._submit(prompt, part.tokens, None).result().token_ids
-        request = self._submit(prompt, part.tokens, None)
-        self._kill_within(request, workers[last], part.tokens // _SHARE)
-        output = whole(request.output)
-        same = "the same tokens" if output.token_ids == undisturbed else "other tokens than undisturbed"
-        return Cell([max(b - a for a, b in pairwise(output.token_times))], said=same)
-
-    def _kill_within(self, request: Request, pid: int, after: int) -> None:
-        for _ in request:
-            if after and len(request.output.token_ids) >= after:
-                os.kill(pid, signal.SIGKILL)
-                after = 0
-
-
-class OneStage(Pipeline):
-    """The pipeline's two machines as one stage."""
-
-    name = AS_ONE_STAGE
-
-    def __init__(self, tasks: Tasks, answers: Answers, llm: LLM) -> None:
-        super().__init__(tasks, answers, llm)
-        self.does = {**self.does, Kind.RESTART: lambda *_: Cell(why_not="measured of the pipeline only")}
-
 
 class Plain(System):
-    """mlx-lm: plain, in one process, or under another ``name`` in as many as the layout has stages."""
+    """Plain mlx-lm, in one process."""
 
-    def __init__(self, tasks: Tasks, answers: Answers, mlx_lm: MlxLm, name: str = PLAIN) -> None:
+    name = PLAIN
+
+    def __init__(self, tasks: Tasks, answers: Answers, mlx_lm: MlxLm) -> None:
         super().__init__(tasks, answers)
-        self.name, self._mlx_lm = name, mlx_lm
+        self._mlx_lm = mlx_lm
         self.does = {
             Kind.STREAM: lambda part, _: Cell([self.kept(part, self._run(part)).tokens_per_second]),
             Kind.PROMPT: lambda part, _: Cell([self.kept(part, self._run(part)).ttft]),
             Kind.STREAMS: lambda part, trial: Cell(
                 [throughput(mlx_lm.run_batch(tasks.batch(part, trial), part.tokens))]
             ),
-            **({Kind.TURN: self._turn} if name == PLAIN else {}),
+            Kind.TURN: self._turn,
             **({Kind.DRAFTS: self._drafts} if mlx_lm.has_draft else {}),
         }
 

@@ -1,25 +1,18 @@
-"""`splitinfer bench`: the measurement that ``--mode`` chooses."""
-
-from importlib import import_module
-from typing import Any
+"""`splitinfer bench`: a layout beside plain mlx-lm."""
 
 import typer
 
-from splitinfer.bench.options import Mode, Options
+from splitinfer.bench.options import Options
 from splitinfer.cli.options import with_options
 
 
 @with_options
 def bench(options: Options) -> None:
     """Measure speed beside plain mlx-lm on the same work; the last line is one JSON document."""
-    if not options.layout and options.mode is not Mode.LINK:
-        raise typer.BadParameter(f"--mode {options.mode} needs a layout: --layout FILE")
-    if options.mode is not Mode.LINK:  # links do not compute
-        from splitinfer.bench.machine import prefer_openblas
-
-        prefer_openblas()  # may start this program anew, so before anything else
+    if not options.layout:
+        raise typer.BadParameter("bench needs a layout: --layout FILE")
     from splitinfer.bench.report import print_found
+    from splitinfer.bench.speed import measure, tables
 
-    module: Any = import_module(f"splitinfer.bench.{options.mode}")
-    found = module.measure(options)
-    print_found(found, module.tables(found))
+    found = measure(options)
+    print_found(found, tables(found))

@@ -90,12 +90,6 @@ class ServeOptions(PipelineOptions):
         float,
         typer.Option("--drain-seconds", min=0, callback=finite, help="Seconds that answers may take after SIGTERM."),
     ] = DRAIN_SECONDS
-    otlp: Annotated[
-        str | None,
-        typer.Option(
-            "--otlp", help="A collector of OpenTelemetry, as http://127.0.0.1:4318, for a span of each answer."
-        ),
-    ] = None
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Also write prompts to the log.")] = False
 
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import NoReturn, cast
 
 from splitinfer.cli.opening import closing_of, layout_of, open_llm
 from splitinfer.cli.options import PipelineOptions
@@ -35,9 +35,6 @@ from splitinfer.server.service import Service
 from splitinfer.server.several import Entry, Several, Unloaded
 from splitinfer.shutdown import shutdown
 from splitinfer.system.open_files import make_room
-
-if TYPE_CHECKING:
-    from splitinfer.server.otlp import OtlpSpans
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +82,10 @@ def serving(options: ServeOptions, chosen: Chosen | None = None) -> Iterator[LLM
         ConfigError: it cannot listen there, or the certificate or the collector cannot be used.
         SplitinferError: as ``open_llm``.
     """
-    gate, spans, servers = *_checked(options), list[Server]()
+    gate, servers = _checked(options), list[Server]()
     with open_llm(options, chosen, servers=servers, drain_seconds=options.drain_seconds) as llm, ExitStack() as stack:
         name = options.model_name or Path(llm.layout.model or "model").name
-        service = Service(llm, name, gate, logs_prompts=options.log_prompts, spans=spans)
+        service = Service(llm, name, gate, logs_prompts=options.log_prompts)
         _serve(options, service, llm, name, servers, stack)
         yield llm
 
@@ -100,10 +97,10 @@ def serving_several(options: ServeOptions) -> Iterator[None]:
     Raises:
         ConfigError, SplitinferError: as ``serving``, and as ``entries_of``.
     """
-    gate, spans, servers = *_checked(options), list[Server]()
+    gate, servers = _checked(options), list[Server]()
     bounds = Bounds(free_bytes(), options.max_loaded, options.ttl)
     entries = entries_of(options, bounds)
-    front = Service(cast(LLM, Unloaded()), "", gate, logs_prompts=options.log_prompts, spans=spans)
+    front = Service(cast(LLM, Unloaded()), "", gate, logs_prompts=options.log_prompts)
     several, first = Several(entries, bounds, front, router_of), entries[0]
     closing = closing_of(several, threading.Event(), servers, options.drain_seconds, options.settings)
     with shutdown.closed_by(closing), ExitStack() as stack:
@@ -115,11 +112,11 @@ def serving_several(options: ServeOptions) -> Iterator[None]:
         yield
 
 
-def _checked(options: ServeOptions) -> "tuple[Gate, OtlpSpans | None]":
-    """The rules, and where spans go, once it is known that the server can listen: before anything is loaded."""
+def _checked(options: ServeOptions) -> Gate:
+    """Return the rules, once it is known that the server can listen: before anything is loaded."""
     gate = gate_of(options)
     check_port(options.host, options.port)
-    return gate, spans_to(options.otlp)
+    return gate
 
 
 def _serve(
@@ -132,8 +129,6 @@ def _serve(
     several: Several | None = None,
 ) -> None:
     """Open a server until ``stack`` closes, and say where it is. ``servers``: gets it."""
-    if service.spans is not None:
-        stack.callback(service.spans.close)
     limits = Limits(most=_room_for(options.max_connections))
     listen = Listen(options.host, options.port, options.tls_cert, options.tls_key, limits)
     server = Server(service, listen, several)
@@ -149,22 +144,6 @@ def stay_open(llm: LLM) -> NoReturn:
     while (failure := llm.health().failure) is None or shutdown.has_begun:
         threading.Event().wait(_LOOK_EVERY)
     raise SplitinferError(f"{failure}; start it again with the same command")
-
-
-def spans_to(otlp: str | None) -> "OtlpSpans | None":
-    """What sends spans to a collector; none without one.
-
-    Raises:
-        ConfigError: its address is not valid, or the extra is not installed.
-    """
-    if otlp is None:
-        return None
-    try:
-        from splitinfer.server.otlp import OtlpSpans
-    except ImportError as error:
-        raise ConfigError("--otlp needs OpenTelemetry: install splitinfer with the extra otlp") from error
-    logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # not each attempt
-    return OtlpSpans(otlp)
 
 
 def _room_for(num_connections: int) -> int:

@@ -1,14 +1,13 @@
-"""What both loops do besides acting on events, the coordinator's and the workers': the machine stays awake, its other
-processes know what this one holds, what computes preempts nothing on a pinned stage, and likely steps are built ahead.
+"""What both loops do besides acting on events, the coordinator's and the workers'.
+
+They keep the machine awake, tell other processes what this one holds, and build likely steps ahead.
 """
 
 import queue
 import time
 from typing import Generic, TypeVar
 
-from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.stage.runner import StageRunner
-from splitinfer.engine.threads import ComputingThread
 from splitinfer.models.memory import HeldReport
 from splitinfer.system.keep_awake import KeepAwake
 
@@ -18,18 +17,14 @@ T = TypeVar("T")
 class Housekeeping(Generic[T]):
     """Of the loop that reads ``inbox``."""
 
-    def __init__(self, inbox: Mailbox[T]) -> None:
+    def __init__(self, inbox: "queue.SimpleQueue[T]") -> None:
         self._inbox, self._awake, self._held = inbox, KeepAwake(), HeldReport()
-        self._computing: ComputingThread | None = None  # of the loop's thread
 
     def watch_machine(self, *, is_needed: bool) -> None:
-        """Keep the machine awake while it ``is_needed``, and report what is held. Call it on the loop's thread, before
-        that uses MLX."""
+        """Keep the machine awake while it ``is_needed``, and report the memory that this process holds."""
         now = time.monotonic()
         self._awake.update(is_needed, now)
         self._held.update(now)
-        self._computing = self._computing or ComputingThread()
-        self._computing.update(now)
 
     def until_release(self) -> float | None:
         """Seconds until the machine may sleep."""
@@ -37,14 +32,14 @@ class Housekeeping(Generic[T]):
 
     def build_ahead(self, runner: StageRunner | None) -> None:
         """Build graphs of steps that are likely to come, until an event comes."""
-        while runner is not None and self._inbox.is_empty and runner.prepare_next():
+        while runner is not None and self._inbox.empty() and runner.prepare_next():
             pass
 
-    def next_event(self, within: float | None, *, expecting: bool) -> T | None:
-        """Wait for the next event. ``None`` if none came ``within`` so many seconds. ``expecting``: one is likely
-        soon."""
+    def next_event(self, within: float | None) -> T | None:
+        """Return the next event, or ``None`` if none came ``within`` so many seconds (``None`` waits without a
+        limit)."""
         try:
-            return self._inbox.get(within, expecting=expecting)
+            return self._inbox.get(timeout=within)
         except queue.Empty:
             return None
 

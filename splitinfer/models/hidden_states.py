@@ -4,14 +4,14 @@
     parts of its frame  [ decode, decode ]  [ codes ]  [ scales ] ...
 
 The step's message says which rows are packed (``pack``), so the receiver needs nothing but the frame. Packing
-is part of the step's graph. What happens to a finished step, because slices were dropped or rows do not fit the codec,
-the host does in the arrays' buffers: an operation on the device would wait for the step launched meanwhile.
+is part of the step's graph. What happens to a finished step, because rows do not fit the codec, the host does in the
+arrays' buffers: an operation on the device would wait for the step launched meanwhile.
 """
 
 import statistics
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ import numpy as np
 from splitinfer.core.plan import TensorSpec
 from splitinfer.core.wire_codec import FP8, FP16, GROUP, INT8, SPIKES, Column, Packing, columns, runs_of
 from splitinfer.errors import ProtocolError
-from splitinfer.models.tensors import HostRows, Rows, dtype_of, from_buffer, on_host, spec_of, to_buffer
+from splitinfer.models.tensors import dtype_of, from_buffer, on_host, spec_of, to_buffer
 
 _MOST_FP16 = 65504.0
 _MOST_E4M3 = 448.0
@@ -41,7 +41,7 @@ class PackedRows:
     rows: tuple[int, ...]
     fits: mx.array
     columns: Arrays
-    rest: Rows | None
+    rest: mx.array | None
 
     @classmethod
     def of(cls, codec: str, hidden: mx.array, rows: Seq[int]) -> "PackedRows":
@@ -53,15 +53,7 @@ class PackedRows:
 
     def arrays(self) -> list[mx.array]:
         """The arrays that have to be evaluated."""
-        return [self.fits, *self.columns, *([self.rest] if isinstance(self.rest, mx.array) else [])]
-
-    def among(self, hidden: Rows, kept: Seq[int]) -> "PackedRows":
-        """The same for a finished step reduced to the rows ``kept``, which include all packed ones; ``hidden``: those
-        rows."""
-        place = {row: at for at, row in enumerate(kept)}
-        rows = tuple(place[row] for row in self.rows)
-        others = _others(len(kept), rows)
-        return replace(self, rows=rows, rest=HostRows.of(hidden, others) if others else None)
+        return [self.fits, *self.columns, *([] if self.rest is None else [self.rest])]
 
 
 class Sent(NamedTuple):
@@ -73,7 +65,7 @@ class Sent(NamedTuple):
     num_unfit: int
 
 
-def to_parts(hidden: Rows | None, packed: PackedRows | None) -> Sent:
+def to_parts(hidden: mx.array | None, packed: PackedRows | None) -> Sent:
     """The frame's parts for a step's evaluated rows [T, d]; none is packed if one of them does not fit the codec."""
     if hidden is None:
         return Sent(None, None, (), 0)

@@ -2,11 +2,9 @@
 
 Sending: the buffer of an evaluated, contiguous array is its memory. Receiving: one copy, into MLX's memory (bfloat16 as
 16-bit integers, which numpy knows). An operation on the device would wait for every step launched before it, so what is
-sent of a finished step is read and cut in its buffer, by the host (``HostRows``).
+sent of a finished step is read in its buffer, by the host.
 """
 
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
@@ -44,34 +42,8 @@ def mlx_dtype(name: str) -> mx.Dtype:
     return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HostRows:
-    """Some rows of an evaluated array, copied by the host: the bytes of ``spec``'s shape, row-major."""
-
-    spec: TensorSpec
-    data: memoryview
-
-    @classmethod
-    def of(cls, array: "mx.array | HostRows", rows: Seq[int]) -> "HostRows":
-        """The ``rows`` of an evaluated array [n, ...]; nothing is computed on the device."""
-        spec = spec_of(array)
-        lines = np.frombuffer(to_buffer(array), np.uint8).reshape(spec.shape[0], -1)
-        picked = lines[np.asarray(rows, dtype=np.intp)]
-        return cls(TensorSpec(spec.dtype, (len(rows), *spec.shape[1:])), memoryview(cast(Any, picked)).cast("B"))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As of an array."""
-        return self.spec.shape
-
-
-Rows = mx.array | HostRows  # of a finished step
-
-
-def spec_of(array: Rows) -> TensorSpec:
+def spec_of(array: mx.array) -> TensorSpec:
     """The dtype and shape with which a peer reads ``array``'s bytes."""
-    if isinstance(array, HostRows):
-        return array.spec
     return TensorSpec(name_of(array.dtype), tuple(array.shape))
 
 
@@ -80,14 +52,12 @@ def name_of(dtype: mx.Dtype) -> str:
     return str(dtype).removeprefix("mlx.core.")
 
 
-def to_buffer(array: Rows) -> memoryview:
+def to_buffer(array: mx.array) -> memoryview:
     """The bytes of an array, row-major. Evaluates it; the array lives as long as the view.
 
     An array that is computed costs no operation on the device: on a GPU that would wait for the step launched
     meanwhile. The host copies one that is not row-major.
     """
-    if isinstance(array, HostRows):
-        return array.data
     view = memory_of(array)
     return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
 

@@ -40,14 +40,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceTimes:
-    """One choice: seconds on the monotonic clock, ``None`` where it did not come to that. ``reason``: why it ended;
-    ``None``: it was not read to its end."""
+    """One choice: seconds on the monotonic clock, ``None`` where it did not come to that."""
 
     submitted: float
     begun: float | None = None
     first: float | None = None
     last: float | None = None
-    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +96,7 @@ class Choice:
         output, at = self.request.output, self.request.submitted
         first, last = (at + output.token_times[0], at + output.token_times[-1]) if output.token_times else (None, None)
         begun = None if output.queue_seconds is None else at + output.queue_seconds
-        cut = ("error" if self.is_broken else "tool_calls") if self.has_ended else None  # behind its one call
-        return ChoiceTimes(at, begun, first, last, output.finish_reason or cut)
+        return ChoiceTimes(at, begun, first, last)
 
     @property
     def is_scored(self) -> bool:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -24,9 +24,6 @@ from splitinfer.server.meters.http import HttpMeters
 from splitinfer.server.problem import Problem, ending
 from splitinfer.server.reading import Reader
 
-if TYPE_CHECKING:
-    from splitinfer.server.otlp import OtlpSpans
-
 M = TypeVar("M", bound=Fields)
 
 _COUNTING = 64  # requests beside those that the engine runs and queues: counted, or tokenized
@@ -41,7 +38,6 @@ class Service:
     max_running: requests at a time, waiting ones included; ``None``: somewhat more than the engine runs and queues, so
         that its own queue is what is full first.
     logs_prompts: whether what is asked is written to the log.
-    spans: gets a span of each answer.
     offers: the models that clients may name, this one first.
     """
 
@@ -56,7 +52,6 @@ class Service:
     num_running: int = 0  # requests under way
     logs_prompts: bool = False
     meters: HttpMeters = field(default_factory=HttpMeters)
-    spans: "OtlpSpans | None" = None
     offers: Callable[[], list[Offer]] = list
     reader: Reader = field(init=False)
     _answers: dict[tuple[str, str], list[Answer]] = field(default_factory=dict)  # by names of keys and request ids
@@ -147,16 +142,13 @@ class Service:
             answer.abort()  # does nothing to one that has ended
 
     @contextmanager
-    def measured(self, answer: Answer, request: Request) -> Iterator[None]:
-        """Count an answer when it is over, and make its span."""
+    def measured(self, answer: Answer) -> Iterator[None]:
+        """Count an answer when it is over."""
         try:
             yield
         finally:
             for numbers in answer.tokens_by_prompt:
                 self.meters.answered(numbers)
-            if self.spans is not None:
-                times = [choice.times for choice in answer.choices]
-                self.spans.ended(request, self.model, times, answer.usage, time.monotonic())
 
     def cancel(self, request_id: str, key: ApiKey) -> bool:
         """End the key's own requests with this id; false if it has none under way."""

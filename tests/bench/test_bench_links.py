@@ -1,4 +1,4 @@
-"""`splitinfer bench --mode link` as a process, and its links."""
+"""Links beside bare ZeroMQ, as a process, and how one is measured."""
 
 import json
 import math
@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from splitinfer.bench import link as links
-from splitinfer.bench.link import Kind, Pair, kinds
-from splitinfer.bench.options import Options
+from scripts.comparing import links
+from scripts.comparing.links import Kind, Pair, kinds
 from splitinfer.bench.report import print_found
 from splitinfer.errors import PeerError
 
@@ -18,7 +17,7 @@ from splitinfer.errors import PeerError
 def test_a_table_and_a_document(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(links, "PROBES", 2)
     before = set(psutil.Process().children())
-    measured = links.measure(Options(trials=2))
+    measured = links.measure(2)
     print_found(measured, links.tables(measured))
     assert set(psutil.Process().children()) == before
     lines = capsys.readouterr().out.splitlines()

@@ -1,11 +1,9 @@
 """What a measurement cannot use is said before anything is loaded; and what is asked."""
 
-from pathlib import Path
-
 import pytest
 from typer.testing import CliRunner
 
-from splitinfer.bench import compare, speed
+from splitinfer.bench import speed
 from splitinfer.bench.child_process import ChildProcess
 from splitinfer.bench.options import Options
 from splitinfer.bench.parts import ANSWER, Kind, Part, speed_parts, tasks_of
@@ -28,21 +26,15 @@ def test_what_does_not_fit_into_the_context_is_refused(nothing_is_loaded: None):
         speed.measure(Options("demo.yaml", decode_tokens=5000))
 
 
-def test_a_report_that_cannot_be_written_is_refused(nothing_is_loaded: None):
-    with pytest.raises(ConfigError, match="cannot be written"):
-        compare.measure(Options("demo.yaml", report=Path("/dev/null/x")))
-
-
-def test_only_links_need_no_layout():
-    done = CliRunner().invoke(app, ["bench", "--mode", "compare"])
-    assert done.exit_code == 2
-    assert "--mode compare needs a layout" in done.output
+def test_a_layout_is_needed():
+    done = CliRunner().invoke(app, ["bench"])
+    assert (done.exit_code, "--layout" in done.output) == (2, True)
 
 
 def test_streams_are_a_list():
-    assert Options(streams="8,16,8").counts == (8, 16)
+    assert Options("demo.yaml", streams="8,16,8").counts == (8, 16)
     for wrong in ("", "8,", "0", "many"):
-        done = CliRunner().invoke(app, ["bench", "--mode", "link", "--streams", wrong])
+        done = CliRunner().invoke(app, ["bench", "--layout", "demo", "--streams", wrong])
         assert (done.exit_code, "it takes numbers with commas" in done.output) == (2, True)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.bench import machine
+from scripts.comparing import machine
 from splitinfer.core.layout import lay_out
 from splitinfer.models.blas import preloaded_blas
 

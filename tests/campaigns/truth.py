@@ -31,9 +31,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from scripts.comparing import machine as this_machine
 from scripts.random_model import Shape as ModelShape
 from scripts.random_model import make
-from splitinfer.bench import machine as this_machine
 from splitinfer.bench.parts import made_up
 from splitinfer.bench.systems import together, whole
 from splitinfer.core.layout import LOCAL, StageSpec

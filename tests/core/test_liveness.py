@@ -24,7 +24,7 @@ class Steps:
 
     def sent(self, now: float, predicted: float | None) -> None:
         """A step is launched."""
-        step = StepInFlight(StepPlan(0), StepPlan(0))
+        step = StepInFlight(StepPlan(0))
         step.launched_at, step.limit = now, limit_of(predicted)
         self._in_flight.append(step)
 
@@ -49,7 +49,7 @@ def test_a_step_may_take_ten_seconds_more_than_predicted_and_two_minutes_if_noth
 
 
 def test_a_step_that_is_not_launched_yet_is_not_stuck():
-    assert not StepInFlight(StepPlan(0), StepPlan(0)).is_stuck(0.0, 1000.0)
+    assert not StepInFlight(StepPlan(0)).is_stuck(0.0, 1000.0)
 
 
 def test_every_answer_starts_the_wait_for_the_next():

@@ -211,9 +211,6 @@ class Simulator:
             return
         step, timing = self.scheduler.in_flight[-1], self._step(0, plan, plan.slices)
         self._advance(timing.ended)
-        if any(part.begins_with_draft for part in plan.slices):
-            self._take_in()
-            plan = step.plan
         step.is_sent = True
         self.carried_out(0, plan)
         self._pass_on(0, plan, timing.ended)

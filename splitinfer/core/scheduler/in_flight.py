@@ -12,7 +12,7 @@ from splitinfer.core.sequence import FinishReason, Sequence
 class StepInFlight:
     """A step between its plan and its result. Each note has one writer, and seconds are on the first stage's clock.
 
-    plan: what the stages do.
+    plan: what the stages are to do.
     idle_since: from when on the coordinator had nothing to do but this step and its drafts, if that is known (the
         scheduler).
     launched_at, limit: when it was launched, and seconds after which it counts as stuck (``core.liveness``).

@@ -71,7 +71,6 @@ class Counts:
     accepted_at: list[int] = field(default_factory=lambda: [0] * PLACES)
     blocks: int = 0
     rejected: int = 0  # blocks behind a wrong draft, discarded as a whole
-    unsent: int = 0  # blocks discarded before they were sent to the other stages
 
     def add(self, place: int, *, accepted: bool) -> None:
         """Count one tried draft."""
@@ -91,5 +90,4 @@ class Counts:
             "accepted_at": list(self.accepted_at),
             "blocks": self.blocks,
             "void_blocks": self.rejected,
-            "unsent_blocks": self.unsent,
         }

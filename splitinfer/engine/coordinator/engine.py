@@ -6,6 +6,7 @@ ends, with one sentence, only when the worker does not come back in time or the 
 """
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +28,6 @@ from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.coordinator.worker_group import Notice
 from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.housekeeping import Housekeeping
-from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.threads import clears_streams
 from splitinfer.errors import PeerError, SplitinferError
 from splitinfer.system import qos
@@ -59,7 +59,7 @@ class Engine:
         trace: Trace | None = None,
         draft: Callable[[], Drafter | None] = lambda: None,
     ) -> None:
-        self._shared = Shared(Mailbox())
+        self._shared = Shared(queue.SimpleQueue())
         self.submit = self._shared.submit
         self._configure, self._rejoin_timeout, self._draft = configure, rejoin_timeout, draft
         self._started = threading.Event()

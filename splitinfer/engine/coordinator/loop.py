@@ -139,7 +139,7 @@ class Loop:
     def _launch(self, plan: StepPlan) -> None:
         """Hand a step to the pipeline."""
         step, at = self.scheduler.in_flight[-1], time.monotonic()
-        self._pipeline.launch(step, self._begin_masks(plan), self._receive_and_tell)
+        self._pipeline.launch(step, self._begin_masks(plan))
         step.launched_at, step.limit = at, limit_of(self.scheduler.predicted(plan))
 
     def _begin_masks(self, plan: StepPlan) -> "Future[RawMasks] | None":
@@ -173,8 +173,8 @@ class Loop:
 
     def _receive(self) -> None:
         """Handle all events that have arrived; wait for none."""
-        while not self._inbox.is_empty:
-            self._handle(self._inbox.get(0.0))
+        while not self._inbox.empty():
+            self._handle(self._inbox.get_nowait())
 
     def _receive_and_tell(self) -> None:
         self._receive()
@@ -213,7 +213,7 @@ class Loop:
         give_up = time.monotonic() + seconds
         with contextlib.suppress(queue.Empty):
             while True:
-                event = self._inbox.get(max(0.0, give_up - time.monotonic()))
+                event = self._inbox.get(timeout=max(0.0, give_up - time.monotonic()))
                 if not isinstance(event, StageEvent):
                     event(self)
         self.requests.expire()
@@ -223,7 +223,7 @@ class Loop:
     def _idle(self) -> None:
         """Do what is of use later, then wait for an event."""
         has_read, drafting = False, self._drafting
-        if drafting is not None and self._inbox.is_empty and self._pipeline.steps.is_empty:
+        if drafting is not None and self._inbox.empty() and self._pipeline.steps.is_empty:
             has_read = drafting.read_ahead(self.scheduler)
         self._use_idle_time()
         if not has_read:
@@ -232,7 +232,7 @@ class Loop:
     def _use_idle_time(self) -> None:
         """Build graphs of steps that are likely to come, and count those that have been, until an event comes."""
         self._housekeeping.build_ahead(self._pipeline.local)
-        if self._inbox.is_empty:
+        if self._inbox.empty():
             self._figures.count()
 
     def _next_event(self) -> StageEvent | Call:
@@ -242,7 +242,7 @@ class Loop:
             SplitinferError: none came, and a step does not come back.
         """
         while True:
-            event = self._housekeeping.next_event(self._until_next_look(), expecting=self.is_waiting)
+            event = self._housekeeping.next_event(self._until_next_look())
             if event is not None:
                 return event
             if self.requests.expire():

@@ -49,7 +49,6 @@ from splitinfer.engine.stage.launched import Finished, Launched
 from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.masking import RawMasks, read_masks
 from splitinfer.engine.stage.runner import StageRunner
-from splitinfer.engine.threads import yield_own_processor
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
@@ -354,10 +353,9 @@ class Pipeline:
         """The coordinator's."""
         return open_device(0, self._config.load(0).bounds) if self.local is None else self.local.device
 
-    def launch(self, step: StepInFlight, masks: Future[RawMasks] | None, receive: Callable[[], None]) -> None:
+    def launch(self, step: StepInFlight, masks: Future[RawMasks] | None) -> None:
         """Launch a step on this machine's device; it is sent to the next stage when the device is done with it.
-        ``masks``: of its rows. ``receive``: takes in results that have come; called where a step with drafts is done at
-        once, before it is sent.
+        ``masks``: of its rows.
 
         Raises:
             WorkerLost, DeviceFailed, ProtocolError: it cannot be launched, or was done at once and cannot be sent.
@@ -382,8 +380,6 @@ class Pipeline:
         launched = local.launch(plan, None, here, self.steps.under_way())
         if not is_done and group.workers:
             self._send_next(group, Plan(plan))
-        if is_done and any(part.begins_with_draft for part in plan.slices):
-            receive()
         send = partial(self._send, local, group, step, masks)
         self.steps.add(launched, local.wait, send, is_done=is_done)
 
@@ -397,8 +393,7 @@ class Pipeline:
     ) -> None:
         """Send a step that is done. On the thread that waits for the device, if there is one. ``local``, ``group``: as
         they were at its launch."""
-        finished = local.finish(done)
-        step.is_sent = True
+        finished, step.is_sent = local.finish(done), True
         if self.layout.num_stages == 1:
             result = StepResult(step.plan.step, finished.sampled, (finished.figures,))
             self._put(LocalResult(result, time.monotonic(), group))

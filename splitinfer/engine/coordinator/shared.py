@@ -12,10 +12,11 @@ One lock makes certain that a refused request never reaches the loop, and that a
 not seen.
 """
 
+import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.layout import Layout
@@ -24,11 +25,7 @@ from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.coordinator.pipeline import StageEvent
 from splitinfer.engine.coordinator.requests import RequestState
 from splitinfer.engine.drafts.drafters import Drafter
-from splitinfer.engine.mailbox import Mailbox
 from splitinfer.errors import Draining, RequestError, SplitinferError
-
-if TYPE_CHECKING:
-    from splitinfer.engine.coordinator.loop import Loop
 
 
 class InForce(NamedTuple):
@@ -49,7 +46,7 @@ class Shared:
     failure: why no request can be taken any more.
     """
 
-    def __init__(self, inbox: "Mailbox[StageEvent | Callable[[Loop], object]]") -> None:
+    def __init__(self, inbox: "queue.SimpleQueue[StageEvent | Callable[[Any], object]]") -> None:
         self.inbox = inbox
         self.in_force: InForce | None = None
         self.drafter: Drafter | None = None

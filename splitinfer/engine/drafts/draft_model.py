@@ -28,7 +28,6 @@ from splitinfer.engine.stage.launched import corner
 from splitinfer.engine.stage.masking import mask_of
 from splitinfer.engine.stage.sampler import Sampler
 from splitinfer.errors import ModelError
-from splitinfer.models.blas import use_transposed_products
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
@@ -137,7 +136,6 @@ class DraftModel:
         report(Progress("survey", 0, found.need.weights, found.need.sentence(kv_tokens, free)))
         fetch(name, checkpoint, found.files, lambda *at: report(Progress("download", *at)))
         model = load_stage(checkpoint, found, 0, num_layers, resolved, lambda *at: report(Progress("load", *at)))
-        use_transposed_products(model.whole)
         return cls(name, model, vocab_size)
 
     # -- the Drafter protocol ------------------------------------------------------------------

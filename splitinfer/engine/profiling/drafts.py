@@ -14,7 +14,6 @@ from splitinfer.engine.device.device import open_device
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import model_in
 from splitinfer.machine.profile import DraftProfile
-from splitinfer.models.blas import use_transposed_products
 from splitinfer.models.building import build_model, made_up, placeholders_of
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
@@ -48,7 +47,6 @@ def measure_draft(name: str, dtype: str, vocab_size: int) -> tuple[DraftProfile,
     structure = ModelStructure(model)
     stage = StageModel(model, 0, structure.num_layers, structure)
     per_token = kv_need(stage)[1]
-    use_transposed_products(stage.whole)
     drafter = DraftModel(small, stage, vocab_size)
     drafter.use_device(open_device(0, (0, 1)))
     one, several = _round(drafter, 1), _round(drafter, _SEVERAL)

@@ -24,7 +24,6 @@ from splitinfer.engine.device.device import open_device
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import MachineProfile
-from splitinfer.models.blas import use_transposed_products
 from splitinfer.models.cut import StageModel
 from splitinfer.models.layer_kinds import DescribedModel
 from splitinfer.models.loader import in_bunches
@@ -50,7 +49,6 @@ class Trial:
 
     def __init__(self, structure: ModelStructure, span: tuple[int, int], vocab_size: int, num_ranks: int = 1) -> None:
         stage = StageModel(structure.model, *span, structure, checks=False)
-        use_transposed_products(stage.whole)
         self.device = open_device(0, (0, span[1] - span[0]), num_ranks, sums=False)
         self._runner = StageRunner(stage, 0, vocab_size, self.device)
         self._runner.choose_by_form()

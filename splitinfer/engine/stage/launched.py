@@ -12,7 +12,6 @@ from splitinfer.engine.stage.history import Row
 from splitinfer.engine.stage.sampler import Choice, Scores
 from splitinfer.models.hidden_states import PackedRows
 from splitinfer.models.kv_blocks import KVBlock
-from splitinfer.models.tensors import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +101,6 @@ class Finished:
 
     plan: StepPlan
     figures: StageFigures
-    hidden: Rows | None
+    hidden: mx.array | None
     packed: PackedRows | None
     sampled: tuple[SampledSlice, ...]

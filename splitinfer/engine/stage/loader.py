@@ -24,7 +24,6 @@ from splitinfer.errors import ModelError, ProtocolError
 from splitinfer.kvstore.store import CLOSE_SECONDS, Disk
 from splitinfer.models import mlx_vlm
 from splitinfer.models.attention import STEP_ROWS, backend, score_bytes
-from splitinfer.models.blas import use_transposed_products
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
 from splitinfer.models.halves import Pair
@@ -240,7 +239,6 @@ def _read(
 
     what = checkpoint, found, command.start, command.end, dtype, reading, drafter
     model = load_stage(*what, sees=command.sees, group=group)
-    use_transposed_products(model.whole)
     if command.float32_head:
         model.use_float32_head()
     outcome = _tried(command, checkpoint, dtype, model, report, group)

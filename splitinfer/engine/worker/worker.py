@@ -22,6 +22,7 @@ a device that fails ends it, unless that was for lack of memory: then the coordi
 """
 
 import logging
+import queue
 import threading
 import time
 from collections import deque
@@ -35,12 +36,11 @@ from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.housekeeping import Housekeeping
 from splitinfer.engine.links.connection import Connection, open_connection, outgoing
 from splitinfer.engine.links.probe import probe_next, reply_to
-from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.stage.checks import payload_of
 from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.loader import LoadedStage
 from splitinfer.engine.stage.masking import RawMasks
-from splitinfer.engine.threads import clears_streams, yield_own_processor
+from splitinfer.engine.threads import clears_streams
 from splitinfer.engine.versions import machine_name
 from splitinfer.engine.worker.handshake import REASON_LENGTH, Acceptor, AccessControl
 from splitinfer.engine.worker.holder import Abandoned, StageHolder
@@ -109,8 +109,7 @@ class Worker:
         self._holder = StageHolder(self.name, model, disk, self._access)
         # Who names a folder of this machine wants that one.
         self._weights = Weights(store, self._holder.running, self._own_key, copies=model is None)
-        self._inbox: Mailbox[Event | StepFailed | str] = Mailbox()
-        self._expecting = False  # the last event was a step, so another may follow soon
+        self._inbox: queue.SimpleQueue[Event | StepFailed | str] = queue.SimpleQueue()
         self._owner: Connection | None = None
         self._guests: dict[str, Connection] = {}  # by role: the stage before, and who measures this worker's link
         self._downstream: Connection | None = None
@@ -150,7 +149,6 @@ class Worker:
 
     def _guarded(self, event: Event | StepFailed | str | None) -> bool:
         """Act on an event, and see to what goes wrong; whether to go on."""
-        self._expecting = False
         try:
             if isinstance(event, StepFailed):
                 event.raise_if_due()
@@ -189,7 +187,7 @@ class Worker:
             if runner is not None:
                 self._housekeeping.build_ahead(runner)
             release = None if self._owner is not None else self._housekeeping.until_release()
-            return self._housekeeping.next_event(release, expecting=self._expecting)
+            return self._housekeeping.next_event(release)
         except Exception as error:  # noqa: BLE001 - ends the session, like what is raised for an event
             return StepFailed(error, lambda: False)
 
@@ -218,10 +216,8 @@ class Worker:
         match message:
             case Plan():
                 self._take_plan(message, item, received)
-                self._expecting = True
             case Rows():
                 self._take_rows(message, item, received)
-                self._expecting = True
             case Profile():
                 self._holder.profile(connection, message, item)
             case Load():
@@ -383,7 +379,6 @@ class Worker:
         else:
             message, parts, _ = outgoing(done, masks, figures, received)
             self._send_next(following, message, *parts)
-        yield_own_processor()
         stage.runner.store(launched)
 
     # -- endings -----------------------------------------------------------------------------

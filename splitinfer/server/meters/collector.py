@@ -92,7 +92,6 @@ _DRAFT_COUNTERS = {
     "splitinfer:drafts_accepted": ("accepted", "Drafts that were right."),
     "splitinfer:draft_blocks": ("blocks", "Blocks of drafts in steps."),
     "splitinfer:draft_blocks_void": ("void_blocks", "Blocks behind a wrong draft."),
-    "splitinfer:draft_blocks_unsent": ("unsent_blocks", "Blocks that were void before they were sent."),
     "vllm:spec_decode_num_drafts": ("blocks", "Blocks of drafts in steps."),
     "vllm:spec_decode_num_draft_tokens": ("sent", "Drafts in steps."),
     "vllm:spec_decode_num_accepted_tokens": ("accepted", "Drafts that were right."),

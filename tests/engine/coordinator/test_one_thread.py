@@ -66,7 +66,7 @@ class Toy:
     def renew_links(self, _reason: str) -> None:
         self.is_open = False
 
-    def launch(self, step: StepInFlight, _masks: object, _receive: object) -> None:
+    def launch(self, step: StepInFlight, _masks: object) -> None:
         now = time.monotonic()
         result = replace(self.stage.run(step.plan), figures=tuple(StageFigures(i, now, now) for i in range(2)))
         self._put(LocalResult(result, now, cast("Any", self)))

@@ -55,7 +55,7 @@ class Told:
         return made
 
     def launch(self, plan: StepPlan, at: float = 0.0) -> None:
-        self._in_flight.append(StepInFlight(plan, plan, launched_at=at))
+        self._in_flight.append(StepInFlight(plan, launched_at=at))
 
     def come_back(self, result: StepResult, begin: float, *tokens: int) -> None:
         """The oldest step began at ``begin``, and its result brings these sequences tokens."""

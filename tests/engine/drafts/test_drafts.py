@@ -106,18 +106,6 @@ def test_drafting_ends_when_a_result_says_it_is_no_use(tiny_folder: Folder, pipe
         assert there.stats["speculation"]["sent"] < 40
 
 
-def test_what_is_rejected_before_it_was_sent_stays_with_the_first_stage(
-    tiny_folder: Folder, tmp_path: Path, pipeline: Open
-) -> None:
-    """Its steps take ten times as long as the last stage's, whose verdicts come while the next block is computed."""
-    machine, one = tmp_path / "machine.yaml", ask(9, max_tokens=12)
-    machine.write_text("stages: [{layers: 2, rows_ms: {1: 30}}, {layers: 2, rows_ms: {1: 3}}]\nlaunches_ahead: true")
-    dice = Dice(0.0, streams_of(tiny_folder("llama"), [one]))
-    with pipeline("llama", [2, 2], drafter=lambda: dice, accelerator=machine) as there:
-        there.answers(*with_flight(Flight(1, 1, 2), one))
-        assert there.stats["speculation"]["unsent_blocks"] > 3
-
-
 @pytest.mark.parametrize(
     "draft", ["demo-draft+ngram", *(pytest.param(name, marks=NIGHTLY) for name in ("demo-draft", "ngram"))]
 )

@@ -9,7 +9,7 @@ from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, St
 from splitinfer.engine.coordinator.totals import Totals
 
 DRAFTS = {
-    "drafted": 30, "sent": 20, "accepted": 8, "blocks": 7, "void_blocks": 2, "unsent_blocks": 1,
+    "drafted": 30, "sent": 20, "accepted": 8, "blocks": 7, "void_blocks": 2,
     "tried_at": [7, 4, *[0] * 14], "accepted_at": [5, 3, *[0] * 14],
 }  # fmt: skip
 STAGE = {

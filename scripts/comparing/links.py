@@ -1,4 +1,4 @@
-"""``splitinfer bench --mode link``: what links cost over the sockets below them.
+"""What links cost over the sockets below them.
 
 This process and another one for each kind of link run the probe that ``plan`` and ``doctor`` run on real links
 (``engine.links.probe``), beside the same over bare ZeroMQ. All are connected from the start and take turns trial by
@@ -15,16 +15,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import zmq
 from rich.console import RenderableType
 from rich.table import Table
 
-from splitinfer.bench import machine
+from scripts.comparing import machine
 from splitinfer.bench.child_process import ChildProcess, Handle, serve
 from splitinfer.bench.figures import ratios, summarize
-from splitinfer.bench.options import Options
 from splitinfer.bench.report import range_of
 from splitinfer.console import say
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
@@ -36,6 +36,7 @@ from transports import Frame, KeyPair, LinkOptions, Security, TransportError, co
 
 PROBES = 20  # in a trial
 BARE = "bare"
+_PATH = str(Path(__file__).parents[2])  # where the other process finds this module
 _SECONDS = 20.0  # to connect, and for one answer
 _SWITCH = 0.0005  # seconds, as in a worker
 
@@ -58,7 +59,7 @@ class Pair:
     """
 
     def __init__(self, kind: Kind) -> None:
-        self.kind, self._other = kind, ChildProcess("splitinfer.bench.link")
+        self.kind, self._other = kind, ChildProcess("scripts.comparing.links", {"PYTHONPATH": _PATH})
         self._link: Any = None
         processors = machine.free_processors()
         if processors:
@@ -137,8 +138,8 @@ def kinds() -> list[Kind]:
     return found
 
 
-def measure(options: Options) -> dict[str, Any]:
-    """Measure, and return the document.
+def measure(num_trials: int) -> dict[str, Any]:
+    """Measure so many times, and return the document.
 
     Raises:
         PeerError: ZeroMQ itself, or tcp, cannot be measured here.
@@ -148,14 +149,14 @@ def measure(options: Options) -> dict[str, Any]:
         machine.pin(os.getpid(), processor)
     with _pairs(kinds()) as (pairs, left_out):
         trials: dict[str, list[LinkMeasurement]] = {pair.kind.name: [] for pair in pairs}
-        for trial in range(options.trials):
-            say(f"trial {trial + 1} of {options.trials}")
+        for trial in range(num_trials):
+            say(f"trial {trial + 1} of {num_trials}")
             for pair in pairs:
                 trials[pair.kind.name].append(_median(pair.probe(PROBES)))
     bare = pairs[0].kind.name
     return {
         "measured_on": on,
-        "trials": options.trials,
+        "trials": num_trials,
         "left_out": left_out,
         "links": {name: _figures(found, trials[bare]) for name, found in trials.items()},
     }

@@ -1,54 +1,59 @@
-"""``splitinfer bench --mode compare``: opens one system after the other, and lets each do all parts.
+"""One table to share: opens one system after the other, and lets each do all parts.
 
 One after the other and not in turns, because a machine may hold no two of them at once. Each has an equal share of the
 time that is left, and does no part that took longer before than what is left of its share. Plain mlx-lm is last,
 because it also judges all answers.
 """
 
+import os
 import re
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from scripts.comparing.judge import read_again
+from scripts.comparing.machine import local_workers
+from scripts.comparing.options import Wanted
+from scripts.comparing.page import write_page
+from scripts.comparing.peers import PROCESS, Peers, judge, processes, rounding
 from splitinfer import cleanup
-from splitinfer.bench.figures import summarize
-from splitinfer.bench.judge import read_again
-from splitinfer.bench.mlx_lm import MlxLm, fetched, plain_mlx_lm, processes
-from splitinfer.bench.options import Options
-from splitinfer.bench.parts import ANSWER, NEW_TOKENS, STREAMS, Cell, Kind, Part, Tasks, made_up, parts, tasks_of
-from splitinfer.bench.report import figures_of, tables, write_page
+from splitinfer.bench.figures import Run, summarize, throughput
+from splitinfer.bench.mlx_lm import MlxLm, fetched, plain_mlx_lm
+from splitinfer.bench.parts import ANSWER, NEW_TOKENS, SHORT, Cell, Kind, Part, Tasks, made_up, speed_parts, tasks_of
+from splitinfer.bench.report import figures_of
 from splitinfer.bench.systems import (
-    AS_ONE_STAGE,
-    BY_LAYERS,
     EMULATED,
-    PARALLEL,
     PIPELINE,
     PLAIN,
     Answers,
-    OneStage,
     Pipeline,
     Plain,
     System,
     open_stages,
     vocabulary,
+    whole,
 )
 from splitinfer.console import say
 from splitinfer.core.layout import LOCAL, Layout, lay_out, written
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import LayoutError, ModelError, SplitinferError
-from splitinfer.llm import LLM, Settings
+from splitinfer.llm import LLM, Request, Settings
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.places import write
 from splitinfer.probes.machine import describe
 from splitinfer.probes.plain import tolerance, verdict
 from transports.address import parse_host_port
 
-__all__ = ["measure", "tables"]
-
+BY_LAYERS, PARALLEL = "mlx-lm's pipeline", "mlx-lm in tensor parallel"
+AS_ONE_STAGE = "splitinfer in tensor parallel"
 PROMPTS = (2048, 8192, 32768)  # tokens
+STREAMS = 16  # at once
+_SHARE = 3  # of an answer after which a worker is killed
 _MORE = 2 * ANSWER + NEW_TOKENS  # tokens after the longest prompt
 _WARM_UP = 12  # tokens
 _GROWS = 1.5  # what a prompt takes for each token more than for one of a shorter prompt: attention grows
@@ -62,7 +67,7 @@ class _Comparison:
     """What is known so far, by system: cells by part, answers to be judged. ``closes_at``: on the monotonic clock;
     ``turns``: systems that are to come, and the judge; ``took``: seconds of each part, at most."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Wanted) -> None:
         self.options, self.start = options, time.monotonic()
         self.closes_at = self.start + 60.0 * options.minutes
         self.turns = 3  # the pipeline, plain mlx-lm, the judge
@@ -124,7 +129,7 @@ class _Comparison:
         self.cells[name] = {part.name: Cell(why_not=why_not) for part in self.parts}
 
 
-def measure(options: Options) -> dict[str, Any]:
+def measure(options: Wanted) -> dict[str, Any]:
     """Measure, write the page if one is asked for, and return the document.
 
     Raises:
@@ -147,7 +152,80 @@ def measure(options: Options) -> dict[str, Any]:
     return found
 
 
+def parts(decode_tokens: int, prompts: Sequence[int]) -> list[Part]:
+    """All parts of a comparison, the most important first. ``prompts``: lengths of the long prompts, the shortest
+    first."""
+    first = prompts[0]
+    stream, drafts, streams, prompt, turn = speed_parts(decode_tokens, first, (STREAMS,))
+    return [
+        stream,
+        prompt,
+        drafts,
+        streams,
+        turn,
+        Part(Kind.KILLED, SHORT, 2 * decode_tokens),
+        Part(Kind.RESTART, first, ANSWER),
+        *(Part(Kind.PROMPT, length, ANSWER) for length in prompts[1:]),
+    ]
+
+
 # -- systems -----------------------------------------------------------------------------------------------------------
+
+
+class Hardened(Pipeline):
+    """The pipeline, also through a restart and the loss of a worker."""
+
+    def __init__(self, tasks: Tasks, answers: Answers, llm: LLM) -> None:
+        super().__init__(tasks, answers, llm)
+        self.does = {**self.does, Kind.RESTART: self.turn, Kind.KILLED: self._killed}
+
+    def _killed(self, part: Part, _: int) -> Cell:
+        """The longest gap of an answer in which the last worker is killed, once it is the undisturbed one."""
+        workers = local_workers()
+        last = self.llm.layout.workers[-1].name if self.llm.layout.workers else ""
+        if last not in workers:
+            return Cell(why_not="the last stage's worker is not on this machine: pull its cable yourself")
+        prompt = self.tasks.prompts[part.name]
+        undisturbed = self.submit(prompt, part.tokens, None).result().token_ids
+        request = self.submit(prompt, part.tokens, None)
+        self._kill_within(request, workers[last], part.tokens // _SHARE)
+        output = whole(request.output)
+        same = "the same tokens" if output.token_ids == undisturbed else "other tokens than undisturbed"
+        return Cell([max(b - a for a, b in pairwise(output.token_times))], said=same)
+
+    def _kill_within(self, request: Request, pid: int, after: int) -> None:
+        for _ in request:
+            if after and len(request.output.token_ids) >= after:
+                os.kill(pid, signal.SIGKILL)
+                after = 0
+
+
+class OneStage(Hardened):
+    """The pipeline's two machines as one stage."""
+
+    name = AS_ONE_STAGE
+
+    def __init__(self, tasks: Tasks, answers: Answers, llm: LLM) -> None:
+        super().__init__(tasks, answers, llm)
+        self.does = {**self.does, Kind.RESTART: lambda *_: Cell(why_not="measured of the pipeline only")}
+
+
+class Cut(System):
+    """mlx-lm in as many processes as the layout has stages, under a ``name``."""
+
+    def __init__(self, tasks: Tasks, answers: Answers, peers: Peers, name: str) -> None:
+        super().__init__(tasks, answers)
+        self.name, self._peers = name, peers
+        self.does = {
+            Kind.STREAM: lambda part, _: Cell([self._run(part).tokens_per_second]),
+            Kind.PROMPT: lambda part, _: Cell([self._run(part).ttft]),
+            Kind.STREAMS: lambda part, trial: Cell(
+                [throughput(peers.run_batch(tasks.batch(part, trial), part.tokens))]
+            ),
+        }
+
+    def _run(self, part: Part) -> Run:
+        return self.kept(part, self._peers.run(self.tasks.prompts[part.name], part.tokens))
 
 
 def _settings(work: _Comparison, **more: Any) -> Settings:
@@ -161,11 +239,11 @@ def _pipeline(work: _Comparison, folder: Path) -> Layout:
         llm = open_stages(stack, work.options, _settings(work, kv_dir=folder))
         layout = llm.layout
         _prepare(work, llm)
-        work.do(Pipeline(work.tasks, answers, llm))
+        work.do(Hardened(work.tasks, answers, llm))
     with ExitStack() as stack:
         llm = open_stages(stack, work.options, _settings(work, kv_dir=folder), ", again")
         _warm_up(llm, work.tasks.vocab_size)
-        work.do(Pipeline(work.tasks, answers, llm), restarted=True)
+        work.do(Hardened(work.tasks, answers, llm), restarted=True)
     return layout
 
 
@@ -222,7 +300,7 @@ def _peers(work: _Comparison, name: str, layout: Layout, *, by_layers: bool) -> 
         say(f"loading {name}")
         layers = [stage.num_layers for stage in layout.stages]
         with processes(*fetched(layout), layers, by_layers, machines) as peers:
-            work.do(Plain(work.tasks, work.answers_of(name), peers, name))
+            work.do(Cut(work.tasks, work.answers_of(name), peers, name))
     except ModelError as error:
         work.give_up(name, str(error))
 
@@ -249,7 +327,7 @@ def _machines(layout: Layout) -> list[str | None]:
 def _plain(work: _Comparison, layout: Layout) -> dict[str, list[dict[str, Any]]] | None:
     """Plain mlx-lm's figures, and its verdicts on all answers; ``None`` if it cannot run here."""
     try:
-        with plain_mlx_lm(layout, work.options.checkpoint) as plain:
+        with plain_mlx_lm(layout, work.options.checkpoint, PROCESS) as plain:
             if work.is_emulated:
                 work.give_up(PLAIN, EMULATED)
             else:
@@ -269,14 +347,14 @@ def _judged(work: _Comparison, plain: MlxLm) -> dict[str, list[dict[str, Any]]]:
     allowed = None  # logits
     for part, tokens in sorted(distinct, key=lambda answer: (len(prompts[answer[0]]), answer)):
         if allowed is None:
-            allowed = tolerance(plain.rounding([*prompts[part], *tokens]))
+            allowed = tolerance(rounding(plain, [*prompts[part], *tokens]))
         gave = [name for name, answers in work.answers.items() if answers.get(part) == tokens]
         needed, left = work.took.get(part, 0.0), max(0.0, work.closes_at - time.monotonic())
         if needed > left:
             what = f"judging the answer of {' and '.join(gave)} to {len(prompts[part]):,} tokens"
             work.left_out.append({"what": what, "why": f"it would take {needed:,.0f} s, and {left:,.0f} s are left"})
             continue
-        gaps = plain.judge(prompts[part], tokens)
+        gaps = judge(plain, prompts[part], tokens)
         found = {"part": part, "prompt_tokens": len(prompts[part]), **verdict(gaps, allowed)}
         for name in gave:
             verdicts[name].append(found)
@@ -302,7 +380,7 @@ def _document(
 ) -> dict[str, Any]:
     """The document. It has no names of machines, people or files, no addresses and no texts."""
     return {
-        "tool": "splitinfer bench --mode compare",
+        "tool": "scripts/compare",
         "format": 1,
         "measured_on": {name: on[name] for name in _MEASURED_ON},
         "model": {"model_type": work.options.checkpoint.config["model_type"], "layers": layout.num_layers},

@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 import yaml
 
-from splitinfer.bench import compare as run
-from splitinfer.bench.judge import reread, worst
-from splitinfer.bench.options import Options
-from splitinfer.bench.parts import Cell, Kind, Part, parts
-from splitinfer.bench.report import print_found, tables
-from splitinfer.bench.systems import AS_ONE_STAGE, BY_LAYERS, PARALLEL, PIPELINE, PLAIN, System
+from scripts.comparing import comparison as run
+from scripts.comparing.comparison import AS_ONE_STAGE, BY_LAYERS, PARALLEL, parts
+from scripts.comparing.judge import reread, worst
+from scripts.comparing.options import Wanted
+from scripts.comparing.page import tables
+from splitinfer.bench.parts import Cell, Kind, Part
+from splitinfer.bench.report import print_found
+from splitinfer.bench.systems import PIPELINE, PLAIN, System
 from splitinfer.config import read_layout
+from splitinfer.errors import ConfigError
+from splitinfer.llm import LLM
 from splitinfer.probes.plain import RIGHT, ROUNDING, WRONG, verdict
 
 
@@ -38,7 +42,7 @@ def test_each_system_has_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch):
     """What a reader wants first is measured first, and tried again while there is time; the rest is named."""
     now = [0.0]
     monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
-    work = run._Comparison(Options("demo.yaml", trials=3, minutes=4.0))
+    work = run._Comparison(Wanted("demo.yaml", trials=3, minutes=4.0))
     work.parts, work.turns = [part for part in parts(64, (2048, 8192)) if part.kind is not Kind.RESTART], 4
     system = Steady(now)
     work.do(system)
@@ -74,14 +78,20 @@ def test_where_nobody_can_be_asked_a_second_reading_must_part_at_a_near_tie_only
     }
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(LLM, "_open", lambda *_: pytest.fail("something is loaded"))
+    with pytest.raises(ConfigError, match="cannot be written"):
+        run.measure(Wanted("demo.yaml", report=Path("/dev/null/x")))
+
+
 @pytest.mark.nightly
 def test_a_tiny_model_beside_mlx_lm_and_peers_that_are_wrong(
     layout_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(run, "PROMPTS", (300,))
-    monkeypatch.setattr(run.Plain, "kept", with_a_wrong_token)
+    monkeypatch.setattr(run.Cut, "kept", with_a_wrong_token)
     report = tmp_path / "report.html"
-    measured = run.measure(Options(layout=str(layout_file), trials=1, decode_tokens=24, report=report))
+    measured = run.measure(Wanted(layout=str(layout_file), trials=1, decode_tokens=24, report=report))
     drawn = tables(measured)
     print_found(measured, drawn)
     _, _, line = capsys.readouterr().out.rstrip("\n").rpartition("\n")
@@ -110,8 +120,6 @@ def test_a_tiny_model_beside_mlx_lm_and_peers_that_are_wrong(
 
 def with_a_wrong_token(self: Any, part: Any, answer: Any) -> Any:
     """What mlx-lm in several processes keeps of an answer if its third token is another one."""
-    if self.name == PLAIN:
-        return System.kept(self, part, answer)
     tokens = [*answer.token_ids[:2], (answer.token_ids[2] + 1) % 300, *answer.token_ids[3:]]
     self.answers.setdefault(part.name, tuple(tokens))
     return answer
