@@ -409,7 +409,6 @@ class Pipeline:
         """
         message, parts, step.figures = outgoing(done, masks)
         self._send_next(group, message, *parts)
-        yield_own_processor()
 
     def _send_next(self, group: WorkerGroup, message: Message, *parts: memoryview) -> None:
         """Send a message to the next stage.
