@@ -1,17 +1,17 @@
 """The messages on a link, by sender and receiver.
 
-    coordinator -> worker      Hello, Profile, Probe, Load, Connect, Step
+    coordinator -> worker      Hello, Profile, Probe, Load, Connect, Plan, Rows
     worker -> coordinator      Welcome, Refuse, Progress, Profiled, Probed, Ready, Connected, Result, Fault
     ranks, by the coordinator  Gather, Digest, Meet, Met    (of a stage across two machines)
     coordinator -> worker      Spawn    (answered by Spawned: a process for a rank, and where it listens)
-    worker -> next worker      Hello, Step    (answered by Welcome, Refuse or Fault)
+    worker -> next worker      Hello, Plan, Rows    (answered by Welcome, Refuse or Fault)
     whoever measures a link    Hello, and then frames that are not messages    (``engine.links.probe``)
     whoever lacks weights      AskManifest, AskRanges    (answered by TellManifest, TellRange or Unavailable)
 
 A worker asks its coordinator for weights on the control link, while it loads; anybody whose key is admitted asks a
 worker on a link of its own, in the role "reader".
 
-Hidden states are not in a message: they are in the frame's parts, and ``Step.tensor`` and ``Step.packing`` say how to
+Hidden states are not in a message: they are in the frame's parts, and ``Rows.tensor`` and ``Rows.packing`` say how to
 read them. So are the bytes of a manifest and of weights. Goodbyes and heartbeats belong to the transport.
 """
 
@@ -30,7 +30,7 @@ from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.wire_codec import NAMES, NONE, Packing
 
-PROTOCOL_VERSION = 20
+PROTOCOL_VERSION = 21
 MOST_RANGES, MOST_RANGE = 512, 2**22  # that one message asks for; bytes of one
 MOST_GATHERED = 2**17  # bytes of both ranks
 MOST_NAME, MOST_PATH = 200, 4096  # characters, of a worker's name and a model's
@@ -286,8 +286,20 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One micro-batch on its way down the pipeline, with the figures of the stages before.
+class Plan:
+    """One micro-batch on its way down the pipeline. A stage sends it on when it launches the step, so that the next
+    one has read it when the rows come.
+
+    ``waits``: ``Rows`` follow, and the step is launched when they are there. Without them it is launched at once.
+    """
+
+    plan: StepPlan
+    waits: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a stage has computed of the oldest plan that waits for rows, with the figures of the stages before.
 
     ``tensor`` is ``None`` for a plan without slices, which only frees, and on the way to the first stage. Each hidden
     state may be followed by a row of taps. ``packing``: which rows are packed, and how; ``None``: none are. ``masked``:
@@ -295,7 +307,7 @@ class Step:
     another in the frame's last part, with a bit for each token.
     """
 
-    plan: StepPlan
+    step: int
     tensor: TensorSpec | None
     figures: tuple[StageFigures, ...] = ()
     packing: Packing | None = None
@@ -303,11 +315,8 @@ class Step:
 
     def __post_init__(self) -> None:
         rows = self.tensor.shape[0] if self.tensor is not None and self.tensor.shape else 0
-        tokens = self.plan.num_tokens
-        if self.tensor is not None and rows not in (tokens, 2 * tokens):
-            raise ValueError(f"step {self.plan.step} has {tokens} tokens and {rows} hidden states")
         if self.packing is not None and self.packing.end > rows:
-            raise ValueError(f"step {self.plan.step} has packed rows up to {self.packing.end} of {rows}")
+            raise ValueError(f"step {self.step} has packed rows up to {self.packing.end} of {rows}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,6 +446,6 @@ class Unavailable:
 
 Message = (
     Hello | Welcome | Refuse | Profile | Profiled | Probe | Probed | Load | Progress | Ready | Connect | Connected
-    | Step | Result | Fault | Gather | Digest | Spawn | Spawned | Meet | Met
+    | Plan | Rows | Result | Fault | Gather | Digest | Spawn | Spawned | Meet | Met
     | AskManifest | TellManifest | AskRanges | TellRange | Unavailable
 )  # fmt: skip

@@ -18,7 +18,7 @@ from splitinfer.engine.versions import own_versions
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.hub import open_model
 from splitinfer.wire import codec
-from splitinfer.wire.messages import Hello, Load, Message, Progress, Step
+from splitinfer.wire.messages import Hello, Load, Message, Plan, Progress, Rows
 from transports import Frame, Link, LinkClosed, LinkOptions, connect
 
 SECONDS = 20.0
@@ -85,11 +85,11 @@ def load(**changes: Any) -> Load:
 
 def step(
     *slices: Slice, new: tuple[NewSequence, ...] = (), number: int = 0, width: int = WIDTH, **more: tuple[Any, ...]
-) -> tuple[Step, np.ndarray[Any, Any]]:
-    """A step and its hidden states."""
+) -> tuple[Plan, Rows, np.ndarray[Any, Any]]:
+    """A step's plan, the message of its rows, and these."""
     plan = StepPlan(number, new, slices, **more)
     hidden = np.zeros((plan.num_tokens, width), np.float32)
-    return Step(plan, TensorSpec("float32", hidden.shape)), hidden
+    return Plan(plan), Rows(number, TensorSpec("float32", hidden.shape)), hidden
 
 
 def new(seq_id: int, **params: Any) -> NewSequence:

@@ -4,9 +4,9 @@ One worker process takes all of it, one test after another. After every test a w
 that the fresh worker gave. A few kinds of strangers come by default, all of them nightly.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from itertools import zip_longest
 
 import msgpack
 import numpy as np
@@ -24,10 +24,11 @@ from splitinfer.wire.messages import (
     Fault,
     Message,
     NextStage,
+    Plan,
     Ready,
     Refuse,
     Result,
-    Step,
+    Rows,
     Unavailable,
     Welcome,
 )  # fmt: skip
@@ -67,8 +68,8 @@ def probe(victim: RunningWorker) -> list[int]:
     chance, tokens = np.random.default_rng(3), []
     with ready(victim) as peer:
         for number, part in enumerate((at(1, 0, 5, 6, 7), at(1, 3), at(1, 4))):
-            said, hidden = step(part, new=(new(1, temperature=0.8),) if number == 0 else (), number=number)
-            answer = peer.say(said, chance.normal(size=hidden.shape).astype(np.float32)).hear()
+            plan, rows, hidden = step(part, new=(new(1, temperature=0.8),) if number == 0 else (), number=number)
+            answer = peer.say(plan).say(rows, chance.normal(size=hidden.shape).astype(np.float32)).hear()
             assert isinstance(answer, Result), answer
             tokens += [token.token_id for token in answer.result.sampled[0].tokens]
         peer.link.close("thank you")
@@ -109,7 +110,7 @@ def test_more_connections_than_descriptors(victim: RunningWorker):
 
 FIRST_WORDS: dict[str, bytes] = {
     "deep": b"\x91" * 2000 + b"\xc0",
-    "step first": codec.encode(Step(StepPlan(0), None)),
+    "plan first": codec.encode(Plan(StepPlan(0))),
     "huge name": codec.encode(hello(role="king", name="\x1b[31mx\n" * 500_000)),
 }
 
@@ -132,11 +133,14 @@ TWO = step(at(1, 0, 5, 6), new=(new(1),))
 
 
 def shaped(*shape: int, dtype: str = "float32") -> Said:
-    return replace(TWO[0], tensor=TensorSpec(dtype, shape)), np.zeros(shape, np.float32)
+    return TWO[0], Rows(0, TensorSpec(dtype, shape)), np.zeros(shape, np.float32)
 
 
 WRONG_STEPS: dict[str, Said] = {
-    "half a payload": (TWO[0], TWO[1][:1]),
+    "half a payload": (*TWO[:2], TWO[2][:1]),
+    "rows without a plan": TWO[1:],
+    "rows of another step": (TWO[0], Rows(7, None)),
+    "ten thousand plans": (TWO[0],) * 10_000,
     "too narrow": shaped(2, 64),
     "never opened": step(at(9, 0)),
     "beyond all room": step(at(1, 0, *[5] * 20_000), new=(new(1),)),
@@ -149,10 +153,10 @@ WRONG_STEPS: dict[str, Said] = {
 # A penalty reads the logits of the tokens before; MLX does not check where it reads.
 BEYOND_VOCABULARY = step(at(1, 0, 5, 2**31 - 1, 2**31 - 1), new=(new(1, repetition_penalty=1.5),))
 HARMLESS: dict[str, Said] = {
-    "nothing to do": (Step(StepPlan(0), None),),
-    "freeing the unknown": (Step(StepPlan(0, freed=(1, -3, 2**60)), None),),
-    "not a number": (TWO[0], TWO[1] * np.float32("nan")),
-    "ten thousand sequences": (Step(StepPlan(0, new=tuple(new(i) for i in range(10_000))), None),),
+    "nothing to do": (Plan(StepPlan(0), waits=False),),
+    "freeing the unknown": (Plan(StepPlan(0, freed=(1, -3, 2**60)), waits=False),),
+    "not a number": (*TWO[:2], TWO[2] * np.float32("nan")),
+    "ten thousand sequences": (Plan(StepPlan(0, new=tuple(new(i) for i in range(10_000))), waits=False),),
     "odd parameters": step(at(1, 0), new=(new(1, temperature=2, top_k=2**60, stop_token_ids=[2**60], logprobs=20),)),
     "tokens that no vocabulary has": BEYOND_VOCABULARY,
 }
@@ -168,18 +172,31 @@ def cases() -> Iterator[object]:
         (ready, Fault, WRONG_STEPS),
         (ready, Result | Fault, HARMLESS),
     ):
-        for name, (message, *parts) in table.items():
-            header = message if isinstance(message, bytes) else codec.encode(message)
+        for name, said in table.items():
             marks = () if name in BY_DEFAULT else pytest.mark.nightly
-            yield pytest.param(door, header, parts, answers, id=name, marks=marks)
+            yield pytest.param(door, [*_frames(said)], answers, id=name, marks=marks)
 
 
-@pytest.mark.parametrize(("door", "header", "parts", "answers"), cases())
+def _frames(said: Iterable[Message | bytes | np.ndarray]) -> Iterator[tuple[bytes, tuple[np.ndarray, ...]]]:
+    """The header of each message, and what comes with it."""
+    for one, following in zip_longest(items := [*said], items[1:]):
+        if not isinstance(one, np.ndarray):
+            parts = (following,) if isinstance(following, np.ndarray) else ()
+            yield one if isinstance(one, bytes) else codec.encode(one), parts
+
+
+@pytest.mark.parametrize(("door", "frames", "answers"), cases())
 def test_a_message_that_makes_no_sense(
-    door: Callable[[RunningWorker], Peer], header: bytes, parts: list, answers: type, victim: RunningWorker
+    door: Callable[[RunningWorker], Peer],
+    frames: list[tuple[bytes, tuple[np.ndarray, ...]]],
+    answers: type,
+    victim: RunningWorker,
 ):
+    *first, (header, parts) = frames
     with door(victim) as peer:
         known = len(victim.complaints)
+        for one, with_it in first:
+            peer.send(one, *with_it)
         if answers == Result | Fault:
             heard = [peer.send(header, *parts).hear()]
         else:

@@ -13,7 +13,7 @@ from every_message import EXAMPLES, mutate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.core.plan import NewSequence, Slice, StepPlan, TensorSpec
+from splitinfer.core.plan import NewSequence, Slice, StepPlan
 from splitinfer.core.sampling_params import MAX_BIASED, MAX_STOP_LENGTH, MAX_STOPS, SamplingParams
 from splitinfer.core.serving_options import MAX_RUNNING
 from splitinfer.errors import ProtocolError
@@ -186,10 +186,11 @@ def test_extra_and_missing_fields_are_refused(kind: str):
         ("ready", "rewind", "none"),
         ("connect", "codec", "auto"),
         ("probed", "figures", {"latency_p50": math.nan, "latency_p99": 0.1, "down": 1.0, "up": 1.0}),
-        ("step", "tensor", None),  # a plan with tokens, and no hidden states
-        ("step", "tensor", {"dtype": "float32", "shape": [4, 64]}),
-        ("step", "tensor", {"dtype": "float32", "shape": []}),
-        ("step", "figures", {}),
+        ("rows", "tensor", None),  # rows are packed, and there are none
+        ("rows", "tensor", {"dtype": "float32", "shape": [4, 64]}),
+        ("rows", "tensor", {"dtype": "float32", "shape": []}),
+        ("rows", "figures", {}),
+        ("plan", "waits", "perhaps"),
     ],
 )
 def test_impossible_values_are_refused(kind: str, name: str, value: Any):
@@ -203,29 +204,29 @@ def test_impossible_values_are_refused(kind: str, name: str, value: Any):
 ], ids=str)  # fmt: skip
 def test_figures_that_no_stage_has_are_refused(wrong: dict[str, Any]):
     """Each enters a sum, and a sum with one of these would never be right again."""
-    own = msgpack.unpackb(encode(EXAMPLES["step"]), use_list=False)["figures"][0]
-    assert "a step message with a wrong figures.0" in refused(packed("step", figures=[{**own, **wrong}]))
+    own = msgpack.unpackb(encode(EXAMPLES["rows"]), use_list=False)["figures"][0]
+    assert "a rows message with a wrong figures.0" in refused(packed("rows", figures=[{**own, **wrong}]))
     result = msgpack.unpackb(encode(EXAMPLES["result"]), use_list=False)["result"]
     header = packed("result", result={**result, "figures": [{**own, **wrong}]})
     assert "a result message with a wrong result.figures.0" in refused(header)
 
 
 def _step(**changes: Any) -> bytes:
-    plan = msgpack.unpackb(encode(EXAMPLES["step"]), use_list=False)["plan"]
-    return packed("step", plan={**plan, **changes}, tensor={"dtype": "float32", "shape": [1, 8]}, packing=None)
+    plan = msgpack.unpackb(encode(EXAMPLES["plan"]), use_list=False)["plan"]
+    return packed("plan", plan={**plan, **changes})
 
 
 @pytest.mark.parametrize("wrong", [{"start": -1}, {"token_ids": ["a"]}, {"token_ids": 1}])
 def test_impossible_slices_are_refused(wrong: dict[str, Any]):
     right = {"seq_id": 1, "start": 0, "token_ids": [1], "num_logits": 1}
     decode(_step(slices=[right]))
-    assert "a step message with a wrong plan.slices.0" in refused(_step(slices=[{**right, **wrong}]))
+    assert "a plan message with a wrong plan.slices.0" in refused(_step(slices=[{**right, **wrong}]))
 
 
 def test_impossible_parameters_and_fields_deep_inside_are_refused():
-    (new,) = msgpack.unpackb(encode(EXAMPLES["step"]), use_list=False)["plan"]["new"]
+    (new,) = msgpack.unpackb(encode(EXAMPLES["plan"]), use_list=False)["plan"]["new"]
     params = {**new["params"], "temperature": -1.0}
-    assert "a step message with a wrong plan.new.0.params" in refused(_step(new=[{**new, "params": params}]))
+    assert "a plan message with a wrong plan.new.0.params" in refused(_step(new=[{**new, "params": params}]))
     assert "wrong plan.surprise" in refused(_step(surprise=1))
 
 
@@ -238,5 +239,5 @@ def test_the_most_that_requests_can_say_fits_in_a_frame():
     )
     new = tuple(NewSequence(i, params.for_stages, 2**64 - 1) for i in range(8 * MAX_RUNNING))
     slices = tuple(Slice(i, 0, (2**31,), 1) for i in range(8 * MAX_RUNNING))
-    header = encode(messages.Step(StepPlan(1, new, slices), TensorSpec("bfloat16", (8 * MAX_RUNNING, 4096))))
+    header = encode(messages.Plan(StepPlan(1, new, slices)))
     assert len(header) < LinkOptions().max_header_bytes

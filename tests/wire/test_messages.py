@@ -1,10 +1,9 @@
-"""Orders and steps that contradict themselves do not exist; versions say in which they differ."""
+"""Orders that contradict themselves do not exist; versions say in which they differ."""
 
 import pytest
 
 from splitinfer.core.fingerprint import Fingerprint
-from splitinfer.core.plan import Slice, StepPlan, TensorSpec
-from splitinfer.wire.messages import Load, Step, Versions
+from splitinfer.wire.messages import Load, Versions
 
 HERE = Versions(1, "0.1.0", "0.32.4", "0.32.2")
 
@@ -41,16 +40,3 @@ def test_the_cuts_of_an_order():
 def test_an_order_owns_every_layer_once(stage: int, bounds: tuple[int, ...]):
     with pytest.raises(ValueError, match=rf"stage {stage} of cuts .* does not own every layer once"):
         order(stage, *bounds)
-
-
-def test_a_step_has_a_row_for_every_token():
-    plan = StepPlan(4, slices=(Slice(0, 0, (1, 2), 0), Slice(1, 5, (3,), 1)))
-    assert plan.num_tokens == 3
-    Step(plan, TensorSpec("float32", (3, 8)))
-    Step(plan, None)  # to the first stage
-    for tensor in (TensorSpec("float32", ()), TensorSpec("float32", (2, 8)), TensorSpec("float32", (4, 8))):
-        with pytest.raises(ValueError, match="step 4 has 3 tokens and"):
-            Step(plan, tensor)
-    Step(StepPlan(5, freed=(1,)), None)
-    with pytest.raises(ValueError, match="step 5 has 0 tokens and 2 hidden states"):
-        Step(StepPlan(5, freed=(1,)), TensorSpec("float32", (2, 8)))

@@ -17,7 +17,7 @@ WELCOME = [("down", "hello"), ("up", "welcome")]
 LOADED = [*WELCOME, ("down", "load"), ("up", "progress"), ("up", "ready")]
 PROBE = [("down", "probe"), ("up", "probed")]
 PROFILE = [("down", "profile"), ("up", "progress"), ("up", "profiled")]
-STEPS = [("down", "step"), ("down", "step"), ("up", "result"), ("down", "step"), ("up", "result")]
+STEPS = [("down", "plan"), ("down", "rows"), ("down", "plan"), ("up", "result"), ("down", "rows"), ("up", "result")]
 
 CONVERSATIONS: list[tuple[str, list[Word]]] = [
     ("coordinator", [*LOADED, ("down", "connect"), ("up", "connected"), *STEPS, ("up", "fault")]),
@@ -28,12 +28,12 @@ CONVERSATIONS: list[tuple[str, list[Word]]] = [
     ]),
     ("coordinator", [
         *WELCOME, ("down", "connect"), ("up", "connected"), ("down", "load"), ("up", "gather"), ("down", "gather"),
-        ("up", "ready"), ("down", "step"), ("up", "digest"), ("down", "step"), ("up", "result"),
+        ("up", "ready"), ("down", "plan"), ("up", "digest"), ("down", "rows"), ("up", "result"),
     ]),
     ("coordinator", [*WELCOME, ("down", "spawn"), ("up", "spawned")]),
     ("coordinator", [*WELCOME, ("down", "meet"), ("up", "gather"), ("down", "gather"), ("up", "met")]),
     ("coordinator", [*WELCOME, ("down", "load"), ("up", "fault")]),
-    ("upstream", [*WELCOME, ("down", "step"), ("down", "step"), ("up", "fault")]),
+    ("upstream", [*WELCOME, ("down", "plan"), ("down", "rows"), ("up", "fault")]),
     ("reader", [
         *WELCOME, ("down", "askmanifest"), ("up", "unavailable"), ("down", "askmanifest"), ("up", "tellmanifest"),
         ("down", "askranges"), ("up", "tellrange"), ("up", "fault"),

@@ -52,7 +52,7 @@ from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
-from splitinfer.wire.messages import Digest, Half, Load, Peer, Progress, Ready, Result
+from splitinfer.wire.messages import Digest, Half, Load, Message, Peer, Plan, Progress, Ready, Result
 from transports import LinkClosed, TransportError
 
 
@@ -365,21 +365,28 @@ class Pipeline:
         Raises:
             WorkerLost, DeviceFailed, ProtocolError: it cannot be launched, or was done at once and cannot be sent.
         """
-        local, plan, here = self.local, step.plan, None
+        local, plan, here, group = self.local, step.plan, None, self._worker_group
         if local is None:
+            self._send_next(group, Plan(plan, waits=masks is not None))
             step.is_sent = True
-            nothing = Finished(plan, StageFigures(0, 0.0, 0.0), None, None, ())
-            self._send_on(self._worker_group, step, nothing, {} if masks is None else masks.result())
-            step.figures = None  # the first stage's come with the result
+            if masks is not None:
+                nothing = Finished(plan, StageFigures(0, 0.0, 0.0), None, None, ())
+                self._send_rows(group, step, nothing, masks.result())
+                step.figures = None  # the first stage's come with the result
             return
         if masks is not None and self.layout.num_stages == 1:
             raw, masks = masks, None
             here = cache(lambda: read_masks(raw.result(), self._config.first.vocab_size))
         if local.needs_verdict(plan):
             self.steps.drain()
+        is_done = local.device.computes_at_launch
+        if is_done and group.workers:
+            self._send_next(group, Plan(plan))
         launched = local.launch(plan, None, here, self.steps.under_way())
-        send = partial(self._send, local, self._worker_group, step, masks)
-        self.steps.add(launched, local.wait, send, is_done=local.device.computes_at_launch)
+        if not is_done and group.workers:
+            self._send_next(group, Plan(plan))
+        send = partial(self._send, local, group, step, masks)
+        self.steps.add(launched, local.wait, send, is_done=is_done)
 
     def _send(
         self,
@@ -396,16 +403,25 @@ class Pipeline:
             result = StepResult(step.plan.step, finished.sampled, (finished.figures,))
             self._put(LocalResult(result, time.monotonic(), group))
         else:
-            self._send_on(group, step, finished, {} if masks is None else masks.result())
+            self._send_rows(group, step, finished, {} if masks is None else masks.result())
         local.store(done)
 
-    def _send_on(self, group: WorkerGroup, step: StepInFlight, done: Finished, masks: RawMasks) -> None:
-        """Send a step to the next stage. It takes the first stage's figures.
+    def _send_rows(self, group: WorkerGroup, step: StepInFlight, done: Finished, masks: RawMasks) -> None:
+        """Send a step's rows to the next stage. The step takes the first stage's figures.
+
+        Raises:
+            WorkerLost: they cannot be sent.
+        """
+        message, parts, step.figures = outgoing(done, masks)
+        self._send_next(group, message, *parts)
+
+    def _send_next(self, group: WorkerGroup, message: Message, *parts: memoryview) -> None:
+        """Send a message to the next stage.
 
         Raises:
             WorkerLost: it cannot be sent.
         """
-        handle, (message, parts, step.figures) = group.workers[0], outgoing(done, masks)
+        handle = group.workers[0]
         try:
             with self._sending:
                 handle.send(message, *parts)
@@ -414,8 +430,6 @@ class Pipeline:
         except TransportError as error:
             self._lost = handle
             raise handle.lost(str(error)) from error
-        for each in group.workers:
-            each.link.set_progress(done.plan.step + 1)
 
     def receive(self, event: LinkEvent | LocalResult) -> StepResult | None:
         """Read what a stage brings: the result, of a worker's without the first stage's figures, or ``None``.

@@ -8,45 +8,50 @@ from splitinfer.core.plan import StepPlan
 from splitinfer.engine.stage.masking import RawMasks
 from splitinfer.errors import ProtocolError
 from splitinfer.models.hidden_states import ReceivedRows
-from splitinfer.wire.messages import Step
+from splitinfer.wire.messages import Rows
 from transports import Frame
 
 
-def check_plan(
-    plan: StepPlan, hidden: mx.array | ReceivedRows | None, stage: int, num_ids: int | None, *, rows_each: int
-) -> None:
-    """Compare a plan with the rows that came for it, of which the stage takes so many for each token, and its tokens
-    with the model's ``num_ids``.
+def check_rows(plan: StepPlan, hidden: mx.array | ReceivedRows | None, stage: int, *, rows_each: int) -> None:
+    """Compare a plan with the rows that came for it. The stage takes ``rows_each`` rows for each token.
 
     Raises:
-        ProtocolError: the stage cannot carry it out.
+        ProtocolError: the stage takes another number of rows.
     """
     rows, wanted = 0 if hidden is None else hidden.shape[0], plan.num_tokens * rows_each
     if rows != wanted:
         raise ProtocolError(f"step {plan.step} has {rows} hidden states for stage {stage}, which takes {wanted}")
+
+
+def check_plan(plan: StepPlan, num_ids: int | None, longest: int) -> None:
+    """Compare a plan's tokens with the model's ``num_ids``, and its positions with the ``longest`` sequence that there
+    is room for.
+
+    Raises:
+        ProtocolError: the stage cannot carry it out.
+    """
+    if any(part.end > longest for part in plan.slices):
+        raise ProtocolError(f"step {plan.step} goes beyond the {longest:,} tokens that the stage has room for")
     known = range(num_ids if num_ids is not None else 2**31)
     unknown = next((t for part in plan.slices for t in (*part.token_ids, *part.scored) if t not in known), None)
     if unknown is not None:
         raise ProtocolError(f"step {plan.step} has token id {unknown}, and the model has {len(known):,}")
 
 
-def payload_of(step: Step, frame: Frame, longest: int) -> tuple[ReceivedRows | None, RawMasks]:
-    """The hidden states and masks that came with a step. Its positions are compared with the ``longest`` sequence that
-    there is room for.
+def payload_of(rows: Rows, frame: Frame) -> tuple[ReceivedRows | None, RawMasks]:
+    """Return the hidden states and masks that came with a step.
 
     Raises:
         ProtocolError: they cannot be right.
     """
     parts = tuple(memoryview(part) for part in frame.parts)
-    masks, parts = (parts[-1:], parts[:-1]) if step.masked else ((), parts)
-    if (step.tensor is not None) != bool(parts) or len(masks) != bool(step.masked):
-        raise ProtocolError(f"step {step.plan.step} came with {len(frame.parts)} payloads")
-    if step.tensor is not None and len(step.tensor.shape) != 2:
-        raise ProtocolError(f"step {step.plan.step} came with hidden states of shape {step.tensor.shape}")
-    if any(part.end > longest for part in step.plan.slices):
-        raise ProtocolError(f"step {step.plan.step} goes beyond the {longest:,} tokens that the stage has room for")
-    hidden = None if step.tensor is None else ReceivedRows(step.tensor, step.packing, parts)
-    return hidden, _cut(masks[0].cast("B"), step.masked) if masks else {}
+    masks, parts = (parts[-1:], parts[:-1]) if rows.masked else ((), parts)
+    if (rows.tensor is not None) != bool(parts) or len(masks) != bool(rows.masked):
+        raise ProtocolError(f"step {rows.step} came with {len(frame.parts)} payloads")
+    if rows.tensor is not None and len(rows.tensor.shape) != 2:
+        raise ProtocolError(f"step {rows.step} came with hidden states of shape {rows.tensor.shape}")
+    hidden = None if rows.tensor is None else ReceivedRows(rows.tensor, rows.packing, parts)
+    return hidden, _cut(masks[0].cast("B"), rows.masked) if masks else {}
 
 
 def _cut(masks: memoryview, rows: Sequence[tuple[int, int]]) -> RawMasks:

@@ -17,7 +17,7 @@ from splitinfer.core.costs.shape import Shape
 from splitinfer.core.plan import SampledSlice, Slice, StageFigures, StepPlan
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.device.device import Device, Span, Ticket, Work, device_errors, round_of
-from splitinfer.engine.stage.checks import check_plan
+from splitinfer.engine.stage.checks import check_plan, check_rows
 from splitinfer.engine.stage.commands import Commands
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.head_drafts import HeadDrafter, HeadDrafts
@@ -101,6 +101,14 @@ class StageRunner:
 
     # -- steps ---------------------------------------------------------------------------------
 
+    def check(self, plan: StepPlan, longest: int) -> None:
+        """Check a plan of a peer, before its rows come. ``longest``: the most tokens of a sequence.
+
+        Raises:
+            ProtocolError: the plan does not fit this stage.
+        """
+        check_plan(plan, self._num_ids, longest)
+
     def read_masks(self, masks: RawMasks) -> Masks | None:
         """The masks of a step that has come; ``None`` where there are none, or on a stage that is not the last.
 
@@ -128,11 +136,11 @@ class StageRunner:
             under_way: the steps before it that may not be done, the oldest first.
 
         Raises:
-            ProtocolError: the plan does not fit this stage.
+            ProtocolError: the rows do not fit the plan.
             DeviceFailed: the device did.
         """
         began = time.monotonic()
-        check_plan(plan, hidden, self._stage, self._num_ids, rows_each=self._model.rows_in)
+        check_rows(plan, hidden, self._stage, rows_each=self._model.rows_in)
         received = hidden.buffer if isinstance(hidden, ReceivedRows) else None
         prepared = self._prepared.take(plan, received, masks)
         applied = self._commands.apply(plan)

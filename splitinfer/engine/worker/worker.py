@@ -12,8 +12,9 @@ the thread that waits for that (``engine.device.steps``); where the device compu
                       of the first rank of two: before Load
           -> Probe     -> measure a link to the next stage -> Probed
           -> a probe's frame -> another frame (``engine.links.probe``)
-          -> Step      -> launch ... done -> Step to the next stage, or Result to the coordinator
-                      of the first rank of two: -> at once to the other one, which sends what both have computed
+          -> Plan      -> wait for its Rows, unless it needs none
+          -> Rows      -> launch, Plan to the next stage ... done -> Rows to it, or Result to the coordinator
+                      of the first rank of two: -> both at once to the other one, which sends what both have computed
           -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
 
 Nothing that a peer sends ends a worker: an error ends that coordinator's session, with one sentence on both sides. Only
@@ -24,12 +25,13 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from splitinfer.core.plain_text import plain
-from splitinfer.core.plan import StepResult
+from splitinfer.core.plan import StageFigures, StepPlan, StepResult
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.housekeeping import Housekeeping
 from splitinfer.engine.links.connection import Connection, open_connection, outgoing
@@ -47,6 +49,7 @@ from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
+from splitinfer.models.hidden_states import ReceivedRows
 from splitinfer.store.models import ModelStore
 from splitinfer.system import qos
 from splitinfer.wire.messages import (
@@ -57,18 +60,20 @@ from splitinfer.wire.messages import (
     Load,
     Meet,
     Message,
+    Plan,
     Probe,
     Profile,
     Result,
+    Rows,
     Spawn,
     Spawned,
-    Step,
 )  # fmt: skip
 from transports import Frame, KeyPair, LinkClosed, Listener, TransportError
 
 log = logging.getLogger(__name__)
 
 _STOP = "stop"
+_MOST_WAITING = 256  # plans without rows; a coordinator has as many under way as there are groups, or stages and one
 _COMES_WITHIN = 0.5  # seconds within which the engine comes to an event, unless a step holds it
 
 Event = tuple[Connection, Frame | LinkClosed, float]  # and when it arrived, in seconds
@@ -111,6 +116,7 @@ class Worker:
         self._sampled = Sampled()
         self._start_rank = start_rank
         self._end_rank: Callable[[], None] = lambda: None  # the process that serves as a rank in this worker's place
+        self._waiting: deque[StepPlan] = deque()  # plans whose rows have not come
         self._steps = StepsUnderWay[Launched](self._inbox.put)
         self._housekeeping = Housekeeping(self._inbox)
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.readers)
@@ -209,8 +215,10 @@ class Worker:
     def _on_message(self, connection: Connection, message: Message, item: Frame, received: float) -> None:
         """Act on a message."""
         match message:
-            case Step():
-                self._launch(message, item, received)
+            case Plan():
+                self._take_plan(message, item, received)
+            case Rows():
+                self._take_rows(message, item, received)
             case Profile():
                 self._holder.profile(connection, message, item)
             case Load():
@@ -270,20 +278,64 @@ class Worker:
 
     # -- steps -------------------------------------------------------------------------------
 
-    def _launch(self, step: Step, frame: Frame, received: float) -> None:
-        """Hand a step to the device. It is sent on when the device is done with it."""
+    def _take_plan(self, message: Plan, frame: Frame, received: float) -> None:
+        """Check a plan, and launch it if it needs no rows."""
         stage = self._holder.loaded()
         if stage.command.passes_on:
             self._pass_on(frame)
-        hidden, raw = payload_of(step, frame, stage.command.longest)
-        if stage.runner.needs_verdict(step.plan):
+        stage.runner.check(message.plan, stage.command.longest)
+        if len(self._waiting) == _MOST_WAITING:
+            raise ProtocolError(f"{_MOST_WAITING} plans wait for their rows already")
+        if message.waits:
+            self._waiting.append(message.plan)
+        else:
+            self._launch(stage, message.plan, None, {}, (), received)
+
+    def _take_rows(self, rows: Rows, frame: Frame, received: float) -> None:
+        """Launch the oldest plan that waits, whose rows these must be."""
+        stage = self._holder.loaded()
+        if stage.command.passes_on:
+            self._pass_on(frame)
+        if not self._waiting or self._waiting[0].step != rows.step:
+            raise ProtocolError(f"the rows of step {rows.step} came, and no plan waits for them")
+        self._launch(stage, self._waiting.popleft(), *payload_of(rows, frame), rows.figures, received)
+
+    def _launch(
+        self,
+        stage: LoadedStage,
+        plan: StepPlan,
+        hidden: ReceivedRows | None,
+        raw: RawMasks,
+        figures: tuple[StageFigures, ...],
+        received: float,
+    ) -> None:
+        """Hand a step to the device. It is sent on when the device is done with it. ``figures``: those of the stages
+        before."""
+        runner, command = stage.runner, stage.command
+        following = None if command.is_last or command.passes_on else self._downstream
+        if runner.needs_verdict(plan):
             self._steps.drain()
-        runner = stage.runner
-        launched = runner.launch(step.plan, hidden, runner.read_masks(raw), self._steps.under_way())
+        sends_first = runner.device.computes_at_launch
+        if following is not None and sends_first:
+            self._send_next(following, Plan(plan))
+        launched = runner.launch(plan, hidden, runner.read_masks(raw), self._steps.under_way())
+        if following is not None and not sends_first:
+            self._send_next(following, Plan(plan))
         self._weights.stepped_at = time.monotonic()
         assert self._owner is not None
-        send = partial(self._send, stage, step, raw, received, self._owner, self._downstream)
+        send = partial(self._send, stage, figures, raw, received, self._owner, self._downstream)
         self._steps.add(launched, runner.wait, send, is_done=runner.device.computes_at_launch)
+
+    def _send_next(self, following: Connection, message: Message, *parts: memoryview) -> None:
+        """Send a message to the next stage.
+
+        Raises:
+            PeerError: the link has ended.
+        """
+        try:
+            following.send(message, *parts)
+        except TransportError as error:
+            raise PeerError(f"{self.name} lost the next stage: {error}") from error
 
     def _pass_on(self, frame: Frame) -> None:
         """Send a step on to the other rank, as it came."""
@@ -297,7 +349,7 @@ class Worker:
     def _send(
         self,
         stage: LoadedStage,
-        step: Step,
+        figures: tuple[StageFigures, ...],
         masks: RawMasks,
         received: float,
         owner: Connection,
@@ -307,8 +359,12 @@ class Worker:
         """Send a step that is done: its hidden states to the next stage, or its result to the coordinator. Runs on the
         thread that waits for steps, if there is one.
 
-        ``step``, ``masks``, ``received``: its message, what came with it for the last stage, and when, in seconds.
-        ``owner``, ``following``: as they were at its launch."""
+        Args:
+            figures: the step's, of the stages before.
+            masks: came with the step for the last stage.
+            received: when the step came, in seconds.
+            owner, following: as they were at its launch.
+        """
         done = stage.runner.finish(launched)
         # As the coordinator counts: a count of its own would outlive its pipeline.
         owner.link.set_progress(done.plan.step + 1)
@@ -318,15 +374,12 @@ class Worker:
             pass  # the other rank answers
         elif stage.command.is_last:
             here = replace(done.figures, received=received, sent=time.monotonic())
-            owner.send(Result(StepResult(done.plan.step, done.sampled, (*step.figures, here))))
+            owner.send(Result(StepResult(done.plan.step, done.sampled, (*figures, here))))
         elif following is None:
             raise ProtocolError("a step came before the next stage was connected")
         else:
-            message, parts, _ = outgoing(done, masks, step.figures, received)
-            try:
-                following.send(message, *parts)
-            except TransportError as error:
-                raise PeerError(f"{self.name} lost the next stage: {error}") from error
+            message, parts, _ = outgoing(done, masks, figures, received)
+            self._send_next(following, message, *parts)
         stage.runner.store(launched)
 
     # -- endings -----------------------------------------------------------------------------
@@ -377,6 +430,7 @@ class Worker:
         self._owner = self._downstream = None
         self._guests = {}
         self._end_rank()
+        self._waiting.clear()
         self._steps.drop()
         if self._holder.stage is not None:
             self._holder.stage.rest()

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from splitinfer.core.plan import Slice, StepPlan, TensorSpec
+from splitinfer.core.plan import TensorSpec
 from splitinfer.engine.stage.checks import payload_of
 from splitinfer.engine.stage.masking import read_masks
 from splitinfer.errors import ProtocolError
-from splitinfer.wire.messages import Step
+from splitinfer.wire.messages import Rows
 from transports import Frame
 
 VOCAB = 70  # three words of 32 bits
 ROWS = np.arange(16, dtype=np.float32).reshape(2, 8)
-STEP = Step(StepPlan(1, slices=(Slice(5, 0, (1, 2), 2),)), TensorSpec("float32", (2, 8)), masked=((5, 0), (5, 1)))
+SENT = Rows(1, TensorSpec("float32", (2, 8)), masked=((5, 0), (5, 1)))
 
 
 def bits(*allowed: int) -> bytes:
@@ -22,7 +22,7 @@ def bits(*allowed: int) -> bytes:
 
 
 def test_masks_lie_behind_the_hidden_states() -> None:
-    hidden, raw = payload_of(STEP, Frame(b"", (ROWS.tobytes(), bits(1, 69) + bits(3))), 10)
+    hidden, raw = payload_of(SENT, Frame(b"", (ROWS.tobytes(), bits(1, 69) + bits(3))))
     assert hidden is not None
     assert np.array(hidden.array()).tolist() == ROWS.tolist()
     masks = read_masks(raw, VOCAB)
@@ -45,4 +45,4 @@ def test_masks_lie_behind_the_hidden_states() -> None:
 )
 def test_masks_of_another_size_are_refused(parts: tuple[bytes, ...], sentence: str) -> None:
     with pytest.raises(ProtocolError, match=sentence):
-        read_masks(payload_of(STEP, Frame(b"", parts), 10)[1], VOCAB)
+        read_masks(payload_of(SENT, Frame(b"", parts))[1], VOCAB)

@@ -161,13 +161,19 @@ def test_hidden_states_of_another_number_are_refused(halves: list[StageRunner], 
     assert not halves[stage].pool._entries, "refused before anything was changed"
 
 
-@pytest.mark.parametrize("stray", [160, -1])
-def test_a_token_that_the_model_has_not_is_refused(whole: StageRunner, stray: int):
-    """MLX reads whatever lies there."""
-    with pytest.raises(ProtocolError, match=f"token id {stray}, and the model has 160"):
-        Steps(whole).begin(1, [5, stray])
-    plan = Steps(whole).plan(Slice(1, 0, (1, 2), 1, scored=(2**30,)), new=[NewSequence(1, GREEDY, 0)])
-    assert "token id 1073741824" in refused(whole, plan)
+@pytest.mark.parametrize(
+    ("part", "sentence"),
+    [
+        (Slice(1, 0, (5, 160), 1), "token id 160, and the model has 160"),
+        (Slice(1, 0, (-1,), 1), "token id -1, and"),
+        (Slice(1, 0, (1, 2), 1, scored=(2**30,)), "token id 1073741824"),
+        (Slice(1, 8, (1, 2, 3), 1), "goes beyond the 10 tokens"),
+    ],
+)
+def test_a_plan_that_the_stage_cannot_carry_out_is_refused(whole: StageRunner, part: Slice, sentence: str):
+    """Before its rows come: MLX would read whatever lies where a token that the model lacks would be."""
+    with pytest.raises(ProtocolError, match=sentence):
+        whole.check(StepPlan(0, NEW, (part,)), longest=10)
 
 
 # -- drafts ----------------------------------------------------------------------------------------
