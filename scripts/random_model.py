@@ -24,7 +24,7 @@ from mlx.utils import tree_flatten
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from splitinfer.errors import ConfigError
-from splitinfer.models.mlx_lm import utils as mlx_lm_utils
+from splitinfer.models.library.mlx_lm import utils as mlx_lm_utils
 
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
 END = "<|endoftext|>"  # Qwen's own: its tokenizer class would add it

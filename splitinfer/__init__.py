@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from splitinfer.core.grammar import Grammar
     from splitinfer.core.sequence import SamplingParams
     from splitinfer.core.speculation.flight import Flight
-    from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent, TokenLogprobs
+    from splitinfer.engine.loop.requests import RequestOutput, StreamEvent, TokenLogprobs
     from splitinfer.errors import QueueFull, RequestError, SplitinferError
     from splitinfer.llm import LLM, Request, Settings
 
@@ -33,12 +33,12 @@ _LAZY = {
     "QueueFull": "splitinfer.errors",
     "Request": "splitinfer.llm",
     "RequestError": "splitinfer.errors",
-    "RequestOutput": "splitinfer.engine.coordinator.requests",
+    "RequestOutput": "splitinfer.engine.loop.requests",
     "SamplingParams": "splitinfer.core.sequence",
     "Settings": "splitinfer.llm",
     "SplitinferError": "splitinfer.errors",
-    "StreamEvent": "splitinfer.engine.coordinator.requests",
-    "TokenLogprobs": "splitinfer.engine.coordinator.requests",
+    "StreamEvent": "splitinfer.engine.loop.requests",
+    "TokenLogprobs": "splitinfer.engine.loop.requests",
 }
 
 

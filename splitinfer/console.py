@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Ta
 from rich.table import Column
 from rich.text import Text
 
-from splitinfer.core.plain_text import wrapped
+from splitinfer.common.plain_text import wrapped
 from splitinfer.engine.profiling.measure import SECONDS
 from splitinfer.llm import DRAFT, LLM, Settings
 from splitinfer.llm.automatic import Chosen

@@ -33,7 +33,7 @@ _CLEAR_SECONDS = 1.5  # for killing children, removing folders and flushing, whi
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _RESET_TERMINAL = b"\x1b[?25h\x1b[?2004l"  # the cursor is shown, and pastes are not bracketed
 
-Offer = Callable[[int], bool]
+SignalOffer = Callable[[int], bool]
 """Given a signal's number, handles the signal (true), or lets it end the process (false). Runs in any thread."""
 
 
@@ -58,7 +58,7 @@ class Shutdown:
         self._leave = leave
         self._code: int | None = None
         self._closing: Closing | None = None
-        self._offer: Offer | None = None
+        self._offer: SignalOffer | None = None
         self._deadline: float | None = None
         self._read, self._write = -1, -1
         self._terminal: _Terminal | None = None
@@ -173,7 +173,7 @@ class Shutdown:
             self._closing = None
 
     @contextlib.contextmanager
-    def offered_to(self, offer: Offer) -> Iterator[None]:
+    def offered_to(self, offer: SignalOffer) -> Iterator[None]:
         """Within this context, signals go to ``offer`` before they end the process."""
         self._offer = offer
         try:

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from splitinfer.engine.device.device import Device, Span, Ticket, Work
+from splitinfer.engine.device.device import Device, DeviceSpan, Ticket, Work
 from splitinfer.engine.stage import loader
 from splitinfer.errors import DeviceFailed
 
@@ -42,7 +42,7 @@ class FailingDevice(Device):
         error = self._at_wait(pending)
         return ticket if error is None else _Failing(ticket.outputs, ticket.launched, error=error)
 
-    def wait(self, ticket: Ticket) -> Span:
+    def wait(self, ticket: Ticket) -> DeviceSpan:
         if isinstance(ticket, _Failing):
             raise ticket.error
         return super().wait(ticket)
@@ -57,7 +57,7 @@ class StuckDevice(FailingDevice):
         self._left = number
         self.goes_on = threading.Event()  # for the end of a test
 
-    def wait(self, ticket: Ticket) -> Span:
+    def wait(self, ticket: Ticket) -> DeviceSpan:
         if ticket.span is None:
             self._left -= 1
         if self._left == 0:

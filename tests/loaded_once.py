@@ -19,11 +19,11 @@ import pytest
 from splitinfer.engine.drafts import draft_model
 from splitinfer.engine.stage import loader as stage_loader
 from splitinfer.engine.stage import outcomes
-from splitinfer.engine.stage.outcomes import Outcome
-from splitinfer.models import kv_blocks
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.cut import StageModel
-from splitinfer.models.loader import Survey
+from splitinfer.engine.stage.outcomes import TrialOutcome
+from splitinfer.models.caches import kv_blocks
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.folder.checkpoint import Checkpoint
+from splitinfer.models.load.loader import Survey
 
 _KEY = "_loaded_once"  # a stage's attribute: what it was loaded from
 _OWN_LAYERS = (nn.Linear.__call__, nn.QuantizedLinear.__call__)
@@ -69,10 +69,10 @@ def _noted(load: Callable[..., StageModel]) -> Callable[..., StageModel]:
     return noted
 
 
-def _tried_once(try_stage: Callable[..., Outcome]) -> Callable[..., Outcome]:
-    known: dict[Hashable, Outcome] = {}
+def _tried_once(try_stage: Callable[..., TrialOutcome]) -> Callable[..., TrialOutcome]:
+    known: dict[Hashable, TrialOutcome] = {}
 
-    def looked_up(stage: StageModel, kv_format: str, say: Callable[[str], None]) -> Outcome:
+    def looked_up(stage: StageModel, kv_format: str, say: Callable[[str], None]) -> TrialOutcome:
         key = _key_of(stage, kv_format)
         if key in known:
             return known[key]

@@ -6,11 +6,11 @@ from itertools import pairwise
 import mlx.core as mx
 import mlx.nn as nn
 
-from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_pool import KVPool
-from splitinfer.models.rollback import Rollback
-from splitinfer.models.rows import Part
-from splitinfer.models.step import StepModel, arrays_to_evaluate
+from splitinfer.models.caches.rollback import Rollback
+from splitinfer.models.caches.rows import SequenceRows
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.rows.kv_pool import KVPool
+from splitinfer.models.rows.step import StepModel, arrays_to_evaluate
 
 
 def cut_at(model: nn.Module, *borders: int) -> list[StageModel]:
@@ -39,7 +39,7 @@ class Planned:
             parts = []
             for seq_id, start, tokens, drafts in slices:
                 caches, count = pool.at(seq_id, start), len(tokens)
-                parts.append(Part(caches, start, count, count, pool.begin(seq_id, drafts, follows=follows)))
+                parts.append(SequenceRows(caches, start, count, count, pool.begin(seq_id, drafts, follows=follows)))
             outputs = step.run(parts, [token for _, _, tokens, _ in slices for token in tokens], hidden)
             hidden = mx.concatenate(outputs)
             mx.eval(hidden, arrays_to_evaluate(parts))

@@ -25,7 +25,7 @@ class Fault:
 
 
 _ENGINE = "splitinfer/engine"
-_COORDINATOR, _STAGE, _WORKER = f"{_ENGINE}/coordinator", f"{_ENGINE}/stage", f"{_ENGINE}/worker"
+_STAGE, _WORKER = f"{_ENGINE}/stage", f"{_ENGINE}/worker"
 _SERVER = "splitinfer/server"
 
 # By file: what goes wrong, and the code before and after. Of the engine many show only after a loss, a restart, or in
@@ -35,7 +35,7 @@ _CHANGES: dict[str, dict[str, tuple[str, str]]] = {
         "dropped steps are completed after all": ("return steps is not self._steps", "return False"),
         "the thread of steps does not end": ("self._queue.put(None)", "pass"),
     },
-    f"{_COORDINATOR}/reopening.py": {
+    "splitinfer/engine/loop/reopening.py": {
         "what is on disk is forgotten when a stage was lost": (
             "scheduler.requeue_all(pipeline.kept())",
             "scheduler.requeue_all()",
@@ -49,14 +49,14 @@ _CHANGES: dict[str, dict[str, tuple[str, str]]] = {
             "another(0)",
         ),
     },
-    f"{_COORDINATOR}/pipeline.py": {
+    "splitinfer/engine/fleet/pipeline.py": {
         "a local worker whose engine hangs is not replaced": (
             "if handle.hangs or handle.is_silent",
             "if handle.is_silent",
         ),
         "the worker that reports a loss is blamed for it": ("handle if is_sure else self._also_lost(handle)", "handle"),
     },
-    f"{_COORDINATOR}/engine.py": {
+    "splitinfer/engine/loop/engine.py": {
         "the KV of the last answers is not saved at the end": ("loop.empty(_SAVE)", "pass"),
     },
     f"{_WORKER}/handshake.py": {
@@ -79,10 +79,10 @@ _CHANGES: dict[str, dict[str, tuple[str, str]]] = {
             'return self.path / "any" / str(name)',
         ),
     },
-    f"{_COORDINATOR}/open_requests.py": {
+    "splitinfer/engine/loop/open_requests.py": {
         "of several tokens that wait for their readers one is told": ("while self._untold:", "if self._untold:"),
     },
-    f"{_COORDINATOR}/requests.py": {
+    "splitinfer/engine/loop/requests.py": {
         "text that was held back for a stop string is lost at the end": (
             "text + update.text + self._stops.flush()",
             "text + update.text",
@@ -107,10 +107,10 @@ _CHANGES: dict[str, dict[str, tuple[str, str]]] = {
             "            pass\n",
         ),
     },
-    f"{_ENGINE}/files/answering.py": {
+    "splitinfer/engine/weights/answering.py": {
         "readers of weights are counted for ever": ("self._answers.pop(id(connection), None)", "pass"),
     },
-    f"{_ENGINE}/files/copying.py": {
+    "splitinfer/engine/weights/copying.py": {
         "the checksum of copied weights is not compared": (
             "if checksum(data) != message.check:",
             "if data.nbytes != asked.nbytes:",

@@ -21,12 +21,12 @@ from splitinfer.engine.worker.worker import Worker
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, MakeDrafter, Notice, Settings, setup
-from splitinfer.models.checkpoint import open_folder
-from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_pool import KVPool
-from splitinfer.models.loader import load_stage, survey
-from splitinfer.models.step import nbytes
-from splitinfer.store.models import ModelStore
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.folder.checkpoint import open_folder
+from splitinfer.models.load.loader import load_stage, survey
+from splitinfer.models.rows.kv_pool import KVPool
+from splitinfer.models.rows.step import nbytes
+from splitinfer.weights.models import ModelStore
 from tests.emulation.jaccl.world import World
 from transports import Link, Listener, listen
 

@@ -19,15 +19,15 @@ from typer.testing import CliRunner
 from splitinfer import cli
 from splitinfer.cli import app, opening
 from splitinfer.cli.options import ChatOptions, PipelineOptions, settings_of
-from splitinfer.cli.serve import ServeOptions
+from splitinfer.cli.serve_options import ServeOptions
 from splitinfer.cli.serving import entries_of
 from splitinfer.core.kv.budget import STAGE_MARGIN
-from splitinfer.core.residents import Bounds
 from splitinfer.core.sampling_defaults import NOTHING, Recommended, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ConfigError
 from splitinfer.kvstore.files import default_folder
-from splitinfer.models.hub import open_model
+from splitinfer.models.folder.hub import open_model
+from splitinfer.server.residents import Bounds
 
 command = importlib.import_module("splitinfer.cli.chat")  # the package has the command by that name
 LAYOUT_OF_DEMO = SimpleNamespace(model="demo")

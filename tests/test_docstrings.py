@@ -6,12 +6,12 @@ import pkgutil
 
 import pytest
 
-ROOMS = ("bench", "core", "discovery", "kvstore", "launch", "probes", "store", "system")
+ROOMS = ("bench", "common", "core", "discovery", "kvstore", "launch", "probes", "system", "weights")
 NAMES = [
     module.name
     for room in ROOMS
     for module in pkgutil.walk_packages(importlib.import_module(f"splitinfer.{room}").__path__, f"splitinfer.{room}.")
-] + ["scripts.comparing.judge"]
+] + ["splitinfer.server.residents", "scripts.comparing.judge"]
 
 
 @pytest.mark.parametrize("name", NAMES)

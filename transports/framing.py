@@ -38,7 +38,7 @@ _BEFORE_CRC = PRELUDE_BYTES - _CRC.size
 MAX_REASON_BYTES = 1024
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     OPEN = 1
     ACCEPT = 2
     DATA = 3
@@ -50,7 +50,7 @@ class Kind(IntEnum):
 class Packet:
     """A decoded packet; `parts` are views of what was given to `decode`."""
 
-    kind: Kind
+    kind: FrameKind
     seq: int
     progress: int
     header: bytes
@@ -87,7 +87,7 @@ def reason_of(header: bytes | memoryview) -> str:
 
 
 def encode(
-    kind: Kind,
+    kind: FrameKind,
     *,
     seq: int,
     progress: int = 0,
@@ -119,7 +119,7 @@ def decode(message: Sequence[Buffer], options: LinkOptions) -> Packet:
     _, _, kind, flags, seq, progress, num_parts, zero, header_len, parts_crc, crc = _PRELUDE.unpack_from(first)
     if zlib.crc32(first[PRELUDE_BYTES:], zlib.crc32(first[:_BEFORE_CRC])) != crc:
         raise FrameError("the header's checksum does not match")
-    if kind not in Kind._value2member_map_ or flags & ~CHECKED or zero:
+    if kind not in FrameKind._value2member_map_ or flags & ~CHECKED or zero:
         raise FrameError(f"kind {kind} with flags {flags:#x} means nothing here")
     if header_len != first.nbytes - PRELUDE_BYTES or num_parts != len(message) - 1:
         raise FrameError(
@@ -130,7 +130,7 @@ def decode(message: Sequence[Buffer], options: LinkOptions) -> Packet:
     check_bounds(header_len, [part.nbytes for part in parts], options)
     if _parts_crc(parts, checked=bool(flags & CHECKED)) != parts_crc:
         raise FrameError("the payload's checksum does not match")
-    return Packet(Kind(kind), seq, progress, bytes(first[PRELUDE_BYTES:]), parts)
+    return Packet(FrameKind(kind), seq, progress, bytes(first[PRELUDE_BYTES:]), parts)
 
 
 def check_bounds(header_bytes: int, part_bytes: Sequence[int], options: LinkOptions) -> None:
@@ -158,7 +158,7 @@ def check_order(packet: Packet, next_seq: int) -> None:
     if packet.seq != next_seq:
         what = "missing" if packet.seq > next_seq else "repeated"
         raise FrameError(f"{packet.kind.name} is number {packet.seq}, not {next_seq}: frames are {what}")
-    if packet.kind in (Kind.OPEN, Kind.ACCEPT):
+    if packet.kind in (FrameKind.OPEN, FrameKind.ACCEPT):
         raise FrameError(f"{packet.kind.name} on an open link")
 
 

@@ -33,7 +33,7 @@ import zmq
 
 from transports import threads
 from transports.base import FLUSH_SECONDS, Buffer, Frame, FrameError, LinkClosed, LinkOptions, Sink
-from transports.framing import Kind, Liveness, check_order, decode, encode, flatten, reason_bytes, reason_of
+from transports.framing import FrameKind, Liveness, check_order, decode, encode, flatten, reason_bytes, reason_of
 from transports.inbox import QueuedLink
 
 _MESSAGES_PER_ROUND = 256  # so that a flood cannot keep the thread from its other work
@@ -78,7 +78,7 @@ class TcpLink(QueuedLink):
         flat = flatten(frame, self._options)
         with self._writer:
             message = encode(
-                Kind.DATA,
+                FrameKind.DATA,
                 seq=self.num_sent,
                 progress=self.progress,
                 header=flat.header,
@@ -221,7 +221,7 @@ class Hub:
 
     def _send_bye(self, link: TcpLink, reason: str) -> bool:
         link.has_sent_bye = True
-        bye = encode(Kind.BYE, seq=link.num_sent, progress=link.progress, header=reason_bytes(reason))
+        bye = encode(FrameKind.BYE, seq=link.num_sent, progress=link.progress, header=reason_bytes(reason))
         return self._try_send(link, bye)
 
     def _fail(self, link: TcpLink, reason: str) -> None:
@@ -337,11 +337,11 @@ class Hub:
             return
         link.liveness.received(now)
         link.received_progress = packet.progress
-        if packet.kind is Kind.DATA:
+        if packet.kind is FrameKind.DATA:
             link.num_received += 1
             if link.close_reason is None:  # frames that arrive after close() are dropped
                 link.inbox.deliver(Frame(packet.header, packet.parts))
-        elif packet.kind is Kind.BYE:
+        elif packet.kind is FrameKind.BYE:
             self._take_bye(link, reason_of(packet.header))
 
     def _take_bye(self, link: TcpLink, reason: str) -> None:
@@ -364,7 +364,7 @@ class Hub:
                 elif is_dry and link.liveness.is_dead(now):
                     self._fail(link, f"nothing received from {link.address} for {link.liveness.silent_for(now):.1f} s")
                 else:
-                    self._try_send(link, encode(Kind.BEAT, seq=link.num_sent, progress=link.progress))
+                    self._try_send(link, encode(FrameKind.BEAT, seq=link.num_sent, progress=link.progress))
         self._on_tick(now)
 
     def _tend_closing(self, link: TcpLink, close_reason: str, now: float) -> None:

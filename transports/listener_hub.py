@@ -22,7 +22,7 @@ import zmq
 
 from transports.address import HostPort
 from transports.base import FLUSH_SECONDS, FrameError, LinkOptions
-from transports.framing import Kind, decode, encode
+from transports.framing import FrameKind, decode, encode
 from transports.hub import Hub, TcpLink
 from transports.security import key_of
 
@@ -129,7 +129,7 @@ class ListenerHub(Hub):
             return
         try:
             packet = decode([part.buffer for part in body], self._options)
-            if packet.kind is not Kind.OPEN:
+            if packet.kind is not FrameKind.OPEN:
                 raise FrameError(f"{packet.kind.name} before OPEN")
             self._check_opening(packet.header)
         except FrameError as problem:
@@ -139,7 +139,7 @@ class ListenerHub(Hub):
         link.opening = packet.header
         link.peer_key = key_of(body[0]) if self._options.security is not None else None
         with self._lock:
-            self._try_send(link, encode(Kind.ACCEPT, seq=0))
+            self._try_send(link, encode(FrameKind.ACCEPT, seq=0))
             if link.over.is_set():
                 return
             connection.route, connection.link, connection.shut_at = route, link, math.inf

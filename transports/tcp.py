@@ -32,7 +32,7 @@ from transports.base import (
     LinkRefused,
     LinkTimeout,
 )
-from transports.framing import PRELUDE_BYTES, Kind, Packet, decode, encode, reason_of
+from transports.framing import PRELUDE_BYTES, FrameKind, Packet, decode, encode, reason_of
 from transports.hub import ConnectorHub, TcpLink, parse_event
 from transports.inbox import QueueListener
 from transports.listener_hub import OPEN_SECONDS, ListenerHub, OpeningCheck, plain_only
@@ -175,7 +175,7 @@ def _open(host: HostPort, address: str, until: float, options: LinkOptions, open
     try:
         socket.connect(f"tcp://{host}")
         _wait(socket, monitor, zmq.POLLOUT, until, "not reachable")
-        socket.send_multipart(encode(Kind.OPEN, seq=0, header=opening), zmq.NOBLOCK)
+        socket.send_multipart(encode(FrameKind.OPEN, seq=0, header=opening), zmq.NOBLOCK)
         _wait(socket, monitor, zmq.POLLIN, until, _NO_ANSWER)
         _check_answer(socket, address, options)
         is_open = True
@@ -223,8 +223,8 @@ def _check_answer(socket: zmq.Socket[bytes], address: str, options: LinkOptions)
         packet: Packet = decode(socket.recv_multipart(zmq.NOBLOCK), options)
     except FrameError as problem:
         raise LinkClosed(f"{address} gave no usable answer: {problem}") from None
-    if packet.kind is not Kind.ACCEPT:
-        is_bye = packet.kind is Kind.BYE
+    if packet.kind is not FrameKind.ACCEPT:
+        is_bye = packet.kind is FrameKind.BYE
         raise LinkClosed(reason_of(packet.header) if is_bye else f"{address} answered with {packet.kind.name}")
 
 

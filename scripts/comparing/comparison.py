@@ -24,15 +24,26 @@ from scripts.comparing.peers import PROCESS, Peers, judge, processes, rounding
 from splitinfer import cleanup
 from splitinfer.bench.figures import Run, summarize, throughput
 from splitinfer.bench.mlx_lm import MlxLm, fetched, plain_mlx_lm
-from splitinfer.bench.parts import ANSWER, NEW_TOKENS, SHORT, Cell, Kind, Part, Tasks, made_up, speed_parts, tasks_of
+from splitinfer.bench.parts import (
+    ANSWER,
+    NEW_TOKENS,
+    SHORT,
+    Cell,
+    Part,
+    PartKind,
+    Tasks,
+    made_up,
+    speed_parts,
+    tasks_of,
+)
 from splitinfer.bench.report import figures_of
 from splitinfer.bench.systems import (
     EMULATED,
     PIPELINE,
     PLAIN,
     Answers,
-    Pipeline,
-    Plain,
+    PipelineSystem,
+    PlainSystem,
     System,
     open_stages,
     vocabulary,
@@ -91,7 +102,7 @@ class _Comparison:
         now, cells = time.monotonic(), self.cells.setdefault(system.name, {})
         ends = now + max(0.0, self.closes_at - now) / max(1, self.turns)
         self.turns -= 1
-        own = [each for each in self.parts if system.name != PIPELINE or (each.kind is Kind.RESTART) is restarted]
+        own = [each for each in self.parts if system.name != PIPELINE or (each.kind is PartKind.RESTART) is restarted]
         for trial in range(self.options.trials):
             for part in own:
                 if trial == 0 or (part.kind.unit == "tokens/s" and cells[part.name].values):
@@ -117,9 +128,9 @@ class _Comparison:
 
     def expected(self, part: Part) -> float:
         """Seconds that a part takes: as long as before, or, if it is a prompt, by the shorter one before it."""
-        if part.name in self.took or part.kind is not Kind.PROMPT:
+        if part.name in self.took or part.kind is not PartKind.PROMPT:
             return self.took.get(part.name, 0.0)
-        shorter = [each for each in self.parts if each.kind is Kind.PROMPT and each.name in self.took]
+        shorter = [each for each in self.parts if each.kind is PartKind.PROMPT and each.name in self.took]
         rates = [self.took[each.name] / each.prompt for each in shorter]
         return _GROWS * part.prompt * max(rates, default=0.0)
 
@@ -163,21 +174,21 @@ def parts(decode_tokens: int, prompts: Sequence[int]) -> list[Part]:
         drafts,
         streams,
         turn,
-        Part(Kind.KILLED, SHORT, 2 * decode_tokens),
-        Part(Kind.RESTART, first, ANSWER),
-        *(Part(Kind.PROMPT, length, ANSWER) for length in prompts[1:]),
+        Part(PartKind.KILLED, SHORT, 2 * decode_tokens),
+        Part(PartKind.RESTART, first, ANSWER),
+        *(Part(PartKind.PROMPT, length, ANSWER) for length in prompts[1:]),
     ]
 
 
 # -- systems -----------------------------------------------------------------------------------------------------------
 
 
-class Hardened(Pipeline):
+class Hardened(PipelineSystem):
     """The pipeline, also through a restart and the loss of a worker."""
 
     def __init__(self, tasks: Tasks, answers: Answers, llm: LLM) -> None:
         super().__init__(tasks, answers, llm)
-        self.does = {**self.does, Kind.RESTART: self.turn, Kind.KILLED: self._killed}
+        self.does = {**self.does, PartKind.RESTART: self.turn, PartKind.KILLED: self._killed}
 
     def _killed(self, part: Part, _: int) -> Cell:
         """The longest gap of an answer in which the last worker is killed, once it is the undisturbed one."""
@@ -207,7 +218,7 @@ class OneStage(Hardened):
 
     def __init__(self, tasks: Tasks, answers: Answers, llm: LLM) -> None:
         super().__init__(tasks, answers, llm)
-        self.does = {**self.does, Kind.RESTART: lambda *_: Cell(why_not="measured of the pipeline only")}
+        self.does = {**self.does, PartKind.RESTART: lambda *_: Cell(why_not="measured of the pipeline only")}
 
 
 class Cut(System):
@@ -217,9 +228,9 @@ class Cut(System):
         super().__init__(tasks, answers)
         self.name, self._peers = name, peers
         self.does = {
-            Kind.STREAM: lambda part, _: Cell([self._run(part).tokens_per_second]),
-            Kind.PROMPT: lambda part, _: Cell([self._run(part).ttft]),
-            Kind.STREAMS: lambda part, trial: Cell(
+            PartKind.STREAM: lambda part, _: Cell([self._run(part).tokens_per_second]),
+            PartKind.PROMPT: lambda part, _: Cell([self._run(part).ttft]),
+            PartKind.STREAMS: lambda part, trial: Cell(
                 [throughput(peers.run_batch(tasks.batch(part, trial), part.tokens))]
             ),
         }
@@ -331,7 +342,7 @@ def _plain(work: _Comparison, layout: Layout) -> dict[str, list[dict[str, Any]]]
             if work.is_emulated:
                 work.give_up(PLAIN, EMULATED)
             else:
-                work.do(Plain(work.tasks, work.answers_of(PLAIN), plain))
+                work.do(PlainSystem(work.tasks, work.answers_of(PLAIN), plain))
             return _judged(work, plain)
     except ModelError as error:
         work.give_up(PLAIN, str(error))

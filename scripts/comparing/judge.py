@@ -12,7 +12,7 @@ from typing import Any
 from splitinfer.bench.parts import ANSWER
 from splitinfer.console import say
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.coordinator.requests import RequestOutput
+from splitinfer.engine.loop.requests import RequestOutput
 from splitinfer.errors import SplitinferError
 from splitinfer.llm import LLM
 from splitinfer.probes.plain import RIGHT, ROUNDING, TIMES_MOVED, WRONG

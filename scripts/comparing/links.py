@@ -23,7 +23,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from scripts.comparing import machine
-from splitinfer.bench.child_process import ChildProcess, Handle, serve
+from splitinfer.bench.child_process import AskedProcess, Handle, serve
 from splitinfer.bench.figures import ratios, summarize
 from splitinfer.bench.report import range_of
 from splitinfer.console import say
@@ -59,7 +59,7 @@ class Pair:
     """
 
     def __init__(self, kind: Kind) -> None:
-        self.kind, self._other = kind, ChildProcess("scripts.comparing.links", {"PYTHONPATH": _PATH})
+        self.kind, self._other = kind, AskedProcess("scripts.comparing.links", {"PYTHONPATH": _PATH})
         self._link: Any = None
         processors = machine.free_processors()
         if processors:

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from scripts.comparing.judge import worst
 from splitinfer.bench.report import WIDTH, said, table
 from splitinfer.bench.systems import PIPELINE
-from splitinfer.core.json_text import dumps
+from splitinfer.common.json_text import dumps
 from splitinfer.places import write
 from splitinfer.probes.plain import RIGHT
 

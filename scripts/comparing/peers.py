@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from splitinfer.bench.child_process import ChildProcess
+from splitinfer.bench.child_process import AskedProcess
 from splitinfer.bench.figures import Run
 from splitinfer.bench.mlx_lm import MlxLm
 from splitinfer.errors import ModelError
@@ -34,7 +34,7 @@ class Peers:
 
     has_draft = False
 
-    def __init__(self, children: list[ChildProcess], options: Mapping[str, Any]) -> None:
+    def __init__(self, children: list[AskedProcess], options: Mapping[str, Any]) -> None:
         self._children = children
         try:
             for answer in self._ask(options):
@@ -75,7 +75,7 @@ class Peers:
         self.close()
 
 
-def receive_all(children: list[ChildProcess], timeout: float) -> list[dict[str, Any]]:
+def receive_all(children: list[AskedProcess], timeout: float) -> list[dict[str, Any]]:
     """One answer of each. All are watched, because a child that waits for one that has ended would wait forever.
 
     Raises:
@@ -117,7 +117,7 @@ def processes(
     a prompt is, would end at 4,096 bytes. What it sets is set here: the rank, and the addresses of all ranks.
     """
     cut: dict[str, Any] = {"layers": list(layers)} if by_layers else {"parallel": len(layers)}
-    ranks, children = list(reversed(machines or [None] * len(layers))), list[ChildProcess]()
+    ranks, children = list(reversed(machines or [None] * len(layers))), list[AskedProcess]()
     with tempfile.NamedTemporaryFile("w", prefix="splitinfer-ring-", suffix=".json") as hosts:
         json.dump([[address] for address in _ring(ranks)], hosts)
         hosts.flush()
@@ -125,16 +125,16 @@ def processes(
         return Peers(children, {"folder": folder, "dtype": dtype, **cut})
 
 
-def _rank(rank: int, machine: str | None, hosts: Path) -> ChildProcess:
+def _rank(rank: int, machine: str | None, hosts: Path) -> AskedProcess:
     """A process of a ring. Another machine gets a copy of the file with the addresses, for as long as it runs."""
     if machine is None:
-        return ChildProcess(PROCESS, {"PYTHONPATH": _PATH, "MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)})
+        return AskedProcess(PROCESS, {"PYTHONPATH": _PATH, "MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)})
     script = (
         f'hosts=$(mktemp) && trap \'rm -f "$hosts"\' EXIT && echo {shlex.quote(hosts.read_text())} >"$hosts" && '
         f'PYTHONPATH={shlex.quote(_PATH)} MLX_RANK={rank} MLX_HOSTFILE="$hosts" '
         f"{shlex.quote(sys.executable)} -m {PROCESS}"
     )
-    return ChildProcess(PROCESS, command=[*_SSH, machine, shlex.join(["/bin/sh", "-c", script])])
+    return AskedProcess(PROCESS, command=[*_SSH, machine, shlex.join(["/bin/sh", "-c", script])])
 
 
 def _ring(machines: Sequence[str | None]) -> list[str]:

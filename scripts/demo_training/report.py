@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from splitinfer.core.json_text import dumps
+from splitinfer.common.json_text import dumps
 
 
 def report(figures: dict[str, Any], how: str) -> None:

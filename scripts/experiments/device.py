@@ -39,7 +39,7 @@ from splitinfer.core.metrics.gaps import Cause
 from splitinfer.core.metrics.histogram import Histogram
 from splitinfer.core.metrics.records import StepRecord
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.coordinator.requests import StreamEvent
+from splitinfer.engine.loop.requests import StreamEvent
 from splitinfer.llm import LLM, NO_DRAFT, Request, Settings
 from splitinfer.machine.selection import VARIABLE
 from splitinfer.probes.machine import describe

@@ -32,7 +32,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.llm import LLM, Settings
 from splitinfer.machine.selection import VARIABLE
-from splitinfer.models.hub import open_model
+from splitinfer.models.folder.hub import open_model
 from splitinfer.probes.machine import describe
 from tests.emulation.files import read_machine
 from tests.emulation.replay import Replay

@@ -15,13 +15,13 @@ from typing import Annotated, Any
 import typer
 
 from splitinfer import cleanup
-from splitinfer.core.json_text import dumps
+from splitinfer.common.json_text import dumps
 from splitinfer.errors import ConfigError
 from splitinfer.machine.selection import VARIABLE as ACCELERATOR
 from splitinfer.places import write
-from splitinfer.probes.child import Result, run_probe, run_probes
-from splitinfer.probes.finding import Fault, Finding, Outcome
-from splitinfer.probes.registry import ABOUT, Probe
+from splitinfer.probes.child import ProbeResult, run_probe, run_probes
+from splitinfer.probes.finding import Blame, Finding, Outcome
+from splitinfer.probes.registry import ABOUT, ProbeEntry
 
 PARTS = ("support", "launch", "rows", "send", "rules")
 _ON, _SIZES = ("auto", "gpu", "cpu"), ("full", "small", "tiny")
@@ -34,7 +34,7 @@ _SURVEYS = 5  # probes of the survey: what ends one of them leaves the others
 # -- probes ------------------------------------------------------------------------------------------------------------
 
 
-def gpu_probes(size: str, parts: Sequence[str] = PARTS) -> tuple[Probe, ...]:
+def gpu_probes(size: str, parts: Sequence[str] = PARTS) -> tuple[ProbeEntry, ...]:
     """The probes of some parts, in order. The weights are seconds of eight minutes."""
     made = {
         "support": _support,
@@ -46,8 +46,8 @@ def gpu_probes(size: str, parts: Sequence[str] = PARTS) -> tuple[Probe, ...]:
     return tuple(probe for part in PARTS if part in parts for probe in made[part](_SIZES.index(size)))
 
 
-def _probe(part: str, name: str, function: str, weight: float, options: Mapping[str, Any], **more: Any) -> Probe:
-    return Probe(f"{part}, {name}", part, f"gpu_figures.{function}", Fault.DEVICE, weight, options, **more)
+def _probe(part: str, name: str, function: str, weight: float, options: Mapping[str, Any], **more: Any) -> ProbeEntry:
+    return ProbeEntry(f"{part}, {name}", part, f"gpu_figures.{function}", Blame.DEVICE, weight, options, **more)
 
 
 def _model(layers: int, hidden: int, mlp: int, vocab: int, **more: Any) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _model(layers: int, hidden: int, mlp: int, vocab: int, **more: Any) -> dict[
     }  # fmt: skip
 
 
-def _support(size: int) -> list[Probe]:
+def _support(size: int) -> list[ProbeEntry]:
     names, of = ((), (), ("llama", "qwen3_moe"))[size], (_SURVEYS, _SURVEYS, 1)[size]
     options = {"names": names, "dtypes": ("float32", "bfloat16")[: 2 if size == 0 else 1], "of": of}
     return [
@@ -66,7 +66,7 @@ def _support(size: int) -> list[Probe]:
     ]
 
 
-def _launch(size: int) -> list[Probe]:
+def _launch(size: int) -> list[ProbeEntry]:
     model = (_model(80, 5120, 13824, 32000), _model(8, 128, 384, 512), _model(2, 64, 128, 300))[size]
     layers = ((10, 40, 80), (1, 4, 8), (1, 2))[size]
     options = {"shape": model, "layers": layers, "bits": (0, 4), "steps": (40, 12, 3)[size]}
@@ -78,7 +78,7 @@ def _launch(size: int) -> list[Probe]:
     ]
 
 
-def _rows(size: int) -> list[Probe]:
+def _rows(size: int) -> list[ProbeEntry]:
     layers, hidden, mlp, vocab, experts, expert_mlp = (
         (40, 2048, 5632, 8192, 64, 768), (4, 128, 384, 512, 8, 64), (2, 64, 128, 300, 4, 64)
     )[size]  # fmt: skip
@@ -94,13 +94,13 @@ def _rows(size: int) -> list[Probe]:
     ]
 
 
-def _send(size: int) -> list[Probe]:
+def _send(size: int) -> list[ProbeEntry]:
     model = (_model(40, 4096, 11008, 32000), _model(8, 128, 384, 512), _model(3, 64, 128, 300))[size]
     options = {"shape": model, "rows": (8, 4, 3)[size], "steps": (40, 12, 3)[size]}
     return [_probe("send", "a random model", "measures:send", 20, options)]
 
 
-def _rules(size: int) -> list[Probe]:
+def _rules(size: int) -> list[ProbeEntry]:
     options = {"size": (2**24, 2**16, 2**10)[size], "rounds": (50, 10, 2)[size]}
     return [_probe("rules", "arrays that others use", "measures:rules", 5, options)]
 
@@ -158,7 +158,7 @@ def measure_on_gpu(
     _say(f"on {about['device']}, size {name}, at most {minutes:g} minutes")
     found: dict[str, Any] = {"on": about, "size": name, "minutes": minutes, "seconds": 0.0, "problems": [], "parts": {}}
 
-    def after(probe: Probe, results: Mapping[str, Result]) -> None:
+    def after(probe: ProbeEntry, results: Mapping[str, ProbeResult]) -> None:
         found["parts"] = {each: _document(result) for each, result in results.items()}
         found["problems"] = [f"{each}: {line}" for each, result in results.items() for line in problems(result)]
         found["seconds"] = round(time.monotonic() - began, 1)
@@ -171,7 +171,7 @@ def measure_on_gpu(
     return found
 
 
-def _about(result: Result, on: str, accelerator: str | None) -> Mapping[str, Any]:
+def _about(result: ProbeResult, on: str, accelerator: str | None) -> Mapping[str, Any]:
     """What computes.
 
     Raises:
@@ -188,7 +188,7 @@ def _about(result: Result, on: str, accelerator: str | None) -> Mapping[str, Any
     return found
 
 
-def _document(result: Result) -> dict[str, Any]:
+def _document(result: ProbeResult) -> dict[str, Any]:
     """What a probe found, by name: numbers, or what is wrong."""
     return {
         "limit_s": result.limit_s,
@@ -198,7 +198,7 @@ def _document(result: Result) -> dict[str, Any]:
     }
 
 
-def problems(result: Result) -> list[str]:
+def problems(result: ProbeResult) -> list[str]:
     """Why a probe did not come to its end, and those of single findings together, each in one sentence."""
     broken = [each for each in result.found if _is_broken(each)]
     sentences = [] if result.ending is None else [result.ending.sentence]

@@ -38,15 +38,15 @@ from splitinfer.engine.device.device import Device, open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.stage.launched import Launched
 from splitinfer.engine.stage.runner import StageRunner
-from splitinfer.models.cut import StageModel
-from splitinfer.models.hidden_states import to_parts
-from splitinfer.models.kv_trial import why_no_blocks
-from splitinfer.models.quantised import QuantisedKVCache, attention, over_words
-from splitinfer.models.rows import attend_by_rows
-from splitinfer.models.step import StepModel, Way
-from splitinfer.models.structure import ModelStructure
-from splitinfer.models.tensors import on_host
-from splitinfer.probes.child import Report
+from splitinfer.models.border.hidden_states import to_parts
+from splitinfer.models.border.tensors import on_host
+from splitinfer.models.caches.quantised import QuantisedKVCache, attention, over_words
+from splitinfer.models.caches.rows import attend_by_rows
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.cut.structure import ModelStructure
+from splitinfer.models.rows.kv_trial import why_no_blocks
+from splitinfer.models.rows.step import StepModel, Way
+from splitinfer.probes.child import ProbeReport
 
 _PROMPT = 32  # tokens
 _WARM_UP = 4  # steps, in which kernels are loaded or compiled
@@ -69,7 +69,7 @@ def distribution(values: Sequence[float]) -> dict[str, float]:
 # -- launches ----------------------------------------------------------------------------------------------------------
 
 
-def launch(options: Mapping[str, Any], report: Report) -> None:
+def launch(options: Mapping[str, Any], report: ProbeReport) -> None:
     """For each number of bits (0: the dtype's own) and of layers."""
     for bits in options["bits"]:
         shape = replace(Shape(**options["shape"]), bits=bits)
@@ -113,7 +113,7 @@ def _timed(device: Device, sequences: Sequences, count: int) -> tuple[float, flo
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def rows(options: Mapping[str, Any], report: Report) -> None:
+def rows(options: Mapping[str, Any], report: ProbeReport) -> None:
     """For the first half of the layers, whose output is a hidden state, and for the whole model, whose output is
     logits."""
     shape = Shape(**options["shape"])
@@ -199,7 +199,7 @@ _FIRST = {
 _LAST = {"tokens": _Case(), "log-probabilities": _Case(SamplingParams(logprobs=5))}
 
 
-def send(options: Mapping[str, Any], report: Report) -> None:
+def send(options: Mapping[str, Any], report: ProbeReport) -> None:
     """For a stage before the last (but for the first layer, so that its input can be made up), and for the last."""
     shape = Shape(**options["shape"])
     model = build(shape)
@@ -281,7 +281,7 @@ def _hidden(stage: StageModel, case: _Case, plan: StepPlan) -> mx.array:
 # -- what MLX does there -----------------------------------------------------------------------------------------------
 
 
-def rules(options: Mapping[str, Any], report: Report) -> None:
+def rules(options: Mapping[str, Any], report: ProbeReport) -> None:
     """What a strict emulated accelerator forbids, tried: whether it goes wrong here. One that ends the process is found
     by that."""
     report.guarded("words of many heads", _words)

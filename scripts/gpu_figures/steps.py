@@ -9,8 +9,8 @@ import mlx.core as mx
 from splitinfer.bench.parts import made_up
 from splitinfer.core.costs.shape import Shape
 from splitinfer.engine.device.device import Device, Ticket, Work
-from splitinfer.models.rows import Part
-from splitinfer.models.step import StepModel, arrays_to_evaluate
+from splitinfer.models.caches.rows import SequenceRows
+from splitinfer.models.rows.step import StepModel, arrays_to_evaluate
 
 
 class Sequences:
@@ -23,11 +23,11 @@ class Sequences:
             for start in range(0, length, chunk):
                 mx.eval(*self.run([i], min(chunk, length - start)))
 
-    def parts(self, which: Sequence[int], rows: int = 1) -> list[Part]:
+    def parts(self, which: Sequence[int], rows: int = 1) -> list[SequenceRows]:
         """The next rows of some sequences; the last of each wants logits."""
-        return [Part(self.caches[i], self.caches[i].place.position, rows, 1) for i in which]
+        return [SequenceRows(self.caches[i], self.caches[i].place.position, rows, 1) for i in which]
 
-    def build(self, which: Sequence[int], parts: Sequence[Part]) -> list[mx.array]:
+    def build(self, which: Sequence[int], parts: Sequence[SequenceRows]) -> list[mx.array]:
         """Build the graph of their next step. Tokens depend on the sequence and the position alone."""
         tokens = [t for i, part in zip(which, parts, strict=True) for t in self._tokens(i, part)]
         return self._step.run(parts, tokens, None)
@@ -39,7 +39,7 @@ class Sequences:
         mx.eval(outputs, arrays_to_evaluate(parts))
         return outputs
 
-    def _tokens(self, which: int, part: Part) -> tuple[int, ...]:
+    def _tokens(self, which: int, part: SequenceRows) -> tuple[int, ...]:
         return tuple(
             made_up(f"sequence {which} {at}", 1, self._vocab_size)[0]
             for at in range(part.start, part.start + part.count)

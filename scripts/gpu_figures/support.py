@@ -20,18 +20,18 @@ import mlx.nn as nn
 
 from gpu_figures.steps import row_errors
 from splitinfer.errors import CannotCut, ConfigError
-from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_trial import why_no_blocks
-from splitinfer.models.step import StepModel
-from splitinfer.models.structure import ModelStructure
-from splitinfer.probes.child import Report
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.cut.structure import ModelStructure
+from splitinfer.models.rows.kv_trial import why_no_blocks
+from splitinfer.models.rows.step import StepModel
+from splitinfer.probes.child import ProbeReport
 from splitinfer.probes.finding import passed
 
 _MATRIX = Path(__file__).parents[2] / "tests" / "matrix"
 _DECODED = 3  # tokens, each in a step of one row
 
 
-def measure(options: Mapping[str, Any], report: Report) -> None:
+def measure(options: Mapping[str, Any], report: ProbeReport) -> None:
     """Report each architecture whose place is ``number``, counted modulo ``of``, or those in ``names``.
 
     Raises:

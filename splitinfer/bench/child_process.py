@@ -21,7 +21,7 @@ from splitinfer.probes.child import own_output
 _GRACE = 5.0  # seconds for a child to end by itself
 
 
-class ChildProcess:
+class AskedProcess:
     """A Python module as a child process. ``environment``: variables in addition to this process's. ``command``: words
     that run it somewhere else."""
 

@@ -3,18 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from splitinfer.bench.child_process import ChildProcess
+from splitinfer.bench.child_process import AskedProcess
 from splitinfer.bench.figures import Run
+from splitinfer.common.plain_text import size
 from splitinfer.console import say
 from splitinfer.core.layout import Layout
-from splitinfer.core.plain_text import size
 from splitinfer.engine.drafts.drafters import model_in
 from splitinfer.errors import ModelError
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.hub import fetch, open_model
-from splitinfer.models.loader import resolve_dtype
+from splitinfer.models.folder.checkpoint import Checkpoint
+from splitinfer.models.folder.hub import fetch, open_model
+from splitinfer.models.load.loader import resolve_dtype
+from splitinfer.models.load.trained import is_trained
 from splitinfer.models.memory import free_bytes, on_gpu
-from splitinfer.models.trained import is_trained
 
 PROCESS = "splitinfer.bench.mlx_lm_process"
 
@@ -26,7 +26,7 @@ class MlxLm:
         ModelError: mlx-lm cannot run this model here; with the reason.
     """
 
-    def __init__(self, child: ChildProcess, options: Mapping[str, Any]) -> None:
+    def __init__(self, child: AskedProcess, options: Mapping[str, Any]) -> None:
         self.has_draft, self._child = options.get("draft") is not None, child
         try:
             self.ask(options)
@@ -90,7 +90,7 @@ def plain_mlx_lm(layout: Layout, checkpoint: Checkpoint, process: str = PROCESS)
 
 def alone(folder: str, dtype: str | None, draft: str | None = None, process: str = PROCESS) -> MlxLm:
     """Open the model of a folder in a process of its own."""
-    return MlxLm(ChildProcess(process), {"folder": folder, "dtype": dtype, "draft": draft})
+    return MlxLm(AskedProcess(process), {"folder": folder, "dtype": dtype, "draft": draft})
 
 
 def _draft_folder(layout: Layout) -> str | None:

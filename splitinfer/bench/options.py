@@ -10,7 +10,7 @@ from splitinfer.errors import ConfigError
 from splitinfer.settings import Settings
 
 if TYPE_CHECKING:
-    from splitinfer.models.checkpoint import Checkpoint
+    from splitinfer.models.folder.checkpoint import Checkpoint
 
 
 def _numbers(text: str) -> str:
@@ -46,7 +46,7 @@ class Options:
     def checkpoint(self) -> "Checkpoint":
         """The model's checkpoint, as far as it is on this machine."""
         from splitinfer.config import find_layout
-        from splitinfer.models.hub import open_model
+        from splitinfer.models.folder.hub import open_model
 
         return open_model(self.model or find_layout(self.layout).model or "demo")
 

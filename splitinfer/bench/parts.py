@@ -30,7 +30,7 @@ def made_up(name: str, length: int, vocab_size: int) -> tuple[int, ...]:
     return tuple(rng.randrange(vocab_size) for _ in range(length))
 
 
-class Kind(StrEnum):
+class PartKind(StrEnum):
     """What a part does."""
 
     STREAM = "stream"  # one answer: tokens a second
@@ -44,14 +44,14 @@ class Kind(StrEnum):
     @property
     def unit(self) -> str:
         """Of its figure."""
-        return "tokens/s" if self in (Kind.STREAM, Kind.DRAFTS, Kind.STREAMS) else "s"
+        return "tokens/s" if self in (PartKind.STREAM, PartKind.DRAFTS, PartKind.STREAMS) else "s"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """One row: prompts of ``prompt`` tokens, each answered with ``tokens``, ``sequences`` at once."""
 
-    kind: Kind
+    kind: PartKind
     prompt: int
     tokens: int
     sequences: int = 1
@@ -59,26 +59,26 @@ class Part:
     @property
     def name(self) -> str:
         """Its key in the document."""
-        size = {Kind.PROMPT: f"_{self.prompt}", Kind.STREAMS: f"_{self.sequences}"}
+        size = {PartKind.PROMPT: f"_{self.prompt}", PartKind.STREAMS: f"_{self.sequences}"}
         return f"{self.kind}{size.get(self.kind, '')}"
 
     @property
     def label(self) -> str:
         """Its name in the table."""
         return {
-            Kind.STREAM: "one stream",
-            Kind.DRAFTS: "one stream, with drafts",
-            Kind.STREAMS: f"{self.sequences} streams",
-            Kind.PROMPT: f"prompt of {self.prompt:,} tokens, to the first token",
-            Kind.TURN: f"second turn after {self.prompt:,} tokens, to the first token",
-            Kind.RESTART: "the same turn after a restart",
-            Kind.KILLED: "a worker killed within an answer: longest gap",
+            PartKind.STREAM: "one stream",
+            PartKind.DRAFTS: "one stream, with drafts",
+            PartKind.STREAMS: f"{self.sequences} streams",
+            PartKind.PROMPT: f"prompt of {self.prompt:,} tokens, to the first token",
+            PartKind.TURN: f"second turn after {self.prompt:,} tokens, to the first token",
+            PartKind.RESTART: "the same turn after a restart",
+            PartKind.KILLED: "a worker killed within an answer: longest gap",
         }[self.kind]
 
     @property
     def context(self) -> int:
         """Tokens of KV that one of its sequences needs."""
-        more = NEW_TOKENS + ANSWER if self.kind in (Kind.TURN, Kind.RESTART) else 0
+        more = NEW_TOKENS + ANSWER if self.kind in (PartKind.TURN, PartKind.RESTART) else 0
         return self.prompt + self.tokens + more
 
 
@@ -111,7 +111,7 @@ def tasks_of(parts: Iterable[Part], vocab_size: int, tokenizer: Any | None, seed
     for part in parts:
         if tokenizer is None:
             prompts[part.name] = made_up(f"{seed} {part.prompt}", part.prompt, vocab_size)
-        elif part.kind in (Kind.PROMPT, Kind.TURN, Kind.RESTART):
+        elif part.kind in (PartKind.PROMPT, PartKind.TURN, PartKind.RESTART):
             number = str(random.Random(f"{seed} {part.prompt}").randrange(10000, 99999))
             prompts[part.name], needles[part.name] = _needle(tokenizer, part.prompt, seed, number), number
         else:
@@ -150,9 +150,9 @@ def speed_parts(decode_tokens: int, prompt: int, streams: Sequence[int]) -> list
     """Return the parts that need no more than the pipeline as it is. ``streams``: how many answers at once, each a
     part."""
     return [
-        Part(Kind.STREAM, SHORT, decode_tokens),
-        Part(Kind.DRAFTS, SHORT, decode_tokens),
-        *(Part(Kind.STREAMS, _STREAM, decode_tokens, count) for count in streams),
-        Part(Kind.PROMPT, prompt, ANSWER),
-        Part(Kind.TURN, prompt, ANSWER),
+        Part(PartKind.STREAM, SHORT, decode_tokens),
+        Part(PartKind.DRAFTS, SHORT, decode_tokens),
+        *(Part(PartKind.STREAMS, _STREAM, decode_tokens, count) for count in streams),
+        Part(PartKind.PROMPT, prompt, ANSWER),
+        Part(PartKind.TURN, prompt, ANSWER),
     ]

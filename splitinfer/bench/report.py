@@ -9,7 +9,7 @@ from rich.table import Table
 
 from splitinfer.bench.figures import summarize
 from splitinfer.bench.parts import Cell
-from splitinfer.core.json_text import dumps
+from splitinfer.common.json_text import dumps
 
 WIDTH = 150  # columns, at least, where there is no terminal
 

@@ -14,21 +14,21 @@ from rich.console import RenderableType
 from splitinfer.bench.figures import ratios
 from splitinfer.bench.mlx_lm import MlxLm, plain_mlx_lm
 from splitinfer.bench.options import Options
-from splitinfer.bench.parts import Cell, Kind, Part, speed_parts, tasks_of
+from splitinfer.bench.parts import Cell, Part, PartKind, speed_parts, tasks_of
 from splitinfer.bench.report import figures_of, said, table
 from splitinfer.bench.systems import (
     EMULATED,
     NO_DRAFT,
     PIPELINE,
     PLAIN,
-    Pipeline,
-    Plain,
+    PipelineSystem,
+    PlainSystem,
     System,
     open_stages,
     vocabulary,
 )
+from splitinfer.common.plain_text import duration
 from splitinfer.console import say
-from splitinfer.core.plain_text import duration
 from splitinfer.core.serving_options import MAX_RUNNING
 from splitinfer.engine.profiling.load import LoadWatch
 from splitinfer.errors import ModelError, SplitinferError
@@ -64,7 +64,7 @@ def measure(options: Options) -> dict[str, Any]:
         except ModelError as error:
             notes.append(f"{PLAIN}: {error}")
         if llm.layout.draft is None:
-            parts = [part for part in parts if part.kind is not Kind.DRAFTS]
+            parts = [part for part in parts if part.kind is not PartKind.DRAFTS]
             notes.append(NO_DRAFT)
         cells, same = _take_turns(options, llm, plain, parts, notes)
         notes += busy_in_words("this machine", watch.load())
@@ -101,8 +101,8 @@ def _take_turns(
             left = duration(options.trials * (time.monotonic() - began))
             say(f"{options.trials} trials will take about {left}")
         tasks = tasks_of(parts, vocab_size, tokenizer, trial + 1)
-        ours = Pipeline(tasks, {}, llm)
-        systems: list[System] = [ours] if plain is None else [ours, Plain(tasks, {}, plain)]
+        ours = PipelineSystem(tasks, {}, llm)
+        systems: list[System] = [ours] if plain is None else [ours, PlainSystem(tasks, {}, plain)]
         for part in parts:
             name, rejoins = f"trial {trial + 1}" if trial >= 0 else "warming up", llm.stats()["rejoins"]
             try:

@@ -11,27 +11,27 @@ from typing import Any
 from splitinfer.bench.figures import BEGINS_AT, Run, prefill_share, throughput
 from splitinfer.bench.mlx_lm import MlxLm
 from splitinfer.bench.options import Options
-from splitinfer.bench.parts import Cell, Kind, Part, Tasks
+from splitinfer.bench.parts import Cell, Part, PartKind, Tasks
 from splitinfer.console import say
 from splitinfer.core.layout import Layout
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
-from splitinfer.engine.coordinator.requests import RequestOutput
+from splitinfer.engine.loop.requests import RequestOutput
 from splitinfer.errors import WorkerLost
 from splitinfer.llm import LLM, Request, Settings
-from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.folder.checkpoint import Checkpoint
 
 PIPELINE, PLAIN = "splitinfer", "mlx-lm on one machine"
 NO_DRAFT, EMULATED = "the layout has no draft", "the accelerator is emulated for splitinfer only"
 _DRAFTS = 3  # of mlx-lm at a time
 _NOT_THERE = {
-    Kind.DRAFTS: "no draft model there",
-    Kind.TURN: "it keeps no KV between requests there",
-    Kind.RESTART: "it keeps no KV on disk",
-    Kind.KILLED: "it ends with any of its processes",
+    PartKind.DRAFTS: "no draft model there",
+    PartKind.TURN: "it keeps no KV between requests there",
+    PartKind.RESTART: "it keeps no KV on disk",
+    PartKind.KILLED: "it ends with any of its processes",
 }
 
-Does = Mapping[Kind, Callable[[Part, int], Cell]]
+Does = Mapping[PartKind, Callable[[Part, int], Cell]]
 Answers = dict[str, tuple[int, ...]]
 
 
@@ -89,7 +89,7 @@ class System:
         return run
 
 
-class Pipeline(System):
+class PipelineSystem(System):
     """The pipeline of a layout. A limit is what its stages' computing alone allows."""
 
     name = PIPELINE
@@ -98,8 +98,8 @@ class Pipeline(System):
         super().__init__(tasks, answers)
         self.llm, self._num_stages = llm, llm.layout.num_stages
         self.does = {
-            Kind.STREAM: self._stream, Kind.DRAFTS: self._drafts, Kind.STREAMS: self._streams,
-            Kind.PROMPT: self._prompt, Kind.TURN: self.turn,
+            PartKind.STREAM: self._stream, PartKind.DRAFTS: self._drafts, PartKind.STREAMS: self._streams,
+            PartKind.PROMPT: self._prompt, PartKind.TURN: self.turn,
         }  # fmt: skip
 
     def submit(self, prompt: Sequence[int], tokens: int, flight: Flight | None = OFF) -> Request:
@@ -168,7 +168,7 @@ class Pipeline(System):
         )
 
 
-class Plain(System):
+class PlainSystem(System):
     """Plain mlx-lm, in one process."""
 
     name = PLAIN
@@ -177,13 +177,13 @@ class Plain(System):
         super().__init__(tasks, answers)
         self._mlx_lm = mlx_lm
         self.does = {
-            Kind.STREAM: lambda part, _: Cell([self.kept(part, self._run(part)).tokens_per_second]),
-            Kind.PROMPT: lambda part, _: Cell([self.kept(part, self._run(part)).ttft]),
-            Kind.STREAMS: lambda part, trial: Cell(
+            PartKind.STREAM: lambda part, _: Cell([self.kept(part, self._run(part)).tokens_per_second]),
+            PartKind.PROMPT: lambda part, _: Cell([self.kept(part, self._run(part)).ttft]),
+            PartKind.STREAMS: lambda part, trial: Cell(
                 [throughput(mlx_lm.run_batch(tasks.batch(part, trial), part.tokens))]
             ),
-            Kind.TURN: self._turn,
-            **({Kind.DRAFTS: self._drafts} if mlx_lm.has_draft else {}),
+            PartKind.TURN: self._turn,
+            **({PartKind.DRAFTS: self._drafts} if mlx_lm.has_draft else {}),
         }
 
     def _run(self, part: Part, **how: Any) -> Run:
@@ -205,4 +205,4 @@ def _run(request: Request, asked: float = 0.0) -> Run:
 
 def _first_prompt(part: Part) -> str:
     """Return the name of the part whose answer a second turn follows."""
-    return Part(Kind.PROMPT, part.prompt, part.tokens).name
+    return Part(PartKind.PROMPT, part.prompt, part.tokens).name

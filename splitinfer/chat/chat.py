@@ -12,10 +12,10 @@ from splitinfer.chat import formatting
 from splitinfer.chat.commands import Command, help_text, parse
 from splitinfer.chat.conversation import Conversation, fit, from_json, room_for_answer, to_json
 from splitinfer.chat.screens import LineScreen
-from splitinfer.core.plain_text import whole_characters
+from splitinfer.common.plain_text import whole_characters
 from splitinfer.core.sampling_defaults import SETTABLE, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
+from splitinfer.engine.loop.requests import RequestOutput, StreamEvent
 from splitinfer.errors import ContextExceeded, RequestError, SplitinferError
 from splitinfer.llm import LLM, Request
 from splitinfer.llm.seeing import SeenPrompt

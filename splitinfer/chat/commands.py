@@ -6,11 +6,11 @@ import shutil
 import textwrap
 from dataclasses import dataclass
 
-from splitinfer.core.plain_text import wrapped
+from splitinfer.common.plain_text import wrapped
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class CommandUsage:
     """A command's argument as /help names it, and what the command does."""
 
     argument: str
@@ -18,28 +18,28 @@ class Usage:
 
 
 COMMANDS = {
-    "help": Usage("", "list the commands"),
-    "retry": Usage("", "ask the last question again"),
-    "edit": Usage("", "change the last question and ask it again"),
-    "reset": Usage("", "clear the conversation and free its KV; keep the system message"),
-    "temp": Usage("[VALUE]", "show or set the temperature; 0 always picks the most likely token"),
-    "set": Usage(
+    "help": CommandUsage("", "list the commands"),
+    "retry": CommandUsage("", "ask the last question again"),
+    "edit": CommandUsage("", "change the last question and ask it again"),
+    "reset": CommandUsage("", "clear the conversation and free its KV; keep the system message"),
+    "temp": CommandUsage("[VALUE]", "show or set the temperature; 0 always picks the most likely token"),
+    "set": CommandUsage(
         "[NAME VALUE]",
         "show the sampling settings and where each comes from, or set one; VALUE may be `default`; reasoning may be "
         "`on`, `off` or how much, such as `low`",
     ),
-    "system": Usage("[TEXT]", "show or set the system message; `/system clear` removes it"),
-    "stats": Usage("", "what each stage has done since the start"),
-    "model": Usage("", "which model answers"),
-    "layout": Usage("", "which stage holds which layers, where, its memory and how busy it is"),
-    "plan": Usage(
+    "system": CommandUsage("[TEXT]", "show or set the system message; `/system clear` removes it"),
+    "stats": CommandUsage("", "what each stage has done since the start"),
+    "model": CommandUsage("", "which model answers"),
+    "layout": CommandUsage("", "which stage holds which layers, where, its memory and how busy it is"),
+    "plan": CommandUsage(
         "[apply]", "compare the current cut with the best one by measured costs; `/plan apply` loads the best"
     ),
-    "image": Usage("FILE", "show the model a picture with your next message, if it sees pictures"),
-    "save": Usage("FILE", "save the conversation as JSON to a new file; its KV stays on disk"),
-    "load": Usage("FILE", "continue a saved conversation, with its KV if that is still on disk"),
-    "read": Usage("FILE", "send the text of a file with your next message"),
-    "quit": Usage("", "quit; Ctrl-D does the same"),
+    "image": CommandUsage("FILE", "show the model a picture with your next message, if it sees pictures"),
+    "save": CommandUsage("FILE", "save the conversation as JSON to a new file; its KV stays on disk"),
+    "load": CommandUsage("FILE", "continue a saved conversation, with its KV if that is still on disk"),
+    "read": CommandUsage("FILE", "send the text of a file with your next message"),
+    "quit": CommandUsage("", "quit; Ctrl-D does the same"),
 }
 
 # The names of other programs, which work, too.

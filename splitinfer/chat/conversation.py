@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from splitinfer.core.json_text import dumps
-from splitinfer.core.plain_text import whole_characters
+from splitinfer.common.json_text import dumps
+from splitinfer.common.plain_text import whole_characters
 from splitinfer.pictures.marks import marked
 
-Message = dict[str, Any]
-Encode = Callable[[list[Message]], list[int]]
+ChatMessage = dict[str, Any]
+Encode = Callable[[list[ChatMessage]], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Conversation:
     system: str | None = None
     turns: tuple[Turn, ...] = ()
 
-    def messages(self, asked: str | None = None) -> list[Message]:
+    def messages(self, asked: str | None = None) -> list[ChatMessage]:
         """The messages that a chat template takes; ``asked`` is the user's next text."""
         messages = [] if self.system is None else [_message("system", self.system)]
         for turn in self.turns:
@@ -114,7 +114,7 @@ def from_json(text: str) -> Conversation:
     return Conversation(system, tuple(Turn(*said, *more) for said, more in zip(found, about, strict=True)))
 
 
-def _message(role: str, content: str, token_ids: Sequence[int] = ()) -> Message:
+def _message(role: str, content: str, token_ids: Sequence[int] = ()) -> ChatMessage:
     return {"role": role, "content": content, **({"token_ids": list(token_ids)} if token_ids else {})}
 
 

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from splitinfer.common.plain_text import duration, seconds, size, wrapped
 from splitinfer.core.layout import Layout, StageSpec
-from splitinfer.core.plain_text import duration, seconds, size, wrapped
 from splitinfer.core.sampling_defaults import SETTABLE, Origin, ResolvedSampling
 from splitinfer.core.wire_codec import NONE
-from splitinfer.engine.coordinator.health import StageState
-from splitinfer.engine.coordinator.requests import Reading, RequestOutput
+from splitinfer.engine.figures.health import StageState
+from splitinfer.engine.loop.requests import Reading, RequestOutput
 from splitinfer.placement.comparison import Comparison
 
 _ENDINGS = {"stop": "complete", "length": "token limit reached", "abort": "stopped", "error": "failed"}

@@ -34,7 +34,7 @@ from rich.text import Text
 from splitinfer.chat import formatting
 from splitinfer.chat.commands import COMMANDS, is_open
 from splitinfer.chat.markdown import MarkdownStream, drawn
-from splitinfer.core.plain_text import without_controls
+from splitinfer.common.plain_text import without_controls
 from splitinfer.core.sampling_defaults import SETTABLE
 from splitinfer.places import state
 

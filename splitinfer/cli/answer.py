@@ -9,11 +9,11 @@ from rich.text import Text
 
 from splitinfer.chat.formatting import ERASE, LOOK_EVERY, Stats, progress
 from splitinfer.chat.formatting import status as phrases
-from splitinfer.core.json_text import dumps
-from splitinfer.core.plain_text import without_controls
+from splitinfer.common.json_text import dumps
+from splitinfer.common.plain_text import without_controls
 from splitinfer.core.sampling_defaults import RECOMMENDABLE
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.coordinator.requests import RequestOutput
+from splitinfer.engine.loop.requests import RequestOutput
 from splitinfer.errors import WorkerLost
 from splitinfer.llm import LLM, Request
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from splitinfer.cli.running import say, show_table, tell
-from splitinfer.core.plain_text import duration, size
+from splitinfer.common.plain_text import duration, size
 from splitinfer.kvstore.files import DEFAULT_CAP, default_folder
 
 cache_app = typer.Typer(no_args_is_help=True, help="List, remove and clean up the KV stored on this machine's disk.")

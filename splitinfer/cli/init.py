@@ -12,11 +12,11 @@ import typer
 
 from splitinfer.cli.options import PipelineOptions, UseAllOption, WorkerOptions, settings_of
 from splitinfer.cli.running import say, set_up
-from splitinfer.core.endpoint import WORKER_PORT, Endpoint
+from splitinfer.common.endpoint import WORKER_PORT, Endpoint
 from splitinfer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from splitinfer.launch.pairing import Hello
+    from splitinfer.launch.pairing import PairingHello
 
 _READY = 60.0  # seconds for the other machine's worker to come up
 _LONG = 60.0  # seconds without the other machine, after which it is said what may be wrong
@@ -78,7 +78,7 @@ def _help(near: str | None, port: int) -> int:
 
 def _coordinate(near: str | None, model: str, out: Path | None, uses_all: bool) -> int:
     """Return pair, then measure both machines and write the layout."""
-    from splitinfer.models.hub import named_anywhere, open_model
+    from splitinfer.models.folder.hub import named_anywhere, open_model
 
     if out is not None and out.exists():
         raise ConfigError(f"{out} exists already; remove it, or name another file with --out")
@@ -94,14 +94,14 @@ def _coordinate(near: str | None, model: str, out: Path | None, uses_all: bool) 
     return 0
 
 
-def _meet(near: str | None, port: int | None) -> "tuple[Hello, str]":
+def _meet(near: str | None, port: int | None) -> "tuple[PairingHello, str]":
     """Return the other machine and its address, once it has this machine's key, and this one its."""
     from splitinfer.engine.versions import machine_name, own_versions
     from splitinfer.keyring import Keyring
-    from splitinfer.launch.pairing import PORT, Hello, Meeting, WrongCode, ask_code, new_code
+    from splitinfer.launch.pairing import PORT, Meeting, PairingHello, WrongCode, ask_code, new_code
 
     keyring = Keyring()
-    own = Hello(machine_name().partition(".")[0], keyring.own().public, port, own_versions().protocol)
+    own = PairingHello(machine_name().partition(".")[0], keyring.own().public, port, own_versions().protocol)
     at = None if near is None else Endpoint.parse(near, PORT)
     meeting, code, typed = Meeting(own, near=[(at.host, at.port)] if at else ()), new_code(), None
     shown = "" if meeting.port == PORT else f" (port {meeting.port})"

@@ -7,13 +7,13 @@ import typer
 
 from splitinfer.cli.options import ModelsSize, StoreDir, Timeout, Verbose, finite, store_of
 from splitinfer.cli.running import say, show_table, tell
-from splitinfer.core.endpoint import Endpoint
-from splitinfer.core.plain_text import size
+from splitinfer.common.endpoint import Endpoint
+from splitinfer.common.plain_text import size
 from splitinfer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from splitinfer.engine.files.copying import Reader
-    from splitinfer.store.models import ModelStore, StoredModel
+    from splitinfer.engine.weights.copying import WeightReader
+    from splitinfer.weights.models import ModelStore, StoredModel
 
 from collections.abc import Iterable
 
@@ -75,11 +75,13 @@ def rm(model: _Model, models_dir: StoreDir = None) -> None:
     tell(f"removed {found[0].manifest.model}: {size(freed)} freed in {store.path}")
 
 
-def _pull(reader: "Reader", store: "ModelStore", model: str, span: tuple[int, int] | None, rate: float | None) -> None:
+def _pull(
+    reader: "WeightReader", store: "ModelStore", model: str, span: tuple[int, int] | None, rate: float | None
+) -> None:
     from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
     from splitinfer.console import errors
-    from splitinfer.engine.files.copying import pull as pull_from
+    from splitinfer.engine.weights.copying import pull as pull_from
 
     columns = (BarColumn(bar_width=24), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=errors, disable=not errors.is_terminal) as progress:
@@ -94,8 +96,8 @@ def _pull(reader: "Reader", store: "ModelStore", model: str, span: tuple[int, in
 
 
 def _pull_from_hub(model: str, span: tuple[int, int] | None) -> None:
-    from splitinfer.models.hub import fetch, open_model
-    from splitinfer.models.loader import survey
+    from splitinfer.models.folder.hub import fetch, open_model
+    from splitinfer.models.load.loader import survey
 
     checkpoint = open_model(model)
     files = checkpoint.files if span is None else survey(checkpoint, *span, None).files
@@ -103,9 +105,9 @@ def _pull_from_hub(model: str, span: tuple[int, int] | None) -> None:
     tell(f"{model} is in {checkpoint.folder}")
 
 
-def _reader(address: str, key: str | None, timeout: float) -> "Reader":
-    from splitinfer.engine.files.copying import Reader
+def _reader(address: str, key: str | None, timeout: float) -> "WeightReader":
     from splitinfer.engine.links.connection import options_to
+    from splitinfer.engine.weights.copying import WeightReader
     from splitinfer.errors import Refused
     from splitinfer.keyring import Keyring
     from transports import check_key
@@ -117,7 +119,7 @@ def _reader(address: str, key: str | None, timeout: float) -> "Reader":
             raise ConfigError(f"--key: {error}") from error
     whole = str(Endpoint.parse(address))
     try:
-        return Reader(whole, options_to(key, Keyring().own), timeout)
+        return WeightReader(whole, options_to(key, Keyring().own), timeout)
     except Refused as error:
         if key is not None:
             raise
@@ -152,7 +154,7 @@ def _layers(stored: "StoredModel") -> str:
 
 def _hub_rows() -> list[tuple[str, ...]]:
     """Return what the hub's client keeps here."""
-    from splitinfer.models.hub import kept
+    from splitinfer.models.folder.hub import kept
 
     return [
         (model, count, size(sum(blob.stat().st_size for blob in folder.glob("blobs/*"))), "hub", str(folder))

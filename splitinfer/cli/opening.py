@@ -82,7 +82,7 @@ def open_llm(
 def _start_workers(layout: str, settings: Settings) -> None:
     """Start a layout's local workers; an invalid layout is reported later."""
     from splitinfer.config import find_layout
-    from splitinfer.engine.coordinator.local_workers import start_early
+    from splitinfer.engine.fleet.local_workers import start_early
 
     with suppress(SplitinferError, OSError):
         start_early(find_layout(layout), settings.disk)

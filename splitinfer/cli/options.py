@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
 import typer
 from typer.models import ArgumentInfo
 
-from splitinfer.core.endpoint import WORKER_PORT
+from splitinfer.common.endpoint import WORKER_PORT
 from splitinfer.core.sampling_defaults import ANSWER_TOKENS, DEMO_TOKENS, RECOMMENDABLE, SamplingChoice
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import SERVING, Declared, declared
@@ -29,7 +29,7 @@ from splitinfer.settings import Settings
 
 if TYPE_CHECKING:
     from splitinfer.kvstore.store import Disk
-    from splitinfer.store.models import ModelStore
+    from splitinfer.weights.models import ModelStore
 
 WORKERS_FORM = r"[NAME=]ADDRESS\[#KEY]"
 """How workers are named, for help texts: rich would take the end for markup."""
@@ -369,7 +369,7 @@ def check_named(options: PipelineOptions) -> None:
 
 def store_of(folder: str | None, gigabytes: float | None) -> "ModelStore | None":
     """Return the store of copied weights that ``--models-dir`` and ``--models-gb`` describe."""
-    from splitinfer.store.models import ModelStore, default_folder
+    from splitinfer.weights.models import ModelStore, default_folder
 
     path = default_folder() if folder is None else folder_named(folder, "--models-dir")
     return None if path is None else ModelStore(path, None if gigabytes is None else int(gigabytes * 1e9))

@@ -122,7 +122,7 @@ def _measured(
     from splitinfer.console import measuring
     from splitinfer.llm import Settings
     from splitinfer.llm.automatic import found_workers, measured_profiles, named
-    from splitinfer.models.hub import named_anywhere
+    from splitinfer.models.folder.hub import named_anywhere
 
     name = named_anywhere(model) if model else (None if base is None else base.model)
     if name is None:

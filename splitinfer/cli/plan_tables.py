@@ -11,9 +11,9 @@ import typer
 
 from splitinfer.chat.formatting import comparison
 from splitinfer.cli.running import say
-from splitinfer.core.json_text import dumps
+from splitinfer.common.json_text import dumps
+from splitinfer.common.plain_text import wrapped
 from splitinfer.core.layout import Layout
-from splitinfer.core.plain_text import wrapped
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import CannotFit
 from splitinfer.placement.asked import Aim

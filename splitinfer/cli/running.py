@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import typer
 
-from splitinfer.core.plain_text import wrapped
+from splitinfer.common.plain_text import wrapped
 from splitinfer.errors import SplitinferError
 from splitinfer.shutdown import shutdown
 

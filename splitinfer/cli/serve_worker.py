@@ -10,10 +10,10 @@ from collections.abc import Callable
 import psutil
 
 from splitinfer.cli.options import WorkerOptions, words_of
-from splitinfer.core.endpoint import Endpoint, is_loopback
+from splitinfer.common.endpoint import Endpoint, is_loopback
 from splitinfer.discovery.announcement import Announcement, announced_name, fingerprint_of, new_id, short
 from splitinfer.discovery.announcer import Announcing
-from splitinfer.engine.coordinator.local_workers import LocalWorker
+from splitinfer.engine.fleet.local_workers import LocalWorker
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.engine.worker.handshake import AccessControl
 from splitinfer.engine.worker.worker import Worker

@@ -10,7 +10,7 @@ import typer
 
 from splitinfer.cli.options import WorkerOptions, with_options, words_of
 from splitinfer.cli.running import say, tell
-from splitinfer.core.endpoint import is_loopback
+from splitinfer.common.endpoint import is_loopback
 from splitinfer.service.definition import NAME, Definition, absolute, carried
 
 _ALWAYS = ("host", "port")  # written down also where they are not given

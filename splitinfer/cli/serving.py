@@ -14,22 +14,22 @@ from typing import NoReturn, cast
 from splitinfer.cli.opening import closing_of, layout_of, open_llm
 from splitinfer.cli.options import PipelineOptions
 from splitinfer.cli.running import say
-from splitinfer.cli.serve import ServeOptions
+from splitinfer.cli.serve_options import ServeOptions
+from splitinfer.common.endpoint import Endpoint, is_loopback
 from splitinfer.config import find_layout
 from splitinfer.console import load_llm
-from splitinfer.core.endpoint import Endpoint, is_loopback
 from splitinfer.core.kv.budget import STAGE_MARGIN
-from splitinfer.core.residents import Bounds, num_together
 from splitinfer.errors import ConfigError, SplitinferError
 from splitinfer.launch.own import own_names
 from splitinfer.llm import LLM
 from splitinfer.llm.automatic import Chosen, named
 from splitinfer.llm.setup import model_of
-from splitinfer.models.hub import open_model
+from splitinfer.models.folder.hub import open_model
 from splitinfer.models.memory import free_bytes
 from splitinfer.server.connections import Limits
 from splitinfer.server.gate import EVERYWHERE, Gate, check_exposure, names_of
 from splitinfer.server.keys import SHORT, ApiKey, ApiKeys, digest
+from splitinfer.server.residents import Bounds, num_together
 from splitinfer.server.running import Listen, Server, check_port, check_tls, router_of
 from splitinfer.server.service import Service
 from splitinfer.server.several import Entry, Several, Unloaded

@@ -13,15 +13,15 @@ from splitinfer.cli.chat import is_server, prompt_of, run_pipeline
 from splitinfer.cli.discover import discover
 from splitinfer.cli.options import ChatOptions, sampling, with_options
 from splitinfer.cli.running import set_up, show_table
-from splitinfer.core.endpoint import WORKER_PORT
+from splitinfer.common.endpoint import WORKER_PORT
+from splitinfer.common.plain_text import wrapped
 from splitinfer.core.layout import BY_UP
-from splitinfer.core.plain_text import wrapped
 from splitinfer.errors import ConfigError, Refused
 
 if TYPE_CHECKING:
     from splitinfer.launch.hosts import Host, Last
     from splitinfer.launch.ssh import Ssh
-    from splitinfer.launch.steps import Steps
+    from splitinfer.launch.steps import LaunchSteps
     from splitinfer.llm.automatic import Chosen
 
 _Hosts = Annotated[
@@ -128,7 +128,7 @@ def _remembered() -> "Last":
 def _meant(hosts: Sequence[str] | None, hostfile: Path | None, port: int, model: str | None) -> "Last":
     """Return the hosts and the model. Raises SplitinferError: they are not known, or there is no such model."""
     from splitinfer.launch.hosts import choose
-    from splitinfer.models.hub import named_anywhere, open_model
+    from splitinfer.models.folder.hub import named_anywhere, open_model
 
     last = choose(_remembered(), _named(hosts, hostfile, port), model and named_anywhere(model))
     open_model(str(last.model))
@@ -142,14 +142,14 @@ def _known(hosts: Sequence[str] | None, hostfile: Path | None) -> "tuple[Host, .
 
 
 @contextmanager
-def _steps(*, makes_key: bool = True) -> "Iterator[tuple[Steps, Ssh]]":
+def _steps(*, makes_key: bool = True) -> "Iterator[tuple[LaunchSteps, Ssh]]":
     from splitinfer.launch.own import own
     from splitinfer.launch.ssh import Ssh
-    from splitinfer.launch.steps import Steps
+    from splitinfer.launch.steps import LaunchSteps
 
     began = time.monotonic()
     with Ssh() as ssh:
-        yield Steps(own(makes_key=makes_key), ssh.run, lambda mark, line: _print(mark, line, began)), ssh
+        yield LaunchSteps(own(makes_key=makes_key), ssh.run, lambda mark, line: _print(mark, line, began)), ssh
 
 
 # ----- up ------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from splitinfer.core.endpoint import Endpoint
+from splitinfer.common.endpoint import Endpoint
 from splitinfer.core.kv.format import EXACT
 from splitinfer.core.kv.format import NAMES as KV_FORMATS
 from splitinfer.core.link_transport import BACKENDS, JACCL, OVER_TCP, RING, LinkTransport
@@ -207,10 +207,10 @@ class Layout:
         )
 
 
-Part = tuple[str, int, str | None] | tuple[str, int, str | None, Mapping[str, Any]]
+StagePart = tuple[str, int, str | None] | tuple[str, int, str | None, Mapping[str, Any]]
 
 
-def lay_out(parts: Iterable[Part]) -> tuple[StageSpec, ...]:
+def lay_out(parts: Iterable[StagePart]) -> tuple[StageSpec, ...]:
     """Stages from ``(name, number of layers, address[, further fields of StageSpec])`` in order; each starts where the
     one before ends."""
     stages: list[StageSpec] = []

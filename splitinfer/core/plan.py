@@ -262,7 +262,7 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredPart:
     """What a stored block has of one cache, which ``slot`` names: with ``by_token`` the arrays of positions [start,
     end), else the state at ``end``. The bytes go beside it."""
 

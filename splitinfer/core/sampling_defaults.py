@@ -1,7 +1,7 @@
 """The sampling values in force where a caller sets only some of them, and where each one comes from.
 
 A model's makers recommend values in its ``generation_config.json``. A user's choice comes before the file, the file
-before the caller's fallback. Pure; ``models.checkpoint`` reads the file.
+before the caller's fallback. Pure; ``models.folder.checkpoint`` reads the file.
 """
 
 from collections.abc import Mapping

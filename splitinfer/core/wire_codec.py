@@ -29,7 +29,7 @@ MOST_WIDTH = 1 << 16  # values of a row: a spike's index has 16 bits
 
 _SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1, "int8": 1, "uint16": 2}
 _MARGIN = 1.1  # factor by which packing must be faster
-Run = tuple[int, int]  # rows [start, end) of a step
+RowRun = tuple[int, int]  # rows [start, end) of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Packing:
     """
 
     codec: str
-    runs: tuple[Run, ...]
+    runs: tuple[RowRun, ...]
 
     def __post_init__(self) -> None:
         if self.codec not in CODECS:
@@ -127,13 +127,13 @@ class Packing:
         return tuple(piece for piece in found if piece[1])
 
 
-def runs_of(rows: Iterable[int]) -> tuple[Run, ...]:
+def runs_of(rows: Iterable[int]) -> tuple[RowRun, ...]:
     """Group ascending numbers into runs.
 
     >>> runs_of([0, 1, 2, 5, 6])
     ((0, 3), (5, 7))
     """
-    found = list[Run]()
+    found = list[RowRun]()
     for row in rows:
         if found and found[-1][1] == row:
             found[-1] = (found[-1][0], row + 1)

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from splitinfer.core.plain_text import plain
+from splitinfer.common.plain_text import plain
 from splitinfer.wire.messages import Versions
 
 SERVICE = "_splitinfer._tcp"

@@ -7,7 +7,7 @@ from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.discovery import network
 from splitinfer.discovery.announcement import fingerprint_of
 from splitinfer.discovery.report import Found, Look, address_of, way_words
-from splitinfer.discovery.workers import Way, Worker, choose, for_both, is_here, is_same_name, is_shared, key_of
+from splitinfer.discovery.workers import KnownWorker, Route, choose, for_both, is_here, is_same_name, is_shared, key_of
 from splitinfer.errors import WorkerUnreachable
 from splitinfer.keyring import Keyring, Known, same_key
 from splitinfer.system.interface_kind import LocalInterface
@@ -16,7 +16,7 @@ from splitinfer.wire.messages import Versions
 SECONDS = 3.0  # a responder answers within 0.12 s (RFC 6762, section 6), a sleeping Wi-Fi later
 SHORTLY = 1.5  # where an address is known already; of two questions, the second goes out after a second
 
-Notice = Callable[[str, str], None]
+OnFound = Callable[[str, str], None]
 """Gets the name of a stage or worker, and where it was found."""
 
 
@@ -51,7 +51,7 @@ def find_stages(
     layout: Layout,
     keyring: Keyring | None = None,
     seconds: float = SECONDS,
-    notice: Notice = lambda _stage, _text: None,
+    notice: OnFound = lambda _stage, _text: None,
 ) -> Layout:
     """Return the layout with an address for each worker that has none; the same layout if all have one.
 
@@ -95,7 +95,7 @@ def find_again(stage: StageSpec, seconds: float = SHORTLY) -> str | None:
 def best_addresses(
     workers: Iterable[tuple[str, str, str]],
     seconds: float = SHORTLY,
-    notice: Notice = lambda _name, _text: None,
+    notice: OnFound = lambda _name, _text: None,
 ) -> dict[str, str]:
     """Return the best address of each worker, by name, of workers whose names, keys and one address are known.
 
@@ -117,7 +117,7 @@ def best_addresses(
     return found
 
 
-def _chosen(keys: dict[str, str], workers: Sequence[Worker]) -> dict[str, Worker]:
+def _chosen(keys: dict[str, str], workers: Sequence[KnownWorker]) -> dict[str, KnownWorker]:
     """Return each name's worker, if every one of them was seen; else nothing."""
     try:
         return {name: choose(name, key, workers) for name, key in keys.items()}
@@ -125,7 +125,7 @@ def _chosen(keys: dict[str, str], workers: Sequence[Worker]) -> dict[str, Worker
         return {}
 
 
-def _way_to(worker: Worker, before: Worker | None, interfaces: Sequence[LocalInterface]) -> Way:
+def _way_to(worker: KnownWorker, before: KnownWorker | None, interfaces: Sequence[LocalInterface]) -> Route:
     """Return the best way to a worker. ``before``: the worker that will connect to it, unless this machine does."""
     ways = network.ways_of(worker, interfaces)
     if before is not None and before.addresses != worker.addresses:
@@ -140,7 +140,7 @@ def _way_to(worker: Worker, before: Worker | None, interfaces: Sequence[LocalInt
     return ways[0]
 
 
-def _found(worker: Worker, interfaces: Sequence[LocalInterface], known: Sequence[Known], own: Versions) -> Found:
+def _found(worker: KnownWorker, interfaces: Sequence[LocalInterface], known: Sequence[Known], own: Versions) -> Found:
     owners = [each for each in known if worker.fingerprint and fingerprint_of(each.key) == worker.fingerprint]
     named = [each for each in known if is_same_name(each.name, worker.name)]
     return Found(

@@ -16,7 +16,7 @@ from typing import Any
 
 from splitinfer.discovery.announcement import SERVICE, from_properties
 from splitinfer.discovery.report import Look
-from splitinfer.discovery.workers import Way, Worker, in_order, merge, without_own
+from splitinfer.discovery.workers import KnownWorker, Route, in_order, merge, without_own
 from splitinfer.system.interface_kind import LocalInterface, interface_of
 from splitinfer.system.interfaces import local_interfaces
 
@@ -26,7 +26,7 @@ _RECORDS_MS = 500  # for the records of an instance whose name is known
 _ASK_AGAIN = 1.0  # seconds; RFC 6762, section 5.2
 _CONNECTIONS, _CONNECT_SECONDS = 5, 1.5  # a machine in the same house takes a thousandth
 
-Sightings = Generator[Worker | None, None, None]
+Sightings = Generator[KnownWorker | None, None, None]
 """Workers as they are seen; ``None`` whenever nobody new was seen."""
 
 
@@ -74,17 +74,17 @@ def _next(names: "queue.SimpleQueue[str]", unknown: dict[str, float]) -> str | N
     return due
 
 
-def _sighting(info: Any) -> Worker | None:
+def _sighting(info: Any) -> KnownWorker | None:
     if info is None or info.port is None:
         return None
     announcement = from_properties(info.properties, info.port)
-    return None if announcement is None else Worker(announcement, tuple(info.parsed_scoped_addresses()))
+    return None if announcement is None else KnownWorker(announcement, tuple(info.parsed_scoped_addresses()))
 
 
 # ----- the ways to a worker ------------------------------------------------------------------------
 
 
-def ways_of(worker: Worker, interfaces: Sequence[LocalInterface]) -> tuple[Way, ...]:
+def ways_of(worker: KnownWorker, interfaces: Sequence[LocalInterface]) -> tuple[Route, ...]:
     """Return the ways to a worker's addresses that are not this machine's own, the best first. A TCP connection takes
     one round trip and is closed at once. Bandwidth is not measured, because that needs an admitted key and an idle
     worker: ``splitinfer doctor`` does."""
@@ -93,7 +93,7 @@ def ways_of(worker: Worker, interfaces: Sequence[LocalInterface]) -> tuple[Way, 
         return in_order(pool.map(lambda address: way_to(address, port, interfaces), addresses))
 
 
-def way_to(address: str, port: int, interfaces: Sequence[LocalInterface]) -> Way:
+def way_to(address: str, port: int, interfaces: Sequence[LocalInterface]) -> Route:
     source, shortest = "", None
     for _ in range(_CONNECTIONS):
         begun = time.perf_counter()
@@ -103,10 +103,10 @@ def way_to(address: str, port: int, interfaces: Sequence[LocalInterface]) -> Way
                 source = str(connection.getsockname()[0])
         except (OSError, UnicodeError) as error:
             if shortest is None:
-                return Way(address, None, None, _why(error))
+                return Route(address, None, None, _why(error))
             break
         shortest = seconds if shortest is None else min(shortest, seconds)
-    return Way(address, interface_of(source, interfaces), shortest)
+    return Route(address, interface_of(source, interfaces), shortest)
 
 
 def _why(error: Exception) -> str:
@@ -118,9 +118,9 @@ def _why(error: Exception) -> str:
 # ----- looking around ------------------------------------------------------------------------------
 
 
-def look(seconds: float, is_enough: Callable[[Sequence[Worker]], bool] = lambda _: False) -> Look:
+def look(seconds: float, is_enough: Callable[[Sequence[KnownWorker]], bool] = lambda _: False) -> Look:
     """Look for ``seconds`` at most, or until the workers that were seen are enough."""
-    begun, seen, interfaces = time.monotonic(), list[Worker](), tuple(local_interfaces())
+    begun, seen, interfaces = time.monotonic(), list[KnownWorker](), tuple(local_interfaces())
     if not interfaces:
         return Look((), (), 0.0)
     problem = ""

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from splitinfer.core.endpoint import Endpoint
+from splitinfer.common.endpoint import Endpoint
 from splitinfer.discovery.announcement import FORM, short
-from splitinfer.discovery.workers import Way, Worker
+from splitinfer.discovery.workers import KnownWorker, Route
 from splitinfer.system.interface_kind import LocalInterface
 
 COLUMNS = ("worker", "address", "by", "key fingerprint", "machine")
@@ -25,7 +25,7 @@ _BY_HAND = "an address always works: `--workers HOST.local`, or `address: HOST` 
 class Look:
     """A look around: the workers that were seen, the interfaces, how many seconds it took, and why it failed, or ""."""
 
-    workers: tuple[Worker, ...]
+    workers: tuple[KnownWorker, ...]
     interfaces: tuple[LocalInterface, ...]
     seconds: float
     problem: str = ""
@@ -44,8 +44,8 @@ class Found:
     machine; ``same_key``: what to do if it does not, but has this machine's key, else ""; ``difference``: of its
     versions from the own ones, in words, or None."""
 
-    worker: Worker
-    ways: tuple[Way, ...]
+    worker: KnownWorker
+    ways: tuple[Route, ...]
     known_as: str = ""
     is_impostor: bool = False
     is_here: bool = False
@@ -59,15 +59,15 @@ class Found:
         return address_of(self.ways[0], self.worker) if answers else None
 
 
-def address_of(way: Way, worker: Worker) -> str:
+def address_of(way: Route, worker: KnownWorker) -> str:
     """Return a way's address as a layout has it."""
     return str(Endpoint(way.address, worker.announcement.port))
 
 
-def way_words(way: Way) -> str:
+def way_words(way: Route) -> str:
     """Return a way: its interface and its round trip.
 
-    >>> way_words(Way("10.0.0.2", None, 0.0002))
+    >>> way_words(Route("10.0.0.2", None, 0.0002))
     'an unknown interface, 0.20 ms'
     """
     by = "an unknown interface" if way.interface is None else way.interface.words

@@ -27,7 +27,7 @@ _RANKS = {Kind.THUNDERBOLT: 0, Kind.CABLE: 1, Kind.WIRELESS: 2, Kind.VPN: 3, Kin
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class KnownWorker:
     """A worker: what it announced last, and its addresses, each once. A sighting is a worker with a few of its
     addresses."""
 
@@ -44,7 +44,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Route:
     """How an address was reached. ``interface``: this end's, ``None`` where unknown; ``seconds``: the shortest round
     trip of a connection, ``None`` if there was none, and ``problem`` says why."""
 
@@ -57,31 +57,31 @@ class Way:
 # ----- sightings -----------------------------------------------------------------------------------
 
 
-def merge(sightings: Iterable[Worker]) -> tuple[Worker, ...]:
+def merge(sightings: Iterable[KnownWorker]) -> tuple[KnownWorker, ...]:
     """Return the workers that were seen, by name, without those that earlier runs left behind. Of several announcements
     of one run, the last counts."""
-    by_id: dict[str, Worker] = {}
+    by_id: dict[str, KnownWorker] = {}
     for seen in sightings:
         number = seen.announcement.id
         if number in by_id or len(by_id) < _MOST_WORKERS:
             before = by_id[number].addresses if number in by_id else ()
             addresses = dict.fromkeys((*before, *filter(None, map(_usable, seen.addresses))))
-            by_id[number] = Worker(seen.announcement, tuple(addresses)[:_MOST_ADDRESSES])
-    kept: list[Worker] = []
+            by_id[number] = KnownWorker(seen.announcement, tuple(addresses)[:_MOST_ADDRESSES])
+    kept: list[KnownWorker] = []
     for worker in reversed(by_id.values()):  # the last one heard is the likelier to live
         if not any(_is_same_place(worker, other) for other in kept):
             kept.append(worker)
     return tuple(sorted(kept, key=lambda each: (each.name.lower(), each.announcement.id)))
 
 
-def without_own(worker: Worker, interfaces: Sequence[LocalInterface]) -> Worker:
+def without_own(worker: KnownWorker, interfaces: Sequence[LocalInterface]) -> KnownWorker:
     """Return the worker without the addresses that are this machine's own, unless it has no others, and so is on this
     machine. Containers and virtual machines have the same address on every machine."""
     others = tuple(each for each in worker.addresses if not _is_own(each, interfaces))
     return replace(worker, addresses=others or worker.addresses)
 
 
-def is_here(worker: Worker, interfaces: Sequence[LocalInterface]) -> bool:
+def is_here(worker: KnownWorker, interfaces: Sequence[LocalInterface]) -> bool:
     """Return whether all of its addresses are this machine's own."""
     return bool(worker.addresses) and all(_is_own(each, interfaces) for each in worker.addresses)
 
@@ -91,7 +91,7 @@ def _is_own(address: str, interfaces: Sequence[LocalInterface]) -> bool:
     return any(str(each.ip) == bare for interface in interfaces for each in interface.networks)
 
 
-def _is_same_place(one: Worker, other: Worker) -> bool:
+def _is_same_place(one: KnownWorker, other: KnownWorker) -> bool:
     same = one.fingerprint == other.fingerprint and one.announcement.port == other.announcement.port
     return same and not set(one.addresses).isdisjoint(other.addresses)
 
@@ -136,7 +136,7 @@ def key_of(stage: StageSpec, layout: str, known: Iterable[tuple[str, str]]) -> s
     )
 
 
-def choose(stage: str, key: str, workers: Sequence[Worker]) -> Worker:
+def choose(stage: str, key: str, workers: Sequence[KnownWorker]) -> KnownWorker:
     """Return the worker that a stage's name and key mean.
 
     Raises:
@@ -169,7 +169,7 @@ def is_same_name(one: str, other: str) -> bool:
     return announced_name(one).lower() == announced_name(other).lower()
 
 
-def _another_key(stage: str, fingerprint: str, named: Sequence[Worker]) -> str:
+def _another_key(stage: str, fingerprint: str, named: Sequence[KnownWorker]) -> str:
     """For workers of the stage's name that have another key than the stage's, or none."""
     keys = [short(worker.fingerprint) for worker in named if worker.fingerprint]
     found = f"worker {stage} was found ({_places(named)})"
@@ -184,14 +184,14 @@ def _another_key(stage: str, fingerprint: str, named: Sequence[Worker]) -> str:
     )
 
 
-def _places(workers: Sequence[Worker]) -> str:
+def _places(workers: Sequence[KnownWorker]) -> str:
     """Return the names and places of workers, at most four."""
     shown = [f"{worker.name} at {_place(worker)}" for worker in workers[:4]]
     more = len(workers) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _place(worker: Worker) -> str:
+def _place(worker: KnownWorker) -> str:
     address = worker.addresses[0] if worker.addresses else "no address"
     return f"{f'[{address}]' if ':' in address else address}:{worker.announcement.port}"
 
@@ -199,24 +199,24 @@ def _place(worker: Worker) -> str:
 # ----- which address -------------------------------------------------------------------------------
 
 
-def in_order(ways: Iterable[Way]) -> tuple[Way, ...]:
+def in_order(ways: Iterable[Route]) -> tuple[Route, ...]:
     """Return the ways, the best first; those that lead nowhere last."""
 
-    def key(way: Way) -> tuple[float, ...]:
+    def key(way: Route) -> tuple[float, ...]:
         rank, speed = (2, 0) if way.interface is None else (_RANKS[way.interface.kind], way.interface.speed)
         return (math.inf,) if way.seconds is None else (rank, -speed, way.seconds)
 
     return tuple(sorted(ways, key=lambda way: (key(way), way.address)))
 
 
-def for_both(ways: Iterable[Way], others: Sequence[str]) -> tuple[Way, ...]:
+def for_both(ways: Iterable[Route], others: Sequence[str]) -> tuple[Route, ...]:
     """Return the ways whose network also holds one of the ``others``: addresses of the worker that will connect to this
     one, and has cables that this machine does not see. All of them, if there is no such way."""
     every = tuple(ways)
     return tuple(way for way in every if is_shared(way, [others])) or every
 
 
-def is_shared(way: Way, others: Iterable[Sequence[str]]) -> bool:
+def is_shared(way: Route, others: Iterable[Sequence[str]]) -> bool:
     """Return whether the network of a way holds an address of each of the ``others``."""
     by = way.interface
     return all(by is not None and any(holds(by, address) for address in addresses) for addresses in others)

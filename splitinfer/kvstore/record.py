@@ -21,7 +21,7 @@ import msgpack
 from pydantic import TypeAdapter, ValidationError
 
 from splitinfer.core.kv.block_tree import DiskBlock, Key, chained
-from splitinfer.core.plan import Part, TensorSpec
+from splitinfer.core.plan import StoredPart, TensorSpec
 
 MAGIC = b"sikv\x00\x00\x00\x01"
 _LENGTH = struct.Struct("<I")
@@ -44,7 +44,7 @@ class Record:
     parent: Key
     tokens: tuple[int, ...]
     start: int
-    parts: tuple[Part, ...]
+    parts: tuple[StoredPart, ...]
 
     @property
     def key(self) -> Key:

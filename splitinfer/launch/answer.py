@@ -10,7 +10,7 @@ from typing import Annotated
 
 import pydantic
 
-from splitinfer.core.plain_text import plain
+from splitinfer.common.plain_text import plain
 from splitinfer.wire.messages import Versions
 
 _MOST_TEXT = 4096  # characters of one text of an answer
@@ -32,7 +32,7 @@ class How(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundWorker:
     """A worker that runs as the user who was logged in as.
 
     by, key: name and public key of the machine whose `up` started it, if one did. memory: bytes that its process
@@ -54,11 +54,11 @@ class Found:
         return self.how.value + (f" of {plain(self.by, 60)}" if self.by and self.key != own else "")
 
 
-_Workers = Annotated[tuple[Found, ...], pydantic.Field(max_length=_MOST_WORKERS)]
+_Workers = Annotated[tuple[FoundWorker, ...], pydantic.Field(max_length=_MOST_WORKERS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WorkersAnswer:
     """The workers of a machine, once what was asked for is done.
 
     key: public key of its workers, if they have one. free, total: bytes of memory. is_new: the worker that was asked
@@ -74,7 +74,7 @@ class Answer:
     stopped: _Workers = ()
 
 
-_ANSWER, _VERSIONS = pydantic.TypeAdapter(Answer), pydantic.TypeAdapter(Versions)
+_ANSWER, _VERSIONS = pydantic.TypeAdapter(WorkersAnswer), pydantic.TypeAdapter(Versions)
 
 
 class OtherVersion(Exception):
@@ -85,12 +85,12 @@ class OtherVersion(Exception):
         self.versions = versions
 
 
-def encode(answer: Answer) -> str:
+def encode(answer: WorkersAnswer) -> str:
     """Return the answer as one line."""
     return _ANSWER.dump_json(answer).decode()
 
 
-def understand(output: str, own: Versions) -> Answer:
+def understand(output: str, own: Versions) -> WorkersAnswer:
     """Return what a machine has answered: the last line that can be an answer, because a shell's own files may print,
     too.
 
@@ -105,7 +105,7 @@ def understand(output: str, own: Versions) -> Answer:
     return _ANSWER.validate_json(line, strict=True)
 
 
-def lines(answer: Answer) -> list[str]:
+def lines(answer: WorkersAnswer) -> list[str]:
     """Return an answer for people at that machine."""
     stopped = [f"the worker at port {each.port} is stopped" for each in answer.stopped]
     running = [f"a worker waits at port {each.port}, started {each.started()}" for each in answer.workers]

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import psutil
 
-from splitinfer.core.plain_text import plain
+from splitinfer.common.plain_text import plain
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring, Known
 from splitinfer.launch import processes
-from splitinfer.launch.answer import Answer, Found, How, last_line
-from splitinfer.launch.processes import Command, command_of, own_workers
+from splitinfer.launch.answer import FoundWorker, How, WorkersAnswer, last_line
+from splitinfer.launch.processes import WorkerCommand, command_of, own_workers
 from splitinfer.models.memory import free_bytes
 from splitinfer.places import locked, of_up
 from splitinfer.service.actions import Manager, manager_of
@@ -53,32 +53,32 @@ class Wanted:
         return self.by or Known("", "")
 
     @property
-    def command(self) -> Command:
+    def command(self) -> WorkerCommand:
         command = command_of(("splitinfer", "worker", *self.words))
         if command is None or not command.port:
             raise ConfigError("a worker in the background needs a port of its own")
         return command
 
 
-def show() -> Answer:
+def show() -> WorkersAnswer:
     """Return what runs here. Raises ConfigError: this machine's key cannot be read."""
     memory, workers = int(psutil.virtual_memory().total), _found(system_processes.processes())
-    return Answer(own_versions(), Keyring().public(), free_bytes(), memory, workers)
+    return WorkersAnswer(own_versions(), Keyring().public(), free_bytes(), memory, workers)
 
 
-def _found(running: list[Process]) -> tuple[Found, ...]:
+def _found(running: list[Process]) -> tuple[FoundWorker, ...]:
     service = _service_pid()
     return tuple(_as_found(*each, service) for port, each in own_workers(running).items() if port)
 
 
-def _as_found(process: Process, command: Command, service: int | None) -> Found:
+def _as_found(process: Process, command: WorkerCommand, service: int | None) -> FoundWorker:
     port, seconds = command.port, max(0.0, time.time() - process.started)
     memory, peers = processes.memory_of(process.pid), processes.peers_of(process.pid, port)
     if (by := command.by) is not None:
         how = How.UP if by.key else How.DETACHED
-        return Found(port, process.pid, how, by.name, by.key or None, str(_log(port)), memory, seconds, peers)
+        return FoundWorker(port, process.pid, how, by.name, by.key or None, str(_log(port)), memory, seconds, peers)
     how = How.SERVICE if process.pid == service else How.HAND
-    return Found(port, process.pid, how, memory=memory, seconds=seconds, peers=peers)
+    return FoundWorker(port, process.pid, how, memory=memory, seconds=seconds, peers=peers)
 
 
 def worker_service() -> Manager | None:
@@ -112,7 +112,7 @@ def _alone() -> Iterator[None]:
 # ----- starting ------------------------------------------------------------------------------------
 
 
-def start(wanted: Wanted) -> Answer:
+def start(wanted: Wanted) -> WorkersAnswer:
     """Find the worker at the port, or start one; then it admits the machine that asks.
 
     Raises:
@@ -141,7 +141,7 @@ def _is_there(wanted: Wanted, port: int) -> bool:
     return False
 
 
-def _refuse_unfit(wanted: Wanted, command: Command) -> None:
+def _refuse_unfit(wanted: Wanted, command: WorkerCommand) -> None:
     """Raise ConfigError: a worker that runs is not what is wanted."""
     where, other = f"the worker at port {command.port}", _another(command.port)
     if command.is_loopback and not wanted.command.is_loopback:
@@ -166,7 +166,7 @@ def _another(port: int) -> str:
     return f"take another port, such as {port + 1 if port < 65535 else port - 1}"
 
 
-def _start_service(wanted: Command) -> bool:
+def _start_service(wanted: WorkerCommand) -> bool:
     """Start the worker service if one is installed for this port and does not run; whether it was. Raises ConfigError:
     it does not come up."""
     manager = worker_service()
@@ -224,7 +224,7 @@ def _tail(log: Path, began: int) -> str:
 # ----- stopping ------------------------------------------------------------------------------------
 
 
-def stop(key: str = "") -> Answer:
+def stop(key: str = "") -> WorkersAnswer:
     """Stop the workers that the machine with this key has started here, or, without a key, a person; and no others.
 
     Raises:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pydantic
 
-from splitinfer.core.endpoint import WORKER_PORT, Endpoint, free_name, is_loopback
+from splitinfer.common.endpoint import WORKER_PORT, Endpoint, free_name, is_loopback
 from splitinfer.errors import ConfigError
 
 MOST_HOSTS = 64

@@ -45,7 +45,7 @@ class WrongCode(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class PairingHello:
     """What a machine says of itself. ``port``: where its worker will listen; ``None``: it will coordinate.
     ``protocol``: its version of the links' protocol."""
 
@@ -79,7 +79,7 @@ def secret_of(codes: Iterable[str]) -> bytes:
     return hashlib.scrypt("".join(sorted(codes)).encode(), salt=b"splitinfer init 1", n=2**14, r=8, p=1)
 
 
-def exchange(link: socket.socket, own: Hello, secret: bytes) -> Hello:
+def exchange(link: socket.socket, own: PairingHello, secret: bytes) -> PairingHello:
     """Return the hello of the machine at the other end, which has the same secret and has proved it.
 
     Raises:
@@ -114,7 +114,7 @@ def _line(read: bytes) -> bytes:
     return read[:-1]
 
 
-def _hello(line: bytes) -> Hello:
+def _hello(line: bytes) -> PairingHello:
     fields = json.loads(line)
     if not isinstance(fields, dict):
         raise ValueError("not a hello")
@@ -123,7 +123,7 @@ def _hello(line: bytes) -> Hello:
     if port is not None and not (type(port) is int and 0 < port < 1 << 16):
         raise ValueError("not a port")
     name = "".join(letter for letter in str(fields.get("name")) if letter.isalnum() or letter in "-_.")[:40]
-    return Hello(name or "worker", fields["key"], port, int(fields.get("protocol", 0)), str(fields.get("nonce")))
+    return PairingHello(name or "worker", fields["key"], port, int(fields.get("protocol", 0)), str(fields.get("nonce")))
 
 
 def _proof(secret: bytes, first: bytes, second: bytes) -> str:
@@ -137,9 +137,9 @@ class Meeting:
     """Two machines of one network that look for each other. ``near``: addresses at which the other may be; without
     any, those that multicast DNS tells."""
 
-    def __init__(self, own: Hello, port: int = PORT, near: Iterable[Address] = ()) -> None:
+    def __init__(self, own: PairingHello, port: int = PORT, near: Iterable[Address] = ()) -> None:
         self._own, self._near, self._secret = own, tuple(near), b""
-        self._met: queue.SimpleQueue[tuple[Hello, str] | Exception] = queue.SimpleQueue()
+        self._met: queue.SimpleQueue[tuple[PairingHello, str] | Exception] = queue.SimpleQueue()
         self._seen: set[Address] = set(self._near)
         self._is_over = threading.Event()
         try:
@@ -158,7 +158,7 @@ class Meeting:
                     self._announce(stack)
             yield
 
-    def with_code(self, own: str, other: str) -> tuple[Hello, str]:
+    def with_code(self, own: str, other: str) -> tuple[PairingHello, str]:
         """Return the other machine and the address that it has from here, once both know both codes.
 
         Raises:
@@ -227,7 +227,7 @@ class Meeting:
             if ended.is_set():  # a person is asked again, and the other machine tries again
                 return False
             try:
-                result: tuple[Hello, str] | Exception = (exchange(link, self._own, self._secret), host)
+                result: tuple[PairingHello, str] | Exception = (exchange(link, self._own, self._secret), host)
             except (WrongCode, ConfigError) as error:
                 result = error
             except (OSError, ValueError):  # somebody else, or the same machine, which has met this one on another link

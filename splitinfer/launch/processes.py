@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from splitinfer.core.endpoint import WORKER_PORT, is_loopback
+from splitinfer.common.endpoint import WORKER_PORT, is_loopback
 from splitinfer.errors import ConfigError
 from splitinfer.keyring import Known
 from splitinfer.system.processes import Process, command_in
@@ -23,7 +23,7 @@ _POLL = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class WorkerCommand:
     """What a worker's command line says. ``by``: key and name of the machine that had it started in the background,
     both empty if a person had; ``None`` if it was not. ``versions``: of what was installed then."""
 
@@ -39,11 +39,11 @@ class Command:
         return is_loopback(self.host)
 
 
-def command_of(words: Sequence[str]) -> Command | None:
+def command_of(words: Sequence[str]) -> WorkerCommand | None:
     """Return the worker's command in a command line; ``None``: it is another program's.
 
     >>> command_of(["/x/bin/python3", "-m", "splitinfer", "worker", "--host", "0.0.0.0", "--port=7000"])
-    Command(host='0.0.0.0', port=7000, is_insecure=False, by=None, versions='')
+    WorkerCommand(host='0.0.0.0', port=7000, is_insecure=False, by=None, versions='')
     """
     command, *options = command_in(words) or ("",)
     if command != "worker" or not set(options).isdisjoint(_NO_WORKER):
@@ -52,7 +52,7 @@ def command_of(words: Sequence[str]) -> Command | None:
     number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 0
     by, versions = _value(options, "--by"), _value(options, "--versions") or ""
     asker = None if by is None else Known(*by.partition(":")[::2])
-    return Command(_value(options, "--host") or "127.0.0.1", number, "--insecure" in options, asker, versions)
+    return WorkerCommand(_value(options, "--host") or "127.0.0.1", number, "--insecure" in options, asker, versions)
 
 
 def _value(options: Sequence[str], name: str) -> str | None:
@@ -64,7 +64,7 @@ def _value(options: Sequence[str], name: str) -> str | None:
     return None
 
 
-def own_workers(processes: Iterable[Process]) -> dict[int, tuple[Process, Command]]:
+def own_workers(processes: Iterable[Process]) -> dict[int, tuple[Process, WorkerCommand]]:
     """Return the workers among some processes, by port."""
     pairs = [(each, command_of(each.words)) for each in processes]
     return {command.port: (each, command) for each, command in pairs if command is not None}

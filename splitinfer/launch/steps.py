@@ -13,17 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitinfer.core.plain_text import duration, plain
+from splitinfer.common.plain_text import duration, plain
 from splitinfer.errors import ConfigError
 from splitinfer.keyring import same_key
-from splitinfer.launch.answer import Answer, Found, OtherVersion, last_line, understand
+from splitinfer.launch.answer import FoundWorker, OtherVersion, WorkersAnswer, last_line, understand
 from splitinfer.launch.hosts import Host
 from splitinfer.launch.own import Own, install_line
 from splitinfer.launch.ssh import NOT_FOUND, OWN_FAILURE, WRONG_OPTION, script
 from splitinfer.system.command import Done
 from splitinfer.wire.messages import Versions
 
-Run = Callable[[Host, str], Done]
+RunScript = Callable[[Host, str], Done]
 """Runs a script on a machine."""
 
 Say = Callable[[str, str], None]
@@ -43,26 +43,26 @@ class SshFailed(HostFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class LaunchSteps:
     """The steps, as this machine asks for them."""
 
     own: Own
-    run: Run
+    run: RunScript
     say: Say
 
-    def up(self, hosts: Sequence[Host]) -> list[Answer | None]:
+    def up(self, hosts: Sequence[Host]) -> list[WorkersAnswer | None]:
         """Have a worker wait on each host; ``None``: what stands in the way was said."""
         return self._each(hosts, self._up)
 
-    def down(self, hosts: Sequence[Host]) -> list[Answer | None]:
+    def down(self, hosts: Sequence[Host]) -> list[WorkersAnswer | None]:
         """Stop the workers of `up` on each host."""
         return self._each(hosts, self._down)
 
-    def status(self, hosts: Sequence[Host]) -> list[Answer | None]:
+    def status(self, hosts: Sequence[Host]) -> list[WorkersAnswer | None]:
         """Look at each host."""
         return self._each(hosts, lambda host: self._ask(host, "--show"))
 
-    def _up(self, host: Host) -> Answer:
+    def _up(self, host: Host) -> WorkersAnswer:
         seen = self._ask(host, "--show")
         if seen.key == self.own.key:
             raise HostFailed(f"{host.name}: unless it is this machine, it {same_key()}")
@@ -77,7 +77,7 @@ class Steps:
         self.say("✓", f"{host.name}: {what}, port {host.port}; each machine has the other's key{log}")
         return started
 
-    def _started(self, host: Host) -> Answer:
+    def _started(self, host: Host) -> WorkersAnswer:
         words = ("--detach", "--host", "0.0.0.0", "--port", str(host.port), "--name", host.name)
         try:
             return self._ask(host, *words, self._by)
@@ -89,7 +89,7 @@ class Steps:
     def _by(self) -> str:
         return f"--by={self.own.key}:{self.own.name}"
 
-    def _down(self, host: Host) -> Answer:
+    def _down(self, host: Host) -> WorkersAnswer:
         done = self._ask(host, "--stop", self._by)
         for each in done.stopped:
             self.say("✓", f"{host.name}: the worker at port {each.port} is stopped")
@@ -100,8 +100,8 @@ class Steps:
             self.say("✓", f"{host.name}: no worker runs that `up` from here has started")
         return done
 
-    def _each(self, hosts: Sequence[Host], step: Callable[[Host], Answer]) -> list[Answer | None]:
-        def careful(host: Host) -> Answer | None:
+    def _each(self, hosts: Sequence[Host], step: Callable[[Host], WorkersAnswer]) -> list[WorkersAnswer | None]:
+        def careful(host: Host) -> WorkersAnswer | None:
             try:
                 return step(host)
             except HostFailed as error:
@@ -111,7 +111,7 @@ class Steps:
         with ThreadPoolExecutor(max(1, len(hosts)), "host") as pool:
             return list(pool.map(careful, hosts))
 
-    def _ask(self, host: Host, *words: str) -> Answer:
+    def _ask(self, host: Host, *words: str) -> WorkersAnswer:
         """Run `splitinfer worker` with these words on a host, and read its answer. Raises HostFailed."""
         ended = self.run(host, script((*words, "--json"), self.own.program, str(Path.home())))
         said = plain(last_line(ended.complaint).removeprefix("splitinfer: "), 600)
@@ -127,7 +127,7 @@ class Steps:
         cure = f"; {self._install(host)}" if "--show" in words else ""  # it cannot do even that
         raise HostFailed(f"{host.name}: {said or f'splitinfer ended with {ended.code}'}{cure}")
 
-    def _understood(self, host: Host, ended: Done) -> Answer:
+    def _understood(self, host: Host, ended: Done) -> WorkersAnswer:
         try:
             return understand(ended.output, self.own.versions)
         except OtherVersion as error:
@@ -145,19 +145,19 @@ class Steps:
 
     # ----- what is there ---------------------------------------------------------------------------
 
-    def rows(self, host: Host, seen: Answer) -> list[tuple[str, ...]]:
+    def rows(self, host: Host, seen: WorkersAnswer) -> list[tuple[str, ...]]:
         """Return the rows of `status` about a host, one for each worker; their columns are ``COLUMNS``."""
         head = (host.name, plain(seen.versions.splitinfer, 20), _memory(seen))
         rows = [self._row(each) for each in seen.workers] or [("none runs", "", "", "")]
         return [(*(head if i == 0 else ("", "", "")), *row) for i, row in enumerate(rows)]
 
-    def _row(self, worker: Found) -> tuple[str, str, str, str]:
+    def _row(self, worker: FoundWorker) -> tuple[str, str, str, str]:
         serves = ", ".join(plain(peer, 60) for peer in worker.peers) or "nobody"
         since = f"{worker.started(self.own.key)}, {duration(worker.seconds)} ago"
         return (f"port {worker.port}", since, f"{worker.memory / 1e9:.2f} GB", serves)
 
 
-def check_distinct(started: Sequence[tuple[Host, Answer]]) -> None:
+def check_distinct(started: Sequence[tuple[Host, WorkersAnswer]]) -> None:
     """Raise ConfigError: one worker has two names."""
     names = dict[tuple[str | None, int], str]()
     for host, answer in started:
@@ -185,5 +185,5 @@ def _words(v: Versions) -> str:
     return plain(f"splitinfer {v.splitinfer} (protocol {v.protocol}, mlx {v.mlx}, mlx-lm {v.mlx_lm})", 120)
 
 
-def _memory(seen: Answer) -> str:
+def _memory(seen: WorkersAnswer) -> str:
     return f"{seen.free / 1e9:.1f} of {seen.total / 1e9:.1f} GB"

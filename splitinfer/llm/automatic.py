@@ -12,16 +12,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from splitinfer.core.endpoint import WORKER_PORT, Endpoint, free_name
+from splitinfer.common.endpoint import WORKER_PORT, Endpoint, free_name
+from splitinfer.common.plain_text import size
 from splitinfer.core.kv.format import EXACT, format_of
 from splitinfer.core.layout import LOCAL, Layout, StageSpec, lay_out
-from splitinfer.core.plain_text import size
 from splitinfer.discovery.discover import best_addresses
 from splitinfer.discovery.workers import is_same_name
-from splitinfer.engine.coordinator.local_workers import LocalWorker, give_back, started
-from splitinfer.engine.coordinator.ranks import halves_of
-from splitinfer.engine.coordinator.worker_group import Notice
 from splitinfer.engine.drafts.drafters import has_heads
+from splitinfer.engine.fleet.fleet import Notice
+from splitinfer.engine.fleet.local_workers import LocalWorker, give_back, started
+from splitinfer.engine.fleet.ranks import halves_of
 from splitinfer.engine.profiling.drafts import describe_heads, measure_draft
 from splitinfer.engine.profiling.measure import Question, remembered
 from splitinfer.engine.profiling.survey import Surveyor
@@ -30,10 +30,10 @@ from splitinfer.errors import CannotFit, ConfigError, LayoutError, WorkerUnreach
 from splitinfer.keyring import Keyring
 from splitinfer.llm.setup import trained_drafter
 from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.hub import open_model
-from splitinfer.models.layer_kinds import DescribedModel, describe, with_half
-from splitinfer.models.loader import resolve_dtype
+from splitinfer.models.folder.checkpoint import Checkpoint
+from splitinfer.models.folder.hub import open_model
+from splitinfer.models.load.layer_kinds import DescribedModel, describe, with_half
+from splitinfer.models.load.loader import resolve_dtype
 from splitinfer.models.memory import free_bytes, on_gpu
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.comparison import Comparison, beside, held_in_words

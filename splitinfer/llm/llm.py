@@ -36,12 +36,12 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.discovery.discover import find_stages
-from splitinfer.engine.coordinator.engine import Engine
-from splitinfer.engine.coordinator.figures import Watch
-from splitinfer.engine.coordinator.health import PipelineHealth
-from splitinfer.engine.coordinator.local_workers import end_early, start_early
-from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent
-from splitinfer.engine.coordinator.trace import Trace
+from splitinfer.engine.figures.figures import StepWatch
+from splitinfer.engine.figures.health import PipelineHealth
+from splitinfer.engine.figures.trace import Trace
+from splitinfer.engine.fleet.local_workers import end_early, start_early
+from splitinfer.engine.loop.engine import Engine
+from splitinfer.engine.loop.requests import RequestOutput, RequestState, StreamEvent
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, QueueFull, RequestError
 from splitinfer.llm.apart import Apart
@@ -59,7 +59,7 @@ from splitinfer.llm.request import (
     as_prompts,
     bell_of_running_loop,
 )
-from splitinfer.llm.seeing import Seeing, SeenPrompt, Source
+from splitinfer.llm.seeing import PictureSource, Seeing, SeenPrompt
 from splitinfer.llm.setup import (
     DRAFT,
     MakeDrafter,
@@ -74,9 +74,9 @@ from splitinfer.llm.setup import (
     with_settings,
 )
 from splitinfer.machine.profile import Profiles
-from splitinfer.models.checkpoint import read_recommended
-from splitinfer.models.hub import open_model
-from splitinfer.models.loader import count_layers
+from splitinfer.models.folder.checkpoint import read_recommended
+from splitinfer.models.folder.hub import open_model
+from splitinfer.models.load.loader import count_layers
 from splitinfer.placement.asked import Aim
 from splitinfer.settings import Settings
 from splitinfer.text.answer import AnswerParser, Tool
@@ -265,7 +265,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         grammar: Any = None,
-        pictures: Sequence[Sequence[Source]] = (),
+        pictures: Sequence[Sequence[PictureSource]] = (),
         tools: Sequence[Tool] = (),
         raw: bool = False,
     ) -> list[RequestOutput]:
@@ -323,7 +323,7 @@ class LLM:
         priority: int = 0,
         timeout: float | None = None,
         flight: Flight | None = None,
-        pictures: Sequence[Source] = (),
+        pictures: Sequence[PictureSource] = (),
         tools: Sequence[Tool] = (),
         raw: bool = False,
     ) -> Request:
@@ -363,7 +363,7 @@ class LLM:
         timeout: float | None = None,
         flight: Flight | None = None,
         goes_on: bool = False,
-        pictures: Sequence[Source] = (),
+        pictures: Sequence[PictureSource] = (),
         tools: Sequence[Tool] = (),
         raw: bool = False,
         parser: AnswerParser | None = None,
@@ -388,7 +388,7 @@ class LLM:
     def _sequence(
         self,
         prompt: Prompt | SeenPrompt,
-        pictures: Sequence[Source],
+        pictures: Sequence[PictureSource],
         params: SamplingParams | None,
         handling: Handling,
     ) -> core.Sequence:
@@ -545,7 +545,7 @@ class LLM:
         """Distributions of requests' times and sizes since the start, for a program that reads them again and again."""
         return self._engine.figures.histograms()
 
-    def watch_steps(self, watch: Watch | None) -> None:
+    def watch_steps(self, watch: StepWatch | None) -> None:
         """Call ``watch`` with the record of every step that comes back from now on; ``None``: no more. The last caller
         has them. It is called on any thread, and must return at once; after ``stats`` it has had all that came back."""
         self._engine.figures.watch = watch

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ContextExceeded, ModelError, RequestError
-from splitinfer.models.checkpoint import Checkpoint, end_tokens
+from splitinfer.models.folder.checkpoint import Checkpoint, end_tokens
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.tokenizer import Tokenizer
 

@@ -20,15 +20,15 @@ from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.layout import Layout, StageSpec
-from splitinfer.engine.coordinator.engine import Engine
+from splitinfer.engine.loop.engine import Engine
 from splitinfer.engine.profiling.load import LoadWatch
 from splitinfer.errors import RequestError
 from splitinfer.llm.automatic import ACCEPTANCE, with_drafter
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import DraftProfile, LinkProfile, MachineProfile, ModelProfile, Profiles, Trials
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.layer_kinds import describe
-from splitinfer.models.loader import resolve_dtype
+from splitinfer.models.folder.checkpoint import Checkpoint
+from splitinfer.models.load.layer_kinds import describe
+from splitinfer.models.load.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.bounds import BEYOND, doubts, is_known

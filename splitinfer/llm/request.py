@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary, ref
 
 from splitinfer.core.sequence import FinishReason, SamplingParams
 from splitinfer.core.speculation.flight import Flight
-from splitinfer.engine.coordinator.engine import Engine
-from splitinfer.engine.coordinator.requests import (
+from splitinfer.engine.loop.engine import Engine
+from splitinfer.engine.loop.requests import (
     Reading,
     RequestOutput,
     RequestState,

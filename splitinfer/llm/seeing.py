@@ -12,16 +12,16 @@ from typing import Any
 
 from splitinfer.core.picture import MAX_ROWS, Picture, row_ids, with_placeholders
 from splitinfer.errors import ContextExceeded, RequestError
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.mlx_vlm import is_installed
-from splitinfer.models.pictures import Pixels, known
+from splitinfer.models.cut.pictures import Pixels, known
+from splitinfer.models.folder.checkpoint import Checkpoint
+from splitinfer.models.library.mlx_vlm import is_installed
 from splitinfer.pictures.decoding import Limits, decode
 from splitinfer.pictures.families import Family, Prepared, family_of, layers_at_once, sees
 from splitinfer.pictures.marks import taken_out
 from splitinfer.pictures.sources import from_url, read_file
 from splitinfer.text.tokenizer import Tokenizer
 
-Source = bytes | str | os.PathLike[str] | Prepared
+PictureSource = bytes | str | os.PathLike[str] | Prepared
 """A picture: the bytes of a file, or the path of one, or a data URL."""
 
 
@@ -122,7 +122,7 @@ class Seeing:
             f", or the first machine has not the first {least} layers" if least else ""
         )
 
-    def read(self, source: Source, room: int | None = None) -> Prepared:
+    def read(self, source: PictureSource, room: int | None = None) -> Prepared:
         """One picture. ``room``: pixels that are left for it.
 
         Raises:
@@ -156,7 +156,7 @@ class Seeing:
         except OSError as error:
             raise RequestError(f"the picture {source!s} cannot be read: {error.strerror or error}") from error
 
-    def prompt(self, tokens: Sequence[int], sources: Sequence[Source], context: int) -> SeenPrompt:
+    def prompt(self, tokens: Sequence[int], sources: Sequence[PictureSource], context: int) -> SeenPrompt:
         """A prompt with its pictures in the places of its placeholders, in their order. ``context``: its most tokens.
 
         Raises:
@@ -185,7 +185,7 @@ class Seeing:
         pixels = tuple(known(Pixels(one.key, one.make, one.nbytes, one.named, one.token_ids)) for one in read)
         return SeenPrompt(tuple(found), tuple(pictures), pixels)
 
-    def _read_all(self, sources: Sequence[Source], context: int) -> list[Prepared]:
+    def _read_all(self, sources: Sequence[PictureSource], context: int) -> list[Prepared]:
         """Pictures one by one. What is too large for what the others left is refused before it is decoded."""
         area, read, left, pixels = self.check(1).step ** 2, list[Prepared](), context, self.limits.fitted
         for source in sources:

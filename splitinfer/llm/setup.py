@@ -12,34 +12,34 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from splitinfer.common.fingerprint import Fingerprint
+from splitinfer.common.plain_text import size
 from splitinfer.config import Layout, find_layout
-from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import KEY_BYTES, Key
 from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV
 from splitinfer.core.kv.prefix_cache import WORTH, PrefixCacheConfig
 from splitinfer.core.kv.rewind import NEVER, UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.layout import Layout as PlainLayout
-from splitinfer.core.plain_text import size
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions, usual_token_budget
 from splitinfer.core.wire_codec import NONE
 from splitinfer.discovery.discover import find_again
-from splitinfer.engine.coordinator.pipeline import Pipeline, PipelineConfig
-from splitinfer.engine.coordinator.worker_group import Notice as Notice
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import WITH_NGRAMS, Drafter, ModelWithNGrams, NGramDrafter, has_heads, model_in
+from splitinfer.engine.fleet.fleet import Notice as Notice
+from splitinfer.engine.fleet.pipeline import Pipeline, PipelineConfig
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, LayoutError, ModelError
 from splitinfer.keyring import Keyring
 from splitinfer.llm.prompts import tokenizer_of
 from splitinfer.llm.seeing import may_see
-from splitinfer.models.building import mlx_vlm_of
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.halves import check_halves
-from splitinfer.models.hub import open_model
+from splitinfer.models.drafters.mtp import MTP
+from splitinfer.models.folder.checkpoint import Checkpoint
+from splitinfer.models.folder.hub import open_model
+from splitinfer.models.load.building import mlx_vlm_of
+from splitinfer.models.load.halves import check_halves
+from splitinfer.models.load.trained import at_once, is_trained
 from splitinfer.models.memory import KV_SHARE
-from splitinfer.models.mtp import MTP
-from splitinfer.models.trained import at_once, is_trained
 from splitinfer.settings import NO_DRAFT, Settings
 from splitinfer.text.tokenizer import Tokenizer
 from splitinfer.wire.messages import Load, Progress, Ready

@@ -171,7 +171,7 @@ class MachineProfile(Numbers):
     draft, draft_more: seconds of a round of drafts for one sequence and for each further one, if this machine is the
         coordinator.
     free_bytes: that a stage may take for weights and KV, when nothing of the model is loaded.
-    scores: bytes of unfused attention in a step, for each token of context (``models.attention``).
+    scores: bytes of unfused attention in a step, for each token of context (``models.caches.attention``).
     launches_ahead: whether its device computes while the host goes on.
     halves: the costs of what one of two ranks has of a layer, by the layer's kind, without its sums; empty if layers
         cannot be divided.

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from splitinfer.common.plain_text import size
 from splitinfer.core.kv.budget import KV_SHARE as KV_SHARE
 from splitinfer.core.kv.budget import STAGE_MARGIN
 from splitinfer.core.kv.growth import spare
-from splitinfer.core.plain_text import size
 from splitinfer.errors import CannotFit
 from splitinfer.system import ledger
 from splitinfer.system.free_memory import available_bytes, wired_limit_bytes
@@ -107,7 +107,7 @@ def counted_bytes(kv_stored: int, num_arrays: int, free: int, limit: int | None)
 
 def check_fit(need: Need, kv_tokens: int, name: str, remedy: str = _FEWER_LAYERS, scores: int = 0) -> int:
     """Return the free bytes, if ``need`` fits into them. ``name``: what needs it, in the message. ``scores``: bytes of
-    unfused attention (``models.attention``), in addition.
+    unfused attention (``models.caches.attention``), in addition.
 
     Raises:
         CannotFit: it does not fit; the message has the numbers and the ``remedy``.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from splitinfer.core.model_config import positive, text_part
+from splitinfer.common.model_config import positive, text_part
 from splitinfer.errors import ModelError
 from splitinfer.pictures.sizes import Fit
 

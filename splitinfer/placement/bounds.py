@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 
-from splitinfer.core.plain_text import duration
+from splitinfer.common.plain_text import duration
 from splitinfer.machine.profile import Load, MachineProfile, Profiles, Trials
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.formulas import Formulas

@@ -6,9 +6,9 @@ the weights, over a link of 1 ms and 100 MB/s."""
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from splitinfer.common.plain_text import rate, seconds, size
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.layout import Layout
-from splitinfer.core.plain_text import rate, seconds, size
 from splitinfer.machine.profile import ModelProfile, Profiles
 from splitinfer.placement.asked import LONG_PROMPT, Aim, Asked
 from splitinfer.placement.bounds import ages, doubts, impossible, spread_of, why_not

@@ -7,7 +7,7 @@ To a plan, such a pair is one more machine:
                         the latency one way and b the seconds of a row's bytes
     bytes               of the half on both: layers by the part that a rank has, embedding, norms and router whole
 
-What divides is the model's matter (``models.divided``). Where no part of a layer was measured, its time follows its
+What divides is the model's matter (``models.cut.divided``). Where no part of a layer was measured, its time follows its
 bytes, of weights or of keys and values; that flatters small layers and experts, whose time is not all reading.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from splitinfer.core.endpoint import Endpoint, is_loopback
+from splitinfer.common.endpoint import Endpoint, is_loopback
 from splitinfer.core.layout import LOCAL
 from splitinfer.core.link_transport import RING
 from splitinfer.machine.costs import Costs

@@ -23,7 +23,7 @@ _WIDER = 16  # cuts of a grid that are looked around, the best
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class CutFigures:
     """What a cut does: tokens per second of one stream and of all streams together, without and with drafts (``None``:
     there are none), seconds from a prompt of 4,096 tokens to its first token, seconds of a turn, and the longest
     context of one sequence."""
@@ -44,7 +44,7 @@ class Best:
 
     aim: Aim
     cut: Cut
-    figures: Figures
+    figures: CutFigures
     faster: Cut | None = None
     gain: float = 1.0
 
@@ -170,9 +170,9 @@ class Planner:
             return self.formulas.many(cut, self.asked.acceptance)
         return 1 / self.formulas.turn(cut)
 
-    def figures(self, cut: Cut) -> Figures:
+    def figures(self, cut: Cut) -> CutFigures:
         formulas, a = self.formulas, self.asked.acceptance
-        return Figures(
+        return CutFigures(
             one=formulas.one(cut, None),
             many=formulas.many(cut, None),
             ttft=formulas.prompt(cut, LONG_PROMPT),

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
-from splitinfer.core.json_text import dumps
+from splitinfer.common.json_text import dumps
 from splitinfer.errors import CannotFit
-from splitinfer.probes.finding import SEND, Fault, Finding, Outcome, failed, from_data, passed
-from splitinfer.probes.registry import Probe
+from splitinfer.probes.finding import SEND, Blame, Finding, Outcome, failed, from_data, passed
+from splitinfer.probes.registry import ProbeEntry
 from splitinfer.shutdown import shutdown
 from splitinfer.system.command import TIMED_OUT, Done
 from splitinfer.system.command import run as run_command
@@ -35,7 +35,7 @@ _AGAIN = "run it again; if it hangs again, send the file in (--json FILE)"
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ProbeResult:
     """What a probe found, and how it ended if it did not come to its end. ``limit_s``: its share of the time."""
 
     found: tuple[Finding, ...] = ()
@@ -54,14 +54,14 @@ class Result:
 
 
 def run_probe(
-    probe: Probe,
+    probe: ProbeEntry,
     limit: float,
     folder: str = "",
     environment: Mapping[str, str] | None = None,
     *,
     patience_s: float = HANGING,
     command: Sequence[str] = _COMMAND,
-) -> Result:
+) -> ProbeResult:
     """Run a probe for at most ``limit`` seconds.
 
     Args:
@@ -81,7 +81,7 @@ def run_probe(
         elif ended.code not in (0, 1) or (ended.code == 1 and not found):
             ending = _crashed(tried, ended)
     seconds = round(time.monotonic() - began, 1)
-    return Result(tuple(map(probe.own, found)), ending and probe.own(ending), seconds, round(limit, 1))
+    return ProbeResult(tuple(map(probe.own, found)), ending and probe.own(ending), seconds, round(limit, 1))
 
 
 def _read(out: str) -> tuple[list[Finding], str]:
@@ -105,7 +105,7 @@ def _overran(tried: str, limit: float, silent_s: float, patience_s: float) -> Fi
 
 def _no_time(name: str = "") -> Finding:
     sentence = "there was not enough time to try all of it"
-    return Finding(name, Outcome.NOT_RUN, sentence, _MORE_TIME, fault=Fault.TIME)
+    return Finding(name, Outcome.NOT_RUN, sentence, _MORE_TIME, fault=Blame.TIME)
 
 
 def _crashed(tried: str, ended: Done) -> Finding:
@@ -117,23 +117,23 @@ def _crashed(tried: str, ended: Done) -> Finding:
 
 
 def run_probes(
-    probes: Sequence[Probe],
+    probes: Sequence[ProbeEntry],
     seconds: float,
     folder: str,
-    run: Callable[..., Result] = run_probe,
-    after: Callable[[Probe, Mapping[str, Result]], None] = lambda _probe, _results: None,
+    run: Callable[..., ProbeResult] = run_probe,
+    after: Callable[[ProbeEntry, Mapping[str, ProbeResult]], None] = lambda _probe, _results: None,
     **more: Any,
-) -> dict[str, Result]:
+) -> dict[str, ProbeResult]:
     """The results of probes by name, run one after the other within ``seconds``, each for at most its share by weight.
 
     What one leaves of its time goes to those behind it. The first probe says how long a start takes here, which decides
     when a silent one hangs.
     """
-    ends, results = time.monotonic() + seconds, dict[str, Result]()
+    ends, results = time.monotonic() + seconds, dict[str, ProbeResult]()
     for number, probe in enumerate(probes):
         left = max(0.0, ends - time.monotonic())
         share = left * probe.weight / sum(each.weight for each in probes[number:])
-        patience = max(HANGING, 10 * results.get(probes[0].name, Result()).seconds)
+        patience = max(HANGING, 10 * results.get(probes[0].name, ProbeResult()).seconds)
         results[probe.name] = run(probe, share, folder, patience_s=patience, **more)
         after(probe, results)
     return results
@@ -142,7 +142,7 @@ def run_probes(
 # -- the process -------------------------------------------------------------------------------------------------------
 
 
-class Report:
+class ProbeReport:
     """Takes findings. ``write``: takes a line."""
 
     def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
@@ -173,7 +173,7 @@ def broken(name: str, error: BaseException) -> Finding:
     text = " ".join(str(error).split())
     sentence = f"{type(error).__name__}: {text:.300}" if text else type(error).__name__
     if isinstance(error, CannotFit):  # whatever was tried: it is not what failed
-        found = failed(name, Fault.MEMORY, sentence, "close other programs, or give this machine fewer layers")
+        found = failed(name, Blame.MEMORY, sentence, "close other programs, or give this machine fewer layers")
     else:
         found = Finding(name, Outcome.FAILED, sentence, SEND)
     return replace(found, error=type(error).__name__, at=_place(error))
@@ -193,7 +193,7 @@ def serve(text: str, write: Callable[[dict[str, Any]], None]) -> int:
     try:
         look = getattr(importlib.import_module(module, "splitinfer.probes"), function)
         write({})  # that it got so far: a start takes seconds
-        look(asked["options"], Report(write))
+        look(asked["options"], ProbeReport(write))
     except Exception as error:  # noqa: BLE001 - goes into the document
         write({"found": asdict(broken("", error))})
         return 1

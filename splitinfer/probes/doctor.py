@@ -9,17 +9,17 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from splitinfer.core.json_text import dumps
+from splitinfer.common.json_text import dumps
+from splitinfer.common.plain_text import size
 from splitinfer.core.layout import Layout
 from splitinfer.core.link_transport import RING
-from splitinfer.core.plain_text import size
 from splitinfer.core.wire_codec import NONE
-from splitinfer.engine.coordinator.ranks import halves_of
+from splitinfer.engine.fleet.ranks import halves_of
 from splitinfer.errors import ConfigError, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.probes import parsing
-from splitinfer.probes.child import Report
-from splitinfer.probes.evidence import Seen, look
+from splitinfer.probes.child import ProbeReport
+from splitinfer.probes.evidence import SeenHere, look
 from splitinfer.probes.finding import Finding, Outcome
 from splitinfer.probes.findings import every_finding, good_wired_limit
 from splitinfer.probes.links import (
@@ -27,7 +27,7 @@ from splitinfer.probes.links import (
     LinkAdvice,
     LinkSeen,
     LinkSurvey,
-    Progress,
+    SayProgress,
     WorkerSeen,
     advise,
     codecs_of,
@@ -63,7 +63,7 @@ class LayoutReport:
         return sum(link.advice.token_seconds for link in self.links if link.advice is not None) + back.latency_p50
 
 
-def show(seen: Seen, links: LayoutReport | None, *, as_json: bool) -> int:
+def show(seen: SeenHere, links: LayoutReport | None, *, as_json: bool) -> int:
     """Print it; the exit code, 1 if a link could not be measured."""
     machine, found, rdma = _machine_of(seen), every_finding(seen), requirements(seen)
     if as_json:
@@ -80,7 +80,7 @@ def show(seen: Seen, links: LayoutReport | None, *, as_json: bool) -> int:
     return 0 if links is None or links.is_whole else 1
 
 
-def _machine_of(seen: Seen) -> dict[str, Any]:
+def _machine_of(seen: SeenHere) -> dict[str, Any]:
     """This machine, with what its commands say of memory and version."""
     version = seen.read("macos", parsing.version)
     said = {} if version is None else {"system_version": ".".join(map(str, version))}
@@ -88,7 +88,7 @@ def _machine_of(seen: Seen) -> dict[str, Any]:
     return {**description(), **said, "memory_kinds": kinds, "wired_limit_mb": limit}
 
 
-def survey_layout(layout: Layout, connect_timeout: float, notice: Progress) -> LayoutReport:
+def survey_layout(layout: Layout, connect_timeout: float, notice: SayProgress) -> LayoutReport:
     workers, links = LinkSurvey(layout, Keyring().own, connect_timeout, notice).run()
     hidden = hidden_of(layout)
     codecs = codecs_of(hidden) if any(link.figures for link in links) else []
@@ -119,7 +119,7 @@ def sums_in_words(layout: Layout, links: Sequence[LinkSeen]) -> Iterator[str]:
             yield f"{said[:1].upper()}{said[1:]}."
 
 
-def measure(_options: Mapping[str, Any], report: Report) -> None:
+def measure(_options: Mapping[str, Any], report: ProbeReport) -> None:
     """The doctor as a probe of ``selftest``: what it would have changed, and whether RDMA could be used."""
     seen = look(None)
     report(verdict(requirements(seen)), *every_finding(seen))

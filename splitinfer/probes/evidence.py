@@ -17,7 +17,7 @@ from typing import TypeVar
 import mlx.core as mx
 import psutil
 
-from splitinfer.core.endpoint import Endpoint, is_loopback
+from splitinfer.common.endpoint import Endpoint, is_loopback
 from splitinfer.core.layout import Layout
 from splitinfer.errors import ConfigError
 from splitinfer.models.memory import on_gpu
@@ -26,7 +26,7 @@ from splitinfer.system.command import NOT_FOUND, TIMED_OUT, run
 from splitinfer.system.free_memory import MemoryPages, memory_pages, wired_limit_bytes
 from splitinfer.system.interface_kind import LocalInterface
 from splitinfer.system.interfaces import local_interfaces
-from splitinfer.system.origin import Origin, Start, this_process
+from splitinfer.system.origin import ProcessOrigin, Start, this_process
 from splitinfer.system.processes import Process, processes
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ COMMANDS = {"Darwin": MACOS, "Linux": LINUX}
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class Printed:
     """The text that a command printed; ``None`` where it failed, and ``why``."""
 
     text: str | None
@@ -61,7 +61,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class WayThere:
     """How a worker is reached. ``host``: as the layout names it; ``address``: its number; ``own``: this machine's on
     the way there, "" where there is no way."""
 
@@ -72,7 +72,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenHere:
     """The evidence: the commands' outputs, by name, and what this process knows of itself and of the machine.
 
     memory, available, swapped: bytes. pages: what macOS counts of them. wired_limit: the owner's, in bytes; ``None``:
@@ -82,7 +82,7 @@ class Seen:
     executable, prefix: the Python that runs this, links resolved.
     """
 
-    outputs: Mapping[str, Output]
+    outputs: Mapping[str, Printed]
     system: str  # "Darwin", "Linux" ...
     has_jaccl: bool
     memory: int = 0
@@ -96,9 +96,9 @@ class Seen:
     fast_synch: bool = False
     executable: str = ""
     prefix: str = ""
-    origin: Origin = field(default_factory=lambda: Origin(Start.UNKNOWN))
+    origin: ProcessOrigin = field(default_factory=lambda: ProcessOrigin(Start.UNKNOWN))
     processes: tuple[Process, ...] = ()
-    ways: tuple[Way, ...] = ()
+    ways: tuple[WayThere, ...] = ()
     interfaces: tuple[LocalInterface, ...] = ()
 
     @property
@@ -111,10 +111,10 @@ class Seen:
         return None if text is None else read(text)
 
 
-def look(layout: Layout | None) -> Seen:
+def look(layout: Layout | None) -> SeenHere:
     """The evidence on this machine, before links are measured: local workers would be found among its processes."""
     system, memory = platform.system(), psutil.virtual_memory()
-    return Seen(
+    return SeenHere(
         run_commands(COMMANDS.get(system, {})),
         system,
         has_jaccl=bool(mx.distributed.is_available("jaccl")),
@@ -141,22 +141,22 @@ def _battery() -> int | None:
     return None if found is None or found.power_plugged is not False else int(found.percent)
 
 
-def run_commands(commands: Mapping[str, Sequence[str]], seconds: float = SECONDS) -> dict[str, Output]:
+def run_commands(commands: Mapping[str, Sequence[str]], seconds: float = SECONDS) -> dict[str, Printed]:
     """The output of each command, by its key. ``seconds``: the timeout of each."""
     with ThreadPoolExecutor(max(1, len(commands))) as pool:
         return dict(zip(commands, pool.map(lambda each: run_command(each, seconds), commands.values()), strict=True))
 
 
-def run_command(command: Sequence[str], seconds: float = SECONDS) -> Output:
+def run_command(command: Sequence[str], seconds: float = SECONDS) -> Printed:
     """The standard output of one command, or why there is none."""
     done = run(command, seconds)
     if done.code == TIMED_OUT or (done.code and not done.output.strip()):
         is_own = done.code in (NOT_FOUND, TIMED_OUT)
-        return Output(None, done.why if is_own else f"{command[0].rpartition('/')[2]} failed: {done.why}")
-    return Output(done.output)
+        return Printed(None, done.why if is_own else f"{command[0].rpartition('/')[2]} failed: {done.why}")
+    return Printed(done.output)
 
 
-def ways_to(layout: Layout | None) -> tuple[Way, ...]:
+def ways_to(layout: Layout | None) -> tuple[WayThere, ...]:
     """How each worker of a layout on another machine is reached."""
     if layout is None:
         return ()
@@ -164,7 +164,7 @@ def ways_to(layout: Layout | None) -> tuple[Way, ...]:
     return tuple(way for way in ways if way is not None)
 
 
-def _way(name: str, address: str) -> Way | None:
+def _way(name: str, address: str) -> WayThere | None:
     """The way to a worker; ``None`` where it is on this machine, or its name has no address."""
     try:
         at = Endpoint.parse(address)
@@ -173,7 +173,7 @@ def _way(name: str, address: str) -> Way | None:
         return None
     if is_loopback(number):
         return None
-    return Way(name, at.host, number, own_address(number, at.port))
+    return WayThere(name, at.host, number, own_address(number, at.port))
 
 
 def own_address(address: str, port: int) -> str:

@@ -22,7 +22,7 @@ class Outcome(StrEnum):
     PASSED = "passed"
 
 
-class Fault(IntEnum):
+class Blame(IntEnum):
     """What a failed finding is about; its value is the exit code. The smallest is the most serious."""
 
     NONE = 0
@@ -58,7 +58,7 @@ class Finding:
     sentence: str
     remedy: str = ""
     group: str = ""
-    fault: Fault = Fault.NONE
+    fault: Blame = Blame.NONE
     numbers: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     signal: str = ""
@@ -74,19 +74,19 @@ def passed(name: str, sentence: str, numbers: Mapping[str, Any] | None = None) -
     return Finding(name, Outcome.PASSED, sentence, numbers=numbers or {})
 
 
-def failed(name: str, fault: Fault, sentence: str, remedy: str, numbers: Mapping[str, Any] | None = None) -> Finding:
+def failed(name: str, fault: Blame, sentence: str, remedy: str, numbers: Mapping[str, Any] | None = None) -> Finding:
     return Finding(name, Outcome.FAILED, sentence, remedy, fault=fault, numbers=numbers or {})
 
 
 def from_data(data: Mapping[str, Any]) -> Finding:
     """A finding from what ``asdict`` and JSON made of it."""
-    return Finding(**{**data, "outcome": Outcome(data["outcome"]), "fault": Fault(data["fault"])})
+    return Finding(**{**data, "outcome": Outcome(data["outcome"]), "fault": Blame(data["fault"])})
 
 
 def exit_code(found: Iterable[Finding]) -> int:
     """The most serious fault; 0 if there is none.
 
-    >>> exit_code([failed("", Fault.SPEED, "", ""), failed("", Fault.DEVICE, "", "")])
+    >>> exit_code([failed("", Blame.SPEED, "", ""), failed("", Blame.DEVICE, "", "")])
     12
     """
     return min((int(each.fault) for each in found if each.fault), default=0)

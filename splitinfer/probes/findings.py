@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import PurePosixPath
 
-from splitinfer.core.plain_text import size
+from splitinfer.common.plain_text import size
 from splitinfer.probes import parsing
-from splitinfer.probes.evidence import TOOL, Seen, Way
+from splitinfer.probes.evidence import TOOL, SeenHere, WayThere
 from splitinfer.probes.finding import Finding, Judged, Outcome
 from splitinfer.probes.rdma import rdma_findings
 from splitinfer.system.interface_kind import Kind
@@ -29,7 +29,7 @@ FAILED, WARNING, NOTE = Outcome.FAILED, Outcome.WARNING, Outcome.NOTE
 # (``system.origin``); it came with macOS 15 (TN3179).
 
 
-def _firewall(seen: Seen) -> Iterator[Judged]:
+def _firewall(seen: SeenHere) -> Iterator[Judged]:
     state = seen.read("firewall", parsing.firewall_state)
     if state == 2:
         text = "the firewall blocks all incoming connections, so no coordinator reaches a worker on this Mac"
@@ -38,7 +38,7 @@ def _firewall(seen: Seen) -> Iterator[Judged]:
         yield from _program(seen)
 
 
-def _program(seen: Seen) -> Iterator[Judged]:
+def _program(seen: SeenHere) -> Iterator[Judged]:
     """The entry of the Python that runs workers here."""
     apps = seen.read("firewall_apps", parsing.listed_apps)
     if apps is None:
@@ -71,7 +71,7 @@ def is_this_python(path: str, executable: str, prefix: str) -> bool:
     return path == executable or (bool(prefix) and "Python.app" in listed.parts and listed.is_relative_to(prefix))
 
 
-def _privacy(seen: Seen) -> Iterator[Judged]:
+def _privacy(seen: SeenHere) -> Iterator[Judged]:
     found = seen.read("macos", parsing.version)
     if found is None or found < (15,):
         return
@@ -109,14 +109,14 @@ _DETOURS = {
 }  # fmt: skip
 
 
-def _network(seen: Seen) -> Iterator[Judged]:
+def _network(seen: SeenHere) -> Iterator[Judged]:
     for way in seen.ways:
         yield from _way(seen, way)
     if seen.is_mac:
         yield from _shared_network(seen)
 
 
-def _way(seen: Seen, way: Way) -> Iterator[Judged]:
+def _way(seen: SeenHere, way: WayThere) -> Iterator[Judged]:
     name = f"{way.worker} ({way.host})"
     if not way.own:
         yield FAILED, f"there is no route to {name}", "connect both machines to one network"
@@ -132,7 +132,7 @@ def _way(seen: Seen, way: Way) -> Iterator[Judged]:
         yield FAILED, text, _SET_ADDRESS
 
 
-def _detour(seen: Seen, text: str, outcome: Outcome, more: str, remedy: str) -> Judged:
+def _detour(seen: SeenHere, text: str, outcome: Outcome, more: str, remedy: str) -> Judged:
     """A way that need not be taken where there is a cable (exo #1723: Tailscale, 24 tokens a second became 2.5)."""
     cabled = [port.mac for port in seen.read("thunderbolt", parsing.thunderbolt_ports) or () if port.mac]
     if cabled:
@@ -148,7 +148,7 @@ def _is_self_assigned(address: str) -> bool:
     return found.version == 4 and found.is_link_local
 
 
-def _shared_network(seen: Seen) -> Iterator[Judged]:
+def _shared_network(seen: SeenHere) -> Iterator[Judged]:
     """A cable that got an address of the house's network: macOS may then send everything over it (dnet #66)."""
     networks = [(each, net) for each in seen.interfaces for net in each.networks if net.version == 4]
     for (ours, own), (other, theirs) in product(networks, networks):
@@ -171,7 +171,7 @@ _LITTLE = 0.1  # of the memory, still available
 _QUIT = "quit programs that you do not need, or give this machine fewer layers"
 
 
-def _memory(seen: Seen) -> Iterator[Judged]:
+def _memory(seen: SeenHere) -> Iterator[Judged]:
     wired, swapped = seen.wired_limit or 0, size(seen.swapped)
     if seen.memory and wired > seen.memory - _FOR_MACOS:
         text = f"iogpu.wired_limit_mb is {wired // 2**20}, which leaves macOS less than 2 GiB of {size(seen.memory)}"
@@ -195,7 +195,7 @@ def good_wired_limit(memory: int) -> int:
 # -- what else of splitinfer runs --------------------------------------------------------------------------------------
 
 
-def _processes(seen: Seen) -> Iterator[Judged]:
+def _processes(seen: SeenHere) -> Iterator[Judged]:
     if len(seen.processes) > 1:
         names = ", ".join(f"{each.command[0]} (pid {each.pid})" for each in seen.processes)
         text = f"{len(seen.processes)} processes of splitinfer share this machine's memory and GPU: {names}"
@@ -205,7 +205,7 @@ def _processes(seen: Seen) -> Iterator[Judged]:
 # -- what others met: a slow macOS, a variable of MLX's ----------------------------------------------------------------
 
 
-def _slow(seen: Seen) -> Iterator[Judged]:
+def _slow(seen: SeenHere) -> Iterator[Judged]:
     found = seen.read("macos", parsing.version)
     if found is not None and found >= (27,):  # exo #2166, omlx #1835, ds4 #845; the cure is of omlx #1835
         text = "on macOS 27 some Macs generate 4 to 10 times slower than they did on macOS 26"
@@ -226,7 +226,7 @@ def _slow(seen: Seen) -> Iterator[Judged]:
 # (pmset(1)).
 
 
-def _power(seen: Seen) -> Iterator[Judged]:
+def _power(seen: SeenHere) -> Iterator[Judged]:
     settings = seen.read("power", parsing.power_settings)
     if settings is not None and settings.sleep and not settings.is_sleep_disabled:
         minutes = f"{settings.sleep} minute{'s' if settings.sleep > 1 else ''}"
@@ -252,7 +252,7 @@ def _power(seen: Seen) -> Iterator[Judged]:
 _MUCH_TAKEN = 0.5  # of its memory
 
 
-def _nvidia(seen: Seen) -> Iterator[Judged]:
+def _nvidia(seen: SeenHere) -> Iterator[Judged]:
     """NVIDIA's GPUs; nothing where there is no nvidia-smi."""
     output = seen.outputs.get("nvidia")
     if output is None or (output.text is None and output.why.startswith("there is no")):
@@ -279,7 +279,7 @@ AREAS = {
 }  # fmt: skip
 
 
-def every_finding(seen: Seen) -> list[Finding]:
+def every_finding(seen: SeenHere) -> list[Finding]:
     """Every finding, the worst first; those of equal outcome in the order of their areas."""
     found = [Finding(name, *judged) for name, area in AREAS.items() for judged in area(seen)]
     return sorted(found, key=lambda each: each.order)

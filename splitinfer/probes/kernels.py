@@ -9,8 +9,8 @@ from typing import Any, cast
 import mlx.core as mx
 
 from splitinfer.models.memory import on_gpu
-from splitinfer.probes.child import Report
-from splitinfer.probes.finding import STOP, Fault, Finding, failed, passed
+from splitinfer.probes.child import ProbeReport
+from splitinfer.probes.finding import STOP, Blame, Finding, failed, passed
 from splitinfer.probes.machine import largest
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15, 16, 18, 25, 32, 33, 64)
@@ -21,7 +21,7 @@ _EXPERTS, _HEADS, _KV_HEADS, _DIM = 4, 8, 2, 64
 Kernel = Callable[[mx.array], mx.array]
 
 
-def measure(_options: Mapping[str, Any], report: Report) -> None:
+def measure(_options: Mapping[str, Any], report: ProbeReport) -> None:
     """Report each kind."""
     size, dtype = (4096, mx.bfloat16) if on_gpu() else (256, mx.float32)
     x = mx.random.normal((ROWS[-1], size), key=mx.random.key(1)).astype(dtype)
@@ -111,7 +111,7 @@ def _seconds(kernel: Kernel, x: mx.array) -> float:
 def judge_kernel(name: str, given: Mapping[str, Any]) -> Finding:
     """Return whether a kernel is right, and where a row's result depends on how many rows there are."""
     if not given["off"] <= _MOST_OFF:  # it may be NaN
-        return failed(name, Fault.DEVICE, f"a row is off by {given['off']:.2g} of itself", STOP, given)
+        return failed(name, Blame.DEVICE, f"a row is off by {given['off']:.2g} of itself", STOP, given)
     one, many = (f"{1e3 * seconds:.3g}" for seconds in given["seconds"])
     return passed(name, f"{one} ms for a row, {many} for {_TIMED[1]}; {_where(given['changes'])}", given)
 

@@ -20,24 +20,24 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from splitinfer.common.model_config import positive
 from splitinfer.config import Layout as ReadLayout
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.link_transport import OVER_TCP, TCP
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
-from splitinfer.core.model_config import positive
 from splitinfer.core.plan import TensorSpec
 from splitinfer.core.wire_codec import CODECS, MOST_WIDTH, NONE, bytes_per_row, is_faster, packs
 from splitinfer.demo import DEMO_MODELS
-from splitinfer.engine.coordinator.local_workers import LocalWorker
-from splitinfer.engine.coordinator.worker_group import WorkerGroup
+from splitinfer.engine.fleet.fleet import Fleet
+from splitinfer.engine.fleet.local_workers import LocalWorker
 from splitinfer.errors import ModelError, PeerError
 from splitinfer.keyring import Keyring
-from splitinfer.models.checkpoint import read_config
-from splitinfer.models.hidden_states import seconds_per_row
-from splitinfer.models.hub import local_snapshot
+from splitinfer.models.border.hidden_states import seconds_per_row
+from splitinfer.models.folder.checkpoint import read_config
+from splitinfer.models.folder.hub import local_snapshot
 from splitinfer.models.memory import on_gpu
-from splitinfer.probes.child import Report
-from splitinfer.probes.finding import Fault, Finding, failed, passed
+from splitinfer.probes.child import ProbeReport
+from splitinfer.probes.finding import Blame, Finding, failed, passed
 from splitinfer.wire.messages import Probed, Welcome
 from transports import KeyPair, TransportError
 
@@ -47,7 +47,7 @@ _USUAL_WIDTH = 4096  # values of a token, where the model is unknown
 
 
 @dataclass(frozen=True, slots=True)
-class Codec:
+class RowCodec:
     """A codec for rows. ``num_bytes``: of a packed row; ``seconds``: to pack and to unpack it, both ends together."""
 
     name: str
@@ -85,11 +85,11 @@ class LinkAdvice:
     row_seconds_plain: float
 
 
-def advise(figures: LinkMeasurement, hidden: Hidden, codecs: Sequence[Codec]) -> LinkAdvice:
+def advise(figures: LinkMeasurement, hidden: Hidden, codecs: Sequence[RowCodec]) -> LinkAdvice:
     """Advice on a link that carries hidden states in the ``down`` direction of ``figures``.
 
     >>> hidden = Hidden(4096, "bfloat16", "")
-    >>> found = advise(LinkMeasurement(1e-4, 1e-4, down=1e8, up=1e8), hidden, [Codec("int8", 4096, 4e-6)])
+    >>> found = advise(LinkMeasurement(1e-4, 1e-4, down=1e8, up=1e8), hidden, [RowCodec("int8", 4096, 4e-6)])
     >>> found.codec, found.row_seconds, found.row_seconds_plain
     ('int8', 4.496e-05, 8.192e-05)
     """
@@ -112,13 +112,13 @@ def hidden_of(layout: Layout) -> Hidden:
     return Hidden(_USUAL_WIDTH, dtype, "assumed") if width is None else Hidden(width, dtype, str(layout.model))
 
 
-def codecs_of(hidden: Hidden) -> list[Codec]:
+def codecs_of(hidden: Hidden) -> list[RowCodec]:
     """The codecs that make such rows smaller, timed here; the other end is assumed to be as fast as this machine."""
     if hidden.values > MOST_WIDTH:
         return []
     row = TensorSpec(hidden.dtype, (hidden.values,))
     return [
-        Codec(name, bytes_per_row(name, hidden.values, hidden.dtype), seconds_per_row(name, row))
+        RowCodec(name, bytes_per_row(name, hidden.values, hidden.dtype), seconds_per_row(name, row))
         for name in CODECS
         if packs(name, hidden.values, hidden.dtype)
     ]
@@ -136,7 +136,7 @@ def _width(model: str) -> int | None:
 
 # -- the links of a layout ---------------------------------------------------------------------------------------------
 
-Progress = Callable[[str], None]
+SayProgress = Callable[[str], None]
 _COORDINATOR = StageSpec("coordinator", 0, 0)  # without layers
 _TIMEOUT = 8.0  # seconds for the link to a worker elsewhere
 _SLOW_LATENCY = 2e-3  # seconds one way; Thunderbolt and Ethernet take 0.1 to 0.4, Wi-Fi several milliseconds
@@ -170,7 +170,7 @@ class LinkSeen:
 
 
 class LinkSurvey:
-    def __init__(self, layout: Layout, own: Callable[[], KeyPair], timeout: float, notice: Progress) -> None:
+    def __init__(self, layout: Layout, own: Callable[[], KeyPair], timeout: float, notice: SayProgress) -> None:
         self._own, self._timeout, self._notice = own, timeout, notice
         self._chain = ((layout.stages[0] if layout.has_own_stage else _COORDINATOR), *layout.workers)
         self._locals = {spec.name: LocalWorker(spec.name) for spec in layout.workers if spec.is_local}
@@ -205,43 +205,43 @@ class LinkSurvey:
         """The link with its figures, or the problem. ``needed``: the worker at its end, behind the one at its
         beginning, if that is no coordinator."""
         self._notice(f"{link.source} to {link.target}")
-        worker_group = WorkerGroup(self._own)
+        fleet = Fleet(self._own)
         try:
-            if problem := self._connect(worker_group, needed):
+            if problem := self._connect(fleet, needed):
                 return replace(link, problem=problem)
-            found = _probe(worker_group)
+            found = _probe(fleet)
             transport = "tcp" if found.note else link.transport
             return replace(link, figures=found.figures, note=found.note, transport=transport)
         except (PeerError, TransportError) as error:
             return replace(link, problem=str(error))
         finally:
-            worker_group.close("the links were measured")
+            fleet.close("the links were measured")
 
-    def _connect(self, worker_group: WorkerGroup, needed: Sequence[StageSpec]) -> str:
+    def _connect(self, fleet: Fleet, needed: Sequence[StageSpec]) -> str:
         """Connect to these workers; the first problem, or "". One that could not be reached before is not retried."""
         problems = []
         for spec in needed:
             if spec.name not in self._seen or not self._seen[spec.name].problem:
-                self._seen[spec.name] = self._reach(worker_group, spec)
+                self._seen[spec.name] = self._reach(fleet, spec)
             problems.append(self._seen[spec.name].problem)
         return next(filter(None, problems), "")
 
-    def _reach(self, worker_group: WorkerGroup, spec: StageSpec) -> WorkerSeen:
+    def _reach(self, fleet: Fleet, spec: StageSpec) -> WorkerSeen:
         address = str(spec.address)
         try:
             if spec.is_local:
                 address = self._locals[spec.name].address()
-            worker_group.connect(1, replace(spec, link_transport=OVER_TCP), address, self._timeout)
-            worker_group.workers[-1].spec = spec  # how the stage before it connects
+            fleet.connect(1, replace(spec, link_transport=OVER_TCP), address, self._timeout)
+            fleet.workers[-1].spec = spec  # how the stage before it connects
         except PeerError as error:
             return WorkerSeen(spec.name, address, None, str(error))
-        return WorkerSeen(spec.name, address, worker_group.workers[-1].welcome)
+        return WorkerSeen(spec.name, address, fleet.workers[-1].welcome)
 
 
-def _probe(worker_group: WorkerGroup) -> Probed:
-    if len(worker_group.workers) == 1:
-        return worker_group.probe(*worker_group.workers)
-    return worker_group.probe_between(*worker_group.workers)
+def _probe(fleet: Fleet) -> Probed:
+    if len(fleet.workers) == 1:
+        return fleet.probe(*fleet.workers)
+    return fleet.probe_between(*fleet.workers)
 
 
 def _transport(spec: StageSpec) -> str:
@@ -256,7 +256,7 @@ def _transport(spec: StageSpec) -> str:
 # -- a worker elsewhere, as a probe of selftest ------------------------------------------------------------------------
 
 
-def measure(options: Mapping[str, Any], report: Report) -> None:
+def measure(options: Mapping[str, Any], report: ProbeReport) -> None:
     """Report the worker's answer, and whether the link to it is slow."""
     stages = [{"name": "here", "layers": 6}, {"name": "worker", "layers": 6, **options["worker"]}]
     layout = ReadLayout.from_dict({"model": "demo", "stages": stages})
@@ -269,7 +269,7 @@ def judge_link(link: LinkSeen) -> list[Finding]:
     figures = link.figures
     if figures is None:
         remedy = "do what the sentence says, or read the worker's log"
-        return [failed("worker", Fault.WORKER, link.problem, remedy)]
+        return [failed("worker", Blame.WORKER, link.problem, remedy)]
     found = [passed("worker", "it answers, has the same versions, and is free")]
     slowest = min((rate for rate in (figures.down, figures.up) if math.isfinite(rate)), default=math.inf)
     rate = "more than can be measured" if math.isinf(slowest) else f"{slowest / 1e6:,.0f} MB/s"
@@ -277,5 +277,5 @@ def judge_link(link: LinkSeen) -> list[Finding]:
     numbers = {"figures": asdict(figures)}
     if figures.latency_p50 > _SLOW_LATENCY or slowest < _SLOW_BANDWIDTH:
         sentence = f"the link is slow: {said}; a cable has under 0.5 ms and over 100 MB/s, Wi-Fi is like this"
-        return [*found, failed("link", Fault.SPEED, sentence, _CABLE, numbers)]
+        return [*found, failed("link", Blame.SPEED, sentence, _CABLE, numbers)]
     return [*found, passed("link", said, numbers)]

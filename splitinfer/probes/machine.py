@@ -18,11 +18,11 @@ import psutil
 from splitinfer.core.kv.format import format_of
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.kvstore.files import default_folder
-from splitinfer.models import quantised
 from splitinfer.models.blas import is_batch_invariant, preloaded_blas
+from splitinfer.models.caches import quantised
 from splitinfer.models.memory import free_bytes, on_gpu
-from splitinfer.probes.child import Report
-from splitinfer.probes.finding import STOP, Fault, Finding, failed, passed
+from splitinfer.probes.child import ProbeReport
+from splitinfer.probes.finding import STOP, Blame, Finding, failed, passed
 from splitinfer.system import apple
 
 LEAST_FREE = 2e9  # bytes: less is not enough for a stage of any real model
@@ -106,7 +106,7 @@ def _disk_free(folder: Path) -> int | None:
 # -- what computes, and what is free -----------------------------------------------------------------------------------
 
 
-def about(_options: Mapping[str, Any], report: Report) -> None:
+def about(_options: Mapping[str, Any], report: ProbeReport) -> None:
     """Report it, when the device has computed something."""
     mx.eval(mx.ones((8, 8)) @ mx.ones((8, 8)))
     report(*judge_about(description()))
@@ -135,7 +135,7 @@ def judge_about(given: Mapping[str, Any]) -> list[Finding]:
         load = f"busy ({load}): ignore the speeds below, and close other programs if a part runs out of time"
     if given["free_bytes"] < LEAST_FREE:
         remedy = "close other programs, or give this machine fewer layers"
-        memory = failed("free memory", Fault.MEMORY, f"only {free}", remedy)
+        memory = failed("free memory", Blame.MEMORY, f"only {free}", remedy)
     else:
         memory = passed("free memory", free)
     return [_computes(given), memory, passed("load", load)]
@@ -145,7 +145,7 @@ def _computes(given: Mapping[str, Any]) -> Finding:
     if given["system"] == "Darwin" and not given["gpu"]:
         sentence = "MLX computes on the processor, and not on this Mac's GPU"
         remedy = "use a native Python for Apple silicon (not under Rosetta), and install mlx again"
-        return failed("device", Fault.DEVICE, sentence, remedy, given)
+        return failed("device", Blame.DEVICE, sentence, remedy, given)
     exact = "bit for bit whatever rows come together" if given["exact"] else "up to rounding"
     return passed("device", f"MLX {given['version_mlx']} computes on {given['device']}, {exact}", given)
 
@@ -164,5 +164,5 @@ def judge_quantised(errors: Sequence[float]) -> Finding:
     name, off = "KV in 8 bits", largest(errors)
     said = f"attention over it is off by {off:.2g} of a row"
     if not off <= _MOST_OFF:  # it may be NaN
-        return failed(name, Fault.DEVICE, said, STOP, {"errors": errors})
+        return failed(name, Blame.DEVICE, said, STOP, {"errors": errors})
     return passed(name, f"{said}, which is rounding", {"errors": errors})

@@ -10,8 +10,8 @@ import psutil
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
 from splitinfer.models.memory import free_bytes, on_gpu
-from splitinfer.probes.child import Report
-from splitinfer.probes.finding import SEND, Fault, Finding, Outcome, failed, passed
+from splitinfer.probes.child import ProbeReport
+from splitinfer.probes.finding import SEND, Blame, Finding, Outcome, failed, passed
 from splitinfer.probes.tokens import made_up_prompt, pipeline
 
 MOST_LEAKED = 8 * 2**20  # bytes of arrays that may stay; MLX and Python keep some for later
@@ -20,7 +20,7 @@ _WARM_UP, _ROUNDS, _AT_ONCE = 3, 12, 3  # rounds of requests, and requests of a 
 _PROMPT, _TOKENS, _VOCAB = 8, 5, 2048
 
 
-def measure(_options: Mapping[str, Any], report: Report) -> None:
+def measure(_options: Mapping[str, Any], report: ProbeReport) -> None:
     """Report bytes at each time, and what a GPU may keep wired."""
     mx.eval(mx.ones((8, 8)) @ mx.ones((8, 8)))
     at = {"before": _bytes()}
@@ -66,7 +66,7 @@ def _growth(given: Mapping[str, Any]) -> Finding:
     arrays, resident = (given["used"][name] - given["warm"][name] for name in ("active", "resident"))
     said = f"{arrays / 1e6:+.1f} MB of arrays and {resident / 1e6:+.1f} MB of the process in {given['rounds']} rounds"
     if arrays > MOST_LEAKED or resident > MOST_RESIDENT:
-        return failed("growth", Fault.MEMORY, f"memory grows with every request: {said}", SEND, given)
+        return failed("growth", Blame.MEMORY, f"memory grows with every request: {said}", SEND, given)
     return passed("growth", said, given)
 
 
@@ -74,7 +74,7 @@ def _closing(given: Mapping[str, Any]) -> Finding:
     left = given["closed"]["active"] - given["before"]["active"]
     if left > MOST_LEAKED:
         sentence = f"{left / 1e6:.1f} MB of arrays are not freed when the model is closed"
-        return failed("closing", Fault.MEMORY, sentence, SEND)
+        return failed("closing", Blame.MEMORY, sentence, SEND)
     return passed("closing", "all arrays are freed when the model is closed")
 
 
@@ -85,8 +85,8 @@ def _kept_wired(wired: Mapping[str, Any] | None) -> Finding:
     limit, recommended = wired["limit"], wired["recommended"]
     if recommended is None:
         sentence = "MLX names no recommended working set, so a stage counts on all free memory"
-        return failed(name, Fault.MEMORY, sentence, SEND)
+        return failed(name, Blame.MEMORY, sentence, SEND)
     if limit != recommended:
         sentence = f"a loaded stage keeps {(limit or 0) / 1e9:.3g} GB wired and not {recommended / 1e9:.3g} GB"
-        return failed(name, Fault.MEMORY, sentence, SEND)
+        return failed(name, Blame.MEMORY, sentence, SEND)
     return passed(name, f"the GPU may keep {recommended / 1e9:.3g} GB wired, as it recommends")

@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from splitinfer.probes.finding import Fault, Finding, Outcome, exit_code
+from splitinfer.probes.finding import Blame, Finding, Outcome, exit_code
 
 MARKS = {
     Outcome.FAILED: ("✗", "red"),
@@ -20,13 +20,13 @@ MARKS = {
     Outcome.PASSED: ("✓", "green"),
 }
 _FAULTS = {
-    Fault.TOKENS: "wrong tokens",
-    Fault.TRANSPORT: "a link on this machine",
-    Fault.DEVICE: "the device",
-    Fault.MEMORY: "memory or kept KV",
-    Fault.WORKER: "the worker or the network to it",
-    Fault.SPEED: "a slow link",
-    Fault.TIME: "not everything could be tried",
+    Blame.TOKENS: "wrong tokens",
+    Blame.TRANSPORT: "a link on this machine",
+    Blame.DEVICE: "the device",
+    Blame.MEMORY: "memory or kept KV",
+    Blame.WORKER: "the worker or the network to it",
+    Blame.SPEED: "a slow link",
+    Blame.TIME: "not everything could be tried",
 }
 _ARROW = "  → "  # before a remedy
 _PLAIN_WIDTH = 140  # columns where there is no terminal to say how many
@@ -106,7 +106,7 @@ _SOUND = (Outcome.PASSED, Outcome.NOT_AVAILABLE)
 
 def is_slow(finding: Finding) -> bool:
     """Return whether a finding is about speed: a slow link, or what the doctor would have changed."""
-    return finding.fault is Fault.SPEED or finding.outcome in (Outcome.WARNING, Outcome.NOTE)
+    return finding.fault is Blame.SPEED or finding.outcome in (Outcome.WARNING, Outcome.NOTE)
 
 
 def _feature(name: str, members: Sequence[Finding]) -> Text:
@@ -124,7 +124,7 @@ def _feature(name: str, members: Sequence[Finding]) -> Text:
 def _closing(found: Sequence[Finding], seconds: float, sent: str | None) -> list[str]:
     """The last lines: the outcomes counted, what failed first of all, what to do next, what the document has."""
     code = exit_code(found)
-    said = f"{counted(found)}, in {seconds:.0f} s; exit code {code}" + (f": {_FAULTS[Fault(code)]}" if code else "")
+    said = f"{counted(found)}, in {seconds:.0f} s; exit code {code}" + (f": {_FAULTS[Blame(code)]}" if code else "")
     following = "Next: splitinfer coord with a layout (docs/start/two-macs.md). On another Mac, use --worker, too."
     if code:
         worst = next(each for each in found if each.fault == code)

@@ -8,7 +8,7 @@ JACCL. A requirement that cannot be checked is unknown, and its finding gives th
 from collections.abc import Iterator, Mapping, Sequence
 
 from splitinfer.probes import parsing
-from splitinfer.probes.evidence import Seen
+from splitinfer.probes.evidence import SeenHere
 from splitinfer.probes.finding import Finding, Judged, Outcome
 from splitinfer.probes.parsing import Port
 from splitinfer.system.interfaces import Interface, hardware_ports, parse_ifconfig
@@ -25,7 +25,7 @@ _LONG_UP = 7 * 86400.0  # seconds
 _NO_DEVICES = "No IB devices found"  # the error of ibv_devinfo without devices
 
 
-def requirements(seen: Seen) -> list[Finding]:
+def requirements(seen: SeenHere) -> list[Finding]:
     """One finding for each requirement, in the order in which a user would mend them; none on another system."""
     if not seen.is_mac:
         return []
@@ -46,7 +46,7 @@ def requirements(seen: Seen) -> list[Finding]:
     return [Finding(name, *each) for name, each in judged.items()]
 
 
-def rdma_findings(seen: Seen) -> Iterator[Judged]:
+def rdma_findings(seen: SeenHere) -> Iterator[Judged]:
     """What may keep RDMA from working although its requirements are met."""
     found = seen.read("macos", parsing.version)
     is_enabled = seen.read("rdma", parsing.rdma_is_enabled)
@@ -62,7 +62,7 @@ def rdma_findings(seen: Seen) -> Iterator[Judged]:
     yield from _cables(seen)
 
 
-def _cables(seen: Seen) -> Iterator[Judged]:
+def _cables(seen: SeenHere) -> Iterator[Judged]:
     """Cables that RDMA has trouble with: two to one Mac (exo #2160), one at the port beside a Studio's Ethernet (exo
     #1551), which macOS calls en2."""
     ports = [port for port in seen.read("thunderbolt", parsing.thunderbolt_ports) or () if port.mac is not None]
@@ -100,7 +100,7 @@ def _wrong(text: str, remedy: str = "") -> Judged:
     return Outcome.FAILED, text, remedy
 
 
-def _unknown(seen: Seen, name: str, remedy: str = "") -> Judged:
+def _unknown(seen: SeenHere, name: str, remedy: str = "") -> Judged:
     """A command failed, or its output cannot be parsed."""
     return Outcome.UNKNOWN, seen.outputs[name].why or f"the output of {name} cannot be read", remedy
 
@@ -152,7 +152,7 @@ def _is_older(ports: Sequence[Port]) -> bool:
     return bool(speeds) and max(speeds) < LEAST_GIGABITS and any(not port.is_connected for port in ports)
 
 
-def _enabled(seen: Seen, ports: Sequence[Port] | None) -> Judged:
+def _enabled(seen: SeenHere, ports: Sequence[Port] | None) -> Judged:
     output, is_enabled = seen.outputs["rdma"], seen.read("rdma", parsing.rdma_is_enabled)
     if output.text is None and output.why.startswith("there is no"):
         return _wrong(f"{output.why}: it came with macOS 26.2", "update macOS")
@@ -161,7 +161,7 @@ def _enabled(seen: Seen, ports: Sequence[Port] | None) -> Judged:
     return _right("RDMA is enabled") if is_enabled else _wrong("RDMA is not enabled", _how_to_enable(ports))
 
 
-def _no_states(seen: Seen) -> Judged:
+def _no_states(seen: SeenHere) -> Judged:
     hangs = "has not answered" in seen.outputs["states"].why
     return _unknown(seen, "states", "unplug the cable and plug it in again, or restart" if hangs else "")
 
@@ -180,7 +180,7 @@ def _active_devices(states: Mapping[str, str]) -> list[str]:
     return [name for name, state in states.items() if state == "PORT_ACTIVE"]
 
 
-def _bridge(seen: Seen, interfaces: Mapping[str, Interface]) -> Judged:
+def _bridge(seen: SeenHere, interfaces: Mapping[str, Interface]) -> Judged:
     names = seen.read("hardware_ports", hardware_ports) or {}
     kinds, bridge = {device: port for port, device in names.items()}, names.get("Thunderbolt Bridge", "bridge0")
     if bridge not in interfaces:
@@ -196,7 +196,7 @@ def _bridge(seen: Seen, interfaces: Mapping[str, Interface]) -> Judged:
     return _wrong(f"{bridge} holds {', '.join(ports)}, which RDMA cannot use then", remedy)
 
 
-def _address(seen: Seen, states: Mapping[str, str] | None, interfaces: Mapping[str, Interface] | None) -> Judged:
+def _address(seen: SeenHere, states: Mapping[str, str] | None, interfaces: Mapping[str, Interface] | None) -> Judged:
     if states is None or interfaces is None:
         return _unknown(seen, "interfaces" if interfaces is None else "states")
     ports = [name.removeprefix("rdma_") for name in _active_devices(states) or states]
@@ -213,7 +213,7 @@ def _address(seen: Seen, states: Mapping[str, str] | None, interfaces: Mapping[s
     return _wrong(text, remedy)
 
 
-def _jaccl(seen: Seen) -> Judged:
+def _jaccl(seen: SeenHere) -> Judged:
     text = "this MLX was built without JACCL: only its wheels for macOS 26 and later have it"
     remedy = "on macOS 26.2 or later, install mlx again: pip install --force-reinstall mlx"
     return _right("this MLX was built with it") if seen.has_jaccl else _wrong(text, remedy)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from splitinfer.core.layout import Layout, lay_out
-from splitinfer.probes.finding import Fault, Finding, Outcome
+from splitinfer.probes.finding import Blame, Finding, Outcome
 
 USUAL_SECONDS = 230.0  # of a whole run
 _TOKENS, _QUICK_TOKENS = 32, 16  # of an answer
@@ -27,7 +27,7 @@ _FEATURES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbeEntry:
     """A probe.
 
     title: the feature that its findings are about, but for those in ``_FEATURES``.
@@ -41,7 +41,7 @@ class Probe:
     name: str
     title: str
     function: str
-    fault: Fault
+    fault: Blame
     weight: float
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -54,41 +54,41 @@ class Probe:
         return replace(finding, group=group, fault=self.fault if is_faulty else finding.fault)
 
 
-ABOUT = Probe("about", "this machine", ".machine:about", Fault.DEVICE, 8, is_quick=True)
+ABOUT = ProbeEntry("about", "this machine", ".machine:about", Blame.DEVICE, 8, is_quick=True)
 
 
-def selftest_probes(worker: Mapping[str, Any] | None, *, quick: bool = False) -> tuple[Probe, ...]:
+def selftest_probes(worker: Mapping[str, Any] | None, *, quick: bool = False) -> tuple[ProbeEntry, ...]:
     answers = {"tokens": _QUICK_TOKENS if quick else _TOKENS}
     restarts = {**answers, "restarts": True}
     found = (
         ABOUT,
-        _way("one process", "a model on this machine", 20, restarts, Fault.DEVICE, is_quick=True),
+        _way("one process", "a model on this machine", 20, restarts, Blame.DEVICE, is_quick=True),
         _way("tcp", "a model cut in two", 20, restarts, is_quick=True),
         *(() if worker is None else _elsewhere(worker, answers)),
-        Probe("kernels", "the kernels of this device", ".kernels:measure", Fault.DEVICE, 8, is_quick=True),
+        ProbeEntry("kernels", "the kernels of this device", ".kernels:measure", Blame.DEVICE, 8, is_quick=True),
         _way("inproc", "a model cut in two", 9, answers),
         _way("curve", "encrypted links", 9, answers),
         _way("ring", "rdma, over MLX's ring", 16, answers),
         _way("across", "every layer halved", 9, answers),
-        Probe("memory", "memory", ".memory:measure", Fault.MEMORY, 7, is_quick=True),
-        Probe("doctor", "this machine", ".doctor:measure", Fault.NONE, 3, is_quick=True),
+        ProbeEntry("memory", "memory", ".memory:measure", Blame.MEMORY, 7, is_quick=True),
+        ProbeEntry("doctor", "this machine", ".doctor:measure", Blame.NONE, 3, is_quick=True),
     )
     return tuple(each for each in found if not quick or each.is_quick)
 
 
 def _way(
-    name: str, title: str, weight: float, options: Mapping[str, Any], fault: Fault = Fault.TRANSPORT, **more: Any
-) -> Probe:
+    name: str, title: str, weight: float, options: Mapping[str, Any], fault: Blame = Blame.TRANSPORT, **more: Any
+) -> ProbeEntry:
     """Tokens by one way through a pipeline."""
-    return Probe(name, title, ".tokens:measure", fault, weight, {"way": name, **options}, **more)
+    return ProbeEntry(name, title, ".tokens:measure", fault, weight, {"way": name, **options}, **more)
 
 
-def _elsewhere(worker: Mapping[str, Any], answers: Mapping[str, Any]) -> tuple[Probe, ...]:
+def _elsewhere(worker: Mapping[str, Any], answers: Mapping[str, Any]) -> tuple[ProbeEntry, ...]:
     options, title = {**answers, "worker": worker}, "a worker elsewhere"
     return (
-        Probe("network", title, ".links:measure", Fault.WORKER, 4, options, is_quick=True),
-        _way("worker, tcp", title, 12, options, Fault.WORKER, is_quick=True),
-        _way("worker, rdma", "rdma to the worker (JACCL)", 12, options, Fault.WORKER),
+        ProbeEntry("network", title, ".links:measure", Blame.WORKER, 4, options, is_quick=True),
+        _way("worker, tcp", title, 12, options, Blame.WORKER, is_quick=True),
+        _way("worker, rdma", "rdma to the worker (JACCL)", 12, options, Blame.WORKER),
     )
 
 

@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.text import Text
 
 from splitinfer import cleanup
-from splitinfer.core.json_text import dumps
+from splitinfer.common.json_text import dumps
 from splitinfer.errors import ConfigError
 from splitinfer.places import write
-from splitinfer.probes.child import Result, run_probe, run_probes
-from splitinfer.probes.finding import Fault, Finding, Outcome, exit_code
+from splitinfer.probes.child import ProbeResult, run_probe, run_probes
+from splitinfer.probes.finding import Blame, Finding, Outcome, exit_code
 from splitinfer.probes.page import print_page, selftest_page, title
-from splitinfer.probes.registry import USUAL_SECONDS, Probe, selftest_probes
+from splitinfer.probes.registry import USUAL_SECONDS, ProbeEntry, selftest_probes
 
 CONTAINS = (
     "versions, the kind of machine and its sizes, which checks passed, and the times, bytes and numbers of the "
@@ -71,10 +71,10 @@ def run_selftest(
     return exit_code(findings)
 
 
-def _run_shown(run: Any, errors: Console, probe: Probe, limit: float, folder: str, **more: Any) -> Result:
+def _run_shown(run: Any, errors: Console, probe: ProbeEntry, limit: float, folder: str, **more: Any) -> ProbeResult:
     """Run a probe, and say so on standard error."""
     with errors.status(f"{probe.name}, at most {limit:.0f} s"):
-        result: Result = run(probe, limit, folder, **more)
+        result: ProbeResult = run(probe, limit, folder, **more)
     if not errors.is_terminal:
         errors.print(f"{probe.name}: {result.seconds:.1f} s", soft_wrap=True)
     return result
@@ -84,7 +84,7 @@ def _run_shown(run: Any, errors: Console, probe: Probe, limit: float, folder: st
 
 
 def document(
-    probes: Iterable[Probe], results: Mapping[str, Result], *, seconds: float, limit_s: float, quick: bool
+    probes: Iterable[ProbeEntry], results: Mapping[str, ProbeResult], *, seconds: float, limit_s: float, quick: bool
 ) -> dict[str, Any]:
     """The document of a run, ready to be written as JSON."""
     ran = {probe.name: results[probe.name] for probe in probes if probe.name in results}
@@ -144,7 +144,7 @@ def _read(check: Mapping[str, Any]) -> Finding:
     said = [f"{key} {check[key]}" for key in ("error", "signal", "at") if key in check]
     said += [f"{name} {_words(value)}" for name, value in numbers.items()]
     return Finding(
-        check["name"], Outcome(check["outcome"]), "; ".join(said), fault=Fault(check.get("fault", 0)), numbers=numbers
+        check["name"], Outcome(check["outcome"]), "; ".join(said), fault=Blame(check.get("fault", 0)), numbers=numbers
     )
 
 

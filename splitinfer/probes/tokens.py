@@ -18,26 +18,26 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import llama
 from mlx_lm.utils import load_model
 
+from splitinfer.common.json_text import dumps
 from splitinfer.core.grammar import Grammar
-from splitinfer.core.json_text import dumps
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.layout import LOCAL
 from splitinfer.core.link_transport import JACCL, RDMA, RING
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
 from splitinfer.demo import TARGET
-from splitinfer.engine.coordinator.requests import RequestOutput
+from splitinfer.engine.loop.requests import RequestOutput
 from splitinfer.engine.worker.handshake import AccessControl
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Request, Settings
 from splitinfer.llm.prompts import tokenizer_of
-from splitinfer.models.checkpoint import read_config
-from splitinfer.models.hub import open_model
-from splitinfer.models.loader import resolve_dtype
+from splitinfer.models.folder.checkpoint import read_config
+from splitinfer.models.folder.hub import open_model
+from splitinfer.models.load.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
-from splitinfer.probes.child import Report
-from splitinfer.probes.finding import SEND, STOP, Fault, Finding, Outcome, failed, passed
+from splitinfer.probes.child import ProbeReport
+from splitinfer.probes.finding import SEND, STOP, Blame, Finding, Outcome, failed, passed
 from splitinfer.probes.machine import DEMO_LAYERS
 from splitinfer.probes.plain import GREEDY, RIGHT, WRONG, gaps, rounding, tolerance, verdict
 from transports import LinkOptions, TransportUnavailable, listen
@@ -71,7 +71,7 @@ def plain_model(folder: Path = TARGET) -> Plain:
     return Plain(model, tokenizer.vocab_size, tokenizer.encode(PROMPT))
 
 
-def measure(options: Mapping[str, Any], report: Report) -> None:
+def measure(options: Mapping[str, Any], report: ProbeReport) -> None:
     """Report each kind of answer.
 
     ``options``: ``way``, a name in ``registry``; ``tokens`` of an answer; ``restarts``, whether KV is kept across a
@@ -278,18 +278,18 @@ def judge_answer(name: str, given: Mapping[str, Any], rounding: Mapping[str, Any
     """Whether an answer has the reference's tokens, and what it was to show besides."""
     found, count = verdict(given["gaps"], tolerance(rounding)), len(given["gaps"])
     if found["verdict"] == WRONG:
-        return failed(name, Fault.TOKENS, found["said"], STOP, given)
+        return failed(name, Blame.TOKENS, found["said"], STOP, given)
     if count < given["tokens"]:
-        return failed(name, Fault.TOKENS, f"token {count + 1} of {given['tokens']} never came", STOP, given)
+        return failed(name, Blame.TOKENS, f"token {count + 1} of {given['tokens']} never came", STOP, given)
     if given.get("has_form") is False:
-        return failed(name, Fault.TOKENS, "the answer has not the form that was asked for", STOP, given)
+        return failed(name, Blame.TOKENS, "the answer has not the form that was asked for", STOP, given)
     if given.get("killed") == 0:
-        return failed(name, Fault.TRANSPORT, "there was no worker's process to kill", SEND, given)
+        return failed(name, Blame.TRANSPORT, "there was no worker's process to kill", SEND, given)
     if given.get("drafts_sent") == 0:
-        return failed(name, Fault.DEVICE, "the tokens equal mlx-lm's, but no draft was sent", SEND, given)
+        return failed(name, Blame.DEVICE, "the tokens equal mlx-lm's, but no draft was sent", SEND, given)
     if "kept_before" in given and not given["cached_tokens"]:
         sentence = "the tokens equal mlx-lm's, but KV kept on disk was not found after a restart"
-        return failed(name, Fault.MEMORY, sentence, f"look at the free disk space; {SEND}", given)
+        return failed(name, Blame.MEMORY, sentence, f"look at the free disk space; {SEND}", given)
     said = f"{count} tokens equal mlx-lm's" if found["verdict"] == RIGHT else f"{found['said']}, which is rounding"
     return passed(name, f"{said}{_more(given)}", given)
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from splitinfer.core.sampling_params import MAX_BIAS, MAX_BIASED
-from splitinfer.engine.coordinator.requests import Reading, StreamEvent, TokenLogprobs
+from splitinfer.engine.loop.requests import Reading, StreamEvent, TokenLogprobs
 from splitinfer.llm import LLM
 from splitinfer.llm.request import AsyncRequest, Handling
-from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.ask import Ask, AskedChat
 from splitinfer.server.problem import AGAIN, Problem
 from splitinfer.server.reading import Reader
 from splitinfer.server.stream import COMMENT_PING, EVENTS, PING_EVERY
@@ -322,7 +322,7 @@ async def submit(reader: Reader, answer: Answer, ask: Ask, handling: Handling, s
     if isinstance(ask.prompt, Gap) and (marks := llm.tokenizer.fill_marks) is not None:
         ends = (*ask.sampling.get("stop_token_ids", ()), *marks.ids.values())
         ask = replace(ask, sampling={**ask.sampling, "stop_token_ids": ends})
-    if isinstance(ask.prompt, Chat) and ask.prompt.tools and not ask.tools:
+    if isinstance(ask.prompt, AskedChat) and ask.prompt.tools and not ask.tools:
         ask = replace(ask, sampling=_without_calls(llm, ask.sampling))
     for params in [ask.params(llm.recommended_sampling, room, choice) for choice in range(ask.num_choices)]:
         parser = _parser(llm, ask, prompt, has_form)
@@ -333,7 +333,7 @@ async def submit(reader: Reader, answer: Answer, ask: Ask, handling: Handling, s
             timeout=handling.timeout,
             raw=parser is None,
             parser=parser,
-            goes_on=isinstance(ask.prompt, str | tuple) or (isinstance(ask.prompt, Chat) and ask.prompt.continues),
+            goes_on=isinstance(ask.prompt, str | tuple) or (isinstance(ask.prompt, AskedChat) and ask.prompt.continues),
         )
         choice = Choice(len(answer.choices), request, ask.one_call, ends=request.end_tokens)
         if text is not None:
@@ -353,7 +353,7 @@ def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Cal
 
 def _parser(llm: LLM, ask: Ask, prompt: Sequence[int], has_form: bool) -> AnswerParser | None:
     """Chats are told apart into parts; what continues a text is text."""
-    if not isinstance(ask.prompt, Chat):
+    if not isinstance(ask.prompt, AskedChat):
         return None
     begun = ask.prompt.begun
     return llm.tokenizer.answer_format.parser(prompt, ask.tools, has_form=has_form, grows=ask.grows, begun=begun)

@@ -41,7 +41,7 @@ def in_force(defaults: Recommended) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class AskedChat:
     """A conversation for the model's template, as ``Tokenizer.write_chat`` takes it."""
 
     messages: tuple[Mapping[str, Any], ...]
@@ -61,7 +61,7 @@ class Chat:
         return str(self.messages[-1].get("content") or "") if self.continues else None
 
 
-Prompt = Chat | Gap | str | tuple[int, ...]
+AskedPrompt = AskedChat | Gap | str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Ask:
     it may call, as in OpenAI's API; the prompt may tell of more. ``must_call``: it must call one of them, whatever form
     an answer would have. ``grows``: calls are shown while they are written."""
 
-    prompt: Prompt
+    prompt: AskedPrompt
     sampling: Mapping[str, Any]
     max_tokens: int | None = None
     num_choices: int = 1
@@ -81,7 +81,7 @@ class Ask:
     grows: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.prompt, Chat) and self.prompt.continues and "grammar" in self.sampling:
+        if isinstance(self.prompt, AskedChat) and self.prompt.continues and "grammar" in self.sampling:
             raise invalid("messages", "an answer that goes on with the last message cannot be held to a form")
 
     @property
@@ -139,7 +139,7 @@ _AT_ONCE, _AT_ONCE_FOR_EACH = 1 << 20, 16  # characters; characters for each tok
 _PIECE = 1 << 16  # characters
 
 
-def known_tokens(llm: LLM, prompt: Prompt, known: Conversations) -> tuple[list[int], str | None]:
+def known_tokens(llm: LLM, prompt: AskedPrompt, known: Conversations) -> tuple[list[int], str | None]:
     """A prompt's tokens, those of a known beginning as they were computed; and the text that the template made, if it
     is a chat. It takes time: call it beside the event loop.
 
@@ -148,7 +148,7 @@ def known_tokens(llm: LLM, prompt: Prompt, known: Conversations) -> tuple[list[i
         SplitinferError: as ``LLM.tokenizer`` and ``Tokenizer.encode_chat``.
     """
     match prompt:
-        case Chat():
+        case AskedChat():
             return _chat_tokens(llm, prompt, known)
         case Gap():
             check_size(llm, prompt)
@@ -160,16 +160,16 @@ def known_tokens(llm: LLM, prompt: Prompt, known: Conversations) -> tuple[list[i
             return list(tokens), None
 
 
-def check_size(llm: LLM, prompt: Chat | Gap | str) -> None:
+def check_size(llm: LLM, prompt: AskedChat | Gap | str) -> None:
     """Refuse a prompt whose size alone says that it cannot be answered.
 
     Raises:
         Problem: 400, with the numbers.
     """
-    if isinstance(prompt, Chat):
+    if isinstance(prompt, AskedChat):
         _check_number("messages", len(prompt.messages), MAX_MESSAGES)
         _check_number("tools", len(prompt.tools), MAX_TOOLS)
-    parts: Any = (prompt.messages, prompt.tools, prompt.options) if isinstance(prompt, Chat) else prompt
+    parts: Any = (prompt.messages, prompt.tools, prompt.options) if isinstance(prompt, AskedChat) else prompt
     parts = (prompt.prefix, prompt.suffix, prompt.begun, prompt.files) if isinstance(prompt, Gap) else parts
     texts = [*_texts_in(parts)]
     if sum(map(len, texts)) > max(_AT_ONCE, _AT_ONCE_FOR_EACH * llm.context_length):
@@ -209,7 +209,7 @@ def _texts_in(value: Any) -> Iterator[str]:
         yield repr(value)
 
 
-def _chat_tokens(llm: LLM, chat: Chat, known: Conversations) -> tuple[list[int], str]:
+def _chat_tokens(llm: LLM, chat: AskedChat, known: Conversations) -> tuple[list[int], str]:
     """A conversation as the model's template takes it without losing anything.
 
     Raises:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from splitinfer.core.plain_text import whole_characters
+from splitinfer.common.plain_text import whole_characters
 from splitinfer.server.fields import Fields, read
 from splitinfer.server.problem import Problem
 

@@ -138,7 +138,7 @@ def _ignore(name: str, ignored: Ignored | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedField:
     """A field that would change the answer, and why that is not done.
 
     neutral: values that ask for nothing, so that they may be there; ``is_neutral`` knows others.
@@ -157,7 +157,7 @@ class Refused:
 class Fields(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
     known: ClassVar[frozenset[str]] = frozenset()
-    refused: ClassVar[Mapping[str, Refused]] = {}
+    refused: ClassVar[Mapping[str, RefusedField]] = {}
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -201,7 +201,7 @@ CountOrNone = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 TokenId = CountOrNone
 Name = Annotated[str, Field(max_length=MOST_NAME)]
 T = TypeVar("T")
-Several = Annotated[list[T], Field(fail_fast=True)]
+ListOf = Annotated[list[T], Field(fail_fast=True)]
 
 
 def in_list(given: Any) -> Any:

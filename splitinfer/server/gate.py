@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http.cookies import SimpleCookie
 
-from splitinfer.core.endpoint import is_loopback
+from splitinfer.common.endpoint import is_loopback
 from splitinfer.errors import ConfigError
 from splitinfer.server.keys import NOBODY, ApiKey, ApiKeys, Scope, digest
 from splitinfer.server.problem import Problem

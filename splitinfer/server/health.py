@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from splitinfer.core.layout import Layout
-from splitinfer.engine.coordinator.health import PipelineHealth
+from splitinfer.engine.figures.health import PipelineHealth
 from splitinfer.server.problem import Problem
 
 

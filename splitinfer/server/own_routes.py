@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from splitinfer.llm import LLM
-from splitinfer.server.ask import Chat, check_size, known_tokens
+from splitinfer.server.ask import AskedChat, check_size, known_tokens
 from splitinfer.server.body import read_request
-from splitinfer.server.fields import Fields, Several, TokenId
+from splitinfer.server.fields import Fields, ListOf, TokenId
 from splitinfer.server.gate import SESSION_COOKIE, cookie
 from splitinfer.server.health import health_document
 from splitinfer.server.keys import NOBODY
@@ -36,7 +36,7 @@ class TemplateRequest(Conversation):
     model: Any = None
     messages: Messages | None = None
 
-    def chat(self) -> Chat:
+    def chat(self) -> AskedChat:
         """The conversation.
 
         Raises:
@@ -55,7 +55,7 @@ class TokenizeRequest(TemplateRequest):
     return_token_strs: bool = False
     add_special_tokens: bool | None = None
 
-    def asked(self) -> Chat | str:
+    def asked(self) -> AskedChat | str:
         """What is to be tokenized.
 
         Raises:
@@ -71,7 +71,7 @@ class TokenizeRequest(TemplateRequest):
 
 
 class DetokenizeRequest(Fields):
-    tokens: Several[TokenId]
+    tokens: ListOf[TokenId]
     model: Any = None
 
 
@@ -114,13 +114,13 @@ def _state_routes(service: Service) -> list[ApiRoute]:
     ]
 
 
-def _tokens(llm: LLM, asked: Chat | str, *, adds_special: bool) -> list[int]:
+def _tokens(llm: LLM, asked: AskedChat | str, *, adds_special: bool) -> list[int]:
     """Those of a text or of a chat. ``adds_special``: a text has the special tokens that the tokenizer itself adds.
 
     Raises:
         Problem: it is too long, or has pictures.
     """
-    if not isinstance(asked, Chat):
+    if not isinstance(asked, AskedChat):
         check_size(llm, asked)
         return llm.tokenizer.encode(asked, adds_special=adds_special)
     plain, urls = with_marks(llm, asked)

@@ -14,7 +14,7 @@ from splitinfer.llm import LLM
 from splitinfer.llm.seeing import SeenPrompt
 from splitinfer.pictures.marks import has_pictures, unseen
 from splitinfer.pictures.sources import from_url
-from splitinfer.server.ask import Chat, Prompt, known_tokens
+from splitinfer.server.ask import AskedChat, AskedPrompt, known_tokens
 from splitinfer.server.history import NO_PICTURE
 from splitinfer.text.conversations import Conversations
 
@@ -23,10 +23,10 @@ T = TypeVar("T")
 _LONG = 1 << 18  # bytes of a request, which take a tenth of a second or two
 
 
-def with_marks(llm: LLM, prompt: Prompt) -> tuple[Prompt, list[str]]:
+def with_marks(llm: LLM, prompt: AskedPrompt) -> tuple[AskedPrompt, list[str]]:
     """Return a prompt without its pictures, but with the model's mark for each; and their URLs. A picture that the
     model cannot see is told as such, unless the user shows it in the last message."""
-    if not isinstance(prompt, Chat) or not has_pictures(prompt.messages):
+    if not isinstance(prompt, AskedChat) or not has_pictures(prompt.messages):
         return prompt, []
     *before, last = prompt.messages
     is_last, takes = last["role"] == "user", llm.seeing.takes
@@ -45,14 +45,14 @@ class Reader:
     _long: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
     _pictures: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
 
-    async def read(self, prompt: Prompt, size: int) -> tuple[SeenPrompt, list[int], str | None]:
+    async def read(self, prompt: AskedPrompt, size: int) -> tuple[SeenPrompt, list[int], str | None]:
         """A prompt with its pictures read; its tokens without them, those of a known beginning as they were computed;
         and the text that the template made, if it is a chat. ``size``: of the request, in bytes.
 
         Raises:
             Problem, SplitinferError: as ``known_tokens`` and ``LLM.submit``.
         """
-        sees = isinstance(prompt, Chat) and has_pictures(prompt.messages)
+        sees = isinstance(prompt, AskedChat) and has_pictures(prompt.messages)
         return await self.beside(lambda: self._seen(prompt), size, self._pictures if sees else None)
 
     async def beside(self, work: Callable[[], T], size: int, turns: asyncio.Semaphore | None = None) -> T:
@@ -72,7 +72,7 @@ class Reader:
         working.add_done_callback(end)
         return await asyncio.shield(working)
 
-    def _seen(self, prompt: Prompt) -> tuple[SeenPrompt, list[int], str | None]:
+    def _seen(self, prompt: AskedPrompt) -> tuple[SeenPrompt, list[int], str | None]:
         llm = self.llm
         prompt, urls = with_marks(llm, prompt)
         if urls:

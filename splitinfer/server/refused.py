@@ -8,16 +8,16 @@ changes no word of an answer is ignored (``fields``), and so is what does nothin
 from collections.abc import Mapping
 from typing import Any
 
-from splitinfer.server.fields import EMPTY, Refused
+from splitinfer.server.fields import EMPTY, RefusedField
 
-Table = Mapping[str, Refused]
-
-
-def _all(why: str, *neutral: Any, names: str) -> dict[str, Refused]:
-    return {name: Refused(why, neutral) for name in names.split()}
+Table = Mapping[str, RefusedField]
 
 
-def _named(here: str, *neutral: Any, names: str) -> dict[str, Refused]:
+def _all(why: str, *neutral: Any, names: str) -> dict[str, RefusedField]:
+    return {name: RefusedField(why, neutral) for name in names.split()}
+
+
+def _named(here: str, *neutral: Any, names: str) -> dict[str, RefusedField]:
     return _all(f"its name here is {here}", *neutral, names=names)
 
 
@@ -44,16 +44,16 @@ _SAMPLING: Table = {
     **_all(_NO_SAMPLER, 0, names="mirostat dynatemp_range dry_multiplier xtc_probability n_indent"),
     **_all(_NO_SAMPLER, -1, 0, names="top_n_sigma adaptive_target"),
     **_all(_NO_SAMPLER, 0, 1, names="min_keep"),
-    "samplers": Refused("the order of the samplers is fixed", (*EMPTY, _LLAMA_CPPS_ORDER)),
-    "use_beam_search": Refused("there is no beam search", (False,)),
+    "samplers": RefusedField("the order of the samplers is fixed", (*EMPTY, _LLAMA_CPPS_ORDER)),
+    "use_beam_search": RefusedField("there is no beam search", (False,)),
     **_all("logit_bias keeps tokens away", *EMPTY, names="bad_words allowed_token_ids"),
     **_all("no code of a client is run here", *EMPTY, names="logits_processors custom_logit_processor"),
     **_all("there is one model, without adapters", *EMPTY, names="adapters lora lora_path"),
-    "skip_special_tokens": Refused("special tokens are not text", (True,)),
-    "include_stop_str_in_output": Refused("an answer ends before the text that stops it", (False,)),
-    "repetition_detection": Refused("an answer ends by itself, at a stop or at its limit", EMPTY),
-    "t_max_predict_ms": Refused("it is the header X-Splitinfer-Timeout", (0, -1)),
-    "truncate_prompt_tokens": Refused("a prompt is taken as it is", (-1,)),
+    "skip_special_tokens": RefusedField("special tokens are not text", (True,)),
+    "include_stop_str_in_output": RefusedField("an answer ends before the text that stops it", (False,)),
+    "repetition_detection": RefusedField("an answer ends by itself, at a stop or at its limit", EMPTY),
+    "t_max_predict_ms": RefusedField("it is the header X-Splitinfer-Timeout", (0, -1)),
+    "truncate_prompt_tokens": RefusedField("a prompt is taken as it is", (-1,)),
     **_named("thinking_budget", -1, names="reasoning_budget thinking_budget_tokens thinking_token_budget"),
     **_named("thinking_budget", -1, names="reasoning_budget_tokens"),
     **_all(_NO_SAMPLER, 0, names="no_repeat_ngram_size top_a epsilon_cutoff eta_cutoff smoothing_factor"),
@@ -61,8 +61,8 @@ _SAMPLING: Table = {
 }
 TEMPLATE: Table = {
     **_all("the model has its own", "", names="chat_template template"),
-    "documents": Refused("give them as messages", EMPTY),
-    "mm_processor_kwargs": Refused("the model's own processor says how pictures are read", EMPTY),
+    "documents": RefusedField("give them as messages", EMPTY),
+    "mm_processor_kwargs": RefusedField("the model's own processor says how pictures are read", EMPTY),
     **_all("pictures are parts of messages", *EMPTY, names="image_data images"),
 }
 """Of a chat as tokens or text."""
@@ -70,23 +70,23 @@ COUNTED: Table = {
     # Another prompt.
     **TEMPLATE,
     **_all("give a message of the role system, or a response's instructions", "", names="system instructions"),
-    "functions": Refused("it is deprecated; give tools", EMPTY),
-    "personality": Refused("the model has none; give instructions"),
-    "prompt_embeds": Refused("a prompt is text or token ids", EMPTY),
-    "previous_input_messages": Refused(_STATELESS, EMPTY),
-    "add_special_tokens": Refused("the model's template always writes its own", (False,)),
-    "add_generation_prompt": Refused("the prompt always ends where the answer begins", (True,)),
-    "continue_final_message": Refused("chats go on, and messages where the last one is the assistant's", (False,)),
-    "echo": Refused("a chat has no text that could be repeated", (False,)),
-    "prompt_logprobs": Refused("completions have them"),
-    "suffix": Refused("give it to /v1/completions", ("",)),
+    "functions": RefusedField("it is deprecated; give tools", EMPTY),
+    "personality": RefusedField("the model has none; give instructions"),
+    "prompt_embeds": RefusedField("a prompt is text or token ids", EMPTY),
+    "previous_input_messages": RefusedField(_STATELESS, EMPTY),
+    "add_special_tokens": RefusedField("the model's template always writes its own", (False,)),
+    "add_generation_prompt": RefusedField("the prompt always ends where the answer begins", (True,)),
+    "continue_final_message": RefusedField("chats go on, and messages where the last one is the assistant's", (False,)),
+    "echo": RefusedField("a chat has no text that could be repeated", (False,)),
+    "prompt_logprobs": RefusedField("completions have them"),
+    "suffix": RefusedField("give it to /v1/completions", ("",)),
     # What is stored or run elsewhere.
     **_all(_STATELESS, *EMPTY, names="previous_response_id conversation prompt context"),
-    "container": Refused("nothing is run here"),
-    "mcp_servers": Refused("nothing is run here", EMPTY),
-    "web_search_options": Refused("the server runs no searches"),
+    "container": RefusedField("nothing is run here"),
+    "mcp_servers": RefusedField("nothing is run here", EMPTY),
+    "web_search_options": RefusedField("the server runs no searches"),
     # What makes Anthropic's own helpers send whole conversations (anthropic 2.12.0, ``lib/threads``, recovers_from).
-    "thread": Refused(
+    "thread": RefusedField(
         f"{_STATELESS} as messages", details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     ),
 }
@@ -95,14 +95,14 @@ REFUSED: Table = {
     **_SAMPLING,
     **COUNTED,
     # Another answer.
-    "include_reasoning": Refused("reasoning is told apart, and may be left unread", (True,)),
-    "reasoning_format": Refused("reasoning is told apart, as reasoning_content", ("", "auto", "deepseek")),
-    "logprob_token_ids": Refused("logprobs are of the likeliest tokens", EMPTY),
-    "modalities": Refused("answers are text", ([], ["text"])),
-    "n": Refused("a request of this API has one answer", (1,)),
+    "include_reasoning": RefusedField("reasoning is told apart, and may be left unread", (True,)),
+    "reasoning_format": RefusedField("reasoning is told apart, as reasoning_content", ("", "auto", "deepseek")),
+    "logprob_token_ids": RefusedField("logprobs are of the likeliest tokens", EMPTY),
+    "modalities": RefusedField("answers are text", ([], ["text"])),
+    "n": RefusedField("a request of this API has one answer", (1,)),
     **_named("n", 1, names="n_cmpl"),
-    "best_of": Refused("answers are not ranked", (1,)),
-    "guided_whitespace_pattern": Refused(_NO_BLANKS, EMPTY),
+    "best_of": RefusedField("answers are not ranked", (1,)),
+    "guided_whitespace_pattern": RefusedField(_NO_BLANKS, EMPTY),
     # Other names.
     **_named("repetition_penalty", 0, 1, names="repeat_penalty"),
     **_named("stop", *EMPTY, names="stop_sequences"),
@@ -112,14 +112,14 @@ REFUSED: Table = {
     **_all(_FORM, *EMPTY, names="format grammar json_schema structured_outputs regex ebnf guided_json guided_regex"),
     **_all(_FORM, *EMPTY, names="guided_choice guided_grammar"),
     **_named("text.format, or output_config.format of messages", {"type": "text"}, names="response_format"),
-    "text": Refused("its name here is response_format", ({}, {"format": {"type": "text"}})),
-    "options": Refused("give its fields in the request itself", is_neutral=_has_no_sampling),
+    "text": RefusedField("its name here is response_format", ({}, {"format": {"type": "text"}})),
+    "options": RefusedField("give its fields in the request itself", is_neutral=_has_no_sampling),
 }
 """Of requests for an answer."""
 
 COMPLETIONS: Table = {
     **REFUSED,
-    "add_special_tokens": Refused("the tokenizer always adds its own", (True,)),
+    "add_special_tokens": RefusedField("the tokenizer always adds its own", (True,)),
 }
 INFILL: Table = {
     **{name: why for name, why in REFUSED.items() if name not in ("samplers", "n_indent", "t_max_predict_ms")},
@@ -130,14 +130,14 @@ OLLAMA_OPTIONS: Table = _SAMPLING
 
 # Of objects in requests.
 STRUCTURED: Table = {
-    "structural_tag": Refused("give tools, or a grammar"),
-    "whitespace_pattern": Refused(_NO_BLANKS, EMPTY),
-    "disable_additional_properties": Refused('say "additionalProperties": false in the schema', (False,)),
+    "structural_tag": RefusedField("give tools, or a grammar"),
+    "whitespace_pattern": RefusedField(_NO_BLANKS, EMPTY),
+    "disable_additional_properties": RefusedField('say "additionalProperties": false in the schema', (False,)),
 }
-REASONING: Table = {"mode": Refused("there is one mode, standard", ("standard",))}
+REASONING: Table = {"mode": RefusedField("there is one mode, standard", ("standard",))}
 EARLIER_ANSWER: Table = {
-    "audio": Refused("answers are text"),
-    "function_call": Refused("it is deprecated; give tool_calls"),
+    "audio": RefusedField("answers are text"),
+    "function_call": RefusedField("it is deprecated; give tool_calls"),
 }
-CITED: Table = {"citations": Refused("answers do not cite", ({}, {"enabled": False}))}
-OUTPUT: Table = {"task_budget": Refused("the model is not told how many tokens are left")}
+CITED: Table = {"citations": RefusedField("answers do not cite", ({}, {"enabled": False}))}
+OUTPUT: Table = {"task_budget": RefusedField("the model is not told how many tokens are left")}

@@ -1,7 +1,7 @@
 """Several models behind one server: loads who is asked for, closes who has rested, and sends each request to its model.
 
-`core.residents` decides; this carries it out, on the event loop, with loading and closing beside it. Each loaded model
-has a service and routes of its own. What is not posted to a model (its dials, its figures) says which with
+`server.residents` decides; this carries it out, on the event loop, with loading and closing beside it. Each loaded
+model has a service and routes of its own. What is not posted to a model (its dials, its figures) says which with
 ``?model=NAME``; without that, the one that was used last answers, as for what is of no model (sessions, the page, lists
 of models). A request whose model is not loaded waits, with pings if it is a stream: a stream that has been pinged has
 begun with 200, so an error behind that is the last event, in the API's own form.
@@ -19,13 +19,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from splitinfer.core.residents import Bounds, Resident, decide
 from splitinfer.errors import CannotFit, ModelError, SplitinferError
 from splitinfer.llm import LLM
 from splitinfer.server.asking import handling_of, until_gone
 from splitinfer.server.body import body_of, parsed
 from splitinfer.server.health import Offer, named
 from splitinfer.server.problem import AGAIN, ANTHROPIC, OLLAMA, Problem, ending, form_of, problem_of
+from splitinfer.server.residents import Bounds, Resident, decide
 from splitinfer.server.service import Service
 from splitinfer.server.stream import (
     COMMENT_PING,
@@ -94,7 +94,7 @@ class Unloaded:
         raise Problem(503, "no model is loaded now; a request that names one loads it", retry_after=AGAIN)
 
 
-Ticket = asyncio.Future[Entry]
+ModelTicket = asyncio.Future[Entry]
 """Is done when its request may use the model, until it gives the ticket back."""
 
 
@@ -108,7 +108,7 @@ class Several:
     ) -> None:
         self._held = {entry.name: entry for entry in entries}
         self._first, self._bounds, self._front, self._routes = entries[0].name, bounds, front, routes
-        self._waiting: dict[Ticket, Entry] = {}  # by age
+        self._waiting: dict[ModelTicket, Entry] = {}  # by age
         self._leaving = frozenset[str]()
         self._acting: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -142,15 +142,15 @@ class Several:
 
     # -- models come and go --------------------------------------------------------------------
 
-    def ask(self, name: str) -> Ticket:
+    def ask(self, name: str) -> ModelTicket:
         """A ticket for the model, which has to be given back (``release``). It fails as loading does."""
-        ticket: Ticket = asyncio.get_running_loop().create_future()
+        ticket: ModelTicket = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = self._held[name]
         self._admit()
         self.turn()
         return ticket
 
-    def release(self, ticket: Ticket) -> None:
+    def release(self, ticket: ModelTicket) -> None:
         self._waiting.pop(ticket, None)
         if ticket.done() and not ticket.cancelled() and ticket.exception() is None:
             held = ticket.result()
@@ -159,7 +159,7 @@ class Several:
         self.turn()
 
     @property
-    def _wanted(self) -> list[tuple[Ticket, Entry]]:
+    def _wanted(self) -> list[tuple[ModelTicket, Entry]]:
         """The tickets whose requests still wait, by age: one that was cancelled is given back a little later."""
         return [(ticket, held) for ticket, held in self._waiting.items() if not ticket.done()]
 
@@ -308,7 +308,7 @@ class Several:
         return named(self.offers(), wanted).name if wanted and isinstance(wanted, str) else self._first
 
     async def _wait(
-        self, ticket: Ticket, wanted: Entry, request: Request, ping: Callable[[], Awaitable[None]] | None
+        self, ticket: ModelTicket, wanted: Entry, request: Request, ping: Callable[[], Awaitable[None]] | None
     ) -> Entry:
         """The model, once it is there; a stream gets a ``ping`` in silence.
 

@@ -18,7 +18,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from splitinfer.core.json_text import dumps
+from splitinfer.common.json_text import dumps
 
 PING_EVERY = 8.0  # seconds of silence; clients' limits begin at 10
 PROGRESS_EVERY = 0.5  # where a client wants to know how far its prompt is read

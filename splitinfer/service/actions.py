@@ -13,7 +13,7 @@ from pathlib import Path
 
 from splitinfer.errors import ConfigError
 from splitinfer.places import write
-from splitinfer.service.definition import NAME, Definition, Place, State
+from splitinfer.service.definition import NAME, Definition, ServicePlace, State
 from splitinfer.service.launchd import Launchd
 from splitinfer.service.systemd import Systemd
 
@@ -23,14 +23,14 @@ _POLL = 0.5
 Manager = Launchd | Systemd
 
 
-def manager_of(place: Place) -> Manager:
+def manager_of(place: ServicePlace) -> Manager:
     """Return the manager of services where ``place`` is. Raises ConfigError: this system has none."""
     if place.platform not in ("darwin", "linux"):
         raise ConfigError(f"services are for launchd (macOS) and systemd (Linux), not for {place.platform}")
     return Launchd(place) if place.platform == "darwin" else Systemd(place)
 
 
-def refuse_root(place: Place) -> None:
+def refuse_root(place: ServicePlace) -> None:
     """Raise ConfigError: a service cannot be installed by this user."""
     if place.user == 0:
         raise ConfigError(
@@ -39,7 +39,7 @@ def refuse_root(place: Place) -> None:
         )
 
 
-def install(definition: Definition, manager: Manager, place: Place, *, force: bool) -> bool:
+def install(definition: Definition, manager: Manager, place: ServicePlace, *, force: bool) -> bool:
     """Install a service and start it; whether anything had to be done.
 
     Raises:
@@ -74,7 +74,7 @@ def remove(manager: Manager) -> bool:
     return is_there
 
 
-def status(manager: Manager, place: Place) -> tuple[State, bool, list[str]]:
+def status(manager: Manager, place: ServicePlace) -> tuple[State, bool, list[str]]:
     """Return what the system says of a service, whether it is installed, and lines for people: what is installed, what
     runs, the end of the log."""
     text, state = _content(manager.file), manager.state()
@@ -121,7 +121,7 @@ def _variables(definition: Definition) -> str:
     return " ".join(f"{name}={value}" for name, value in definition.environment.items()) or "none"
 
 
-def _watch(manager: Manager, place: Place) -> None:
+def _watch(manager: Manager, place: ServicePlace) -> None:
     """Wait until a service that cannot run would have ended. Raises ConfigError: it has."""
     for _ in range(int(_WATCHED / _POLL)):
         place.sleep(_POLL)

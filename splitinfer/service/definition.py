@@ -106,7 +106,7 @@ def stable(path: Path, temporary: Iterable[Path]) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServicePlace:
     """platform: as ``sys.platform`` has it. user: the user's id. sleep: waits for that many seconds."""
 
     platform: str
@@ -116,6 +116,6 @@ class Place:
     sleep: Callable[[float], None] = time.sleep
 
 
-def here() -> Place:
+def here() -> ServicePlace:
     """Return this process's user, on this machine."""
-    return Place(sys.platform, Path.home(), os.geteuid(), dict(os.environ))
+    return ServicePlace(sys.platform, Path.home(), os.geteuid(), dict(os.environ))

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from xml.parsers.expat import ExpatError
 
 from splitinfer.errors import ConfigError
-from splitinfer.service.definition import LABEL, NAME, STOP_SECONDS, Definition, Place, State
+from splitinfer.service.definition import LABEL, NAME, STOP_SECONDS, Definition, ServicePlace, State
 from splitinfer.system.command import Done, run
 
 _THROTTLE = 10  # seconds
@@ -69,7 +69,7 @@ def _number(text: str | None) -> int | None:
 class Launchd:
     """Keeps one service running, as an agent of the user's screen session. See ``actions.Manager``."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ServicePlace) -> None:
         self._place = place
         self._domain = f"gui/{place.user}"
         self._target = f"{self._domain}/{LABEL}"

@@ -23,7 +23,7 @@ from pathlib import Path
 from string import Template
 
 from splitinfer.errors import ConfigError
-from splitinfer.service.definition import NAME, STOP_SECONDS, UNIT, Definition, Place, State
+from splitinfer.service.definition import NAME, STOP_SECONDS, UNIT, Definition, ServicePlace, State
 from splitinfer.system.command import Done, run
 
 _PROPERTIES = ("LoadState", "ActiveState", "MainPID", "NRestarts", "Result", "ExecMainCode", "ExecMainStatus")
@@ -95,7 +95,7 @@ def _last_exit(values: Mapping[str, str]) -> str | None:
 class Systemd:
     """Keeps one service running, as a unit of the user's own systemd. See ``actions.Manager``."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ServicePlace) -> None:
         self._place = place
         configs = place.environment.get("XDG_CONFIG_HOME")  # systemd.unit(5), "User unit search path"
         units = (Path(configs) if configs else place.home / ".config") / "systemd" / "user"

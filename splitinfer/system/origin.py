@@ -36,7 +36,7 @@ class Start(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ProcessOrigin:
     """How a process was started. ``name``: the label of launchd's job, or the program's name."""
 
     start: Start
@@ -51,7 +51,7 @@ class Origin:
         return f"{self.start} {self.name}".strip() if self.start is not Start.PROGRAM else self.name
 
 
-def origin_of(environment: Mapping[str, str], *, parent: int, user: int, session: str) -> Origin:
+def origin_of(environment: Mapping[str, str], *, parent: int, user: int, session: str) -> ProcessOrigin:
     """Return the origin of a process on macOS.
 
     Args:
@@ -61,28 +61,28 @@ def origin_of(environment: Mapping[str, str], *, parent: int, user: int, session
         session: what ``launchctl managername`` prints, or "".
 
     >>> origin_of({"TERM_PROGRAM": "iTerm.app", "XPC_SERVICE_NAME": "0"}, parent=7, user=501, session="Aqua")
-    Origin(start=<Start.PROGRAM: 'program'>, name='iTerm')
+    ProcessOrigin(start=<Start.PROGRAM: 'program'>, name='iTerm')
     """
     label = environment.get("XPC_SERVICE_NAME", "0")
     program = environment.get("TERM_PROGRAM", "")
     if user == 0:
-        return Origin(Start.ROOT)
+        return ProcessOrigin(Start.ROOT)
     if label not in ("", "0") and not label.startswith("application."):
-        return Origin(Start.DAEMON if session == "System" else Start.AGENT, label)
+        return ProcessOrigin(Start.DAEMON if session == "System" else Start.AGENT, label)
     if environment.get("SSH_CONNECTION"):
-        return Origin(Start.SSH)
+        return ProcessOrigin(Start.SSH)
     if not program:
-        return Origin(Start.UNKNOWN)
+        return ProcessOrigin(Start.UNKNOWN)
     if program == "Apple_Terminal":
-        return Origin(Start.DETACHED if parent == 1 else Start.TERMINAL)
-    return Origin(Start.PROGRAM, _TERMINALS.get(program, program.removesuffix(".app")))
+        return ProcessOrigin(Start.DETACHED if parent == 1 else Start.TERMINAL)
+    return ProcessOrigin(Start.PROGRAM, _TERMINALS.get(program, program.removesuffix(".app")))
 
 
 @cache
-def this_process() -> Origin:
+def this_process() -> ProcessOrigin:
     """Return how this process was started; unknown elsewhere than on macOS, where nothing depends on it."""
     if not is_macos():
-        return Origin(Start.UNKNOWN)
+        return ProcessOrigin(Start.UNKNOWN)
     return origin_of(os.environ, parent=os.getppid(), user=os.geteuid(), session=_session())
 
 

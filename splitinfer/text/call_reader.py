@@ -18,7 +18,7 @@ from typing import Any
 
 import regex
 
-from splitinfer.core.plain_text import whole_characters
+from splitinfer.common.plain_text import whole_characters
 from splitinfer.text.call_syntax import ARGUMENTS, ID, KEY, KINDS, NAME, NUMBER, CallSyntax, Keyed, kind_of
 
 Steps = Generator[None, None, None]

@@ -21,7 +21,7 @@ _Digest = bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Codec:
+class TextCodec:
     """A tokenizer's functions. ``encode``: a part of a text, with no tokens of its own before it. ``decode``: with
     special tokens. ``special``: the special tokens' ids."""
 
@@ -70,7 +70,7 @@ class Conversations:
         if answer:
             self._pending.append(_Pending(_hash_of(text), len(text), array("I", prompt), array("I", answer)))
 
-    def tokens(self, text: str, plain: list[int], codec: Codec) -> list[int]:
+    def tokens(self, text: str, plain: list[int], codec: TextCodec) -> list[int]:
         """The tokens of a conversation. ``plain``: what the tokenizer makes of its text."""
         with self._lock:
             self._take_in(codec)
@@ -80,7 +80,7 @@ class Conversations:
         found = [*known, *codec.encode(text[length:])]
         return found if codec.say_the_same(found, plain) else plain
 
-    def _take_in(self, codec: Codec) -> None:
+    def _take_in(self, codec: TextCodec) -> None:
         while self._pending:
             one = self._pending.popleft()
             if _BROKEN not in (said := codec.decode(one.answer)):  # else the text says less than the tokens

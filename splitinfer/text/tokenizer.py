@@ -21,7 +21,7 @@ from splitinfer.errors import ModelError, RequestError
 from splitinfer.text import harmony
 from splitinfer.text.answer import AnswerFormat, Tool
 from splitinfer.text.call_syntax import JSON_TOOLS, NOT_WRITTEN, AnswerSyntax, CallSyntax
-from splitinfer.text.conversations import Codec
+from splitinfer.text.conversations import TextCodec
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.fill import Gap, Marks, marks_in
 from splitinfer.text.syntax_probes import find_syntax
@@ -402,10 +402,10 @@ class Tokenizer:
         return None if on == off else usual != off
 
     @cached_property
-    def codec(self) -> Codec:
+    def codec(self) -> TextCodec:
         """Parts of rendered chats as ids, and ids as rendered text."""
         wrapper = self._wrapper
-        return Codec(
+        return TextCodec(
             lambda text: list(wrapper.encode(text, add_special_tokens=False)),
             lambda ids: str(wrapper.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)),
             self.special_ids,

@@ -45,7 +45,7 @@ class Form:
     tools: tuple[Tool, ...] = ()
 
 
-Step = Callable[[Form], Form]
+FormStep = Callable[[Form], Form]
 
 
 def fitting(asked: Form, write: Callable[[Form], str], syntax: CallSyntax = JSON_TOOLS) -> tuple[Form, str]:
@@ -71,7 +71,7 @@ def fitting(asked: Form, write: Callable[[Form], str], syntax: CallSyntax = JSON
 
 
 def _closest(
-    asked: Form, write: Callable[[Form], str], ladder: Mapping[str, Step], *, goes_on: bool
+    asked: Form, write: Callable[[Form], str], ladder: Mapping[str, FormStep], *, goes_on: bool
 ) -> tuple[Form, str] | None:
     """Return as ``fitting`` does, or None if there is no such form. ``goes_on``: the template must take what may
     follow, too."""
@@ -227,13 +227,13 @@ def _with_function(one: Mapping[str, Any], told: Mapping[str, Any]) -> Mapping[s
 # -- the ladder ------------------------------------------------------------------------------------
 
 
-def _taken(steps: Iterable[Step], form: Form) -> Form:
+def _taken(steps: Iterable[FormStep], form: Form) -> Form:
     for step in steps:
         form = step(form)
     return form
 
 
-def _of_messages(change: Callable[[Sequence[Message]], Iterable[Message]]) -> Step:
+def _of_messages(change: Callable[[Sequence[Message]], Iterable[Message]]) -> FormStep:
     return lambda form: replace(form, messages=tuple(change(form.messages)))
 
 
@@ -391,7 +391,7 @@ def _neighbours_joined(messages: Sequence[Message]) -> Iterable[Message]:
     return made
 
 
-def steps(syntax: CallSyntax) -> Mapping[str, Step]:
+def steps(syntax: CallSyntax) -> Mapping[str, FormStep]:
     """Return the steps of the ladder by name. ``syntax``: in which calls are told that a template does not take."""
     return {
         "roles": _known_roles,

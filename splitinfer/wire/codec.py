@@ -80,14 +80,14 @@ class Phase(Enum):
     END = "end"
 
 
-Kinds = frozenset[type[m.Message]]
+MessageKinds = frozenset[type[m.Message]]
 
-_ASKS: Kinds = frozenset({m.AskManifest, m.AskRanges})
-_TELLS: Kinds = frozenset({m.TellManifest, m.TellRange, m.Unavailable})
-_NOTHING: Kinds = frozenset()
-_HANDSHAKE: tuple[Kinds, Kinds] = frozenset({m.Hello}), frozenset({m.Welcome, m.Refuse})
+_ASKS: MessageKinds = frozenset({m.AskManifest, m.AskRanges})
+_TELLS: MessageKinds = frozenset({m.TellManifest, m.TellRange, m.Unavailable})
+_NOTHING: MessageKinds = frozenset()
+_HANDSHAKE: tuple[MessageKinds, MessageKinds] = frozenset({m.Hello}), frozenset({m.Welcome, m.Refuse})
 
-_ALLOWED: dict[tuple[str, Phase], tuple[Kinds, Kinds]] = {  # down, up
+_ALLOWED: dict[tuple[str, Phase], tuple[MessageKinds, MessageKinds]] = {  # down, up
     ("coordinator", Phase.LOAD): (
         _TELLS | {m.Profile, m.Probe, m.Load, m.Gather, m.Spawn, m.Meet, m.Connect},
         _ASKS | {m.Progress, m.Profiled, m.Probed, m.Ready, m.Refuse, m.Fault, m.Gather, m.Spawned, m.Met, m.Connected},

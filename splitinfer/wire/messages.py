@@ -21,7 +21,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from splitinfer.core.fingerprint import Fingerprint
+from splitinfer.common.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import Key
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.layout import DTYPES, RANKS
@@ -401,7 +401,7 @@ class AskManifest:
 
 @dataclass(frozen=True, slots=True)
 class TellManifest:
-    """The reply: the manifest (``store.manifest``) is in the frame's part. Ranges of its files may be asked for."""
+    """The reply: the manifest (``weights.manifest``) is in the frame's part. Ranges of its files may be asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,7 +431,7 @@ class AskRanges:
 
 @dataclass(frozen=True, slots=True)
 class TellRange:
-    """One range, whose bytes are in the frame's part. ``check``: their checksum (``store.ranges``)."""
+    """One range, whose bytes are in the frame's part. ``check``: their checksum (``weights.ranges``)."""
 
     asked: Range
     check: int

@@ -4,9 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 from splitinfer.bench import speed
-from splitinfer.bench.child_process import ChildProcess
+from splitinfer.bench.child_process import AskedProcess
 from splitinfer.bench.options import Options
-from splitinfer.bench.parts import ANSWER, Kind, Part, speed_parts, tasks_of
+from splitinfer.bench.parts import ANSWER, Part, PartKind, speed_parts, tasks_of
 from splitinfer.cli import app
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
@@ -18,7 +18,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("something is loaded before all inputs are looked at")
 
     monkeypatch.setattr(LLM, "_open", load)
-    monkeypatch.setattr(ChildProcess, "__init__", load)
+    monkeypatch.setattr(AskedProcess, "__init__", load)
 
 
 def test_what_does_not_fit_into_the_context_is_refused(nothing_is_loaded: None):
@@ -40,7 +40,7 @@ def test_streams_are_a_list():
 
 def test_no_two_trials_have_a_prompt_in_common_and_a_second_turn_follows_its_first():
     parts = speed_parts(16, 200, (2, 4))
-    kinds = (Kind.STREAM, Kind.DRAFTS, Kind.STREAMS, Kind.STREAMS, Kind.PROMPT, Kind.TURN)
+    kinds = (PartKind.STREAM, PartKind.DRAFTS, PartKind.STREAMS, PartKind.STREAMS, PartKind.PROMPT, PartKind.TURN)
     assert tuple(part.kind for part in parts) == kinds
     one, other = (tasks_of(parts, 300, None, seed) for seed in (1, 2))
     assert one.prompts == tasks_of(parts, 300, None, 1).prompts
@@ -56,7 +56,7 @@ class Letters:
 
 
 def test_a_long_prompt_begins_otherwise_in_every_trial_and_asks_for_its_number():
-    part, other = Part(Kind.PROMPT, 400, ANSWER), Part(Kind.PROMPT, 800, ANSWER)
+    part, other = Part(PartKind.PROMPT, 400, ANSWER), Part(PartKind.PROMPT, 800, ANSWER)
     texts = {}
     for seed in (1, 2):
         tasks = tasks_of([part, other], 300, Letters(), seed)

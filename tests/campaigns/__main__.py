@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from splitinfer.core.json_text import dumps
+from splitinfer.common.json_text import dumps
 
 from .report import Missing, Report
 

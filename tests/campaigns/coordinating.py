@@ -24,7 +24,7 @@ from typing import Any
 
 from processes import START_SECONDS, Running, until
 
-from splitinfer.core.json_text import dumps
+from splitinfer.common.json_text import dumps
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.llm import LLM, Request, Settings
@@ -60,7 +60,7 @@ def main() -> None:
     """Serve until standard input ends. The argument is the layout, the settings and the vocabulary."""
     order, mouth = json.loads(sys.argv[1]), _Mouth()
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    logging.getLogger("splitinfer.engine.coordinator").addHandler(mouth)
+    logging.getLogger("splitinfer.engine.loop").addHandler(mouth)
     replay = Replay(order["vocab_size"])
     replay.error = WRONG
     drafter = None if "draft" in order["layout"] else lambda: replay

@@ -38,7 +38,7 @@ import trained
 from jaccl import carriers_of
 from processes import until
 
-from splitinfer.core.json_text import dumps
+from splitinfer.common.json_text import dumps
 from splitinfer.core.layout import LOCAL
 from splitinfer.core.wire_codec import INT8
 from tests.emulation.jaccl.device import Limits

@@ -36,13 +36,13 @@ from scripts.random_model import make
 from splitinfer.bench.parts import made_up
 from splitinfer.core.layout import LOCAL, StageSpec
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.coordinator.local_workers import LocalWorker
+from splitinfer.engine.fleet.local_workers import LocalWorker
 from splitinfer.engine.profiling.measure import Question
 from splitinfer.engine.profiling.survey import Surveyor
 from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Settings
 from splitinfer.machine.profile import Profiles
-from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.folder.checkpoint import open_folder
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.bounds import assumed, doubts, why_not
 from splitinfer.placement.cuts import Cut
@@ -141,7 +141,7 @@ def _library(model: str) -> dict[str, float]:
 
 def open_layers(model: str) -> int:
     """Return how many layers a model has."""
-    from splitinfer.models.hub import open_model
+    from splitinfer.models.folder.hub import open_model
 
     return int(open_model(model).config["num_hidden_layers"])
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from splitinfer.core.json_text import dumps
-from splitinfer.engine.coordinator.loop import Loop
+from splitinfer.common.json_text import dumps
+from splitinfer.engine.loop.loop import Loop
 from splitinfer.llm import LLM
 from splitinfer.server.running import Server
 from tests.core import invariants

@@ -24,7 +24,7 @@ from processes import RunningWorker, until, worker
 from splitinfer.keyring import Keyring
 from splitinfer.wire import codec
 from transports import LinkClosed, LinkOptions, LinkTimeout, Security
-from transports.framing import Kind, encode
+from transports.framing import FrameKind, encode
 from transports.security import secure_connector
 
 from .report import Report
@@ -101,7 +101,7 @@ def in_packets(victim: Victim, chance: random.Random) -> str:
     peer.LINGER, peer.RECONNECT_IVL = 0, -1
     with peer:
         peer.connect(victim.address)
-        opening = [bytes(memoryview(part)) for part in encode(Kind.OPEN, seq=0)]
+        opening = [bytes(memoryview(part)) for part in encode(FrameKind.OPEN, seq=0)]
         parts = _packet()
         at = chance.randrange(len(parts))
         parts[at] = mutate(parts[at], chance)
@@ -114,7 +114,7 @@ def in_packets(victim: Victim, chance: random.Random) -> str:
 
 
 def _packet() -> list[bytes]:
-    packet = encode(Kind.DATA, seq=0, progress=0, header=codec.encode(hello()), parts=())
+    packet = encode(FrameKind.DATA, seq=0, progress=0, header=codec.encode(hello()), parts=())
     return [bytes(memoryview(part)) for part in packet]
 
 

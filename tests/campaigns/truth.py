@@ -39,7 +39,7 @@ from splitinfer.bench.systems import together, whole
 from splitinfer.core.layout import LOCAL, StageSpec
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF, Flight
-from splitinfer.engine.coordinator.local_workers import LocalWorker
+from splitinfer.engine.fleet.local_workers import LocalWorker
 from splitinfer.engine.profiling.measure import Question
 from splitinfer.engine.profiling.survey import Surveyor
 from splitinfer.keyring import Keyring
@@ -47,7 +47,7 @@ from splitinfer.llm import LLM, Settings
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import DraftProfile, LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.machine.selection import VARIABLE
-from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.folder.checkpoint import open_folder
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut, on_grid
 from splitinfer.placement.pairs import with_sums

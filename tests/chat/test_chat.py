@@ -15,8 +15,8 @@ from splitinfer.chat.conversation import Conversation, Turn
 from splitinfer.core.layout import Layout, lay_out
 from splitinfer.core.sampling_defaults import Recommended, SamplingChoice
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
-from splitinfer.engine.coordinator.requests import Reading, RequestOutput, StreamEvent
+from splitinfer.engine.figures.health import PipelineHealth, StageHealth, StageState
+from splitinfer.engine.loop.requests import Reading, RequestOutput, StreamEvent
 from splitinfer.errors import PeerError, RequestError
 from splitinfer.llm import LLM, Settings
 from splitinfer.llm.rebalance import Rebalance

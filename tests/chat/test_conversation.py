@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.chat.conversation import Conversation, Message, Turn, fit, from_json, room_for_answer, to_json
+from splitinfer.chat.conversation import ChatMessage, Conversation, Turn, fit, from_json, room_for_answer, to_json
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 conversations = st.builds(
@@ -15,7 +15,7 @@ conversations = st.builds(
 )
 
 
-def encode(messages: list[Message]) -> list[int]:
+def encode(messages: list[ChatMessage]) -> list[int]:
     """One token for each character, and one to begin each message."""
     return [ord(c) for m in messages for c in "\0" + m["content"]]
 

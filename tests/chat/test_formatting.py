@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from splitinfer.chat import formatting as figures
 from splitinfer.core.layout import Layout, lay_out
-from splitinfer.engine.coordinator.requests import RequestOutput
+from splitinfer.engine.loop.requests import RequestOutput
 from splitinfer.placement.comparison import Comparison
 
 LAYOUT = Layout(lay_out([("front", 6, None), ("back", 1, "local"), ("last", 5, "tcp://a:1")]), model="m")

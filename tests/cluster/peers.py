@@ -16,7 +16,7 @@ from splitinfer.core.plan import NewSequence, Slice, StepPlan, TensorSpec
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.versions import own_versions
 from splitinfer.llm import LLM, Settings
-from splitinfer.models.hub import open_model
+from splitinfer.models.folder.hub import open_model
 from splitinfer.wire import codec
 from splitinfer.wire.messages import Hello, Load, Message, Plan, Progress, Rows
 from transports import Frame, Link, LinkClosed, LinkOptions, connect

@@ -9,7 +9,7 @@ from processes import Running, worker, write_layout
 
 from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM
-from splitinfer.store.models import ModelStore, default_folder
+from splitinfer.weights.models import ModelStore, default_folder
 
 NUM_LAYERS = 4
 

@@ -13,8 +13,8 @@ from stages import pipeline
 
 import splitinfer
 from splitinfer.demo import TARGET
-from splitinfer.engine.coordinator import loop
-from splitinfer.engine.coordinator.local_workers import LocalWorker
+from splitinfer.engine.fleet.local_workers import LocalWorker
+from splitinfer.engine.loop import loop
 from splitinfer.errors import SplitinferError, WorkerUnreachable
 from splitinfer.llm import LLM, Settings
 from splitinfer.wire.messages import Progress
@@ -126,7 +126,7 @@ def test_a_local_worker_that_does_not_start(
     python.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(python))
     if "sleep" in does:
-        monkeypatch.setattr("splitinfer.engine.coordinator.local_workers.START_TIMEOUT", 0.5)
+        monkeypatch.setattr("splitinfer.engine.fleet.local_workers.START_TIMEOUT", 0.5)
     silent = LocalWorker("b")
     with pytest.raises(WorkerUnreachable, match=f"the local worker b did not start: {reason}"):
         silent.address()

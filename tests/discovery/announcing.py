@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from splitinfer.discovery.announcement import Announcement, fingerprint_of
-from splitinfer.discovery.workers import Way, Worker
+from splitinfer.discovery.workers import KnownWorker, Route
 from splitinfer.system.interface_kind import Kind, LocalInterface
 from splitinfer.wire.messages import Versions
 
@@ -38,9 +38,9 @@ def announced(**changes: Any) -> Announcement:
     return replace(MINI, **changes)
 
 
-def worker(*addresses: str, **changes: Any) -> Worker:
-    return Worker(announced(**changes), addresses)
+def worker(*addresses: str, **changes: Any) -> KnownWorker:
+    return KnownWorker(announced(**changes), addresses)
 
 
-def way(address: str, by: LocalInterface | None, milliseconds: float | None, problem: str = "") -> Way:
-    return Way(address, by, None if milliseconds is None else milliseconds / 1e3, problem)
+def way(address: str, by: LocalInterface | None, milliseconds: float | None, problem: str = "") -> Route:
+    return Route(address, by, None if milliseconds is None else milliseconds / 1e3, problem)

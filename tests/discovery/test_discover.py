@@ -15,7 +15,7 @@ from splitinfer.discovery import discover as looking
 from splitinfer.discovery import network
 from splitinfer.discovery.announcement import fingerprint_of
 from splitinfer.discovery.report import as_json, notes, rows
-from splitinfer.discovery.workers import Way, Worker
+from splitinfer.discovery.workers import KnownWorker, Route
 from splitinfer.errors import WorkerUnreachable
 from splitinfer.keyring import Keyring, Known
 from splitinfer.system.interface_kind import LocalInterface
@@ -27,21 +27,21 @@ Scene = dict[str, Any]
 LONG = 1e9  # seconds: what is told has an end
 
 
-def way_to(address: str, *_: object) -> Way:
+def way_to(address: str, *_: object) -> Route:
     """By the networks of the addresses; what ends with .99 is a dead host."""
     by, milliseconds = next((found for start, found in BY_ADDRESS.items() if address.startswith(start)), (None, 1.0))
     return way(address, None, None, "no answer") if address.endswith(".99") else way(address, by, milliseconds)
 
 
 def around(
-    *sightings: Worker,
+    *sightings: KnownWorker,
     failure: str = "",
     interfaces: tuple[LocalInterface, ...] = INTERFACES,
-    asked: list[Worker] | None = None,
+    asked: list[KnownWorker] | None = None,
 ) -> Scene:
     """A network in which these sightings are made, one after the other; ``asked``: gets those that were looked at."""
 
-    def browse(_: Sequence[LocalInterface]) -> Iterator[Worker]:
+    def browse(_: Sequence[LocalInterface]) -> Iterator[KnownWorker]:
         if failure:
             raise OSError(failure)
         for each in sightings:
@@ -109,7 +109,7 @@ ODD = worker("10.77.0.1", form="2", fingerprint="", versions=OTHER_VERSION)
         ([ODD], "no key: it admits everyone"),
     ],
 )
-def test_what_is_said_of_a_worker(sightings: list[Worker], said: str):
+def test_what_is_said_of_a_worker(sightings: list[KnownWorker], said: str):
     assert said in look(around(*sightings), known=[Known(KEY, "mini")])
 
 
@@ -123,7 +123,7 @@ def test_what_is_said_of_a_worker(sightings: list[Worker], said: str):
         (worker("10.77.0.2"), [], []),
     ],
 )
-def test_paired_workers_answer_with_a_known_key(sighting: Worker, known: list[Known], names: list[str]):
+def test_paired_workers_answer_with_a_known_key(sighting: KnownWorker, known: list[Known], names: list[str]):
     found = paired(known, VERSIONS, LONG, around(sighting))
     assert [each["name"] for each in found] == names
     assert all(each == {"name": "mini", "address": "tcp://10.77.0.2:5577", "key": KEY} for each in found)
@@ -139,7 +139,7 @@ def test_what_is_said_where_nobody_is_found():
 
 
 def test_without_an_interface_nobody_is_asked():
-    asked: list[Worker] = []
+    asked: list[KnownWorker] = []
     said = look(around(worker("10.77.0.2"), interfaces=(), asked=asked))
     assert said.startswith("no worker was found: this machine has no network interface")
     assert asked == []
@@ -171,7 +171,7 @@ def layout(*stages: dict) -> Layout:
 
 def test_a_layout_with_addresses_looks_for_nothing(keyring: Keyring):
     whole = layout({"name": "mini", "layers": 6, "address": "tcp://10.0.0.9:5577"})
-    asked: list[Worker] = []
+    asked: list[KnownWorker] = []
     assert find_stages(whole, keyring, around(worker("10.77.0.2"), asked=asked)) is whole
     assert asked == []
 
@@ -259,7 +259,7 @@ def test_two_workers_with_one_key_at_different_addresses(address: str, is_told: 
         ([], KEY, None),
     ],
 )
-def test_a_worker_is_found_again_by_its_key(there: list[Worker], key: str | None, address: str | None):
+def test_a_worker_is_found_again_by_its_key(there: list[KnownWorker], key: str | None, address: str | None):
     assert find_again(StageSpec("mini", 6, 12, "tcp://192.168.7.2:5577", key), 0.01, around(*there)) == address
 
 

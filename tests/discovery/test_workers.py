@@ -5,7 +5,17 @@ from announcing import CABLE, ETHERNET, KEY, OTHER, OTHER_KEY, VPN, WIFI, interf
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.discovery.announcement import short
-from splitinfer.discovery.workers import Way, Worker, choose, holds, in_order, is_here, key_of, merge, without_own
+from splitinfer.discovery.workers import (
+    KnownWorker,
+    Route,
+    choose,
+    holds,
+    in_order,
+    is_here,
+    key_of,
+    merge,
+    without_own,
+)
 from splitinfer.errors import LayoutError, WorkerUnreachable
 from splitinfer.system.interface_kind import Kind
 
@@ -25,7 +35,7 @@ HERE = worker("192.168.7.2")
         ([HERE, worker("192.168.7.2", id=AGAIN, fingerprint=OTHER)], 2),  # not one of this worker
     ],
 )
-def test_how_many_workers_were_seen(sightings: list[Worker], num_workers: int):
+def test_how_many_workers_were_seen(sightings: list[KnownWorker], num_workers: int):
     found = merge(sightings)
     assert len(found) == num_workers
     assert sightings[-1].announcement in [each.announcement for each in found]
@@ -49,7 +59,7 @@ def test_addresses_that_lead_nowhere_are_left_out():
 def test_a_stranger_s_flood_is_bounded():
     flood = [worker(f"10.0.{n >> 8}.{n & 255}", id=f"{n:016x}", fingerprint=f"{n:032x}") for n in range(1000)]
     assert len(merge(flood)) == 256
-    many = Worker(flood[0].announcement, tuple(f"10.1.0.{n}" for n in range(100)))
+    many = KnownWorker(flood[0].announcement, tuple(f"10.1.0.{n}" for n in range(100)))
     assert len(merge([many])[0].addresses) == 16
 
 
@@ -64,7 +74,7 @@ def test_a_worker_on_this_machine_keeps_its_addresses():
     assert without_own(own, (ETHERNET, CABLE)) == own
     assert is_here(own, (ETHERNET, CABLE))
     assert not is_here(worker("192.168.7.1", "192.168.7.2"), (ETHERNET, CABLE))
-    assert not is_here(Worker(own.announcement, ()), (ETHERNET, CABLE))
+    assert not is_here(KnownWorker(own.announcement, ()), (ETHERNET, CABLE))
 
 
 # ----- which worker --------------------------------------------------------------------------------
@@ -83,7 +93,7 @@ MANY = [worker(f"fd00::{n}", name=f"w{n}", id=f"{n:016x}", fingerprint=OTHER) fo
         ("two.local", KEY, [ONE, TWO], TWO),  # of two with one key, by the name
     ],
 )
-def test_which_worker_a_stage_means(stage: str, key: str, workers: list[Worker], chosen: Worker):
+def test_which_worker_a_stage_means(stage: str, key: str, workers: list[KnownWorker], chosen: KnownWorker):
     assert choose(stage, key, workers) is chosen
 
 
@@ -99,7 +109,7 @@ def test_which_worker_a_stage_means(stage: str, key: str, workers: list[Worker],
         ("mini", MANY, "[fd00::4]:5577 and 2 more"),
     ],
 )
-def test_who_is_not_the_stage_s_worker(stage: str, workers: list[Worker], said: str):
+def test_who_is_not_the_stage_s_worker(stage: str, workers: list[KnownWorker], said: str):
     with pytest.raises(WorkerUnreachable) as error:
         choose(stage, KEY, workers)
     assert said in str(error.value)
@@ -137,7 +147,7 @@ TEN, ON_TEN = interface("en7", Kind.CABLE, "192.168.9.1/24", speed=10000), "192.
         ([way("10.9.9.9", None, None), way(AIR, None, 1.0)], [AIR, "10.9.9.9"]),
     ],
 )
-def test_which_address_comes_first(ways: list[Way], order: list[str]):
+def test_which_address_comes_first(ways: list[Route], order: list[str]):
     assert [each.address for each in in_order(ways)] == order
     assert [each.address for each in in_order(reversed(ways))] == order
 

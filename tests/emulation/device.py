@@ -19,7 +19,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from splitinfer.engine.device.device import Device, Span, Ticket, Work, device_errors
+from splitinfer.engine.device.device import Device, DeviceSpan, Ticket, Work, device_errors
 from splitinfer.errors import DeviceFailed
 from tests.emulation.device_queue import DeviceQueue
 from tests.emulation.files import read_devices
@@ -73,7 +73,7 @@ class EmulatedDevice(Device):
         if not work.is_draft:
             LATE_STEPS.count(is_late or self._is_late)
         self._is_late = is_late and work.is_draft
-        ticket = _Emulated(outputs, launched, done, Span(timing.started, ended), failure)
+        ticket = _Emulated(outputs, launched, done, DeviceSpan(timing.started, ended), failure)
         if self._strict is not None:
             self._strict.launched(ticket, pending)
         self._held.append((done, [*outputs, *pending]))
@@ -105,7 +105,7 @@ class EmulatedDevice(Device):
         while self._held and self._held[0][0] <= now:
             self._held.popleft()
 
-    def _wait(self, ticket: Ticket) -> Span:
+    def _wait(self, ticket: Ticket) -> DeviceSpan:
         assert isinstance(ticket, _Emulated)
         with nullcontext() if self._strict is None else self._strict.waiting(ticket):
             sleep_until(ticket.done)
@@ -120,7 +120,12 @@ class _Emulated(Ticket):
     __slots__ = ("done", "emulated", "failure")
 
     def __init__(
-        self, outputs: Sequence[mx.array], launched: float, done: float, emulated: Span, failure: DeviceFailed | None
+        self,
+        outputs: Sequence[mx.array],
+        launched: float,
+        done: float,
+        emulated: DeviceSpan,
+        failure: DeviceFailed | None,
     ) -> None:
         super().__init__(outputs, launched)
         self.done, self.emulated, self.failure = done, emulated, failure

@@ -24,7 +24,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from splitinfer.engine.device.device import Ticket
-from splitinfer.models import tensors
+from splitinfer.models.border import tensors
 
 VARIABLE = "SPLITINFER_STRICT_DEVICE"
 

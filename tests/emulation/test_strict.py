@@ -8,7 +8,7 @@ import pytest
 from splitinfer.core.costs.shape import Shape
 from splitinfer.engine.device.device import Ticket, Work
 from splitinfer.machine.costs import Costs
-from splitinfer.models import tensors
+from splitinfer.models.border import tensors
 from tests.emulation.device import EmulatedDevice
 from tests.emulation.machine import Hop, Machine
 from tests.emulation.strict import Touched, strict_device

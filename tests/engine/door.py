@@ -28,10 +28,10 @@ from processes import until
 from splitinfer import LLM, Flight, SamplingParams
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.demo import TARGET
-from splitinfer.engine.coordinator import loop
-from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.drafts.drafters import NGramDrafter
+from splitinfer.engine.loop import loop
+from splitinfer.engine.loop.requests import RequestOutput, StreamEvent
 from splitinfer.errors import DeviceFailed
 from splitinfer.llm import Notice, Request, setup
 from splitinfer.machine.selection import VARIABLE

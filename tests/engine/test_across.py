@@ -24,17 +24,17 @@ from tiny import Folder
 from splitinfer import Flight, SamplingParams
 from splitinfer.core.layout import Layout, StageSpec, lay_out
 from splitinfer.core.plan import SampledSlice, SampledToken, StageFigures, StepPlan
-from splitinfer.engine.coordinator import worker_group
-from splitinfer.engine.coordinator.pipeline import Pipeline as Opened
-from splitinfer.engine.coordinator.ranks import halves_of
-from splitinfer.engine.coordinator.worker_group import WorkerGroup, WorkerHandle
+from splitinfer.engine.fleet import fleet
+from splitinfer.engine.fleet.fleet import Fleet, WorkerHandle
+from splitinfer.engine.fleet.pipeline import Pipeline as Opened
+from splitinfer.engine.fleet.ranks import halves_of
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.worker import ranks
 from splitinfer.engine.worker.ranks import Sampled, join_ranks
 from splitinfer.errors import ConfigError, DeviceFailed, PeerError, WorkerLost
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, Settings
-from splitinfer.models.halves import Pair
+from splitinfer.models.load.halves import Pair
 from splitinfer.system.interface_kind import Kind, LocalInterface, is_direct
 from splitinfer.wire.messages import Digest, Gather, Half, NextStage, Progress
 from transports import LinkOptions, LinkRefused
@@ -150,14 +150,14 @@ class CableBetween:
             there: NextStage = place(worker)
             return replace(there, address=f"tcp://127.0.0.1:{self._to(there.address)}") if worker.rank else there
 
-        self.patch.setattr(WorkerGroup, "_gather", lambda group, worker, told: self._gather(group, worker, told))
+        self.patch.setattr(Fleet, "_gather", lambda group, worker, told: self._gather(group, worker, told))
         self.patch.setattr(WorkerHandle, "place", property(found))
 
     def _to(self, address: str | int) -> int:
         self.cables.append(cable := _Late(int(str(address).rpartition(":")[2])))
         return cable.port
 
-    def _gather(self, group: WorkerGroup, worker: WorkerHandle, told: Gather) -> None:
+    def _gather(self, group: Fleet, worker: WorkerHandle, told: Gather) -> None:
         group._gathered[worker] = told.data
         if len(ranks := [one for one in group.workers if one.stage == worker.stage]) == len(group._gathered):
             own = [_ADDRESS.unpack(group._gathered.pop(one)) for one in ranks]
@@ -283,7 +283,7 @@ def test_recut_to_and_from_two_machines(tiny_folder: Folder, pipeline: Open) -> 
 
 def test_a_rank_without_its_key_is_told_where_to_write_it() -> None:
     spec = StageSpec("both", 0, 4, across=("local", "tcp://192.0.2.1:5577")).ranks[1]
-    said = worker_group._why_refused(spec, "tcp://192.0.2.1:5577", LinkOptions(), LinkRefused("no"))
+    said = fleet._why_refused(spec, "tcp://192.0.2.1:5577", LinkOptions(), LinkRefused("no"))
     assert said.endswith("in a layout under `across:` of stage both as ADDRESS#KEY")
 
 

@@ -14,9 +14,9 @@ from stages import worker
 from tiny import Folder
 
 from splitinfer import Flight
-from splitinfer.engine.device.device import Device, Span, Ticket
+from splitinfer.engine.device.device import Device, DeviceSpan, Ticket
 from splitinfer.engine.links.connection import reach
-from splitinfer.models import kv_pool
+from splitinfer.models.rows import kv_pool
 from splitinfer.system.gpu_roads import Road
 from transports import Link, LinkOptions, connect
 
@@ -78,7 +78,7 @@ class Ahead(failing.FailingDevice):
         self._last[:] = [super().launch(*args)]  # type: ignore[arg-type]
         return self._last[0]
 
-    def wait(self, ticket: Ticket) -> Span:
+    def wait(self, ticket: Ticket) -> DeviceSpan:
         time.sleep(0.005 if ticket.span is None else 0.0)
         return super().wait(ticket)
 

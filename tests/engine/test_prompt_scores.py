@@ -12,7 +12,7 @@ from stages import prompt
 from tiny import Folder
 
 from splitinfer import Flight, SamplingParams
-from splitinfer.engine.coordinator.requests import RequestOutput
+from splitinfer.engine.loop.requests import RequestOutput
 
 PARAMS = SamplingParams(
     max_tokens=20, prompt_logprobs=2, temperature=1.0, seed=1, logit_bias={4: 100.0}, ignore_eos=True

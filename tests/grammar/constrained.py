@@ -22,7 +22,7 @@ from splitinfer.demo import TARGET
 from splitinfer.grammar.rules import AnswerRules
 from splitinfer.llm.forms import AnswerForms
 from splitinfer.llm.prompts import Prompts
-from splitinfer.models.hub import open_model
+from splitinfer.models.folder.hub import open_model
 from tests.text.templates import folder_with
 
 VOCABULARY = 2048

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 from splitinfer.core.kv.block_tree import KEY_BYTES
-from splitinfer.core.plan import Part, TensorSpec
+from splitinfer.core.plan import StoredPart, TensorSpec
 from splitinfer.kvstore.index import FileName
 from splitinfer.kvstore.record import Record
 
@@ -22,7 +22,7 @@ def chain(length: int, first_token: int = 0, *, size: int = 1000, pieces: int = 
         start = i * tokens
         parent = made[-1].key if made else ROOT
         said = tuple(range(first_token + start, first_token + start + tokens))
-        made.append(Record(parent, said, start, (Part((0,), True, start, start + tokens, arrays),)))
+        made.append(Record(parent, said, start, (StoredPart((0,), True, start, start + tokens, arrays),)))
     return made
 
 

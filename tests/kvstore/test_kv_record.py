@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kv_samples import block, buffers
 
 from splitinfer.core.kv.block_tree import KEY_BYTES
-from splitinfer.core.plan import Part, TensorSpec
+from splitinfer.core.plan import StoredPart, TensorSpec
 from splitinfer.kvstore.record import MAGIC, Damaged, Record, header_bytes, pack, read_header, unpack
 
 ITEM_BYTES = {"uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "uint32": 4, "bool_": 1, "int64": 8}
@@ -20,7 +20,7 @@ ITEM_BYTES = {"uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "uint32": 4
 numbers = st.integers(0, 2**62)
 specs = st.builds(TensorSpec, st.sampled_from(sorted(ITEM_BYTES)), st.lists(st.integers(0, 4), max_size=4).map(tuple))
 parts = st.builds(
-    Part,
+    StoredPart,
     slot=st.lists(numbers, max_size=3).map(tuple),
     by_token=st.booleans(),
     start=numbers,

@@ -18,7 +18,7 @@ from splitinfer.keyring import Keyring, Known
 from splitinfer.launch import background, processes
 from splitinfer.launch.answer import How
 from splitinfer.launch.background import Wanted, start, stop
-from splitinfer.launch.processes import Command, command_of
+from splitinfer.launch.processes import WorkerCommand, command_of
 from splitinfer.places import of_up
 from splitinfer.system import processes as system_processes
 from splitinfer.system.processes import Process
@@ -34,9 +34,9 @@ PYTHON = ("/x/bin/python3", "-m", "splitinfer", "worker")
 @pytest.mark.parametrize(
     ("line", "command"),
     [
-        ("/x/python -m splitinfer worker --host 0.0.0.0 --port 7000", Command("0.0.0.0", 7000)),
-        ("/home/eve/.local/bin/splitinfer worker", Command()),
-        ("/x/python /x/bin/splitinfer worker --insecure --host=::", Command("::", 5577, True)),
+        ("/x/python -m splitinfer worker --host 0.0.0.0 --port 7000", WorkerCommand("0.0.0.0", 7000)),
+        ("/home/eve/.local/bin/splitinfer worker", WorkerCommand()),
+        ("/x/python /x/bin/splitinfer worker --insecure --host=::", WorkerCommand("::", 5577, True)),
         ("/x/python -m splitinfer worker --name a --child", None),
         ("/x/bin/splitinfer worker --detach --host 0.0.0.0 --port 7000", None),
         ("/x/bin/splitinfer worker --show", None),
@@ -46,10 +46,10 @@ PYTHON = ("/x/bin/python3", "-m", "splitinfer", "worker")
         ("sh less /var/log/splitinfer worker", None),
         ("splitinfer", None),
         ("", None),
-        ("splitinfer worker --port x", Command(port=0)),
+        ("splitinfer worker --port x", WorkerCommand(port=0)),
     ],
 )
-def test_which_command_lines_are_workers(line: str, command: Command | None):
+def test_which_command_lines_are_workers(line: str, command: WorkerCommand | None):
     assert command_of(line.split()) == command
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from splitinfer.launch.answer import Answer, Found, How, OtherVersion, encode, lines, understand
+from splitinfer.launch.answer import FoundWorker, How, OtherVersion, WorkersAnswer, encode, lines, understand
 from splitinfer.launch.hosts import Host
 from splitinfer.launch.own import Own, install_line, origin
-from splitinfer.launch.steps import Steps, problems
+from splitinfer.launch.steps import LaunchSteps, problems
 from splitinfer.system.command import Done
 from splitinfer.wire.messages import Versions
 
@@ -18,8 +18,8 @@ VERSIONS = Versions(11, "0.1.0", "0.32.4", "0.32.2")
 KEY = "ab" * 32
 MINI, AIR = Host("mini", "eve@mini.local"), Host("air", "air")
 OWN = Own("cd" * 32, "studio", VERSIONS)
-WORKER = Found(5577, 71, How.UP, "studio", OWN.key, "/x/worker-5577.log", 2 * 10**9, 65.0, ("10.0.0.1",))
-SEEN = Answer(VERSIONS, KEY, 40 * 10**9, 64 * 10**9)
+WORKER = FoundWorker(5577, 71, How.UP, "studio", OWN.key, "/x/worker-5577.log", 2 * 10**9, 65.0, ("10.0.0.1",))
+SEEN = WorkersAnswer(VERSIONS, KEY, 40 * 10**9, 64 * 10**9)
 STARTED = replace(SEEN, workers=(WORKER,), is_new=True)
 DROPPED = Done(255, "", "Connection to mini closed by remote host.")
 
@@ -27,11 +27,11 @@ DROPPED = Done(255, "", "Connection to mini closed by remote host.")
 class MadeUp:
     """Machines that give these answers in turn; what was asked of them, and what was said."""
 
-    def __init__(self, **answers: Sequence[Done | Answer]) -> None:
+    def __init__(self, **answers: Sequence[Done | WorkersAnswer]) -> None:
         self.answers = {name: list(each) for name, each in answers.items()}
         self.asked: list[str] = []
         self.said: list[str] = []
-        self.steps = Steps(OWN, self.run, lambda mark, line: self.said.append(f"{mark} {line}"))
+        self.steps = LaunchSteps(OWN, self.run, lambda mark, line: self.said.append(f"{mark} {line}"))
 
     def run(self, host: Host, script: str) -> Done:
         self.asked.append(script)
@@ -65,7 +65,7 @@ def test_a_host_that_has_this_machines_key_is_left_alone():
 
 
 def test_down_says_what_it_stopped_and_what_still_runs():
-    others = (Found(5578, 72, How.SERVICE), Found(5579, 73, How.UP, "air", KEY))
+    others = (FoundWorker(5578, 72, How.SERVICE), FoundWorker(5579, 73, How.UP, "air", KEY))
     made = MadeUp(mini=[replace(SEEN, stopped=(WORKER,), workers=others)], air=[SEEN])
     assert all(made.steps.down([MINI]))
     assert made.said == [

@@ -14,20 +14,31 @@ import pytest
 
 from splitinfer.errors import ConfigError
 from splitinfer.launch import background, pairing
-from splitinfer.launch.answer import Answer, Found, How
-from splitinfer.launch.pairing import Hello, Meeting, WrongCode, ask_code, exchange, new_code, read_code, secret_of
+from splitinfer.launch.answer import FoundWorker, How, WorkersAnswer
+from splitinfer.launch.pairing import (
+    Meeting,
+    PairingHello,
+    WrongCode,
+    ask_code,
+    exchange,
+    new_code,
+    read_code,
+    secret_of,
+)
 from splitinfer.wire.messages import Versions
 
 VERSIONS = Versions(11, "0.1.0", "0.32.4", "0.32.2")
-STUDIO, MINI = Hello("studio", "ab" * 32, None, 1), Hello("mini", "cd" * 32, 5577, 1)
+STUDIO, MINI = PairingHello("studio", "ab" * 32, None, 1), PairingHello("mini", "cd" * 32, 5577, 1)
 CODES = ("K7M-2QX", "PPA-B34")
 
 
-def both(one: Hello, codes: tuple[str, str], other: Hello, others: tuple[str, str]) -> list[Hello | Exception]:
+def both(
+    one: PairingHello, codes: tuple[str, str], other: PairingHello, others: tuple[str, str]
+) -> list[PairingHello | Exception]:
     """What each end of a link gets."""
-    results: dict[str, Hello | Exception] = {}
+    results: dict[str, PairingHello | Exception] = {}
 
-    def run(link: socket.socket, own: Hello, known: tuple[str, str]) -> None:
+    def run(link: socket.socket, own: PairingHello, known: tuple[str, str]) -> None:
         with link:
             try:
                 results[own.nonce] = exchange(link, own, secret_of(known))
@@ -63,7 +74,7 @@ def test_who_stands_between_cannot_put_in_another_key():
     ends = [threading.Thread(target=passed_on, args=each) for each in ((left, right), (right, left))]
     got: list[Exception] = []
 
-    def run(link: socket.socket, own: Hello) -> None:
+    def run(link: socket.socket, own: PairingHello) -> None:
         with pytest.raises(WrongCode) as raised:
             exchange(link, own, secret_of(CODES))
         got.append(raised.value)
@@ -97,7 +108,7 @@ def test_who_stands_between_cannot_put_in_another_key():
     ],
 )
 def test_who_is_not_the_other_machine_gets_nothing(
-    other: Hello, codes: tuple[str, str], error: type[Exception], said: str
+    other: PairingHello, codes: tuple[str, str], error: type[Exception], said: str
 ):
     here, there = both(STUDIO, CODES, other, codes)
     assert type(here) is error
@@ -122,7 +133,7 @@ def test_machines_meet_whichever_types_first_and_again_after_a_wrong_code(monkey
     monkeypatch.setattr(pairing, "_AGAIN", 0.05)
     one = Meeting(STUDIO, port=0, near=[("127.0.0.1", 1)])
     other = Meeting(MINI, port=0, near=[("127.0.0.1", one.port)])
-    found: list[tuple[Hello, str]] = []
+    found: list[tuple[PairingHello, str]] = []
 
     def run() -> None:
         with pytest.raises(WrongCode):
@@ -149,13 +160,13 @@ def test_strangers_cost_neither_memory_nor_threads_and_keep_nobody_out(monkeypat
 
     one = Meeting(STUDIO, port=0, near=[("127.0.0.1", 1)])
     other = Meeting(MINI, port=0, near=[("127.0.0.1", one.port)])
-    found: list[tuple[Hello, str]] = []
+    found: list[tuple[PairingHello, str]] = []
     with one.open(), other.open(), contextlib.ExitStack() as stack:
         monkeypatch.setattr(hashlib, "scrypt", counted)
         before = threading.active_count()
         waiting = threading.Thread(target=lambda: found.append(one.with_code(*CODES)), daemon=True)
         waiting.start()
-        hello = json.dumps(asdict(Hello("air", "ef" * 32, 5577, 1))).encode() + b"\n"
+        hello = json.dumps(asdict(PairingHello("air", "ef" * 32, 5577, 1))).encode() + b"\n"
         for number in range(40):
             link = stack.enter_context(socket.create_connection(("127.0.0.1", one.port), timeout=30))
             link.makefile("rb").readline()  # that it was accepted
@@ -184,6 +195,8 @@ def test_codes_as_people_type_them():
 def test_a_worker_that_runs_already_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     command = importlib.import_module("splitinfer.cli.init")  # the package has the command by that name
     monkeypatch.setattr(command, "_meet", lambda *_: (STUDIO, "10.0.0.1"))
-    monkeypatch.setattr(background, "show", lambda: Answer(VERSIONS, None, 1, 1, (Found(5577, 71, How.UP),)))
+    monkeypatch.setattr(
+        background, "show", lambda: WorkersAnswer(VERSIONS, None, 1, 1, (FoundWorker(5577, 71, How.UP),))
+    )
     assert command._help(None, 5577) == 0
     assert "A worker waits at port 5577 already. From now on it serves studio, too." in capsys.readouterr().err

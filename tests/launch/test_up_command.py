@@ -19,7 +19,7 @@ from splitinfer.keyring import Known
 from splitinfer.launch import background
 from splitinfer.launch.answer import encode, understand
 from splitinfer.launch.hosts import Host, Last, from_words
-from splitinfer.launch.steps import Steps
+from splitinfer.launch.steps import LaunchSteps
 from splitinfer.places import of_up, write
 from splitinfer.system.command import Done
 
@@ -50,8 +50,8 @@ def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MadeUpMachines:
     made = MadeUpMachines()
 
     @contextmanager
-    def steps(**_: bool) -> Iterator[tuple[Steps, MadeUpMachines]]:
-        yield Steps(OWN, made.run, command._print), made
+    def steps(**_: bool) -> Iterator[tuple[LaunchSteps, MadeUpMachines]]:
+        yield LaunchSteps(OWN, made.run, command._print), made
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(command, "_steps", steps)

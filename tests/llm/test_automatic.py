@@ -13,7 +13,7 @@ from splitinfer.cli import opening as commands
 from splitinfer.cli.options import PipelineOptions
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.profiling import measure as measuring
-from splitinfer.engine.profiling.measure import Question, Report
+from splitinfer.engine.profiling.measure import OnStep, Question
 from splitinfer.errors import CannotFit, ConfigError, LayoutError, ModelError
 from splitinfer.keyring import Keyring, Known
 from splitinfer.llm import LLM, Settings, automatic
@@ -31,7 +31,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Machines are measured in no time; their names."""
     names: list[str] = []
 
-    def measure(name: str, question: Question, report: Report) -> MachineProfile:
+    def measure(name: str, question: Question, report: OnStep) -> MachineProfile:
         names.append(name)
         return machine(name)
 

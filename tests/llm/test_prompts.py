@@ -8,7 +8,7 @@ import pytest
 
 from splitinfer.llm import prompts
 from splitinfer.llm.prompts import Prompts
-from splitinfer.text.conversations import Codec, Conversations
+from splitinfer.text.conversations import Conversations, TextCodec
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.tokenizer import Tokenizer
 
@@ -18,7 +18,7 @@ class Slow:
 
     def __init__(self) -> None:
         self.has_begun, self.may_end = threading.Event(), threading.Event()
-        self.codec = Codec(self.encode, self.decode)
+        self.codec = TextCodec(self.encode, self.decode)
 
     def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
         del adds_special

@@ -27,18 +27,19 @@ from mlx_lm.utils import _get_classes
 
 from splitinfer.core.kv.rewind import NEVER, WITHIN_DRAFTS, least_rewind
 from splitinfer.errors import CannotCut
-from splitinfer.models import mlx_vlm, step_trial
-from splitinfer.models.caches import WindowKVCache, rewind_limit
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.cohort import SequenceCaches
-from splitinfer.models.cut import StageModel
-from splitinfer.models.graph import arrays_read
-from splitinfer.models.kv_trial import try_rollback, why_no_blocks
-from splitinfer.models.loader import Survey, load_stage, survey
-from splitinfer.models.rollback import Rollback
-from splitinfer.models.rounding import Errors
-from splitinfer.models.step import StepModel, Way
-from splitinfer.models.structure import ModelStructure
+from splitinfer.models.caches.caches import WindowKVCache, rewind_limit
+from splitinfer.models.caches.cohort import SequenceCaches
+from splitinfer.models.caches.rollback import Rollback
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.cut.structure import ModelStructure
+from splitinfer.models.folder.checkpoint import Checkpoint
+from splitinfer.models.library import mlx_vlm
+from splitinfer.models.library.graph import arrays_read
+from splitinfer.models.load.loader import Survey, load_stage, survey
+from splitinfer.models.rows import step_trial
+from splitinfer.models.rows.kv_trial import try_rollback, why_no_blocks
+from splitinfer.models.rows.rounding import Errors
+from splitinfer.models.rows.step import StepModel, Way
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from plans import Planned
@@ -323,7 +324,7 @@ def _together(stage: StageModel) -> str:
     step, found = StepModel(stage, exact=True), list[Errors]()
     errors = step_trial._Round.errors
 
-    def noted(one: Any, run: step_trial.Run) -> Errors:
+    def noted(one: Any, run: step_trial.RunSteps) -> Errors:
         found.append(errors(one, run))
         return found[-1]
 

@@ -14,9 +14,9 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from splitinfer.models.checkpoint import open_folder
-from splitinfer.models.halves import Pair, check_halves
-from splitinfer.models.loader import count_layers, load_stage, survey
+from splitinfer.models.folder.checkpoint import open_folder
+from splitinfer.models.load.halves import Pair, check_halves
+from splitinfer.models.load.loader import count_layers, load_stage, survey
 
 PROMPT = [(i * 37 + 11 + i * i) % 100 for i in range(24)]
 NUM = 12

@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from splitinfer.models.graph import Graph, arrays_read
+from splitinfer.models.library.graph import Graph, arrays_read
 
 
 def test_what_a_result_needs() -> None:

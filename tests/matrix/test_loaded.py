@@ -7,9 +7,9 @@ import configs
 import pytest
 from mlx_lm.utils import load_model
 
-from splitinfer.models.checkpoint import open_folder
-from splitinfer.models.cut import StageModel
-from splitinfer.models.loader import survey
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.folder.checkpoint import open_folder
+from splitinfer.models.load.loader import survey
 
 CONFIGS = configs.configurations()
 CUTS = [("gemma3n", 5, None), ("mixtral", 2, 4)]

@@ -19,12 +19,12 @@ import vlm_configs
 from mlx.utils import tree_flatten
 
 from splitinfer.errors import ModelError
-from splitinfer.models import light_imports, mlx_vlm
-from splitinfer.models.border import Border, Row
-from splitinfer.models.checkpoint import open_folder
-from splitinfer.models.cut import StageModel
-from splitinfer.models.loader import survey
-from splitinfer.models.structure import ModelStructure
+from splitinfer.models.border.border import Border, TokenRow
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.cut.structure import ModelStructure
+from splitinfer.models.folder.checkpoint import open_folder
+from splitinfer.models.library import light_imports, mlx_vlm
+from splitinfer.models.load.loader import survey
 
 KNOWN, ROWS = table.written("mlx-vlm")
 same_release = pytest.mark.skipif(version("mlx-vlm") != KNOWN, reason="the table is for another: scripts/matrix --vlm")
@@ -112,7 +112,7 @@ def test_a_model_that_looks_at_its_tokens_is_known(name: str, looks: bool) -> No
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
 def test_whole_numbers_cross_with_every_bit(dtype: mx.Dtype) -> None:
-    border = Border(1, (Row((0, 0), 1, (1, 4), dtype), Row((0, 3), 1, (1, 3), mx.int32, since=6)), ())
+    border = Border(1, (TokenRow((0, 0), 1, (1, 4), dtype), TokenRow((0, 3), 1, (1, 3), mx.int32, since=6)), ())
     hidden = mx.random.normal((1, 5, 4)).astype(dtype)
     chosen = mx.array([-1, 2**31 - 1, -(2**31), 2**24 + 1, 7], mx.int32)[None, :, None] * mx.ones((1, 1, 3), mx.int32)
     packed = border.pack([hidden, chosen])
@@ -125,7 +125,7 @@ def test_whole_numbers_cross_with_every_bit(dtype: mx.Dtype) -> None:
 
 
 def test_indices_before_an_array_write_into_it():
-    """MLX checks none; see ``models.light_imports``."""
+    """MLX checks none; see ``models.library.light_imports``."""
     put = light_imports._mx.put_along_axis
     ones = mx.ones((1, 4), mx.bool_)
     for indices, wanted in (([-9, -4, -5, -6], [1, 0, 0]), ([-1, 0, 2, 2], [1, 0, 1])):

@@ -15,7 +15,7 @@ from tiny import _spread
 
 from splitinfer.core.rng import position_key
 from splitinfer.demo import TARGET
-from splitinfer.models import mlx_vlm
+from splitinfer.models.library import mlx_vlm
 from splitinfer.pictures.families import Prepared, family_of
 from tests.matrix.configs import _BASE
 

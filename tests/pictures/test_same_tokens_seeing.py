@@ -17,7 +17,7 @@ from splitinfer import LLM, SamplingParams
 from splitinfer.errors import ModelError
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import Settings
-from splitinfer.models import pictures as models_pictures
+from splitinfer.models.cut import pictures as models_pictures
 from splitinfer.pictures.families import Prepared
 
 NUM = 12

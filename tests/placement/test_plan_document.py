@@ -10,11 +10,11 @@ from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.comparison import layout_text
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import layout_of, why
-from splitinfer.placement.plan import Best, Figures, Plan, Ways
+from splitinfer.placement.plan import Best, CutFigures, Plan, Ways
 from tests.placement.rigs import GB, rig
 
 _ORIGIN = "By splitinfer 9.8.7 on 2026-01-31."
-_FIGURES = Figures(21.25, 80.5, 12.0, 30.0, 4096, 42.0, 99.0)
+_FIGURES = CutFigures(21.25, 80.5, 12.0, 30.0, 4096, 42.0, 99.0)
 _BEST = Best(Aim.CHAT, Cut((0, 2, 1), (6, 4, 2)), _FIGURES, Cut((0, 1), (11, 1)), 1.25)
 
 

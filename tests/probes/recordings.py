@@ -5,10 +5,10 @@ from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
 
-from splitinfer.probes.evidence import Output, Seen
+from splitinfer.probes.evidence import Printed, SeenHere
 from splitinfer.system.free_memory import MemoryPages, parse_vm_stat
 from splitinfer.system.interface_kind import Kind, LocalInterface
-from splitinfer.system.origin import Origin, Start
+from splitinfer.system.origin import ProcessOrigin, Start
 
 GIB = 2**30
 UV = "/Users/me/.local/share/uv/python/cpython-3.13/bin/python3.13"
@@ -40,9 +40,9 @@ INTERFACES = (
 )  # fmt: skip
 
 
-def said(name: str) -> Output:
+def said(name: str) -> Printed:
     """What a recorded command said; without a name, that there is no such command."""
-    return Output((RECORDED / name).read_text(encoding="utf-8")) if name else Output(None, "there is none here")
+    return Printed((RECORDED / name).read_text(encoding="utf-8")) if name else Printed(None, "there is none here")
 
 
 def pages(name: str) -> MemoryPages:
@@ -50,16 +50,16 @@ def pages(name: str) -> MemoryPages:
     return parse_vm_stat((RECORDED / name).read_text(encoding="utf-8"))
 
 
-def mac(changes: Mapping[str, str | Output] | None = None, **more: Any) -> Seen:
+def mac(changes: Mapping[str, str | Printed] | None = None, **more: Any) -> SeenHere:
     """A Mac with 64 GiB on which all is well, but for ``changes``: other files, or answers."""
     chosen = {**WELL, **(changes or {})}
-    outputs = {name: each if isinstance(each, Output) else said(each) for name, each in chosen.items()}
+    outputs = {name: each if isinstance(each, Printed) else said(each) for name, each in chosen.items()}
     known: dict[str, Any] = {
         "memory": 64 * GIB,
         "pages": pages("vm_stat_roomy.txt"),
         "interfaces": INTERFACES,
-        "origin": Origin(Start.TERMINAL),
+        "origin": ProcessOrigin(Start.TERMINAL),
         "executable": UV,
         "prefix": "/uv",
     }
-    return Seen(outputs, **{"system": "Darwin", "has_jaccl": True, **known, **more})
+    return SeenHere(outputs, **{"system": "Darwin", "has_jaccl": True, **known, **more})

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
-from splitinfer.probes.links import Codec, Hidden, LinkAdvice, advise
+from splitinfer.probes.links import Hidden, LinkAdvice, RowCodec, advise
 
 HIDDEN = Hidden(4096, "bfloat16", "test")  # 8,192 bytes
-INT8 = Codec("int8", 4096, 4e-6)
-FP16 = Codec("fp16", 8192, 1e-6)
-SLOW = Codec("int8", 4096, 120e-6)
+INT8 = RowCodec("int8", 4096, 4e-6)
+FP16 = RowCodec("fp16", 8192, 1e-6)
+SLOW = RowCodec("int8", 4096, 120e-6)
 WIDE = Hidden(4096, "float32", "")
 
 
-def on(down: float, codecs: Sequence[Codec] = (), hidden: Hidden = HIDDEN, latency: float = 0.0002) -> LinkAdvice:
+def on(down: float, codecs: Sequence[RowCodec] = (), hidden: Hidden = HIDDEN, latency: float = 0.0002) -> LinkAdvice:
     return advise(LinkMeasurement(latency, latency, down, down), hidden, codecs)
 
 
@@ -35,15 +35,15 @@ def test_a_tokens_cost_is_latency_and_its_bytes():
         (100e6, [SLOW, FP16], WIDE, "fp16"),
         (1e6, [FP16, SLOW], WIDE, "int8"),
         (1e3, [FP16], HIDDEN, "none"),  # saves no bytes
-        (math.inf, [Codec("int8", 1, 0.0)], HIDDEN, "none"),
+        (math.inf, [RowCodec("int8", 1, 0.0)], HIDDEN, "none"),
     ],
 )
-def test_a_codec_pays_where_the_link_is_slower(down: float, codecs: list[Codec], hidden: Hidden, codec: str):
+def test_a_codec_pays_where_the_link_is_slower(down: float, codecs: list[RowCodec], hidden: Hidden, codec: str):
     assert on(down, codecs, hidden).codec == codec
 
 
 @given(st.floats(1, 1e12) | st.just(math.inf), st.floats(0, 1e-3), st.integers(1, 600))
 def test_a_codec_is_never_slower(bandwidth: float, seconds: float, size: int):
-    found = on(bandwidth, [Codec("a", size, seconds)], Hidden(128, "float32", ""))
+    found = on(bandwidth, [RowCodec("a", size, seconds)], Hidden(128, "float32", ""))
     assert found.row_seconds <= found.row_seconds_plain
     assert (found.row_seconds < found.row_seconds_plain) is (found.codec != "none")

@@ -13,11 +13,13 @@ import pytest
 from processes import are_gone, until
 
 from splitinfer.probes import child
-from splitinfer.probes.child import Report, Result, run_probe, run_probes
-from splitinfer.probes.finding import Fault, Outcome, passed
-from splitinfer.probes.registry import Probe
+from splitinfer.probes.child import ProbeReport, ProbeResult, run_probe, run_probes
+from splitinfer.probes.finding import Blame, Outcome, passed
+from splitinfer.probes.registry import ProbeEntry
 
-PROBE = Probe("a probe", "a title", "none:none", Fault.TRANSPORT, 1.0, options={"n": 7}, environment={"OWN": "mine"})
+PROBE = ProbeEntry(
+    "a probe", "a title", "none:none", Blame.TRANSPORT, 1.0, options={"n": 7}, environment={"OWN": "mine"}
+)
 CODE = (
     "import json, os, signal, subprocess, sys, time\nasked = json.loads(sys.argv[1])\n"
     f"empty = {json.loads(json.dumps(asdict(passed('', '', {}))))!r}\n"
@@ -26,7 +28,7 @@ CODE = (
 )
 
 
-def ran(code: str, limit: float = 20.0, **more: Any) -> Result:
+def ran(code: str, limit: float = 20.0, **more: Any) -> ProbeResult:
     return run_probe(PROBE, limit, "/run", {"ALL": "ours"}, command=(sys.executable, "-S", "-c", CODE + code), **more)
 
 
@@ -46,8 +48,8 @@ def test_a_probe_knows_its_options_its_folder_and_its_environment():
     assert found.group == "a title"
 
 
-@pytest.mark.parametrize(("patience_s", "fault"), [(0.5, Fault.TRANSPORT), (30.0, Fault.TIME)])
-def test_a_probe_that_overruns_is_ended_with_what_it_started(patience_s: float, fault: Fault):
+@pytest.mark.parametrize(("patience_s", "fault"), [(0.5, Blame.TRANSPORT), (30.0, Blame.TIME)])
+def test_a_probe_that_overruns_is_ended_with_what_it_started(patience_s: float, fault: Blame):
     """It was hanging if it had been silent for long; else it was slow, and has not run."""
     code = (
         "started = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)'])\n"
@@ -64,7 +66,7 @@ def test_what_ends_a_process_is_named_by_what_it_tried():
     result = ran("find('a'); tell(trying='b'); os.kill(os.getpid(), signal.SIGSEGV)")
     assert [each.name for each in result.findings] == ["a", "b"]
     crashed = result.findings[1]
-    assert (crashed.signal, crashed.fault) == ("SIGSEGV", Fault.TRANSPORT)
+    assert (crashed.signal, crashed.fault) == ("SIGSEGV", Blame.TRANSPORT)
 
 
 def test_a_probe_that_ends_before_it_tries_anything():
@@ -81,9 +83,9 @@ def test_a_run_never_takes_longer_than_it_may(monkeypatch: pytest.MonkeyPatch):
     now = [100.0]
     monkeypatch.setattr(child.time, "monotonic", lambda: now[0])
 
-    def run(probe: Probe, limit: float, _folder: str, **_more: Any) -> Result:
+    def run(probe: ProbeEntry, limit: float, _folder: str, **_more: Any) -> ProbeResult:
         now[0] += limit
-        return Result((), None, limit, limit)
+        return ProbeResult((), None, limit, limit)
 
     probes = [replace(PROBE, name=name) for name in "abcdefgh"]
     assert set(run_probes(probes, 60.0, "", run)) == set("abcdefgh")
@@ -95,7 +97,7 @@ def test_a_run_never_takes_longer_than_it_may(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_finding_that_fails_leaves_the_others():
     lines: list[dict[str, Any]] = []
-    report = Report(lines.append)
+    report = ProbeReport(lines.append)
     report.guarded("wrong", lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     report.guarded("right", lambda: {"ms": 3})
     found = [line["found"] for line in lines if "found" in line]

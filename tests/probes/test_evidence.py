@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from splitinfer.probes.evidence import Output, own_address, run_command, run_commands
+from splitinfer.probes.evidence import Printed, own_address, run_command, run_commands
 
 LATER = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); print('done')"
 
@@ -13,13 +13,13 @@ LATER = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import
 @pytest.mark.parametrize(
     ("code", "output"),
     [
-        ("print('enabled')", Output("enabled\n")),
-        ("print('disabled'); raise SystemExit(1)", Output("disabled\n")),  # it counts although the command fails
-        (LATER, Output("done\n")),  # a child that keeps the output open does not hold it up
-        ("import sys; sys.stdout.buffer.write(b'\\xff\\xfeok')", Output("\ufffd\ufffdok")),
+        ("print('enabled')", Printed("enabled\n")),
+        ("print('disabled'); raise SystemExit(1)", Printed("disabled\n")),  # it counts although the command fails
+        (LATER, Printed("done\n")),  # a child that keeps the output open does not hold it up
+        ("import sys; sys.stdout.buffer.write(b'\\xff\\xfeok')", Printed("\ufffd\ufffdok")),
     ],
 )
-def test_what_a_command_prints(code: str, output: Output):
+def test_what_a_command_prints(code: str, output: Printed):
     assert run_command((sys.executable, "-c", code), 50) == output
 
 
@@ -43,7 +43,7 @@ def test_all_at_once(tmp_path: Path):
     code += "while not other.exists(): time.sleep(0.01)\nprint(1)"
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     both = {name: (sys.executable, "-S", "-c", code, *paths) for name, paths in (("a", (a, b)), ("b", (b, a)))}
-    assert run_commands(both, 50) == {"a": Output("1\n"), "b": Output("1\n")}
+    assert run_commands(both, 50) == {"a": Printed("1\n"), "b": Printed("1\n")}
 
 
 def test_the_way_to_an_address():

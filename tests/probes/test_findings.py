@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recordings import GIB, INTERFACES, RECORDED, UV, WELL, interface, mac, pages, said
 
-from splitinfer.probes.evidence import LINUX, MACOS, Output, Seen, Way
+from splitinfer.probes.evidence import LINUX, MACOS, Printed, SeenHere, WayThere
 from splitinfer.probes.findings import every_finding
 from splitinfer.system.interface_kind import Kind
-from splitinfer.system.origin import Origin, Start
+from splitinfer.system.origin import ProcessOrigin, Start
 from splitinfer.system.processes import Process
 
 
@@ -21,13 +21,13 @@ def ours(pid: int, command: str) -> Process:
 PYTHON = "/opt/homebrew/Cellar/python@3.13/3.13.1/Frameworks/Python.framework/Versions/3.13"
 
 
-def linux(nvidia: str = "", **more: Any) -> Seen:
-    output = said(nvidia) if nvidia else Output(None, "there is no nvidia-smi here")
-    return Seen({"nvidia": output}, "Linux", **{"has_jaccl": False, **more})
+def linux(nvidia: str = "", **more: Any) -> SeenHere:
+    output = said(nvidia) if nvidia else Printed(None, "there is no nvidia-smi here")
+    return SeenHere({"nvidia": output}, "Linux", **{"has_jaccl": False, **more})
 
 
-def way(own: str, address: str = "192.168.1.7") -> Way:
-    return Way("mini", "mini.local", address, own)
+def way(own: str, address: str = "192.168.1.7") -> WayThere:
+    return WayThere("mini", "mini.local", address, own)
 
 
 def test_a_mac_that_is_well():
@@ -46,7 +46,7 @@ WIFI = (interface("eth0", Kind.WIRELESS, "10.0.0.1/8"),)
 VPN = (interface("utun3", Kind.VPN, "10.8.0.2/32"),)
 ONE_NETWORK = (INTERFACES[0], interface("bridge0", Kind.THUNDERBOLT, "192.168.1.23/24"))
 ON = {"firewall": "firewall_on.txt"}
-WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
+WRONG: dict[str, tuple[SeenHere, str, str, str, str]] = {
     "swap": (mac(swapped=12_200_000_000), "memory", "warning", "12.2 GB are in swap files", "quit programs"),
     "memory full": (
         mac(pages=pages("vm_stat_tight.txt")), "memory", "warning", "of 68.7 GB are available (app memory 46.9 GB",
@@ -71,7 +71,7 @@ WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
     ),
     "firewall asks": (mac(ON), "firewall", "note", "does not know this Python", f"--add {UV} && sudo"),
     "an agent": (
-        mac(origin=Origin(Start.AGENT, "io.splitinfer.worker")), "local network", "note",
+        mac(origin=ProcessOrigin(Start.AGENT, "io.splitinfer.worker")), "local network", "note",
         "what agent io.splitinfer.worker starts", "or use Terminal or ssh",
     ),
     "two processes": (
@@ -148,19 +148,19 @@ def test_what_is_wrong_is_named_once(name: str):
     "seen",
     [
         mac({"power": "pmset_sleep_disabled.txt"}),
-        mac({"macos": Output("14.7.1")}, origin=Origin(Start.PROGRAM, "iTerm")),  # privacy came with macOS 15
+        mac({"macos": Printed("14.7.1")}, origin=ProcessOrigin(Start.PROGRAM, "iTerm")),  # privacy came with macOS 15
         mac({"rdma": "rdma_ctl_disabled.txt", "thunderbolt": "thunderbolt_tb5_two_cables.json"}, up=12e5),  # no RDMA
     ],
 )
-def test_what_is_no_harm(seen: Seen):
+def test_what_is_no_harm(seen: SeenHere):
     assert every_finding(seen) == []
 
 
 def test_nothing_can_be_asked():
     for system, keys in (("Darwin", MACOS), ("Linux", LINUX), ("Plan 9", {})):
-        silent = dict.fromkeys(keys, Output(None, "there is no such command here"))
-        assert every_finding(Seen(silent, system, False)) == []
-        assert every_finding(Seen({}, system, False)) == []
+        silent = dict.fromkeys(keys, Printed(None, "there is no such command here"))
+        assert every_finding(SeenHere(silent, system, False)) == []
+        assert every_finding(SeenHere({}, system, False)) == []
 
 
 FILES = sorted(path.name for path in RECORDED.iterdir())
@@ -168,10 +168,10 @@ FILES = sorted(path.name for path in RECORDED.iterdir())
 
 @given(st.dictionaries(st.sampled_from([*MACOS, *LINUX]), st.sampled_from(FILES) | st.text(max_size=40)))
 def test_whatever_they_say_is_judged(answers: dict[str, str]):
-    outputs = {name: said(text) if text in FILES else Output(text) for name, text in answers.items()}
+    outputs = {name: said(text) if text in FILES else Printed(text) for name, text in answers.items()}
     ways = (way(""), way("192.168.1.12"))
     for system in ("Darwin", "Linux"):
-        for each in every_finding(Seen(outputs, system, True, memory=GIB, ways=ways)):
+        for each in every_finding(SeenHere(outputs, system, True, memory=GIB, ways=ways)):
             assert each.sentence
             assert each.remedy
             assert "\n" not in each.sentence

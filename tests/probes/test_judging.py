@@ -9,7 +9,7 @@ from made_up_probes import EXACT as EXACTLY
 from made_up_probes import LINUX, MAC, ROUNDS, answer, link, memory, other
 
 from splitinfer.errors import ConfigError
-from splitinfer.probes.finding import Fault, Finding, Outcome, exit_code
+from splitinfer.probes.finding import Blame, Finding, Outcome, exit_code
 from splitinfer.probes.links import judge_link
 from splitinfer.probes.machine import judge_about, judge_quantised
 from splitinfer.probes.memory import judge_memory
@@ -53,50 +53,50 @@ def test_what_is_sound_passes(name: str):
 
 STOP, SEND = "do not trust answers", "--json FILE"
 USED = memory()["used"]
-PLANTED: dict[str, tuple[Judged, Fault, str, str]] = {
+PLANTED: dict[str, tuple[Judged, Blame, str, str]] = {
     "a wrong token": (
-        lambda: judge_answer("greedy", other(3.1), ROUNDS), Fault.TOKENS,
+        lambda: judge_answer("greedy", other(3.1), ROUNDS), Blame.TOKENS,
         "token 5 of 32 is 3.1 logits below mlx-lm's choice", STOP,
     ),
     "a tie where arithmetic is exact": (
-        lambda: judge_answer("greedy", other(1e-7), EXACTLY), Fault.TOKENS, "token 5", STOP,
+        lambda: judge_answer("greedy", other(1e-7), EXACTLY), Blame.TOKENS, "token 5", STOP,
     ),
     "a missing token": (
-        lambda: judge_answer("greedy", answer(gaps=[0.0] * 4), ROUNDS), Fault.TOKENS,
+        lambda: judge_answer("greedy", answer(gaps=[0.0] * 4), ROUNDS), Blame.TOKENS,
         "token 5 of 32 never came", STOP,
     ),
-    "no drafts": (lambda: judge_answer("", drafted(0), ROUNDS), Fault.DEVICE, "no draft was sent", SEND),
+    "no drafts": (lambda: judge_answer("", drafted(0), ROUNDS), Blame.DEVICE, "no draft was sent", SEND),
     "another form": (
-        lambda: judge_answer("a form", answer(has_form=False), ROUNDS), Fault.TOKENS, "has not the form", STOP,
+        lambda: judge_answer("a form", answer(has_form=False), ROUNDS), Blame.TOKENS, "has not the form", STOP,
     ),
-    "nobody was lost": (lambda: judge_answer("", answer(killed=0), ROUNDS), Fault.TRANSPORT, "no worker's", SEND),
+    "nobody was lost": (lambda: judge_answer("", answer(killed=0), ROUNDS), Blame.TRANSPORT, "no worker's", SEND),
     "lost KV": (
-        lambda: judge_answer("", answer(kept_before=0), ROUNDS), Fault.MEMORY, "was not found after a restart",
+        lambda: judge_answer("", answer(kept_before=0), ROUNDS), Blame.MEMORY, "was not found after a restart",
         "disk",
     ),
-    "a wrong kernel": (lambda: judge_quantised([0.0, 0.5]), Fault.DEVICE, "off by 0.5", STOP),
-    "no numbers": (lambda: judge_quantised([0.0, float("nan"), 0.0]), Fault.DEVICE, "off by nan", STOP),
+    "a wrong kernel": (lambda: judge_quantised([0.0, 0.5]), Blame.DEVICE, "off by 0.5", STOP),
+    "no numbers": (lambda: judge_quantised([0.0, float("nan"), 0.0]), Blame.DEVICE, "off by nan", STOP),
     "a Mac's processor": (
-        lambda: judge_about({**MAC, "gpu": False}), Fault.DEVICE, "not on this Mac's GPU", "not under Rosetta",
+        lambda: judge_about({**MAC, "gpu": False}), Blame.DEVICE, "not on this Mac's GPU", "not under Rosetta",
     ),
     "low memory": (
-        lambda: judge_about({**MAC, "free_bytes": 1.2e9}), Fault.MEMORY, "only 1.2 GB of 128 GB are free",
+        lambda: judge_about({**MAC, "free_bytes": 1.2e9}), Blame.MEMORY, "only 1.2 GB of 128 GB are free",
         "fewer layers",
     ),
-    "arrays leak": (lambda: judge_memory(memory(used={**USED, "active": 40_000_000})), Fault.MEMORY, "grows", SEND),
+    "arrays leak": (lambda: judge_memory(memory(used={**USED, "active": 40_000_000})), Blame.MEMORY, "grows", SEND),
     "nothing is wired": (
-        lambda: judge_memory(memory(wired={"limit": 0, "recommended": 96e9})), Fault.MEMORY, "0 GB wired and not 96",
+        lambda: judge_memory(memory(wired={"limit": 0, "recommended": 96e9})), Blame.MEMORY, "0 GB wired and not 96",
         SEND,
     ),
     "a worker that refuses": (
-        lambda: judge_link(link("w refuses: run there: splitinfer pair abc")), Fault.WORKER, "splitinfer pair",
+        lambda: judge_link(link("w refuses: run there: splitinfer pair abc")), Blame.WORKER, "splitinfer pair",
         "what the sentence says",
     ),
     "long latency": (
-        lambda: judge_link(link(latency_p50=6e-3, latency_p99=8e-3)), Fault.SPEED, "6 ms one way",
+        lambda: judge_link(link(latency_p50=6e-3, latency_p99=8e-3)), Blame.SPEED, "6 ms one way",
         "Thunderbolt or Ethernet",
     ),
-    "a slow way up": (lambda: judge_link(link(up=45e6)), Fault.SPEED, "45 MB/s", "Thunderbolt or Ethernet"),
+    "a slow way up": (lambda: judge_link(link(up=45e6)), Blame.SPEED, "45 MB/s", "Thunderbolt or Ethernet"),
 }  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def test_a_planted_fault_is_named(name: str):
 
 def test_the_table_of_exit_codes_has_all():
     page = (ROOT / "docs" / "start" / "check.md").read_text()
-    assert [fault.name for fault in Fault if fault and f"| {int(fault)} |" not in page] == []
+    assert [fault.name for fault in Blame if fault and f"| {int(fault)} |" not in page] == []
 
 
 @pytest.mark.parametrize(("text", "key"), [("mini:99999", None), ("", None), ("mini", "12")])

@@ -12,9 +12,9 @@ from random_model import Shape
 
 from splitinfer.errors import ConfigError
 from splitinfer.machine.selection import VARIABLE as ACCELERATOR
-from splitinfer.probes.child import Result, serve
+from splitinfer.probes.child import ProbeResult, serve
 from splitinfer.probes.finding import Finding, Outcome, passed
-from splitinfer.probes.registry import Probe, selftest_probes
+from splitinfer.probes.registry import ProbeEntry, selftest_probes
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -88,11 +88,13 @@ class Planted:
     def __init__(self, gpu: bool = False) -> None:
         self.device, self.environments = {"gpu": gpu, "device": "a card" if gpu else "cpu"}, list[dict[str, str]]()
 
-    def __call__(self, probe: Probe, limit: float, *_: Any, environment: dict[str, str], **_more: Any) -> Result:
+    def __call__(
+        self, probe: ProbeEntry, limit: float, *_: Any, environment: dict[str, str], **_more: Any
+    ) -> ProbeResult:
         self.environments.append(environment)
         found = passed("device", "", self.device) if probe.name == "about" else passed("a", "", {"ms": 1.0})
         ending = Finding("", Outcome.FAILED, "failed: on purpose")
-        return Result((found,), ending if probe.title == "rows" else None, 0.1, limit)
+        return ProbeResult((found,), ending if probe.title == "rows" else None, 0.1, limit)
 
 
 def test_the_document_has_every_part_and_what_went_wrong(tmp_path: Path):

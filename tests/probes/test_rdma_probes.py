@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recordings import RDMA_READY, mac
 
-from splitinfer.probes.evidence import MACOS, Output, Seen
+from splitinfer.probes.evidence import MACOS, Printed, SeenHere
 from splitinfer.probes.finding import Finding, Outcome
 from splitinfer.probes.rdma import requirements, verdict
 
 
-def by_name(seen: Seen) -> dict[str, Finding]:
+def by_name(seen: SeenHere) -> dict[str, Finding]:
     return {each.name: each for each in requirements(seen)}
 
 
@@ -23,14 +23,14 @@ def test_all_is_right():
     assert found["IPv4 address"].sentence == "en3 192.168.90.1"
 
 
-WRONG: dict[str, tuple[dict[str, str | Output], str, str, str]] = {
+WRONG: dict[str, tuple[dict[str, str | Printed], str, str, str]] = {
     "an old macOS": ({"macos": "sw_vers_15.txt"}, "macOS", "15.7.1 is too old", "update macOS"),
     "thunderbolt 4": (
         {"thunderbolt": "thunderbolt_tb4_mac_connected.json"}, "Thunderbolt 5", "make 40 Gb/s", "tcp://",
     ),
     "no cable": ({"thunderbolt": "thunderbolt_tb5_dock.json"}, "cable to a Mac", "no other Mac", "Thunderbolt 5 cable"),
     "not enabled": ({"rdma": "rdma_ctl_disabled.txt"}, "rdma_ctl", "not enabled", "Recovery"),
-    "no rdma_ctl": ({"rdma": Output(None, "there is no rdma_ctl here")}, "rdma_ctl", "no rdma_ctl", "update macOS"),
+    "no rdma_ctl": ({"rdma": Printed(None, "there is no rdma_ctl here")}, "rdma_ctl", "no rdma_ctl", "update macOS"),
     "ports down": ({"states": "ibv_devinfo_down.txt"}, "active port", "rdma_en6 PORT_DOWN", "other Mac too"),
     "bridged": ({"interfaces": "ifconfig_bridged.txt"}, "Thunderbolt bridge", "holds en2, en3, en4", "bridge0 down"),
     "no address": ({"interfaces": "ifconfig_no_address.txt"}, "IPv4 address", "en3 has no IPv4", "ifconfig en3 inet"),
@@ -38,7 +38,7 @@ WRONG: dict[str, tuple[dict[str, str | Output], str, str, str]] = {
 
 
 TB4, ADDRESS = ("Thunderbolt 5", "cable to a Mac"), ("IPv4 address",)
-OLDER = {"thunderbolt": "thunderbolt_tb4_mac_connected.json", "rdma": "rdma_ctl_disabled.txt", "states": Output("")}
+OLDER = {"thunderbolt": "thunderbolt_tb4_mac_connected.json", "rdma": "rdma_ctl_disabled.txt", "states": Printed("")}
 FOLLOWS = {"thunderbolt 4": TB4, "ports down": ADDRESS, "bridged": ADDRESS}
 
 
@@ -61,7 +61,7 @@ def test_nobody_is_sent_to_recovery_for_thunderbolt_4():
 
 
 def test_a_hanging_devinfo_is_unknown():
-    found = by_name(mac({"states": Output(None, "ibv_devinfo has not answered for 15 s")}))
+    found = by_name(mac({"states": Printed(None, "ibv_devinfo has not answered for 15 s")}))
     assert found["active port"].outcome is Outcome.UNKNOWN
     assert "plug it in again" in found["active port"].remedy
     assert verdict(list(found.values())).sentence == "May work. Could not check: active port, IPv4 address."
@@ -72,7 +72,7 @@ def test_what_this_process_knows_of_itself():
 
 
 def test_nothing_can_be_asked():
-    found = requirements(mac(dict.fromkeys(MACOS, Output(None, "it does not want to"))))
+    found = requirements(mac(dict.fromkeys(MACOS, Printed(None, "it does not want to"))))
     judged = {each.outcome for each in found if "MLX" not in each.name}
     assert judged == {Outcome.UNKNOWN}
     assert all(each.sentence == "it does not want to" for each in found if each.outcome is Outcome.UNKNOWN)
@@ -83,6 +83,6 @@ FILES = sorted(RDMA_READY.values())
 
 @given(st.dictionaries(st.sampled_from(["macos", *RDMA_READY]), st.text(max_size=60) | st.sampled_from(FILES)))
 def test_whatever_they_say_is_judged(answers: dict[str, str]):
-    found = requirements(mac({name: text if text in FILES else Output(text) for name, text in answers.items()}))
+    found = requirements(mac({name: text if text in FILES else Printed(text) for name, text in answers.items()}))
     assert len(found) == 8
     assert all(each.sentence and "\n" not in each.sentence for each in found)

@@ -16,9 +16,9 @@ from splitinfer.core.plan import SampledToken
 from splitinfer.engine.stage import runner
 from splitinfer.errors import ConfigError
 from splitinfer.probes import kernels, links, machine, tokens
-from splitinfer.probes.child import Report, Result
-from splitinfer.probes.finding import Fault, Finding, Outcome, exit_code, from_data, passed
-from splitinfer.probes.registry import Probe, worker_elsewhere
+from splitinfer.probes.child import ProbeReport, ProbeResult
+from splitinfer.probes.finding import Blame, Finding, Outcome, exit_code, from_data, passed
+from splitinfer.probes.registry import ProbeEntry, worker_elsewhere
 from splitinfer.probes.selftest import read_report, run_selftest
 from transports.emulation import emulator
 
@@ -33,13 +33,13 @@ class Planted:
     def __init__(self, name: str = "", ending: Finding | None = None) -> None:
         self.name, self.ending, self.ran, self.folders = name, ending, list[str](), set[str]()
 
-    def __call__(self, probe: Probe, limit: float, folder: str, **_more: Any) -> Result:
+    def __call__(self, probe: ProbeEntry, limit: float, folder: str, **_more: Any) -> ProbeResult:
         self.ran.append(probe.name)
         self.folders.add(folder)
         sound = [passed("greedy", "32 tokens equal mlx-lm's")]
         found = machine.judge_about(LINUX) if probe.name == "about" else sound
         ending = probe.own(self.ending) if self.ending and probe.name == self.name else None
-        return Result(tuple(map(probe.own, found)), ending, 0.1, limit)
+        return ProbeResult(tuple(map(probe.own, found)), ending, 0.1, limit)
 
 
 def test_a_sound_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -71,7 +71,7 @@ def test_a_planted_fault_is_on_the_page_and_in_the_exit_code(tmp_path: Path, cap
 
 def test_a_file_that_was_sent_is_read_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file = tmp_path / "sent.json"
-    gap = Finding("greedy, drafts", Outcome.FAILED, "private", "", "", Fault.TOKENS, {"gaps": [0.0, 3.125, 0.0]})
+    gap = Finding("greedy, drafts", Outcome.FAILED, "private", "", "", Blame.TOKENS, {"gaps": [0.0, 3.125, 0.0]})
     assert run_selftest(file=file, run=Planted("tcp", gap)) == 10
     capsys.readouterr()
     assert read_report(file) == 10
@@ -109,13 +109,13 @@ def test_the_process_that_makes_the_document_does_not_load_mlx(module: str):
 # -- the probes, in this process ---------------------------------------------------------------------------------------
 
 
-def found_by(measure: Callable[[Mapping[str, Any], Report], None], **options: Any) -> list[Finding]:
+def found_by(measure: Callable[[Mapping[str, Any], ProbeReport], None], **options: Any) -> list[Finding]:
     lines: list[dict[str, Any]] = []
-    measure(options, Report(lines.append))
+    measure(options, ProbeReport(lines.append))
     return [from_data(line["found"]) for line in lines if "found" in line]
 
 
-def faults(found: list[Finding]) -> list[tuple[str, Fault]]:
+def faults(found: list[Finding]) -> list[tuple[str, Blame]]:
     return [(each.name, each.fault) for each in found if each.outcome is Outcome.FAILED]
 
 
@@ -138,7 +138,7 @@ def test_a_planted_worker_that_answers_a_wrong_token_is_named(monkeypatch: pytes
     found = found_by(tokens.measure, **options)
     gaps = found[1].numbers["gaps"]
     assert [gap > 0 for gap in gaps] == [False, False, True, False, False, False]  # all behind it are right again
-    assert faults(found) == [(name, Fault.TOKENS) for name in ("greedy", "greedy, drafts")]
+    assert faults(found) == [(name, Blame.TOKENS) for name in ("greedy", "greedy, drafts")]
     assert "token 3 of 6 is" in found[1].sentence
 
 
@@ -165,15 +165,15 @@ def test_every_kernel_is_tried_and_a_wrong_one_is_named():
 
     x = mx.ones((64, 8))
     assert kernels.tried(other, right, x)["changes"] == [13]
-    assert kernels.judge_kernel("", kernels.tried(other, right, x)).fault is Fault.NONE
-    assert kernels.judge_kernel("", kernels.tried(wrong, right, x)).fault is Fault.DEVICE
+    assert kernels.judge_kernel("", kernels.tried(other, right, x)).fault is Blame.NONE
+    assert kernels.judge_kernel("", kernels.tried(wrong, right, x)).fault is Blame.DEVICE
 
 
 def test_a_slow_link_is_named():
     slow = emulator("links")
     with worker("tcp") as address, slow.installed(slow.LinkProfile(latency=3e-3)):
         found = found_by(links.measure, worker={"address": address})
-    assert exit_code(found) == Fault.SPEED
+    assert exit_code(found) == Blame.SPEED
     assert found[-1].numbers["figures"]["latency_p50"] > 2e-3
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from made_up_probes import EXACT, LINUX, MAC, ROUNDS, answer, link, memory, other
 from recordings import RDMA_READY, said
 
-from splitinfer.core.json_text import dumps
-from splitinfer.probes.child import Result, broken
-from splitinfer.probes.evidence import MACOS, Seen
-from splitinfer.probes.finding import Fault, Finding, Outcome, passed
+from splitinfer.common.json_text import dumps
+from splitinfer.probes.child import ProbeResult, broken
+from splitinfer.probes.evidence import MACOS, SeenHere
+from splitinfer.probes.finding import Blame, Finding, Outcome, passed
 from splitinfer.probes.links import judge_link
 from splitinfer.probes.rdma import requirements, verdict
 from splitinfer.probes.registry import selftest_probes
@@ -29,10 +29,10 @@ MARKS = ("alice", "mini", "192", "10.0.0", "fe80", "abab", "once upon", "example
 PROBES = (*selftest_probes(None), replace(selftest_probes(None)[0], name="network"))
 
 
-def outcomes(about: Mapping[str, Any] = MAC) -> dict[str, Result]:
+def outcomes(about: Mapping[str, Any] = MAC) -> dict[str, ProbeResult]:
     gpu = about["gpu"]
     outputs = {name: said(RDMA_READY.get(name, "")) for name in MACOS}
-    rdma = verdict(requirements(Seen(outputs, "Darwin", True)))
+    rdma = verdict(requirements(SeenHere(outputs, "Darwin", True)))
     answers = [passed(name, "", other(0.12)) for name in ("greedy", "sampled", "greedy, drafts", "kept KV")]
     found: dict[str, list[Finding]] = {
         "about": [passed("device", "alice's", about)],
@@ -41,10 +41,10 @@ def outcomes(about: Mapping[str, Any] = MAC) -> dict[str, Result]:
         "network": judge_link(link()),
         "doctor": [rdma, Finding("power", Outcome.WARNING, "alices-studio sleeps", "sudo pmset")],
     }
-    return {name: Result(tuple(each), None, 1.0, 20.0) for name, each in found.items()}
+    return {name: ProbeResult(tuple(each), None, 1.0, 20.0) for name, each in found.items()}
 
 
-def made(results: Mapping[str, Result]) -> dict[str, Any]:
+def made(results: Mapping[str, ProbeResult]) -> dict[str, Any]:
     return document(PROBES, results, seconds=61.23, limit_s=180.0, quick=False)
 
 
@@ -84,7 +84,7 @@ def test_what_kind_of_machine_it_is():
     }  # fmt: skip
     found = made(outcomes({**LINUX, "device": "NVIDIA H200"}))["machine"]
     assert (found["chip"], found["device"], found["system_version"]) == ("AMD", "NVIDIA H200", [6, 8, 0])
-    assert made({**outcomes(), "about": Result()})["machine"] is None
+    assert made({**outcomes(), "about": ProbeResult()})["machine"] is None
 
 
 def test_every_figure_is_in_it():
@@ -101,10 +101,10 @@ def test_every_figure_is_in_it():
 
 def test_every_finding_is_in_it_by_its_name():
     crash = Finding(
-        "greedy", Outcome.FAILED, "", "", "rdma over MLX's ring", Fault.TRANSPORT, {}, "", "SIGSEGV",
+        "greedy", Outcome.FAILED, "", "", "rdma over MLX's ring", Blame.TRANSPORT, {}, "", "SIGSEGV",
         "splitinfer.llm.llm:80",
     )  # fmt: skip
-    found = made({**outcomes(), "ring": Result((), crash)})
+    found = made({**outcomes(), "ring": ProbeResult((), crash)})
     assert found["exit_code"] == 11
     assert {
         "probe": "ring", "name": "greedy", "outcome": "failed", "fault": 11,

@@ -9,17 +9,17 @@ import msgpack
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.coordinator.health import PipelineHealth
+from splitinfer.engine.figures.health import PipelineHealth
 from splitinfer.errors import QueueFull
 from splitinfer.settings import Settings
-from splitinfer.text.conversations import Codec
+from splitinfer.text.conversations import TextCodec
 
 
 class Model:
     """A token is a run of one letter. ``num_letters``: those that were tokenized."""
 
     context_length, fingerprint, has_tokenizer, max_running = 4096, "0", False, 4
-    codec = Codec(lambda _: [], lambda _: "")
+    codec = TextCodec(lambda _: [], lambda _: "")
     settings, recommended_sampling = Settings(), Recommended({})
     answer_format = SimpleNamespace(parser=lambda *_, **__: None, call_start="")
     seeing = SimpleNamespace(

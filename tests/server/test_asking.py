@@ -12,7 +12,7 @@ from asgi import SECONDS, Client, answer, posted
 from stub_model import Model
 from valid_requests import Asked
 
-from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
+from splitinfer.engine.loop.requests import RequestOutput, StreamEvent
 from splitinfer.server import body
 from splitinfer.server.running import make_app
 from splitinfer.server.service import Service

@@ -6,7 +6,7 @@ import pytest
 
 from splitinfer.pictures.marks import has_pictures
 from splitinfer.server.anthropic.messages import MessageRequest
-from splitinfer.server.ask import Chat
+from splitinfer.server.ask import AskedChat
 from splitinfer.server.fields import read
 from splitinfer.server.history import NO_PICTURE
 from splitinfer.server.ollama.requests import ChatRequest as OllamaRequest
@@ -50,11 +50,11 @@ def result(*blocks: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": "t", "content": list(blocks)}
 
 
-def chat(model: Any, turns: list[Any]) -> Chat:
+def chat(model: Any, turns: list[Any]) -> AskedChat:
     key = "input" if model is ResponseRequest else "messages"
     more = {"max_tokens": 1} if model is MessageRequest else {}
     prompt = read(model, {key: turns, **more}).asks()[0].prompt
-    assert isinstance(prompt, Chat)
+    assert isinstance(prompt, AskedChat)
     return prompt
 
 
@@ -94,7 +94,7 @@ def test_what_is_not_read_is_told_in_its_place(model: Any, turns: list[Any], at:
     llm: Any = Model()
     llm.seeing.takes = lambda _url: False
     found, _ = with_marks(llm, chat(model, turns))
-    assert isinstance(found, Chat)
+    assert isinstance(found, AskedChat)
     assert {name: found.messages[at][name] for name in told} == told
 
 
@@ -118,6 +118,6 @@ def test_pictures_that_the_model_does_not_see_are_told_and_one_just_shown_is_lef
     llm.seeing.takes = lambda _url: False
     for turns, left in (([user(PNG), OK, HI], False), ([user(PNG)], True), ([user(PNG), OK, user(PNG)], True)):
         found, _ = with_marks(llm, chat(MessageRequest, turns))
-        assert isinstance(found, Chat)
+        assert isinstance(found, AskedChat)
         assert has_pictures(found.messages[-1:]) is left
         assert not has_pictures(found.messages[:-1])

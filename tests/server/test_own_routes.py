@@ -5,7 +5,7 @@ import logging
 import httpx2 as httpx
 import pytest
 
-from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
+from splitinfer.engine.figures.health import PipelineHealth, StageHealth, StageState
 from splitinfer.llm import LLM
 from splitinfer.server.ask import without_lines
 from splitinfer.server.gate import Gate

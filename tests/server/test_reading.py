@@ -6,12 +6,12 @@ from typing import cast
 
 import pytest
 
-from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
+from splitinfer.engine.loop.requests import RequestOutput, StreamEvent
 from splitinfer.llm.request import AsyncRequest
 from splitinfer.server.answer import Answer, Choice, Piece
-from splitinfer.text.conversations import Codec
+from splitinfer.text.conversations import TextCodec
 
-CODEC = Codec(lambda text: [ord(letter) for letter in text], lambda ids: "".join(map(chr, ids)))
+CODEC = TextCodec(lambda text: [ord(letter) for letter in text], lambda ids: "".join(map(chr, ids)))
 END = ord("$")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.server.anthropic.messages import MessageRequest
-from splitinfer.server.ask import AnswerRequest, Ask, Chat
+from splitinfer.server.ask import AnswerRequest, Ask, AskedChat
 from splitinfer.server.fields import read
 from splitinfer.server.openai.chat import ChatRequest
 from splitinfer.server.openai.responses import ResponseRequest
@@ -37,9 +37,9 @@ def asked_of(path: str, body: dict[str, Any]) -> Ask:
     return read(MODELS[path], body).asks()[0]
 
 
-def asked(client: str) -> tuple[Ask, Chat]:
+def asked(client: str) -> tuple[Ask, AskedChat]:
     ask = asked_of(RECORDED[client]["path"], RECORDED[client]["body"])
-    assert isinstance(ask.prompt, Chat)
+    assert isinstance(ask.prompt, AskedChat)
     return ask, ask.prompt
 
 

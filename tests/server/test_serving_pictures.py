@@ -23,8 +23,8 @@ from splitinfer import LLM, RequestError, SamplingParams
 from splitinfer.chat.chat import Chat
 from splitinfer.demo import TARGET
 from splitinfer.errors import ContextExceeded, QueueFull
-from splitinfer.models import pictures as models_pictures
-from splitinfer.models.pictures import PictureTower
+from splitinfer.models.cut import pictures as models_pictures
+from splitinfer.models.cut.pictures import PictureTower
 from splitinfer.pictures.decoding import Limits
 from splitinfer.pictures.families import Family
 from splitinfer.pictures.marks import has_pictures, marked

@@ -14,15 +14,15 @@ from valid_requests import Asked
 
 from splitinfer.core.kv.budget import KVBudget, StageKV
 from splitinfer.core.layout import Layout, StageSpec
-from splitinfer.core.residents import Bounds
 from splitinfer.core.sampling_defaults import NOTHING
-from splitinfer.engine.coordinator.health import PipelineHealth
+from splitinfer.engine.figures.health import PipelineHealth
 from splitinfer.errors import CannotFit, ModelError, PeerError
 from splitinfer.llm import LLM
 from splitinfer.server import asking
 from splitinfer.server.api_routes import api_routes
 from splitinfer.server.guard import Guard
 from splitinfer.server.problem import Problem
+from splitinfer.server.residents import Bounds
 from splitinfer.server.running import make_app
 from splitinfer.server.service import Service
 from splitinfer.server.several import Entry, Several, Unloaded

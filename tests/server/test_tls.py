@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from certificates import make_certificate, make_key, openssl
 
-from splitinfer.cli.serve import ServeOptions
+from splitinfer.cli.serve_options import ServeOptions
 from splitinfer.cli.serving import gate_of
 from splitinfer.errors import ConfigError
 from splitinfer.server import running

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from splitinfer.service.definition import Definition, Place
+from splitinfer.service.definition import Definition, ServicePlace
 
 _LAUNCHCTL = r"""#!/bin/sh
 cd "$STAND_INS" || exit 99
@@ -122,7 +122,7 @@ class StandIns:
         monkeypatch.setenv("PATH", f"{self.folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
         monkeypatch.setenv("STAND_INS", str(self.folder))
         self.slept: list[float] = []
-        self.place = Place(platform, folder / "home", 501, {"USER": "me"}, self.slept.append)
+        self.place = ServicePlace(platform, folder / "home", 501, {"USER": "me"}, self.slept.append)
 
     def say(self, name: str, text: str = "") -> None:
         (self.folder / name).write_text(text)

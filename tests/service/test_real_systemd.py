@@ -11,7 +11,7 @@ from processes import until
 from splitinfer.errors import ConfigError
 from splitinfer.service import systemd
 from splitinfer.service.actions import install, remove, status
-from splitinfer.service.definition import Definition, Place
+from splitinfer.service.definition import Definition, ServicePlace
 from splitinfer.service.systemd import Systemd
 from splitinfer.system.command import run
 
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServicePlace]:
     answer = run(("systemctl", "--user", "show-environment"))
     if answer.code != 0:
         pytest.skip(f"no systemd runs for this user: {answer.why}")
     monkeypatch.setattr(systemd, "UNIT", f"splitinfer-test-{os.getpid()}.service")
     volatile = {"XDG_CONFIG_HOME": os.environ["XDG_RUNTIME_DIR"]}  # systemd looks for units there, too
-    made = Place("linux", tmp_path, os.geteuid(), volatile)
+    made = ServicePlace("linux", tmp_path, os.geteuid(), volatile)
     yield made
     remove(Systemd(made))
 
@@ -38,7 +38,7 @@ def program(folder: Path, does: str) -> str:
     return str(path)
 
 
-def test_a_unit_is_started_kept_running_replaced_and_removed(place: Place, tmp_path: Path):
+def test_a_unit_is_started_kept_running_replaced_and_removed(place: ServicePlace, tmp_path: Path):
     manager = Systemd(place)
     first = Definition(
         (program(tmp_path, "echo it is up; exec sleep 1000"), 'we ird %h $HOME "q" \\ ü'), {"HF_HOME": "/a %b"}

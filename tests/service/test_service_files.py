@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from stand_ins import ASKED, LAUNCHD_FAILED, LAUNCHD_RUNNING, SYSTEMD_FAILED, SYSTEMD_RUNNING, WORDS
 
 from splitinfer.service import launchd, systemd
-from splitinfer.service.definition import UNIT, Definition, Place, State, carried
+from splitinfer.service.definition import UNIT, Definition, ServicePlace, State, carried
 from splitinfer.service.launchd import Launchd
 from splitinfer.service.systemd import Systemd
 
-PLACE = Place("darwin", Path("/Users/me"), 501)
+PLACE = ServicePlace("darwin", Path("/Users/me"), 501)
 AGENT, USER_UNIT = Launchd(PLACE), Systemd(PLACE)
 ODD = ("we ird", "%h $HOME ${HOME} `id`", '"quoted"', "it's", "back\\slash \\n", ";", "ü 🐺", "")
 

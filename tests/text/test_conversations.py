@@ -6,7 +6,7 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.text.conversations import Codec, Conversations
+from splitinfer.text.conversations import Conversations, TextCodec
 
 # A tokenizer that prefers "ab" to "a" and "b", as a byte-pair tokenizer does, and a special token.
 WORDS = {1: "a", 2: "b", 3: "ab", 4: "c", 9: "<end>"}
@@ -25,7 +25,7 @@ def decode(ids: list[int]) -> str:
     return "".join(WORDS[i] for i in ids)
 
 
-CODEC = Codec(encode, decode)  # type: ignore[arg-type]
+CODEC = TextCodec(encode, decode)  # type: ignore[arg-type]
 
 
 def tokens(known: Conversations, text: str) -> list[int]:
@@ -58,9 +58,9 @@ def test_the_longest_beginning_counts_and_earlier_turns_stay():
 def test_what_would_read_otherwise_is_left():
     known = Conversations()
     remember(known, [4, 1])
-    wrong = Codec(lambda text: encode(text)[:-1], decode)  # type: ignore[arg-type]
+    wrong = TextCodec(lambda text: encode(text)[:-1], decode)  # type: ignore[arg-type]
     assert known.tokens("caab", encode("caab"), wrong) == encode("caab")
-    assert known.tokens("cab", encode("cab"), Codec(encode, lambda ids: str(ids))) == [4, 3]  # type: ignore[arg-type]
+    assert known.tokens("cab", encode("cab"), TextCodec(encode, lambda ids: str(ids))) == [4, 3]  # type: ignore[arg-type]
 
 
 def test_what_is_special_must_be_the_same():
@@ -70,7 +70,7 @@ def test_what_is_special_must_be_the_same():
     def spelled(ids: Sequence[int]) -> str:
         return "".join((WORDS | pieces)[i] for i in ids)
 
-    known, codec = Conversations(), Codec(encode, spelled, frozenset([9]))  # type: ignore[arg-type]
+    known, codec = Conversations(), TextCodec(encode, spelled, frozenset([9]))  # type: ignore[arg-type]
     known.answered("c", [4], [1, 2])
     plain = [4, 3, 9, 4, 11, 12]  # the second "<end>" is a part of a tool's result
     assert known.tokens("cab<end>c<end>", plain, codec) == plain

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transports import FrameError, LinkOptions
-from transports.framing import PRELUDE_BYTES, VERSION, Kind, Liveness, Packet, check_order, decode, encode
+from transports.framing import PRELUDE_BYTES, VERSION, FrameKind, Liveness, Packet, check_order, decode, encode
 
 OPTIONS = LinkOptions(max_header_bytes=1000, max_part_bytes=1000, max_parts=4)
 
 headers = st.binary(max_size=64)
 part_lists = st.lists(st.binary(max_size=64), max_size=4)
 u64 = st.integers(0, 2**64 - 1)
-kinds = st.sampled_from(Kind)
+kinds = st.sampled_from(FrameKind)
 
 
 def encoded(
-    kind: Kind, seq: int, progress: int, header: bytes, parts: list[bytes], *, checksum: bool = True
+    kind: FrameKind, seq: int, progress: int, header: bytes, parts: list[bytes], *, checksum: bool = True
 ) -> list[bytes]:
     views = [memoryview(part) for part in parts]
     return [
@@ -31,7 +31,9 @@ def encoded(
 
 
 @given(kinds, u64, u64, headers, part_lists, st.booleans())
-def test_round_trip(kind: Kind, seq: int, progress: int, header: bytes, parts: list[bytes], checksum: bool) -> None:
+def test_round_trip(
+    kind: FrameKind, seq: int, progress: int, header: bytes, parts: list[bytes], checksum: bool
+) -> None:
     packet = decode(encoded(kind, seq, progress, header, parts, checksum=checksum), OPTIONS)
     assert packet == Packet(kind, seq, progress, header, tuple(memoryview(part) for part in parts))
 
@@ -61,7 +63,7 @@ def changed(message: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def test_a_changed_packet_is_refused() -> None:
-    for kind in Kind:
+    for kind in FrameKind:
         message = encoded(kind, 2**63 + 5, 7, b"head", [b"one", b"others", b"\0"])
         for other in changed(message):
             with pytest.raises(FrameError):
@@ -69,7 +71,7 @@ def test_a_changed_packet_is_refused() -> None:
 
 
 def test_without_payload_checksum_lengths_and_header_are_still_covered() -> None:
-    header, part = encoded(Kind.DATA, 0, 0, b"head", [b"payload"], checksum=False)
+    header, part = encoded(FrameKind.DATA, 0, 0, b"head", [b"payload"], checksum=False)
     assert bytes(decode([header, b"PAYLOAD"], OPTIONS).parts[0]) == b"PAYLOAD"
     for wrong in ([header, b"payloa"], [header[:-1] + b"D", part]):
         with pytest.raises(FrameError):
@@ -83,25 +85,29 @@ def test_bounds() -> None:
         (b"", [b""] * 5, "5 parts"),
     ):
         with pytest.raises(FrameError, match=words):
-            decode(encoded(Kind.DATA, 0, 0, header, parts), OPTIONS)
+            decode(encoded(FrameKind.DATA, 0, 0, header, parts), OPTIONS)
 
 
 def test_parts_are_not_copied() -> None:
     part = bytearray(b"abc")
-    packet = decode([*encode(Kind.DATA, seq=0, parts=[memoryview(part)])], OPTIONS)
+    packet = decode([*encode(FrameKind.DATA, seq=0, parts=[memoryview(part)])], OPTIONS)
     part[0] = ord("z")
     assert bytes(packet.parts[0]) == b"zbc"
     assert PRELUDE_BYTES == 40
 
 
-def packet(kind: Kind, seq: int) -> Packet:
+def packet(kind: FrameKind, seq: int) -> Packet:
     return Packet(kind, seq, 0, b"", ())
 
 
 def test_sequence() -> None:
-    for kind in (Kind.DATA, Kind.BEAT, Kind.BYE):
+    for kind in (FrameKind.DATA, FrameKind.BEAT, FrameKind.BYE):
         check_order(packet(kind, 3), 3)
-    for kind, seq, word in ((Kind.DATA, 4, "missing"), (Kind.DATA, 2, "repeated"), (Kind.OPEN, 3, "open link")):
+    for kind, seq, word in (
+        (FrameKind.DATA, 4, "missing"),
+        (FrameKind.DATA, 2, "repeated"),
+        (FrameKind.OPEN, 3, "open link"),
+    ):
         with pytest.raises(FrameError, match=word):
             check_order(packet(kind, seq), 3)
 

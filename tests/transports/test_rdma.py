@@ -17,7 +17,7 @@ from processes import are_gone, until
 
 import transports
 from transports import Frame, LinkOptions, TransportUnavailable
-from transports.framing import Kind, encode
+from transports.framing import FrameKind, encode
 from transports.rdma import link, transport
 
 RING = "rdma://127.0.0.1:0?backend=ring"
@@ -118,7 +118,7 @@ def test_a_tcp_listener_takes_plain_links_only() -> None:
 def test_an_opening_that_makes_no_sense_gets_one_sentence(opening: bytes) -> None:
     before = set(carriers_of(os.getpid()))  # earlier tests' are about to end
     with transports.listen(RING, options=QUICK) as listener, raw_dealer(listener.address) as dealer:
-        dealer.send_multipart(encode(Kind.OPEN, seq=0, header=opening))
+        dealer.send_multipart(encode(FrameKind.OPEN, seq=0, header=opening))
         assert b"a kind of link that is not known here" in dealer.recv_multipart()[0]
         assert set(carriers_of(os.getpid())) <= before
         with pytest.raises(transports.LinkTimeout):
@@ -135,9 +135,9 @@ def test_a_peer_that_goes_silent_or_talks_nonsense_leaves_no_child(monkeypatch: 
             ([b"gather of three"], b"gathered 8 bytes, not 6"),
         ):
             with raw_dealer(listener.address) as dealer:
-                dealer.send_multipart(encode(Kind.OPEN, seq=0, header=wish))
+                dealer.send_multipart(encode(FrameKind.OPEN, seq=0, header=wish))
                 for seq, word in enumerate(words):
-                    dealer.send_multipart(encode(Kind.DATA, seq=seq, header=word))
+                    dealer.send_multipart(encode(FrameKind.DATA, seq=seq, header=word))
                 heard = b""
                 while reason not in heard:
                     heard = b"".join(dealer.recv_multipart())

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transports import FrameError, TransportUnavailable
-from transports.framing import Kind
+from transports.framing import FrameKind
 from transports.rdma.channel import NUM_SLOTS, SEGMENT_BYTES, SLOT_BYTES, Slots
 from transports.rdma.messages import (
     CHUNK_MESSAGES,
@@ -63,7 +63,7 @@ def test_a_message_of_elsewhere(changes: dict[str, Any], reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"1234567", bytes(8), pack_table(Kind.DATA, [1, 2])[:-1], pack_table(Kind.BEAT, [1])]
+    "content", [b"", b"1234567", bytes(8), pack_table(FrameKind.DATA, [1, 2])[:-1], pack_table(FrameKind.BEAT, [1])]
 )
 def test_a_frame_that_does_not_begin_with_a_table(content: bytes) -> None:
     with pytest.raises(FrameError):
@@ -71,12 +71,12 @@ def test_a_frame_that_does_not_begin_with_a_table(content: bytes) -> None:
 
 
 def test_a_frame_that_is_too_much() -> None:
-    table = pack_table(Kind.DATA, [0] * MAX_PIECES)
+    table = pack_table(FrameKind.DATA, [0] * MAX_PIECES)
     assert len(table) <= ROOM_BYTES
-    assert unpack_table(memoryview(table)) == (Kind.DATA, (0,) * MAX_PIECES)
+    assert unpack_table(memoryview(table)) == (FrameKind.DATA, (0,) * MAX_PIECES)
     with pytest.raises(FrameError, match=f"at most {MAX_PIECES - 1}"):
-        pack_table(Kind.BYE, [0] * (MAX_PIECES + 1))
-    coming = Assembly(Kind.DATA, (100,), memoryview(pack_table(Kind.DATA, [100]) + bytes(50)))
+        pack_table(FrameKind.BYE, [0] * (MAX_PIECES + 1))
+    coming = Assembly(FrameKind.DATA, (100,), memoryview(pack_table(FrameKind.DATA, [100]) + bytes(50)))
     with pytest.raises(FrameError, match="more bytes than were announced"):
         coming.add(memoryview(bytes(51)))
 

@@ -17,7 +17,7 @@ from echoes import echo, process
 
 import transports
 from transports import Frame, LinkOptions, LinkRefused, LinkTimeout
-from transports.framing import VERSION, Kind, encode
+from transports.framing import VERSION, FrameKind, encode
 
 LOOPBACK = "tcp://127.0.0.1:0"
 
@@ -153,7 +153,7 @@ def test_who_hangs_up_again_and_again_refuses_a_plain_link(times: int, error: ty
 
 
 def test_another_version_is_told_so() -> None:
-    opening = bytearray(memoryview(encode(Kind.OPEN, seq=0)[0]))
+    opening = bytearray(memoryview(encode(FrameKind.OPEN, seq=0)[0]))
     opening[4] = VERSION + 1
     with transports.listen(LOOPBACK, options=QUICK) as listener, raw_dealer(listener.address) as dealer:
         dealer.send_multipart([bytes(opening)])
@@ -163,7 +163,7 @@ def test_another_version_is_told_so() -> None:
 
 def test_a_peer_that_skips_a_frame_ends_its_link() -> None:
     with transports.listen(LOOPBACK, options=QUICK) as listener, raw_dealer(listener.address) as dealer:
-        for packet in (encode(Kind.OPEN, seq=0), encode(Kind.DATA, seq=0), encode(Kind.DATA, seq=2)):
+        for packet in (encode(FrameKind.OPEN, seq=0), encode(FrameKind.DATA, seq=0), encode(FrameKind.DATA, seq=2)):
             dealer.send_multipart(packet)
         link = listener.accept(SECONDS)
         assert link.recv(SECONDS) == Frame(b"")

@@ -3,7 +3,7 @@
 import math
 import random
 
-from splitinfer.core.fingerprint import FileFingerprint, Fingerprint
+from splitinfer.common.fingerprint import FileFingerprint, Fingerprint
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.picture import Picture
 from splitinfer.core.plan import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from splitinfer.core.fingerprint import Fingerprint
+from splitinfer.common.fingerprint import Fingerprint
 from splitinfer.wire.messages import Load, Versions
 
 HERE = Versions(1, "0.1.0", "0.32.4", "0.32.2")

@@ -38,7 +38,7 @@ _BUFFER_BYTES = 256 << 10  # more than unread records ever take (`segment.NUM_SL
 _READ_BYTES = 64 << 10
 
 
-class Word(IntEnum):
+class ChannelWord(IntEnum):
     JOB = 1
     GATHERED = 2
     SEND = 3
@@ -51,10 +51,10 @@ class Word(IntEnum):
     ROUSE = 10
 
 
-class Record(NamedTuple):
+class ChannelRecord(NamedTuple):
     """One message: `offset` and `size` of bytes in the segment, or a `text`."""
 
-    word: Word
+    word: ChannelWord
     offset: int = 0
     size: int = 0
     text: bytes = b""
@@ -93,7 +93,7 @@ class Channel:
         self._poll = select.poll()  # not select(): a server has descriptors beyond 1023
         self._poll.register(socket, select.POLLIN)
 
-    def send(self, word: Word, offset: int = 0, size: int = 0, text: bytes = b"") -> None:
+    def send(self, word: ChannelWord, offset: int = 0, size: int = 0, text: bytes = b"") -> None:
         """Raise ChannelClosedError."""
         data = _RECORD.pack(word, len(text), offset, size) + text
         try:
@@ -103,7 +103,7 @@ class Channel:
         except OSError as problem:  # BlockingIOError, too: the other end has not read for very long
             raise ChannelClosedError(str(problem)) from None
 
-    def recv(self, timeout: float | None = None) -> Record | None:
+    def recv(self, timeout: float | None = None) -> ChannelRecord | None:
         """Return the next record; None when none came in `timeout` seconds. Raises ChannelClosedError."""
         while (record := self._take()) is None:
             if not self._poll.poll(None if timeout is None else timeout * 1000):
@@ -119,7 +119,7 @@ class Channel:
             self._read += data
         return record
 
-    def _take(self) -> Record | None:
+    def _take(self) -> ChannelRecord | None:
         if len(self._read) < _RECORD.size:
             return None
         word, num_text, offset, size = _RECORD.unpack_from(self._read)
@@ -127,7 +127,7 @@ class Channel:
         if len(self._read) < end:
             return None
         text, self._read = self._read[_RECORD.size : end], self._read[end:]
-        return Record(Word(word), offset, size, text)
+        return ChannelRecord(ChannelWord(word), offset, size, text)
 
 
 SLOT_BYTES = CHUNK_MESSAGES * MESSAGE_BYTES

@@ -31,7 +31,16 @@ import mlx.core as mx
 
 from transports.base import FrameError
 from transports.emulation import emulator
-from transports.rdma.channel import LEAVE_SECONDS, Channel, ChannelClosedError, Job, Record, Segment, Slots, Word
+from transports.rdma.channel import (
+    LEAVE_SECONDS,
+    Channel,
+    ChannelClosedError,
+    ChannelRecord,
+    ChannelWord,
+    Job,
+    Segment,
+    Slots,
+)
 from transports.rdma.joining import check_sum, join_group
 from transports.rdma.messages import (
     CHUNK_MESSAGES,
@@ -62,24 +71,24 @@ class Child:
         self._is_alone = False  # the parent is gone
 
     def run(self) -> NoReturn:
-        self._job = Job(**json.loads(self._expect(Word.JOB).text))
+        self._job = Job(**json.loads(self._expect(ChannelWord.JOB).text))
         signal.alarm(self._job.join_seconds)
         self._group = self._join()
         check_sum(self._group, self._job.rank)
         signal.alarm(0)
         threading.Thread(target=self._watch_parent, daemon=True).start()
-        self._channel.send(Word.READY)
+        self._channel.send(ChannelWord.READY)
         if self._job.rank == 0:
             self._write()
         self._read()
 
-    def _expect(self, word: Word) -> Record:
+    def _expect(self, word: ChannelWord) -> ChannelRecord:
         record = self._next()
         if record.word is not word:
             raise FrameError(f"{record.word.name} in place of {word.name}")
         return record
 
-    def _next(self) -> Record:
+    def _next(self) -> ChannelRecord:
         record = self._channel.recv()
         assert record is not None
         return record
@@ -99,8 +108,8 @@ class Child:
 
     def _gather(self, mine: bytes, _num_bytes: int = 0) -> bytes:
         """Return exchange bytes with the peer through the two parents: the data of both, by rank."""
-        self._channel.send(Word.GATHER, text=bytes(mine))
-        return self._expect(Word.GATHERED).text
+        self._channel.send(ChannelWord.GATHER, text=bytes(mine))
+        return self._expect(ChannelWord.GATHERED).text
 
     # -- rank 0 ------------------------------------------------------------------------------------------------------
 
@@ -117,19 +126,19 @@ class Child:
                 self._rest()
             raise
 
-    def _send_chunk(self, record: Record) -> None:
+    def _send_chunk(self, record: ChannelRecord) -> None:
         """Send the content of a record: messages, each with its head."""
         ends_frame = record.size < CHUNK_MESSAGES * ROOM_BYTES  # or it is a whole chunk, which more may follow
         rests = ends_frame and self._job.rest_seconds == 0
         offset, left = record.offset, record.size
         if self._is_resting:
-            self._channel.send(Word.ROUSE)
+            self._channel.send(ChannelWord.ROUSE)
         for num_next in reversed(range(num_messages(left))):
             head = Head(min(left, ROOM_BYTES), num_next, rests and num_next == 0)
             self._send(self._segment.view[offset : offset + MESSAGE_BYTES], head)
             offset += MESSAGE_BYTES
             left -= ROOM_BYTES
-        self._channel.send(Word.CONSUMED)
+        self._channel.send(ChannelWord.CONSUMED)
 
     def _rest(self) -> None:
         """Let the reader sleep, unless it does."""
@@ -169,7 +178,7 @@ class Child:
         self._segment.view[offset + size : offset + size + content.nbytes] = content
         self._chunk = (offset, size + content.nbytes)
         if num_next == 0:
-            self._channel.send(Word.GOT, *self._chunk)
+            self._channel.send(ChannelWord.GOT, *self._chunk)
             self._chunk = None
 
     def _take_slot(self) -> int:
@@ -178,7 +187,7 @@ class Child:
         return offset
 
     def _on_record(self) -> None:
-        if self._next().word is Word.WAKE:
+        if self._next().word is ChannelWord.WAKE:
             self._num_wakes += 1
         else:
             self._slots.consumed()
@@ -192,7 +201,7 @@ def main(channel: Channel, segment: Segment) -> int:
     except Exception as problem:  # noqa: BLE001 - any error ends the parent's link
         text = f"{type(problem).__name__}: {problem}" if not isinstance(problem, FrameError) else str(problem)
         with contextlib.suppress(ChannelClosedError):
-            channel.send(Word.FAILED, text=text.encode()[:1000])
+            channel.send(ChannelWord.FAILED, text=text.encode()[:1000])
         return 1
 
 

@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from transports.base import Buffer, LinkClosed, TransportUnavailable
-from transports.rdma.channel import LEAVE_SECONDS, Channel, ChannelClosedError, Job, Segment, Slots, Word
+from transports.rdma.channel import LEAVE_SECONDS, Channel, ChannelClosedError, ChannelWord, Job, Segment, Slots
 from transports.rdma.messages import CHUNK_MESSAGES, HEAD_BYTES, MESSAGE_BYTES, ROOM_BYTES, Stream
 
 log = logging.getLogger("transports")
@@ -61,7 +61,7 @@ class ChildProcess:
                 self._process = self._start(theirs.fileno(), self.segment.descriptor)
             self._free = undo.pop_all()
         with contextlib.suppress(ChannelClosedError):  # who receives will notice
-            self.channel.send(Word.JOB, text=json.dumps(asdict(job)).encode())
+            self.channel.send(ChannelWord.JOB, text=json.dumps(asdict(job)).encode())
 
     def _start(self, *descriptors: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -98,7 +98,7 @@ class ChildProcess:
                 starts = range(offset + HEAD_BYTES, offset + CHUNK_MESSAGES * MESSAGE_BYTES, MESSAGE_BYTES)
                 size = sum(stream.fill(self.segment.view[start : start + ROOM_BYTES]) for start in starts)
                 left -= size
-                self.channel.send(Word.SEND, offset, size)
+                self.channel.send(ChannelWord.SEND, offset, size)
         return num_bytes
 
     def _wait_for_room(self, patience: float) -> int:

@@ -19,14 +19,14 @@ import mlx.core as mx
 from transports.base import FrameError
 from transports.rdma.address import RING
 
-Gather = Callable[[bytes], bytes]
+Exchange = Callable[[bytes], bytes]
 """Exchanges bytes with the peer: the data of both, by rank."""
 
 _HEAD_START = 0.03  # rank 0 of a ring listens first; MLX retries a connection that comes too early after a second
 _ADDRESS = struct.Struct("<4sH")
 
 
-def join_group(backend: str, rank: int, device: str, own: str, towards: str, gather: Gather) -> mx.distributed.Group:
+def join_group(backend: str, rank: int, device: str, own: str, towards: str, gather: Exchange) -> mx.distributed.Group:
     """Return the group of this process and a peer. `own`: this end's IPv4 address; "": the one towards the host
     `towards`."""
     os.environ["MLX_RANK"] = str(rank)
@@ -46,7 +46,7 @@ def join_group(backend: str, rank: int, device: str, own: str, towards: str, gat
         )
 
 
-def _join_ring(rank: int, own: str, towards: str, gather: Gather) -> mx.distributed.Group:
+def _join_ring(rank: int, own: str, towards: str, gather: Exchange) -> mx.distributed.Group:
     """Of the peer's address only the port is taken from itself where its host is known, so that it cannot make this
     machine connect to a third one."""
     own, port = _free_port(own, towards)

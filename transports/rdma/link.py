@@ -24,9 +24,9 @@ from dataclasses import replace
 
 from transports import threads
 from transports.base import FLUSH_SECONDS, Buffer, Frame, FrameError, Link, LinkClosed, LinkOptions
-from transports.framing import Kind, Liveness, check_bounds, flatten, reason_bytes, reason_of
+from transports.framing import FrameKind, Liveness, check_bounds, flatten, reason_bytes, reason_of
 from transports.inbox import InboxLink
-from transports.rdma.channel import ChannelClosedError, Record, Word
+from transports.rdma.channel import ChannelClosedError, ChannelRecord, ChannelWord
 from transports.rdma.child_process import ChildProcess
 from transports.rdma.messages import MAX_STEP_BYTES, Assembly, pack_table, unpack_table
 
@@ -82,20 +82,20 @@ class RdmaLink(InboxLink):
             raise over
         flat = flatten(frame, self._options)
         if self._is_writer:
-            self._post(Kind.DATA, [flat.header, *flat.parts], self._options.dead_after)
+            self._post(FrameKind.DATA, [flat.header, *flat.parts], self._options.dead_after)
         else:
             try:
                 self._control.send(Frame(_DATA + flat.header, flat.parts))
             except LinkClosed as ending:
                 raise self._ended or ending from None
 
-    def _post(self, kind: Kind, pieces: Sequence[Buffer], patience: float) -> None:
+    def _post(self, kind: FrameKind, pieces: Sequence[Buffer], patience: float) -> None:
         """Send a frame, or the end, over the group. Raises LinkClosed."""
         give_up_at = time.monotonic() + patience
         if not self._writing.acquire(timeout=patience):
             return  # only a BYE is sent while another frame waits for room
         try:
-            if (over := self._ended if kind is Kind.DATA else self.inbox.ended) is not None:
+            if (over := self._ended if kind is FrameKind.DATA else self.inbox.ended) is not None:
                 raise over
             table = pack_table(kind, [memoryview(piece).nbytes for piece in pieces])
             left = max(0.0, give_up_at - time.monotonic())
@@ -126,7 +126,7 @@ class RdmaLink(InboxLink):
             self._bytes_acked = _COUNT.unpack(header)[0]
         elif tag == _WAKE and not self._is_writer and not header:
             with contextlib.suppress(ChannelClosedError):  # the thread will notice
-                self._process.channel.send(Word.WAKE)
+                self._process.channel.send(ChannelWord.WAKE)
         else:
             self._fail(f"bad message from {self.address} on the control link")
 
@@ -155,14 +155,14 @@ class RdmaLink(InboxLink):
         if now >= self._tend_at:
             self._tend(now)
 
-    def _on_record(self, record: Record) -> None:
-        if record.word is Word.CONSUMED:
+    def _on_record(self, record: ChannelRecord) -> None:
+        if record.word is ChannelWord.CONSUMED:
             self._process.consumed()
-        elif record.word is Word.GOT:
+        elif record.word is ChannelWord.GOT:
             self._on_chunk(self._process.segment.view[record.offset : record.offset + record.size])
-        elif record.word is Word.ROUSE:
+        elif record.word is ChannelWord.ROUSE:
             self._send_tagged(_WAKE)
-        elif record.word is Word.FAILED:
+        elif record.word is ChannelWord.FAILED:
             self._fail(f"the group with {self.address} failed: {record.text.decode('utf-8', 'replace')}")
 
     def _on_chunk(self, content: memoryview) -> None:
@@ -176,14 +176,14 @@ class RdmaLink(InboxLink):
                 check_bounds(lengths[0], lengths[1:], self._options)  # before memory is allocated for them
                 self._incoming = Assembly(kind, lengths, content)
         with contextlib.suppress(ChannelClosedError):  # the child has ended; what it sent before is still to be read
-            self._process.channel.send(Word.CONSUMED)
+            self._process.channel.send(ChannelWord.CONSUMED)
         if self._incoming.is_whole:
             whole, self._incoming = self._incoming, None
             self._on_frame(whole)
 
     def _on_frame(self, whole: Assembly) -> None:
         header, *parts = whole.pieces
-        if whole.kind is Kind.DATA:
+        if whole.kind is FrameKind.DATA:
             self._take(Frame(bytes(header), tuple(parts)))
             return
         reason = reason_of(header)  # the peer has closed the link, and all that it sent has arrived
@@ -245,7 +245,7 @@ class RdmaLink(InboxLink):
             self._control.close(reason)
             return
         with contextlib.suppress(LinkClosed):
-            self._post(Kind.BYE, [reason_bytes(reason)], FLUSH_SECONDS)
+            self._post(FrameKind.BYE, [reason_bytes(reason)], FLUSH_SECONDS)
 
     def abort(self, reason: str = "") -> None:
         if (ending := self.inbox.ended) is not None:

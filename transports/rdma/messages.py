@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transports.base import Buffer, FrameError
-from transports.framing import Kind, as_bytes
+from transports.framing import FrameKind, as_bytes
 
 MAGIC = b"SPRD"
 VERSION = 3  # the two ends compare it before they join
@@ -85,19 +85,19 @@ def _crc(message: memoryview, num_used: int) -> int:
     return zlib.crc32(message[HEAD_BYTES : HEAD_BYTES + num_used], zlib.crc32(message[:_BEFORE_CRC]))
 
 
-def pack_table(kind: Kind, lengths: Sequence[int]) -> bytes:
+def pack_table(kind: FrameKind, lengths: Sequence[int]) -> bytes:
     """Return what precedes the pieces. Raises FrameError when it does not fit into one message."""
     if len(lengths) > MAX_PIECES:
         raise FrameError(f"{len(lengths) - 1} parts; an rdma link takes at most {MAX_PIECES - 1}")
     return _TABLE.pack(kind, len(lengths)) + struct.pack(f"<{len(lengths)}Q", *lengths)
 
 
-def unpack_table(content: memoryview) -> tuple[Kind, tuple[int, ...]]:
+def unpack_table(content: memoryview) -> tuple[FrameKind, tuple[int, ...]]:
     """Return the kind and the pieces' lengths, from the first content of a frame. Raises FrameError."""
     kind, num_pieces = _TABLE.unpack_from(content) if content.nbytes >= _TABLE.size else (0, 0)
-    if kind not in (Kind.DATA, Kind.BYE) or num_pieces == 0 or content.nbytes < table_bytes(num_pieces):
+    if kind not in (FrameKind.DATA, FrameKind.BYE) or num_pieces == 0 or content.nbytes < table_bytes(num_pieces):
         raise FrameError(f"a frame of kind {kind} and {num_pieces} pieces begins with {content.nbytes} bytes")
-    return Kind(kind), struct.unpack_from(f"<{num_pieces}Q", content, _TABLE.size)
+    return FrameKind(kind), struct.unpack_from(f"<{num_pieces}Q", content, _TABLE.size)
 
 
 def table_bytes(num_pieces: int) -> int:
@@ -126,7 +126,7 @@ class Stream:
 class Assembly:
     """A frame being received: the contents of its messages, one after the other."""
 
-    def __init__(self, kind: Kind, lengths: Sequence[int], content: memoryview) -> None:
+    def __init__(self, kind: FrameKind, lengths: Sequence[int], content: memoryview) -> None:
         """`content`: what came first, which began with the table. Raises FrameError when it is too long."""
         self.kind = kind
         self._lengths = lengths

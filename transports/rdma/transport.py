@@ -44,7 +44,7 @@ from transports.base import (
 from transports.hub import TcpLink
 from transports.inbox import QueueListener
 from transports.rdma.address import BACKENDS, JACCL, RING, RdmaAddress, parse
-from transports.rdma.channel import ChannelClosedError, Job, Record, Word
+from transports.rdma.channel import ChannelClosedError, ChannelRecord, ChannelWord, Job
 from transports.rdma.child_process import ChildProcess
 from transports.rdma.link import RdmaLink, control_options
 from transports.rdma.messages import MAX_STEP_BYTES, VERSION
@@ -247,23 +247,23 @@ def join(control: Link, job: Job) -> ChildProcess:
 
 def _join(control: Link, child: ChildProcess, rank: int) -> None:
     until = time.monotonic() + HANDSHAKE_SECONDS
-    while (record := _await(control, child, until)).word is Word.GATHER:
+    while (record := _await(control, child, until)).word is ChannelWord.GATHER:
         control.send(Frame(_GATHER + record.text))
         theirs = _receive(control, _GATHER, until)
         if len(theirs) != len(record.text):
             raise FrameError(f"the other end gathered {len(theirs)} bytes, not {len(record.text)}")
         both = (record.text, theirs) if rank == 0 else (theirs, record.text)
-        child.channel.send(Word.GATHERED, text=b"".join(both))
+        child.channel.send(ChannelWord.GATHERED, text=b"".join(both))
     control.send(Frame(_READY))
     _receive(control, _READY, until)
 
 
-def _await(control: Link, child: ChildProcess, until: float) -> Record:
+def _await(control: Link, child: ChildProcess, until: float) -> ChannelRecord:
     """Return the child's next GATHER, or READY."""
     while (record := child.channel.recv(min(_left(until), _CHECK_SECONDS))) is None:
         if control.closed is not None:
             raise control.closed
-    if record.word is Word.FAILED:
+    if record.word is ChannelWord.FAILED:
         raise FrameError(record.text.decode("utf-8", "replace"))
     return record
 

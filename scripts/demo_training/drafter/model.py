@@ -1,4 +1,4 @@
-"""The drafter in PyTorch, as ``splitinfer.models.eagle3`` runs it, and many chains of its drafts at once."""
+"""The drafter in PyTorch, as ``splitinfer.models.drafters.eagle3`` runs it, and many chains of its drafts at once."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""One record of a step that has ended, and one of each request (``engine.coordinator.figures`` makes them). All that is
+"""One record of a step that has ended, and one of each request (``engine.figures.figures`` makes them). All that is
 counted, drawn or shown is made of these two.
 
     request   submitted --- queue --- begun --- prefill --- first token --- decode --- last token ... ended

@@ -17,7 +17,7 @@ from splitinfer.core.sequence import Sequence
 
 LEAST_CHUNK = 8  # prompt tokens in a step, whatever the options say; else a prompt would never be read
 
-Prompt = tuple[Sequence, int]  # and the position from which on it is to be computed
+PromptFrom = tuple[Sequence, int]  # and the position from which on it is to be computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ChunkSizes:
         config: SchedulerConfig,
         rules: PolicyDecision,
         going: Seq[Sequence],
-        prompts: Seq[Prompt],
+        prompts: Seq[PromptFrom],
         num_decoding: int,
         *,
         begins: bool,
@@ -86,7 +86,7 @@ class ChunkSizes:
             objective *= groups / (groups + 1)
         return min(room, most_rows(self.costs, decodes, start, room, groups, objective))
 
-    def _share(self, config: SchedulerConfig, prompts: Seq[Prompt], most: int, *, begins: bool) -> Share:
+    def _share(self, config: SchedulerConfig, prompts: Seq[PromptFrom], most: int, *, begins: bool) -> Share:
         """The share stays for a round, or for a prompt while no sequence decodes, so that the steps are equal. An
         admission begins another one."""
         if self.share.to_come and not begins:

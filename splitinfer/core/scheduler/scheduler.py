@@ -36,7 +36,7 @@ from splitinfer.core.kv.block_tree import DiskBlock, Match, full_keys
 from splitinfer.core.kv.budget import NOTHING, NeverFits
 from splitinfer.core.picture import chunk_end
 from splitinfer.core.plan import NewSequence, SampledSlice, SampledToken, Slice, StepPlan, StepResult
-from splitinfer.core.scheduler.chunks import LEAST_CHUNK, ChunkSizes, Prompt, Share
+from splitinfer.core.scheduler.chunks import LEAST_CHUNK, ChunkSizes, PromptFrom, Share
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.in_flight import StepInFlight, TokenEvent, check_result
 from splitinfer.core.scheduler.kv_manager import Admission, KVManager
@@ -51,7 +51,7 @@ from splitinfer.core.scheduler.policy import (
 from splitinfer.core.scheduler.waiting_queue import Deadlines, WaitingQueue
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.choice import Choosers
-from splitinfer.core.speculation.chooser import Chooser, Member
+from splitinfer.core.speculation.chooser import GroupChooser, Member
 from splitinfer.core.speculation.speculation import Proposal, Speculation
 
 _MOST_SCORED = 64  # rows of prompts in a step whose logits are computed: five arrays of 39 MB at 152,000 tokens
@@ -59,7 +59,7 @@ _MOST_SCORED = 64  # rows of prompts in a step whose logits are computed: five a
 _NO_DRAFTS: Mapping[int, int] = {}
 _NO_TOKENS = SampledSlice(-1, ())
 
-Work = tuple[Sequence, int]  # and how many of its known tokens a step computes
+SequenceWork = tuple[Sequence, int]  # and how many of its known tokens a step computes
 
 
 class Scheduler:
@@ -81,7 +81,7 @@ class Scheduler:
         self.batches = MicroBatches(config.num_groups)
         self.kv = KVManager(config, self.costs, self.batches)
         self.prefix_cache = self.kv.cache
-        self.chooser = Chooser(self.costs, config.num_groups, fixed=config.fixed_groups)
+        self.chooser = GroupChooser(self.costs, config.num_groups, fixed=config.fixed_groups)
         self.speculation = self._speculation()
         self.num_preemptions = 0
         self.deadlines = Deadlines()
@@ -494,10 +494,12 @@ class Scheduler:
         self._policy.scheduled(num_decoding, kv_share)
         return self._issue(admissions, work, drafts)
 
-    def _allocate(self, ready: Iterable[Prompt], room: int, side_by_side: int) -> tuple[set[int], list[Work]]:
+    def _allocate(
+        self, ready: Iterable[PromptFrom], room: int, side_by_side: int
+    ) -> tuple[set[int], list[SequenceWork]]:
         """Promise KV by rank and cut chunks; returns the ids of the sequences that may decode, and the chunks.
         ``side_by_side``: prompts that share the room."""
-        granted, chunks, room_to_score = set[int](), list[Work](), _MOST_SCORED
+        granted, chunks, room_to_score = set[int](), list[SequenceWork](), _MOST_SCORED
         quota = max(room // side_by_side, LEAST_CHUNK) if side_by_side > 1 else room
         for seq, start in ready:
             if seq.seq_id in self._preempted:
@@ -553,7 +555,9 @@ class Scheduler:
                     break
         return drafts
 
-    def _allocate_jumps(self, chunks: Iterable[Work], starts: Mapping[Sequence, int], room: int) -> dict[int, int]:
+    def _allocate_jumps(
+        self, chunks: Iterable[SequenceWork], starts: Mapping[Sequence, int], room: int
+    ) -> dict[int, int]:
         """Have the tokens that must follow the prompts that end in this step go as drafts, as far as there is room, and
         memory without eviction or preemption; how many go with each sequence."""
         assert self.speculation is not None
@@ -599,7 +603,10 @@ class Scheduler:
         return bool(seq.drafts.waiting) and self.speculation is not None and self.speculation.may_follow(seq)
 
     def _issue(
-        self, admissions: Iterable[Admission] = (), work: Iterable[Work] = (), drafts: Mapping[int, int] = _NO_DRAFTS
+        self,
+        admissions: Iterable[Admission] = (),
+        work: Iterable[SequenceWork] = (),
+        drafts: Mapping[int, int] = _NO_DRAFTS,
     ) -> StepPlan:
         """The next plan: admits sequences, and computes the next known tokens of some, with drafts behind them."""
         new = tuple(self._admit(seq, match) for seq, match in admissions)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from splitinfer.core.sequence import Sequence
 
-Key = tuple[int, bool, float, int]
+QueueKey = tuple[int, bool, float, int]
 
 
 class WaitingQueue:
@@ -21,7 +21,7 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._keys: list[Key] = []
+        self._keys: list[QueueKey] = []
         self._id_to_sequence: dict[int, Sequence] = {}
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class WaitingQueue:
         del self._id_to_sequence[seq.seq_id]
 
 
-def _key(seq: Sequence) -> Key:
+def _key(seq: Sequence) -> QueueKey:
     deadline = math.inf if seq.deadline is None else seq.deadline
     return -seq.priority, seq.num_preemptions == 0, deadline, seq.seq_id
 

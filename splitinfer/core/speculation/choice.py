@@ -29,7 +29,7 @@ def _class_of(length: int) -> int:
     return sum(length >= bound for bound in _BOUNDS)
 
 
-class Chooser:
+class FlightChooser:
     """Chooses for one sequence, and learns from its tokens. ``guesses``, ``drafts``: the shares of guesses and of the
     model's drafts that were right, by class."""
 
@@ -80,19 +80,19 @@ class Chooser:
 
 
 class Choosers:
-    """One ``Chooser`` for each sequence, which share what they learn."""
+    """One ``FlightChooser`` for each sequence, which share what they learn."""
 
     def __init__(self) -> None:
         count, drafts = len(_BOUNDS) + 1, Acceptance()
         self._guesses = [Acceptance(usual=_USUAL_GUESS) for _ in range(count)]
         self._drafts = [Acceptance(drafts) for _ in range(count)]
-        self._each: OrderedDict[int, Chooser] = OrderedDict()
+        self._each: OrderedDict[int, FlightChooser] = OrderedDict()
 
-    def of(self, seq_id: int) -> Chooser:
+    def of(self, seq_id: int) -> FlightChooser:
         """A sequence's."""
         if seq_id not in self._each:
             shares = ([Acceptance(like) for like in every] for every in (self._guesses, self._drafts))
-            self._each[seq_id] = Chooser(*shares)
+            self._each[seq_id] = FlightChooser(*shares)
             while len(self._each) > _MAX_SEQUENCES:
                 self._each.popitem(last=False)
         return self._each[seq_id]

@@ -89,7 +89,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class GroupChoice:
     """``groups`` that take turns, ``in_flight`` steps of each under way, and the ``drafts`` of each member.
 
     rate: expected tokens per second of all members.
@@ -131,7 +131,7 @@ def emitted(acceptance: float, drafts: int, in_flight: int = 1) -> float:
     return float(in_flight / (1 - a) / (in_flight + a ** (drafts + 1) / (1 - a**drafts)))
 
 
-def expected(costs: CostModel, members: Seq[Member], groups: int, in_flight: int, drafts: Seq[int]) -> Choice:
+def expected(costs: CostModel, members: Seq[Member], groups: int, in_flight: int, drafts: Seq[int]) -> GroupChoice:
     """What a choice gives. Members are dealt to the groups like cards."""
     num_stages, busy, passing, most = len(costs.stages), [0.0] * len(costs.stages), 0.0, 0
     for group in range(groups):
@@ -153,7 +153,7 @@ def expected(costs: CostModel, members: Seq[Member], groups: int, in_flight: int
             if one.flight is None]  # fmt: skip
     gap = seconds * (1 + 1 / in_flight) * _UNEVEN if in_flight > 1 else seconds
     rate, slowest = (x / seconds if seconds > 0 else 0.0 for x in (sum(tokens), min(free, default=math.inf)))
-    return Choice(groups, in_flight, tuple(drafts), rate, gap, slowest, most)
+    return GroupChoice(groups, in_flight, tuple(drafts), rate, gap, slowest, most)
 
 
 def drafts_of(members: Seq[Member], depth: int, least: int = 0) -> list[int]:
@@ -185,7 +185,7 @@ def _more_and_more(members: Seq[Member]) -> Iterator[list[int]]:
         before = found
 
 
-def overlapped(costs: CostModel, one: Member, depth: int) -> Choice | None:
+def overlapped(costs: CostModel, one: Member, depth: int) -> GroupChoice | None:
     """One sequence alone whose next drafts are made while its block is verified, and end with the verdict if that is
     that one was wrong. ``None`` where they would be done before it: their block would be sent for nothing."""
     num_stages, draft, a = len(costs.stages), costs.drafting(1), min(one.share, _CERTAIN)
@@ -196,7 +196,7 @@ def overlapped(costs: CostModel, one: Member, depth: int) -> Choice | None:
         return None
     first, further = (depth + 1) * draft + costs.host + block[0] + verdict, _BEHIND * draft + costs.host + behind[0]
     rate = 1 / (1 - a) / (first + further * a ** (depth + 1) / (1 - a**_BEHIND))
-    return Choice(1, 2, (depth,), rate, first, rate, depth + 1, _BEHIND)
+    return GroupChoice(1, 2, (depth,), rate, first, rate, depth + 1, _BEHIND)
 
 
 @dataclass(slots=True)
@@ -206,14 +206,14 @@ class _OfRequest:
 
 
 @dataclass(slots=True)
-class Chooser:
+class GroupChooser:
     """Chooses for at most ``most_groups`` groups, by ``costs``. ``fixed``: there have to be so many. A choice is made
     again when sequences come or go, and every few steps."""
 
     costs: CostModel
     most_groups: int
     fixed: bool = False
-    choice: Choice | None = None
+    choice: GroupChoice | None = None
     flights: dict[int, Flight] = field(default_factory=dict)  # of the members' next blocks
     acceptance: Acceptance = field(default_factory=Acceptance)
     _offered: Acceptance = field(default_factory=lambda: Acceptance(usual=1.0))  # how often the drafter had drafts
@@ -308,7 +308,7 @@ class Chooser:
         drafts = dict(zip(order, best.drafts, strict=True))
         self.flights = {seq_id: best.flight(drafts[i]) for i, seq_id in enumerate(members)}
 
-    def _best(self, members: list[Member], objective: float | None, *, has_drafter: bool) -> Choice:
+    def _best(self, members: list[Member], objective: float | None, *, has_drafter: bool) -> GroupChoice:
         none = self._without_drafts(members)
         self._set_trial_cost(members, none)
         if not has_drafter:
@@ -321,14 +321,14 @@ class Chooser:
         found = self._pick(list(self._with_drafts(members, longest, floor)))
         return none if found is None or found.rate < _MARGIN * none.rate else found
 
-    def _without_drafts(self, members: list[Member]) -> Choice:
+    def _without_drafts(self, members: list[Member]) -> GroupChoice:
         drafts = drafts_of(members, 0)
         found = [expected(self.costs, members, groups, 1, drafts) for groups in self._groups(members)]
         none = self._pick(found)
         assert none is not None, "there is at least one group"
         return none
 
-    def _with_drafts(self, members: list[Member], longest: float, floor: float) -> Iterator[Choice]:
+    def _with_drafts(self, members: list[Member], longest: float, floor: float) -> Iterator[GroupChoice]:
         """The choices within the bounds."""
         costs, most = self.costs, max(_FEW_ROWS, _TRUSTED * self._most_tried)
         for groups in self._groups(members):
@@ -346,7 +346,7 @@ class Chooser:
             alone = (overlapped(costs, members[0], depth) for depth in _DEPTHS)
             yield from (one for one in alone if one is not None and one.rows <= most)
 
-    def _pick(self, found: list[Choice]) -> Choice | None:
+    def _pick(self, found: list[GroupChoice]) -> GroupChoice | None:
         """The best, in as many groups as there are if that is nearly as good."""
         best = max((one.rate for one in found), default=0.0)
         if self.choice is not None:
@@ -364,7 +364,7 @@ class Chooser:
         most = self._most_groups(members)
         return range(most if self.fixed else 1, most + 1)
 
-    def _set_trial_cost(self, members: list[Member], none: Choice) -> None:
+    def _set_trial_cost(self, members: list[Member], none: GroupChoice) -> None:
         """Of one draft in a step, in tokens of all members."""
         more = [replace(one, jumps=one.jumps + 1) if not i else one for i, one in enumerate(members)]
         slower = expected(self.costs, more, none.groups, 1, drafts_of(members, 0))

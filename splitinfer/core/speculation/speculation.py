@@ -24,7 +24,7 @@ from splitinfer.core.plan import Slice, StepPlan, StepResult
 from splitinfer.core.sequence import Extension, Sequence
 from splitinfer.core.speculation.acceptance import Counts
 from splitinfer.core.speculation.choice import Choosers
-from splitinfer.core.speculation.chooser import Chooser
+from splitinfer.core.speculation.chooser import GroupChooser
 from splitinfer.core.speculation.flight import MAX_ROWS, OFF, Flight
 
 
@@ -77,7 +77,7 @@ class Speculation:
     blocks of drafts."""
 
     costs: CostModel
-    chooser: Chooser
+    chooser: GroupChooser
     rewind: int | None = UNLIMITED
     keeps_blocks: bool = False  # whether blocks of KV are cached
     block: int = BLOCK  # tokens of one

@@ -57,7 +57,7 @@ def round_of(sequences: int) -> Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class DeviceSpan:
     """When the device computed, in seconds on the monotonic clock of this process."""
 
     started: float
@@ -70,11 +70,11 @@ class Ticket:
 
     outputs: Sequence[mx.array]
     launched: float
-    span: Span | None = None
+    span: DeviceSpan | None = None
     _failure: DeviceFailed | None = None
     _waiting: threading.Lock = field(default_factory=threading.Lock)
 
-    def once(self, wait: Callable[[], Span]) -> Span:
+    def once(self, wait: Callable[[], DeviceSpan]) -> DeviceSpan:
         """The span, which ``wait`` returns. One thread waits at the device, and every other one for that thread: MLX
         gives up a launched array's event without a lock, and tells an error to one of those who wait.
 
@@ -124,7 +124,7 @@ class Device:
             mx.async_eval(*outputs, *pending)  # type: ignore[no-untyped-call]
         return Ticket(outputs, launched)
 
-    def wait(self, ticket: Ticket) -> Span:
+    def wait(self, ticket: Ticket) -> DeviceSpan:
         """Wait until a launch is done.
 
         Raises:
@@ -132,12 +132,12 @@ class Device:
         """
         return ticket.once(lambda: self._wait(ticket))
 
-    def _wait(self, ticket: Ticket) -> Span:
+    def _wait(self, ticket: Ticket) -> DeviceSpan:
         with device_errors():
             mx.eval(*ticket.outputs)
         ended = time.monotonic()
         with self._lock:
-            span = Span(min(max(ticket.launched, self._free_at), ended), ended)
+            span = DeviceSpan(min(max(ticket.launched, self._free_at), ended), ended)
             self._free_at = max(self._free_at, ended)
         return span
 

@@ -28,20 +28,20 @@ from splitinfer.engine.stage.launched import corner
 from splitinfer.engine.stage.masking import mask_of
 from splitinfer.engine.stage.sampler import Sampler
 from splitinfer.errors import ModelError
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.cohort import SequenceCaches
-from splitinfer.models.cut import StageModel
-from splitinfer.models.hub import fetch
-from splitinfer.models.kv_pool import MAX_COPIED
-from splitinfer.models.loader import count_layers, load_stage, resolve_dtype, survey
+from splitinfer.models.border.tensors import on_host
+from splitinfer.models.caches.cohort import SequenceCaches
+from splitinfer.models.caches.rows import SequenceRows
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.folder.checkpoint import Checkpoint
+from splitinfer.models.folder.hub import fetch
+from splitinfer.models.load.loader import count_layers, load_stage, resolve_dtype, survey
 from splitinfer.models.memory import check_fit, on_gpu
-from splitinfer.models.rows import Part
-from splitinfer.models.step import StepModel, arrays_to_evaluate, nbytes
-from splitinfer.models.tensors import on_host
+from splitinfer.models.rows.kv_pool import MAX_COPIED
+from splitinfer.models.rows.step import StepModel, arrays_to_evaluate, nbytes
 from splitinfer.system.gpu_roads import Road
 from splitinfer.wire.messages import Progress
 
-Report = Callable[[Progress], None]
+OnDraftLoading = Callable[[Progress], None]
 
 _CHUNK = 128  # tokens of a prompt at once; a result that arrives meanwhile waits for them
 _FEW = 8  # tokens that are computed together with the next draft
@@ -118,7 +118,7 @@ class DraftModel:
 
     @classmethod
     def load(
-        cls, name: str, checkpoint: Checkpoint, dtype: str, vocab_size: int, kv_tokens: int, report: Report
+        cls, name: str, checkpoint: Checkpoint, dtype: str, vocab_size: int, kv_tokens: int, report: OnDraftLoading
     ) -> Self:
         """Read the model into memory, with room for the KV of ``kv_tokens`` tokens; ``report`` receives the progress.
 
@@ -152,7 +152,7 @@ class DraftModel:
         if end - start <= _FEW:
             return False
         chunk = seq.streamed(start, min(end, start + _CHUNK))
-        parts = [Part(entry.caches, start, len(chunk))]
+        parts = [SequenceRows(entry.caches, start, len(chunk))]
         self._step.run(parts, chunk, None)
         written = arrays_to_evaluate(parts)
         self._device.wait(self._device.launch([corner(written[-1])], written, round_of(1), time.monotonic()))
@@ -252,7 +252,7 @@ class DraftModel:
         parts, rows = [], []
         for line, new in zip(lines, tokens, strict=True):
             entry = line.entry
-            parts.append(Part(entry.caches, len(entry.tokens), len(new), 1))
+            parts.append(SequenceRows(entry.caches, len(entry.tokens), len(new), 1))
             rows.append(line.row(num_unknown, self._vocab_size))
             entry.tokens += new
         logits = self._step.run(parts, ids, None)

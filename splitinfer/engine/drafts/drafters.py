@@ -17,7 +17,7 @@ from splitinfer.core.speculation.speculation import Draft
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.errors import LayoutError
-from splitinfer.models.mtp import MTP
+from splitinfer.models.drafters.mtp import MTP
 
 NGRAM = "ngram"
 WITH_NGRAMS = "+" + NGRAM  # behind the name of a drafter

@@ -14,7 +14,7 @@ from splitinfer.engine.stage.launched import Finished
 from splitinfer.engine.stage.masking import RawMasks
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError
-from splitinfer.models.hidden_states import to_parts
+from splitinfer.models.border.hidden_states import to_parts
 from splitinfer.system.gpu_roads import Road
 from splitinfer.wire.codec import Session
 from splitinfer.wire.messages import Hello, Message, NextStage, Refuse, Rows, Welcome

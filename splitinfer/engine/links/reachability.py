@@ -12,7 +12,7 @@ import ipaddress
 import os
 import platform
 
-from splitinfer.system.origin import Origin, Start, this_process
+from splitinfer.system.origin import ProcessOrigin, Start, this_process
 from transports import Unreachable
 
 _SETTINGS = "System Settings → Privacy & Security → Local Network"
@@ -25,7 +25,7 @@ def explain_here(unreachable: Unreachable, here: str = "this machine") -> str:
     return explain(unreachable, platform.system(), this_process(), here)
 
 
-def explain(unreachable: Unreachable, system: str, origin: Origin, here: str = "this machine") -> str:
+def explain(unreachable: Unreachable, system: str, origin: ProcessOrigin, here: str = "this machine") -> str:
     """Why a process of this ``origin``, on a ``system`` ("Darwin", "Linux" ...), cannot reach a machine."""
     host, is_mac = unreachable.host, system == "Darwin"
     if unreachable.is_name:
@@ -68,7 +68,7 @@ def is_local(host: str) -> bool:
     return (address.is_private or address.is_link_local) and not address.is_loopback
 
 
-def _no_permission(host: str, origin: Origin, here: str) -> str:
+def _no_permission(host: str, origin: ProcessOrigin, here: str) -> str:
     text = (
         f"macOS on {here} blocks this process from reaching {host} (“No route to host”), most likely because it has no "
         "permission for the local network"
@@ -107,7 +107,7 @@ def _silent(host: str, *, is_firewall_possible: bool) -> str:
     return f"nothing comes back from {host}: {why}; {remedy}"
 
 
-def _name(host: str, is_mac: bool, origin: Origin, here: str) -> str:
+def _name(host: str, is_mac: bool, origin: ProcessOrigin, here: str) -> str:
     text = f"{here} cannot resolve the name {host}"
     if not is_local(host):
         return f"{text}; check its spelling, or use the machine's IP address"

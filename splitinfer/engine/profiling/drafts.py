@@ -14,15 +14,15 @@ from splitinfer.engine.device.device import open_device
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import model_in
 from splitinfer.machine.profile import DraftProfile
-from splitinfer.models.building import build_model, made_up, placeholders_of
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.cut import StageModel
-from splitinfer.models.hub import open_model
-from splitinfer.models.layer_kinds import DescribedModel
-from splitinfer.models.loader import in_bunches, kv_need, resolve_dtype
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.cut.structure import ModelStructure
+from splitinfer.models.folder.checkpoint import Checkpoint
+from splitinfer.models.folder.hub import open_model
+from splitinfer.models.load.building import build_model, made_up, placeholders_of
+from splitinfer.models.load.layer_kinds import DescribedModel
+from splitinfer.models.load.loader import in_bunches, kv_need, resolve_dtype
+from splitinfer.models.load.trained import join
 from splitinfer.models.memory import on_gpu
-from splitinfer.models.structure import ModelStructure
-from splitinfer.models.trained import join
 
 _ROUNDS, _SEVERAL = 6, 8  # of which the first is not counted; sequences that are drafted for together
 _PROMPT = 16  # tokens

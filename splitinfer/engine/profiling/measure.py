@@ -2,7 +2,7 @@
 what is free. Remembers it, and answers a coordinator that asks for it.
 
 The model need not be here: its configuration and the shapes of its tensors suffice, and its numbers are made up
-(``models.building``). They travel in a part of the frame, as JSON:
+(``models.load.building``). They travel in a part of the frame, as JSON:
 
     {"files": {"config.json": "...", ...}, "tensors": {"model.norm.weight": {"dtype": "BF16", "shape": [5120]}, ...}}
 
@@ -25,22 +25,22 @@ from typing import Any
 import mlx.core as mx
 
 from splitinfer import cleanup
+from splitinfer.common.plain_text import size
+from splitinfer.common.tensor_info import ITEM_BITS
 from splitinfer.core.kv.format import EXACT, format_of
 from splitinfer.core.layout import DTYPES
-from splitinfer.core.plain_text import size
-from splitinfer.core.tensor_info import ITEM_BITS
 from splitinfer.engine.profiling.load import LoadWatch
-from splitinfer.engine.profiling.stopwatch import Report, Stopwatch
+from splitinfer.engine.profiling.stopwatch import OnStep, Stopwatch
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.errors import CannotFit, ModelError, ProtocolError
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import VERSION, MachineProfile, ModelProfile
 from splitinfer.machine.selection import emulated_machine
-from splitinfer.models.building import CONFIGURATION, made_up
-from splitinfer.models.checkpoint import Checkpoint, parse_entries, read_config, table_of
-from splitinfer.models.divided import alone
-from splitinfer.models.layer_kinds import describe, half_of
-from splitinfer.models.loader import resolve_dtype
+from splitinfer.models.cut.divided import alone
+from splitinfer.models.folder.checkpoint import Checkpoint, parse_entries, read_config, table_of
+from splitinfer.models.load.building import CONFIGURATION, made_up
+from splitinfer.models.load.layer_kinds import describe, half_of
+from splitinfer.models.load.loader import resolve_dtype
 from splitinfer.models.memory import free_bytes, on_gpu, unloaded_bytes
 from splitinfer.places import caches, replace_file
 from splitinfer.wire.messages import Profile, Profiled, Progress
@@ -131,7 +131,7 @@ def answer(command: Profile, parts: Sequence[memoryview], name: str, report: Cal
     return Profiled(json.dumps(profile.as_dict()))
 
 
-def profile_here(name: str, question: Question, report: Report, *, again: bool = False) -> MachineProfile:
+def profile_here(name: str, question: Question, report: OnStep, *, again: bool = False) -> MachineProfile:
     """This machine's profile under ``name``, remembered or measured now; ``again``: measured now.
 
     Raises:
@@ -176,7 +176,7 @@ def _path(question: Question) -> Path:
 
 
 def measure_machine(
-    name: str, question: Question, report: Report = lambda _done, _total: None, seconds: float = SECONDS
+    name: str, question: Question, report: OnStep = lambda _done, _total: None, seconds: float = SECONDS
 ) -> MachineProfile:
     """Measure this machine, which is called ``name``, in about ``seconds`` seconds. One thread, which then may use MLX
     as before; what it held for this is freed.
@@ -192,7 +192,7 @@ def measure_machine(
         mx.clear_cache()
 
 
-def _measured(name: str, question: Question, report: Report, seconds: float) -> MachineProfile:
+def _measured(name: str, question: Question, report: OnStep, seconds: float) -> MachineProfile:
     began, watch = time.monotonic(), LoadWatch()
     free = unloaded_bytes()  # what a stage that is loaded holds is given up for another
     dtype = resolve_dtype(question.dtype, gpu=on_gpu())
@@ -207,7 +207,7 @@ def _measured(name: str, question: Question, report: Report, seconds: float) -> 
     return replace(found, name=name, halves=halves, free_bytes=free, scores=described.scores, trials=trials)
 
 
-def _halves(question: Question, dtype: str | None, report: Report, seconds: float, room: int) -> Mapping[str, Costs]:
+def _halves(question: Question, dtype: str | None, report: OnStep, seconds: float, room: int) -> Mapping[str, Costs]:
     """What one of two ranks' part of a layer costs, by the layer's kind, without sums; nothing if the model cannot be
     divided."""
     checkpoint, kv_format = question.checkpoint, format_of(question.kv_format)

@@ -35,11 +35,11 @@ from splitinfer.engine.device.device import open_device
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import MachineProfile, Trials
-from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_blocks import KVBlock, moved
-from splitinfer.models.layer_kinds import DescribedModel
-from splitinfer.models.loader import in_bunches
-from splitinfer.models.structure import ModelStructure
+from splitinfer.models.caches.kv_blocks import KVBlock, moved
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.cut.structure import ModelStructure
+from splitinfer.models.load.layer_kinds import DescribedModel
+from splitinfer.models.load.loader import in_bunches
 
 FEW = (1, 8, 32)  # rows of a step, each of another sequence
 CHUNK = 128  # rows from which they are those of one sequence
@@ -55,7 +55,7 @@ _TOGETHER = 64 * 2**20  # bytes of weights made at a time
 _PARAMS = SamplingParams(temperature=0.7)  # noise is drawn for each row, as in most chats
 _FIRST_ID = 5  # of the made-up prompts
 
-Report = Callable[[int, int], None]  # steps done, and how many there may be; raises to end the measuring
+OnStep = Callable[[int, int], None]  # steps done, and how many there may be; raises to end the measuring
 
 
 class Trial:
@@ -219,7 +219,7 @@ class Stopwatch:
         self,
         described: DescribedModel,
         vocab_size: int,
-        report: Report,
+        report: OnStep,
         seconds: float,
         room: int,
         num_ranks: int = 1,

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations, pairwise
 
-from splitinfer.core.endpoint import Endpoint, is_loopback
+from splitinfer.common.endpoint import Endpoint, is_loopback
 from splitinfer.core.layout import LOCAL, StageSpec, written
 from splitinfer.core.link_transport import JACCL, OVER_TCP, RING
-from splitinfer.engine.coordinator.local_workers import LocalWorker
-from splitinfer.engine.coordinator.ranks import halves_of
-from splitinfer.engine.coordinator.worker_group import Notice, WorkerGroup, WorkerHandle
+from splitinfer.engine.fleet.fleet import Fleet, Notice, WorkerHandle
+from splitinfer.engine.fleet.local_workers import LocalWorker
+from splitinfer.engine.fleet.ranks import halves_of
 from splitinfer.engine.profiling.measure import Question, described, profile_here
 from splitinfer.errors import PeerError, ProtocolError, WorkerLost
 from splitinfer.machine.costs import Costs, sentence
@@ -77,9 +77,9 @@ class Surveyor:
     # -- links -------------------------------------------------------------------------------
 
     @contextmanager
-    def _group(self, specs: Sequence[StageSpec]) -> Iterator[WorkerGroup]:
+    def _group(self, specs: Sequence[StageSpec]) -> Iterator[Fleet]:
         """A session with some workers."""
-        group = WorkerGroup(self.own)
+        group = Fleet(self.own)
         try:
             for stage, spec in enumerate(specs, 1):
                 address = self._locals[spec.name].address() if spec.is_local else str(spec.address)
@@ -98,7 +98,7 @@ class Surveyor:
             device_for(JACCL)
         except TransportUnavailable:
             return None
-        process, group = LocalWorker(first.name), WorkerGroup(self.own)
+        process, group = LocalWorker(first.name), Fleet(self.own)
         try:
             group.connect(1, first, process.address(), self.timeout, 0)
             group.connect(1, second, group.spawn(1, second, self.timeout), self.timeout, 1)
@@ -122,7 +122,7 @@ class Surveyor:
 
     # -- machines ----------------------------------------------------------------------------
 
-    def _profiles(self, group: WorkerGroup) -> list[MachineProfile]:
+    def _profiles(self, group: Fleet) -> list[MachineProfile]:
         """All machines' profiles. One worker of each machine measures at a time."""
         waiting = defaultdict[str, list[WorkerHandle]](list)
         for handle in group.workers:
@@ -145,7 +145,7 @@ class Surveyor:
             replace(each, free_bytes=min(most, each.free_bytes)) if each.name in names else each for each in machines
         ]
 
-    def _own_progress(self, group: WorkerGroup) -> Callable[[int, int], None]:
+    def _own_progress(self, group: Fleet) -> Callable[[int, int], None]:
         def report(done: int, total: int) -> None:
             self.notice(self.here, Progress("measure", done, total))
             if not group.is_whole:
@@ -159,7 +159,7 @@ class Surveyor:
         command = Profile(question.name, question.dtype, question.kv_format, self.again)
         handle.send(command, memoryview(described(question.checkpoint)))
 
-    def _await(self, group: WorkerGroup, queues: Sequence[list[WorkerHandle]]) -> dict[int, MachineProfile]:
+    def _await(self, group: Fleet, queues: Sequence[list[WorkerHandle]]) -> dict[int, MachineProfile]:
         """The profiles of all workers in the queues, by stage; of each queue one is asked when the one before it has
         replied."""
         found = dict[int, MachineProfile]()

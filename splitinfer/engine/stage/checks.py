@@ -7,7 +7,7 @@ import mlx.core as mx
 from splitinfer.core.plan import StepPlan
 from splitinfer.engine.stage.masking import RawMasks
 from splitinfer.errors import ProtocolError
-from splitinfer.models.hidden_states import ReceivedRows
+from splitinfer.models.border.hidden_states import ReceivedRows
 from splitinfer.wire.messages import Rows
 from transports import Frame
 

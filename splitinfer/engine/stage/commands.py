@@ -10,9 +10,9 @@ from splitinfer.core.plan import Fetch, NewSequence, Save, StepPlan
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.history import History
 from splitinfer.engine.stage.launched import Applied
-from splitinfer.models.kv_blocks import KVBlock, layer_by_layer
-from splitinfer.models.kv_pool import KVPool
-from splitinfer.models.pictures import PictureTower
+from splitinfer.models.caches.kv_blocks import KVBlock, layer_by_layer
+from splitinfer.models.cut.pictures import PictureTower
+from splitinfer.models.rows.kv_pool import KVPool
 
 
 class Commands:

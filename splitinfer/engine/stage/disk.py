@@ -9,13 +9,13 @@ import logging
 from collections.abc import Iterable
 
 from splitinfer.core.kv.block_tree import DiskBlock, Key
-from splitinfer.core.plan import Fetch, Part, Save
+from splitinfer.core.plan import Fetch, Save, StoredPart
 from splitinfer.engine.versions import device_name
 from splitinfer.kvstore.record import Record
 from splitinfer.kvstore.store import Disk, KVStore
 from splitinfer.models.blas import has_openblas
-from splitinfer.models.kv_blocks import KVBlock, Slot, block_of, parts_of
-from splitinfer.models.loader import resolve_dtype
+from splitinfer.models.caches.kv_blocks import CacheSlot, KVBlock, block_of, parts_of
+from splitinfer.models.load.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
 from splitinfer.wire.messages import Load
 
@@ -74,7 +74,9 @@ def kept_here(disk: Disk, command: Load, keys: Iterable[Key]) -> tuple[DiskBlock
         store.close(0.0)
 
 
-def _parts(record: Record, buffers: Iterable[memoryview]) -> Iterable[tuple[Slot, tuple[Part, list[memoryview]]]]:
+def _parts(
+    record: Record, buffers: Iterable[memoryview]
+) -> Iterable[tuple[CacheSlot, tuple[StoredPart, list[memoryview]]]]:
     """A file's parts, each with its arrays. Slots are checked by the caller."""
     arrays = iter(buffers)
     for part in record.parts:

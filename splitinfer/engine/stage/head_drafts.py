@@ -1,4 +1,4 @@
-"""Drafts with heads (``models.heads``) on the last stage, behind each step, in one graph.
+"""Drafts with heads (``models.drafters.heads``) on the last stage, behind each step, in one graph.
 
 Which row is the last right one is computed from the sampled tokens and the drafts that they are compared with:
 
@@ -23,12 +23,12 @@ import mlx.core as mx
 from splitinfer.core.plan import Slice
 from splitinfer.core.rng import position_key
 from splitinfer.engine.stage.history import Row
-from splitinfer.engine.stage.sampler import Choice, Sampler, in_order
-from splitinfer.models.cohort import SequenceCaches
-from splitinfer.models.dflash import DFlash
-from splitinfer.models.heads import BlockPart
-from splitinfer.models.rows import Part
-from splitinfer.models.trained import WithHeads
+from splitinfer.engine.stage.sampler import Sampler, TokenChoice, in_order
+from splitinfer.models.caches.cohort import SequenceCaches
+from splitinfer.models.caches.rows import SequenceRows
+from splitinfer.models.drafters.dflash import DFlash
+from splitinfer.models.drafters.heads import BlockPart
+from splitinfer.models.load.trained import WithHeads
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +131,10 @@ class HeadDrafter:
     def of(
         self,
         slices: Sequence[Slice],
-        parts: Sequence[Part],
+        parts: Sequence[SequenceRows],
         hidden: mx.array,
         rows: Sequence[Row],
-        choices: Sequence[Choice],
+        choices: Sequence[TokenChoice],
     ) -> HeadDrafts:
         """The drafts behind a step's slices, by a graph that is not computed yet.
 
@@ -202,7 +202,7 @@ class HeadDrafter:
             tokens.append(self._choose(self._model.logits(states), lines, number))
         return tuple(one[:, None] for one in tokens)
 
-    def written(self, parts: Sequence[Part]) -> list[mx.array]:
+    def written(self, parts: Sequence[SequenceRows]) -> list[mx.array]:
         """The arrays that the heads' caches hold, to be computed with the drafts."""
         caches = [cache for part in parts for cache in self._caches(part.caches)]
         return [array for cache in caches for array in (cache.keys, cache.values) if array is not None]

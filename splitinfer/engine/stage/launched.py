@@ -9,9 +9,9 @@ from splitinfer.core.plan import SampledSlice, Save, Slice, StageFigures, StepPl
 from splitinfer.engine.device.device import Ticket
 from splitinfer.engine.stage.head_drafts import HeadDrafts
 from splitinfer.engine.stage.history import Row
-from splitinfer.engine.stage.sampler import Choice, Scores
-from splitinfer.models.hidden_states import PackedRows
-from splitinfer.models.kv_blocks import KVBlock
+from splitinfer.engine.stage.sampler import Scores, TokenChoice
+from splitinfer.models.border.hidden_states import PackedRows
+from splitinfer.models.caches.kv_blocks import KVBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class StepGraph:
     hidden: mx.array | None
     packed: PackedRows | None
     rows: tuple[Row, ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[TokenChoice, ...]
     pending: Sequence[mx.array]
     scores: tuple[Scores, ...] = ()
 

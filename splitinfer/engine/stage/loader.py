@@ -19,20 +19,23 @@ from splitinfer.core.plan import TensorSpec
 from splitinfer.engine.device.device import Device, open_device
 from splitinfer.engine.stage import outcomes
 from splitinfer.engine.stage.disk import StageDisk
-from splitinfer.engine.stage.outcomes import Outcome
+from splitinfer.engine.stage.outcomes import TrialOutcome
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.engine.versions import device_name
 from splitinfer.errors import ModelError, ProtocolError
 from splitinfer.kvstore.store import CLOSE_SECONDS, Disk
-from splitinfer.models import mlx_vlm
-from splitinfer.models.attention import STEP_ROWS, backend, score_bytes
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.cut import StageModel
-from splitinfer.models.halves import Pair
-from splitinfer.models.hub import fetch, open_model
-from splitinfer.models.kv_trial import sample_block
-from splitinfer.models.layers import type_name
-from splitinfer.models.loader import Survey, load_stage, resolve_dtype, survey
+from splitinfer.models.border.tensors import name_of
+from splitinfer.models.caches.attention import STEP_ROWS, backend, score_bytes
+from splitinfer.models.caches.rollback import Rollback
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.drafters.mtp import MTP
+from splitinfer.models.folder.checkpoint import Checkpoint
+from splitinfer.models.folder.hub import fetch, open_model
+from splitinfer.models.library import mlx_vlm
+from splitinfer.models.library.layers import type_name
+from splitinfer.models.load.halves import Pair
+from splitinfer.models.load.loader import Survey, load_stage, resolve_dtype, survey
+from splitinfer.models.load.trained import read_of
 from splitinfer.models.memory import (
     HeldReport,
     Need,
@@ -46,10 +49,7 @@ from splitinfer.models.memory import (
     set_limits,
     withdraw,
 )
-from splitinfer.models.mtp import MTP
-from splitinfer.models.rollback import Rollback
-from splitinfer.models.tensors import name_of
-from splitinfer.models.trained import read_of
+from splitinfer.models.rows.kv_trial import sample_block
 from splitinfer.wire.messages import Half, Load, Progress, Ready
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 _ROW = 4096  # numbers: about as many as a token's hidden states
 _MAX_ERROR = 0.7  # relative, by quantized KV; a larger one is not rounding
 
-Report = Callable[[Progress], None]
+OnLoading = Callable[[Progress], None]
 Join = Callable[[Half], Pair]
 """Meets the other rank of a stage across two machines."""
 
@@ -69,7 +69,7 @@ class WeightSource:
         """The model that a command names; its weights may still be missing. Raises ModelError, PeerError."""
         return open_model(command.model)
 
-    def fetch(self, command: Load, checkpoint: Checkpoint, tensors: Collection[str], report: Report) -> Checkpoint:
+    def fetch(self, command: Load, checkpoint: Checkpoint, tensors: Collection[str], report: OnLoading) -> Checkpoint:
         """The same, with these tensors on this machine. Raises ModelError, PeerError."""
         missing = checkpoint.missing(tensors)
         if missing and checkpoint.origin is not None:
@@ -157,7 +157,7 @@ class LoadedStage:
 def load(
     command: Load,
     name: str,
-    report: Report,
+    report: OnLoading,
     disk: Disk | None = None,
     source: WeightSource | None = None,
     join: Join = _alone,
@@ -211,7 +211,7 @@ def _check_classes(command: Load, name: str) -> None:
     )
 
 
-def _open_drafter(command: Load, checkpoint: Checkpoint, source: WeightSource, report: Report) -> Checkpoint | None:
+def _open_drafter(command: Load, checkpoint: Checkpoint, source: WeightSource, report: OnLoading) -> Checkpoint | None:
     """The drafter whose heads or taps the stage has; the model's own checkpoint, where they are in it.
 
     Raises:
@@ -238,7 +238,7 @@ def _read(
     found: Survey,
     dtype: str | None,
     device: Device,
-    report: Report,
+    report: OnLoading,
     disk: Disk | None,
     group: Pair | None,
 ) -> LoadedStage:
@@ -273,8 +273,8 @@ def _read(
 
 
 def _tried(
-    command: Load, checkpoint: Checkpoint, dtype: str | None, model: StageModel, report: Report, group: Pair | None
-) -> Outcome:
+    command: Load, checkpoint: Checkpoint, dtype: str | None, model: StageModel, report: OnLoading, group: Pair | None
+) -> TrialOutcome:
     """What trials of the stage found, now or when it was loaded before.
 
     Raises:

@@ -14,7 +14,7 @@ from splitinfer.core.plan import Slice
 from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
 from splitinfer.engine.stage.history import Row
 from splitinfer.errors import ProtocolError
-from splitinfer.models.mlx_lm import sample_utils
+from splitinfer.models.library.mlx_lm import sample_utils
 
 RawMasks = Mapping[tuple[int, int], bytes | memoryview]
 """By sequence and row with logits: a bit for each token, the lowest first, in whole words of 32."""

@@ -1,5 +1,5 @@
-"""What was found when a stage was tried on this machine (``models.step_trial``, ``kv_trial``), and the memory of it in
-the user's folder of state (``trials/DIGEST.json``): the same stage is tried once.
+"""What was found when a stage was tried on this machine (``models.rows.step_trial``, ``kv_trial``), and the memory of
+it in the user's folder of state (``trials/DIGEST.json``): the same stage is tried once.
 
 The digest is of all that an outcome depends on: weights, layers, formats; versions and the code that tries; the
 machine's name (home folders may be shared), its device and its BLAS. A file that cannot be read or written is as good
@@ -18,14 +18,14 @@ from pathlib import Path
 from splitinfer import models
 from splitinfer.core.kv.format import format_of
 from splitinfer.engine.versions import device_name, machine_name, own_versions
-from splitinfer.models.attention import backend
 from splitinfer.models.blas import has_openblas, is_batch_invariant
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_trial import off_by, try_rollback, why_no_blocks
-from splitinfer.models.layer_kinds import with_each_kind
-from splitinfer.models.rollback import Rollback
-from splitinfer.models.step import StepModel, Way
+from splitinfer.models.caches.attention import backend
+from splitinfer.models.caches.rollback import Rollback
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.folder.checkpoint import Checkpoint
+from splitinfer.models.load.layer_kinds import with_each_kind
+from splitinfer.models.rows.kv_trial import off_by, try_rollback, why_no_blocks
+from splitinfer.models.rows.step import StepModel, Way
 from splitinfer.places import replace_file, state
 from splitinfer.wire.messages import Load
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialOutcome:
     """What the trials of a stage found.
 
     kv_error: relative, of its output with KV in the format that is asked for; 0 for exact KV.
@@ -54,7 +54,7 @@ class Outcome:
 _OF_A_DEVICE = ("RuntimeError", "MemoryError")  # what MLX raises for it; for wrong shapes it raises ValueError
 
 
-def try_stage(stage: StageModel, kv_format: str, say: Callable[[str], None]) -> Outcome:
+def try_stage(stage: StageModel, kv_format: str, say: Callable[[str], None]) -> TrialOutcome:
     """Try a stage that was read. The stage uses KV of that format afterwards. ``say``: called with what is being tried.
 
     What depends on the kind of a layer is tried with a few layers. All of them are if the way that is right for these
@@ -74,7 +74,7 @@ def try_stage(stage: StageModel, kv_format: str, say: Callable[[str], None]) -> 
     return outcome
 
 
-def _try(stage: StageModel, kv_error: float, say: Callable[[str], None]) -> Outcome:
+def _try(stage: StageModel, kv_error: float, say: Callable[[str], None]) -> TrialOutcome:
     no_blocks = why_no_blocks(stage)
     say("how many sequences run together")
     step = StepModel(stage)
@@ -82,7 +82,7 @@ def _try(stage: StageModel, kv_error: float, say: Callable[[str], None]) -> Outc
     say("how drafts are rolled back")
     rollback = try_rollback(stage, step)
     is_sure = not any(why.startswith(_OF_A_DEVICE) for why in [no_blocks or "", *step.refusals])
-    return Outcome(kv_error, no_blocks, way, shares_calls, rollback, is_sure)
+    return TrialOutcome(kv_error, no_blocks, way, shares_calls, rollback, is_sure)
 
 
 def path_of(command: Load, checkpoint: Checkpoint, dtype: str | None) -> Path:
@@ -100,20 +100,20 @@ def path_of(command: Load, checkpoint: Checkpoint, dtype: str | None) -> Path:
 @cache
 def _code() -> str:
     """A digest of the code that runs and tries models: a checkout's version stays the same while that changes."""
-    files = sorted(Path(models.__file__).parent.glob("*.py"))
+    files = sorted(Path(models.__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def remembered(path: Path) -> Outcome | None:
+def remembered(path: Path) -> TrialOutcome | None:
     """The outcome that is remembered there."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         found = json.loads(path.read_text(encoding="utf-8"))
         rollback = None if found["rollback"] is None else Rollback(found["rollback"])
-        return Outcome(**{**found, "way": Way(found["way"]), "rollback": rollback})
+        return TrialOutcome(**{**found, "way": Way(found["way"]), "rollback": rollback})
     return None
 
 
-def remember(path: Path, outcome: Outcome) -> None:
+def remember(path: Path, outcome: TrialOutcome) -> None:
     """Remember an outcome there, where that can be done."""
     try:
         replace_file(path, json.dumps(asdict(outcome)) + "\n")

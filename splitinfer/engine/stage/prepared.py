@@ -21,8 +21,8 @@ import mlx.core as mx
 from splitinfer.core.plan import Slice, StepPlan
 from splitinfer.engine.stage.launched import StepGraph
 from splitinfer.engine.stage.masking import Masks
-from splitinfer.models.caches import is_list
-from splitinfer.models.cohort import SequenceCaches
+from splitinfer.models.caches.caches import is_list
+from splitinfer.models.caches.cohort import SequenceCaches
 
 _MAX_NOTED = 8  # more than the groups of any pipeline
 _PLAIN = (int, float, bool, str, type(None))  # most values, and a call for each of them would cost more than the rest

@@ -16,7 +16,7 @@ import numpy as np
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.plan import SampledSlice, Slice, StageFigures, StepPlan
 from splitinfer.core.wire_codec import NONE
-from splitinfer.engine.device.device import Device, Span, Ticket, Work, device_errors, round_of
+from splitinfer.engine.device.device import Device, DeviceSpan, Ticket, Work, device_errors, round_of
 from splitinfer.engine.stage.checks import check_plan, check_rows
 from splitinfer.engine.stage.commands import Commands
 from splitinfer.engine.stage.disk import StageDisk
@@ -24,16 +24,16 @@ from splitinfer.engine.stage.head_drafts import HeadDrafter, HeadDrafts
 from splitinfer.engine.stage.history import History, Row, rows_of_prompts, verdicts_of
 from splitinfer.engine.stage.launched import Finished, Launched, StepGraph
 from splitinfer.engine.stage.masking import Masks, RawMasks, read_masks, with_masks
-from splitinfer.engine.stage.outcomes import Outcome
+from splitinfer.engine.stage.outcomes import TrialOutcome
 from splitinfer.engine.stage.prepared import Likely, PreparedStep, PreparedSteps, Snapshot
 from splitinfer.engine.stage.sampler import Sampler, read, read_scores, scored
 from splitinfer.errors import DeviceFailed
-from splitinfer.models.cut import StageModel
-from splitinfer.models.halves import Pair
-from splitinfer.models.hidden_states import PackedRows, ReceivedRows
-from splitinfer.models.kv_pool import KVPool
-from splitinfer.models.rows import Part
-from splitinfer.models.step import StepModel, arrays_to_evaluate
+from splitinfer.models.border.hidden_states import PackedRows, ReceivedRows
+from splitinfer.models.caches.rows import SequenceRows
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.load.halves import Pair
+from splitinfer.models.rows.kv_pool import KVPool
+from splitinfer.models.rows.step import StepModel, arrays_to_evaluate
 from splitinfer.system.gpu_roads import Road
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class StageRunner:
         """Set the codec in which prompts' rows go to the next stage (``core.wire_codec``)."""
         self._codec = codec
 
-    def use(self, outcome: Outcome) -> None:
+    def use(self, outcome: TrialOutcome) -> None:
         """Compute steps of many sequences, and roll states back, as trials have found."""
         log.debug("many sequences run by %s", outcome.way.value)
         self._step.use(outcome.way, shares_calls=outcome.shares_calls)
@@ -169,7 +169,7 @@ class StageRunner:
         return Launched(plan, slices, graph, applied, ticket, drafts, tickets)
 
     def _draft(
-        self, slices: tuple[Slice, ...], parts: list[Part], graph: StepGraph
+        self, slices: tuple[Slice, ...], parts: list[SequenceRows], graph: StepGraph
     ) -> tuple[HeadDrafts, tuple[Ticket, ...]]:
         """Launch the drafts behind a step where this stage makes some: a launch for each round, with the last of them
         what they write."""
@@ -203,7 +203,7 @@ class StageRunner:
 
     def _graph_of(
         self, plan: StepPlan, hidden: mx.array | None, masks: Masks | None
-    ) -> tuple[tuple[Slice, ...], list[Part], StepGraph]:
+    ) -> tuple[tuple[Slice, ...], list[SequenceRows], StepGraph]:
         """The slices of a plan that are computed here, their parts, and their graph."""
         slices, hidden = self._without_rejected(plan, hidden)
         hidden = hidden if self._tower is None else self._tower.rows(slices)
@@ -212,7 +212,7 @@ class StageRunner:
             caches = self.pool.at(part.seq_id, part.start)
             block = self.pool.begin(part.seq_id, part.num_drafts, follows=part.begins_with_draft)
             own = [*self._histories[part.seq_id].rows(part)] if self._model.is_last else []
-            parts.append(Part(caches, part.start, len(part.token_ids), part.num_rows, block))
+            parts.append(SequenceRows(caches, part.start, len(part.token_ids), part.num_rows, block))
             rows += own
         token_ids = [t for part in slices for t in part.token_ids]
         return slices, parts, self._build(slices, parts, token_ids, hidden, tuple(rows), masks)
@@ -220,7 +220,7 @@ class StageRunner:
     def _build(
         self,
         slices: tuple[Slice, ...],
-        parts: list[Part],
+        parts: list[SequenceRows],
         token_ids: list[int] | mx.array,
         hidden: mx.array | None,
         rows: tuple[Row, ...],
@@ -265,7 +265,7 @@ class StageRunner:
 
     def _prepare(self, likely: Likely) -> PreparedStep:
         slices, masks = likely.slices, {one: mx.array(np.zeros(self._vocab_size, np.bool_)) for one in likely.masked}
-        parts = [Part(self.pool.at(part.seq_id, part.start), part.start, 1, 1) for part in slices]
+        parts = [SequenceRows(self.pool.at(part.seq_id, part.start), part.start, 1, 1) for part in slices]
         snapshot = Snapshot(part.caches for part in parts)
         ids, raw = mx.array(np.zeros(len(slices), np.int32)), None
         hidden = None
@@ -312,7 +312,7 @@ class StageRunner:
             hidden = hidden[mx.array(rows, dtype=mx.int32)] if rows else None
         return tuple(keep), hidden
 
-    def wait(self, launched: Launched) -> Span:
+    def wait(self, launched: Launched) -> DeviceSpan:
         """Wait until the device is done with a step.
 
         Raises:
@@ -346,7 +346,7 @@ class StageRunner:
         """Have the blocks that a finished step has saved written to disk. Call when its results are on their way."""
         self._commands.store(launched.applied)
 
-    def _figures(self, launched: Launched, span: Span) -> StageFigures:
+    def _figures(self, launched: Launched, span: DeviceSpan) -> StageFigures:
         """What a step cost, and the keys of the blocks written to disk since the step before."""
         applied = launched.applied
         return StageFigures(

@@ -25,9 +25,9 @@ from splitinfer.core.rng import position_key
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.engine.stage.history import History, Row
 from splitinfer.engine.stage.masking import adjusted, masked
+from splitinfer.models.border.tensors import on_host
+from splitinfer.models.library.mlx_lm import sample_utils
 from splitinfer.models.memory import on_gpu
-from splitinfer.models.mlx_lm import sample_utils
-from splitinfer.models.tensors import on_host
 from splitinfer.system.gpu_roads import Road
 
 _MIN_TOP_P = 1e-30  # float32 has no smaller ones on every GPU, and 0 leaves no token at all
@@ -37,7 +37,7 @@ _MAX_EXACT = 2**24  # integers that float32 holds exactly: token ids are reporte
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TokenChoice:
     """Rows of one structure, not yet evaluated: [n] tokens, and what is reported of their probabilities.
 
     ``logprobs``: float32 [n, 1 + 2 k], row-major: the token's log probability, those of the k most likely tokens in any
@@ -119,7 +119,7 @@ class Sampler:
         self._noise = mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))
         self.num_traced = 0
 
-    def choose(self, logits: mx.array, rows: Sequence[Row], keys: mx.array | None = None) -> list[Choice]:
+    def choose(self, logits: mx.array, rows: Sequence[Row], keys: mx.array | None = None) -> list[TokenChoice]:
         """Build the graph that chooses a token for each row, without evaluating it.
 
         Args:
@@ -139,7 +139,7 @@ class Sampler:
 
     def _choose_alike(
         self, logits: mx.array, rows: Sequence[Row], keys: mx.array | None, structure: _Structure, indices: list[int]
-    ) -> Choice:
+    ) -> TokenChoice:
         picked = logits if len(indices) == len(rows) else logits[mx.array(indices)]
         own_rows = [rows[i] for i in indices]
         if structure.is_adjusted:
@@ -149,7 +149,7 @@ class Sampler:
         own_keys = None if keys is None else keys[mx.array(indices)]
         data = _Data.of(own_rows, own_keys) if structure.samples else ()
         tokens, report = self._tail(structure)(picked, *data)
-        return Choice(tuple(indices), tokens, report)
+        return TokenChoice(tuple(indices), tokens, report)
 
     def _make_tail(self, structure: _Structure) -> _Tail:
         """The function for rows of this structure."""
@@ -177,14 +177,14 @@ class Sampler:
         return mx.concatenate([noise, never], axis=1)
 
 
-def in_order(choices: Sequence[Choice]) -> mx.array:
+def in_order(choices: Sequence[TokenChoice]) -> mx.array:
     """[n] chosen tokens in the order of the rows, of which there is at least one."""
     tokens = mx.concatenate([one.tokens for one in choices]) if len(choices) > 1 else choices[0].tokens
     order = [i for one in choices for i in one.rows]
     return tokens if order == sorted(order) else tokens[mx.argsort(mx.array(order))]
 
 
-def read(choices: Sequence[Choice], rows: Sequence[Row]) -> list[SampledToken]:
+def read(choices: Sequence[TokenChoice], rows: Sequence[Row]) -> list[SampledToken]:
     """The chosen tokens in the order of the rows. Waits until the choices are evaluated; computes nothing. One whose
     log probability is NaN has it in any case: a number of its row overflowed, and it means nothing."""
     tokens: dict[int, SampledToken] = {}
@@ -196,7 +196,7 @@ def read(choices: Sequence[Choice], rows: Sequence[Row]) -> list[SampledToken]:
 
 
 def with_logprobs(token: int, line: NDArray[np.float32], num_top: int | None) -> SampledToken:
-    """``line``: a row of ``Choice.logprobs``."""
+    """``line``: a row of ``TokenChoice.logprobs``."""
     if num_top is None or math.isnan(line[0]):
         return SampledToken(token, math.nan if math.isnan(line[0]) else None)
     k = len(line) // 2
@@ -206,7 +206,7 @@ def with_logprobs(token: int, line: NDArray[np.float32], num_top: int | None) ->
 
 
 def reported(logprobs: mx.array, tokens: mx.array, num_top: int) -> mx.array:
-    """``Choice.logprobs`` of ``tokens`` [n] from [n, vocabulary] log probabilities."""
+    """``TokenChoice.logprobs`` of ``tokens`` [n] from [n, vocabulary] log probabilities."""
     own, num_top = mx.take_along_axis(logprobs, tokens[:, None], axis=-1), min(num_top, logprobs.shape[-1])
     own = own.astype(mx.float32)
     if not num_top:
@@ -238,7 +238,7 @@ def _column(values: list[float]) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Those of one slice, not yet evaluated. ``logprobs``: a line for each of ``tokens``, as in ``Choice``;
+    """Those of one slice, not yet evaluated. ``logprobs``: a line for each of ``tokens``, as in ``TokenChoice``;
     ``num_top``: of the most likely tokens, how many are wanted."""
 
     seq_id: int

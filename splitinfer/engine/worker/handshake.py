@@ -15,11 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from splitinfer.core.endpoint import is_loopback
-from splitinfer.core.plain_text import plain
-from splitinfer.engine.files.answering import Readers
+from splitinfer.common.endpoint import is_loopback
+from splitinfer.common.plain_text import plain
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.versions import device_name, own_versions
+from splitinfer.engine.weights.answering import Readers
 from splitinfer.errors import ProtocolError
 from splitinfer.keyring import Keyring, same_key
 from splitinfer.models.memory import free_bytes

@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from splitinfer.engine.files.answering import Running
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.profiling.measure import answer
 from splitinfer.engine.stage.loader import Join, LoadedStage, free_memory, load
+from splitinfer.engine.weights.answering import Running
 from splitinfer.engine.worker.handshake import AccessControl
 from splitinfer.engine.worker.ranks import join_ranks
 from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import CannotFit, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
-from splitinfer.models.halves import Pair
+from splitinfer.models.load.halves import Pair
 from splitinfer.wire.messages import Half, Load, Met, Profile, Progress, Refuse
 from transports import Frame, LinkClosed
 

@@ -20,7 +20,7 @@ from splitinfer.core.link_transport import RING
 from splitinfer.engine.links.cables import leads_over_cable, would_cross
 from splitinfer.engine.stage.launched import Finished
 from splitinfer.errors import PeerError
-from splitinfer.models.halves import Pair
+from splitinfer.models.load.halves import Pair
 from splitinfer.wire.messages import Digest, Half
 from transports import FrameError, TransportUnavailable
 from transports.rdma.joining import check_sum, join_group

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from splitinfer.engine.files.answering import Readers, Running, find_anywhere
-from splitinfer.engine.files.copying import Reader
-from splitinfer.engine.files.weight_source import FromPeers, NoCopies
 from splitinfer.engine.links.connection import Connection, options_to
 from splitinfer.engine.stage.loader import WeightSource
+from splitinfer.engine.weights.answering import Readers, Running, find_anywhere
+from splitinfer.engine.weights.copying import WeightReader
+from splitinfer.engine.weights.weight_source import FromPeers, NoCopies
 from splitinfer.errors import ProtocolError
-from splitinfer.store.models import ModelStore
+from splitinfer.weights.models import ModelStore
 from splitinfer.wire.messages import Gather, Message, Peer
 from transports import Frame, KeyPair, LinkClosed, LinkTimeout
 
@@ -102,6 +102,6 @@ class Weights:
     def _is_serving(self) -> bool:
         return time.monotonic() - self.stepped_at < _SERVING_SECONDS
 
-    def _reader(self, peer: Peer) -> Reader:
+    def _reader(self, peer: Peer) -> WeightReader:
         """A link to another worker that may have weights."""
-        return Reader(peer.address, options_to(peer.key, self._own_key), _CONNECT_TIMEOUT, peer.name)
+        return WeightReader(peer.address, options_to(peer.key, self._own_key), _CONNECT_TIMEOUT, peer.name)

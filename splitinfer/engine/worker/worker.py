@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from splitinfer.core.plain_text import plain
+from splitinfer.common.plain_text import plain
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.housekeeping import Housekeeping
@@ -49,9 +49,9 @@ from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
-from splitinfer.models.hidden_states import ReceivedRows
-from splitinfer.store.models import ModelStore
+from splitinfer.models.border.hidden_states import ReceivedRows
 from splitinfer.system import qos
+from splitinfer.weights.models import ModelStore
 from splitinfer.wire.messages import (
     MOST_NAME,
     Connect,

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from splitinfer.pictures.marks import in_lines, marked
-from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, AnswerRequest, Ask, Chat
+from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, AnswerRequest, Ask, AskedChat
 from splitinfer.server.fields import Count, Fields, Kinds, Name, Parts, one_of
 from splitinfer.server.history import taken_by, told
 from splitinfer.server.openai.forms import grammar_of
@@ -362,7 +362,7 @@ class CountRequest(ForTemplate):
     output_config: Output = Output()
     output_format: SchemaOutput | None = None  # of the beta; output_config.format takes precedence
 
-    def chat(self) -> Chat:
+    def chat(self) -> AskedChat:
         """The conversation.
 
         Raises:
@@ -377,7 +377,7 @@ class CountRequest(ForTemplate):
             raise Problem(400, "messages must have at least one message", param="messages")
         goes_on = messages[-1]["role"] == "assistant"
         told, tools = tuple(merged_systems(messages)), self.functions()[0]
-        return Chat(told, tools, self._options(), opens_answer=not goes_on, continues=goes_on)
+        return AskedChat(told, tools, self._options(), opens_answer=not goes_on, continues=goes_on)
 
     def functions(self) -> tuple[Told, Told, bool]:
         """As ``chosen``."""

@@ -18,7 +18,7 @@ from prometheus_client.utils import floatToGoString
 
 from splitinfer.core.metrics.histogram import BETWEEN_TOKENS, FIRST_TOKEN, TOKENS, Histogram
 from splitinfer.core.sequence import FinishReason
-from splitinfer.engine.coordinator.health import UNKNOWN_STAGE, PipelineHealth, StageState
+from splitinfer.engine.figures.health import UNKNOWN_STAGE, PipelineHealth, StageState
 from splitinfer.server.meters.http import HttpMeters
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -6,11 +6,11 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from splitinfer.core.model_config import mapping, positive, text_part
+from splitinfer.common.model_config import mapping, positive, text_part
 from splitinfer.llm.prompts import tokenizer_of
 from splitinfer.llm.seeing import may_see
-from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.hub import open_model
+from splitinfer.models.folder.checkpoint import Checkpoint
+from splitinfer.models.folder.hub import open_model
 from splitinfer.server.health import Offer
 from splitinfer.server.ollama.writer import moment
 

@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from splitinfer.core.grammar import Grammar
 from splitinfer.pictures.marks import in_lines, marked
-from splitinfer.server.ask import MAX_MESSAGES, AnswerRequest, Ask, Chat
-from splitinfer.server.fields import Fields, NoEffect, Several, not_a
+from splitinfer.server.ask import MAX_MESSAGES, AnswerRequest, Ask, AskedChat
+from splitinfer.server.fields import Fields, ListOf, NoEffect, not_a
 from splitinfer.server.openai.chat import Conversation
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import Sampling, Scored
@@ -69,7 +69,7 @@ class Generating(Conversation, Scored, AnswerRequest):
             return {**options, "enable_thinking": self.think}
         return options if self.think is None else {**options, "enable_thinking": True, "reasoning_effort": self.think}
 
-    def asked(self, prompt: Chat | str) -> Ask:
+    def asked(self, prompt: AskedChat | str) -> Ask:
         """Raises Problem: 400, the format is not a schema."""
         form = {}
         if self.format is not None:
@@ -77,7 +77,7 @@ class Generating(Conversation, Scored, AnswerRequest):
         most = self.options.num_predict
         sampling, limit = self.options.sampling() | form | self.budget(), None if (most or -1) < 0 else most
         sampling |= {} if self.num_top is None else {"logprobs": self.num_top}
-        may_call = self.functions()[1:] if isinstance(prompt, Chat) and prompt.tools else ()
+        may_call = self.functions()[1:] if isinstance(prompt, AskedChat) and prompt.tools else ()
         return Ask(prompt, sampling, limit, 1, False, *may_call)
 
 
@@ -89,8 +89,8 @@ class Turn(Fields):
     role: Literal["system", "user", "assistant", "tool"]
     content: Annotated[str, BeforeValidator(_as_text)] = ""
     thinking: str | None = None
-    images: Several[str] = Field(default_factory=list)
-    tool_calls: Several[Call] = Field(default_factory=list)
+    images: ListOf[str] = Field(default_factory=list)
+    tool_calls: ListOf[Call] = Field(default_factory=list)
     tool_name: str | None = None
     tool_call_id: str = ""
 
@@ -113,7 +113,7 @@ class ChatRequest(Generating):
 
     def asks(self) -> tuple[Ask, ...]:
         messages = tuple(merged_systems(with_ids(turn.told() for turn in self.messages)))
-        chat = Chat(messages, self.functions()[0], self.template_options())
+        chat = AskedChat(messages, self.functions()[0], self.template_options())
         return (self.asked(chat),) if messages else ()
 
 
@@ -121,10 +121,10 @@ class GenerateRequest(Generating):
     prompt: str = ""
     system: str = ""
     raw: bool = False
-    images: Several[str] = Field(default_factory=list)
+    images: ListOf[str] = Field(default_factory=list)
 
     def asks(self) -> tuple[Ask, ...]:
         system = [{"role": "system", "content": self.system}] if self.system else []
         user = {"role": "user", "content": with_images(self.prompt, self.images)}
-        chat = Chat((*system, user), (), self.template_options())
+        chat = AskedChat((*system, user), (), self.template_options())
         return (self.asked(self.prompt if self.raw else chat),) if user["content"] else ()

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from splitinfer.server.ask import MAX_TOOLS, Ask, Chat
+from splitinfer.server.ask import MAX_TOOLS, Ask, AskedChat
 from splitinfer.server.fields import AsGiven, Fields
 from splitinfer.server.openai.forms import TextFormat, form_of
 from splitinfer.server.openai.generating import (
@@ -48,7 +48,7 @@ class Conversation(ForTemplate):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
     tool_choice: FunctionChoice = Word(type="auto")
 
-    def written(self, messages: Sequence[Said | Answered | Outcome]) -> Chat:
+    def written(self, messages: Sequence[Said | Answered | Outcome]) -> AskedChat:
         """The conversation.
 
         Raises:
@@ -58,7 +58,7 @@ class Conversation(ForTemplate):
         if goes_on and opens:
             raise invalid("continue_final_message", "continue_final_message needs add_generation_prompt to be false")
         told, opens = template_messages(messages), not goes_on if opens is None else opens
-        return Chat(told, self.functions()[0], self.template_options(), opens, continues=goes_on)
+        return AskedChat(told, self.functions()[0], self.template_options(), opens, continues=goes_on)
 
     def functions(self) -> tuple[Told, Told, bool]:
         """As ``chosen``."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from splitinfer.engine.coordinator.requests import Reading, TokenLogprobs
+from splitinfer.engine.loop.requests import Reading, TokenLogprobs
 from splitinfer.server.answer import Answer, Piece, Usage, Writer
 from splitinfer.server.openai.generating import Streaming
 from splitinfer.server.stream import COMMENT_PING, PING_EVERY, PROGRESS_EVERY, event, json_line

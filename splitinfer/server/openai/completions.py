@@ -14,9 +14,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator
 
 from splitinfer.core.sampling_params import MAX_LOGPROBS
-from splitinfer.engine.coordinator.requests import TokenLogprobs
+from splitinfer.engine.loop.requests import TokenLogprobs
 from splitinfer.server.answer import Piece, Usage
-from splitinfer.server.ask import Ask, Chat, Prompt
+from splitinfer.server.ask import Ask, AskedChat, AskedPrompt
 from splitinfer.server.fields import MOST_TOKENS, not_a, wrong
 from splitinfer.server.openai.chat_writer import REASONS, ChunkWriter, usage_of
 from splitinfer.server.openai.forms import TextFormat, form_of
@@ -31,7 +31,7 @@ MAX_ANSWERS = 128  # of one request: prompts by choices
 DEFAULT_TOKENS = 16  # OpenAI's API reference, "Create completion": max_tokens
 
 
-def _prompts(given: Any) -> list[Prompt]:
+def _prompts(given: Any) -> list[AskedPrompt]:
     if isinstance(given, str) or (isinstance(given, list) and given and all(map(_is_id, given))):
         given = [given]
     if not isinstance(given, list):
@@ -41,7 +41,7 @@ def _prompts(given: Any) -> list[Prompt]:
     return [_prompt(i, one) for i, one in enumerate(given)]
 
 
-def _prompt(i: int, given: Any) -> Prompt:
+def _prompt(i: int, given: Any) -> AskedPrompt:
     if isinstance(given, str):
         return given
     if not isinstance(given, list) or not all(map(_is_id, given)):
@@ -64,7 +64,7 @@ class CompletionRequest(Streaming):
     what stands behind the answer."""
 
     refused = COMPLETIONS
-    prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
+    prompt: Annotated[list[AskedPrompt], PlainValidator(_prompts)]
     max_tokens: _Most = DEFAULT_TOKENS
     max_completion_tokens: _Most | None = None  # takes precedence
     n: Choices = 1
@@ -176,7 +176,7 @@ class CompletionWriter(ChunkWriter):
 
     def _echo(self, choice: int) -> str:
         prompt = self.asked.prompt[choice // self.asked.n]
-        assert not isinstance(prompt, Chat | Gap)
+        assert not isinstance(prompt, AskedChat | Gap)
         if isinstance(prompt, str):
             return prompt
         return b"".join(map(self.token_text, prompt)).decode("utf-8", "replace")

@@ -13,7 +13,7 @@ from splitinfer.server.fields import (
     CountOrNone,
     Fields,
     Kinds,
-    Several,
+    ListOf,
     TokenId,
     in_list,
     not_a,
@@ -75,7 +75,7 @@ class Sampling(Fields):
     logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(_biases)] = ()
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
     stop: Stops = Field(default_factory=list)
-    stop_token_ids: Several[TokenId] = Field(default_factory=list)
+    stop_token_ids: ListOf[TokenId] = Field(default_factory=list)
     ignore_eos: bool | None = None
     min_tokens: CountOrNone | None = None
     thinking_budget: Budget = None

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES
 from splitinfer.server.body import plain_json
-from splitinfer.server.fields import Fields, Kinds, Parts, Several
+from splitinfer.server.fields import Fields, Kinds, ListOf, Parts
 from splitinfer.server.history import sentence, taken_by, told
 from splitinfer.server.refused import EARLIER_ANSWER
 
@@ -105,7 +105,7 @@ class Answered(_Message):
     role: Literal["assistant"]
     content: Content | None = None
     refusal: str | None = None
-    tool_calls: Several[Call] | None = None
+    tool_calls: ListOf[Call] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
 

@@ -21,8 +21,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sampling_params import MAX_LOGPROBS
-from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat, in_force
-from splitinfer.server.fields import Fields, Kinds, Name, Several, wrong
+from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, AskedChat, in_force
+from splitinfer.server.fields import Fields, Kinds, ListOf, Name, wrong
 from splitinfer.server.history import sentence, told
 from splitinfer.server.openai.forms import JsonFormat, NamedSchema, PlainFormat, form_of, grammar_of
 from splitinfer.server.openai.generating import ForTemplate, FunctionChoice, Generating, Limit, Told, Word, chosen
@@ -106,8 +106,8 @@ class ReasoningText(Fields):
 
 class ReasoningItem(Fields):
     type: Literal["reasoning"]
-    content: Several[ReasoningText] | None = None
-    summary: Several[ReasoningText] | None = None
+    content: ListOf[ReasoningText] | None = None
+    summary: ListOf[ReasoningText] | None = None
     encrypted_content: str | None = None
 
     @property
@@ -302,9 +302,9 @@ class InputRequest(ForTemplate):
         """As the function."""
         return chosen([one.told for one in self.functions], self.tool_choice)
 
-    def chat(self) -> Chat:
+    def chat(self) -> AskedChat:
         messages = conversation(self.instructions, self.input)
-        return Chat(messages, self.chosen()[0], self.template_options(self.text.verbosity))
+        return AskedChat(messages, self.chosen()[0], self.template_options(self.text.verbosity))
 
 
 class ResponseRequest(InputRequest, Generating):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from splitinfer.engine.coordinator.requests import TokenLogprobs
+from splitinfer.engine.loop.requests import TokenLogprobs
 from splitinfer.server.answer import Answer, Piece, Usage, Writer
 from splitinfer.server.openai.chat_writer import TokenText, token_logprob
 from splitinfer.server.openai.responses import ResponseRequest, packed

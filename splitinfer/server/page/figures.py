@@ -13,7 +13,7 @@ from splitinfer.core.kv.budget import KVBudget
 from splitinfer.core.layout import Layout
 from splitinfer.core.metrics.gaps import Cause
 from splitinfer.core.metrics.records import Rows, StepRecord
-from splitinfer.engine.coordinator.health import PipelineHealth
+from splitinfer.engine.figures.health import PipelineHealth
 
 Stats = Mapping[str, Any]
 _LEAST_SHARE = 0.0005  # of standing still; less is not told
@@ -76,7 +76,7 @@ class StageSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkSeen:
+class PageLink:
     """A link to the next stage: milliseconds on the way, half of the frames taking less, and bytes a second.
     ``way_ms``: ``None`` where nothing was sent."""
 
@@ -85,7 +85,7 @@ class LinkSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PipelineSeen:
     """The pipeline in the last ``seconds``.
 
     under_way: share of them in which a request was. rows: of the steps seen. void: of the rows, those that nobody
@@ -95,7 +95,7 @@ class Seen:
 
     seconds: float
     stages: Sequence[StageSeen]
-    links: Sequence[LinkSeen] = ()
+    links: Sequence[PageLink] = ()
     under_way: float = 0.0
     running: int = 0
     waiting: int = 0
@@ -120,13 +120,13 @@ def is_later(before: Stats, after: Stats) -> bool:
     return bool(before["cut"] == after["cut"])
 
 
-def seen(before: Sample, after: Sample, steps: Sequence[StepRecord], *, is_draining: bool = False) -> Seen:
+def seen(before: Sample, after: Sample, steps: Sequence[StepRecord], *, is_draining: bool = False) -> PipelineSeen:
     """The figures between two samples of one cut. ``steps``: those of that time."""
     seconds = max(after.at - before.at, 1e-6)
     old, new, health = before.stats, after.stats, after.health
     computed = new["computed_tokens"] - old["computed_tokens"]
     useful = new["useful_tokens"] - old["useful_tokens"]
-    return Seen(
+    return PipelineSeen(
         seconds=seconds,
         stages=_stages(old, new, after.budgets),
         links=[_link(old, new, steps, i, seconds) for i in range(1, len(new["stages"]))],
@@ -181,10 +181,10 @@ def _stage(was: Stats, now: Stats, budget: int) -> StageSeen:
     )
 
 
-def _link(old: Stats, new: Stats, steps: Sequence[StepRecord], stage: int, seconds: float) -> LinkSeen:
+def _link(old: Stats, new: Stats, steps: Sequence[StepRecord], stage: int, seconds: float) -> PageLink:
     ways = [step.visits[stage].received - step.visits[stage].sent for step in steps]
     sent = new["stages"][stage - 1]["bytes_sent"] - old["stages"][stage - 1]["bytes_sent"]
-    return LinkSeen(1e3 * max(0.0, statistics.median(ways)) if ways else None, sent / seconds)
+    return PageLink(1e3 * max(0.0, statistics.median(ways)) if ways else None, sent / seconds)
 
 
 def _acceptance(old: Stats, new: Stats) -> float | None:
@@ -238,7 +238,7 @@ def pipeline_document(model: str, context: int, sample: Sample, dials: Mapping[s
     return {**named, "stages": stages, "links": links}
 
 
-def figures_document(seen_: Seen) -> dict[str, Any]:
+def figures_document(seen_: PipelineSeen) -> dict[str, Any]:
     """All figures; the state in place of what it is made of."""
     found: dict[str, Any] = _rounded(asdict(seen_))
     for name in ("rows", "preemptions", "is_changing", "is_draining"):
@@ -248,7 +248,7 @@ def figures_document(seen_: Seen) -> dict[str, Any]:
     return {**found, "state": _state(seen_)}
 
 
-def _state(seen_: Seen) -> str:
+def _state(seen_: PipelineSeen) -> str:
     if seen_.failure is not None:
         return "failed"
     return "draining" if seen_.is_draining else "ok" if seen_.waits_for is None else "waiting"

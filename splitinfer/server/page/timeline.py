@@ -37,7 +37,7 @@ LETTERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimelineSpan:
     """Computing of one kind: seconds on the coordinator's clock. ``cause``: of the gap before it, if there was one.
     ``busy``: seconds of it that it computed, which is less than its length where several steps became one."""
 
@@ -55,20 +55,20 @@ def kind_of(step: StepRecord) -> str:
     return "draft" if step.rows.draft and not step.rows.prefill else step.rows.kind
 
 
-def spans_of(steps: Iterable[StepRecord], stage: int) -> list[Span]:
+def spans_of(steps: Iterable[StepRecord], stage: int) -> list[TimelineSpan]:
     """A stage's spans, in order. Where a step began before the end of the one before, by its worker's clock, it is
     cut."""
-    spans: list[Span] = []
+    spans: list[TimelineSpan] = []
     for step in steps:
         visit, gaps = step.visits[stage], step.gaps[stage]
         start = max(visit.start, spans[-1].end) if spans else visit.start
         if visit.end > start:
             cause = str(max(gaps, key=lambda each: gaps[each])) if sum(gaps.values()) > _LEAST_GAP else _NO_CAUSE
-            spans.append(Span(start, visit.end, kind_of(step), cause, visit.end - start))
+            spans.append(TimelineSpan(start, visit.end, kind_of(step), cause, visit.end - start))
     return spans
 
 
-def joined(spans: Sequence[Span], most: int = MOST_SPANS) -> list[Span]:
+def joined(spans: Sequence[TimelineSpan], most: int = MOST_SPANS) -> list[TimelineSpan]:
     """At most ``most`` spans: neighbours of one kind with the shortest gaps become one, then any."""
     found, gap = list(spans), _LEAST_GAP
     end = max((span.end - spans[0].start for span in spans), default=0.0)
@@ -78,7 +78,7 @@ def joined(spans: Sequence[Span], most: int = MOST_SPANS) -> list[Span]:
     return found
 
 
-def _join(spans: Sequence[Span], gap: float, *, any_kind: bool) -> list[Span]:
+def _join(spans: Sequence[TimelineSpan], gap: float, *, any_kind: bool) -> list[TimelineSpan]:
     made = [spans[0]]
     for span in spans[1:]:
         before = made[-1]
@@ -90,11 +90,11 @@ def _join(spans: Sequence[Span], gap: float, *, any_kind: bool) -> list[Span]:
     return made
 
 
-def written(spans: Iterable[Span], now: float) -> list[list[Any]]:
+def written(spans: Iterable[TimelineSpan], now: float) -> list[list[Any]]:
     """Spans as the page gets them: milliseconds from ``now`` to their beginnings, their lengths, kind, cause, and the
     milliseconds of computing where these are fewer.
 
-    >>> written([Span(9.5, 9.6, "decode", "link", 0.1), Span(9.7, 9.9, "void", "", 0.1)], 10.0)
+    >>> written([TimelineSpan(9.5, 9.6, "decode", "link", 0.1), TimelineSpan(9.7, 9.9, "void", "", 0.1)], 10.0)
     [[-500.0, 100.0, 'd', 'l'], [-300.0, 200.0, 'v', '', 100.0]]
     """
     rows: list[list[Any]] = []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from splitinfer.core.metrics.gaps import Cause
-from splitinfer.server.page.figures import Seen
+from splitinfer.server.page.figures import PipelineSeen
 
 _RESTS = 0.02  # of the time under way, under which nothing was asked
 _BUSY = 0.85  # of a stage's time: it hardly waits
@@ -32,7 +32,7 @@ class Remark:
     stage: int | None = None
 
 
-def remarks(seen: Seen) -> list[Remark]:
+def remarks(seen: PipelineSeen) -> list[Remark]:
     """What there is to say, the most important first; never nothing."""
     if (down := _down(seen)) is not None:
         return [down]
@@ -44,7 +44,7 @@ def remarks(seen: Seen) -> list[Remark]:
     return found or [Remark("fine", _mixture(seen))]
 
 
-def _down(seen: Seen) -> Remark | None:
+def _down(seen: PipelineSeen) -> Remark | None:
     if seen.failure is not None:
         return Remark("failed", f"The pipeline has failed: {seen.failure}.", "Start it again; its log has the details.")
     if seen.is_draining:
@@ -67,7 +67,7 @@ def _down(seen: Seen) -> Remark | None:
 # -- how full the pipeline is ----------------------------------------------------------------------
 
 
-def _load(seen: Seen) -> Iterator[Remark]:
+def _load(seen: PipelineSeen) -> Iterator[Remark]:
     num_stages = len(seen.stages)
     if num_stages == 1:
         yield Remark("one_stage", f"{_name(seen, 0)} holds all layers, so it waits for no other stage.")
@@ -86,7 +86,7 @@ def _load(seen: Seen) -> Iterator[Remark]:
         yield _few_streams(seen)
 
 
-def _few_streams(seen: Seen) -> Remark:
+def _few_streams(seen: PipelineSeen) -> Remark:
     """Fewer answers than stages; drafts let stages work ahead for one."""
     num_stages, one = len(seen.stages), seen.running == 1
     text = (
@@ -106,7 +106,7 @@ def _few_streams(seen: Seen) -> Remark:
 # -- what lies between stages ----------------------------------------------------------------------
 
 
-def _flow(seen: Seen) -> Iterator[Remark]:
+def _flow(seen: PipelineSeen) -> Iterator[Remark]:
     """One stage that holds up the others, and links and hosts that take long."""
     if (slow := _slowest(seen)) is not None:
         yield slow
@@ -129,13 +129,13 @@ def _flow(seen: Seen) -> Iterator[Remark]:
             yield Remark("host", f"{name} is held up {share} of the time by its own processor.", help_, number)
 
 
-def _way(seen: Seen, number: int) -> str:
+def _way(seen: PipelineSeen, number: int) -> str:
     """How long hidden states take to a stage; to the first one, only tokens come back."""
     way = seen.links[number - 1].way_ms if 0 < number <= len(seen.links) else None
     return "" if way is None else f", {way:.1f} ms for each step"
 
 
-def _slowest(seen: Seen) -> Remark | None:
+def _slowest(seen: PipelineSeen) -> Remark | None:
     """A stage that computes while the others wait for it; it takes as many answers as stages to show."""
     duties = [stage.duty for stage in seen.stages]
     most, least = max(duties), min(duties)
@@ -157,7 +157,7 @@ def _slowest(seen: Seen) -> Remark | None:
 # -- drafts ----------------------------------------------------------------------------------------
 
 
-def _drafts(seen: Seen) -> Iterator[Remark]:
+def _drafts(seen: PipelineSeen) -> Iterator[Remark]:
     if not seen.rows.draft or seen.acceptance is None or (seen.void < _MUCH and seen.acceptance < _MANY_RIGHT):
         return
     text = f"{_percent(seen.acceptance)} of the drafts are right"
@@ -169,7 +169,7 @@ def _drafts(seen: Seen) -> Iterator[Remark]:
 # -- machines and the queue ------------------------------------------------------------------------
 
 
-def _machines(seen: Seen) -> Iterator[Remark]:
+def _machines(seen: PipelineSeen) -> Iterator[Remark]:
     """Memory for KV that is full, and what that costs."""
     for number, stage in enumerate(seen.stages):
         if stage.kv_budget and stage.kv >= _FULL * stage.kv_budget:
@@ -191,7 +191,7 @@ def _machines(seen: Seen) -> Iterator[Remark]:
         )
 
 
-def _queue(seen: Seen) -> Iterator[Remark]:
+def _queue(seen: PipelineSeen) -> Iterator[Remark]:
     if not seen.waiting:
         return
     who = "1 request waits" if seen.waiting == 1 else f"{seen.waiting:,} requests wait"
@@ -205,28 +205,28 @@ def _queue(seen: Seen) -> Iterator[Remark]:
 # -- parts -----------------------------------------------------------------------------------------
 
 
-def _mixture(seen: Seen) -> str:
+def _mixture(seen: PipelineSeen) -> str:
     duty = _percent(sum(stage.duty for stage in seen.stages) / len(seen.stages))
     answers = "1 answer is" if seen.running == 1 else f"{seen.running} answers are"
     return f"{answers} running, and the stages compute {duty} of the time."
 
 
-def _prompt_share(seen: Seen) -> float:
+def _prompt_share(seen: PipelineSeen) -> float:
     rows = seen.rows
     return rows.prefill / max(1, rows.prefill + rows.decode + rows.draft)
 
 
-def _reads(seen: Seen) -> bool:
+def _reads(seen: PipelineSeen) -> bool:
     return _prompt_share(seen) >= _MOSTLY
 
 
-def _waits(seen: Seen) -> float:
+def _waits(seen: PipelineSeen) -> float:
     """The mean share in which stages wait for each other, what is between them included."""
     waits = (*_WAIT, Cause.LINK)
     return sum(stage.gap(cause) for stage in seen.stages for cause in waits) / len(seen.stages)
 
 
-def _name(seen: Seen, number: int) -> str:
+def _name(seen: PipelineSeen, number: int) -> str:
     return f"Stage {seen.stages[number].name}"
 
 

@@ -5,11 +5,11 @@ from random import Random
 
 import pytest
 
-from splitinfer.core.speculation.choice import Chooser, Choosers
+from splitinfer.core.speculation.choice import Choosers, FlightChooser
 
 
 def drafted(
-    text: list[int], prompt: int, model: Callable[[int], int], *, chooser: Chooser, block: int = 3
+    text: list[int], prompt: int, model: Callable[[int], int], *, chooser: FlightChooser, block: int = 3
 ) -> list[bool]:
     """Draft for a text in blocks, each behind the tokens known; for each token that was drafted right or wrong, in
     order, whether the draft was right. ``model``: the token it drafts for a position."""

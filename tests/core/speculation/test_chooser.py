@@ -11,7 +11,7 @@ from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.plan import Slice, StepPlan
 from splitinfer.core.speculation.acceptance import Acceptance
-from splitinfer.core.speculation.chooser import LONGEST, Choice, Chooser, Member, drafts_of, emitted, expected
+from splitinfer.core.speculation.chooser import LONGEST, GroupChoice, GroupChooser, Member, drafts_of, emitted, expected
 from splitinfer.core.speculation.flight import OFF, Flight
 from tests.core.given_costs import GivenCosts, GivenStage
 from tests.emulation.files import read_machine
@@ -27,14 +27,14 @@ def costs(draft: float = 3.0, more: float = 0.06) -> CostModel:
     return GivenCosts(list(LARGE), 0.3, drafts=GivenStage({1: draft, 2: draft + more}), host=0.5)
 
 
-def chooser(draft: float = 3.0, more: float = 0.06, rows: int = 64) -> Chooser:
+def chooser(draft: float = 3.0, more: float = 0.06, rows: int = 64) -> GroupChooser:
     """One that has seen steps of up to so many rows."""
-    found = Chooser(costs(draft, more), 2)
+    found = GroupChooser(costs(draft, more), 2)
     found.returned(StepPlan(0, slices=tuple(Slice(i, 9, (1,), 1) for i in range(rows))))
     return found
 
 
-def choose(one: Chooser, acceptance: list[float], objective: float | None = None, **member: object) -> Choice:
+def choose(one: GroupChooser, acceptance: list[float], objective: float | None = None, **member: object) -> GroupChoice:
     for seq_id, right in enumerate(acceptance):
         for n in range(200):
             one.tried(seq_id, 1, int((n * right) % 1 + right >= 1))
@@ -86,7 +86,7 @@ def test_blocks_that_a_request_has_asked_for_are_not_chosen_again() -> None:
 
 
 def test_before_anything_is_known_nothing_is_chosen_and_then_drafts_are_tried() -> None:
-    one = Chooser(CostModel.of(2), 2)
+    one = GroupChooser(CostModel.of(2), 2)
     one.choose({0: Member(), 1: Member()}, None, has_drafter=True)
     assert one.choice is None
     assert set(one.flights.values()) == {OFF}
@@ -107,7 +107,7 @@ def test_it_chooses_again_when_somebody_comes_or_goes_and_now_and_then() -> None
     assert one.is_due(frozenset((0, 1)), has_learned=True)
 
 
-def trials(one: Chooser, seq_id: int, blocks: int, *, is_right: bool) -> int:
+def trials(one: GroupChooser, seq_id: int, blocks: int, *, is_right: bool) -> int:
     """Of so many blocks, those with drafts, all of which are right or wrong."""
     count = 0
     for _ in range(blocks):

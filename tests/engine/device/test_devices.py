@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from splitinfer.core.costs.shape import Shape
-from splitinfer.engine.device.device import Device, Span, Work, device_errors
+from splitinfer.engine.device.device import Device, DeviceSpan, Work, device_errors
 from splitinfer.errors import DeviceFailed
 
 STEP = Work(Shape(1))
@@ -34,7 +34,7 @@ def test_spans_of_mlx_follow_each_other(at_launch: bool) -> None:
 def test_one_thread_waits_for_a_launch_and_the_others_for_it(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads may not call ``mx.eval`` of launched arrays at a time."""
     device, inside, calls = Device(computes_at_launch=False), list[None](), list[int]()
-    ticket, found = device.launch([one()], (), STEP, 0.0), list[Span | str]()
+    ticket, found = device.launch([one()], (), STEP, 0.0), list[DeviceSpan | str]()
 
     def slow(*_arrays: mx.array) -> None:
         inside.append(None)

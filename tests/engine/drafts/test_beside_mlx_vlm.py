@@ -28,7 +28,7 @@ from trained import (
 )  # fmt: skip
 
 from splitinfer import Flight
-from splitinfer.models import mlx_vlm
+from splitinfer.models.library import mlx_vlm
 
 if find_spec("mlx_vlm") is None:
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)

@@ -17,7 +17,7 @@ from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import Drafter, ModelWithNGrams, has_heads, model_in
 from splitinfer.errors import LayoutError, ModelError
 from splitinfer.machine.costs import Costs
-from splitinfer.models.hub import open_model
+from splitinfer.models.folder.hub import open_model
 from tests.emulation.device import EmulatedDevice
 from tests.emulation.machine import Hop, Machine
 from tests.emulation.strict import strict_device

@@ -15,7 +15,7 @@ from trained import KINDS
 from splitinfer import Flight
 from splitinfer.engine.stage.loader import free_memory, load
 from splitinfer.kvstore.store import Disk
-from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.folder.checkpoint import open_folder
 from splitinfer.wire.messages import Load
 
 Make = Callable[..., tuple[Path, str]]

@@ -25,16 +25,16 @@ from splitinfer import Flight, SamplingParams
 from splitinfer.demo import DRAFTER
 from splitinfer.engine.profiling.drafts import describe_heads
 from splitinfer.errors import ModelError
-from splitinfer.models.checkpoint import open_folder
-from splitinfer.models.cut import StageModel
-from splitinfer.models.dflash import DFlash
-from splitinfer.models.dflash import taps_of as taps_of_dflash
-from splitinfer.models.eagle3 import Eagle3, layers_of, taps_of
-from splitinfer.models.growing import GrowingKVCache
-from splitinfer.models.heads import BlockPart, HeadRows
-from splitinfer.models.layer_kinds import describe
-from splitinfer.models.mtp import PredictionHeads
-from splitinfer.models.trained import join
+from splitinfer.models.caches.growing import GrowingKVCache
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.drafters.dflash import DFlash
+from splitinfer.models.drafters.dflash import taps_of as taps_of_dflash
+from splitinfer.models.drafters.eagle3 import Eagle3, layers_of, taps_of
+from splitinfer.models.drafters.heads import BlockPart, HeadRows
+from splitinfer.models.drafters.mtp import PredictionHeads
+from splitinfer.models.folder.checkpoint import open_folder
+from splitinfer.models.load.layer_kinds import describe
+from splitinfer.models.load.trained import join
 
 
 def read(drafter: Path) -> tuple[dict[str, Any], Arrays]:

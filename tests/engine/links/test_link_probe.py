@@ -12,7 +12,7 @@ from peers import Peer
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.metrics.link_measurement import MOST_BYTES, LinkMeasurement
-from splitinfer.engine.coordinator.worker_group import WorkerGroup
+from splitinfer.engine.fleet.fleet import Fleet
 from splitinfer.engine.links.probe import ask, measure, probe_next, reply_to
 from splitinfer.engine.versions import own_versions
 from splitinfer.engine.worker import handshake
@@ -56,8 +56,8 @@ def no_key() -> None:
     raise AssertionError("no link here is encrypted")
 
 
-def group_of(addresses: list[str]) -> WorkerGroup:
-    group = WorkerGroup(Keyring().own)
+def group_of(addresses: list[str]) -> Fleet:
+    group = Fleet(Keyring().own)
     for stage, address in enumerate(addresses, 1):
         group.connect(stage, StageSpec(f"w{stage}", stage, stage + 1, address), address, 5)
     return group

@@ -8,16 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.engine.links.reachability import explain, is_local
-from splitinfer.system.origin import Origin, Start
+from splitinfer.system.origin import ProcessOrigin, Start
 from transports.unreachable import Unreachable
 
 MAC, LINUX = "Darwin", "Linux"
 HERE = "192.168.1.7"
-ITERM = Origin(Start.PROGRAM, "iTerm")
-EXEMPT = [Origin(each) for each in (Start.ROOT, Start.DAEMON, Start.SSH, Start.TERMINAL)]
+ITERM = ProcessOrigin(Start.PROGRAM, "iTerm")
+EXEMPT = [ProcessOrigin(each) for each in (Start.ROOT, Start.DAEMON, Start.SSH, Start.TERMINAL)]
 
 
-def said(number: int, host: str = HERE, system: str = MAC, origin: Origin = ITERM, *, is_name: bool = False) -> str:
+def said(
+    number: int, host: str = HERE, system: str = MAC, origin: ProcessOrigin = ITERM, *, is_name: bool = False
+) -> str:
     return str(explain(Unreachable(host, number, is_name=is_name), system, origin))
 
 
@@ -31,9 +33,12 @@ def test_what_is_said():
         (said(NO_ROUTE), "allow iTerm in System Settings → Privacy & Security → Local Network"),
         (said(NO_ROUTE), "`ping -c 3 192.168.1.7`"),  # the test that tells it from a machine that is off
         (said(NO_ROUTE), "Terminal, ssh and daemons"),
-        (said(NO_ROUTE, origin=Origin(Start.AGENT, "io.worker")), "allow io.worker, which launchd started as an agent"),
-        (said(NO_ROUTE, origin=Origin(Start.DETACHED)), "Terminal has been closed"),
-        (said(NO_ROUTE, origin=Origin(Start.UNKNOWN)), "allow the program that started it"),
+        (
+            said(NO_ROUTE, origin=ProcessOrigin(Start.AGENT, "io.worker")),
+            "allow io.worker, which launchd started as an agent",
+        ),
+        (said(NO_ROUTE, origin=ProcessOrigin(Start.DETACHED)), "Terminal has been closed"),
+        (said(NO_ROUTE, origin=ProcessOrigin(Start.UNKNOWN)), "allow the program that started it"),
         *((said(NO_ROUTE, origin=origin), "the machine is off, asleep or in another network") for origin in EXEMPT),
         *((said(NO_ROUTE, origin=origin), "`route -n get 192.168.1.7`") for origin in EXEMPT),
         (said(NO_ROUTE, "169.254.7.7", origin=EXEMPT[0]), "looks for this self-assigned address elsewhere"),
@@ -58,7 +63,7 @@ def test_what_is_not_said():
     for found, words in (
         *((said(NO_ROUTE, origin=origin), SETTINGS) for origin in EXEMPT),  # who needs no permission
         (said(8, "mini.local", origin=EXEMPT[2], is_name=True), SETTINGS),
-        (said(NO_ROUTE, system=LINUX, origin=Origin(Start.UNKNOWN)), SETTINGS),
+        (said(NO_ROUTE, system=LINUX, origin=ProcessOrigin(Start.UNKNOWN)), SETTINGS),
         (said(NO_ROUTE, origin=EXEMPT[0]), "self-assigned"),
         (said(errno.EHOSTDOWN), "firewall"),
     ):
@@ -88,4 +93,4 @@ HOSTS = st.text(max_size=20) | st.sampled_from([*LOCAL, "8.8.8.8", "2600::1", ":
 @given(HOSTS, st.integers(0, 140), st.booleans(), st.sampled_from(Start))
 def test_there_is_always_a_sentence(host: str, number: int, is_name: bool, start: Start):
     for system in (MAC, LINUX):
-        assert explain(Unreachable(host, number, is_name), system, Origin(start, "x"))
+        assert explain(Unreachable(host, number, is_name), system, ProcessOrigin(start, "x"))

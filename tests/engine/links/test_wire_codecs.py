@@ -12,7 +12,7 @@ from tiny import Folder
 
 from splitinfer.core.wire_codec import CODECS, FP16, INT8, NONE
 from splitinfer.kvstore.store import Disk
-from splitinfer.models.hidden_states import pack, unpack
+from splitinfer.models.border.hidden_states import pack, unpack
 
 NIGHTLY = pytest.mark.nightly
 FIRST = ask(70)

@@ -24,7 +24,7 @@ from splitinfer.engine.stage import runner
 from splitinfer.errors import ProtocolError
 from splitinfer.machine.profile import MachineProfile
 from splitinfer.machine.selection import VARIABLE
-from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.folder.checkpoint import open_folder
 from tests.emulation import device
 
 FILE = """

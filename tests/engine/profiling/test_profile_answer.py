@@ -14,11 +14,11 @@ from tiny import Folder
 
 from splitinfer.engine.profiling import measure
 from splitinfer.engine.profiling.measure import described
-from splitinfer.engine.profiling.stopwatch import Report
+from splitinfer.engine.profiling.stopwatch import OnStep
 from splitinfer.errors import CannotFit
 from splitinfer.machine.profile import MachineProfile
-from splitinfer.models.checkpoint import open_folder
-from splitinfer.models.hub import open_model
+from splitinfer.models.folder.checkpoint import open_folder
+from splitinfer.models.folder.hub import open_model
 from splitinfer.wire.messages import Fault, Profile, Profiled, Ready, Refuse, Welcome
 
 COSTS = {"points": [[1, 0.001], [8, 0.002]]}
@@ -32,9 +32,9 @@ def model(tiny_folder: Folder) -> bytes:
 
 
 @pytest.fixture
-def profiles(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[Report], MachineProfile]]:
+def profiles(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[OnStep], MachineProfile]]:
     """What workers find when they measure themselves, one after the other."""
-    made: list[Callable[[Report], MachineProfile]] = []
+    made: list[Callable[[OnStep], MachineProfile]] = []
     monkeypatch.setattr(measure, "profile_here", lambda _name, _question, report, **_more: made.pop(0)(report))
     return made
 
@@ -45,11 +45,11 @@ def greeted(address: str) -> Peer:
     return peer
 
 
-def quick(_report: Report) -> MachineProfile:
+def quick(_report: OnStep) -> MachineProfile:
     return QUICK
 
 
-def no_room(_report: Report) -> MachineProfile:
+def no_room(_report: OnStep) -> MachineProfile:
     raise CannotFit("no room")
 
 
@@ -93,7 +93,7 @@ def test_a_coordinator_that_goes_away_ends_the_measuring(model: bytes, profiles:
     """The worker is heard of all the while, and serves the next one at once."""
     measuring, ended = threading.Event(), threading.Event()
 
-    def endless(report: Report) -> MachineProfile:
+    def endless(report: OnStep) -> MachineProfile:
         try:
             while True:
                 measuring.set()

@@ -10,15 +10,15 @@ from tiny import Folder
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import JACCL, RING
-from splitinfer.engine.coordinator.ranks import halves_of
+from splitinfer.engine.fleet.ranks import halves_of
 from splitinfer.engine.profiling import measure, survey
 from splitinfer.engine.profiling.measure import Question
-from splitinfer.engine.profiling.stopwatch import Report
+from splitinfer.engine.profiling.stopwatch import OnStep
 from splitinfer.engine.profiling.survey import Surveyor
 from splitinfer.keyring import Keyring
 from splitinfer.machine.profile import LinkProfile, MachineProfile, Profiles
-from splitinfer.models.checkpoint import open_folder
-from splitinfer.models.layer_kinds import describe
+from splitinfer.models.folder.checkpoint import open_folder
+from splitinfer.models.load.layer_kinds import describe
 from splitinfer.wire.messages import Half
 
 COSTS = {"points": [[1, 0.001], [8, 0.002]]}
@@ -35,7 +35,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names under which machines were measured, in no time."""
     names: list[str] = []
 
-    def quick(name: str, question: Question, report: Report) -> MachineProfile:
+    def quick(name: str, question: Question, report: OnStep) -> MachineProfile:
         names.append(name)
         report(1, 2)
         return replace(QUICK, name=name)

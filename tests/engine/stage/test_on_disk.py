@@ -14,11 +14,11 @@ from processes import until
 from stages import prompt
 from tiny import Folder
 
-from splitinfer.core.fingerprint import Fingerprint
+from splitinfer.common.fingerprint import Fingerprint
 from splitinfer.core.scheduler.kv_manager import KVManager
 from splitinfer.engine.stage.disk import group_of
 from splitinfer.kvstore.store import Disk
-from splitinfer.models import kv_blocks
+from splitinfer.models.caches import kv_blocks
 from splitinfer.wire.messages import Load
 
 BLOCK = 64  # WindowKVCache keeps positions aligned to this

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 from tiny import Folder
 
-from splitinfer.core.fingerprint import Fingerprint
+from splitinfer.common.fingerprint import Fingerprint
 from splitinfer.engine.stage import loader, outcomes
 from splitinfer.engine.stage.loader import load
-from splitinfer.engine.stage.outcomes import Outcome, path_of, remember, remembered, try_stage
-from splitinfer.models import kv_trial
-from splitinfer.models.checkpoint import open_folder
-from splitinfer.models.rollback import Rollback
-from splitinfer.models.step import Way
+from splitinfer.engine.stage.outcomes import TrialOutcome, path_of, remember, remembered, try_stage
+from splitinfer.models.caches.rollback import Rollback
+from splitinfer.models.folder.checkpoint import open_folder
+from splitinfer.models.rows import kv_trial
+from splitinfer.models.rows.step import Way
 from splitinfer.wire.messages import Load, Progress
 
-BEST = Outcome(0.0, None, Way.ROWS, True, Rollback.MODULES)
+BEST = TrialOutcome(0.0, None, Way.ROWS, True, Rollback.MODULES)
 REMEMBERED, TRY = remembered, try_stage  # before the tests' own memory takes their place
 
 

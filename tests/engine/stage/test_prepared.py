@@ -26,12 +26,12 @@ from splitinfer.engine.stage.masking import RowMasks, mask_of
 from splitinfer.engine.stage.outcomes import try_stage
 from splitinfer.engine.stage.prepared import Snapshot
 from splitinfer.engine.stage.runner import StageRunner
-from splitinfer.models.caches import Place, WindowKVCache
-from splitinfer.models.cohort import SequenceCaches
-from splitinfer.models.cut import StageModel
-from splitinfer.models.hidden_states import ReceivedRows
-from splitinfer.models.mlx_lm import cache as mlx_caches
-from splitinfer.models.tensors import spec_of, to_buffer
+from splitinfer.models.border.hidden_states import ReceivedRows
+from splitinfer.models.border.tensors import spec_of, to_buffer
+from splitinfer.models.caches.caches import CachePlace, WindowKVCache
+from splitinfer.models.caches.cohort import SequenceCaches
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.library.mlx_lm import cache as mlx_caches
 from tests.matrix.configs import configurations
 
 VOCAB = 160
@@ -199,7 +199,7 @@ def test_a_snapshot_puts_back_what_was_written_in_place(kind: str) -> None:
         "plain": mlx_caches.KVCache, "window": partial(WindowKVCache, 24), "state": partial(ArraysCache, 2),
         "list": lambda: mlx_caches.CacheList(mlx_caches.KVCache(), ArraysCache(1)),
     }[kind]()  # fmt: skip
-    caches = SequenceCaches([cache], [cache], Place())
+    caches = SequenceCaches([cache], [cache], CachePlace())
 
     def write(value: float) -> None:
         new = mx.full((1, 2, 1, 8), value)

@@ -18,7 +18,7 @@ from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
 from splitinfer.engine.stage.history import Row
 from splitinfer.engine.stage.masking import mask_of
 from splitinfer.engine.stage.sampler import Sampler, read
-from splitinfer.models.graph import uncompiled
+from splitinfer.models.library.graph import uncompiled
 
 VOCAB = 97
 GREEDY = SamplingParams()

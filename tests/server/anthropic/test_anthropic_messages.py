@@ -9,7 +9,7 @@ from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.anthropic.messages import CountRequest, MessageRequest
 from splitinfer.server.anthropic.writer import SIGNATURE, MessageWriter
-from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.ask import Ask, AskedChat
 from splitinfer.server.fields import read
 from splitinfer.server.problem import Problem
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
@@ -22,9 +22,9 @@ def ask(**fields: Any) -> Ask:
     return read(MessageRequest, {"model": "m", "max_tokens": 9, "messages": HELLO, **fields}).asks()[0]
 
 
-def chat(**fields: Any) -> Chat:
+def chat(**fields: Any) -> AskedChat:
     prompt = ask(**fields).prompt
-    assert isinstance(prompt, Chat)
+    assert isinstance(prompt, AskedChat)
     return prompt
 
 
@@ -108,11 +108,11 @@ USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content
 A, B, C = ({"name": name, "description": "", "input_schema": {"type": "object"}} for name in "abc")
 
 
-def talk(*messages: Any, **more: Any) -> Chat:
+def talk(*messages: Any, **more: Any) -> AskedChat:
     return chat(messages=list(messages), tools=[A, B], **more)
 
 
-def names(asked: Chat) -> list[str]:
+def names(asked: AskedChat) -> list[str]:
     return [tool["function"]["name"] for tool in asked.tools]
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.metrics.histogram import Histogram
-from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
-from splitinfer.engine.coordinator.totals import Totals
+from splitinfer.engine.figures.health import PipelineHealth, StageHealth, StageState
+from splitinfer.engine.figures.totals import Totals
 
 DRAFTS = {
     "drafted": 30, "sent": 20, "accepted": 8, "blocks": 7, "void_blocks": 2,

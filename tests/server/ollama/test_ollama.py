@@ -8,11 +8,11 @@ import httpx2 as httpx
 import pytest
 
 from splitinfer.core.grammar import Grammar
-from splitinfer.engine.coordinator.requests import TokenLogprobs
+from splitinfer.engine.loop.requests import TokenLogprobs
 from splitinfer.llm import LLM
 from splitinfer.pictures.marks import taken_out
 from splitinfer.server.answer import ChoiceTimes, Piece, Usage
-from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.ask import Ask, AskedChat
 from splitinfer.server.fields import read
 from splitinfer.server.ollama.requests import ChatRequest, GenerateRequest
 from splitinfer.server.ollama.writer import OllamaWriter
@@ -27,8 +27,8 @@ def chat(**fields: Any) -> Ask:
     return read(ChatRequest, {"messages": [HI], **fields}).asks()[0]
 
 
-def prompt_of(ask: Ask) -> Chat:
-    assert isinstance(ask.prompt, Chat)
+def prompt_of(ask: Ask) -> AskedChat:
+    assert isinstance(ask.prompt, AskedChat)
     return ask.prompt
 
 

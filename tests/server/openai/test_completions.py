@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from splitinfer.core.sampling_defaults import Recommended
-from splitinfer.engine.coordinator.requests import TokenLogprobs
+from splitinfer.engine.loop.requests import TokenLogprobs
 from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.ask import Ask
 from splitinfer.server.fields import read

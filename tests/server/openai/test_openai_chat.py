@@ -10,11 +10,11 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from splitinfer.core.sampling_defaults import Recommended
-from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
+from splitinfer.engine.loop.requests import StreamEvent, TokenLogprobs
 from splitinfer.llm.apart import Apart
 from splitinfer.server.answer import Answer, Choice, Piece, Usage, written
 from splitinfer.server.anthropic.messages import CountRequest
-from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.ask import Ask, AskedChat
 from splitinfer.server.fields import read
 from splitinfer.server.openai.chat import ChatRequest
 from splitinfer.server.openai.chat_writer import ChatWriter
@@ -38,9 +38,9 @@ def asked(**fields: Any) -> Ask:
     return ask
 
 
-def chat(**fields: Any) -> Chat:
+def chat(**fields: Any) -> AskedChat:
     prompt = asked(**fields).prompt
-    assert isinstance(prompt, Chat)
+    assert isinstance(prompt, AskedChat)
     return prompt
 
 

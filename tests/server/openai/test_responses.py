@@ -7,7 +7,7 @@ import pytest
 from openai.types.responses.response_includable import ResponseIncludable
 
 from splitinfer.core.sampling_defaults import Recommended
-from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.ask import Ask, AskedChat
 from splitinfer.server.fields import read
 from splitinfer.server.openai.responses import ResponseRequest, packed
 from splitinfer.server.problem import Problem
@@ -24,9 +24,9 @@ def ask(**fields: Any) -> Ask:
     return request(**fields).asks()[0]
 
 
-def chat(**fields: Any) -> Chat:
+def chat(**fields: Any) -> AskedChat:
     prompt = ask(**fields).prompt
-    assert isinstance(prompt, Chat)
+    assert isinstance(prompt, AskedChat)
     return prompt
 
 
@@ -43,7 +43,7 @@ def test_functions_in_namespaces_are_told_by_one_name_and_called_by_two():
     tools = [{"type": "namespace", "name": "mcp__docs__", "description": "d", "tools": [WEATHER, {"type": "custom"}]}]
     call = {"type": "function_call", "call_id": "c", "name": "weather", "namespace": "mcp__docs__", "arguments": "{}"}
     wanted = ask(tools=[*tools, WEATHER], input=[{"role": "user", "content": "?"}, call])
-    assert isinstance(wanted.prompt, Chat)
+    assert isinstance(wanted.prompt, AskedChat)
     assert [tool["function"]["name"] for tool in wanted.prompt.tools] == ["mcp__docs__weather", "weather"]
     assert wanted.prompt.messages[-1]["tool_calls"][0]["function"]["name"] == "mcp__docs__weather"
 

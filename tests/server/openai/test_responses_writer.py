@@ -8,7 +8,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from splitinfer.core.sampling_defaults import Recommended
-from splitinfer.engine.coordinator.requests import TokenLogprobs
+from splitinfer.engine.loop.requests import TokenLogprobs
 from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.fields import read
 from splitinfer.server.openai.responses import ResponseRequest, packed

@@ -8,9 +8,9 @@ from splitinfer.core.kv.budget import KVBudget, StageKV
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.metrics.gaps import Cause, Visit
 from splitinfer.core.metrics.records import Rows, StepRecord
-from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
-from splitinfer.server.page.figures import Sample, Seen, figures_document, is_later, pipeline_document, seen
-from splitinfer.server.page.timeline import LETTERS, Span, joined, kind_of, spans_of, written
+from splitinfer.engine.figures.health import PipelineHealth, StageHealth, StageState
+from splitinfer.server.page.figures import PipelineSeen, Sample, figures_document, is_later, pipeline_document, seen
+from splitinfer.server.page.timeline import LETTERS, TimelineSpan, joined, kind_of, spans_of, written
 
 LAYOUT = Layout((StageSpec("studio", 0, 4), StageSpec("mini", 4, 6, "tcp://10.0.0.7:5577", key="ab" * 32)), name="two")
 HEALTH = PipelineHealth((StageHealth("studio", 0, 4, StageState.READY), StageHealth("mini", 4, 6, StageState.READY)))
@@ -42,7 +42,7 @@ def step(number: int, rows: Rows, useful: int, start: float, gap: float = 0.0) -
     return StepRecord(number, 1, rows, useful, (), visits, (), gaps, start + 0.22, start + 0.23)
 
 
-def between(before: dict[str, Any], after: dict[str, Any], steps: list[StepRecord], **more: Any) -> Seen:
+def between(before: dict[str, Any], after: dict[str, Any], steps: list[StepRecord], **more: Any) -> PipelineSeen:
     cut = LAYOUT, more.pop("health", HEALTH), BUDGET
     return seen(Sample(100.0, before, *cut), Sample(110.0, after, *cut), steps, **more)
 
@@ -117,14 +117,16 @@ def test_spans_do_not_overlap_whatever_the_clocks_say():
 
 
 def test_too_many_spans_become_few_and_keep_their_time():
-    spans = [Span(i / 100, i / 100 + 0.004, "decode", "link", 0.004) for i in range(500)]
-    spans[250] = Span(2.5, 2.504, "prefill", "", 0.004)
+    spans = [TimelineSpan(i / 100, i / 100 + 0.004, "decode", "link", 0.004) for i in range(500)]
+    spans[250] = TimelineSpan(2.5, 2.504, "prefill", "", 0.004)
     few = joined(spans, 40)
     assert (len(few), few[0].cause) == (3, "link"), "of one kind each"
     assert sum(span.busy for span in few) == pytest.approx(500 * 0.004)
     assert (few[0].start, few[-1].end) == (spans[0].start, spans[-1].end)
-    mixed = [Span(i / 10, i / 10 + 0.01, ("decode", "void")[i % 2], "", 0.01) for i in range(100)]
+    mixed = [TimelineSpan(i / 10, i / 10 + 0.01, ("decode", "void")[i % 2], "", 0.01) for i in range(100)]
     assert 1 <= len(joined(mixed, 40)) <= 40
     assert joined(spans[:40], 40) == spans[:40]
-    (row,) = written(joined([Span(0, 0.1, "decode", "", 0.1), Span(0.3, 0.4, "decode", "link", 0.1)], 1), 1.0)
+    (row,) = written(
+        joined([TimelineSpan(0, 0.1, "decode", "", 0.1), TimelineSpan(0.3, 0.4, "decode", "link", 0.1)], 1), 1.0
+    )
     assert row == [-1000.0, 400.0, "d", "", 200.0], "a joined one says how much of it was computing"

@@ -7,7 +7,7 @@ import pytest
 
 from splitinfer.core.metrics.gaps import Cause
 from splitinfer.core.metrics.records import Rows
-from splitinfer.server.page.figures import LinkSeen, Seen, StageSeen
+from splitinfer.server.page.figures import PageLink, PipelineSeen, StageSeen
 from splitinfer.server.page.words import remarks
 
 DECODE, PROMPT, DRAFTS = Rows(decode=50), Rows(prefill=900, decode=100), Rows(decode=10, draft=40)
@@ -17,9 +17,9 @@ def stage(name: str, duty: float, **gaps: float) -> StageSeen:
     return StageSeen(name, duty, {Cause(cause): share for cause, share in gaps.items()})
 
 
-def seen(*stages: StageSeen, running: int = 1, rows: Rows = DECODE, **more: Any) -> Seen:
-    links = [LinkSeen(1.5, 1e5) for _ in stages[1:]]
-    return Seen(10.0, stages, links, under_way=1.0, running=running, rows=rows, max_running=4, **more)
+def seen(*stages: StageSeen, running: int = 1, rows: Rows = DECODE, **more: Any) -> PipelineSeen:
+    links = [PageLink(1.5, 1e5) for _ in stages[1:]]
+    return PipelineSeen(10.0, stages, links, under_way=1.0, running=running, rows=rows, max_running=4, **more)
 
 
 ALTERNATING = (stage("studio", 0.5, downstream=0.5), stage("mini", 0.5, upstream=0.5))
@@ -31,7 +31,7 @@ HELD_UP = (stage("studio", 0.5, downstream=0.3, host=0.2), stage("mini", 0.4, up
 NO_ROOM = (BUSY[0], replace(BUSY[1], kv=95, kv_budget=100))
 DRAFTED = {"drafter": "ngram", "rows": DRAFTS}
 
-SITUATIONS: dict[str, tuple[Seen, list[str], str]] = {
+SITUATIONS: dict[str, tuple[PipelineSeen, list[str], str]] = {
     "it rests": (replace(seen(*ALTERNATING, running=0), under_way=0.0), ["rests"], "all stages are idle"),
     "it has just begun": (seen(StageSeen("studio"), StageSeen("mini")), ["begins"], "just begun"),
     "a worker is lost": (seen(*ALTERNATING, waits_for="stage mini, for up to 60 s"), ["lost"],

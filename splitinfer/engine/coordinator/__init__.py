@@ -1,1 +1,0 @@
-"""The coordinator: the engine's loop, the pipeline of stages, the group of workers, requests, metrics."""

@@ -1,0 +1,1 @@
+"""What the coordinator counts: steps, totals, health, and a trace of every step."""

@@ -1,0 +1,271 @@
+"""What a pipeline did: the loop tells, each step and each request that has ended becomes a record, and counters, the
+trace and whoever watches are given it.
+
+    requests    submitted ... ended
+    steps       returned
+    stages      opened ... lost, or paused for another cut ... opened
+
+The loop tells what happened, in order; counting is put off until there is time or somebody asks, so that it does not
+delay the next step. One thread at a time counts or reads.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from splitinfer.core.layout import Layout
+from splitinfer.core.metrics.gaps import ALWAYS, Activity, Arrivals, Cause, StageTime, Visit
+from splitinfer.core.metrics.histogram import Histogram
+from splitinfer.core.metrics.records import Gained, RequestRecord, Rows, StepRecord
+from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
+from splitinfer.core.scheduler.in_flight import StepInFlight, TokenEvent
+from splitinfer.core.scheduler.room import UsualRequest
+from splitinfer.core.sequence import FinishReason, Sequence
+from splitinfer.engine.figures.totals import Totals
+from splitinfer.engine.figures.trace import Trace
+
+P = ParamSpec("P")
+T = TypeVar("T")
+StepWatch = Callable[[StepRecord], object]
+_Came = tuple[float, float, float]  # when a result was made, sent and heard
+
+_MOST = 256  # events that are counted later; a loop that is never idle counts them then
+_NOT_WAITED_FOR: _Came = (ALWAYS, ALWAYS, ALWAYS)
+
+
+def _later(count: "Callable[Concatenate[Figures, P], None]") -> "Callable[Concatenate[Figures, P], None]":
+    """Have a method count its event later, in order."""
+
+    @wraps(count)
+    def put(self: "Figures", /, *args: P.args, **named: P.kwargs) -> None:
+        self.events.append(partial(count, self, *args, **named))
+        if len(self.events) > _MOST:
+            self.count()
+
+    return put
+
+
+class Figures:
+    """Counts what the loop's thread tells; any thread may read.
+
+    now: seconds on the monotonic clock, as all times here. trace: where every step is drawn.
+    ``watch``: is given each step that is counted, on whichever thread that is; ``None``: nobody watches.
+    ``events``: those told and not yet counted.
+    """
+
+    def __init__(self, layout: Layout, now: float, trace: Trace | None = None) -> None:
+        self.watch: StepWatch | None = None
+        self.events: deque[Callable[[], None]] = deque()
+        self._counting = threading.Lock()
+        self._trace = trace
+        self._requests: dict[int, RequestRecord] = {}
+        self._activity = Activity()
+        self._totals = Totals()
+        self._cut, self._is_whole, self._is_lost = -1, True, False
+        self._begin_cut(layout, now)
+        self._begin_again(now)
+
+    # -- told by the loop --------------------------------------------------------------------
+
+    @_later
+    def submitted(self, sequence: Sequence, at: float, now: float) -> None:
+        """A request was submitted at ``at``, and has reached the loop."""
+        self._requests[sequence.seq_id] = RequestRecord(sequence, at, at)
+        self._totals.is_active(True, now)
+        if self._is_whole:
+            self._activity.begin(now)
+
+    @_later
+    def ended(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        """A request has ended."""
+        self._totals.request(self._requests.pop(sequence.seq_id), reason, now)
+        if not self._requests:
+            self._totals.is_active(False, now)
+            self._activity.stop(now)
+
+    @_later
+    def returned(
+        self, step: StepInFlight, result: StepResult, tokens: Iterable[TokenEvent], heard: float, now: float
+    ) -> None:
+        """A step's result arrived at ``heard``; its ``tokens`` go to their readers ``now``."""
+        rows, useful = self._rows(step.plan, result)
+        visits = self._visits(self._trigger(step), result.figures, heard)
+        gaps = [stage.add(visit, self._activity) for stage, visit in zip(self._stages, visits, strict=True)]
+        self._activity.forget(min(stage.until for stage in self._stages))
+        self._tell(
+            StepRecord(
+                number=step.plan.step,
+                num_sequences=len(step.plan.slices),
+                rows=rows,
+                useful=useful,
+                gained=self._gained(tokens, now),
+                visits=visits,
+                figures=result.figures,
+                gaps=gaps,
+                sent=self._results[-1][1],
+                heard=heard,
+                cut=self._cut,
+            )
+        )
+
+    @_later
+    def opened(self, layout: Layout, now: float) -> None:
+        """All stages are there, for the first time or again, or others are."""
+        if layout != self._layout:
+            self._begin_cut(layout, now)
+        self._begin_again(now)
+        self._totals.counts["rejoins"] += self._is_lost
+        self._is_whole, self._is_lost = True, False
+
+    @_later
+    def paused(self, now: float) -> None:
+        """The stages are closed for others: until all are there, no time counts as active."""
+        self._is_whole = False
+        self._activity.stop(now)
+
+    @_later
+    def lost(self, stage: str | None, now: float) -> None:
+        """A stage is lost, and the steps under way with it. ``None``: it is not known which one."""
+        self._is_whole, self._is_lost = False, True
+        self._activity.stop(now)
+        self._totals.lost(stage)
+
+    # -- counted later -----------------------------------------------------------------------
+
+    def _begin_cut(self, layout: Layout, now: float) -> None:
+        self._layout, count = layout, layout.num_stages
+        self._cut += 1
+        self._stages = [StageTime(Cause.UPSTREAM if stage else Cause.DOWNSTREAM, now) for stage in range(count)]
+        self._totals.begin_cut(count)
+        if self._trace is not None:
+            self._trace.begin([spec.name for spec in layout.stages])
+
+    def _begin_again(self, now: float) -> None:
+        self._arrivals = Arrivals()
+        self._results: deque[_Came] = deque()  # of those since a launch
+        self._launched_at = ALWAYS
+        if self._requests:
+            self._activity.begin(now)
+
+    def _tell(self, step: StepRecord) -> None:
+        self._totals.step(step)
+        if self._trace is not None:
+            self._trace.step(step)
+        watch = self.watch  # read once: another thread may change it
+        if watch is not None:
+            watch(step)
+
+    def _rows(self, plan: StepPlan, result: StepResult) -> tuple[Rows, int]:
+        """What a step's rows were, and how many of them are useful: those that a request still wanted and that had not
+        been computed before; of drafts, the accepted ones. A request that ends with this step wanted them."""
+        sampled = {each.seq_id: len(each.tokens) for each in result.sampled}
+        decode = draft = useful = 0
+        for part in plan.slices:
+            request, size = self._requests.get(part.seq_id), len(part.token_ids)
+            is_answer = request is None or part.start >= request.sequence.num_prompt_tokens
+            if is_answer and (part.num_drafts or size == 1):
+                decode += size - part.num_drafts
+                draft += part.num_drafts
+            elif request is not None and request.sequence.is_ballot(part):
+                draft += size
+            if request is not None:
+                useful += _new_rows(part, sampled.get(part.seq_id, 0), request)
+        return Rows(plan.num_tokens - decode - draft, decode, draft), useful
+
+    def _gained(self, tokens: Iterable[TokenEvent], now: float) -> list[Gained]:
+        counts: dict[int, int] = {}
+        for each in tokens:
+            counts[each.seq_id] = counts.get(each.seq_id, 0) + 1
+        gained: list[Gained] = []
+        for seq_id, count in counts.items():
+            request = self._requests[seq_id]
+            seq, seconds, request.last = request.sequence, now - request.last, now
+            if request.first is None:
+                request.first = now
+                gained.append(Gained(seq_id, count, seconds, seq.num_prompt_tokens, seq.num_cached or 0))
+            else:
+                gained.append(Gained(seq_id, count, seconds))
+        return gained
+
+    def _trigger(self, step: StepInFlight) -> _Came:
+        """The result that made a step possible: the first one heard since the launch before."""
+        results, at = self._results, ALWAYS if step.launched_at is None else step.launched_at
+        while results and results[0][2] <= self._launched_at:
+            results.popleft()
+        self._launched_at = at
+        return results[0] if results and results[0][2] <= at else _NOT_WAITED_FOR
+
+    def _visits(self, trigger: _Came, figures: Seq[StageFigures], heard: float) -> list[Visit]:
+        """A step on each stage; notes when its result came."""
+        first, sent = figures[0], figures[0].sent
+        visits = [Visit(*trigger, first.started, first.ended)]
+        for each, received in zip(figures[1:], self._arrivals.of(figures, heard), strict=True):
+            ahead = each.received - received
+            visits.append(Visit(visits[-1].end, sent, received, each.started - ahead, each.ended - ahead))
+            sent = each.sent - ahead
+        end = visits[-1].end
+        self._results.append((end, sent, heard) if len(visits) > 1 else (end, end, end))
+        return visits
+
+    # -- readings ----------------------------------------------------------------------------
+
+    def count(self) -> None:
+        """Count everything told so far."""
+        self._after_counting(lambda: None)
+
+    def _after_counting(self, read: Callable[[], T]) -> T:
+        """Count everything told so far; the result of ``read``, during which nothing is counted."""
+        with self._counting:
+            while self.events:
+                self.events.popleft()()
+            return read()
+
+    def as_dict(self, now: float) -> dict[str, Any]:
+        """Counters as plain numbers, for ``LLM.stats``."""
+        return self._after_counting(lambda: {**self._totals.as_dict(now), **self._of_stages(now)})
+
+    def _of_stages(self, now: float) -> dict[str, Any]:
+        active = self._totals.active_seconds(now)
+        stages = [
+            {
+                "name": spec.name,
+                "busy_seconds": time.busy,
+                "busy_percent": 100 * time.busy / active if active else 0.0,
+                "idle_seconds": {cause.value: seconds for cause, seconds in time.idle.items()},
+                **sums,
+            }
+            for spec, time, sums in zip(self._layout.stages, self._stages, self._totals.stages, strict=True)
+        ]
+        return {"cut": self._cut, "stages": stages}
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that readers got since the start."""
+        return self._after_counting(lambda: int(self._totals.counts["generated_tokens"]))
+
+    @property
+    def usual_request(self) -> UsualRequest:
+        """The means of the requests that have ended."""
+        return self._after_counting(lambda: self._totals.usual_request)
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Times and sizes of requests, since the start."""
+        return self._after_counting(self._totals.read_histograms)
+
+
+def _new_rows(part: Slice, num_sampled: int, request: RequestRecord) -> int:
+    """Rows of a slice that are useful; notes them."""
+    if part.num_drafts and not num_sampled:  # void: what was wrong is behind its beginning
+        return 0
+    if request.sequence.is_ballot(part):
+        return 0
+    end, before = part.end, request.computed
+    if part.num_drafts:
+        end += num_sampled - part.num_logits
+    if end <= before:
+        return 0
+    request.computed = end
+    return end - max(part.start, before)

@@ -1,0 +1,315 @@
+"""What other threads use of a pipeline that runs, and its thread: open, turn for turn, end.
+
+The thread opens the pipeline, then lets the loop (``engine.loop.loop``) turn. When a worker is lost, or another
+cut was asked for, it opens the pipeline again (``engine.loop.reopening``): readers see a pause. Every request
+ends, with one sentence, only when the worker does not come back in time or the same loss is repeated.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
+
+from splitinfer.core.layout import Layout
+from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.scheduler import Scheduler
+from splitinfer.core.sequence import FinishReason
+from splitinfer.core.speculation.speculation import Speculation
+from splitinfer.engine.drafts.drafters import Drafter
+from splitinfer.engine.figures.figures import Figures
+from splitinfer.engine.figures.health import PipelineHealth, StageHealth, StageState
+from splitinfer.engine.figures.trace import Trace
+from splitinfer.engine.fleet.fleet import Notice
+from splitinfer.engine.fleet.pipeline import Pipeline, PipelineConfig, StageEvent
+from splitinfer.engine.housekeeping import Housekeeping
+from splitinfer.engine.loop.loop import Call, Loop, Stop, WantedCut, stop
+from splitinfer.engine.loop.reopening import Reopening
+from splitinfer.engine.loop.shared import Shared
+from splitinfer.engine.threads import clears_streams
+from splitinfer.errors import PeerError, SplitinferError
+from splitinfer.system import qos
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SAVE = 5.0  # seconds for the KV of the last answers to be saved, at the end; a machine that is idle takes a moment
+_ABORT = 0.5  # seconds for aborts to be carried out, between two steps
+_LOOK_EVERY = 0.2  # seconds between looks at whether what is waited for can still come
+
+
+class Engine:
+    """Runs a pipeline for many requests.
+
+    ``config``: what the pipeline is opened with. ``notice``: told of the stages' progress while they load, from several
+    threads. ``configure``: makes the scheduler's bounds once the stages are known, and ``draft`` the drafter, if there
+    is one, both on the engine's thread. ``rejoin_timeout``: seconds that requests wait for a lost worker to come back;
+    0 ends them at once. ``trace``: where every step is drawn.
+    """
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        notice: Notice,
+        configure: Callable[[Pipeline], SchedulerConfig],
+        rejoin_timeout: float,
+        trace: Trace | None = None,
+        draft: Callable[[], Drafter | None] = lambda: None,
+    ) -> None:
+        self._shared = Shared(queue.SimpleQueue())
+        self.submit = self._shared.submit
+        self._configure, self._rejoin_timeout, self._draft = configure, rejoin_timeout, draft
+        self._started = threading.Event()
+        self.pipeline = Pipeline(config, self._shared.inbox.put, notice)
+        self.figures = Figures(self.pipeline.layout, time.monotonic(), trace)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    # -- from other threads ------------------------------------------------------------------
+
+    def wait_until_ready(self) -> None:
+        """Block until all stages are loaded.
+
+        Raises:
+            SplitinferError: what kept them from it.
+        """
+        while not self._started.wait(timeout=0.5):
+            pass
+        if self._shared.failure is not None:
+            raise self._shared.failure
+
+    def abort(self, seq_id: int) -> None:
+        """End a request where it is; nothing happens if it has ended."""
+        self.call(lambda loop: loop.requests.abort(seq_id))
+
+    def call(self, act: Call) -> None:
+        """Have the engine's thread do something between two steps, with its loop."""
+        self._shared.inbox.put(act)
+
+    def recut(self, layout: Layout, by_key: frozenset[str] = frozenset()) -> float:
+        """Load another cut of the same model. Requests wait meanwhile, and go on with the same tokens: what the stages
+        held is computed again from them, or read from disk where all stages have it. Returns the seconds of the pause.
+        ``by_key``: the stages whose addresses were found by their keys.
+
+        Raises:
+            SplitinferError: the cut cannot be loaded, or has no room for a request under way; the one before is in
+                force again. Or the pipeline has failed, was closed, or is being drained.
+        """
+        paused = Future[float]()
+
+        def want(loop: Loop) -> None:
+            self.pipeline.follow(by_key)
+            loop.wanted.append(WantedCut(layout, paused))
+
+        self.call(want)
+        return self._result(paused)
+
+    def carry_out(self, work: Callable[[], T]) -> T:
+        """Have the loop's thread carry out ``work`` between two steps, and return its result. For what must not meet a
+        step that is being built.
+
+        Raises:
+            SplitinferError: the pipeline has failed, or was closed.
+            Exception: what ``work`` raises.
+        """
+        result = Future[T]()
+
+        def act(_loop: Loop) -> None:
+            try:
+                result.set_result(work())
+            except Exception as error:  # noqa: BLE001 - the caller's
+                result.set_exception(error)
+
+        self.call(act)
+        return self._result(result)
+
+    def _result(self, future: Future[T]) -> T:
+        """What the engine's thread puts there, unless it ends before. Raises what it puts there, or why it ended."""
+        while self._shared.failure is None and not wait([future], timeout=_LOOK_EVERY).done:
+            pass
+        if not future.done() and self._shared.failure is not None:
+            raise self._shared.failure
+        return future.result()
+
+    def drain(self, seconds: float) -> None:
+        """Take no new request from now on; those under way have ``seconds`` to end, then they are aborted.
+        Returns when none is left, or a moment later than that."""
+        drained = self._shared.begin_draining()
+        self.call(lambda loop: loop.requests.note_empty())
+        if not drained.wait(seconds):
+            self.call(lambda loop: loop.requests.abort_all())
+            drained.wait(_ABORT)
+
+    def close(self, timeout: float) -> None:
+        """End the loop, then the pipeline; requests under way end as aborted. ``timeout``: seconds for the loop to end,
+        beside those for KV to be saved on disk."""
+        self._shared.is_closing = True
+        self.call(stop)
+        self._thread.join(timeout + (_SAVE if self._keeps_on_disk else 0.0))
+        if self._thread.is_alive():
+            # The loop is inside a long step; the links can be ended from here.
+            self.pipeline.close("the coordinator was stopped")
+
+    @property
+    def _keeps_on_disk(self) -> bool:
+        in_force = self._shared.in_force
+        return in_force is not None and in_force.scheduler.config.blocks.on_disk
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and per-stage figures, as plain numbers."""
+        scheduler, layout = self._shared.in_force or (None, self.pipeline.layout)
+        stats, drafter = self.figures.as_dict(time.monotonic()), self._shared.drafter
+        if scheduler is not None:
+            stats |= _queue_stats(scheduler)
+            stats["costs"] = scheduler.costs.as_dict()
+            name = layout.draft if scheduler.config.drafts_at_end else None if drafter is None else drafter.name
+            stats["speculation"] = _draft_stats(name, scheduler.speculation)
+            for stage, memory in zip(stats["stages"], scheduler.kv.budget.stages, strict=False):
+                stage["kv_budget_bytes"] = memory.budget_bytes
+                stage["kv_bytes"] = memory.bytes_of(scheduler.kv.used)
+                stage["kv_bytes_stored"] = memory.bytes_of(scheduler.kv.stored)
+        for stage, codec in zip(stats["stages"], self.pipeline.codecs, strict=False):
+            stage["codec"] = codec  # of the link to the next
+        for stage, ready in zip(stats["stages"], self.pipeline.ready, strict=False):
+            stage |= {
+                "device": ready.device,
+                "weight_bytes": ready.weight_bytes,
+                "kv_bytes_per_token": ready.kv_bytes_per_token,
+                "free_bytes_when_loaded": ready.free_bytes,
+            }
+        _add_ranks(stats, self.pipeline)
+        return stats
+
+    def health(self) -> PipelineHealth:
+        """How the pipeline is now."""
+        failure, lost = self._shared.failure, self._shared.lost_stage
+        state = StageState.READY if failure is None else StageState.STOPPED
+        layout = self.pipeline.layout if self._shared.in_force is None else self._shared.in_force.layout
+        stages = tuple(
+            StageHealth(spec.name, spec.start, spec.end, StageState.LOST if spec.name == lost else state)
+            for spec in layout.stages  # of the cut in force; while another is being tried, the one before
+        )
+        if failure is not None:
+            reason = "the pipeline has failed" if lost is None else f"stage {lost} was lost and did not come back"
+            return PipelineHealth(stages, failure=reason)
+        if lost is not None:
+            return PipelineHealth(stages, f"stage {lost}, for up to {self._rejoin_timeout:.0f} s")
+        if self._shared.is_changing:
+            return PipelineHealth(stages, "another cut of the layers", is_changing=True)
+        return PipelineHealth(stages)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler. It exists once the stages are loaded."""
+        return self._shared.scheduler
+
+    # -- the thread --------------------------------------------------------------------------
+
+    @clears_streams()
+    def _run(self) -> None:
+        qos.serve_requests()
+        shared, loop, reason = self._shared, None, FinishReason.ERROR
+        housekeeping = Housekeeping(shared.inbox)
+        housekeeping.watch_machine(is_needed=True)  # loading takes minutes
+        failure: SplitinferError = PeerError("the pipeline was closed")
+        try:
+            loop = self._opened(housekeeping)
+            self._started.set()
+            reopening = Reopening(loop, shared, self.pipeline, self.figures, self._configure, self._rejoin_timeout)
+            while True:
+                reopening.turn()
+        except Stop:
+            reason = FinishReason.ABORT
+            shared.failure = failure  # nobody waits for what will not be
+            if loop is not None:
+                self._save_last_kv(loop)
+        except SplitinferError as error:
+            failure = error
+        except Exception as error:
+            if not shared.is_closing:  # else the pipeline was closed under it, on purpose
+                log.exception("the engine failed")
+            failure = SplitinferError(f"the coordinator failed ({type(error).__name__}: {error})")
+        finally:
+            if loop is None:
+                shared.fail(failure)
+            else:
+                loop.requests.end_all(reason, failure)
+                loop.close()
+            self._started.set()
+            try:
+                self.figures.count()  # the last steps are drawn
+            finally:
+                self.pipeline.close("the coordinator is done" if reason is FinishReason.ABORT else str(failure))
+                housekeeping.close()
+
+    def _opened(self, housekeeping: Housekeeping[StageEvent | Call]) -> Loop:
+        """The loop of the pipeline, which is open."""
+        drafter = self._shared.drafter = self._draft()  # before the stages say what memory is free
+        self.pipeline.open()
+        self.figures.opened(self.pipeline.layout, time.monotonic())
+        scheduler = Scheduler(self._configure(self.pipeline))
+        return Loop(self._shared, self.pipeline, self.figures, housekeeping, drafter, scheduler)
+
+    def _save_last_kv(self, loop: Loop) -> None:
+        """Save the KV of the last answers, where KV is kept on disk, within what a person would wait."""
+        if not (self._keeps_on_disk and self.pipeline.is_open):
+            return
+        try:
+            loop.empty(_SAVE)
+        except (SplitinferError, Stop) as error:
+            log.info("the last KV could not be saved: %s", error)
+        except Exception:
+            if self.pipeline.is_open:  # else it took too long, and ``close`` has closed the pipeline under it
+                log.exception("the last KV could not be saved")
+
+
+def _add_ranks(stats: dict[str, Any], pipeline: Pipeline) -> None:
+    for rank in pipeline.ranks:
+        if rank.ready is None:
+            continue
+        stage = stats["stages"][rank.stage]
+        stage["sum_seconds"] = max(stage.get("sum_seconds", 0.0), rank.ready.sum_seconds)
+        stage.setdefault("ranks", []).append(
+            {
+                "name": rank.spec.name,
+                "device": rank.ready.device,
+                "weight_bytes": rank.ready.weight_bytes,
+                "free_bytes_when_loaded": rank.ready.free_bytes,
+                "busy_seconds": rank.busy,
+            }
+        )
+
+
+def _draft_stats(drafter: str | None, speculation: Speculation | None) -> dict[str, Any] | None:
+    """What was drafted, how much of it was right, and what it has cost; ``None`` where nobody drafts."""
+    if drafter is None or speculation is None:
+        return None
+    costs = speculation.costs
+    return {
+        "drafter": drafter,
+        **speculation.counts.as_dict(),
+        "round_seconds": costs.drafts.measured,
+        "draft_seconds": costs.drafting(1) if costs.drafts.num_seen else None,
+        "link_seconds": costs.hop,
+        "step_seconds_by_rows": [stage.measured for stage in costs.stages],
+    }
+
+
+def _queue_stats(scheduler: Scheduler) -> dict[str, Any]:
+    """The scheduler's bounds, and how many are where now."""
+    return {
+        "policy": scheduler.config.policy_config.policy.value,
+        "token_budget": scheduler.config.token_budget,
+        "max_running": scheduler.config.max_running,
+        "waiting": len(scheduler.waiting),
+        "running": len(scheduler.running),
+        "stored_blocks": len(scheduler.prefix_cache.tree),
+        "fetched_tokens": scheduler.prefix_cache.num_fetched,
+        "swapped_tokens": scheduler.prefix_cache.num_swapped,
+        "read_seconds_per_token": scheduler.prefix_cache.seconds_per_token,
+        "preemptions": scheduler.num_preemptions,
+        "grouping": scheduler.chooser.as_dict(),
+    }

@@ -1,0 +1,1 @@
+"""What crosses a border: between layers, and between stages on a link."""

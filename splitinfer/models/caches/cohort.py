@@ -1,0 +1,253 @@
+"""Stores the keys and values of sequences that decode together side by side, so that one call attends for all.
+
+    layer i     keys [B, heads, room, d]          member    length
+                |#########........|               0          9
+                |############.....|               1         12
+
+As long as the members of a *cohort* stay the same, a step writes one position of each and attends once, with neither a
+loop nor a copy; when one joins or leaves, the arrays are rebuilt. Sums of members of equal length are bitwise those of
+each alone; others are padded to the longest and masked, which adds in another order. A member's own caches are empty
+and know only their offset; ``release`` gives them their arrays back, with which every other use of it begins.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+
+from splitinfer.core.kv.growth import BLOCK, room
+from splitinfer.core.picture import Picture, grid_positions
+from splitinfer.models.caches.caches import Cache, CachePlace, arrays_of, trim
+from splitinfer.models.caches.growing import fitted
+from splitinfer.models.caches.quantised import attention
+from splitinfer.models.memory import on_gpu
+
+
+class SequenceCaches:
+    """One sequence's caches on this stage: ``full``, the full-length list that the model indexes, and ``own``, those in
+    it that this stage writes to. ``pictures``: those among its tokens, on which positions depend."""
+
+    def __init__(self, full: list[Cache], own: list[Cache], place: CachePlace) -> None:
+        self.full, self.own, self.place = full, own, place
+        self.cohort: Cohort | None = None
+        self.pictures: tuple[Picture, ...] = ()
+
+    def arrays(self) -> list[mx.array]:
+        """Return all that its own caches hold; they have to be evaluated after a step."""
+        return [array for cache in self.own for array in arrays_of(cache)]
+
+    @property
+    def has_grids(self) -> bool:
+        """Whether positions of its tokens have three dimensions."""
+        return any(picture.has_grid for picture in self.pictures)
+
+    def positions(self, start: int, end: int) -> mx.array:
+        """Return [1, n] positions of its tokens [start, end), or [3, 1, n]."""
+        if not self.has_grids:
+            return mx.arange(start, end)[None]
+        return mx.array(grid_positions(self.pictures, start, end), dtype=mx.int32).T[:, None]
+
+    @contextmanager
+    def seeing_both_ways(self, start: int, count: int) -> Iterator[None]:
+        """For the next ``count`` rows from position ``start`` let rows of one picture see each other, where the model's
+        do: in the masks that the caches make."""
+        end = start + count
+        spans = [one for one in self.pictures if one.is_whole and one.start < end and start < one.end]
+        caches = self.full if spans and count > 1 else []
+        try:
+            for cache in caches:
+                cache.make_mask = partial(_both_ways, cache.make_mask, spans, end)
+            yield
+        finally:
+            for cache in caches:
+                cache.__dict__.pop("make_mask", None)
+
+    def release(self) -> None:
+        """Take the keys and values back from the cohort, if the sequence is in one."""
+        if self.cohort is not None:
+            self.cohort.release(self)
+
+    def rewind(self, back: int) -> bool:
+        """Roll back by ``back`` tokens; whether every cache could. In a cohort only the lengths change: nothing is
+        copied, and what lies behind them is masked until it is written again."""
+        inside = set() if self.cohort is None else {id(self.full[place]) for place in self.cohort.places}
+        for cache in self.own:
+            if id(cache) in inside:
+                cache.offset -= back
+            elif not trim(cache, back):
+                return False
+        self.place.position -= back
+        return True
+
+    def close(self) -> None:
+        """Leave the cohort, if in one: this sequence has ended."""
+        if self.cohort is not None:
+            self.cohort.forget(self)
+
+    def kv_cache(self, place: int) -> Cache:
+        """Return the cache at a place of the list, for reading: a view of the cohort's arrays if they are there."""
+        if self.cohort is not None and place in self.cohort.places:
+            return self.cohort.view(self, place)
+        return self.full[place]
+
+
+def _both_ways(make: Callable[..., mx.array], spans: Sequence[Picture], end: int, n: int, **asked: Any) -> mx.array:
+    """Return a cache's mask for the ``n`` rows before position ``end``, in which the rows of each span see all of
+    it."""
+    mask = make(n, **{**asked, "return_array": True})
+    rows, keys = mx.arange(end - n, end)[:, None], mx.arange(end - mask.shape[-1], end)
+    for span in spans:
+        mask = mask | ((rows >= span.start) & (rows < span.end) & (keys >= span.start) & (keys < span.end))
+    return mask
+
+
+def share_calls(lengths: Sequence[int], *, exact: bool) -> list[list[int]]:
+    """Return which of several decoding sequences attend in one call: groups of indices.
+
+    ``exact``: only those of equal length; else those whose lengths are within a quarter of each other, so that padding
+    costs no more than that in memory and in time. Up to ``BLOCK`` tokens all take the same room anyway.
+
+    >>> share_calls([9, 9, 12, 9], exact=True), share_calls([9, 9, 12, 40], exact=False)
+    ([[0, 1, 3], [2]], [[0, 1, 2, 3]])
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for i, length in enumerate(lengths):
+        key = length if exact else int(math.log(max(length, BLOCK)) / math.log(1.25))
+        groups.setdefault(key, []).append(i)
+    return list(groups.values())
+
+
+class Cohort:
+    """``members``: sequences whose plain caches, at ``places`` of their lists, are stored together here."""
+
+    def __init__(self, members: Sequence[SequenceCaches], places: Sequence[int]) -> None:
+        self.members = tuple(members)
+        self.places = tuple(places)
+        before = {id(member.cohort): member.cohort for member in members if member.cohort is not None}
+        self._kv = self._gather()
+        for member in members:
+            member.cohort = self
+            for place in self.places:
+                member.full[place].keys = member.full[place].values = None
+        for cohort in before.values():
+            cohort.dissolve()
+        self._rows = mx.arange(len(members))
+        self.begin_step()
+
+    def row_of(self, member: SequenceCaches) -> int:
+        """Return where a member's keys and values are in the arrays."""
+        return next(i for i, one in enumerate(self.members) if one is member)
+
+    def begin_step(self) -> None:
+        """Read each member's position; one position of each is about to be computed."""
+        lengths = tuple(member.place.position for member in self.members)
+        self._used = max(lengths) + 1
+        self._is_even = min(lengths) + 1 == self._used
+        self._masks: dict[tuple[int, ...], mx.array] = {}
+        if not self._is_even:
+            self._at = mx.array(lengths, dtype=mx.int32)
+
+    def store(self, place: int, k: mx.array, v: mx.array) -> Any:
+        """Append each member's new [B, kv heads, 1, d] keys and values; returns all, [B, kv heads, longest, d]."""
+        like = self.members[0].full[place]
+        self._kv[place] = tree_map(partial(self._write, like.phase), self._kv[place], like.encode(k, v))
+        for member in self.members:
+            member.full[place].offset += 1
+        return like.decode(*tree_map(lambda array: array[:, :, : self._used], self._kv[place]))
+
+    def attend(self, q: mx.array, k: Any, v: Any, scale: float, sinks: mx.array | None) -> mx.array:
+        """Return attention [B, heads, 1, d] of one query per member over what ``store`` returned."""
+        if sinks is None and not on_gpu():
+            # Heads that share keys become rows of one product: MLX's CPU backend would read the keys once per head.
+            q = q.reshape(k.shape[0], k.shape[1], -1, q.shape[-1])
+        y = attention(q, k, v, scale, self._mask(q.shape[1:3]), sinks)
+        return y.reshape(y.shape[0], -1, 1, y.shape[-1])
+
+    def _mask(self, rows: tuple[int, ...]) -> mx.array | None:
+        """Return the keys that each member sees, bool [B, *rows, longest]; ``None``: all. ``rows``: heads, and rows of
+        each.
+
+        Made for all heads, once a step: of a mask that all share, MLX's kernel makes a copy for each layer.
+        """
+        if self._is_even:
+            return None
+        if rows not in self._masks:
+            mask = (mx.arange(self._used)[None] <= self._at[:, None])[:, None, None]
+            self._masks[rows] = mx.contiguous(mx.broadcast_to(mask, (len(self.members), *rows, self._used)))
+        return self._masks[rows]
+
+    def arrays(self) -> list[mx.array]:
+        """Return all stored arrays."""
+        return [array for _, array in tree_flatten(list(self._kv.values()))]
+
+    def view(self, member: SequenceCaches, place: int) -> Cache:
+        """Return a member's keys and values at a place, not copied: for reading, until the next step."""
+        row, cache = self.row_of(member), copy(member.full[place])
+        cache.keys, cache.values = tree_map(lambda array: array[row : row + 1], self._kv[place])
+        return cache
+
+    def release(self, member: SequenceCaches) -> None:
+        """Give a member its keys and values back; the other members stay."""
+        row = self.row_of(member)
+        for place in self.places:
+            cache = member.full[place]
+            # Gathered, not sliced: a slice would hold the arrays of the whole cohort.
+            pick = partial(_picked, [row], room(max(cache.offset, 1), cache.phase))
+            cache.keys, cache.values = tree_map(pick, self._kv[place])
+        member.cohort = None
+        mx.async_eval([(member.full[place].keys, member.full[place].values) for place in self.places])  # type: ignore[no-untyped-call]
+
+    def forget(self, member: SequenceCaches) -> None:
+        """Remove a member that has ended. With less than half of the members left, the cohort is dissolved."""
+        member.cohort = None
+        left = sum(one.cohort is self for one in self.members)
+        if 2 * left < len(self.members):
+            self.dissolve()
+
+    def dissolve(self) -> None:
+        """Release the members left: any one of them would hold the memory of all."""
+        for member in self.members:
+            if member.cohort is self:
+                self.release(member)
+
+    # -- arrays ------------------------------------------------------------------------------
+
+    def _gather(self) -> dict[int, Any]:
+        """Return the members' arrays side by side, each with room for the longest member's next tokens."""
+        longest = max(member.place.position for member in self.members) + 1
+        lengths = {place: room(longest, self.members[0].full[place].phase) for place in self.places}
+        old = self.members[0].cohort
+        if old is not None and all(member.cohort is old for member in self.members):
+            rows = [old.row_of(member) for member in self.members]
+            return {place: tree_map(partial(_picked, rows, lengths[place]), kv) for place, kv in old._kv.items()}
+        for member in self.members:
+            member.release()
+        return {place: self._side_by_side(place, lengths[place]) for place in self.places}
+
+    def _side_by_side(self, place: int, length: int) -> Any:
+        kv = ((member.full[place].keys, member.full[place].values) for member in self.members)
+        return tree_map(lambda *arrays: mx.concatenate([fitted(array, length) for array in arrays]), *kv)
+
+    def _write(self, phase: float, old: mx.array, new: mx.array) -> mx.array:
+        if self._used > old.shape[2]:
+            old = fitted(old, room(self._used, phase))
+        if self._is_even:
+            old[:, :, self._used - 1 : self._used] = new
+        else:
+            old[self._rows, :, self._at] = new[:, :, 0]
+        return old
+
+
+def _picked(rows: Sequence[int], length: int, array: mx.array) -> mx.array:
+    """Return some rows of [B, heads, tokens, d], with room for ``length`` tokens."""
+    return fitted(array[mx.array(list(rows))], length)
+
+
+def can_join(caches: SequenceCaches, places: Sequence[int]) -> bool:
+    """Return whether a sequence has keys and values at every place, so that it can join a cohort."""
+    return caches.cohort is not None or all(not caches.full[place].empty() for place in places)

@@ -1,0 +1,285 @@
+"""Copies a sequence's KV into blocks, from which other sequences start.
+
+A cache that holds something for each token (plain, quantised, a sliding window in temporal order) is cut along the
+tokens, and joined again up to any token. Any other only has a *state*, which summarises all tokens so far: a sequence
+can start only at the end of its block. Outside this process a block is a list of *parts*, one for each cache; read from
+a file, they must have the form of a block that was cut here (a *sample*).
+
+A block's arrays are copies. Those of one cache are packed into one, byte by byte (``PackedTree``): a GPU has a limited
+number of buffers (``memory.counted_bytes``), and quantised keys and values of one layer would be six.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten, tree_map, tree_map_with_path
+
+from splitinfer.core.kv.growth import BLOCK, room
+from splitinfer.core.plan import StoredPart, TensorSpec
+from splitinfer.models.border.tensors import mlx_dtype, spec_of, to_buffer
+from splitinfer.models.caches.caches import Cache, WindowKVCache, copied_state, is_list, is_plain
+from splitinfer.models.caches.cohort import SequenceCaches
+from splitinfer.models.library.mlx_lm import cache as mlx_caches
+
+_ROOM = BLOCK  # tokens of a full block
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTree:
+    """``form``: a tree with a ``TensorSpec`` for each array; other leaves are as they were. ``data``: uint8 [bytes],
+    the widest numbers first, so that each array begins at a multiple of its item size."""
+
+    form: Any
+    data: mx.array
+
+    @classmethod
+    def of(cls, tree: Any) -> "PackedTree":
+        """Pack a tree; computes nothing yet. Of several arrays it is a copy, which does not hold their memory."""
+        arrays = [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]
+        form = tree_map(lambda leaf: spec_of(leaf) if isinstance(leaf, mx.array) else leaf, tree)
+        pieces = [arrays[i].reshape(-1).view(mx.uint8) for i in _order(specs_of(form))]
+        return cls(form, mx.concatenate(pieces) if pieces else mx.zeros((0,), mx.uint8))
+
+    @classmethod
+    def from_buffers(cls, form: Any, buffers: Sequence[memoryview | bytes]) -> "PackedTree":
+        """Pack the bytes of a form's arrays, in the order of the tree, which must have the sizes that it says."""
+        found = [np.frombuffer(buffers[i], np.uint8) for i in _order(specs_of(form))]
+        return cls(form, mx.array(np.concatenate(found)) if found else mx.zeros((0,), mx.uint8))
+
+    def tree(self) -> Any:
+        """Return the tree again, its arrays cut out of ``data``; computes nothing yet."""
+        specs = specs_of(self.form)
+        arrays = [
+            self.data[at : at + nbytes_of(spec)].view(mlx_dtype(spec.dtype)).reshape(spec.shape)
+            for spec, at in zip(specs, _offsets(specs), strict=True)
+        ]
+        following = iter(arrays)
+        return tree_map(lambda leaf: next(following) if isinstance(leaf, TensorSpec) else leaf, self.form)
+
+    def buffers(self) -> list[memoryview]:
+        """Return the bytes of each array, in the order of the tree. ``data`` must be computed."""
+        specs, whole = specs_of(self.form), to_buffer(self.data)
+        return [whole[at : at + nbytes_of(spec)] for spec, at in zip(specs, _offsets(specs), strict=True)]
+
+
+def specs_of(form: Any) -> list[TensorSpec]:
+    """Return the arrays of a form, in the order of the tree."""
+    return [leaf for _, leaf in tree_flatten(form) if isinstance(leaf, TensorSpec)]
+
+
+def nbytes_of(spec: TensorSpec) -> int:
+    """Return the bytes of an array."""
+    return prod(spec.shape) * mlx_dtype(spec.dtype).size
+
+
+def _order(specs: Sequence[TensorSpec]) -> list[int]:
+    """Return the arrays' numbers in the order in which they are packed."""
+    return sorted(range(len(specs)), key=lambda i: -mlx_dtype(specs[i].dtype).size)
+
+
+def _offsets(specs: Sequence[TensorSpec]) -> list[int]:
+    """Return where each array begins."""
+    offsets, at = [0] * len(specs), 0
+    for i in _order(specs):
+        offsets[i] = at
+        at += nbytes_of(specs[i])
+    return offsets
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPiece:
+    """What a block stores of one cache: the arrays of positions [start, end), or the state at ``end``.
+
+    ``by_token``: the packed arrays are [B, heads, end - start, d].
+    """
+
+    packed: PackedTree
+    start: int
+    end: int
+    by_token: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KVBlock:
+    """A block on this stage: the pieces of its own caches, in order; ``None`` for a cache that is never written, a list
+    for a list of caches."""
+
+    pieces: tuple[Any, ...]
+    start: int
+    end: int
+
+    def arrays(self) -> list[mx.array]:
+        """Return all arrays: one for each cache that it holds something of."""
+        return [piece.packed.data for _, piece in tree_flatten(self.pieces) if piece is not None]
+
+    def for_host(self) -> "KVBlock":
+        """Return a copy that shares no array with sequences that start from this block. Computes nothing yet."""
+
+        def copied(piece: BlockPiece | None) -> BlockPiece | None:
+            return piece and replace(piece, packed=replace(piece.packed, data=piece.packed.data + 0))
+
+        return KVBlock(tree_map(copied, self.pieces), self.start, self.end)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(array.nbytes for array in self.arrays())
+
+
+def cut(caches: SequenceCaches, places: Sequence[int], start: int, end: int) -> KVBlock:
+    """Return the block of positions [start, end) of a sequence of at least ``end`` tokens. Computes nothing yet."""
+    return KVBlock(tuple(_cut(caches.kv_cache(place), start, end) for place in places), start, end)
+
+
+def moved(block: KVBlock, by: int) -> KVBlock:
+    """Return the block as if it were of positions that are ``by`` later; for stages that are only timed."""
+
+    def later(piece: BlockPiece | None) -> BlockPiece | None:
+        return piece and replace(piece, start=piece.start + by, end=piece.end + by)
+
+    return KVBlock(tree_map(later, block.pieces), block.start + by, block.end + by)
+
+
+def layer_by_layer(blocks: Iterable[KVBlock]) -> list[mx.array]:
+    """Return the arrays of several blocks in the order in which to compute them. Where a sequence is freed while all of
+    it is cut into blocks, each of its layers gives its memory back before the next is copied: a fifth of its KV is
+    needed in addition with 16 layers, and all of it block by block (measured on the CPU backend)."""
+    each = itertools.zip_longest(*[block.arrays() for block in blocks])
+    return [array for arrays in each for array in arrays if array is not None]
+
+
+def join(caches: SequenceCaches, places: Sequence[int], blocks: Sequence[KVBlock], length: int) -> list[mx.array]:
+    """Fill fresh caches with the first ``length`` tokens of consecutive blocks; the arrays made for that.
+
+    Raises:
+        ValueError: the blocks do not hold those tokens.
+    """
+    begins = [block.start for block in blocks]
+    if begins != [0, *(block.end for block in blocks[:-1])] or not begins[-1] < length <= blocks[-1].end:
+        raise ValueError(f"blocks from {begins} cannot hold the first {length} tokens")
+    made: list[mx.array] = []
+    for i, place in enumerate(places):
+        made += _join(caches.full[place], [block.pieces[i] for block in blocks], length)
+    caches.place.position = length
+    return made
+
+
+CacheSlot = tuple[int, ...]  # a cache: its place in the model's list, then where it is in lists of caches
+
+
+BlockParts = Mapping[CacheSlot, tuple[StoredPart, Sequence[memoryview | bytes]]]
+"""By slot: what a block has of a cache, and the bytes of its arrays."""
+
+
+def parts_of(block: KVBlock, places: Sequence[int]) -> BlockParts | None:
+    """Return the parts of a computed block of the caches at ``places``. Return None if it holds anything but arrays."""
+    parts = dict[CacheSlot, tuple[StoredPart, Sequence[memoryview | bytes]]]()
+    for path, piece in tree_flatten(block.pieces):
+        if piece is None:
+            continue
+        slot = _slot(places, path)
+        leaves = [leaf for _, leaf in tree_flatten(piece.packed.form) if leaf is not None]
+        if not all(isinstance(leaf, TensorSpec) for leaf in leaves):
+            return None
+        part = StoredPart(slot, piece.by_token, piece.start, piece.end, tuple(leaves))
+        parts[slot] = part, tuple(piece.packed.buffers())
+    return parts
+
+
+def block_of(parts: BlockParts, places: Sequence[int], sample: KVBlock, start: int, end: int) -> KVBlock:
+    """Return the block of positions [start, end) from its parts, which must have the form of ``sample``.
+
+    Raises:
+        ValueError: they do not.
+    """
+
+    def made(path: str, like: BlockPiece | None) -> BlockPiece | None:
+        return _piece(parts, _slot(places, path), like, start, end)
+
+    return KVBlock(tree_map_with_path(made, sample.pieces), start, end)
+
+
+def _slot(places: Sequence[int], path: str) -> CacheSlot:
+    """Return the slot of a piece by its path among the pieces of a block."""
+    first, *within = map(int, path.split("."))
+    return places[first], *within
+
+
+def _piece(parts: BlockParts, slot: CacheSlot, like: BlockPiece | None, start: int, end: int) -> BlockPiece | None:
+    if like is None or slot not in parts:
+        if like is not None or slot in parts:
+            raise ValueError(f"the cache at {slot} should {'hold nothing' if like is None else 'be there'}")
+        return None
+    part, buffers = parts[slot]
+    own, wanted = (_of_form(specs, part.by_token) for specs in (part.arrays, specs_of(like.packed.form)))
+    if part.by_token != like.by_token or own != wanted or not start <= part.start < part.end == end:
+        raise ValueError(f"the cache at {slot} is of another kind, or of positions {part.start} to {part.end}")
+    specs = iter(part.arrays)
+    form = tree_map(lambda leaf: None if leaf is None else next(specs), like.packed.form)
+    return BlockPiece(PackedTree.from_buffers(form, buffers), part.start, part.end, part.by_token)
+
+
+def _of_form(specs: Sequence[TensorSpec], by_token: bool) -> list[Any]:
+    """Return what arrays of the same cache have in common, whatever the tokens are."""
+    return [(spec.dtype, (*spec.shape[:-2], spec.shape[-1]) if by_token else len(spec.shape)) for spec in specs]
+
+
+def bytes_of_block(caches: SequenceCaches, places: Sequence[int], length: int) -> int:
+    """Return the bytes of the last full block of a sequence of ``length`` tokens."""
+    return cut(caches, places, length - _ROOM, length).nbytes
+
+
+def _cut(cache: Cache, start: int, end: int) -> Any:
+    if is_list(cache):
+        return [_cut(one, start, end) for one in cache.caches]
+    if cache.empty():
+        return None
+    if not (is_plain(cache) or isinstance(cache, WindowKVCache)):
+        return BlockPiece(PackedTree.of(cache.state), start, end, by_token=False)
+    base = cache.base if isinstance(cache, WindowKVCache) else 0
+    first = max(start, base)
+    tree = (cache.keys, cache.values)
+    packed = PackedTree.of(tree_map(lambda a: a[..., first - base : end - base, :], tree))
+    return BlockPiece(packed, first, end, by_token=True)
+
+
+def _join(cache: Cache, pieces: Sequence[Any], length: int) -> list[mx.array]:
+    if is_list(cache):
+        made: list[mx.array] = []
+        for i, one in enumerate(cache.caches):
+            made += _join(one, [piece[i] for piece in pieces], length)
+        return made
+    last = pieces[-1]
+    if last is None:
+        return []
+    if not last.by_token:
+        if last.end != length:
+            raise ValueError(f"a state at {last.end} tokens is not one at {length}")
+        cache.state = copied_state(last.packed.tree())
+        return []
+    base = cache.first_needed(length) if isinstance(cache, WindowKVCache) else 0
+    wanted = [piece for piece in pieces if piece is not None and piece.end > base]
+    if any(one.end != other.start for one, other in itertools.pairwise(wanted)) or wanted[0].start > base:
+        raise ValueError(f"the blocks lack positions from {base} on")
+    cut_off = [
+        tree_map(lambda a, p=p: a[..., max(base - p.start, 0) : length - p.start, :], p.packed.tree()) for p in wanted
+    ]
+    grows = not isinstance(cache, mlx_caches.ConcatenateKVCache)
+    cache.keys, cache.values = tree_map(partial(_joined, grows, getattr(cache, "phase", 0.0)), *cut_off)
+    cache.offset = length
+    if isinstance(cache, WindowKVCache):
+        cache.base = base
+    return [leaf for _, leaf in tree_flatten((cache.keys, cache.values))]
+
+
+def _joined(grows: bool, phase: float, *parts: mx.array) -> mx.array:
+    used = sum(part.shape[-2] for part in parts)
+    more = room(used, phase) - used if grows else 0
+    shape = (*parts[0].shape[:-2], more, parts[0].shape[-1])
+    return mx.concatenate([*parts, *([mx.zeros(shape, parts[0].dtype)] if more else [])], axis=-2)

@@ -1,0 +1,162 @@
+"""Rolls recurrent states back to any row of a block of drafts, without another step.
+
+A recurrent state stands for all tokens so far, so it cannot be cut. But most of what a module computes of a row, its
+projections, depends on that row alone. So of a block of drafts a stage keeps (``DraftedBlock``) the states from before
+it, the rows given to each module that updates one, and the results of that module's linear layers:
+
+    projections    kept     kept     kept     kept
+    state      S0 -----> S1 -----> S2 -----> S3 -----> S4      S0 is kept, S4 is there
+    rollback   S0 -----> S1 -----> S2                          where row 2 is wrong
+
+The graph of that becomes a part of the next step's. Where a model's modules cannot be run so, the whole stage runs
+those rows again. Which is right is found by trial (``kv_trial``).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from splitinfer.models.caches.caches import copied_state, states_of
+from splitinfer.models.caches.cohort import SequenceCaches
+from splitinfer.models.library.layers import children_watched
+
+_LINEAR = (nn.Linear, nn.QuantizedLinear)
+
+
+class Rollback(StrEnum):
+    """How a stage's states go back to a row of a block."""
+
+    MODULES = "modules"  # the modules with states run again, on kept projections
+    STAGE = "stage"  # the whole stage runs again
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call of a module with a state, for ``count`` rows of one sequence. ``results``: of its linear layers, in the
+    order of their calls; ``None`` where that is not a row for each row."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+    count: int
+    results: list[mx.array | None]
+
+    def again(self, count: int) -> None:
+        """Run the first ``count`` rows."""
+        results = iter(self.results)
+
+        def recalled(layer: Any, args: Any, named: Any) -> Any:
+            result = next(results)
+            return layer(*args, **named) if result is None else result[:, :count]
+
+        with children_watched([(holder, key, recalled) for holder, key in _linear_layers(self.module)]):
+            self.module(
+                *(_first_rows(value, self.count, count) for value in self.args),
+                **{name: _first_rows(value, self.count, count) for name, value in self.named.items()},
+            )
+
+    def arrays(self) -> Iterator[mx.array]:
+        """Yield what has to be computed with the step, so that its graph is not kept."""
+        yield from (value for value in (*self.args, *self.named.values()) if isinstance(value, mx.array))
+        yield from (result for result in self.results if result is not None)
+
+
+@dataclass(slots=True)
+class DraftedBlock:
+    """What is kept of a block of drafts of one sequence, to roll back to any of its rows.
+
+    Attributes:
+        start: its first position.
+        states: from before it, in the order of the states of the sequence's own caches.
+        tokens, hidden: its rows as the stage was given them, where the whole stage would run them again.
+    """
+
+    start: int
+    states: list[Any]
+    way: Rollback = Rollback.MODULES
+    tokens: mx.array | None = None
+    hidden: mx.array | None = None
+    calls: list[_Call] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, caches: SequenceCaches, way: Rollback) -> "DraftedBlock | None":
+        """Begin a block at a sequence's position; ``None`` if it has no states."""
+        states = state_caches(caches)
+        if not states:
+            return None
+        return cls(caches.place.position, [copied_state(cache.state) for cache in states], way)
+
+    def given(self, tokens: mx.array, hidden: mx.array | None) -> None:
+        """Note the [n] token ids and [n, d] hidden states of the block."""
+        if self.way is Rollback.STAGE:
+            self.tokens, self.hidden = tokens, hidden
+
+    def call(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Return the module's result for the block's rows; kept if the module is given a state."""
+        values = (*args, *named.values())
+        if self.way is Rollback.STAGE or not any(_is_state(value) for value in values):
+            return module(*args, **named)
+        rows = next((v.shape[1] for v in values if isinstance(v, mx.array) and v.ndim > 1 and v.shape[0] == 1), 0)
+        results: list[mx.array | None] = []
+
+        def noted(layer: Any, args: Any, named: Any) -> Any:
+            result = layer(*args, **named)
+            results.append(result if result.ndim >= 2 and result.shape[:2] == (1, rows) else None)
+            return result
+
+        with children_watched([(holder, key, noted) for holder, key in _linear_layers(module)]):
+            result = module(*args, **named)
+        self.calls.append(_Call(module, args, named, rows, results))
+        return result
+
+    def restore(self, stage: Callable[..., Any], caches: SequenceCaches, count: int) -> None:
+        """Bring the states to row ``count``, by a graph that is not computed yet. The other caches are at that row
+        already, or at the first one where the stage runs again (``resumes_at``). ``stage``: a ``StageModel``."""
+        for cache, state in zip(state_caches(caches), self.states, strict=True):
+            cache.state = copied_state(state)
+        if count and self.way is Rollback.MODULES:
+            for call in self.calls:
+                call.again(count)
+        elif count:
+            assert self.tokens is not None, "no step was run since the block was begun"
+            hidden = None if self.hidden is None else self.hidden[None, :count]
+            stage(self.tokens[None, :count], caches, hidden)
+
+    def resumes_at(self, position: int) -> int:
+        """Return where caches that can be cut have to be before ``restore`` to ``position``."""
+        return self.start if self.way is Rollback.STAGE else position
+
+    def arrays(self) -> list[mx.array]:
+        """Return what has to be computed with the block's step."""
+        saved = [leaf for _, leaf in tree_flatten(self.states) if isinstance(leaf, mx.array)]
+        return [*saved, *(array for call in self.calls for array in call.arrays())]
+
+
+def state_caches(caches: SequenceCaches) -> list[Any]:
+    """Return the caches of a sequence that hold a state."""
+    return [one for cache in caches.own for one in states_of(cache)]
+
+
+def _is_state(value: Any) -> bool:
+    return hasattr(value, "is_trimmable") and any(True for _ in states_of(value))
+
+
+def _linear_layers(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the linear layers within a module: each one's holder and its name there."""
+    for key, child in module.items():
+        if isinstance(child, _LINEAR):
+            yield module, key
+        elif isinstance(child, nn.Module):
+            yield from _linear_layers(child)
+
+
+def _first_rows(value: Any, count: int, wanted: int) -> Any:
+    """Return an argument for the first ``wanted`` of ``count`` rows."""
+    if isinstance(value, mx.array) and value.ndim >= 2 and value.shape[:2] == (1, count):
+        return value[:, :wanted]
+    return value

@@ -1,0 +1,329 @@
+"""Runs many sequences in one step, their tokens as rows of one batch.
+
+A step's T tokens, of any number of sequences, go through the model as [T, 1, d]: a batch of T with one position each.
+What treats rows alike reads its weights once per step, and nothing is padded. Only what touches a cache must see
+sequences, and that is one call in each layer:
+
+    q, k, v = projections of [T, 1, d]          all rows
+    rope(q, offset), rope(k, offset)            a vector of T positions
+    cache.update_and_fetch(k, v)                a RowCache, which returns placeholders (``NewKV``)
+    scaled_dot_product_attention(q, k, v, ...)  replaced: the attention of each sequence, or cohort, is done here
+
+A model that does anything else with placeholders fails while the graph is built, so no wrong number is ever computed.
+A sub-module that cannot be run so (a recurrent state, MLA, its own attention) is called once for each sequence
+(``each_sequence``). A model where even that fails is run sequence by sequence.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from splitinfer.models.caches.caches import Cache, is_list
+from splitinfer.models.caches.cohort import Cohort, SequenceCaches
+from splitinfer.models.caches.quantised import Packed, attention
+from splitinfer.models.caches.rollback import DraftedBlock
+from splitinfer.models.library.layers import SOURCES, LayerWatch, children_watched
+
+_SDPA = "scaled_dot_product_attention"
+
+
+class NotByRows(Exception):
+    """The model uses its caches in a way that a step of rows does not support."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """One sequence's ``count`` rows of a step, from position ``start``; the last ``num_logits`` want logits. ``block``:
+    where they are a block of drafts and the sequence has states, what is kept to roll these back."""
+
+    caches: SequenceCaches
+    start: int
+    count: int
+    num_logits: int = 0
+    block: DraftedBlock | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowsCall:
+    """Parts whose attention is one call: rows [first, last) of the step. ``cohort`` where they are several."""
+
+    parts: tuple[SequenceRows, ...]
+    first: int
+    last: int
+    cohort: Cohort | None = None
+
+
+@dataclass(frozen=True)
+class RowStep:
+    """One step of rows: the groups of its parts, in the order of the rows; ``masks``: those made so far."""
+
+    groups: tuple[RowsCall, ...]
+    masks: dict[Any, "RowMask"] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> Iterator[SequenceRows]:
+        """All parts, in the order of their rows."""
+        return (part for group in self.groups for part in group.parts)
+
+    @cached_property
+    def offsets(self) -> mx.array:
+        """[T] positions."""
+        return mx.array([part.start + i for part in self.parts for i in range(part.count)], dtype=mx.int32)
+
+    @cached_property
+    def positions(self) -> mx.array:
+        """[T] positions, or [3, T] where those of a part have three dimensions."""
+        if not any(part.caches.has_grids for part in self.parts):
+            return self.offsets
+        each = [part.caches.positions(part.start, part.start + part.count) for part in self.parts]
+        return mx.concatenate([mx.broadcast_to(one, (3, 1, one.shape[-1])) for one in each], axis=-1)[:, 0]
+
+    @cached_property
+    def logit_rows(self) -> mx.array | None:
+        """[R] rows that want logits, ``None`` for all; if no row does, the last one, whose logits are not read."""
+        rows: list[int] = []
+        at = 0
+        for part in self.parts:
+            at += part.count
+            rows += range(at - part.num_logits, at)
+        return None if len(rows) == at else mx.array(rows or [at - 1], dtype=mx.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class ByPart:
+    """Something that each part has of its own, and only modules that are called for each sequence can read."""
+
+    by_part: tuple[Any, ...]
+
+
+class RowMask(ByPart):
+    """The result of ``make_mask``: each part's own mask, made before the model writes to the caches."""
+
+
+@dataclass(slots=True)
+class NewKV:
+    """Placeholder for the keys or values that a layer stores, until its attention reads them. ``fetched``: all keys and
+    values of each part or cohort once the new ones are stored, by first row; another layer may attend to them again."""
+
+    cache: Any  # whose ``attend`` stores them
+    array: mx.array
+    fetched: dict[int, tuple[mx.array, mx.array]] = field(default_factory=dict)
+
+
+class RowCache:
+    """The cache that a model is given at place ``index`` of its cache list during a step of rows.
+
+    Where that place holds a list of caches, there is a ``RowCache`` for each; ``within`` is its number in that list.
+    """
+
+    def __init__(self, index: int, like: Cache, within: int | None = None) -> None:
+        self._index, self._within, self._like, self._fresh = index, within, like.__class__, like
+        self._step: RowStep | None = None
+        inner = like.caches if within is None and is_list(like) else ()
+        self._inner = [RowCache(index, cache, i) for i, cache in enumerate(inner)]
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # models ask isinstance
+        return self._like
+
+    def bind(self, step: RowStep | None) -> None:
+        """Set the step in progress; ``None`` when it is over."""
+        self._step = step
+        for cache in self._inner:
+            cache.bind(step)
+
+    @property
+    def step(self) -> RowStep:
+        """The step in progress."""
+        assert self._step is not None
+        return self._step
+
+    @property
+    def offset(self) -> mx.array:
+        """[T] positions, one per row."""
+        return self.step.offsets
+
+    @property
+    def _offset(self) -> int:
+        """mlx-vlm's name for the largest position, which it would have a device compute."""
+        return max(part.start + part.count for part in self.step.parts) - 1
+
+    def make_mask(self, _n: int, **asked: Any) -> RowMask:
+        """Return each part's mask, as its own cache makes it."""
+        key = (self._index, self._within, tuple(asked.items()))
+        if key not in self.step.masks:
+            made = [self.of(part).make_mask(part.count, **asked) for part in self.step.parts]
+            self.step.masks[key] = RowMask(tuple(made))
+        return self.step.masks[key]
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[NewKV, NewKV]:
+        """Return placeholders for [T, heads, 1, d] keys and values, which ``attend`` stores."""
+        return NewKV(self, keys), NewKV(self, values)
+
+    def attend(
+        self, queries: mx.array, keys: NewKV, values: NewKV, scale: float, mask: Any, sinks: mx.array | None
+    ) -> mx.array:
+        """Return [T, heads, 1, d]: each group's attention over its own keys and values, including the new ones."""
+        if mask is not None and not isinstance(mask, RowMask):
+            raise NotByRows("the model made a mask of its own")
+        masks, outputs = None if mask is None else iter(mask.by_part), []
+        for group in self.step.groups:
+            own = [None if masks is None else next(masks) for _ in group.parts]
+            rows, first = slice(group.first, group.last), group.first
+            cohort = group.cohort
+            if cohort is not None and self._index in cohort.places:
+                if any(one is not None for one in own):
+                    raise NotByRows("the model masks single rows over plain keys and values")
+                if rows.start not in keys.fetched:
+                    keys.fetched[rows.start] = cohort.store(self._index, keys.array[rows], values.array[rows])
+                outputs.append(cohort.attend(queries[rows], *keys.fetched[rows.start], scale, sinks))
+                continue
+            for part, part_mask in zip(group.parts, own, strict=True):
+                rows = slice(first, first := first + part.count)
+                if rows.start not in keys.fetched:
+                    new = (array[rows].transpose(2, 1, 0, 3) for array in (keys.array, values.array))
+                    keys.fetched[rows.start] = self.of(part).update_and_fetch(*new)
+                outputs.append(_attend(part, queries[rows], *keys.fetched[rows.start], scale, part_mask, sinks))
+        return mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
+
+    def of(self, part: SequenceRows) -> Cache:
+        """Return the part's own cache at this place."""
+        cache = part.caches.full[self._index]
+        return cache if self._within is None else cache[self._within]
+
+    def __getattr__(self, name: str) -> Any:
+        if not hasattr(self._fresh, name):
+            raise AttributeError(name)
+        first, *others = (getattr(self.of(part), name) for part in self.step.parts)
+        if (first is None or isinstance(first, bool | int | str)) and all(value == first for value in others):
+            return first  # as each sequence alone would have it
+        raise NotByRows(f"the model reads {name} of a cache")
+
+    def __getitem__(self, index: int) -> "RowCache":
+        if not self._inner:
+            raise NotByRows("the model reads a state that is not keys and values")
+        return self._inner[index]
+
+
+def _attend(
+    part: SequenceRows, q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Any, sinks: mx.array | None
+) -> mx.array:
+    """Return attention of one sequence's rows [n, heads, 1, d]: run as [1, heads, n, d], returned as rows."""
+    if mask is None and part.count > 1:
+        raise NotByRows("many rows of one sequence came without a mask")
+    return attention(q.transpose(2, 1, 0, 3), k, v, scale, mask, sinks).transpose(2, 1, 0, 3)
+
+
+@lru_cache
+def _attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Return a library's attention function, extended to keys and values that are placeholders, or in few bits."""
+
+    def attend(
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        cache: Any = None,
+        scale: float = 1.0,
+        mask: Any = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        if isinstance(keys, NewKV) and isinstance(values, NewKV):
+            return cast(mx.array, keys.cache.attend(queries, keys, values, scale, mask, sinks))
+        if isinstance(keys, Packed) and isinstance(values, Packed):
+            return attention(queries, keys, values, scale, mask, sinks)
+        return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+
+    return attend
+
+
+def attend_by_rows(model: nn.Module) -> bool:
+    """Replace the libraries' attention functions in the modules of a model's classes; whether any of them uses one.
+
+    They stay replaced: calls of other models, and of other threads, are passed on to the libraries' own.
+    """
+    names = {cls.__module__ for _, module in model.named_modules() for cls in type(module).__mro__}
+    bases = [sys.modules[f"{source}base"] for source in SOURCES if f"{source}base" in sys.modules]
+    new = {getattr(one, _SDPA): _attention(getattr(one, _SDPA)) for one in bases}
+    modules = [sys.modules[name] for name in sorted(names) if name.startswith(SOURCES)]
+    found = [m for m in modules if m not in bases and getattr(m, _SDPA, None) in (*new, *new.values())]
+    for module in found:
+        function = getattr(module, _SDPA)
+        setattr(module, _SDPA, new.get(function, function))
+    return bool(found)
+
+
+# -- sub-modules that are called for each sequence ---------------------------------------------------
+
+
+def each_sequence(module: Any, args: Any, kwargs: Any) -> Any:
+    """Return a module's result for [T, 1, d] rows, with a ``RowCache`` among the arguments: it is called once for each
+    sequence of the step, and the rows are concatenated."""
+    step = next(value.step for value in (*args, *kwargs.values()) if type(value) is RowCache)
+    count, first, results = sum(part.count for part in step.parts), 0, []
+    for number, part in enumerate(step.parts):
+        own = partial(_argument_of, number, part, slice(first, first := first + part.count), count)
+        given, named = tuple(map(own, args)), {key: own(value) for key, value in kwargs.items()}
+        block = part.block
+        results.append(module(*given, **named) if block is None else block.call(module, given, named))
+    return _concatenated(results)
+
+
+def _argument_of(number: int, part: SequenceRows, rows: slice, count: int, value: Any) -> Any:
+    """Return an argument for one sequence alone: [1, n, ...] of its own rows, its own cache or mask."""
+    if type(value) is RowCache:
+        return value.of(part)
+    if isinstance(value, ByPart):
+        return value.by_part[number]
+    if isinstance(value, mx.array) and value.ndim >= 2 and value.shape[:2] == (count, 1):
+        return value[rows].swapaxes(0, 1)
+    return value
+
+
+def _concatenated(results: Sequence[Any]) -> Any:
+    """Return [T, 1, ...] from each sequence's [1, n, ...]; for tuples, part by part."""
+    first = results[0]
+    if any(isinstance(result, mx.array) and not mx.issubdtype(result.dtype, mx.floating) for result in results):
+        return ByPart(tuple(results))  # a choice among each sequence's own tokens; None of one that is too short
+    if isinstance(first, mx.array):
+        return mx.concatenate([result.swapaxes(0, 1) for result in results])
+    if isinstance(first, tuple):
+        return tuple(_concatenated(parts) for parts in zip(*results, strict=True))
+    if all(result is None for result in results):
+        return None
+    raise NotByRows(f"a module returns {type(first).__name__} beside its rows")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConsumer:
+    """A sub-module that takes the cache at ``place`` of the list: ``holder[key]``."""
+
+    holder: nn.Module
+    key: str
+    place: int
+
+
+def find_cache_consumers(
+    layers: Sequence[nn.Module], caches: Sequence[Cache], call: Callable[[], Any]
+) -> list[CacheConsumer]:
+    """Return the children of ``layers`` that are given one of ``caches`` while ``call`` runs."""
+    places = {id(part): i for i, cache in enumerate(caches) for part in (cache, *getattr(cache, "caches", ()))}
+    children = [(layer, key) for layer in layers for key, child in layer.items() if isinstance(child, nn.Module)]
+    found: dict[tuple[int, str], CacheConsumer] = {}
+
+    def noting(layer: nn.Module, key: str) -> LayerWatch:
+        def note(child: Any, args: Any, kwargs: Any) -> Any:
+            for value in (*args, *kwargs.values()):
+                if id(value) in places:
+                    found[id(layer), key] = CacheConsumer(layer, key, places[id(value)])
+            return child(*args, **kwargs)
+
+        return note
+
+    with children_watched([(layer, key, noting(layer, key)) for layer, key in children]):
+        call()
+    return list(found.values())

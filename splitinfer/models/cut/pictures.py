@@ -1,0 +1,160 @@
+"""Pictures as a model's first stage sees them: rows that take the place of tokens' embeddings.
+
+The rows come from the model's own tower, by the class of mlx-vlm (``get_input_embeddings``), in the graph of the step
+that needs them first. Some models bring more for each row (Qwen3-VL's *deepstack*): arrays that are added to what the
+first layers return. Values are kept in the first stage's process by the key of their content, so plans hold keys alone.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from splitinfer.core.picture import Picture
+from splitinfer.core.plan import NewSequence, Slice
+from splitinfer.errors import CannotCut, ProtocolError, QueueFull
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.library.layers import type_name
+
+_LANGUAGE = "language_model."
+
+
+@dataclass(eq=False)
+class Pixels:
+    """A picture. ``make``: makes its values as the model's tower takes them; ``nbytes``: of what it makes them of.
+    ``named``: the tower's further arguments. ``token_ids``: the placeholders of its rows. ``rows``: made of all that,
+    once a step needed them."""
+
+    key: bytes
+    make: Callable[[], Any]
+    nbytes: int
+    named: Mapping[str, Any]
+    token_ids: tuple[int, ...]
+    rows: mx.array | None = None
+
+
+_known: weakref.WeakValueDictionary[bytes, Pixels] = weakref.WeakValueDictionary()
+_knowing = threading.Lock()  # of two with one content, that which stages find must be the one that is held
+_MOST_KNOWN = 2**31  # bytes, of all requests
+_KEPT_ROWS = 2**28  # bytes
+
+
+def known(pixels: Pixels) -> Pixels:
+    """Return the picture of that content that stages find, as long as somebody holds it.
+
+    Raises:
+        QueueFull: the requests under way have so many pictures that there is no memory for a further one.
+    """
+    with _knowing:
+        held = _known.get(pixels.key)
+        if held is None and sum(one.nbytes for one in list(_known.values())) + pixels.nbytes > _MOST_KNOWN:
+            raise QueueFull("the requests under way have too many pictures; try again later")
+        return _known.setdefault(pixels.key, pixels) if held is None else held
+
+
+class PictureTower:
+    """Makes rows of pictures for a first stage. ``whole``: the model of which the stage has the language part."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        self._whole = whole
+        self._held: dict[int, dict[Picture, Pixels]] = {}  # by sequence
+        # Those with rows, the ones that were needed last at the end.
+        self._made = weakref.WeakValueDictionary[bytes, Pixels]()
+        vision = getattr(getattr(whole, "config", None), "vision_config", None)
+        self.num_deep = len(getattr(vision, "deepstack_visual_indexes", None) or ())
+
+    @property
+    def parameters(self) -> dict[str, mx.array]:
+        """Those that belong to no language model."""
+        return {name: a for name, a in tree_flatten(self._whole.parameters()) if not name.startswith(_LANGUAGE)}
+
+    def join(self, stage: StageModel) -> None:
+        """Have a stage's first layers take what a picture's rows bring for them.
+
+        Raises:
+            CannotCut: it has too few of them.
+        """
+        text = getattr(getattr(self._whole, "config", None), "text_config", None)
+        least = stage.num_layers if getattr(text, "hidden_size_per_layer_input", 0) else self.num_deep
+        if stage.end < least:
+            raise CannotCut(
+                f"{type_name(stage.whole)}: the first {least} layers take more of a picture than its rows, and the "
+                f"first stage has {stage.end} layers; give it more, or start with --no-pictures"
+            )
+        stage.take_deep(self.num_deep)
+        stage.tower = self
+
+    # -- sequences -----------------------------------------------------------------------------
+
+    def open(self, new: Iterable[NewSequence], ended: Iterable[int]) -> None:
+        """Hold the pictures of new sequences until they have ended.
+
+        Raises:
+            ProtocolError: one is unknown.
+        """
+        for seq_id in ended:
+            self._held.pop(seq_id, None)
+        for one in new:
+            if one.pictures:
+                found = [(picture, _known.get(picture.key)) for picture in one.pictures]
+                if any(pixels is None for _, pixels in found):
+                    raise ProtocolError("a plan has a picture that this stage was never given")
+                self._held[one.seq_id] = {picture: pixels for picture, pixels in found if pixels is not None}
+
+    def clear(self) -> None:
+        """Forget every sequence."""
+        self._held.clear()
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def rows(self, slices: Sequence[Slice]) -> mx.array | None:
+        """Return [T, d] embeddings of a step's tokens, with what the first layers take beside them. Return None if it
+        has no picture's row, so that the model embeds its tokens itself."""
+        places, at = list[tuple[int, mx.array]](), 0
+        for part in slices:
+            for picture, pixels in self._held.get(part.seq_id, {}).items():
+                first, last = max(picture.start, part.start), min(picture.end, part.end)
+                if first < last:
+                    rows = self._rows_of(pixels)[first - picture.start : last - picture.start]
+                    places.append((at + first - part.start, rows))
+            at += len(part.token_ids)
+        if not places:
+            return None
+        step = self._embedded([token for part in slices for token in part.token_ids])
+        for first, rows in places:
+            step[first : first + rows.shape[0]] = rows
+        return step
+
+    def _rows_of(self, pixels: Pixels) -> mx.array:
+        """Return a picture's rows. Those that were needed last are kept; of others, the values are made again if need
+        be."""
+        rows = pixels.rows
+        if rows is None:
+            rows = pixels.rows = self._embedded(pixels.token_ids, pixels)
+        self._made.pop(pixels.key, None)
+        self._made[pixels.key] = pixels
+        left = _KEPT_ROWS
+        for one in reversed(list(self._made.values())):
+            left -= 0 if one.rows is None else one.rows.nbytes
+            if left < 0 and one is not pixels:
+                one.rows = None
+        return rows
+
+    def _embedded(self, token_ids: Sequence[int], pixels: Pixels | None = None) -> mx.array:
+        """Return [n, (1 + num_deep) * d] rows of tokens, those of a picture's placeholders made of its pixels."""
+        named = {} if pixels is None else {name: _array(value) for name, value in pixels.named.items()}
+        values = None if pixels is None else _array(pixels.make())
+        found = self._whole.get_input_embeddings(mx.array([list(token_ids)]), values, **named)
+        rows = found.inputs_embeds[0]
+        deep = getattr(found, "deepstack_visual_embeds", None) if pixels is not None else None
+        each = [mx.zeros_like(rows)] * self.num_deep if deep is None else [one.astype(rows.dtype) for one in deep]
+        return mx.concatenate([rows, *each], axis=-1) if each else rows
+
+
+def _array(value: Any) -> Any:
+    return mx.array(value) if hasattr(value, "dtype") and not isinstance(value, mx.array) else value

@@ -1,0 +1,110 @@
+"""What is done in the place of layers, or besides calling them, while a stage runs a model (``models.cut.cut``)."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+
+from splitinfer.errors import ModelError
+from splitinfer.models.border.border import Border
+from splitinfer.models.cut.structure import ModelStructure, Named, Recipe, mark
+from splitinfer.models.library.layers import Path, Watched, change, floating_arrays, get_at, put_at
+
+Keep = Callable[[mx.array, int], mx.array]  # an array and the axis of its rows -> the array with the wanted rows
+
+
+class BorderReached(Exception):
+    """Ends a call of the model at the border."""
+
+
+class Relay:
+    """The input and output of the call in progress."""
+
+    def __init__(self) -> None:
+        self.received: dict[int, list[mx.array | None]] = {}  # by layer
+        self.given: dict[int, list[mx.array | None]] = {}  # the same of what the next stage needs
+        self.keep: Keep | None = None  # on the last stage: the rows that want logits
+        self.tapped: list[mx.array] = []  # what is taken of the layers' results, [rows, d] each
+        self.deep: list[mx.array] = []  # what is added to the results of the first layers
+        self.head_in_float32 = False
+        self.stale: Named | None = None  # while a stage is checked: what passthroughs returned
+
+
+def _pass(relay: Relay, recipe: Recipe, _layer: Any, args: Any, kwargs: Any) -> Any:
+    """In place of a layer before this stage's: returns a result of its form, of the arguments."""
+    result, stale = recipe((args, kwargs)), relay.stale
+    if stale is None:
+        return result
+    return change(result, lambda _path, array: mark(stale, f"stale {len(stale)}", array))
+
+
+def _inject(relay: Relay, index: int, paths: Sequence[Path], layer: Any, args: Any, kwargs: Any) -> Any:
+    """Call a layer with the arrays that were received for it: this stage's first, or one that runs again."""
+    arguments: Any = (args, kwargs)
+    for path, array in zip(paths, relay.received[index], strict=True):
+        arguments = put_at(arguments, path, array)
+    return layer(*arguments[0], **arguments[1])
+
+
+def _note(relay: Relay, index: int, paths: Sequence[Path], layer: Any, args: Any, kwargs: Any) -> Any:
+    """Call a layer that is given something that the next stage needs, too."""
+    found = [get_at((args, kwargs), path) for path in paths]
+    # Others of the same content: a layer may add to those it was given, in place.
+    relay.given[index] = [None if array is None else mx.array(array) for array in found]
+    return layer(*args, **kwargs)
+
+
+def _end(*_call: Any) -> Any:
+    """In the place of the first layer behind this stage's."""
+    raise BorderReached
+
+
+def keep_rows(relay: Relay, rows: Sequence[tuple[Path, int]], layer: Any, args: Any, kwargs: Any) -> Any:
+    """Call the last layer; of its result only the rows that want logits go on."""
+    result = layer(*args, **kwargs)
+    if relay.keep is None:
+        return result
+    for path, axis in rows:
+        kept = relay.keep(get_at(result, path), axis)
+        result = put_at(result, path, kept.astype(mx.float32) if relay.head_in_float32 else kept)
+    return result
+
+
+def tap(relay: Relay, part: Callable[[mx.array], mx.array], model: str, layer: Any, args: Any, kwargs: Any) -> Any:
+    """Call a layer, and keep what ``part`` makes of the hidden states behind it."""
+    result = layer(*args, **kwargs)
+    arrays = [array for _, array in floating_arrays(result)]
+    if len(arrays) != 1 or arrays[0].ndim != 3:
+        raise ModelError(f"draft: the hidden states of {model} are not in rows")
+    relay.tapped.append(part(arrays[0].reshape(-1, arrays[0].shape[-1])))
+    return result
+
+
+def add_deep(relay: Relay, index: int, layer: Any, args: Any, kwargs: Any) -> Any:
+    """Call a layer, and add what pictures bring for it to its result."""
+    result = layer(*args, **kwargs)
+    return result + relay.deep[index] if relay.deep else result
+
+
+def between(
+    structure: ModelStructure, incoming: Border | None, outgoing: Border | None, relay: Relay
+) -> dict[int, Any]:
+    """Return what stands in for the layers before, at and behind a stage's borders, by layer."""
+    layers, found = structure.layers, dict[int, Any]()
+
+    def passed(several: Iterable[int]) -> dict[int, Any]:
+        return {i: Watched(layers[i], partial(_pass, relay, structure.recipe(i))) for i in several}
+
+    if outgoing is not None:
+        found[outgoing.layer] = Watched(layers[outgoing.layer], _end)
+        if any(map(structure.is_common, range(structure.num_caches))):  # its call advances such a cache at its end
+            found = passed(range(outgoing.layer, structure.num_layers))
+        for i, rows in outgoing.given.items():
+            found[i] = Watched(found.get(i, layers[i]), partial(_note, relay, i, [row.path for row in rows]))
+    if incoming is not None:
+        sources = {structure.first_user(i) for i in incoming.shared}
+        found |= passed(set(range(incoming.layer)) - sources - set(incoming.given))
+        for i, rows in incoming.given.items():
+            found[i] = Watched(found.get(i, layers[i]), partial(_inject, relay, i, [row.path for row in rows]))
+    return found

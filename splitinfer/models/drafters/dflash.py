@@ -1,0 +1,253 @@
+"""DFlash and DFlash2: a few layers that draft a block of tokens at once, from hidden states of several layers.
+
+    hidden states of the tokens so far, concatenated ─ fc ─ norm ─▶ keys and values of every layer, kept
+    [ last token | mask | mask | mask ]  ─ embedding of the target ─▶ layers ─ norm ─ head of the target
+                   draft  draft  draft   ◀───────────────────────────────────────────────┘
+
+A block's rows see the hidden states of all tokens before it and, unless the drafter is causal, each other; nothing of
+them is kept. DFlash2 puts short convolutions over the block around each attention and MLP, whose kernels depend on the
+row; and of the best tokens of each place it chooses by the one chosen before. Forms are those of mlx-vlm's
+``qwen3_dflash`` and ``dflash2``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from splitinfer.common.model_config import mapping, strings
+from splitinfer.errors import ModelError
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.drafters import heads
+from splitinfer.models.drafters.heads import MLP, BlockPart, HeadArrays, HeadAttention, HeadRows, Target, linear, norm
+from splitinfer.models.library.layers import find_layers, type_name
+
+_BLOCK = 16  # tokens, the one before the drafts among them, where a configuration says nothing
+_NOT_READ = ("fc.", "embed_tokens.", "lm_head.", "rotary_emb.")  # here, or at all
+
+
+def is_dflash(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is that of a DFlash or DFlash2 drafter."""
+    return any(name.startswith("DFlash") for name in strings(config, "architectures"))
+
+
+def told_in(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration, with what it says in ``dflash_config`` on top."""
+    return {**config, **mapping(config, "dflash_config")}
+
+
+def at_once(config: Mapping[str, Any]) -> int:
+    """Return the most drafts of a block."""
+    return int(told_in(config).get("block_size") or _BLOCK) - 1
+
+
+def taps_of(
+    config: Mapping[str, Any], model: nn.Module, arrays: HeadArrays
+) -> dict[int, Callable[[mx.array], mx.array]]:
+    """See ``heads.taps_of``.
+
+    Raises:
+        ModelError: the drafter belongs to another model.
+    """
+    told, num_layers = told_in(config), len(find_layers(model))
+    if told.get("num_target_layers", num_layers) != num_layers:
+        raise ModelError(
+            f"the drafter is for a model of {told['num_target_layers']} layers, and {type_name(model)} has "
+            f"{num_layers}; it belongs to another model"
+        )
+    layers = told.get("target_layer_ids")
+    if not layers:
+        raise ModelError("the drafter's config.json does not say which hidden states it reads (target_layer_ids)")
+    return heads.taps_of([int(i) for i in layers], model, renamed(arrays))
+
+
+def renamed(arrays: HeadArrays) -> dict[str, mx.array]:
+    """Return a drafter's tensors with the names of ``DFlash``."""
+    own = {name.removeprefix("model."): array for name, array in arrays.items()}
+    return {f"{name}.weight" if name.endswith("_codebook") else name: array for name, array in own.items()}
+
+
+class DFlash(nn.Module):  # type: ignore[misc]
+    """The drafter without ``fc``: a norm of hidden states, ``layers``, a norm, and DFlash2's selector.
+
+    Raises:
+        ModelError: it belongs to another target, lacks something, or has something that is not known.
+    """
+
+    def __init__(self, config: Mapping[str, Any], model: nn.Module, arrays: HeadArrays) -> None:
+        super().__init__()
+        told, own, target = told_in(config), renamed(arrays), Target.of(model)
+        rows = target.embed.weight.shape[0]
+        heads.check_vocabulary(told, model, rows)
+        self.at_once, self.like = at_once(config), len(find_layers(model)) - 1
+        size = self._size = int(own["fc.weight"].shape[0])
+        self._told, self._mask = told, int(told.get("mask_token_id", -1))
+        if not 0 <= self._mask < rows or self.at_once < 1:
+            raise ModelError(
+                "the drafter's config.json has no mask_token_id among the model's tokens, or no block_size"
+            )
+        if told.get("hidden_act", "silu") != "silu":
+            raise ModelError(f"the drafter has an activation that is not known ({told['hidden_act']})")
+        self._head, self._embed = target.head, target.embed
+        try:
+            if "embed_tokens.weight" in own:
+                self.embed_tokens = self._embed = linear("embed_tokens", own, size, nn.Embedding)
+            self.hidden_norm, self.norm = norm("hidden_norm", own, told), norm("norm", own, told)
+            self.layers = [_Layer(told, size, i, own) for i in range(told["num_hidden_layers"])]
+            if "candidate_selector.hidden_projection.weight" in own:
+                self.candidate_selector = _Selector(told, size, own)
+        except KeyError as error:
+            raise ModelError(f"the drafter lacks {error.args[0]}") from None
+        self._check(model, own)
+
+    def _check(self, model: nn.Module, own: HeadArrays) -> None:
+        width = self._embed(mx.zeros((1,), mx.int32)).shape[-1]
+        if width != self._size or heads.size_of(model) != self._size:
+            raise ModelError(
+                f"the drafter computes {self._size} numbers, and the embedding and the head of {type_name(model)} have "
+                f"{heads.size_of(model)}; it belongs to another model"
+            )
+        known = {name for name, _ in tree_flatten(self.parameters())}
+        unknown = sorted(name for name in own if name not in known and not name.startswith(_NOT_READ))
+        if unknown:
+            raise ModelError(f"the drafter has {unknown[0]}, so it is of a form that is not known")
+
+    def check(self, stage: StageModel) -> None:
+        """All that it uses of the target is embedding and head, which are found by name."""
+
+    def states(self, kept: mx.array) -> mx.array:
+        """Return [T, d]: the sum of the taps, normed."""
+        return cast(mx.array, self.hidden_norm(kept[:, : self._size]))
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Return the tokens' embeddings."""
+        return cast(mx.array, self._embed(tokens) * self._told.get("input_embedding_scale", 1.0))
+
+    def masks(self, n: int) -> mx.array:
+        """Return [n] tokens that stand for drafts."""
+        return mx.full((n,), self._mask, dtype=mx.int32)
+
+    def keep(self, context: mx.array, parts: Sequence[BlockPart]) -> None:
+        """Write [C, d] hidden states into the caches of the sequences that they are of."""
+        positions = mx.concatenate([mx.arange(part.start, part.start + part.context) for part in parts])
+        for number, layer in enumerate(self.layers):
+            (keys, values), at = layer.self_attn.kv(context[:, None], positions), 0
+            for part in parts:
+                rows = slice(at, at := at + part.context)
+                kv = keys[rows].transpose(2, 1, 0, 3), values[rows].transpose(2, 1, 0, 3)
+                self._cache(part, number).update_and_fetch(*kv)
+
+    def __call__(self, embedded: mx.array, parts: Sequence[BlockPart]) -> mx.array:
+        """Return [B, 1, d] of the rows of all blocks, whose embeddings are given."""
+        x, positions = embedded, mx.concatenate([part.positions for part in parts])
+        for number, layer in enumerate(self.layers):
+            rows = [(self._cache(part, number), part.rows, layer.visible(part)) for part in parts]
+            x = layer(x, HeadRows(rows, positions), [part.rows for part in parts])
+        return cast(mx.array, self.norm(x))
+
+    def _cache(self, part: BlockPart, layer: int) -> Any:
+        return part.caches.own[layer - len(self.layers)]
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Return [n, 1, vocabulary] from [n, 1, d]."""
+        found = self._head(hidden) * self._told.get("output_multiplier", 1.0)
+        cap = self._told.get("final_logit_softcapping")
+        return cast(mx.array, mx.tanh(found / cap) * cap if cap else found)
+
+    def behind(self, logits: mx.array, hidden: mx.array, before: mx.array) -> mx.array:
+        """Return [n, vocabulary] of drafts: DFlash2 chooses by the ``hidden`` states [n, d] and the [n] tokens before
+        them."""
+        selector = self.get("candidate_selector")
+        return logits if selector is None else selector(logits, hidden, before)
+
+
+def _visible(part: BlockPart, window: int | None, *, is_causal: bool) -> mx.array:
+    """Return bool [rows, entries]: of each row of a block the tokens before it, of which the last ``window`` - 1 before
+    the block, or before the row where it is causal; and of the block all rows, or those up to it."""
+    entries, rows = mx.arange(part.end + part.rows)[None], mx.arange(part.rows)[:, None]
+    is_before, is_own, last = entries < part.position, entries >= part.end, part.position + rows * is_causal
+    at = mx.where(is_own, entries - part.end + part.position, entries)
+    seen = is_before | (is_own & (at <= last) if is_causal else is_own)
+    if window is not None:
+        seen = seen & ((at > last - window) if is_causal else is_own | (at > last - window))
+    return mx.broadcast_to(seen, (part.rows, part.end + part.rows))
+
+
+class _Layer(nn.Module):  # type: ignore[misc]
+    """A decoder layer whose keys and values are the hidden states' and the block's own."""
+
+    def __init__(self, told: Mapping[str, Any], size: int, number: int, own: HeadArrays) -> None:
+        super().__init__()
+        name = f"layers.{number}."
+        self.input_layernorm = norm(f"{name}input_layernorm", own, told)
+        self.post_attention_layernorm = norm(f"{name}post_attention_layernorm", own, told)
+        self.self_attn = HeadAttention(told, size, size, f"{name}self_attn.", own)
+        self.mlp = MLP(told, size, f"{name}mlp.", own)
+        for part in ("attention_conv", "mlp_conv"):
+            if f"{name}{part}.base_kernel" in own:
+                self[part] = _Convolution(told, size, f"{name}{part}.", own)
+        kinds = told.get("layer_types") or ()
+        slides = number < len(kinds) and kinds[number] == "sliding_attention"
+        few = told.get("draft_window_size")
+        self._window = int(told["sliding_window"]) if slides else int(few) + 1 if few else None
+        self._is_causal = bool(told.get("causal", told.get("dflash_query_causal", told.get("is_causal", False))))
+
+    def visible(self, part: BlockPart) -> mx.array:
+        """Return bool [rows, entries]: what each row of a block sees."""
+        return _visible(part, self._window, is_causal=self._is_causal)
+
+    def __call__(self, x: mx.array, cache: HeadRows, blocks: Sequence[int]) -> mx.array:
+        """Return [B, 1, d] of the rows of all blocks, which have so many each."""
+        x = x + self._around("attention_conv", self.input_layernorm(x), lambda y: self.self_attn(y, cache), blocks)
+        return x + self._around("mlp_conv", self.post_attention_layernorm(x), self.mlp, blocks)
+
+    def _around(self, name: str, x: mx.array, inner: Callable[[mx.array], mx.array], blocks: Sequence[int]) -> mx.array:
+        convolution = self.get(name)
+        return inner(x) if convolution is None else convolution(x, inner, blocks)
+
+
+# -- DFlash2 -----------------------------------------------------------------------------------------
+
+
+class _Convolution(nn.Module):  # type: ignore[misc]
+    """Over each block's rows, before and behind a part of a layer: every group of numbers has a kernel of its own, to
+    which the row adds."""
+
+    def __init__(self, told: Mapping[str, Any], size: int, name: str, own: HeadArrays) -> None:
+        super().__init__()
+        self._group, self.base_kernel = int(told["conv_group_size"]), own[f"{name}base_kernel"]
+        self.kernel_projection = linear(f"{name}kernel_projection", own, size)
+
+    def __call__(self, x: mx.array, inner: Callable[[mx.array], mx.array], blocks: Sequence[int]) -> mx.array:
+        own = self.kernel_projection(x).reshape(len(x), *self.base_kernel.shape[:2], -1)
+        return self._over(inner(self._over(x, own[:, 0], 0, blocks)), own[:, 1], 1, blocks)
+
+    def _over(self, x: mx.array, own: mx.array, side: int, blocks: Sequence[int]) -> mx.array:
+        """Return [B, 1, d], each row with those before it in its block. ``own``: [B, taps, groups]."""
+        places = mx.concatenate([mx.arange(count) for count in blocks])[:, None, None]
+        rows, found = x.reshape(len(x), -1, self._group), mx.zeros((len(x), 1, 1), x.dtype)
+        for back in range(self.base_kernel.shape[1]):
+            base = self.base_kernel[side, back].reshape(1, -1, self._group).astype(x.dtype)
+            moved = mx.concatenate([mx.zeros_like(rows[:back]), rows[: max(0, len(x) - back)]])
+            found = found + (base + own[:, back, :, None]) * mx.where(places >= back, moved, 0)
+        return found.reshape(x.shape)
+
+
+class _Selector(nn.Module):  # type: ignore[misc]
+    def __init__(self, told: Mapping[str, Any], size: int, own: HeadArrays) -> None:
+        super().__init__()
+        name, self._most = "candidate_selector.", int(told["selector_top_k"])
+        self.hidden_projection = linear(f"{name}hidden_projection", own, size)
+        rank = int(told["selector_rank"])
+        self.predecessor_codebook = linear(f"{name}predecessor_codebook", own, rank, nn.Embedding)
+        self.successor_codebook = linear(f"{name}successor_codebook", own, rank, nn.Embedding)
+
+    def __call__(self, logits: mx.array, hidden: mx.array, before: mx.array) -> mx.array:
+        """Return [n, vocabulary]: the best tokens of each row, with scores by the token before; of all others none."""
+        best = mx.argpartition(logits, -self._most, axis=-1)[..., -self._most :]
+        edge = self.predecessor_codebook(before) * self.hidden_projection(hidden)
+        scores = (edge[:, None] * self.successor_codebook(best)).sum(axis=-1)
+        scores = mx.take_along_axis(logits, best, axis=-1) + scores
+        return mx.put_along_axis(mx.full(logits.shape, -mx.inf, scores.dtype), best, scores, axis=-1)

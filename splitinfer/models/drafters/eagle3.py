@@ -1,0 +1,158 @@
+"""EAGLE-3: a decoder layer that drafts from hidden states of a low, a middle and a high layer (arXiv 2503.01840).
+
+    three hidden states, concatenated ─ fc ───┐
+                                                        ├─ norms ─ decoder layer ─┬─ norm ─ own head, own vocabulary
+    embedding, the target's where the drafter has none ─┘                         └─ for the next draft
+
+``eagle_aux_hidden_state_layer_ids`` at the top of a config.json are hidden states as they enter a layer, and so are 2,
+half and all but 3 of the target's layers where there are none; in ``eagle_config`` they are as they leave it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from splitinfer.common.model_config import mapping, strings
+from splitinfer.errors import ModelError
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.drafters import heads
+from splitinfer.models.drafters.heads import MLP, HeadArrays, HeadAttention, HeadRows, Target, linear, norm
+from splitinfer.models.library.layers import find_layers, type_name
+
+_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def is_eagle3(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is that of an EAGLE-3 drafter."""
+    names = [*strings(config, "architectures"), config.get("speculators_model_type"), config.get("model_type")]
+    return any("eagle3" in str(name).lower().replace("-", "") for name in names)
+
+
+def layers_of(config: Mapping[str, Any], num_layers: int) -> list[int]:
+    """Return the layers of a target behind which the hidden states are taken."""
+    leaving = mapping(config, "eagle_config").get(_IDS)
+    entering = config.get(_IDS) or [2, num_layers // 2, num_layers - 3]
+    return [int(i) for i in leaving] if leaving else [int(i) - 1 for i in entering]
+
+
+def taps_of(
+    config: Mapping[str, Any], model: nn.Module, arrays: HeadArrays
+) -> dict[int, Callable[[mx.array], mx.array]]:
+    """For each layer whose hidden states the drafter reads, its columns of the projection.
+
+    Raises:
+        ModelError: the drafter belongs to another model, or begins with something that is not linear.
+    """
+    if config.get("norm_before_fc"):
+        raise ModelError("the drafter normalises three hidden states together (norm_before_fc), which stages cannot")
+    return heads.taps_of(layers_of(config, len(find_layers(model))), model, renamed(arrays))
+
+
+def renamed(arrays: HeadArrays) -> dict[str, mx.array]:
+    """Return a drafter's tensors with the names of ``Eagle3``."""
+    return {name.removeprefix("model.").replace("midlayer.", "layers.0."): array for name, array in arrays.items()}
+
+
+class Eagle3(nn.Module):  # type: ignore[misc]
+    """The drafter without ``fc``: ``layers``, a norm, and a head over the tokens that it may draft.
+
+    Raises:
+        ModelError: it belongs to another target, or lacks something.
+    """
+
+    at_once = 0
+
+    def __init__(self, config: Mapping[str, Any], model: nn.Module, arrays: HeadArrays) -> None:
+        super().__init__()
+        text, own, target = config.get("transformer_layer_config") or config, renamed(arrays), Target.of(model)
+        rows = target.embed.weight.shape[0]
+        heads.check_vocabulary(text, model, rows)
+        self.like = len(find_layers(model)) - 1
+        size = self._size = int(own["fc.weight"].shape[0])
+        try:
+            self._embed = target.embed
+            if "embed_tokens.weight" in own:
+                self.embed_tokens = self._embed = linear("embed_tokens", own, size, nn.Embedding)
+            self.layers = [_Layer(config, text, size, f"layers.{i}.", own) for i in range(text["num_hidden_layers"])]
+            self.norm = norm("norm", own, text)
+            self._head = target.head
+            if "lm_head.weight" in own:
+                self.lm_head = self._head = linear("lm_head", own, size)
+        except KeyError as error:
+            raise ModelError(f"the drafter lacks {error.args[0]}") from None
+        self._rows, self._place = rows, None
+        if "d2t" in own:
+            self._drafted = mx.arange(own["d2t"].size) + own["d2t"].astype(mx.int32)
+            self._place = _places(self._drafted, rows)
+        width, needed = self._embed(mx.zeros((1,), mx.int32)).shape[-1], own["layers.0.input_layernorm.weight"].size
+        if width != needed:
+            whose = "its own" if "embed_tokens" in self else f"those of {type_name(model)}"
+            raise ModelError(
+                f"the drafter takes embeddings of {needed} numbers, and {whose} have {width}; it belongs to "
+                "another model"
+            )
+
+    def check(self, stage: StageModel) -> None:
+        """Raise ModelError where it does not draft the target's tokens."""
+        if self._place is not None and not 0 <= int(self._drafted.min()) <= int(self._drafted.max()) < self._rows:
+            raise ModelError("the drafter drafts tokens that the model does not have; it belongs to another model")
+
+    def states(self, kept: mx.array) -> mx.array:
+        """Return [T, d]: the sum of the taps."""
+        return kept[:, : self._size]
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Return the tokens' embeddings."""
+        own = self._embed.weight.shape[0]  # may be fewer than the target's, whose last ones are no text
+        return cast(mx.array, self._embed(mx.minimum(tokens, own - 1)))
+
+    def __call__(self, embedded: mx.array, hidden: mx.array, caches: Sequence[HeadRows]) -> mx.array:
+        """Return [T, 1, d] hidden states of T rows, from the embeddings of their tokens and the hidden states before
+        them."""
+        for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            hidden = layer(hidden, embedded if i == 0 else None, cache)
+        return hidden
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Return [n, 1, vocabulary] from [n, 1, d]; minus infinity for the tokens that it cannot draft."""
+        own = self._head(self.norm(hidden))
+        if self._place is None:
+            return cast(mx.array, own)
+        return mx.where(self._place >= 0, own[..., mx.maximum(self._place, 0)], -mx.inf)
+
+
+def _places(drafted: mx.array, rows: int) -> mx.array:
+    """Return the [rows]: the place of each of the target's tokens in the drafter's vocabulary, or -1. ``drafted``: the
+    target's tokens, by the drafter's."""
+    places = mx.full((rows,), -1, dtype=mx.int32)
+    places[drafted] = mx.arange(drafted.size, dtype=mx.int32)
+    return places
+
+
+class _Layer(nn.Module):  # type: ignore[misc]
+    """A decoder layer; the first takes embeddings, too."""
+
+    def __init__(
+        self, config: Mapping[str, Any], text: Mapping[str, Any], size: int, name: str, own: Mapping[str, mx.array]
+    ) -> None:
+        super().__init__()
+        is_first = name == "layers.0."
+        self.input_layernorm = norm(f"{name}input_layernorm", own, text)
+        self.post_attention_layernorm = norm(f"{name}post_attention_layernorm", own, text)
+        if is_first:
+            self.hidden_norm = norm(f"{name}hidden_norm", own, text)
+        self.self_attn = HeadAttention(text, (1 + is_first) * size, size, f"{name}self_attn.", own)
+        self.mlp = MLP(text, size, f"{name}mlp.", own)
+        self._norm_before_residual = bool(config.get("norm_before_residual"))
+
+    def __call__(self, hidden: mx.array, embedded: mx.array | None, cache: HeadRows) -> mx.array:
+        if embedded is None:
+            x, residual = self.input_layernorm(hidden), hidden
+        else:
+            normed = self.hidden_norm(hidden)
+            x = mx.concatenate([self.input_layernorm(embedded), normed], axis=-1)
+            residual = normed if self._norm_before_residual else hidden
+        hidden = residual + self.self_attn(x, cache)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))

@@ -1,0 +1,288 @@
+"""Drafters on the last stage, trained on the target's own hidden states: what the kinds of them have in common.
+
+    hidden state of token i, or a row made of several ─┐
+    embedding of token i + 1 ──────────────────────────┴─ layers, own KV ─┬─ logits of token i + 2
+                                                                          └─ in its place, for the next draft
+
+``mtp`` and ``eagle3`` draft one token after the other, ``dflash`` several at once. ``trained`` runs them all.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from splitinfer.errors import ModelError
+from splitinfer.models.caches.cohort import SequenceCaches
+from splitinfer.models.caches.quantised import attention
+from splitinfer.models.caches.rows import NewKV
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.library.layers import find_layers, type_name
+from splitinfer.models.library.mlx_lm import rope_utils, switch_layers
+
+_LINEAR = {
+    nn.Linear: nn.QuantizedLinear,
+    switch_layers.SwitchLinear: switch_layers.QuantizedSwitchLinear,
+    nn.Embedding: nn.QuantizedEmbedding,
+}
+_OF = {quantised: plain for plain, quantised in _LINEAR.items()}
+_MODES = {(32, 4): "mxfp4", (16, 4): "nvfp4", (32, 8): "mxfp8"}  # by group size and bits, of weights without biases
+_EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
+_EPS, _THETA = 1e-6, 1e4  # where a configuration says nothing
+
+HeadArrays = Mapping[str, mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What heads use of the target: its embedding, its last norm and its head."""
+
+    embed: Any
+    norm: Any
+    head: Any
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Target":
+        """Return those of a model.
+
+        Raises:
+            ModelError: they are not where most models have them.
+        """
+        slots = find_layers(model)
+        holders = [m for _, m in model.named_modules() if any(v is slots[0].holder for v in m.values())]
+        inner = holders[0] if holders else {}
+        embed, norm = inner.get("embed_tokens"), inner.get("norm")
+        heads = [m["lm_head"] for _, m in model.named_modules() if "lm_head" in m]
+        if not isinstance(embed, _EMBEDDINGS) or not isinstance(norm, nn.Module):
+            raise ModelError(f"{type_name(model)} keeps its embedding or its last norm in another place")
+        return cls(embed, norm, heads[0] if heads else embed.as_linear)
+
+    def check(self, stage: StageModel) -> None:
+        """Raise ModelError where the norm and head are not what the model computes its logits with."""
+        hidden, rows = stage.made_up_hidden(4, 0), 4
+        given = None if hidden is None else hidden[None]
+        logits = stage(mx.zeros((1, rows), mx.int32), stage.make_caches(), given, rows)[0]
+        last = stage.take_tapped()
+        assert last is not None
+        own = self.head(self.norm(last)).astype(logits.dtype)
+        if not mx.allclose(own, logits, rtol=0.05, atol=0.05 * float(mx.abs(logits).max())):
+            raise ModelError(f"draft mtp: {type_name(stage.whole)} computes its logits in another way")
+
+
+# -- weights -----------------------------------------------------------------------------------------
+
+
+def filled(module: Any, prefix: str, arrays: Mapping[str, mx.array]) -> Any:
+    """Return a module with the parameters ``prefix...`` of ``arrays``, whose linear layers may be quantised otherwise.
+
+    Raises:
+        KeyError: one is not there.
+    """
+    for key, child in list(module.items()):
+        if type(child) in _LINEAR:
+            module[key] = linear(prefix + key, arrays, child.weight.shape[-1], type(child))
+        elif type(child) in _OF:
+            inputs = child.scales.shape[-1] * child.group_size
+            module[key] = linear(prefix + key, arrays, inputs, _OF[type(child)])
+        elif isinstance(child, nn.Module):
+            filled(child, f"{prefix}{key}.", arrays)
+        elif isinstance(child, mx.array):
+            module[key] = arrays[prefix + key]
+    return module
+
+
+def linear(name: str, arrays: Mapping[str, mx.array], inputs: int, kind: Any = nn.Linear) -> Any:
+    """Return a linear layer for so many inputs, or that of experts, or an embedding of so many numbers: with the
+    tensors ``name.*``, quantised as they are.
+
+    Raises:
+        KeyError: one is not there.
+    """
+    weight, scales = arrays[f"{name}.weight"], arrays.get(f"{name}.scales")
+    made: Any = nn.Module.__new__(kind if scales is None else _LINEAR[kind])
+    nn.Module.__init__(made)
+    made.weight = weight
+    if scales is not None:
+        made.scales, made.biases = scales, arrays.get(f"{name}.biases")
+        made.group_size, made.bits = inputs // scales.shape[-1], weight.shape[-1] * 32 // inputs
+        made.mode = _MODES[made.group_size, made.bits] if made.biases is None else "affine"
+    if f"{name}.bias" in arrays:
+        made.bias = arrays[f"{name}.bias"]
+    return made
+
+
+# -- running -----------------------------------------------------------------------------------------
+
+
+class HeadRows:
+    """The cache that a layer is given: of the rows of many sequences. ``parts``: of each sequence its cache, its number
+    of rows, and which of its tokens each row sees, bool [n, tokens]. ``offset``: [T] positions."""
+
+    def __init__(self, parts: Sequence[tuple[Any, int, mx.array]], positions: mx.array) -> None:
+        self._parts, self.offset = parts, positions
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[NewKV, NewKV]:
+        """Return placeholders for [T, heads, 1, d] keys and values, which ``attend`` stores."""
+        return NewKV(self, keys), NewKV(self, values)
+
+    def attend(
+        self, queries: mx.array, keys: NewKV, values: NewKV, scale: float, _mask: Any, sinks: mx.array | None
+    ) -> mx.array:
+        """Return [T, heads, 1, d]: each sequence's attention over its own keys and values."""
+        found, at = [], 0
+        for cache, count, visible in self._parts:
+            rows = slice(at, at := at + count)
+            q, k, v = (array[rows].transpose(2, 1, 0, 3) for array in (queries, keys.array, values.array))
+            k, v = cache.update_and_fetch(k, v)
+            found.append(attention(q, k, v, scale, visible, sinks).transpose(2, 1, 0, 3))
+        return mx.concatenate(found) if len(found) > 1 else found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPart:
+    """One sequence in a call of ``DFlash``: ``context`` rows of hidden states from position ``start`` on; and a block
+    of so many ``rows``, the first of which is the token at ``position``, int32. What is between it and the end of the
+    context was drafted, and wrong."""
+
+    caches: SequenceCaches
+    start: int
+    context: int
+    position: mx.array
+    rows: int
+
+    @property
+    def end(self) -> int:
+        """Behind the last row of the context."""
+        return self.start + self.context
+
+    @property
+    def positions(self) -> mx.array:
+        """[rows] of the block."""
+        return self.position + mx.arange(self.rows)
+
+
+# -- taps, and what drafters that read them have in common -----------------------------------------
+#
+# Hidden states of several layers are concatenated and projected (``fc``) to one row for each token. A product with a
+# concatenation is a sum of products: so each stage multiplies the hidden states of its layers by its columns of ``fc``,
+# and what the last stage needs comes as one row beside the hidden state (``StageModel.tap``).
+
+
+def taps_of(layers: Sequence[int], model: nn.Module, own: HeadArrays) -> dict[int, Callable[[mx.array], mx.array]]:
+    """For each layer whose hidden states a drafter reads, its columns of the projection ``fc``.
+
+    Raises:
+        ModelError: the drafter belongs to another model, or has no such projection.
+    """
+    num_layers = len(find_layers(model))
+    wrong = [i for i in layers if not 0 <= i < num_layers]
+    if wrong or len(set(layers)) < len(layers):
+        which = f", so not layer {wrong[0]}" if wrong else ""
+        raise ModelError(
+            f"the drafter reads the hidden states behind layers {list(layers)} (counted from 0), and the model has "
+            f"{num_layers} layers{which}; it belongs to another model"
+        )
+    if "fc.weight" not in own:
+        raise ModelError("the drafter has no projection of hidden states (fc.weight)")
+    columns, size = own["fc.weight"].shape[-1], size_of(model)
+    if "fc.scales" not in own and columns != size * len(layers):
+        raise ModelError(
+            f"the drafter is for {len(layers)} hidden states of {columns / len(layers):g} numbers, and those of "
+            f"{type_name(model)} have {size}; it belongs to another model"
+        )
+    whole = linear("fc", own, size * len(layers))
+    return {layer: _columns(whole, i, len(layers)) for i, layer in enumerate(layers)}
+
+
+def check_width(model: nn.Module, own: HeadArrays) -> None:
+    """Raise ModelError where the drafter's hidden states do not fit in a row between two stages."""
+    width, size = own["fc.weight"].shape[0], size_of(model)
+    if width > size:
+        raise ModelError(f"the drafter's hidden states have {width} numbers, and a row on a link has {size}")
+
+
+def _columns(whole: Any, part: int, parts: int) -> Any:
+    """Return one of so many equal parts of a linear layer's inputs; the first has its bias."""
+    names = [name for name in ("weight", "scales", "biases") if whole.get(name) is not None]
+    own = {f"fc.{name}": mx.split(whole[name], parts, axis=-1)[part] for name in names}
+    if part == 0 and "bias" in whole:
+        own["fc.bias"] = whole["bias"]
+    inputs = own["fc.weight"].shape[-1] if "scales" not in names else whole.group_size * own["fc.scales"].shape[-1]
+    return linear("fc", own, inputs)
+
+
+def size_of(model: nn.Module) -> int:
+    """Return the numbers of a target's hidden state."""
+    return int(Target.of(model).norm.weight.shape[-1])
+
+
+def check_vocabulary(text: Mapping[str, Any], model: nn.Module, rows: int) -> None:
+    """Raise ModelError where a drafter's configuration has more tokens than the target's embedding has ``rows``."""
+    if text.get("vocab_size", rows) > rows:
+        raise ModelError(
+            f"the drafter is for a vocabulary of {text['vocab_size']:,} tokens, and {type_name(model)} has "
+            f"{rows:,}; it belongs to another model"
+        )
+
+
+def norm(name: str, own: HeadArrays, text: Mapping[str, Any]) -> nn.RMSNorm:
+    """Return a norm of a drafter, by its configuration."""
+    made = nn.RMSNorm(1, eps=float(text.get("rms_norm_eps", _EPS)))
+    made.weight = own[f"{name}.weight"]
+    return made
+
+
+def rope(text: Mapping[str, Any], width: int) -> Any:
+    """Return a drafter's rotary embedding, by its configuration."""
+    given = text.get("rope_parameters") or {}
+    scaling = text.get("rope_scaling") or (given if given.get("rope_type", "default") != "default" else None)
+    theta = float(given.get("rope_theta") or text.get("rope_theta") or _THETA)
+    by_pairs = not text.get("rope_is_neox_style", True)
+    return rope_utils.initialize_rope(width, theta, by_pairs, scaling, text.get("max_position_embeddings"))
+
+
+class HeadAttention(nn.Module):  # type: ignore[misc]
+    """Attention of a drafter's layer, over a cache that takes the rows of many sequences."""
+
+    def __init__(self, text: Mapping[str, Any], inputs: int, size: int, name: str, own: HeadArrays) -> None:
+        super().__init__()
+        heads = int(text["num_attention_heads"])
+        self._width = int(text.get("head_dim") or size // heads)
+        for part in ("q_proj", "k_proj", "v_proj"):
+            self[part] = linear(name + part, own, inputs)
+        self.o_proj = linear(f"{name}o_proj", own, heads * self._width)
+        for part in ("q_norm", "k_norm"):
+            if f"{name}{part}.weight" in own:
+                self[part] = norm(name + part, own, text)
+        if f"{name}attention_sink_bias" in own:
+            self.attention_sink_bias = own[f"{name}attention_sink_bias"]
+        self._rope = rope(text, self._width)
+
+    def _heads(self, part: str, x: mx.array, positions: mx.array | None = None) -> mx.array:
+        found = self[f"{part}_proj"](x).reshape(len(x), 1, -1, self._width).transpose(0, 2, 1, 3)
+        if f"{part}_norm" in self:
+            found = self[f"{part}_norm"](found)
+        return cast(mx.array, found if positions is None else self._rope(found, offset=positions))
+
+    def kv(self, x: mx.array, positions: mx.array) -> tuple[mx.array, mx.array]:
+        """Return [T, heads, 1, d] keys and values of [T, 1, d] rows."""
+        return self._heads("k", x, positions), self._heads("v", x)
+
+    def __call__(self, x: mx.array, cache: HeadRows) -> mx.array:
+        queries, kv = self._heads("q", x, cache.offset), cache.update_and_fetch(*self.kv(x, cache.offset))
+        found = cache.attend(queries, *kv, self._width**-0.5, None, self.get("attention_sink_bias"))
+        return cast(mx.array, self.o_proj(found.transpose(0, 2, 1, 3).reshape(len(x), 1, -1)))
+
+
+class MLP(nn.Module):  # type: ignore[misc]
+    """The MLP of a drafter's layer."""
+
+    def __init__(self, text: Mapping[str, Any], size: int, name: str, own: HeadArrays) -> None:
+        super().__init__()
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            self[part] = linear(name + part, own, int(text["intermediate_size"]) if part == "down_proj" else size)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return cast(mx.array, self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x)))

@@ -1,0 +1,165 @@
+"""The prediction heads of a checkpoint (MTP): a decoder layer that drafts from the target's own last hidden state.
+
+    hidden state, behind the last norm ─ norm ─┐
+    embedding ───────────────────────── norm ──┴─ fc ─ decoder layer ─ norm ─ the target's head
+                                                                        └─ for the next draft
+
+See DeepSeek-V3 (arXiv 2412.19437), section 2.2. mlx-lm leaves them out; checkpoints have them in one of two forms:
+
+    mtp.*                   Qwen3-Next, Qwen3.5 to 3.8; there, norms are about 0 in place of 1
+    model.layers.N.*        GLM, DeepSeek: the layer behind the last of N; its copies of embedding and head are not read
+
+The decoder layer is a copy of one of the target's own layers with attention, with the heads' weights.
+"""
+
+import copy
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from splitinfer.errors import ModelError
+from splitinfer.models.caches.caches import can_quantise
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.drafters.heads import HeadRows, Target, filled, linear
+from splitinfer.models.library.layers import find_layers, type_name
+from splitinfer.models.library.mlx_lm import cache as mlx_caches
+
+MTP = "mtp"  # in a layout's ``draft``
+PREFIX = "mtp."
+_NORM = re.compile(r"(norm|norm_embedding|norm_hidden)\.weight$")
+_EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(\w+)\.(weight|scales|biases)")
+_AS_LAYER = {
+    "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "shared_head.norm": "norm",
+}  # fmt: skip
+_COPIES = ("embed_tokens.", "shared_head.head.", "rotary_emb.")
+
+
+class PredictionHeads(nn.Module):  # type: ignore[misc]
+    """The heads: ``fc``, two norms before it, ``layers`` with KV, and a norm behind them.
+
+    Attributes:
+        like: the target's layer that costs as much as one of them.
+        at_once: the most tokens that are drafted at once; 0: they are drafted one after the other.
+    """
+
+    at_once = 0
+
+    def __init__(self, model: nn.Module, arrays: Mapping[str, mx.array]) -> None:
+        super().__init__()
+        own = _renamed(arrays, len(find_layers(model)))
+        if any(".kv_a_proj" in name for name in own):
+            raise ModelError(
+                f"the prediction heads of {type_name(model)} have latent attention (MLA), which cannot draft yet; "
+                "draft with a small model or 'ngram'"
+            )
+        self._target = target = Target.of(model)
+        size = target.norm.weight.shape[-1]
+        self.like = _layer_like(model, {name.removeprefix("layers.0.") for name in own})
+        like = find_layers(model)[self.like].layer
+        count = 1 + max((int(name.split(".")[1]) for name in own if name.startswith("layers.")), default=0)
+        try:
+            self.fc = linear("fc", own, 2 * size)
+            self.pre_fc_norm_embedding = filled(_copied(target.norm), "pre_fc_norm_embedding.", own)
+            self.pre_fc_norm_hidden = filled(_copied(target.norm), "pre_fc_norm_hidden.", own)
+            self.layers = [filled(_copied(like), f"layers.{i}.", own) for i in range(count)]
+            self.norm = filled(_copied(target.norm), "norm.", own)
+        except KeyError as error:
+            raise ModelError(f"the prediction heads of {type_name(model)} lack {PREFIX}{error.args[0]}") from None
+        if self.norm.weight.shape != target.norm.weight.shape:
+            raise ModelError(
+                f"the prediction heads are for hidden states of {self.norm.weight.shape[-1]} numbers, and those of "
+                f"{type_name(model)} have {size}; they belong to another model"
+            )
+
+    def check(self, stage: StageModel) -> None:
+        """Raise ModelError where a loaded stage does not compute its logits with the last norm and the head."""
+        self._target.check(stage)
+
+    def states(self, kept: mx.array) -> mx.array:
+        """Return [T, d] hidden states behind the last norm, from what the target's last layer returned."""
+        return cast(mx.array, self._target.norm(kept))
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Return the tokens' embeddings."""
+        return cast(mx.array, self._target.embed(tokens))
+
+    def __call__(self, embedded: mx.array, hidden: mx.array, caches: Sequence[HeadRows]) -> mx.array:
+        """Return [T, 1, d] hidden states of T rows, from the embeddings of their tokens and the hidden states before
+        them."""
+        rows = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
+        x = self.fc(mx.concatenate(rows, axis=-1))
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x = layer(x, mask=None, cache=cache)
+        return cast(mx.array, self.norm(x))
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Return [n, 1, vocabulary] from [n, 1, d]."""
+        return cast(mx.array, self._target.head(hidden))
+
+
+def tensors_of(names: Iterable[str], num_layers: int | None) -> dict[str, str]:
+    """Return the names that belong to prediction heads, in either form, each with its name among ``mtp.*``; "" for
+    those that are copies of the target's own. ``num_layers``: the target's, if they are known."""
+    names = list(names)
+    found = {name: name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
+    if found or num_layers is None:
+        return found
+    behind = re.compile(rf"(?:\w+\.)*layers\.{num_layers}\.(.+)")
+    rest = {name: match[1] for name in names if (match := behind.fullmatch(name))}
+    return {name: _own_name(one) for name, one in rest.items()} if "eh_proj.weight" in rest.values() else {}
+
+
+def _own_name(rest: str) -> str:
+    """Return the name among ``mtp.*`` of a tensor of the layer behind the last."""
+    if any(copy in rest for copy in _COPIES):
+        return ""
+    module, _, kind = rest.rpartition(".")
+    return f"{_AS_LAYER[module]}.{kind}" if module in _AS_LAYER else f"layers.0.{rest}"
+
+
+def _renamed(arrays: Mapping[str, mx.array], num_layers: int | None = None) -> dict[str, mx.array]:
+    """Return the heads' tensors by their own names, in mlx-lm's form: experts side by side, and norms about 1.
+    Published ones of ``mtp.*`` are about 0, and some of them negative, which those about 1 are not."""
+    names = tensors_of(arrays, num_layers)
+    norms = [arrays[name] for name in names if arrays[name].ndim == 1 and _NORM.search(name)]
+    is_about_0 = mx.array(False)
+    if norms and all(name.startswith(PREFIX) for name in names):
+        is_about_0 = mx.stack([norm.min() for norm in norms]).min() < 0
+    own: dict[str, mx.array] = {}
+    experts: dict[str, dict[int, mx.array]] = {}
+    for name, key in names.items():
+        array, found = arrays[name], _EXPERT.fullmatch(key)
+        if found:
+            experts.setdefault(f"{found[1]}.switch_mlp.{found[3]}.{found[4]}", {})[int(found[2])] = array
+        elif key.endswith(".experts.gate_up_proj"):
+            base = key.removesuffix(".experts.gate_up_proj")
+            gate, up = mx.split(array, 2, axis=-2)
+            own[f"{base}.switch_mlp.gate_proj.weight"], own[f"{base}.switch_mlp.up_proj.weight"] = gate, up
+        elif key.endswith(".experts.down_proj"):
+            own[key.replace(".experts.down_proj", ".switch_mlp.down_proj.weight")] = array
+        elif key:
+            own[key] = array + is_about_0.astype(array.dtype) if array.ndim == 1 and _NORM.search(key) else array
+    return own | {name: mx.stack([each[i] for i in sorted(each)]) for name, each in experts.items()}
+
+
+def _layer_like(model: nn.Module, wanted: set[str]) -> int:
+    """Return the first layer with plain keys and values whose weights are all ``wanted``: others may have experts in
+    the place of an MLP."""
+    slots, caches = find_layers(model), mlx_caches.make_prompt_cache(model)
+    able = [i for i, (_, cache) in enumerate(zip(slots, caches, strict=False)) if can_quantise(cache)]
+    if not able:
+        raise ModelError(f"draft mtp: {type_name(model)} has no layer with attention of the usual kind")
+    return next((i for i in able if _weights(slots[i].layer) <= wanted), able[0])
+
+
+def _weights(layer: Any) -> set[str]:
+    return {name for name, _ in tree_flatten(layer.parameters()) if not name.endswith((".scales", ".biases"))}
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """Return the same modules, which share their arrays."""
+    return copy.deepcopy(module, {id(array): array for _, array in tree_flatten(module.parameters())})

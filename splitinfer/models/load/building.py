@@ -1,0 +1,200 @@
+"""Builds a model from a checkpoint's configuration and any arrays: mlx-lm's class, else mlx-vlm's.
+
+With placeholders for all tensors (lazy zeros, which take no memory) the model shows what it reads before anything is
+read. With numbers that are made up it can be timed though it is not there: the time of a step does not depend on them,
+but for the choice of experts, which falls on all alike.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+from splitinfer import cleanup
+from splitinfer.common.model_config import positive, text_part
+from splitinfer.common.tensor_info import TensorInfo
+from splitinfer.errors import ModelError
+from splitinfer.models.border.tensors import dtype_of as floating_dtype
+from splitinfer.models.drafters.mtp import tensors_of
+from splitinfer.models.folder.checkpoint import Checkpoint
+from splitinfer.models.library import mlx_vlm
+from splitinfer.models.library.mlx_lm import utils as mlx_lm_utils
+from splitinfer.weights.manifest import CONFIGS
+
+_DTYPES = {
+    "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16, "U32": mx.uint32,
+    "I32": mx.int32, "U64": mx.uint64, "I64": mx.int64, "F16": mx.float16, "BF16": mx.bfloat16,
+    "F32": mx.float32, "F8_E4M3": mx.uint8, "F8_E8M0": mx.uint8,
+}  # fmt: skip
+
+_NAMED = 3  # tensors of many that are missing
+_FEW = 2**20 - 3  # numbers that are drawn: odd, so that no two rows of a tensor are alike
+_SMALL = 0.02
+
+CONFIGURATION = CONFIGS
+"""The files of a model's folder that say how to build it."""
+
+_patching = threading.Lock()  # two stages of one process may load at a time
+
+
+def placeholders_of(checkpoint: Checkpoint) -> dict[str, mx.array]:
+    """Return lazy zeros of the shapes and dtypes of all tensors, which take no memory."""
+    return {name: mx.zeros(info.shape, dtype_of(info)) for name, info in checkpoint.tensors.items()}
+
+
+def lazy_arrays(checkpoint: Checkpoint, tensors: Iterable[str]) -> dict[str, mx.array]:
+    """Return those tensors, as far as a file has them, which are read when they are computed.
+
+    Raises:
+        ModelError: MLX cannot load a file.
+    """
+    found = dict[str, mx.array]()
+    for path, names in checkpoint.paths_of(tensors).items():
+        try:
+            there: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
+        except RuntimeError as error:
+            raise ModelError(f"{path}: MLX cannot load it ({error})") from error
+        found |= {name: there[name] for name in names if name in there}
+    return found
+
+
+def dtype_of(info: TensorInfo) -> mx.Dtype:
+    """Return the dtype in which MLX loads a tensor."""
+    return _DTYPES[info.dtype]
+
+
+def build_model(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None) -> nn.Module:
+    """Return the model as mlx-lm's own ``load_model`` builds it, sanitised and quantised, from ``arrays``."""
+    return build_with_pictures(checkpoint, arrays, dtype, sees=False)[0]
+
+
+def build_with_pictures(
+    checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None, *, sees: bool
+) -> tuple[nn.Module, nn.Module | None]:
+    """Return the same; and if it ``sees``, mlx-vlm's whole model, whose language part it is."""
+    with cleanup.temporary_folder("splitinfer-") as name:
+        folder = Path(name)
+        for file in CONFIGURATION:
+            if (checkpoint.folder / file).exists():
+                (folder / file).symlink_to((checkpoint.folder / file).absolute())
+        (folder / "model.safetensors").touch()
+        try:
+            # Not every architecture leaves out by itself what is not its own.
+            count = positive(text_part(checkpoint.config), "num_hidden_layers")
+            heads = tensors_of(arrays, count)
+            own = {name: array for name, array in arrays.items() if name not in heads}
+            model = (_seeing if sees else _built)(folder, checkpoint.folder, own)
+        except Exception as error:  # a model's code may raise anything
+            reason = _few_lines(str(error))
+            raise ModelError(f"mlx-lm cannot build the model in {checkpoint.folder} ({reason})") from error
+    model = cast_floats(model, dtype)
+    return (model.language_model, model) if sees else (model, None)
+
+
+def _few_lines(text: str) -> str:
+    """Return the first lines as one: mlx-lm lists every tensor that is missing, or too many."""
+    lines = [line.strip() for line in text.splitlines()]
+    more = f" and {len(lines) - _NAMED - 1} more" if len(lines) > _NAMED + 1 else ""
+    return " ".join(lines[: _NAMED + 1]).rstrip("," if more else "") + more
+
+
+def _built(folder: Path, origin: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
+    """Return mlx-lm's model, or mlx-vlm's language model where mlx-lm has no class for the configuration."""
+    try:
+        with _found_in(mlx_lm_utils, arrays):
+            return cast(nn.Module, mlx_lm_utils.load_model(folder, lazy=True, get_model_classes=_classes)[0])
+    except _NoClass as error:
+        if not mlx_vlm.is_installed():
+            raise ValueError(f"{error} pip install mlx-vlm adds mlx-vlm's models") from error
+    try:
+        return cast(nn.Module, _seeing(folder, origin, arrays).language_model)
+    except ValueError as error:
+        raise ValueError(f"it has no class, and that of mlx-vlm: {error}") from error
+
+
+def _seeing(folder: Path, origin: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
+    """Return mlx-vlm's model, with its tower for pictures."""
+    if not mlx_vlm.is_installed():
+        raise ValueError("pictures need mlx-vlm: pip install mlx-vlm on every machine, or --no-pictures")
+    with _found_in(mlx_vlm.module("utils"), arrays):
+        return mlx_vlm.whole(folder, origin)
+
+
+def mlx_vlm_of(checkpoint: Checkpoint, *, sees: bool) -> str:
+    """Return the version of mlx-vlm here, where a model's classes are its (those of all that ``sees``); else
+    nothing."""
+    if sees:
+        return mlx_vlm.version()
+    try:
+        _classes(dict(checkpoint.config))
+    except _NoClass:
+        return mlx_vlm.version()
+    except (KeyError, TypeError, AttributeError, IndexError):
+        return ""  # building the model says what is wrong
+    return ""
+
+
+class _NoClass(Exception):
+    """mlx-lm has no class for a configuration, or refuses a part of it."""
+
+
+def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
+    """Return mlx-lm's classes of a model and of its arguments."""
+    try:
+        model, arguments = mlx_lm_utils._get_classes(config=config)
+        arguments.from_dict(config)
+    except ValueError as error:
+        raise _NoClass(str(error)) from error
+    return model, arguments
+
+
+@contextmanager
+def _found_in(utils: Any, arrays: Mapping[str, mx.array]) -> Iterator[None]:
+    """Let a library's loader find ``arrays`` where it looks for the tensors of a file."""
+    with _patching:
+        original, utils.mx = utils.mx, SimpleNamespace(**{**vars(utils.mx), "load": lambda _path: dict(arrays)})
+        try:
+            yield
+        finally:
+            utils.mx = original
+
+
+def cast_floats(model: nn.Module, dtype: str | None) -> nn.Module:
+    """Cast floating-point parameters to ``dtype``, lazily; not to half precision those that the model excludes."""
+    if dtype is None:
+        return model
+    wanted = floating_dtype(dtype)
+    may_halve: Callable[[str], bool] = getattr(model, "cast_predicate", lambda _name: True)
+    changed = [
+        (name, p.astype(wanted))
+        for name, p in tree_flatten(model.parameters())
+        if mx.issubdtype(p.dtype, mx.floating) and p.dtype != wanted and (wanted == mx.float32 or may_halve(name))
+    ]
+    model.update(tree_unflatten(changed))
+    return model
+
+
+# -- made up ---------------------------------------------------------------------------------------
+
+
+def made_up(checkpoint: Checkpoint) -> dict[str, mx.array]:
+    """Return a lazy array for every tensor of a checkpoint: floating-point numbers are random, so small that no sum
+    overflows half precision, and repeat, for drawing them takes longer than reading; words of quantised weights are
+    zeros."""
+    few = mx.random.uniform(-_SMALL, _SMALL, (_FEW,), key=mx.random.key(0))
+    return {name: _tensor(info, few) for name, info in checkpoint.tensors.items()}
+
+
+def _tensor(info: TensorInfo, few: mx.array) -> mx.array:
+    dtype, size = dtype_of(info), prod(info.shape)
+    if not mx.issubdtype(dtype, mx.floating):
+        return mx.zeros(info.shape, dtype)
+    many = mx.broadcast_to(few.astype(dtype), (-(-size // _FEW), _FEW)).reshape(-1)
+    return many[:size].reshape(info.shape)

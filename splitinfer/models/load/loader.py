@@ -1,0 +1,354 @@
+"""Loads one stage: survey, fit, fetch, load.
+
+*Survey*: the model is built with a placeholder for every tensor, cut, and called on a few tokens. MLX's graph shows
+which tensors this stage reads, through all that ``sanitize`` and quantisation do to them. *Fit* compares the bytes
+needed with those free. *Fetch* downloads only the files that hold those tensors. *Load* builds the model again with the
+real tensors and evaluates the stage's parameters a few at a time. A placeholder among what it reads is an error.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from splitinfer.core.kv.budget import BLOCK
+from splitinfer.core.kv.format import KVFormat
+from splitinfer.core.kv.rewind import least_rewind
+from splitinfer.core.layout import RANKS
+from splitinfer.errors import CannotCut, ModelError
+from splitinfer.models.caches.attention import Attention, from_config, layers_of, observed
+from splitinfer.models.caches.caches import can_quantise, fresh_caches, grow_in_step, grows_evenly, rewind_limit
+from splitinfer.models.caches.kv_blocks import bytes_of_block
+from splitinfer.models.caches.quantised import CannotQuantise
+from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.cut.divided import divide
+from splitinfer.models.cut.pictures import PictureTower
+from splitinfer.models.folder.checkpoint import Checkpoint
+from splitinfer.models.library.graph import arrays_read, uncompiled
+from splitinfer.models.library.layers import find_layers, type_name
+from splitinfer.models.library.mlx_vlm import hash_on_host
+from splitinfer.models.load.building import build_model, build_with_pictures, lazy_arrays, placeholders_of
+from splitinfer.models.load.halves import Pair
+from splitinfer.models.load.tables import Table, find_tables, leave_on_disk
+from splitinfer.models.load.trained import is_trained, join, read_of
+from splitinfer.models.memory import Need
+from splitinfer.system.open_files import make_room
+
+OnBytes = Callable[[int, int], None]  # bytes done, bytes in all
+
+_OTHER_FILES = 64  # open ones that hold no weights
+_TOGETHER = 32 * 2**20  # bytes of parameters read at a time: MLX itself cuts one that is larger into such pieces
+# Tokens of a chunk and in all, to measure the KV's growth per token over the second half of the chunks.
+_LONG, _EVEN = (1024, 16384), (256, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a stage reads and needs.
+
+    ``tensors``: names of the checkpoint's tensors that it reads, which are in ``files``. ``rewind``: tokens that its
+    caches can be rolled back (``core.kv.rewind``). ``head_bytes``: of a float32 copy of the head, where a step in
+    float32 makes one; ``None`` if it cannot be computed in float32. ``attention``: that of its layers, without
+    repetitions. ``tables``: what stays on disk.
+    """
+
+    tensors: frozenset[str]
+    files: tuple[str, ...]
+    need: Need
+    rewind: int | None
+    head_bytes: int | None = 0
+    attention: tuple[Attention, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+    def with_float32_head(self) -> "Survey":
+        """Return the same with a head in float32, for which a step makes a copy of weights in half precision.
+
+        Raises:
+            ModelError: this model's head cannot be computed in float32.
+        """
+        if self.head_bytes is None:
+            raise ModelError("this model's head cannot be computed in float32; leave float32_head out")
+        return replace(self, need=replace(self.need, weights=self.need.weights + self.head_bytes))
+
+
+def resolve_dtype(dtype: str, *, gpu: bool) -> str | None:
+    """Return the layout's dtype as a name, or ``None`` for "as stored".
+
+    "auto" keeps the model's own on a GPU and is float32 on MLX's CPU backend, which is 5 to 10 times slower in half
+    precision.
+    """
+    if dtype != "auto":
+        return dtype
+    return None if gpu else "float32"
+
+
+class _Built(NamedTuple):
+    """A stage whose model was built with some arrays. ``outputs``: all that depends on what it reads, not evaluated;
+    ``output``: of one row."""
+
+    stage: StageModel
+    model: nn.Module
+    parameters: dict[str, mx.array]
+    outputs: list[mx.array]
+    output: mx.array
+
+
+def _build(
+    checkpoint: Checkpoint,
+    arrays: dict[str, mx.array],
+    layers: tuple[int, int],
+    dtype: str | None,
+    drafter: Checkpoint | None,
+    of_drafter: Callable[[Checkpoint, StageModel], Mapping[str, mx.array]],
+    kv_format: KVFormat | None,
+    group: Pair | None,
+    *,
+    sees: bool,
+) -> _Built:
+    """Build the model with ``arrays``, cut it, and join what the stage has of pictures and of a drafter; ``of_drafter``
+    gives the arrays of one that is not the model's own checkpoint. Raises as ``survey``."""
+    model, whole = build_with_pictures(checkpoint, arrays, dtype, sees=sees)
+    stage, weights = StageModel(model, *layers), dict[str, mx.array]()
+    if drafter is not None:
+        weights = join(stage, drafter, arrays if drafter is checkpoint else of_drafter(drafter, stage), dtype)
+    if group is not None:  # now: neither the structure nor layers like the model's own, of a drafter, are halved
+        divide(model, group.sums)
+    parameters = dict(tree_flatten(model.parameters()))
+    outputs, output = _probe(stage, is_half=group is not None)
+    check_format(stage, kv_format)
+    stage.use_format(kv_format)
+    if not stage.traceable:
+        outputs = list(parameters.values())
+    if whole is not None and stage.is_first:
+        tower = PictureTower(whole)
+        tower.join(stage)
+        weights |= tower.parameters
+    outputs += [*weights.values(), *([] if stage.heads is None else [stage.heads.run_nothing(stage.make_caches())])]
+    return _Built(stage, model, parameters | weights, outputs, output)
+
+
+def _probe(stage: StageModel, *, is_half: bool) -> tuple[list[mx.array], mx.array]:
+    """As ``StageModel.probe``; halves that do not fit together show there."""
+    try:
+        return stage.probe()
+    except (ValueError, RuntimeError) as error:
+        if not is_half:
+            raise
+        raise CannotCut(f"{type_name(stage.whole)} cannot be divided over machines ({error})") from error
+
+
+def survey(
+    checkpoint: Checkpoint,
+    start: int,
+    end: int,
+    dtype: str | None,
+    kv_format: KVFormat | None = None,
+    *,
+    drafter: Checkpoint | None = None,
+    sees: bool = False,
+    group: Pair | None = None,
+) -> Survey:
+    """Return what the stage of layers [start, end) reads and needs, also of a ``drafter`` that was trained on hidden
+    states of this model (``trained``): its checkpoint, or again the model's for prediction heads. Reads no weight.
+    ``sees``: with pictures, for which the first stage has a tower. ``group``: with whom the layers are halved.
+
+    Raises:
+        ModelError: an architecture mlx-lm does not know, tensors that do not fit it, or attention that cannot read keys
+            and values of ``kv_format``.
+        CannotCut: this cut cannot be correct.
+    """
+    placeholders = placeholders_of(checkpoint)
+    stage, model, parameters, outputs, output = _build(
+        checkpoint,
+        placeholders,
+        (start, end),
+        dtype,
+        drafter,
+        lambda other, _: placeholders_of(other),
+        kv_format,
+        group,
+        sees=sees,
+    )
+    tensors, read = arrays_read(outputs, placeholders, parameters)
+    tables = find_tables(model, outputs, parameters, placeholders)
+    read = read.difference(*(table.parameters for table in tables))
+    files = sorted({checkpoint.tensors[name].file for name in tensors})
+    own = stage.make_caches().own
+    kv_fixed, kv_per_token, kv_stored, attention = kv_need(stage)
+    if stage.heads is not None:
+        of_heads = stage.heads.bytes_per_token(stage.make_caches())
+        kv_per_token += of_heads
+        kv_stored += of_heads * BLOCK
+    if not attention and kv_per_token:  # the model computes it by itself
+        attention = from_config(checkpoint.config, output.itemsize)
+    return Survey(
+        tensors=frozenset(tensors),
+        files=tuple(files),
+        need=Need(sum(parameters[name].nbytes for name in read), kv_fixed, kv_per_token, kv_stored),
+        rewind=least_rewind(rewind_limit(c) for c in own),
+        head_bytes=_head_bytes(stage, output.shape[-1]) if stage.is_last else 0,
+        attention=attention,
+        tables=tables,
+    )
+
+
+def _head_bytes(stage: StageModel, logits_size: int) -> int | None:
+    """Return the bytes of a float32 copy of the head; 0 if its products read its words as they are, or are in float32
+    already."""
+    if not stage.taps_rows:
+        return None
+    tables = [
+        module.weight
+        for _, module in stage.whole.named_modules()
+        if isinstance(module, nn.Linear | nn.Embedding) and module.weight.shape[0] == logits_size
+    ]
+    return max((4 * table.size for table in tables if table.dtype != mx.float32), default=0)
+
+
+def count_layers(checkpoint: Checkpoint) -> int:
+    """Return the number of layers of the whole model. Reads no weight.
+
+    Raises:
+        ModelError: it is a drafter on another model's hidden states.
+    """
+    if is_trained(checkpoint):
+        raise ModelError(f"{checkpoint.folder} holds a drafter for another model: name that one, and this with --draft")
+    placeholders = placeholders_of(checkpoint)
+    return len(find_layers(build_model(checkpoint, placeholders, None)))
+
+
+def load_stage(
+    checkpoint: Checkpoint,
+    found: Survey,
+    start: int,
+    end: int,
+    dtype: str | None,
+    report: OnBytes,
+    drafter: Checkpoint | None = None,
+    *,
+    sees: bool = False,
+    group: Pair | None = None,
+) -> StageModel:
+    """Read the stage's own tensors, and nothing else, into memory; the rest as ``survey``.
+
+    Raises:
+        ModelError: a tensor the stage reads is in no file.
+    """
+    make_room(len(checkpoint.paths_of(found.tensors)) + _OTHER_FILES)  # each stays open until its tensors are read
+    arrays = placeholders_of(checkpoint) | lazy_arrays(checkpoint, found.tensors)
+    stage, model, parameters, outputs, output = _build(
+        checkpoint, arrays, (start, end), dtype, drafter,
+        lambda other, stage: lazy_arrays(other, read_of(other, is_last=stage.is_last)), None, group, sees=sees,
+    )  # fmt: skip
+    missing, read = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors}, parameters)
+    if missing:
+        raise ModelError(f"{checkpoint.folder}: the stage reads {sorted(missing)[0]}, which was not loaded")
+    if found.tables:
+        leave_on_disk(model, found.tables, read, checkpoint)
+        hash_on_host(model)
+        stage.reads_tokens = True
+    # Without these references a tensor as stored is freed as soon as the parameters made of it are evaluated.
+    del arrays, outputs, output
+    in_memory = sorted(read.difference(*(table.parameters for table in found.tables)))
+    # Of a tensor as stored a rank reads more than it keeps.
+    together = _TOGETHER if group is None else _TOGETHER // RANKS**2
+    try:
+        _evaluate([parameters[name] for name in in_memory], together, report)
+    except RuntimeError as error:  # MLX's: a disk or a file that cannot be read
+        raise ModelError(f"{checkpoint.folder}: the weights cannot be read ({error})") from error
+    _check_numbers({name: parameters[name] for name in in_memory}, checkpoint, dtype)
+    if stage.heads is not None:
+        stage.heads.heads.check(stage)
+    return stage
+
+
+def _evaluate(parameters: list[mx.array], together: int, report: OnBytes) -> None:
+    total, done = sum(p.nbytes for p in parameters), 0
+    for few in in_bunches(parameters, together):
+        mx.eval(few)
+        done += sum(p.nbytes for p in few)
+        report(done, total)
+    mx.clear_cache()
+
+
+def _check_numbers(parameters: Mapping[str, mx.array], checkpoint: Checkpoint, dtype: str | None) -> None:
+    """Refuse weights that would make noise of every answer. Costs one reading of them, and two of those in float16.
+
+    Raises:
+        ModelError: one has NaN, or is infinite in float16, which holds no number over 65,504; and its name.
+    """
+    floats = {name: a for name, a in parameters.items() if mx.issubdtype(a.dtype, mx.floating) and a.size}
+    found = {name: mx.isnan(mx.max(array)) for name, array in floats.items()}
+    mx.eval(found)
+    for name, has_nan in found.items():
+        if has_nan.item():
+            raise ModelError(
+                f"{checkpoint.folder}: {name} has values that are not numbers (NaN), so its file is damaged or was "
+                "converted wrongly: download or convert it again"
+            )
+    halves = [(name, array) for name, array in floats.items() if dtype == "float16" and array.dtype == mx.float16]
+    are_infinite = [mx.isinf(mx.max(array)) | mx.isinf(mx.min(array)) for _, array in halves]
+    mx.eval(are_infinite)
+    for (name, _), is_infinite in zip(halves, are_infinite, strict=True):
+        if is_infinite.item():
+            raise ModelError(f"{checkpoint.folder}: {name} overflows in float16; use dtype bfloat16 or float32")
+
+
+def in_bunches(arrays: Iterable[mx.array], most: int) -> Iterator[list[mx.array]]:
+    """Yield the arrays in their order, in lists of at most ``most`` bytes; a larger array is alone."""
+    bunch, held = list[mx.array](), 0
+    for array in arrays:
+        if bunch and held + array.nbytes > most:
+            yield bunch
+            bunch, held = [], 0
+        bunch.append(array)
+        held += array.nbytes
+    if bunch:
+        yield bunch
+
+
+def kv_need(stage: StageModel) -> tuple[int, int, int, tuple[Attention, ...]]:
+    """Return the bytes of caches that do not grow (states, full sliding windows), per token of those that do, and per
+    stored block; and what attention the layers compute."""
+    caches, sizes = stage.make_caches(), []
+    for cache in caches.own:
+        grow_in_step(cache)  # at the lengths measured here, such caches have no room to spare
+    # Where no cache fills up, as a window does, two chunks suffice; a recurrent layer makes a node for every token.
+    chunk, length = _EVEN if all(map(grows_evenly, caches.own)) else _LONG
+    with uncompiled(), observed() as calls:
+        for _ in range(length // chunk):
+            calls.clear()  # those of the last graph count
+            stage(mx.zeros((1, chunk), mx.int32), caches, None, 1)
+            sizes.append(sum(array.nbytes for array in caches.arrays()))
+    half = len(sizes) // 2
+    per_token = -(-(sizes[-1] - sizes[half - 1]) // (chunk * half))
+    fixed, stored = max(0, sizes[-1] - length * per_token), bytes_of_block(caches, stage.own_places, length)
+    return fixed, per_token, stored, layers_of(calls, length)
+
+
+def check_format(stage: StageModel, kv_format: KVFormat | None) -> None:
+    """Refuse a format that the stage's attention cannot read. Builds graphs and computes nothing.
+
+    Raises:
+        ModelError: with the reason.
+    """
+    if kv_format is None:
+        return
+    name, reason = type_name(stage.whole), ""
+    if not any(map(can_quantise, fresh_caches(stage.whole))):
+        raise ModelError(f"{name} has no layer with plain keys and values, so they cannot be {kv_format.name}")
+    stage.use_format(kv_format)
+    try:
+        stage.probe()
+    except CannotQuantise as error:
+        reason = str(error)
+    except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
+        said = " ".join(str(error).split())[:200]
+        reason = f"its attention does not use mlx-lm's function ({type(error).__name__}: {said})"
+    finally:
+        stage.use_format(None)
+    if reason:
+        raise ModelError(f"keys and values of {name} cannot be {kv_format.name}: {reason}")

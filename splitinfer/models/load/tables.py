@@ -1,0 +1,214 @@
+"""Leaves large tables on disk of which a step only looks up the rows of its tokens: Engram, n-grams, per-layer ones.
+
+Rows are read while a step's graph is built, from a file that is mapped; the operating system is told of all rows first,
+so that it reads them side by side. MLX's graph shows which tables can stay: all that reads one is a gather, and where
+it gathers depends on no parameter.
+"""
+
+import logging
+import mmap
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+from splitinfer.models.folder.checkpoint import Checkpoint, data_begin, read_header
+from splitinfer.models.library.graph import Graph
+from splitinfer.models.library.layers import StandIn
+from splitinfer.models.load.building import dtype_of
+
+log = logging.getLogger(__name__)
+
+LARGE = 8 * 2**30
+"""Bytes from which on a table stays on disk. A smaller one costs less memory than its reads cost time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A parameter of a table: as which tensor it is stored, and whether it is that tensor's bytes as another dtype; if
+    not, it is cast."""
+
+    name: str
+    tensor: str
+    is_view: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A module that only looks up rows. ``path``: its name within the model."""
+
+    path: str
+    columns: tuple[TableColumn, ...]
+    nbytes: int
+
+    @property
+    def parameters(self) -> set[str]:
+        """The names of its parameters within the model."""
+        return {f"{self.path}.{column.name}" for column in self.columns}
+
+
+def find_tables(
+    model: nn.Module, outputs: Sequence[mx.array], parameters: Mapping[str, mx.array], stored: Mapping[str, mx.array]
+) -> tuple[Table, ...]:
+    """Return the large tables of which ``outputs`` only look up rows. ``stored``: what stands for the checkpoint's
+    tensors."""
+    found = list[Table]()
+    for path, module in _only_looked_up(model, outputs, parameters):
+        names = [name for name, _ in tree_flatten(module.parameters())]
+        columns = [_column(name, parameters[f"{path}.{name}"], stored) for name in names]
+        if None in columns:
+            log.info("%s stays in memory (%d bytes): no tensor has its rows as they are", path, _nbytes(module))
+        else:
+            found.append(Table(path, tuple(filter(None, columns)), _nbytes(module)))
+    return tuple(found)
+
+
+def _only_looked_up(
+    model: nn.Module, outputs: Sequence[mx.array], parameters: Mapping[str, mx.array]
+) -> list[tuple[str, nn.Module]]:
+    """Return the large tables that ``outputs`` depend on by looking up rows of them, or of other parts of the same
+    table, and in no other way."""
+    large = list(_large(model))
+    if not large:
+        return []
+    graph, readers, unread = Graph(outputs, parameters), defaultdict[str, set[str]](set), set[str]()
+    read = graph.read_by(range(len(outputs)))
+    for path, module in large:
+        for name, _ in tree_flatten(module.parameters()):
+            whole = f"{path}.{name}"
+            readers[_family(path)] |= graph.readers(whole) - {"StopGradient"}  # that makes it a result, as it is
+            readers[_family(path)] |= graph.mixed_with(whole) & set(parameters)
+            unread |= set() if whole in read else {path}
+    return [(path, module) for path, module in large if path not in unread and readers[_family(path)] == {"Gather"}]
+
+
+def leave_on_disk(model: nn.Module, tables: Sequence[Table], read: Collection[str], checkpoint: Checkpoint) -> None:
+    """Put into the places of the model's tables what reads rows from the files, and into those of large ones of which
+    none of the parameters is in ``read``, of another stage's layers, what reads nothing."""
+    for table in tables:
+        module = dict(model.named_modules())[table.path]
+        _put(model, table.path, {c.name: _File(checkpoint, c, module[c.name]) for c in table.columns})
+    there = {table.path for table in tables} | {name.rpartition(".")[0] for name in read}
+    for path, _ in list(_large(model)):
+        if path not in there:
+            _put(model, path, {})
+
+
+def leave_out(model: nn.Module, outputs: Callable[[], Sequence[mx.array]]) -> None:
+    """Put what reads nothing into the places of the large tables of which the ``outputs`` of the whole model only look
+    up rows."""
+    if dict(_large(model)):
+        for path, _ in _only_looked_up(model, outputs(), dict(tree_flatten(model.parameters()))):
+            _put(model, path, {})
+
+
+def _put(model: nn.Module, path: str, files: "Mapping[str, _File]") -> None:
+    above, _, key = path.rpartition(".")
+    holder: Any = model
+    for part in filter(None, above.split(".")):
+        holder = holder[int(part)] if isinstance(holder, list) else holder[part]
+    at: Any = int(key) if isinstance(holder, list) else key
+    holder[at] = _OnDisk(holder[at], files)
+
+
+def _modules_of_rows(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the embeddings of a model: modules that hold nothing but arrays of equally many rows."""
+    for path, module in model.named_modules():
+        arrays = [array for _, array in tree_flatten(module.parameters())]
+        rows = {array.shape[0] if array.ndim else 0 for array in arrays}
+        if path and "Embedding" in type(module).__name__ and not module.children() and len(rows) == 1:
+            yield path, module
+
+
+def _large(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Return the embeddings that are large, each or as the parts of a table."""
+    found, sizes = dict(_modules_of_rows(model)), Counter[str]()
+    for path, module in found.items():
+        sizes[_family(path)] += _nbytes(module)
+    return ((path, module) for path, module in found.items() if sizes[_family(path)] >= LARGE)
+
+
+def _family(path: str) -> str:
+    """Return the list that a module is in; the module itself if it is in none."""
+    above, _, key = path.rpartition(".")
+    return above if key.isdigit() else path
+
+
+def _nbytes(module: nn.Module) -> int:
+    return sum(array.nbytes for _, array in tree_flatten(module.parameters()))
+
+
+def _column(name: str, parameter: mx.array, stored: Mapping[str, mx.array]) -> TableColumn | None:
+    """Return how a parameter is stored. Return None if it is more than one tensor as it is, viewed or cast."""
+    graph = Graph([parameter], stored)
+    tensors = graph.read_by([0])
+    if len(tensors) != 1:
+        return None
+    (tensor,) = tensors
+    made = graph.made_by(0, tensor)
+    if not made <= {"View", "AsType"} or len(made) > 1 or stored[tensor].shape[0] != parameter.shape[0]:
+        return None
+    return TableColumn(name, tensor, "View" in made)
+
+
+class _File:
+    """One tensor in a file, as rows of bytes."""
+
+    def __init__(self, checkpoint: Checkpoint, column: TableColumn, like: mx.array) -> None:
+        path = checkpoint.path_of(column.tensor)
+        info = next(info for info in read_header(path) if info.name == column.tensor)
+        self._shape, self._dtype = like.shape[1:], like.dtype
+        self._stored_dtype = like.dtype if column.is_view else dtype_of(info)
+        begin, rows = data_begin(path) + info.begin, info.shape[0]
+        self._bytes = np.memmap(path, np.uint8, "r", begin, (rows, info.nbytes // rows))
+        self._bytes._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+        self._skipped = begin % mmap.ALLOCATIONGRANULARITY  # of the mapping, before the first row
+
+    def rows(self, wanted: np.ndarray) -> mx.array:
+        """Return some rows, ascending, as the parameter would hold them."""
+        table, page = self._bytes, mmap.PAGESIZE
+        first = (wanted * table.shape[1] + self._skipped) // page
+        last = ((wanted + 1) * table.shape[1] + self._skipped - 1) // page
+        for start, end in _ranges(first, last):
+            table._mmap.madvise(mmap.MADV_WILLNEED, start * page, (end - start + 1) * page)  # type: ignore[attr-defined]
+        found = mx.array(table[wanted]).view(self._stored_dtype)
+        return found.reshape(len(wanted), *self._shape).astype(self._dtype)
+
+
+def _ranges(first: np.ndarray, last: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield ascending ranges of pages, joined where they touch."""
+    breaks = np.flatnonzero(first[1:] > last[:-1] + 1) + 1
+    for few in np.split(np.stack([first, last], axis=1), breaks):
+        yield int(few[0, 0]), int(few[-1, 1])
+
+
+class _OnDisk(StandIn):
+    """Looks up rows in files; the module computes what it makes of them. Without files: zeros, which nothing reads."""
+
+    def __init__(self, real: nn.Module, files: Mapping[str, _File]) -> None:
+        super().__init__(real)
+        self._files = files
+        # Of the right form, and never computed.
+        self._zeros = {name: mx.zeros(a.shape, a.dtype) for name, a in tree_flatten(real.parameters())}
+        self.weight = self._zeros.get("weight")
+        for name in self._zeros:
+            real.pop(name)
+
+    def __call__(self, ids: Any) -> Any:
+        rows, places = self._zeros, mx.zeros(ids.shape, mx.int32)
+        if self._files:
+            wanted, found = np.unique(np.asarray(ids), return_inverse=True)
+            rows = {name: file.rows(wanted) for name, file in self._files.items()}
+            places = mx.array(found.reshape(ids.shape).astype(np.int32))
+        try:
+            for name, array in rows.items():
+                self._real[name] = array
+            return self._real(places)
+        finally:
+            for name in rows:
+                self._real.pop(name, None)

@@ -1,0 +1,96 @@
+"""Which of several models are in memory: who is loaded, who is asked for, what fits, who has rested -> what is next.
+
+A server offers more models than its machines hold. Three things bound what is loaded together: the bytes of the
+coordinator's machine, the workers (each serves one pipeline at a time), and a number that the operator may give.
+
+    asked for, and all fits beside what is loaded    load it
+    it does not fit                                  unload who has rested longest, as many as it takes: a swap
+    one that has to go still answers                 it answers to the end, and who asks for it anew waits
+    unused for ``ttl`` seconds                       unload it
+
+What is in use is never unloaded. Who has waited longest comes first, so nobody is passed over.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """One model. ``needs``: bytes on the coordinator's machine: weights and, once it is loaded, its room for KV.
+    ``workers``: those of its stages, by whatever tells them apart. ``num_using``: requests under way. ``rested_since``:
+    when the last one ended, in seconds. ``has_failed``: it has to be loaded again."""
+
+    name: str
+    needs: int
+    workers: frozenset[str] = frozenset()
+    is_loaded: bool = False
+    num_using: int = 0
+    rested_since: float = 0.0
+    has_failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """``room``: bytes, with nothing loaded. ``most``: models at a time; ``None``: as many as fit. ``ttl``: seconds that
+    a model may rest; ``None``: for ever."""
+
+    room: int
+    most: int | None = None
+    ttl: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is done now: ``unload`` these, then ``load`` that. ``leaving``: those that take no new request, as they have
+    to go."""
+
+    unload: tuple[str, ...] = ()
+    load: str | None = None
+    leaving: frozenset[str] = frozenset()
+
+
+def decide(models: Sequence[Resident], waiting: Sequence[str], bounds: Bounds, now: float) -> Change:
+    """What is done at ``now``, in seconds. ``waiting``: the models of requests that wait, by age; their models are not
+    loaded, or have to go."""
+    loaded = [each for each in models if each.is_loaded]
+    ttl = math.inf if bounds.ttl is None else bounds.ttl
+    rested = [each for each in loaded if each.num_using == 0 and (each.has_failed or now - each.rested_since >= ttl)]
+    if not waiting:
+        return Change(tuple(each.name for each in rested))
+    first = next(each for each in models if each.name == waiting[0])
+    if first.is_loaded and not first.has_failed:  # it was to go for another, that nobody wants any more
+        return Change(load=first.name)
+    going = _in_the_way(first, [each for each in loaded if each not in rested], bounds)
+    if any(each.num_using for each in going):
+        return Change(tuple(each.name for each in rested), leaving=frozenset(each.name for each in going))
+    return Change(tuple(each.name for each in (*rested, *going)), first.name)
+
+
+def _in_the_way(wanted: Resident, loaded: Sequence[Resident], bounds: Bounds) -> list[Resident]:
+    """Those that must go for ``wanted``: itself, if it failed in use; who has its workers; then who is unused, the one
+    that has rested longest first, until it fits. Where it does not fit at all, all go: loading says by how much."""
+    going = [each for each in loaded if each.name == wanted.name or each.workers & wanted.workers]
+    stay = sorted((e for e in loaded if e not in going), key=lambda e: (-bool(e.num_using), -e.rested_since))
+    while stay and not _fits([*stay, wanted], bounds):
+        going.append(stay.pop())
+    return going
+
+
+def _fits(together: Sequence[Resident], bounds: Bounds) -> bool:
+    is_few = bounds.most is None or len(together) <= bounds.most
+    return is_few and sum(each.needs for each in together) <= bounds.room
+
+
+def num_together(needs: Sequence[int], bounds: Bounds) -> int:
+    """How many of the models may be in memory together, at the most: that many share its room for KV.
+
+    >>> num_together([30, 10, 20], Bounds(room=45)), num_together([50], Bounds(room=45))
+    (2, 1)
+    """
+    fitting, total = 0, 0
+    for each in sorted(needs):
+        total += each
+        fitting += total <= bounds.room
+    return max(1, min(fitting, bounds.most or fitting))
