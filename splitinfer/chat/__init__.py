@@ -18,7 +18,7 @@ from splitinfer.llm import LLM
 
 
 def run_chat(llm: LLM, params: SamplingParams | ResolvedSampling, offers: Offers) -> int:
-    """Chat until the user leaves, and return the exit code. ``offers``: how a screen gets the process's signals.
+    """Return chat until the user leaves, and return the exit code. ``offers``: how a screen gets the process's signals.
 
     A terminal has line editing and a status line. Elsewhere every line of standard input is a turn or a command,
     answers go to standard output, and the code is 1 if any line could not be carried out.

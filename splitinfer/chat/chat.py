@@ -185,7 +185,7 @@ class Chat:
         return self._llm.tokenizer.encode_chat(messages, mark=mark, options=options)
 
     def _seen(self, messages: Sequence[Mapping[str, Any]]) -> SeenPrompt | None:
-        """A conversation with its pictures; ``None`` if it has none."""
+        """Return a conversation with its pictures. Return None if it has none."""
         if not has_pictures(messages):
             return None
         chat, files = self._llm.seeing.taken_out(messages)

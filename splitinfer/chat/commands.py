@@ -64,7 +64,7 @@ class Command:
 
 
 def parse(text: str) -> str | Command | None:
-    """The meaning of ``text``: a text for the model, or a command; ``None`` if it is blank.
+    """Return the meaning of ``text``: a text for the model, or a command. Return None if it is blank.
 
     Only a single word after the slash makes a command: paths and code comments are turns.
 
@@ -89,7 +89,7 @@ def parse(text: str) -> str | Command | None:
 
 
 def is_open(text: str) -> bool:
-    """Whether Enter begins a new line in it: it begins with three quotation marks, and does not end with three.
+    """Return whether Enter begins a new line in it: it begins with three quotation marks, and does not end with three.
 
     >>> marks = '"' * 3
     >>> is_open(marks + "one"), is_open(marks + "one" + marks), is_open("one")
@@ -99,7 +99,7 @@ def is_open(text: str) -> bool:
 
 
 def help_text() -> str:
-    """The text that /help shows."""
+    """Return the text that /help shows."""
     heads = {name: f"/{name} {usage.argument}".strip() for name, usage in COMMANDS.items()}
     indent = max(map(len, heads.values())) + 2
     width = min(_WIDTH, shutil.get_terminal_size().columns)

@@ -37,7 +37,7 @@ class Conversation:
     turns: tuple[Turn, ...] = ()
 
     def messages(self, asked: str | None = None) -> list[ChatMessage]:
-        """The messages that a chat template takes; ``asked`` is the user's next text."""
+        """Return the messages that a chat template takes; ``asked`` is the user's next text."""
         messages = [] if self.system is None else [_message("system", self.system)]
         for turn in self.turns:
             answer = _message("assistant", turn.assistant, turn.token_ids)
@@ -52,17 +52,19 @@ class Conversation:
         return replace(self, turns=(*self.turns, Turn(user, assistant, tuple(token_ids), reasoning)))
 
     def without_oldest(self, count: int) -> Self:
-        """This conversation without its first ``count`` turns."""
+        """Return this conversation without its first ``count`` turns."""
         return replace(self, turns=self.turns[count:])
 
 
 def room_for_answer(max_tokens: int, context: int) -> int:
-    """Tokens to keep free after the prompt: the whole answer, or a quarter of the context if that is less."""
+    """Return the tokens to keep free after the prompt: the whole answer, or a quarter of the context if that is
+    less."""
     return max(1, min(max_tokens, context // 4))
 
 
 def fit(conversation: Conversation, asked: str, encode: Encode, *, context: int, room: int) -> tuple[int, list[int]]:
-    """How many of the oldest turns to drop so that the prompt and ``room`` tokens fit ``context``, and the prompt then.
+    """Return how many of the oldest turns to drop so that the prompt and ``room`` tokens fit ``context``, and the
+    prompt then.
 
     Dropping a turn changes the prompt's prefix, so all of the prompt has to be computed again. Hence more is dropped
     than necessary, down to three quarters, and the next turns have a prefix to reuse. The new text itself is never
@@ -94,7 +96,7 @@ def to_json(conversation: Conversation) -> str:
 
 
 def from_json(text: str) -> Conversation:
-    """The conversation in a text that ``to_json``, or another program, wrote in that form.
+    """Return the conversation in a text that ``to_json``, or another program, wrote in that form.
 
     Raises:
         ValueError: the text is something else; one sentence says what.
@@ -119,7 +121,7 @@ def _message(role: str, content: str, token_ids: Sequence[int] = ()) -> ChatMess
 
 
 def _ids(message: Any) -> tuple[int, ...]:
-    """The ``token_ids`` of a message; none if they are anything but a list of ids."""
+    """Return the ``token_ids`` of a message; none if they are anything but a list of ids."""
     ids = message.get("token_ids")
     if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 2**31 for one in ids):
         return ()
@@ -141,7 +143,7 @@ def _pair(number: int, message: Any) -> tuple[str, str]:
 
 
 def _part(number: int, part: Any) -> str:
-    """A part of a message, as OpenAI's API has it."""
+    """Return a part of a message, as OpenAI's API has it."""
     match part:
         case {"type": "text", "text": str(text)}:
             return text

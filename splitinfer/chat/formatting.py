@@ -30,8 +30,8 @@ _LEAST_CELL = 13  # cells of a column in which words wrap
 
 
 def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
-    """The figures of one answer in short phrases, also while it runs; ``before`` and ``after``: the counters around
-    it."""
+    """Return the figures of one answer in short phrases, also while it runs; ``before`` and ``after``: the counters
+    around it."""
     times = output.token_times
     phrases = []
     if len(times) > 1 and times[-1] > times[0]:
@@ -52,7 +52,7 @@ def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
 
 
 def progress(reading: Reading) -> str:
-    """How far a prompt is read.
+    """Return how far a prompt is read.
 
     >>> progress(Reading(512, 1850, 0, 15.3)), progress(Reading(0, 1850, 0, 1.0))
     ('reading 512 of 1,850, 40 s left', 'reading 1,850 tokens')
@@ -75,7 +75,7 @@ def _shares(before: Stats, after: Stats) -> list[float]:
 
 
 def _drafts(stats: Stats) -> tuple[int, int]:
-    """The number of draft tokens that were verified, and of those that were accepted."""
+    """Return the number of draft tokens that were verified, and of those that were accepted."""
     found = stats.get("speculation")
     return (sum(found["tried_at"]), found["accepted"]) if found else (0, 0)
 
@@ -85,7 +85,7 @@ def _sent(stats: Stats) -> float:
 
 
 def stats_table(layout: Layout, stats: Stats, width: int | None = None) -> str:
-    """The text that /stats shows, in ``width`` cells; ``None``: however many it takes."""
+    """Return the text that /stats shows, in ``width`` cells; ``None``: however many it takes."""
     rows = list[tuple[str, ...]]()
     for spec, stage in zip(layout.stages, stats["stages"], strict=True):
         device, weights = stage.get("device", ""), stage.get("weight_bytes")
@@ -114,8 +114,8 @@ def stats_table(layout: Layout, stats: Stats, width: int | None = None) -> str:
 
 
 def held(output: RequestOutput, stats: Stats) -> int:
-    """Tokens whose KV the stages can reuse after an answer: the last token was not computed, and where a link packs
-    prompts, the answer's KV differs from that of the same tokens in a prompt."""
+    """Return the tokens whose KV the stages can reuse after an answer: the last token was not computed, and where a
+    link packs prompts, the answer's KV differs from that of the same tokens in a prompt."""
     answer = 0 if any(map(_packs, stats["stages"])) else len(output.token_ids) - 1
     return output.num_prompt_tokens + answer
 
@@ -125,7 +125,7 @@ def _packs(stage: Mapping[str, Any]) -> bool:
 
 
 def _packed(stats: Stats) -> list[str]:
-    """A line for each link that packs prompts, with the number of rows that its codec could not hold."""
+    """Return a line for each link that packs prompts, with the number of rows that its codec could not hold."""
     lines = []
     for before, stage in pairwise(stats["stages"]):
         if _packs(before):
@@ -137,8 +137,8 @@ def _packed(stats: Stats) -> list[str]:
 def layout_table(
     layout: Layout, now: Stats, before: Stats | None, held: int, states: Sequence[str] = (), width: int = 80
 ) -> str:
-    """The text that /layout shows: what each stage holds and how busy it is. ``before``: the counters at the last look.
-    ``held``: tokens whose KV is cached. ``states``: of the stages, shown if one is not ready."""
+    """Return the text that /layout shows: what each stage holds and how busy it is. ``before``: the counters at the
+    last look. ``held``: tokens whose KV is cached. ``states``: of the stages, shown if one is not ready."""
     lately = 0.0 if before is None else now["active_seconds"] - before["active_seconds"]
     cells = _layout_columns(layout, now, before if lately > 0 else None, held)
     if any(state != StageState.READY for state in states):
@@ -182,7 +182,7 @@ def _size(num_bytes: float | None, times: int = 1) -> str:
 
 
 def _drawn(columns: Mapping[str, Sequence[str]], width: int) -> str:
-    """Columns side by side, ``width`` cells in all: names and places wrap, figures do not."""
+    """Return the columns side by side, ``width`` cells in all: names and places wrap, figures do not."""
     drawn = Table(box=None, pad_edge=False, header_style="", padding=(0, 1))
     for heading in columns:
         if heading in ("stage", "where"):
@@ -195,7 +195,7 @@ def _drawn(columns: Mapping[str, Sequence[str]], width: int) -> str:
 
 
 def comparison(found: Comparison, width: int) -> str:
-    """Ways to run a model side by side, in ``width`` cells; below each other where there is no room for that."""
+    """Return ways to run a model side by side, in ``width`` cells; below each other where there is no room for that."""
     if width < _LEAST_CELL * (1 + len(found.headings)):
         names, *ways = zip(("", *found.headings), *found.rows, strict=True)
         return _below(names, ways, width)
@@ -225,19 +225,19 @@ def setting(sampling: ResolvedSampling, name: str) -> str:
 
 
 def greeting(layout: Layout, context: int) -> str:
-    """The one line above the first prompt."""
+    """Return the one line above the first prompt."""
     parts = ", ".join(f"{spec.name} {layers(spec)}" for spec in layout.stages)
     return f"{layout.model}: layers {parts}; context {context:,} tokens. /help lists the commands."
 
 
 def dropped(count: int, context: int) -> str:
-    """The sentence about turns that were dropped to fit the context."""
+    """Return the sentence about turns that were dropped to fit the context."""
     what = "the oldest turn was" if count == 1 else f"the {count:,} oldest turns were"
     return f"{what} dropped: the conversation no longer fits the {context:,} tokens of context"
 
 
 def layers(spec: StageSpec) -> str:
-    """A stage's first and last layer.
+    """Return a stage's first and last layer.
 
     >>> layers(StageSpec("back", 6, 12, "local"))
     '6-11'
@@ -246,7 +246,7 @@ def layers(spec: StageSpec) -> str:
 
 
 def where(spec: StageSpec) -> str:
-    """The place of a stage in words, or the places of its halves."""
+    """Return the place of a stage in words, or the places of its halves."""
     if spec.across:
         return " and ".join(map(where, spec.ranks))
     if spec.address is None:
@@ -255,16 +255,13 @@ def where(spec: StageSpec) -> str:
 
 
 def percent(share: float) -> str:
-    """
-    >>> percent(0.414)
-    '41%'
-    """
+    """Return >>> percent(0.414) '41%'"""
     return f"{100 * share:.0f}%"
 
 
 def columns(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
-    """A table in ``width`` cells, ``None``: however many it takes. Its rows are below each other if there are too few.
-    A column with nothing in it is left out.
+    """Return a table in ``width`` cells, ``None``: however many it takes. Its rows are below each other if there are
+    too few. A column with nothing in it is left out.
 
     >>> columns(("host", "worker"), [("mini", "port 5577")], 16)
     'host  worker\\nmini  port 5577'
@@ -282,7 +279,7 @@ def columns(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int |
 
 
 def _below(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    """Each row as its first cell and, below that, its other ones with their headings."""
+    """Return each row as its first cell and, below that, its other ones with their headings."""
     lines = list[str]()
     for first, *others in rows:
         lines += [first] if first else []
@@ -291,7 +288,7 @@ def _below(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -
 
 
 def wrap(phrases: Sequence[str], width: int, joint: str = " · ") -> str:
-    """Phrases on as few lines as ``width`` allows, none broken in two."""
+    """Return phrases on as few lines as ``width`` allows, none broken in two."""
     lines: list[str] = []
     for phrase in phrases:
         if lines and cell_len(lines[-1] + joint + phrase) <= width:

@@ -37,11 +37,11 @@ class MarkdownStream:
         self._block, self._rows, self._fence = "", 0, ""
 
     def feed(self, text: str) -> str:
-        """What to send for ``text``."""
+        """Return what to send for ``text``."""
         return "".join(map(self._feed_char, text))
 
     def end(self) -> str:
-        """What to send at the answer's end, behind which a new line begins."""
+        """Return what to send at the answer's end, behind which a new line begins."""
         return self._settled() or ("" if self._block.endswith("\n") else "\n")
 
     def _feed_char(self, char: str) -> str:
@@ -57,7 +57,7 @@ class MarkdownStream:
         return settled + written
 
     def _is_between(self) -> bool:
-        """Whether the block has ended, unless the next line goes on with it."""
+        """Return whether the block has ended, unless the next line goes on with it."""
         return not self._fence and self._block.endswith("\n\n") and bool(self._block.strip())
 
     def _goes_on(self, char: str) -> bool:
@@ -75,7 +75,7 @@ class MarkdownStream:
             self._fence = ""
 
     def _settled(self) -> str:
-        """The block drawn over what is there of it; nothing where that cannot be, or would change nothing."""
+        """Return the block drawn over what is there of it; nothing where that cannot be, or would change nothing."""
         columns, rows = self._at
         if self._draw is None or self._size() != self._at or self._rows >= rows - 1 or not _MARKUP.search(self._block):
             return ""
@@ -85,7 +85,7 @@ class MarkdownStream:
 
 
 def drawn(block: str, columns: int) -> str:
-    """A block as rich draws it, in this terminal's colours, without the empty lines around it."""
+    """Return a block as rich draws it, in this terminal's colours, without the empty lines around it."""
     from rich.console import Console
 
     from splitinfer.chat.lists import Markdown
@@ -115,7 +115,7 @@ class WordWrap:
         self._word = ""  # letters since the last space or wide character; a break moves them
 
     def feed(self, text: str) -> str:
-        """The text to write for ``text``."""
+        """Return the text to write for ``text``."""
         return "".join(map(self._feed_char, text))
 
     def _feed_char(self, char: str) -> str:

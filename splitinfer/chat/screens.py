@@ -68,7 +68,8 @@ class LineScreen:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def read(self, draft: str = "") -> str | None:
-        """The next input; ``None`` when there is no more. ``draft``: text to begin with, where it can be edited."""
+        """Return the next input. Return None when there is no more. ``draft``: text to begin with, where it can be
+        edited."""
         line = next(iter(self._lines), None)
         return None if line is None else line.rstrip("\r\n")
 
@@ -304,7 +305,7 @@ class _LenientHistory(FileHistory):
 
 
 def history_file() -> Path | None:
-    """The file of what was typed, readable by its owner only; ``None`` where it cannot be made."""
+    """Return the file of what was typed, readable by its owner only. Return None if it cannot be made."""
     try:
         path = state() / "history"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

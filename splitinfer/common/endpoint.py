@@ -25,7 +25,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str, port: int = WORKER_PORT) -> "Endpoint":
-        """The endpoint that a text names; ``port`` where it names none.
+        """Return the endpoint that a text names; ``port`` where it names none.
 
         Raises:
             ConfigError: it is not one.
@@ -67,7 +67,7 @@ class Endpoint:
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """The name, with a number where it is taken."""
+    """Return the name, with a number where it is taken."""
     count, found = 1, name
     while found in taken:
         count += 1
@@ -76,7 +76,7 @@ def free_name(name: str, taken: Collection[str]) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host, which is a name or a number.
+    """Return whether only this machine reaches a host, which is a name or a number.
 
     >>> [is_loopback(host) for host in ("localhost", "127.0.0.2", "[::1]", "::1%lo0", "0.0.0.0", "mini.local", "")]
     [True, True, True, True, False, False, False]

@@ -25,7 +25,7 @@ class Fingerprint:
     revision: str | None = None
 
     def difference(self, other: "Fingerprint") -> str | None:
-        """A phrase that names the first difference between two models, or ``None``.
+        """Return a phrase that names the first difference between two models, or ``None``.
 
         Samples are compared only where both sides have the file.
         """
@@ -44,7 +44,8 @@ class Fingerprint:
         return None
 
     def digest(self) -> str:
-        """A digest that is equal for equal weights; with a revision it is independent of which files are downloaded."""
+        """Return a digest that is equal for equal weights; with a revision it is independent of which files are
+        downloaded."""
         samples = self.revision is None
         files = [
             (name, one.size, one.table, one.sample if samples else None) for name, one in sorted(self.files.items())

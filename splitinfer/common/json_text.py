@@ -11,7 +11,7 @@ from typing import Any
 
 
 def dumps(value: Any, *, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
-    """``value`` as JSON, without escapes for non-ASCII text; numbers that are not finite become null.
+    """Return ``value`` as JSON, without escapes for non-ASCII text; numbers that are not finite become null.
 
     >>> dumps({"rates": [1.5, float("nan")], "most": float("inf"), "name": "è"})
     '{"rates": [1.5, null], "most": null, "name": "è"}'
@@ -28,7 +28,7 @@ def _encoder(indent: int | None, separators: tuple[str, str] | None) -> json.JSO
 
 
 def _finite(value: Any) -> Any:
-    """The same with ``None`` in place of numbers that are not finite, also as keys."""
+    """Return the same with ``None`` in place of numbers that are not finite, also as keys."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

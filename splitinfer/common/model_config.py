@@ -11,7 +11,7 @@ _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
 def parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The configuration, and within it that of the language model, if it has one."""
+    """Yield the configuration, and within it that of the language model, if it has one."""
     yield config
     for name in _NESTED:
         if isinstance(inner := config.get(name), Mapping):
@@ -19,18 +19,18 @@ def parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's configuration."""
+    """Return the language model's configuration."""
     return list(parts(config))[-1]
 
 
 def mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A part of the configuration by its name; empty if there is none."""
+    """Return a part of the configuration by its name; empty if there is none."""
     found = config.get(key)
     return found if isinstance(found, Mapping) else {}
 
 
 def positive(config: Mapping[str, Any], *keys: str) -> int | None:
-    """The first positive integer under one of the keys.
+    """Return the first positive integer under one of the keys.
 
     >>> positive({"n_heads": "?", "text_config": {"n_heads": 8}}, "heads", "n_heads")
     8
@@ -40,7 +40,7 @@ def positive(config: Mapping[str, Any], *keys: str) -> int | None:
 
 
 def token_ids(config: Mapping[str, Any], key: str) -> int | list[int] | None:
-    """The first token id, or list of such, under the key.
+    """Return the first token id, or list of such, under the key.
 
     >>> token_ids({"eos": [], "text_config": {"eos": [1, 7]}}, "eos")
     [1, 7]
@@ -49,7 +49,7 @@ def token_ids(config: Mapping[str, Any], key: str) -> int | list[int] | None:
 
 
 def is_integer(value: Any) -> TypeGuard[int]:
-    """Whether it is an integer; ``True`` is not."""
+    """Return whether it is an integer; ``True`` is not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -59,6 +59,6 @@ def _are_ids(value: Any) -> bool:
 
 
 def strings(config: Mapping[str, Any], key: str) -> list[str]:
-    """The texts in a list of the configuration."""
+    """Return the texts in a list of the configuration."""
     found = config.get(key)
     return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []

@@ -39,5 +39,5 @@ class TensorInfo:
 
 
 def header_entry(info: TensorInfo, begin: int) -> Mapping[str, Any]:
-    """The entry of a safetensors header for this tensor, placed at ``begin`` of the data part."""
+    """Return the entry of a safetensors header for this tensor, placed at ``begin`` of the data part."""
     return {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": [begin, begin + info.nbytes]}

@@ -53,8 +53,8 @@ class Grammar:
 
     @classmethod
     def json(cls, schema: Any = None) -> "Grammar":
-        """JSON that a schema admits: a mapping, its text, or a pydantic model, of whose fields there are no others;
-        ``None``: any JSON object."""
+        """Return JSON that a schema admits: a mapping, its text, or a pydantic model, of whose fields there are no
+        others; ``None``: any JSON object."""
         schema = _read(schema)
         if not isinstance(schema, Mapping | bool):
             raise ValueError(f"a JSON schema must be an object, not {schema!r:.40}")
@@ -68,22 +68,22 @@ class Grammar:
 
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":
-        """Text that a regular expression matches as a whole."""
+        """Return text that a regular expression matches as a whole."""
         return cls(GrammarKind.REGEX, pattern)
 
     @classmethod
     def lark(cls, text: str) -> "Grammar":
-        """Text of a Lark grammar, as llguidance reads it; its first rule is ``start``."""
+        """Return text of a Lark grammar, as llguidance reads it; its first rule is ``start``."""
         return cls(GrammarKind.LARK, text)
 
     @classmethod
     def gbnf(cls, text: str) -> "Grammar":
-        """Text of a grammar as llama.cpp has it; its first rule is ``root``."""
+        """Return text of a grammar as llama.cpp has it; its first rule is ``root``."""
         return cls(GrammarKind.GBNF, text)
 
     @classmethod
     def choice(cls, answers: Iterable[str]) -> "Grammar":
-        """One of some answers."""
+        """Return one of some answers."""
         texts = list(answers)
         if isinstance(answers, str) or not texts or not all(isinstance(text, str) and text for text in texts):
             raise ValueError("choices must be a list of one or more texts, none of them empty")
@@ -93,7 +93,7 @@ class Grammar:
 
     @classmethod
     def of(cls, given: Any) -> "Grammar":
-        """A grammar from what a caller gives: one, a JSON schema as a mapping, or a pydantic model.
+        """Return a grammar from what a caller gives: one, a JSON schema as a mapping, or a pydantic model.
 
         Raises:
             ValueError: it is something else.
@@ -106,7 +106,7 @@ class Grammar:
 
 
 def _read(schema: Any) -> Any:
-    """A schema that was given as a pydantic model, as text, or not at all."""
+    """Return a schema that was given as a pydantic model, as text, or not at all."""
     if hasattr(schema, "model_json_schema"):
         return _closed(schema.model_json_schema())
     if isinstance(schema, str):
@@ -118,7 +118,7 @@ def _read(schema: Any) -> Any:
 
 
 def _closed(schema: Any) -> Any:
-    """A model's schema without further fields, which the model would leave out anyway."""
+    """Return a model's schema without further fields, which the model would leave out anyway."""
     if isinstance(schema, list):
         return [_closed(one) for one in schema]
     if not isinstance(schema, Mapping):
@@ -129,7 +129,7 @@ def _closed(schema: Any) -> Any:
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether a schema is nested too deeply for programs that go through it by recursion."""
+    """Return whether a schema is nested too deeply for programs that go through it by recursion."""
     level, depth = [value], 0
     while level and depth <= _MAX_NESTED:
         below = [list(one.values()) if isinstance(one, Mapping) else one for one in level if _holds(one)]
@@ -157,11 +157,11 @@ class TokenRules(Protocol):
     def failure(self) -> str | None: ...
 
     def refuses(self, answer: Seq[int]) -> bool:
-        """Whether a token of an answer could not follow those before it: then the rules have not been kept."""
+        """Return whether a token of an answer could not follow those before it: then the rules have not been kept."""
         ...
 
     def jump_forward(self, answer: Seq[int], most: int) -> tuple[int, ...]:
-        """The tokens, at most so many, that must follow ``answer``; none where there is a choice or an end."""
+        """Return the tokens, at most so many, that must follow ``answer``; none where there is a choice or an end."""
         ...
 
     def admitted(self, answer: Seq[int], drafts: Seq[int]) -> list[bool]:
@@ -169,8 +169,9 @@ class TokenRules(Protocol):
         ...
 
     def alternatives(self, answer: Seq[int]) -> Texts:
-        """Tokens of the few texts one of which must follow ``answer``, if the likeliest is wanted and is not decided by
-        their first tokens alone; empty elsewhere, and once it is decided. ``admitted`` admits no draft there."""
+        """Return the tokens of the few texts one of which must follow ``answer``, if the likeliest is wanted and is not
+        decided by their first tokens alone; empty elsewhere, and once it is decided. ``admitted`` admits no draft
+        there."""
         ...
 
     def decide(self, answer: Seq[int], tokens: Text) -> None:
@@ -184,5 +185,5 @@ class TokenRules(Protocol):
 
 
 def beginning_of(text: Text, other: Text) -> bool:
-    """Whether some tokens are the beginning of others, and not all of them."""
+    """Return whether some tokens are the beginning of others, and not all of them."""
     return len(text) < len(other) and other[: len(text)] == text

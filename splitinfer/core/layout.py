@@ -40,7 +40,7 @@ _INPROC = re.compile(r"inproc://[\w.-]+")
 
 
 def written(address: str, key: str | None = None) -> str:
-    """A rank as a layout has it: ``local``, or ``host:port#KEY`` with or without the key."""
+    """Return a rank as a layout has it: ``local``, or ``host:port#KEY`` with or without the key."""
     return f"{address}#{key}" if key else address
 
 
@@ -165,12 +165,12 @@ class Layout:
         return tuple(stage for stage in self.workers if stage.address is None)
 
     def to_be_found(self) -> Self:
-        """The same layout without the addresses of workers that have a key."""
+        """Return the same layout without the addresses of workers that have a key."""
         stages = (stage if stage.key is None else dataclasses.replace(stage, address=None) for stage in self.stages)
         return dataclasses.replace(self, stages=tuple(stages))
 
     def with_found(self, found: Mapping[str, tuple[str, str | None]]) -> Self:
-        """The same layout with the address and key of each stage in ``found``, by the stages' names.
+        """Return the same layout with the address and key of each stage in ``found``, by the stages' names.
 
         Raises:
             LayoutError: two stages would have one address.
@@ -184,11 +184,11 @@ class Layout:
         return dataclasses.replace(self, stages=tuple(stages))
 
     def with_model(self, model: str) -> Self:
-        """The same layout with ``model`` in place of its own, if it had one."""
+        """Return the same layout with ``model`` in place of its own, if it had one."""
         return dataclasses.replace(self, model=model)
 
     def with_codec(self, codec: str) -> Self:
-        """The same layout with ``codec`` on every link."""
+        """Return the same layout with ``codec`` on every link."""
         first, *others = self.stages
         return dataclasses.replace(self, stages=(first, *(dataclasses.replace(each, codec=codec) for each in others)))
 
@@ -211,8 +211,8 @@ StagePart = tuple[str, int, str | None] | tuple[str, int, str | None, Mapping[st
 
 
 def lay_out(parts: Iterable[StagePart]) -> tuple[StageSpec, ...]:
-    """Stages from ``(name, number of layers, address[, further fields of StageSpec])`` in order; each starts where the
-    one before ends."""
+    """Return the stages from ``(name, number of layers, address[, further fields of StageSpec])`` in order; each starts
+    where the one before ends."""
     stages: list[StageSpec] = []
     start = 0
     for name, num_layers, address, *more in parts:
@@ -246,7 +246,7 @@ def _check_stages(stages: Sequence[StageSpec], layout: str) -> None:
 
 
 def _mistakes(stage: StageSpec, end: int, *, is_first: bool) -> Iterator[str]:
-    """What is wrong with a stage, as phrases that follow its name. ``end``: of the stage before."""
+    """Yield what is wrong with a stage, as phrases that follow its name. ``end``: of the stage before."""
     if stage.num_layers < 1:
         yield f"holds {_layers(stage.num_layers)}; it needs at least 1"
     if stage.start != end:
@@ -293,7 +293,7 @@ def _mistakes_across(stage: StageSpec) -> Iterator[str]:
 
 
 def _with_whole_address(stage: StageSpec, layout: str) -> StageSpec:
-    """The stage with its addresses as transports take them."""
+    """Return the stage with its addresses as transports take them."""
     if stage.across:
         wholes = (_with_whole_address(rank, layout) for rank in stage.ranks)
         across = tuple(written(str(whole.address), whole.key) for whole in wholes)

@@ -38,7 +38,8 @@ class LinkTransport:
         return None
 
     def addresses(self, tcp: str) -> tuple[str, str]:
-        """The address for the worker at ``tcp``, and the one to fall back to, which is empty if there is none."""
+        """Return the address for the worker at ``tcp``, and the one to fall back to, which is empty if there is
+        none."""
         if self.transport == TCP:
             return tcp, ""
         given = [f"backend={self.backend}"] * (self.backend != JACCL) + [f"device={self.device}"] * bool(self.device)

@@ -14,7 +14,8 @@ _UNKNOWN = 120.0  # seconds where nothing is predicted: caches are filled, kerne
 
 
 def limit_of(predicted: float | None) -> float:
-    """Seconds after which a step counts as stuck, that was ``predicted`` to take so long; ``None``: not known."""
+    """Return the seconds after which a step counts as stuck, that was ``predicted`` to take so long; ``None``: not
+    known."""
     return _UNKNOWN if predicted is None else predicted + _BEYOND
 
 
@@ -46,7 +47,7 @@ class RejoinDeadline:
     since: float | None
 
     def is_over(self, now: float, *, anybody_waits: bool) -> bool:
-        """Whether requests have waited for ``timeout`` seconds."""
+        """Return whether requests have waited for ``timeout`` seconds."""
         if not anybody_waits:
             self.since = None
             return False
@@ -54,5 +55,5 @@ class RejoinDeadline:
         return self.left(now) <= 0
 
     def left(self, now: float) -> float:
-        """Seconds until it is over, if requests wait until then."""
+        """Return the seconds until it is over, if requests wait until then."""
         return self.timeout if self.since is None else self.since + self.timeout - now

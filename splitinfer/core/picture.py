@@ -58,7 +58,8 @@ class Picture:
 
 
 def row_ids(key: bytes, count: int) -> tuple[int, ...]:
-    """The ids of a picture's rows. Each has 62 bits of its own, so that no part of a picture is taken for another's.
+    """Return the ids of a picture's rows. Each has 62 bits of its own, so that no part of a picture is taken for
+    another's.
 
     >>> [number >= FIRST_ROW_ID for number in row_ids(b"key", 2)], len(set(row_ids(b"key", 9)))
     ([True, True], 9)
@@ -68,7 +69,7 @@ def row_ids(key: bytes, count: int) -> tuple[int, ...]:
 
 
 def with_placeholders(tokens: Seq[int], start: int, pictures: Iterable[Picture]) -> tuple[int, ...]:
-    """A sequence's ``tokens`` from position ``start`` on as stages are sent them.
+    """Return a sequence's ``tokens`` from position ``start`` on as stages are sent them.
 
     >>> with_placeholders((5, 2**62, 2**62 + 1, 6), 0, [Picture(1, b"", (9, 9))])
     (5, 9, 9, 6)
@@ -82,7 +83,7 @@ def with_placeholders(tokens: Seq[int], start: int, pictures: Iterable[Picture])
 
 
 def grid_positions(pictures: Iterable[Picture], start: int, end: int) -> list[tuple[int, int, int]]:
-    """The positions (time, row, column) of a sequence's tokens [start, end), with its pictures in their order.
+    """Return the positions (time, row, column) of a sequence's tokens [start, end), with its pictures in their order.
 
     >>> grid_positions([Picture(1, b"", (9,) * 6, (2, 3))], 0, 9)
     [(0, 0, 0), (1, 1, 1), (1, 1, 2), (1, 1, 3), (1, 2, 1), (1, 2, 2), (1, 2, 3), (4, 4, 4), (5, 5, 5)]
@@ -100,8 +101,8 @@ def grid_positions(pictures: Iterable[Picture], start: int, end: int) -> list[tu
 
 
 def chunk_end(pictures: Iterable[Picture], start: int, end: int) -> int:
-    """Where a chunk from ``start`` that is to end at ``end`` ends so that it cuts no picture that is computed whole:
-    before it, or behind it where the chunk begins with it.
+    """Return where a chunk from ``start`` that is to end at ``end`` ends so that it cuts no picture that is computed
+    whole: before it, or behind it where the chunk begins with it.
 
     >>> picture = Picture(4, b"", (9,) * 8, is_whole=True)
     >>> [chunk_end([picture], *chunk) for chunk in ((0, 3), (0, 6), (4, 6), (6, 7), (2, 12), (2, 14))]

@@ -103,12 +103,12 @@ class Slice:
         return self.num_drafts == len(self.token_ids)
 
     def is_rejected(self, position: int, token_id: int | None) -> bool:
-        """Whether it lies behind a wrong draft, where ``token_id`` was sampled last, for ``position`` (``None``: no
-        token was). A slice that begins with a draft is valid only if it begins there with that token."""
+        """Return whether it lies behind a wrong draft, where ``token_id`` was sampled last, for ``position`` (``None``:
+        no token was). A slice that begins with a draft is valid only if it begins there with that token."""
         return self.begins_with_draft and (self.start, self.token_ids[0]) != (position, token_id)
 
     def num_accepted(self, sampled: Seq[int]) -> int:
-        """How many of the ``num_logits`` sampled tokens count: those up to the first that is not the next draft.
+        """Return how many of the ``num_logits`` sampled tokens count: those up to the first that is not the next draft.
 
         Sampling the target at each position with that position's key, and accepting drafts while they are equal,
         gives the target's tokens whatever the drafts are.
@@ -122,14 +122,14 @@ class Slice:
         return len(sampled)
 
     def is_verdict(self, tokens: Seq[int]) -> bool:
-        """Whether ``tokens`` can be those that count: all, or those up to one that is not the next draft."""
+        """Return whether ``tokens`` can be those that count: all, or those up to one that is not the next draft."""
         if len(tokens) >= self.num_logits or not tokens:
             return len(tokens) == self.num_logits and self.num_accepted(tokens) == len(tokens)
         return self.num_accepted(tokens) == len(tokens) and tokens[-1] != self._verified[len(tokens) - 1]
 
     def is_answered_by(self, found: "SampledSlice | None", tokens: Seq[int] | None) -> bool:
-        """Whether ``found`` is possible for its rows and drafts. ``tokens``: its sequence's before it; ``None``: it has
-        ended. ``found``: ``None`` where nothing came, because nothing is wanted, or a stage has left it out."""
+        """Return whether ``found`` is possible for its rows and drafts. ``tokens``: its sequence's before it; ``None``:
+        it has ended. ``found``: ``None`` where nothing came, because nothing is wanted, or a stage has left it out."""
         sampled = () if found is None else tuple(token.token_id for token in found.tokens)
         if found is not None and len(found.drafts) > self.num_next:
             return False
@@ -346,8 +346,8 @@ class StepResult:
     figures: tuple[StageFigures, ...] = ()
 
     def received_at(self, at: float) -> "StepResult":
-        """The same with the first stage's times as if it had received the step then: on the clock of who has sent it,
-        where that has no stage of its own."""
+        """Return the same with the first stage's times as if it had received the step then: on the clock of who has
+        sent it, where that has no stage of its own."""
         first, *others = self.figures
         late = first.received - at
         moved = replace(

@@ -17,7 +17,7 @@ def _mix(x: int) -> int:
 
 
 def position_key(seed: int, position: int) -> tuple[int, int]:
-    """The threefry key (two unsigned 32-bit words) of the token at ``position``.
+    """Return the threefry key (two unsigned 32-bit words) of the token at ``position``.
 
     >>> position_key(7, 0) == position_key(7, 0), position_key(7, 0) == position_key(7, 1)
     (True, False)

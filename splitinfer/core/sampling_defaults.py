@@ -54,7 +54,7 @@ NOTHING = Recommended({})
 
 
 def recommended(config: Mapping[str, Any]) -> Recommended:
-    """The usable sampling values of a generation config; fields that are absent or null are left out.
+    """Return the usable sampling values of a generation config; fields that are absent or null are left out.
 
     ``do_sample: false`` means greedy decoding whatever the temperature; ``do_sample: true`` without a temperature means
     a temperature of 1, as in the library that defines the format.
@@ -80,7 +80,7 @@ def recommended(config: Mapping[str, Any]) -> Recommended:
 
 
 def _checked(name: str, raw: Any) -> Any:
-    """One value as ``SamplingParams`` takes it.
+    """Return one value as ``SamplingParams`` takes it.
 
     Raises:
         ValueError: it is not a number, or is out of range.
@@ -102,11 +102,11 @@ class ResolvedSampling:
 
     @classmethod
     def of(cls, params: SamplingParams) -> "ResolvedSampling":
-        """Parameters whose values all count as defaults."""
+        """Return parameters whose values all count as defaults."""
         return cls(params, dict.fromkeys(RECOMMENDABLE, Origin.DEFAULT))
 
     def with_value(self, name: str, text: str) -> "ResolvedSampling":
-        """The same parameters with one value set in the chat. ``text``: the value as it was typed.
+        """Return the same parameters with one value set in the chat. ``text``: the value as it was typed.
 
         Raises:
             ValueError: it is not a number, or is out of range.
@@ -120,12 +120,12 @@ class ResolvedSampling:
         return ResolvedSampling(params, {**self.origins, name: Origin.CHAT})
 
     def reset(self, name: str, usual: "ResolvedSampling") -> "ResolvedSampling":
-        """The same parameters with one value as in ``usual``."""
+        """Return the same parameters with one value as in ``usual``."""
         params = replace(self.params, **{name: getattr(usual.params, name)})
         return ResolvedSampling(params, {**self.origins, name: usual.origin_of(name)})
 
     def origin_of(self, name: str) -> Origin:
-        """Where the value of one of ``SETTABLE`` comes from."""
+        """Return where the value of one of ``SETTABLE`` comes from."""
         is_default = name != "max_tokens" or self.params.max_tokens in (ANSWER_TOKENS, DEMO_TOKENS)
         return self.origins.get(name, Origin.DEFAULT if is_default else Origin.OPTION)
 
@@ -148,7 +148,7 @@ class SamplingChoice:
         self.over(NOTHING)
 
     def over(self, model: Recommended) -> ResolvedSampling:
-        """The parameters in force for a model."""
+        """Return the parameters in force for a model."""
         params = replace(self.base, **{**model.values, **self.chosen})
         origins = dict.fromkeys(RECOMMENDABLE, Origin.DEFAULT)
         origins |= dict.fromkeys(model.values, Origin.MODEL) | dict.fromkeys(self.chosen, Origin.OPTION)

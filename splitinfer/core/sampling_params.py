@@ -42,7 +42,7 @@ _WHOLE: Mapping[str, tuple[int, int, str]] = {
 
 
 def as_number(name: str, value: object) -> float:
-    """The value of a field that is a fraction. Raises ValueError: it is not a number, or too large for one."""
+    """Return the value of a field that is a fraction. Raises ValueError: it is not a number, or too large for one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name} must be a number, not {value!r:.40}")
     try:
@@ -52,7 +52,7 @@ def as_number(name: str, value: object) -> float:
 
 
 def _as_biases(given: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Pairs of token id and bias, by id, so that equal biases are equal values. Raises ValueError."""
+    """Return pairs of token id and bias, by id, so that equal biases are equal values. Raises ValueError."""
     pairs = given.items() if isinstance(given, Mapping) else given
     try:
         biases = tuple(sorted((token, float(bias)) for token, bias in pairs))

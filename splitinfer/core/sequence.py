@@ -157,7 +157,7 @@ class Ballot:
         return max(self.alternatives, key=self._score)
 
     def _score(self, text: Text) -> float:
-        """The log probability that a text comes, and none that it begins."""
+        """Return the log probability that a text comes, and none that it begins."""
         score = dict(zip(self.alternatives, self.scores, strict=True))
         longer = [other for other in score if beginning_of(text, other)]
         nearest = [one for one in longer if not any(beginning_of(other, one) for other in longer)]
@@ -232,7 +232,7 @@ class Sequence:
         return min(self.num_scheduled, len(self.tokens))
 
     def sent(self, start: int, end: int) -> tuple[int, ...]:
-        """The tokens [start, end) as stages are sent them."""
+        """Return the tokens [start, end) as stages are sent them."""
         tokens = self.tokens[start:end]
         return with_placeholders(tokens, start, self.pictures) if self.pictures else tuple(tokens)
 
@@ -328,7 +328,7 @@ class Sequence:
         self.num_scheduled = len(self.tokens) - 1
 
     def is_ballot(self, part: Slice) -> bool:
-        """Whether a slice scores an alternative, and not its prompt."""
+        """Return whether a slice scores an alternative, and not its prompt."""
         return bool(part.scored) and part.start >= self.num_prompt_tokens - 1
 
     def hold(self, drafts: Seq[int], are_jumps: Iterable[bool]) -> None:

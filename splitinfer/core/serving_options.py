@@ -71,7 +71,7 @@ class Declared:
         return f"{kind}{unit} from {least or 0:,g} to {'any finite one' if most is None else f'{most:,.0f}'}"
 
     def checked(self, value: Any) -> Any:
-        """``value`` in the field's type; ``None`` stays. Raises ValueError: what it must be."""
+        """Return ``value`` in the field's type; ``None`` stays. Raises ValueError: what it must be."""
         if value is None and self.may_be_none:
             return None
         option, least, most = self.option, self.option.least, self.option.most
@@ -90,7 +90,7 @@ class Declared:
 
 
 def declared(owner: type) -> Mapping[str, Declared]:
-    """The options that the fields of a dataclass declare, by name."""
+    """Return the options that the fields of a dataclass declare, by name."""
     hints = get_type_hints(owner, include_extras=True)
     found = {}
     for each in fields(owner):
@@ -211,17 +211,18 @@ class ServingOptions:
         return PolicyConfig(**options)
 
     def as_dict(self) -> dict[str, Any]:
-        """The options that are set."""
+        """Return the options that are set."""
         values = {name: getattr(self, name) for name in SERVING_OPTIONS}
         return {name: value for name, value in values.items() if value is not None}
 
     def over(self, other: "ServingOptions") -> "ServingOptions":
-        """These options, and those of ``other`` where these are not set."""
+        """Return these options, and those of ``other`` where these are not set."""
         return ServingOptions(**{**other.as_dict(), **self.as_dict()})
 
 
 def usual_token_budget(*, on_gpu: bool) -> int:
-    """Tokens in a step where nobody says: short chunks fill the stages sooner, but would leave a GPU idle."""
+    """Return the tokens in a step where nobody says: short chunks fill the stages sooner, but would leave a GPU
+    idle."""
     return 512 if on_gpu else 128
 
 

@@ -71,7 +71,7 @@ class StopMatcher:
         return held
 
     def _num_held(self, text: str) -> int:
-        """Length of the longest suffix of ``text`` that a stop string begins with."""
+        """Return length of the longest suffix of ``text`` that a stop string begins with."""
         longest = min(len(text), self._longest - 1)
         sizes = range(longest, 0, -1)
         return next((size for size in sizes if any(stop.startswith(text[-size:]) for stop in self._stops)), 0)

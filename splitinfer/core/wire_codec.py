@@ -45,7 +45,7 @@ class Column:
 
 
 def columns(codec: str, width: int) -> tuple[Column, ...]:
-    """The arrays that rows of ``width`` values are packed into, in their order on the wire.
+    """Return the arrays that rows of ``width`` values are packed into, in their order on the wire.
 
     Raises:
         ValueError: ``codec`` does not pack, or the rows are too wide for it.
@@ -64,20 +64,20 @@ def columns(codec: str, width: int) -> tuple[Column, ...]:
 
 
 def bytes_per_row(codec: str, width: int, dtype: str) -> int:
-    """Bytes that a row of ``width`` values takes on the wire. ``dtype``: of the unpacked values."""
+    """Return the bytes that a row of ``width`` values takes on the wire. ``dtype``: of the unpacked values."""
     if codec == NONE:
         return Column(dtype, width).bytes_per_row
     return sum(column.bytes_per_row for column in columns(codec, width))
 
 
 def packs(codec: str, width: int, dtype: str) -> bool:
-    """Whether a codec makes rows smaller at all: fp16 does nothing for a model that computes in 16 bits."""
+    """Return whether a codec makes rows smaller at all: fp16 does nothing for a model that computes in 16 bits."""
     return codec != NONE and bytes_per_row(codec, width, dtype) < bytes_per_row(NONE, width, dtype)
 
 
 def is_faster(plain: int, packed: int, bytes_per_second: float, seconds: float) -> bool:
-    """Whether packing is clearly faster. ``plain``, ``packed``: bytes of the same rows; ``seconds``: of packing and
-    unpacking them. A margin is needed because time on the link may overlap with computing, and packing does not.
+    """Return whether packing is clearly faster. ``plain``, ``packed``: bytes of the same rows; ``seconds``: of packing
+    and unpacking them. A margin is needed because time on the link may overlap with computing, and packing does not.
 
     >>> is_faster(4_000_000, 1_000_000, 1e9, 0.001), is_faster(4_000_000, 1_000_000, 1e10, 0.001)
     (True, False)
@@ -114,7 +114,7 @@ class Packing:
         return self.runs[-1][1]
 
     def pieces(self, num_rows: int) -> tuple[tuple[bool, int], ...]:
-        """All rows of the step in order, as runs: whether they are packed, and how many there are.
+        """Return all rows of the step in order, as runs: whether they are packed, and how many there are.
 
         >>> Packing("int8", ((2, 5),)).pieces(6)
         ((False, 2), (True, 3), (False, 1))
@@ -128,7 +128,7 @@ class Packing:
 
 
 def runs_of(rows: Iterable[int]) -> tuple[RowRun, ...]:
-    """Group ascending numbers into runs.
+    """Return group ascending numbers into runs.
 
     >>> runs_of([0, 1, 2, 5, 6])
     ((0, 3), (5, 7))

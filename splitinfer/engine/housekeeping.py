@@ -27,7 +27,7 @@ class Housekeeping(Generic[T]):
         self._held.update(now)
 
     def until_release(self) -> float | None:
-        """Seconds until the machine may sleep."""
+        """Return the seconds until the machine may sleep."""
         return self._awake.until_update(time.monotonic())
 
     def build_ahead(self, runner: StageRunner | None) -> None:

@@ -13,17 +13,17 @@ from splitinfer.wire.messages import PROTOCOL_VERSION, Versions
 
 @cache
 def own_versions() -> Versions:
-    """The versions of this process."""
+    """Return the versions of this process."""
     return Versions(PROTOCOL_VERSION, version("splitinfer"), version("mlx"), version("mlx-lm"))
 
 
 def machine_name() -> str:
-    """This machine's name, for messages to people."""
+    """Return this machine's name, for messages to people."""
     return platform.node() or "this machine"
 
 
 def device_name() -> str:
-    """What stages compute on: a GPU's name, an emulated accelerator, or "cpu"."""
+    """Return what stages compute on: a GPU's name, an emulated accelerator, or "cpu"."""
     if emulated_machine() is not None:
         return "emulated accelerator"
     if not on_gpu():

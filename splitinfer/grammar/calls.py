@@ -120,8 +120,8 @@ def _grammar(*rules: str) -> Grammar:
 
 
 def _among_text(syntax: _Syntax, opens: str) -> list[str]:
-    """Calls among text that does not begin one, or one call behind it where nothing marks a call's end. ``opens``: what
-    begins a call, in Lark."""
+    """Return calls among text that does not begin one, or one call behind it where nothing marks a call's end.
+    ``opens``: what begins a call, in Lark."""
     goes_on = bool(syntax.behind)
     if special := re.match(r"<\[(\d+)\]>", opens):
         free = f"free: <[^{special[1]}]>*"

@@ -54,7 +54,7 @@ class Compiler:
         self._trials.close()
 
     def matcher(self, grammar: Grammar) -> Any:
-        """A matcher of its own at the grammar's beginning: llguidance's ``LLMatcher``.
+        """Return a matcher of its own at the grammar's beginning: llguidance's ``LLMatcher``.
 
         Raises:
             RequestError: the grammar is invalid, too large, or has something that cannot be enforced.
@@ -104,7 +104,7 @@ class Compiler:
 
 
 def _first_id(ids: re.Match[str]) -> str:
-    """The same with ids of the vocabulary with which grammars are tried, which has few."""
+    """Return the same with ids of the vocabulary with which grammars are tried, which has few."""
     return re.sub(r"\d+", "0", ids[0])
 
 
@@ -125,7 +125,7 @@ def _as_llguidance(kind: GrammarKind, text: str) -> str:
 
 
 def _as_lark(gbnf: str) -> str:
-    """The same grammar in Lark.
+    """Return the same grammar in Lark.
 
     Raises:
         RequestError: it is not GBNF, or has too many rules.
@@ -139,7 +139,7 @@ def _as_lark(gbnf: str) -> str:
 
 
 def _plainer(part: re.Match[str]) -> str:
-    """A comment, a text, some characters or a dot of GBNF, as its translation reads it."""
+    """Return a comment, a text, some characters or a dot of GBNF, as its translation reads it."""
     if part[0] == ".":
         return "[\\x00-\U0010ffff]"
     return "" if part[0].startswith("#") else _ESCAPED.sub(_unescaped, part[0])
@@ -158,7 +158,7 @@ def _unescaped(escape: re.Match[str]) -> str:
 
 
 def json_in_lark(grammar: Grammar) -> str:
-    """JSON of a schema as a part of a Lark grammar, written as the schema alone would be.
+    """Return JSON of a schema as a part of a Lark grammar, written as the schema alone would be.
 
     Raises:
         RequestError: it cannot be enforced.

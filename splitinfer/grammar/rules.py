@@ -191,7 +191,7 @@ class AnswerRules:
         self._places.append(place)
 
     def _behind(self, before: _Place, token: int) -> _Place:
-        """The place behind a token, with what is left of the run that it belongs to."""
+        """Return the place behind a token, with what is left of the run that it belongs to."""
         if before.left is not None:
             return before
         if before.run and before.run[0] != token:
@@ -224,12 +224,12 @@ class AnswerRules:
         return tail == marker
 
     def _may_open(self, place: _Place) -> bool:
-        """Whether reasoning may be opened here: by the answer's first token."""
+        """Return whether reasoning may be opened here: by the answer's first token."""
         thinking = self.vocabulary.thinking
         return self.may_think and not self._path and thinking is not None and len(thinking.start) == 1
 
     def _may_follow(self, token: int) -> bool:
-        """Whether a token may come next. A mask takes a while to compute, so drafts are tried first."""
+        """Return whether a token may come next. A mask takes a while to compute, so drafts are tried first."""
         place = self._places[-1]
         if place.run:
             return token == place.run[0]
@@ -246,13 +246,13 @@ class AnswerRules:
         return self.matcher.validate_tokens([token]) == 1 and _has(self._of_form(place) or b"", token)
 
     def _must_go_on(self, place: _Place) -> bool:
-        """Whether the answer must not end here, whatever its form."""
+        """Return whether the answer must not end here, whatever its form."""
         return len(self._path) < self.min_tokens or (place.reasoned is not None and self.matcher is not None)
 
     # -- what must follow, and what may --------------------------------------------------------
 
     def _run_at(self, place: _Place) -> tuple[int, ...]:
-        """The tokens that must follow, as far as they are known here."""
+        """Return the tokens that must follow, as far as they are known here."""
         if place.reasoned is not None:
             return self._closing(place.reasoned)
         matcher = self.matcher
@@ -267,7 +267,7 @@ class AnswerRules:
         return tuple(run[: next((i for i, token in enumerate(run) if token in ends), len(run))])
 
     def _alternatives(self, at: int) -> Texts:
-        """Those behind the first ``at`` tokens that the rules have followed."""
+        """Return those behind the first ``at`` tokens that the rules have followed."""
         if not self._may_weigh(at):
             return ()
         if at not in self._weighed:
@@ -276,7 +276,8 @@ class AnswerRules:
         return self._weighed[at]
 
     def _may_weigh(self, at: int) -> bool:
-        """Whether a form begins there, or a text that is a value, but for what of it is forced; with a choice."""
+        """Return whether a form begins there, or a text that is a value, but for what of it is forced; with a
+        choice."""
         place = self._places[at]
         is_form = place.reasoned is None and self.matcher is not None and (at > 0 or not self.may_think)
         if not self.weighs or not is_form or place.run or place.left is not None or at < self.min_tokens:
@@ -289,13 +290,13 @@ class AnswerRules:
         return True
 
     def _begins(self, at: int) -> bool:
-        """Whether a form begins there, or a text that is a value."""
+        """Return whether a form begins there, or a text that is a value."""
         matched = self._places[at].matched
         written = self._path[at - min(matched, _BEFORE) : at]
         return not matched or bool(_VALUE.search(b"".join(self.vocabulary.tokens[token] for token in written)))
 
     def _texts(self) -> Texts:
-        """The few texts that may follow, if any of them has more than one token."""
+        """Return the few texts that may follow, if any of them has more than one token."""
         at, found = len(self._path), list[Text]()
         try:
             self._follow(at, _FORKS, found)
@@ -326,8 +327,8 @@ class AnswerRules:
             self._back_to(at)
 
     def _closing(self, reasoned: int) -> tuple[int, ...]:
-        """The words that close reasoning, where its budget asks for them: they are a part of it, as far as it has room
-        for them, and its end marker comes behind."""
+        """Return the words that close reasoning, where its budget asks for them: they are a part of it, as far as it
+        has room for them, and its end marker comes behind."""
         budget, thinking = self.budget, self._thinking
         if budget is None:
             return ()
@@ -335,7 +336,7 @@ class AnswerRules:
         return (*words, *thinking.leave) if reasoned == budget - len(words) else ()
 
     def _mask(self) -> bytes | None:
-        """The tokens that may follow where the rules stand."""
+        """Return the tokens that may follow where the rules stand."""
         place, vocabulary = self._places[-1], self.vocabulary
         if place.left is not None:
             return None if place.left is _Left.ENDED else self._only_ends
@@ -365,24 +366,24 @@ class AnswerRules:
         return mask
 
     def _last(self, place: _Place) -> list[int]:
-        """The last tokens that the grammar has taken; the tokenizer splits what follows together with them. Where the
-        grammar has forced the beginning of a word, the word may be split in another way and must stay in reach: only
-        the tokens behind that beginning count."""
+        """Return the last tokens that the grammar has taken; the tokenizer splits what follows together with them.
+        Where the grammar has forced the beginning of a word, the word may be split in another way and must stay in
+        reach: only the tokens behind that beginning count."""
         end = len(self._path)
         first = end - min(place.matched, _BEFORE)
         forced = (at for at in range(end, first, -1) if self._places[at - 1].run)
         return self._path[next((at for at in forced if may_grow(self.vocabulary.tokens[self._path[at - 1]])), first) :]
 
     def _of_reasoning(self) -> bytes:
-        """What may follow in reasoning before a form."""
+        """Return what may follow in reasoning before a form."""
         last, wrong = self._thinking.end[-1], self._misspelling()
         if self._ends_with(self._thinking.end, last):
             wrong = without(wrong, self.vocabulary.only((last,)))
         return without(self._all_but_ends, wrong)
 
     def _misspelling(self) -> bytes:
-        """The tokens with which the text of the marker that ends the reasoning would be whole where the rules stand,
-        before a form. Its own last token may be among them."""
+        """Return the tokens with which the text of the marker that ends the reasoning would be whole where the rules
+        stand, before a form. Its own last token may be among them."""
         if self.matcher is None:
             return b""
         tokens, size = self.vocabulary.tokens, self.vocabulary.size

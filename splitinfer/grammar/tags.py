@@ -56,20 +56,20 @@ def without(words: Sequence[str]) -> str:
 
 
 def _begun(rest: _Rest) -> str:
-    """What may have come of a word."""
+    """Return what may have come of a word."""
     ways = [re.escape(letter) + _begun(more) for letter, more in rest.items() if more]
     return f"(?:{'|'.join(ways)})?" if ways else ""
 
 
 def _left(rest: _Rest, first: str) -> str:
-    """What comes of a word up to the letter that is not of it."""
+    """Return what comes of a word up to the letter that is not of it."""
     ways = [re.escape(letter) + _left(more, first) for letter, more in rest.items() if more]
     other = f"[^{first}" + "".join(map(re.escape, rest)) + "]"
     return f"(?:{'|'.join([other, *ways])})"
 
 
 def guarded(where: str, schema: Schema, words: Sequence[str]) -> dict[str, Any]:
-    """A schema of JSON whose texts have none of some words, and whose numbers are not infinite."""
+    """Return a schema of JSON whose texts have none of some words, and whose numbers are not infinite."""
     name = "any-value"
     free = {"$ref": f"#/$defs/{name}"}
     guard = _Guard(where, words, {"pattern": f"^{without(words)}$"} if words else {}, free)
@@ -208,7 +208,7 @@ def _some(value: Schema) -> dict[str, Any]:
 
 
 def _bounded(value: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
-    """Numbers that are read as floats and are not infinite, and whose fractions end."""
+    """Return the numbers that are read as floats and are not infinite, and whose fractions end."""
     edges = [value[key] for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum") if key in value]
     is_coarse = all(isinstance(edge, int | float) and round(edge, _FRACTION) == edge for edge in edges)
     ends = {"multipleOf": 10.0**-_FRACTION} if "number" in types and is_coarse else {}

@@ -58,7 +58,7 @@ class Trials:
 
 
 def first_lines(error: str) -> str:
-    """What a reader needs of an error of many lines."""
+    """Return what a reader needs of an error of many lines."""
     if "NoExtensionBias" in error:
         return "no text that ends has this form"
     _, _, of_schema = error.partition("failed to compile JSON schema: ")

@@ -58,8 +58,8 @@ class Vocabulary:
         return {self.tokens[i].decode(errors="replace"): i for i in sorted(self.special | self.ends) if i < self.size}
 
     def completing(self, written: bytes, marker: bytes) -> bytes:
-        """A mask of the tokens behind which a text has a marker. ``written``: the end of the text before, of which no
-        part is the whole marker."""
+        """Return a mask of the tokens behind which a text has a marker. ``written``: the end of the text before, of
+        which no part is the whole marker."""
         mask = self._beginning(marker, anywhere=True)
         for num in range(1, len(marker)):
             if written.endswith(marker[:num]):
@@ -67,7 +67,7 @@ class Vocabulary:
         return mask
 
     def _beginning(self, text: bytes, *, anywhere: bool) -> bytes:
-        """A mask of the tokens that begin with a text, or have it ``anywhere``."""
+        """Return a mask of the tokens that begin with a text, or have it ``anywhere``."""
         if text not in self._completing:
             found = [i for i, raw in enumerate(self.tokens) if (text in raw if anywhere else raw.startswith(text))]
             self._completing[text] = self.only(found)
@@ -83,7 +83,7 @@ class Vocabulary:
         return _Tokens(self.tokens, self.special | self.ends, min(self.ends, default=0), self._encode)
 
     def split(self, text: bytes) -> list[int]:
-        """A text's tokens within an answer, as the model's tokenizer splits it.
+        """Return a text's tokens within an answer, as the model's tokenizer splits it.
 
         Raises:
             UnicodeDecodeError: it ends within a character.
@@ -91,11 +91,11 @@ class Vocabulary:
         return self._as_asked(text)
 
     def is_token(self, text: bytes) -> bool:
-        """Whether a text is one token."""
+        """Return whether a text is one token."""
         return text in self._as_asked.ids
 
     def is_named_by_id(self, token_id: int) -> bool:
-        """Whether a form can have a token by its id alone, whatever its name."""
+        """Return whether a form can have a token by its id alone, whatever its name."""
         return bool(self.tokenizer.is_special_token(token_id))
 
     @property
@@ -137,7 +137,7 @@ class _Tokens:
         )
 
     def _end_of(self, token_ids: list[int], raw: bytes) -> list[int]:
-        """The last of some tokens, if these are the text and not special; otherwise none."""
+        """Return the last of some tokens, if these are the text and not special; otherwise none."""
         left = len(raw)
         for first in range(len(token_ids) - 1, -1, -1):
             left -= len(self.tokens[token_ids[first]])
@@ -148,7 +148,7 @@ class _Tokens:
         return []
 
     def _longest_of(self, raw: bytes) -> list[int]:
-        """The longest token that fits, and so on; what no token has is left out."""
+        """Return the longest token that fits, and so on; what no token has is left out."""
         found, at = list[int](), 0
         while at < len(raw):
             ends = range(min(at + self._longest, len(raw)), at, -1)

@@ -34,8 +34,8 @@ class _TooMany(Exception):
 
 
 def whole_words(matcher: Any, vocabulary: Vocabulary, mask: bytes, before: Sequence[int]) -> bytes:
-    """``mask`` without the tokens that begin no text as the model's tokenizer splits it; as it is, if none would stay.
-    ``matcher``: llguidance's ``LLMatcher``, whose mask it is. ``before``: tokens that it took last."""
+    """Return ``mask`` without the tokens that begin no text as the model's tokenizer splits it; as it is, if none would
+    stay. ``matcher``: llguidance's ``LLMatcher``, whose mask it is. ``before``: tokens that it took last."""
     if not 1 < int.from_bytes(mask, "little").bit_count() <= _FEW:
         return mask
     texts = [token for token in tokens_of(mask) if token not in vocabulary.special | vocabulary.ends]
@@ -51,7 +51,8 @@ def whole_words(matcher: Any, vocabulary: Vocabulary, mask: bytes, before: Seque
 
 
 def _may_be_parts(texts: list[bytes], last: Sequence[int], vocabulary: Vocabulary) -> bool:
-    """Whether any of some tokens is the beginning of another, or is split in another way behind the ``last`` token."""
+    """Return whether any of some tokens is the beginning of another, or is split in another way behind the ``last``
+    token."""
     in_order = sorted(texts)
     return any(longer.startswith(text) for text, longer in pairwise(in_order)) or any(
         _is_split_anew(text, token, vocabulary) for token in last for text in texts
@@ -67,13 +68,13 @@ def _is_split_anew(text: bytes, behind: int, vocabulary: Vocabulary) -> bool:
 
 
 def tokens_of(mask: bytes) -> Iterator[int]:
-    """The tokens of a mask, the lowest first."""
+    """Yield the tokens of a mask, the lowest first."""
     for found in _SOME.finditer(mask):
         yield from (8 * found.start() + bit for bit in range(8) if found[0][0] >> bit & 1)
 
 
 def may_grow(text: bytes) -> bool:
-    """Whether more text could change how the end of a text is split."""
+    """Return whether more text could change how the end of a text is split."""
     return text[-1:].isalnum() or text[-1:] >= b"\x80"
 
 
@@ -89,12 +90,12 @@ class _Following:
         self._text = text if self._before else b""
 
     def begins(self, token: int) -> bool:
-        """Whether a text that may follow begins with a token, as the tokenizer splits it; or is not known."""
+        """Return whether a text that may follow begins with a token, as the tokenizer splits it; or is not known."""
         self._wanted, self._seen = [*self._before, token], set[bytes]()
         return self._found(token, self._text, 0)
 
     def _found(self, token: int, text: bytes, depth: int) -> bool:
-        """The same behind a text that has been followed, and ``token``."""
+        """Return the same behind a text that has been followed, and ``token``."""
         matcher = self._matcher
         if matcher.try_consume_tokens([token]) != 1:
             return False
@@ -127,7 +128,7 @@ class _Following:
         return any(self._found(each, text, depth + 1) for each in tokens_of(mask) if each not in ends_of)
 
     def _split(self, text: bytes) -> list[int]:
-        """A text's tokens; none if it ends within a character."""
+        """Return a text's tokens; none if it ends within a character."""
         try:
             return self._vocabulary.split(text)
         except UnicodeDecodeError:

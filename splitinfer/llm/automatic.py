@@ -82,8 +82,8 @@ def choose_layout(
 
 
 def alone(model: str, settings: Settings) -> Chosen:
-    """All layers on this machine, and what another one would bring: the speed, if this machine was measured for the
-    model before; else the memory.
+    """Return all layers on this machine, and what another one would bring: the speed, if this machine was measured for
+    the model before; else the memory.
 
     Raises:
         CannotFit: the weights take more memory than is free.
@@ -118,7 +118,7 @@ def _described(question: Question) -> DescribedModel:
 
 
 def chosen_from(profiles: Profiles, settings: Settings, aim: Aim, *, uses_all: bool = False) -> Chosen:
-    """The best cut of measured machines.
+    """Return the best cut of measured machines.
 
     Raises:
         CannotFit: no cut fits.
@@ -185,7 +185,7 @@ def measured_profiles(
 
 
 def _is_exposed(machine: MachineProfile, settings: Settings) -> bool:
-    """Whether a stage across this machine and another would be refused, because of the way of its sums."""
+    """Return whether a stage across this machine and another would be refused, because of the way of its sums."""
     both = StageSpec("both", 0, 1, across=(LOCAL, str(machine.address)))
     try:
         halves_of(both, insecure=settings.insecure_sums)
@@ -195,7 +195,7 @@ def _is_exposed(machine: MachineProfile, settings: Settings) -> bool:
 
 
 def with_drafter(found: DescribedModel, checkpoint: Checkpoint, draft: str | None, dtype: str | None) -> ModelProfile:
-    """A model's profile, with its drafter if that is on the last stage. Its taps double what a link carries."""
+    """Return a model's profile, with its drafter if that is on the last stage. Its taps double what a link carries."""
     named = None if draft == NO_DRAFT else draft
     trained = checkpoint if has_heads(named) else trained_drafter(named)
     if trained is None:
@@ -220,16 +220,16 @@ def found_workers(workers: Iterable[str | Mapping[str, Any]]) -> tuple[StageSpec
 
 
 def _bare(name: str) -> Collection[str]:
-    """The address that is a machine's name and nothing else."""
+    """Return the address that is a machine's name and nothing else."""
     return () if "." in name else (f"tcp://{name}:{WORKER_PORT}",)
 
 
 def as_workers(
     workers: Iterable[str | Mapping[str, Any]], known: Sequence[tuple[str, str]] = ()
 ) -> tuple[StageSpec, ...]:
-    """Workers by their addresses: ``[NAME=]ADDRESS[#KEY]``, where an address is ``local`` or an ``Endpoint``; or
-    mappings with the keys ``address``, ``name`` and ``key``. ``known``: keys and their names; a worker of another
-    machine without a key has the one that is known by its name.
+    """Return the workers by their addresses: ``[NAME=]ADDRESS[#KEY]``, where an address is ``local`` or an
+    ``Endpoint``; or mappings with the keys ``address``, ``name`` and ``key``. ``known``: keys and their names; a worker
+    of another machine without a key has the one that is known by its name.
 
     Raises:
         ConfigError: one cannot be read, two are alike, or several keys are known by one's name.
@@ -250,7 +250,7 @@ def as_workers(
 
 
 def named(workers: str) -> list[str]:
-    """The workers of a command line, with commas between them."""
+    """Return the workers of a command line, with commas between them."""
     return [each.strip() for each in workers.split(",") if each.strip()]
 
 
@@ -280,7 +280,7 @@ def _is_here(address: str) -> bool:
 
 
 def _name_of(address: str) -> str:
-    """A name for the machine at an address."""
+    """Return a name for the machine at an address."""
     if _is_here(address):
         return address if address == LOCAL else "worker"
     at = Endpoint.parse(address)

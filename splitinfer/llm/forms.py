@@ -33,8 +33,8 @@ class AnswerForms:
     def rules(
         self, params: SamplingParams, prompt: Sequence[int], *, may_think: bool, weighs: bool = False
     ) -> AnswerRules | None:
-        """The rules of an answer; ``None`` where every token may come anywhere. ``may_think``: the answer may begin
-        with reasoning that the prompt has not opened. ``weighs``: whether the stages can score alternatives.
+        """Return the rules of an answer. Return None if every token may come anywhere. ``may_think``: the answer may
+        begin with reasoning that the prompt has not opened. ``weighs``: whether the stages can score alternatives.
 
         Raises:
             RequestError: the grammar is invalid, or cannot be enforced.
@@ -76,12 +76,12 @@ class AnswerForms:
         return call_grammar(syntax, json.loads(functions), self._as_lark, must=must, form=form, compiles=compiles)
 
     def _as_lark(self, text: str) -> str:
-        """A text of the model's own in Lark: special tokens by their ids, all else as it is."""
+        """Return a text of the model's own in Lark: special tokens by their ids, all else as it is."""
         parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if (names := self._named_in(text)) else [text]
         return " ".join(f"<[{names[part]}]>" if part in names else json.dumps(part) for part in parts if part)
 
     def _named_in(self, text: str) -> dict[str, int]:
-        """The special tokens that the model makes of a text, by their names, the longest first."""
+        """Return the special tokens that the model makes of a text, by their names, the longest first."""
         tokenizer = self._prompts.needed
         tokens = tokenizer.encode(text, adds_special=False) if text else []
         special = {token for token in tokens if self._vocabulary.is_named_by_id(token)}

@@ -250,9 +250,9 @@ class LLM:
         return self._engine.scheduler.config.kv or KVBudget()
 
     def call_grammar(self, tools: Sequence[Tool], *, must: bool = True, form: Grammar | None = None) -> Grammar:
-        """The form of an answer that calls one of some functions, in the model's own syntax. ``tools``: as in OpenAI's
-        API. ``must``: false admits any text, in which calls of ``strict`` functions have their schemas. ``form``: with
-        ``must`` false, a JSON schema for answers that call nothing.
+        """Return the form of an answer that calls one of some functions, in the model's own syntax. ``tools``: as in
+        OpenAI's API. ``must``: false admits any text, in which calls of ``strict`` functions have their schemas.
+        ``form``: with ``must`` false, a JSON schema for answers that call nothing.
 
         Raises:
             RequestError: the model's syntax is not known, or a function's parameters cannot be enforced in it.
@@ -392,7 +392,8 @@ class LLM:
         params: SamplingParams | None,
         handling: Handling,
     ) -> core.Sequence:
-        """A prompt with its pictures, and all that holds for its answer. Compiling a grammar may take a second."""
+        """Return a prompt with its pictures, and all that holds for its answer. Compiling a grammar may take a
+        second."""
         if not isinstance(prompt, SeenPrompt):
             tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             prompt = self.seeing.prompt(tokens, pictures, self.context_length)
@@ -537,12 +538,14 @@ class LLM:
         return paused
 
     def stats(self) -> dict[str, Any]:
-        """Counters and per-stage figures, as a plain dictionary; ``docs/operate/metrics.md`` explains each. Counters
-        begin with the pipeline and never go back: what a while has brought is the difference of two readings."""
+        """Return counters and per-stage figures, as a plain dictionary; ``docs/operate/metrics.md`` explains each.
+        Counters begin with the pipeline and never go back: what a while has brought is the difference of two
+        readings."""
         return self._engine.stats()
 
     def request_figures(self) -> dict[str, Histogram]:
-        """Distributions of requests' times and sizes since the start, for a program that reads them again and again."""
+        """Return distributions of requests' times and sizes since the start, for a program that reads them again and
+        again."""
         return self._engine.figures.histograms()
 
     def watch_steps(self, watch: StepWatch | None) -> None:
@@ -551,12 +554,12 @@ class LLM:
         self._engine.figures.watch = watch
 
     def health(self) -> PipelineHealth:
-        """The state of each stage, and what is waited for, if a worker is lost."""
+        """Return the state of each stage, and what is waited for, if a worker is lost."""
         return self._engine.health()
 
     def seconds_until_room(self, nth: int = 1) -> float:
-        """When to try again after ``QueueFull``: seconds until ``nth`` requests more could be queued, from what steps
-        have cost and answers have lasted so far; between 1 and 60. From any thread."""
+        """Return when to try again after ``QueueFull``: seconds until ``nth`` requests more could be queued, from what
+        steps have cost and answers have lasted so far; between 1 and 60. From any thread."""
         scheduler = self._engine.scheduler
         running = list(scheduler.running.values())  # at once, as the engine's thread changes it
         usual = self._engine.figures.usual_request

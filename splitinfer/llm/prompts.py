@@ -85,7 +85,8 @@ class Prompts:
                 raise RequestError(f"{name} has token id {bad}, but the model's vocabulary is {size:,}")
 
     def end_tokens(self, params: SamplingParams) -> frozenset[int]:
-        """The tokens that end an answer. One in the form of a grammar ends where that does, whatever else is asked."""
+        """Return the tokens that end an answer. One in the form of a grammar ends where that does, whatever else is
+        asked."""
         stops = frozenset(params.stop_token_ids)
         return stops if params.ignore_eos and params.grammar is None else stops | self.eos_tokens
 

@@ -79,7 +79,7 @@ class LiveFigures:
 
 
 def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
-    """The best cut for an aim, compared with the one in force; on one machine, what a second one would bring.
+    """Return the best cut for an aim, compared with the one in force; on one machine, what a second one would bring.
 
     Raises:
         RequestError: no cut meets the aim.
@@ -165,7 +165,8 @@ def _steps(costs: CostModel, aim: Aim, positions: int) -> dict[int, float]:
 def live_figures(
     engine: Engine, checkpoint: Checkpoint, layout: Layout, settings: Settings, measured: Profiles | None
 ) -> LiveFigures:
-    """What the cut in force and its machines do. ``measured``: what the machines were measured to do before, if so.
+    """Return what the cut in force and its machines do. ``measured``: what the machines were measured to do before, if
+    so.
 
     Raises:
         RequestError: too few steps have been computed yet.
@@ -205,9 +206,9 @@ def figures_of(
     measured: Profiles | None,
     draft: float = 0.0,
 ) -> LiveFigures:
-    """The figures of a running pipeline. ``costs``: what its steps have cost; ``ready``: what its stages said when they
-    were loaded; ``measured``: what machines were measured to do before, if so; ``draft``: seconds of a draft, 0 if
-    unknown.
+    """Return the figures of a running pipeline. ``costs``: what its steps have cost; ``ready``: what its stages said
+    when they were loaded; ``measured``: what machines were measured to do before, if so; ``draft``: seconds of a draft,
+    0 if unknown.
 
     Raises:
         RequestError: a stage has had too few steps yet.
@@ -246,7 +247,8 @@ def figures_of(
 
 
 def _sums_of(measured: Profiles, across: tuple[str, ...], spec: StageSpec, own: StageCosts) -> Costs:
-    """Seconds of a sum by rows: what the steps of two machines take longer than their halves of the layers."""
+    """Return the seconds of a sum by rows: what the steps of two machines take longer than their halves of the
+    layers."""
     silent = with_pairs(with_sums(measured, across, Costs()))
     pair = next(machine for machine in silent.machines if machine.across == across)
     halves = costs_of(silent.model, pair, spec.start, spec.end)
@@ -258,20 +260,21 @@ def _sums_of(measured: Profiles, across: tuple[str, ...], spec: StageSpec, own: 
 
 
 def _corrected(machine: MachineProfile, times: float, said: Ready) -> MachineProfile:
-    """The machine where every step takes so many times as long. Drafts are not part of a stage's steps."""
+    """Return the machine where every step takes so many times as long. Drafts are not part of a stage's steps."""
     free = said.free_bytes + said.weight_bytes
     return replace(machine.slower(times), free_bytes=free, draft=machine.draft, draft_more=machine.draft_more)
 
 
 def _relative(own: StageCosts, measured: Costs) -> float:
-    """How many times as long a stage's steps take as it was measured to take, by the numbers of rows that they had."""
+    """Return how many times as long a stage's steps take as it was measured to take, by the numbers of rows that they
+    had."""
     pairs = [(own.at(Shape(rows)), measured.rows(rows)) for rows in own.sizes or [1]]
     return median(a / b if a > 0 and b > 0 else 1.0 for a, b in pairs)
 
 
 def _as_measured(own: StageCosts) -> Costs:
-    """What a stage's steps have cost, as machines are measured: by rows, and for what single rows attend to. How a few
-    steps over a few positions differ says nothing of what thousands cost."""
+    """Return what a stage's steps have cost, as machines are measured: by rows, and for what single rows attend to. How
+    a few steps over a few positions differ says nothing of what thousands cost."""
     says_nothing = own.most_decode < _POSITIONS
     seen = sorted({min(rows, own.most_rows) for rows in _ROWS})
     attending = max(0.0, own.at(Shape(1, min(_POSITIONS, own.most_decode))) - own.at(Shape(1)))
@@ -282,7 +285,7 @@ def _as_measured(own: StageCosts) -> Costs:
 
 
 def _by_its_bytes(model: ModelProfile, spec: StageSpec, learned: StageCosts, said: Ready) -> MachineProfile:
-    """A stage's machine, each part of it by the bytes of its weights."""
+    """Return a stage's machine, each part of it by the bytes of its weights."""
     own = _as_measured(learned)
     whole = max(1, model.weights(spec.start, spec.end))
     return MachineProfile(

@@ -65,7 +65,7 @@ class UnderWay:
         self._engine.abort(self._state.seq_id)
 
     def _all_nowait(self) -> list[StreamEvent]:
-        """The events that have come and are not read yet, up to the last one of all."""
+        """Return the events that have come and are not read yet, up to the last one of all."""
         found = list[StreamEvent]()
         while self.output.finish_reason is None and not self._state.is_empty:
             found.append(self._read(self._state.get()))
@@ -97,7 +97,7 @@ class Request(UnderWay):
             yield from (event for event in events if event is not None)
 
     def watched(self, every: float | None) -> Generator[StreamEvent | None]:
-        """The events, and ``None`` after ``every`` seconds without one. Leaving early aborts the request."""
+        """Yield the events, and ``None`` after ``every`` seconds without one. Leaving early aborts the request."""
         try:
             while self.output.finish_reason is None:
                 try:
@@ -175,7 +175,7 @@ _bells: "WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBell]" = WeakKeyDictio
 
 
 def bell_of_running_loop() -> LoopBell:
-    """The bell that all readers of the running loop share. Call it on the loop."""
+    """Return the bell that all readers of the running loop share. Call it on the loop."""
     loop = asyncio.get_running_loop()
     return _bells.setdefault(loop, LoopBell(loop))
 
@@ -199,7 +199,7 @@ class AsyncRequest(UnderWay):
                     yield event
 
     async def batches(self) -> AsyncGenerator[list[StreamEvent], None]:
-        """The same, with all events together that have come: the tokens of a step, or what a reader is behind."""
+        """Yield the same, with all events together that have come: the tokens of a step, or what a reader is behind."""
         try:
             while self.output.finish_reason is None:
                 self._has_events.clear()  # before looking, so that nothing comes unseen
@@ -247,7 +247,7 @@ class Handling:
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One or several prompts as a list."""
+    """Return one or several prompts as a list."""
     if isinstance(prompts, str):
         return [prompts]
     if len(prompts) and all(isinstance(p, int) for p in prompts):
@@ -256,7 +256,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    """The parameters of each of ``count`` prompts, from one for all or one for each.
+    """Return the parameters of each of ``count`` prompts, from one for all or one for each.
 
     Raises:
         RequestError: their number is another one.

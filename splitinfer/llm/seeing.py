@@ -41,8 +41,8 @@ class SeenPrompt:
 
 
 def may_see(checkpoint: Checkpoint, wanted: bool | None, first_layers: int) -> bool:
-    """Whether a model of whose layers the first stage has so many is loaded with its tower: by default where its family
-    is known, mlx-vlm is installed, and that stage has the layers that must be with the tower."""
+    """Return whether a model of whose layers the first stage has so many is loaded with its tower: by default where its
+    family is known, mlx-vlm is installed, and that stage has the layers that must be with the tower."""
     if not sees(checkpoint.config) or wanted is not None:
         return bool(wanted) and sees(checkpoint.config)
     return is_installed() and first_layers >= layers_at_once(checkpoint.config)
@@ -79,8 +79,8 @@ class Seeing:
         return written if written and ids.count(family.placeholder) == 1 else family.mark
 
     def taken_out(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[str]]:
-        """Messages with ``mark`` in the places of their pictures, and the pictures' sources. What else in them would be
-        a placeholder, because somebody wrote its name or the model chose it in an answer, becomes text."""
+        """Return messages with ``mark`` in the places of their pictures, and the pictures' sources. What else in them
+        would be a placeholder, because somebody wrote its name or the model chose it in an answer, becomes text."""
         if self._family is None or self._tokenizer is None:
             return taken_out(messages, self.mark)
         placeholder = self._family.placeholder
@@ -94,7 +94,7 @@ class Seeing:
         return None if self._tokenizer is None else self._tokenizer.token_id(text)
 
     def check(self, count: int) -> Family:
-        """The model's family, if it reads ``count`` pictures of a request.
+        """Return the model's family, if it reads ``count`` pictures of a request.
 
         Raises:
             RequestError: the model does not see.
@@ -123,7 +123,7 @@ class Seeing:
         )
 
     def read(self, source: PictureSource, room: int | None = None) -> Prepared:
-        """One picture. ``room``: pixels that are left for it.
+        """Return one picture. ``room``: pixels that are left for it.
 
         Raises:
             ContextExceeded: it would have more.
@@ -157,7 +157,8 @@ class Seeing:
             raise RequestError(f"the picture {source!s} cannot be read: {error.strerror or error}") from error
 
     def prompt(self, tokens: Sequence[int], sources: Sequence[PictureSource], context: int) -> SeenPrompt:
-        """A prompt with its pictures in the places of its placeholders, in their order. ``context``: its most tokens.
+        """Return a prompt with its pictures in the places of its placeholders, in their order. ``context``: its most
+        tokens.
 
         Raises:
             ContextExceeded: they are more than that has room for.
@@ -186,7 +187,7 @@ class Seeing:
         return SeenPrompt(tuple(found), tuple(pictures), pixels)
 
     def _read_all(self, sources: Sequence[PictureSource], context: int) -> list[Prepared]:
-        """Pictures one by one. What is too large for what the others left is refused before it is decoded."""
+        """Return pictures one by one. What is too large for what the others left is refused before it is decoded."""
         area, read, left, pixels = self.check(1).step ** 2, list[Prepared](), context, self.limits.fitted
         for source in sources:
             one = self.read(source, max(0, min(min(left, MAX_ROWS) * area, pixels)))

@@ -100,7 +100,7 @@ class PipelineSetup:
         )
 
     def scheduler_config(self, pipeline: Pipeline) -> SchedulerConfig:
-        """The scheduler's config, once the stages are loaded.
+        """Return the scheduler's config, once the stages are loaded.
 
         Raises:
             ModelError: there is a drafter, and the model cannot be rewound to where a draft was wrong.
@@ -205,13 +205,14 @@ class PipelineSetup:
         return hashlib.blake2b((repr(inputs) + heads).encode(), digest_size=KEY_BYTES).digest()
 
     def _root_of(self, pipeline: Pipeline) -> Key:
-        """The same root with the links' codecs: blocks on disk whose prompts crossed by another codec are not found."""
+        """Return the same root with the links' codecs: blocks on disk whose prompts crossed by another codec are not
+        found."""
         if not _packs(pipeline):
             return self._kv_root
         return hashlib.blake2b(self._kv_root + repr(pipeline.codecs).encode(), digest_size=KEY_BYTES).digest()
 
     def _stage_kv(self, ready: Ready, pipeline: Pipeline) -> StageKV:
-        """A stage's memory for KV, by default a share of what is free where it runs."""
+        """Return a stage's memory for KV, by default a share of what is free where it runs."""
         here = pipeline.layout.here
         is_here = any(rank in here for rank in pipeline.layout.stages[ready.stage].ranks)
         sharing = len(here) * self.settings.models_here if is_here else 1
@@ -241,17 +242,17 @@ def _check_kv_bytes(kv: KVBudget, pipeline: Pipeline) -> None:
 
 
 def _packs(pipeline: Pipeline) -> bool:
-    """Whether any link packs hidden states."""
+    """Return whether any link packs hidden states."""
     return any(codec != NONE for codec in pipeline.codecs)
 
 
 def token_budget_of(serving_options: ServingOptions, devices: Iterable[str]) -> int:
-    """The most tokens in one step."""
+    """Return the most tokens in one step."""
     return serving_options.token_budget or usual_token_budget(on_gpu=any(device != "cpu" for device in devices))
 
 
 def as_layout(layout: PlainLayout | Mapping[str, Any] | str | Path, model: str | None) -> PlainLayout:
-    """A layout from any of its forms; ``model`` replaces the one it names.
+    """Return a layout from any of its forms; ``model`` replaces the one it names.
 
     Raises:
         LayoutError: there is no such layout, or it cannot be used.
@@ -264,7 +265,7 @@ def as_layout(layout: PlainLayout | Mapping[str, Any] | str | Path, model: str |
 
 
 def model_of(layout: PlainLayout) -> str:
-    """The model of a layout.
+    """Return the model of a layout.
 
     Raises:
         LayoutError: it names none.
@@ -275,13 +276,13 @@ def model_of(layout: PlainLayout) -> str:
 
 
 def _absolute(model: str) -> str:
-    """A local folder's absolute path, because local workers may run in another folder; other names unchanged."""
+    """Return a local folder's absolute path, because local workers may run in another folder; other names unchanged."""
     path = Path(model).expanduser()
     return str(path.resolve()) if path.is_dir() else model
 
 
 def with_settings(layout: PlainLayout, settings: Settings) -> PlainLayout:
-    """The layout with the draft, KV format, head and codec of the settings, where they have one."""
+    """Return the layout with the draft, KV format, head and codec of the settings, where they have one."""
     if settings.draft is not None:
         layout = replace(layout, draft=None if settings.draft == NO_DRAFT else settings.draft)
     if settings.kv_format is not None:
@@ -292,7 +293,7 @@ def with_settings(layout: PlainLayout, settings: Settings) -> PlainLayout:
 
 
 def with_layers(layout: PlainLayout, layers: Sequence[int]) -> PlainLayout:
-    """The layout with other numbers of layers for its stages.
+    """Return the layout with other numbers of layers for its stages.
 
     Raises:
         LayoutError: there are more or fewer numbers than stages, or a stage gets no layer.
@@ -313,7 +314,7 @@ def check_ranks(layout: PlainLayout, checkpoint: Checkpoint) -> None:
 
 
 def trained_drafter(draft: str | None) -> Checkpoint | None:
-    """The checkpoint of a layout's ``draft``, if it was trained on the hidden states of its target.
+    """Return the checkpoint of a layout's ``draft``, if it was trained on the hidden states of its target.
 
     Raises:
         ModelError: there is no such model.

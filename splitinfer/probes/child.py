@@ -49,7 +49,7 @@ class ProbeResult:
         return self.found if self.ending is None else (*self.found, self.ending)
 
     def numbers(self, name: str) -> Mapping[str, Any] | None:
-        """The numbers of a finding that was made and is not broken."""
+        """Return the numbers of a finding that was made and is not broken."""
         return next((each.numbers for each in self.found if each.name == name and each.numbers), None)
 
 
@@ -85,7 +85,7 @@ def run_probe(
 
 
 def _read(out: str) -> tuple[list[Finding], str]:
-    """What a process has found; and what it tried last and did not find, or ""."""
+    """Return what a process has found; and what it tried last and did not find, or ""."""
     found: list[Finding] = []
     tried = ""
     for line in out.splitlines():
@@ -124,7 +124,8 @@ def run_probes(
     after: Callable[[ProbeEntry, Mapping[str, ProbeResult]], None] = lambda _probe, _results: None,
     **more: Any,
 ) -> dict[str, ProbeResult]:
-    """The results of probes by name, run one after the other within ``seconds``, each for at most its share by weight.
+    """Return the results of probes by name, run one after the other within ``seconds``, each for at most its share by
+    weight.
 
     What one leaves of its time goes to those behind it. The first probe says how long a start takes here, which decides
     when a silent one hangs.
@@ -180,7 +181,8 @@ def broken(name: str, error: BaseException) -> Finding:
 
 
 def _place(error: BaseException) -> str:
-    """The innermost module and line of this project that an error went through, such as "splitinfer.llm.llm:80"."""
+    """Return the innermost module and line of this project that an error went through, such as
+    "splitinfer.llm.llm:80"."""
     frames = [(frame.f_globals.get("__name__", ""), line) for frame, line in traceback.walk_tb(error.__traceback__)]
     ours = [(name, line) for name, line in frames if name.partition(".")[0] in ("splitinfer", "transports")]
     return next((f"{name}:{line}" for name, line in reversed(ours) if name != __name__), "")
@@ -201,7 +203,7 @@ def serve(text: str, write: Callable[[dict[str, Any]], None]) -> int:
 
 
 def own_output() -> TextIO:
-    """Standard output for the answers only; what libraries print goes to standard error."""
+    """Return standard output for the answers only; what libraries print goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers

@@ -81,7 +81,7 @@ def show(seen: SeenHere, links: LayoutReport | None, *, as_json: bool) -> int:
 
 
 def _machine_of(seen: SeenHere) -> dict[str, Any]:
-    """This machine, with what its commands say of memory and version."""
+    """Return this machine, with what its commands say of memory and version."""
     version = seen.read("macos", parsing.version)
     said = {} if version is None else {"system_version": ".".join(map(str, version))}
     kinds, limit = seen.pages and seen.pages.by_category(), seen.wired_limit and seen.wired_limit // 2**20
@@ -99,8 +99,8 @@ def survey_layout(layout: Layout, connect_timeout: float, notice: SayProgress) -
 
 
 def sums_in_words(layout: Layout, links: Sequence[LinkSeen]) -> Iterator[str]:
-    """What the sums of each stage across two machines cost, as far as the link between these was measured, whether they
-    are less secret than links, and why they would be refused."""
+    """Yield what the sums of each stage across two machines cost, as far as the link between these was measured,
+    whether they are less secret than links, and why they would be refused."""
     for stage in layout.stages:
         if not stage.across:
             continue
@@ -149,7 +149,7 @@ def _layout_document(layout: LayoutReport) -> dict[str, Any]:
 def _page(
     machine: Mapping[str, Any], found: Sequence[Finding], rdma: Sequence[Finding], layout: LayoutReport | None
 ) -> list[RenderableType]:
-    """The report for a person, what is wrong first."""
+    """Return the report for a person, what is wrong first."""
     well: list[RenderableType] = [Text("Nothing was found that keeps stages from running here.", style="green")]
     wrong: list[RenderableType] = [Text(counted(found), style="bold"), *lines(found)]
     missing = [each for each in rdma if each.outcome is not Outcome.PASSED]
@@ -213,7 +213,7 @@ def _layout(layout: LayoutReport) -> list[RenderableType]:
 
 
 def _why(link: LinkSeen, layout: LayoutReport) -> str:
-    """Why there are no figures; a worker's problem, which is shown with the worker, is not repeated."""
+    """Return why there are no figures; a worker's problem, which is shown with the worker, is not repeated."""
     of_workers = {worker.problem: f"{worker.name} is not reached" for worker in layout.workers}
     return of_workers.get(link.problem, link.problem)
 
@@ -253,10 +253,7 @@ def _advice(link: LinkSeen, advice: LinkAdvice) -> str:
 
 
 def _time(seconds: float) -> str:
-    """
-    >>> _time(0.00025), _time(0.0123), _time(2.5), _time(0.0)
-    ('250 µs', '12.3 ms', '2.5 s', '0 µs')
-    """
+    """Return >>> _time(0.00025), _time(0.0123), _time(2.5), _time(0.0) ('250 µs', '12.3 ms', '2.5 s', '0 µs')"""
     if abs(seconds) < 0.9995e-3:
         return f"{seconds * 1e6:.3g} µs"
     if abs(seconds) < 0.9995:

@@ -106,13 +106,14 @@ class SeenHere:
         return self.system == "Darwin"
 
     def read(self, name: str, read: Callable[[str], T | None]) -> T | None:
-        """What a command printed, parsed; ``None`` where it failed or was not run."""
+        """Return what a command printed, parsed. Return None if it failed or was not run."""
         text = self.outputs[name].text if name in self.outputs else None
         return None if text is None else read(text)
 
 
 def look(layout: Layout | None) -> SeenHere:
-    """The evidence on this machine, before links are measured: local workers would be found among its processes."""
+    """Return the evidence on this machine, before links are measured: local workers would be found among its
+    processes."""
     system, memory = platform.system(), psutil.virtual_memory()
     return SeenHere(
         run_commands(COMMANDS.get(system, {})),
@@ -142,13 +143,13 @@ def _battery() -> int | None:
 
 
 def run_commands(commands: Mapping[str, Sequence[str]], seconds: float = SECONDS) -> dict[str, Printed]:
-    """The output of each command, by its key. ``seconds``: the timeout of each."""
+    """Return the output of each command, by its key. ``seconds``: the timeout of each."""
     with ThreadPoolExecutor(max(1, len(commands))) as pool:
         return dict(zip(commands, pool.map(lambda each: run_command(each, seconds), commands.values()), strict=True))
 
 
 def run_command(command: Sequence[str], seconds: float = SECONDS) -> Printed:
-    """The standard output of one command, or why there is none."""
+    """Return the standard output of one command, or why there is none."""
     done = run(command, seconds)
     if done.code == TIMED_OUT or (done.code and not done.output.strip()):
         is_own = done.code in (NOT_FOUND, TIMED_OUT)
@@ -157,7 +158,7 @@ def run_command(command: Sequence[str], seconds: float = SECONDS) -> Printed:
 
 
 def ways_to(layout: Layout | None) -> tuple[WayThere, ...]:
-    """How each worker of a layout on another machine is reached."""
+    """Return how each worker of a layout on another machine is reached."""
     if layout is None:
         return ()
     ways = (_way(stage.name, str(stage.address)) for stage in layout.workers if not stage.is_local)
@@ -165,7 +166,7 @@ def ways_to(layout: Layout | None) -> tuple[WayThere, ...]:
 
 
 def _way(name: str, address: str) -> WayThere | None:
-    """The way to a worker; ``None`` where it is on this machine, or its name has no address."""
+    """Return the way to a worker. Return None if it is on this machine, or its name has no address."""
     try:
         at = Endpoint.parse(address)
         number = str(socket.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM)[0][4][0])
@@ -177,7 +178,7 @@ def _way(name: str, address: str) -> WayThere | None:
 
 
 def own_address(address: str, port: int) -> str:
-    """This machine's address on the way to another one, "" where there is no way. Nothing is sent."""
+    """Return this machine's address on the way to another one, "" where there is no way. Nothing is sent."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, port))
@@ -187,8 +188,8 @@ def own_address(address: str, port: int) -> str:
 
 
 def other_processes() -> tuple[Process, ...]:
-    """The other processes of splitinfer that compute; not those that started this one, nor those that another of them
-    started, as a coordinator starts local workers."""
+    """Return the other processes of splitinfer that compute; not those that started this one, nor those that another of
+    them started, as a coordinator starts local workers."""
     own = {psutil.Process().pid, *(parent.pid for parent in psutil.Process().parents())}
     found = [each for each in processes() if each.pid not in own and not _COMPUTE.isdisjoint(each.command[:1])]
     running = {each.pid for each in found}

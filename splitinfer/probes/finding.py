@@ -79,12 +79,12 @@ def failed(name: str, fault: Blame, sentence: str, remedy: str, numbers: Mapping
 
 
 def from_data(data: Mapping[str, Any]) -> Finding:
-    """A finding from what ``asdict`` and JSON made of it."""
+    """Return a finding from what ``asdict`` and JSON made of it."""
     return Finding(**{**data, "outcome": Outcome(data["outcome"]), "fault": Blame(data["fault"])})
 
 
 def exit_code(found: Iterable[Finding]) -> int:
-    """The most serious fault; 0 if there is none.
+    """Return the most serious fault; 0 if there is none.
 
     >>> exit_code([failed("", Blame.SPEED, "", ""), failed("", Blame.DEVICE, "", "")])
     12

@@ -39,7 +39,7 @@ def _firewall(seen: SeenHere) -> Iterator[Judged]:
 
 
 def _program(seen: SeenHere) -> Iterator[Judged]:
-    """The entry of the Python that runs workers here."""
+    """Yield the entry of the Python that runs workers here."""
     apps = seen.read("firewall_apps", parsing.listed_apps)
     if apps is None:
         return
@@ -58,8 +58,8 @@ def _program(seen: SeenHere) -> Iterator[Judged]:
 
 
 def is_this_python(path: str, executable: str, prefix: str) -> bool:
-    """Whether a program that the firewall lists is this Python: the file itself, or the Python.app of a framework,
-    which such builds run in its place.
+    """Return whether a program that the firewall lists is this Python: the file itself, or the Python.app of a
+    framework, which such builds run in its place.
 
     >>> here = "/opt/homebrew/Cellar/python@3.13/3.13.1/Frameworks/Python.framework/Versions/3.13"
     >>> is_this_python(f"{here}/Resources/Python.app", f"{here}/bin/python3.13", here)
@@ -133,7 +133,8 @@ def _way(seen: SeenHere, way: WayThere) -> Iterator[Judged]:
 
 
 def _detour(seen: SeenHere, text: str, outcome: Outcome, more: str, remedy: str) -> Judged:
-    """A way that need not be taken where there is a cable (exo #1723: Tailscale, 24 tokens a second became 2.5)."""
+    """Return a way that need not be taken where there is a cable (exo #1723: Tailscale, 24 tokens a second became
+    2.5)."""
     cabled = [port.mac for port in seen.read("thunderbolt", parsing.thunderbolt_ports) or () if port.mac]
     if cabled:
         return WARNING, f"{text}, while a Thunderbolt cable leads to {cabled[0]}", _ON_THE_CABLE
@@ -149,7 +150,7 @@ def _is_self_assigned(address: str) -> bool:
 
 
 def _shared_network(seen: SeenHere) -> Iterator[Judged]:
-    """A cable that got an address of the house's network: macOS may then send everything over it (dnet #66)."""
+    """Yield a cable that got an address of the house's network: macOS may then send everything over it (dnet #66)."""
     networks = [(each, net) for each in seen.interfaces for net in each.networks if net.version == 4]
     for (ours, own), (other, theirs) in product(networks, networks):
         is_cable = (ours.kind is Kind.THUNDERBOLT, other.kind is Kind.THUNDERBOLT) == (True, False)
@@ -188,7 +189,7 @@ def _memory(seen: SeenHere) -> Iterator[Judged]:
 
 
 def good_wired_limit(memory: int) -> int:
-    """Megabytes that the GPU of a Mac may wire where nothing else is to run: 85 % of its memory, in bytes."""
+    """Return megabytes that the GPU of a Mac may wire where nothing else is to run: 85 % of its memory, in bytes."""
     return memory * 85 // 100 // 2**20
 
 
@@ -253,7 +254,7 @@ _MUCH_TAKEN = 0.5  # of its memory
 
 
 def _nvidia(seen: SeenHere) -> Iterator[Judged]:
-    """NVIDIA's GPUs; nothing where there is no nvidia-smi."""
+    """Yield NVIDIA's GPUs; nothing where there is no nvidia-smi."""
     output = seen.outputs.get("nvidia")
     if output is None or (output.text is None and output.why.startswith("there is no")):
         return
@@ -280,6 +281,6 @@ AREAS = {
 
 
 def every_finding(seen: SeenHere) -> list[Finding]:
-    """Every finding, the worst first; those of equal outcome in the order of their areas."""
+    """Return every finding, the worst first; those of equal outcome in the order of their areas."""
     found = [Finding(name, *judged) for name, area in AREAS.items() for judged in area(seen)]
     return sorted(found, key=lambda each: each.order)

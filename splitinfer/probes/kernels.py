@@ -35,7 +35,7 @@ def _judged(name: str, kernel: Kernel, reference: Kernel, x: mx.array) -> Findin
 
 
 def _kinds(weight: mx.array) -> dict[str, tuple[Kernel, Kernel]]:
-    """Each kernel of rows [n, size], and the same in float32 on the processor."""
+    """Return each kernel of rows [n, size], and the same in float32 on the processor."""
     found: dict[str, tuple[Kernel, Kernel]] = {"dense": (lambda x: x @ weight.T, _by_numbers(weight))}
     for name, how in (("4 bits", {"bits": 4}), ("8 bits", {"bits": 8}), ("mxfp4", {"mode": "mxfp4"})):
         found[name] = _quantised(weight, how)
@@ -63,7 +63,7 @@ def _kinds(weight: mx.array) -> dict[str, tuple[Kernel, Kernel]]:
 
 
 def _queries(x: mx.array) -> mx.array:
-    """The heads' queries, [n, heads, dim], of numbers in the rows."""
+    """Return the heads' queries, [n, heads, dim], of numbers in the rows."""
     return mx.concatenate([x, x], -1)[:, : _HEADS * _DIM].reshape(-1, _HEADS, _DIM)
 
 

@@ -86,7 +86,7 @@ class LinkAdvice:
 
 
 def advise(figures: LinkMeasurement, hidden: Hidden, codecs: Sequence[RowCodec]) -> LinkAdvice:
-    """Advice on a link that carries hidden states in the ``down`` direction of ``figures``.
+    """Return advice on a link that carries hidden states in the ``down`` direction of ``figures``.
 
     >>> hidden = Hidden(4096, "bfloat16", "")
     >>> found = advise(LinkMeasurement(1e-4, 1e-4, down=1e8, up=1e8), hidden, [RowCodec("int8", 4096, 4e-6)])
@@ -103,7 +103,7 @@ def advise(figures: LinkMeasurement, hidden: Hidden, codecs: Sequence[RowCodec])
 
 
 def hidden_of(layout: Layout) -> Hidden:
-    """The hidden states of the layout's model if its configuration is on this machine; else a usual size.
+    """Return the hidden states of the layout's model if its configuration is on this machine; else a usual size.
 
     On a CPU the dtype "auto" is float32; elsewhere it is the model's own, which is nearly always bfloat16.
     """
@@ -113,7 +113,8 @@ def hidden_of(layout: Layout) -> Hidden:
 
 
 def codecs_of(hidden: Hidden) -> list[RowCodec]:
-    """The codecs that make such rows smaller, timed here; the other end is assumed to be as fast as this machine."""
+    """Return the codecs that make such rows smaller, timed here; the other end is assumed to be as fast as this
+    machine."""
     if hidden.values > MOST_WIDTH:
         return []
     row = TensorSpec(hidden.dtype, (hidden.values,))
@@ -195,14 +196,14 @@ class LinkSurvey:
         return links
 
     def _link(self, stage: int) -> LinkSeen:
-        """The link by which a stage receives its hidden states."""
+        """Return the link by which a stage receives its hidden states."""
         before, spec = self._chain[stage - 1 : stage + 1]
         carries = "sums" if before.start == spec.start < before.end else "hidden states" if before.end else "steps"
         seen = LinkSeen(before.name, spec.name, _transport(spec), carries, None)
         return self._measured(seen, [spec] if stage == 1 else [before, spec])
 
     def _measured(self, link: LinkSeen, needed: Sequence[StageSpec]) -> LinkSeen:
-        """The link with its figures, or the problem. ``needed``: the worker at its end, behind the one at its
+        """Return the link with its figures, or the problem. ``needed``: the worker at its end, behind the one at its
         beginning, if that is no coordinator."""
         self._notice(f"{link.source} to {link.target}")
         fleet = Fleet(self._own)
@@ -265,7 +266,7 @@ def measure(options: Mapping[str, Any], report: ProbeReport) -> None:
 
 
 def judge_link(link: LinkSeen) -> list[Finding]:
-    """What the link to a worker came to."""
+    """Return what the link to a worker came to."""
     figures = link.figures
     if figures is None:
         remedy = "do what the sentence says, or read the worker's log"

@@ -33,7 +33,7 @@ _WHEEL_BLAS = "the reference BLAS of MLX's wheel, whose time grows with every ro
 
 
 def describe() -> dict[str, Any]:
-    """This machine and its software, for a document of figures."""
+    """Return this machine and its software, for a document of figures."""
     return {
         "processor": _processor(),
         "processors": os.cpu_count(),
@@ -57,7 +57,8 @@ def _processor() -> str:
 
 
 def description() -> dict[str, Any]:
-    """This machine, for documents and pages. Memory and disk are in bytes; ``name`` and ``kv_folder`` are private."""
+    """Return this machine, for documents and pages. Memory and disk are in bytes; ``name`` and ``kv_folder`` are
+    private."""
     described, info, folder, gpu = describe(), mx.device_info(), default_folder(), on_gpu()
     return {
         "name": machine_name(),
@@ -84,7 +85,7 @@ def description() -> dict[str, Any]:
 
 
 def _blas() -> str | None:
-    """The library that multiplies matrices on Linux's CPUs; ``None`` where the system does not tell."""
+    """Return the library that multiplies matrices on Linux's CPUs. Return None if the system does not tell."""
     try:
         return preloaded_blas(Path("/proc/self/maps").read_text(encoding="utf-8")) or _WHEEL_BLAS
     except OSError:
@@ -92,7 +93,7 @@ def _blas() -> str | None:
 
 
 def _disk_free(folder: Path) -> int | None:
-    """Bytes free where KV would be stored; the folder need not exist yet."""
+    """Return the bytes free where KV would be stored; the folder need not exist yet."""
     for place in (folder, *folder.parents):
         try:
             return shutil.disk_usage(place).free
@@ -114,8 +115,8 @@ def about(_options: Mapping[str, Any], report: ProbeReport) -> None:
 
 
 def _quantised_attention() -> list[float]:
-    """How far attention over stored words, which has a kernel of its own on Metal, is from the same over their numbers,
-    relative to the latter: of each format."""
+    """Return how far attention over stored words, which has a kernel of its own on Metal, is from the same over their
+    numbers, relative to the latter: of each format."""
     random = iter(mx.random.split(mx.random.key(5), 3))
     k, v = (mx.random.normal((1, _KV_HEADS, _TOKENS, _DIM), key=next(random)) for _ in range(2))
     q, found = mx.random.normal((1, _HEADS, 1, _DIM), key=next(random)), list[float]()
@@ -128,7 +129,7 @@ def _quantised_attention() -> list[float]:
 
 
 def judge_about(given: Mapping[str, Any]) -> list[Finding]:
-    """What computes here, and what is free."""
+    """Return what computes here, and what is free."""
     free = f"{given['free_bytes'] / 1e9:,.3g} GB of {given['memory_bytes'] / 1e9:,.3g} GB are free for a stage"
     load = f"load {given['load_average']:.3g}, {given['processors']} processors"
     if given["load_average"] > given["processors"]:
@@ -160,7 +161,7 @@ def largest(errors: Sequence[float]) -> float:
 
 
 def judge_quantised(errors: Sequence[float]) -> Finding:
-    """Whether attention over KV in 8 bits is right."""
+    """Return whether attention over KV in 8 bits is right."""
     name, off = "KV in 8 bits", largest(errors)
     said = f"attention over it is off by {off:.2g} of a row"
     if not off <= _MOST_OFF:  # it may be NaN

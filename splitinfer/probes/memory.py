@@ -51,14 +51,15 @@ def _bytes() -> dict[str, int]:
 
 
 def _wired() -> dict[str, Any]:
-    """The limit that loading a stage has set, which MLX tells when it is set again; the recommended working set."""
+    """Return the limit that loading a stage has set, which MLX tells when it is set again; the recommended working
+    set."""
     recommended = mx.device_info().get("max_recommended_working_set_size")
     limit = mx.set_wired_limit(recommended) if isinstance(recommended, int) else None
     return {"limit": limit, "recommended": recommended}
 
 
 def judge_memory(given: Mapping[str, Any]) -> list[Finding]:
-    """Leaks, and what is wired (``None``: this is no Metal)."""
+    """Return leaks, and what is wired (``None``: this is no Metal)."""
     return [_growth(given), _closing(given), _kept_wired(given["wired"])]
 
 

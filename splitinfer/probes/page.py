@@ -60,7 +60,7 @@ def _line(finding: Finding) -> Text:
 
 
 def counted(found: Iterable[Finding]) -> str:
-    """How many findings have which outcome, the worst first.
+    """Return how many findings have which outcome, the worst first.
 
     >>> counted([Finding("", Outcome.NOTE, ""), Finding("", Outcome.FAILED, ""), Finding("", Outcome.NOTE, "")])
     '1 failed, 2 notes'
@@ -122,7 +122,7 @@ def _feature(name: str, members: Sequence[Finding]) -> Text:
 
 
 def _closing(found: Sequence[Finding], seconds: float, sent: str | None) -> list[str]:
-    """The last lines: the outcomes counted, what failed first of all, what to do next, what the document has."""
+    """Return the last lines: the outcomes counted, what failed first of all, what to do next, what the document has."""
     code = exit_code(found)
     said = f"{counted(found)}, in {seconds:.0f} s; exit code {code}" + (f": {_FAULTS[Blame(code)]}" if code else "")
     following = "Next: splitinfer coord with a layout (docs/start/two-macs.md). On another Mac, use --worker, too."

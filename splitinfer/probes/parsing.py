@@ -11,7 +11,7 @@ from typing import Any
 
 
 def version(text: str) -> tuple[int, ...] | None:
-    """The first version number in the output of ``sw_vers``.
+    """Return the first version number in the output of ``sw_vers``.
 
     >>> version("26.2.1"), version("ProductVersion:  15.7"), version("none")
     ((26, 2, 1), (15, 7), None)
@@ -36,7 +36,7 @@ class Port:
 
 
 def rdma_is_enabled(text: str) -> bool | None:
-    """Whether ``rdma_ctl status`` reports RDMA as enabled."""
+    """Return whether ``rdma_ctl status`` reports RDMA as enabled."""
     words = set(re.findall(r"[a-z]+", text.lower()))
     if {"enabled", "disabled"} <= words or "not" in words:
         return None
@@ -44,7 +44,8 @@ def rdma_is_enabled(text: str) -> bool | None:
 
 
 def thunderbolt_ports(text: str) -> tuple[Port, ...] | None:
-    """This machine's ports, from ``system_profiler SPThunderboltDataType -json``; ``None``: it is some other text."""
+    """Return this machine's ports, from ``system_profiler SPThunderboltDataType -json``; ``None``: it is some other
+    text."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
@@ -68,7 +69,7 @@ def _ports_of(bus: Mapping[str, Any]) -> Iterator[Port]:
 
 
 def _macs_of(node: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """The names of connected hosts: unlike devices, they have a domain of their own."""
+    """Yield the names of connected hosts: unlike devices, they have a domain of their own."""
     items = node.get("_items")
     for item in items if isinstance(items, list) and depth else []:
         if isinstance(item, dict):
@@ -78,10 +79,7 @@ def _macs_of(node: Mapping[str, Any], depth: int) -> Iterator[str]:
 
 
 def _gigabits(text: str) -> float | None:
-    """
-    >>> _gigabits("Up to 120 Gb/s"), _gigabits("40 Gb/s"), _gigabits("")
-    (120.0, 40.0, None)
-    """
+    """Return >>> _gigabits("Up to 120 Gb/s"), _gigabits("40 Gb/s"), _gigabits("") (120.0, 40.0, None)"""
     found = re.search(r"(\d{1,5}(?:\.\d{1,3})?) Gb/s", text)
     return float(found[1]) if found else None
 
@@ -112,7 +110,7 @@ class PowerSettings:
 
 
 def power_settings(text: str) -> PowerSettings | None:
-    """The settings in use, from ``pmset -g``; ``None``: it is some other text."""
+    """Return the settings in use, from ``pmset -g``; ``None``: it is some other text."""
     values = dict(re.findall(r"^ ?(\w+)[ \t]+(\d{1,9})\b", text, re.MULTILINE))
     if not {"sleep", "lowpowermode", "powermode", "SleepDisabled"} & set(values):
         return None
@@ -126,7 +124,7 @@ def power_settings(text: str) -> PowerSettings | None:
 
 
 def firewall_state(text: str) -> int | None:
-    """0: off, 1: on, 2: on, and all incoming connections are blocked; from ``--getglobalstate``.
+    """Return 0: off, 1: on, 2: on, and all incoming connections are blocked; from ``--getglobalstate``.
 
     >>> firewall_state("Firewall is blocking all non-essential incoming connections. (State = 2)")
     2
@@ -136,7 +134,7 @@ def firewall_state(text: str) -> int | None:
 
 
 def listed_apps(text: str) -> dict[str, bool] | None:
-    """Whether each program that the firewall knows may receive connections, by its path; from ``--listapps``.
+    """Return whether each program that the firewall knows may receive connections, by its path; from ``--listapps``.
 
     ``None``: there is no list, as where only an administrator may see it.
     """
@@ -159,7 +157,7 @@ class Gpu:
 
 
 def gpus(text: str) -> list[Gpu]:
-    """The GPUs, from a query of ``NVIDIA_FIELDS``; a value that nvidia-smi does not know is "[N/A]".
+    """Return the GPUs, from a query of ``NVIDIA_FIELDS``; a value that nvidia-smi does not know is "[N/A]".
 
     >>> gpus("NVIDIA H200, 143771, 512")
     [Gpu(name='NVIDIA H200', memory=143771, used=512)]

@@ -27,8 +27,8 @@ _ODD = 7  # rows: neither one nor all, and no power of two
 def gaps(
     model: Any, prompt: Sequence[int], answer: Sequence[int], sampling: SamplingParams = GREEDY, vocab_size: int = 0
 ) -> list[float]:
-    """How far each token of an answer is below mlx-lm's choice, in logits, one row at a time as it decodes. With a
-    temperature the choice is sampled, among ``vocab_size`` tokens: its random key is the position's, as a pipeline's
+    """Return how far each token of an answer is below mlx-lm's choice, in logits, one row at a time as it decodes. With
+    a temperature the choice is sampled, among ``vocab_size`` tokens: its random key is the position's, as a pipeline's
     is."""
     cache, new, found = make_prompt_cache(model), prompt[-1], list[float]()
     _read(model, prompt[:-1], _STEP, cache)
@@ -45,7 +45,8 @@ def gaps(
 
 
 def rounding(model: Any, tokens: Sequence[int], sizes: Sequence[int] = (_MOST_ROWS, _ODD)) -> dict[str, Any]:
-    """How far mlx-lm's own logits for some tokens move when other numbers of rows are computed at once, ``sizes``."""
+    """Return how far mlx-lm's own logits for some tokens move when other numbers of rows are computed at once,
+    ``sizes``."""
     tokens = tokens[-_MOST_ROWS:]
     first, *others = (_read(model, tokens, size, make_prompt_cache(model)).astype(mx.float32) for size in sizes)
     return {
@@ -57,7 +58,8 @@ def rounding(model: Any, tokens: Sequence[int], sizes: Sequence[int] = (_MOST_RO
 
 
 def _read(model: Any, tokens: Sequence[int], size: int, cache: Any) -> mx.array:
-    """The logits of the last chunk and those before it, [N, vocabulary]; of a long text only the last chunk's."""
+    """Return the logits of the last chunk and those before it, [N, vocabulary]; of a long text only the last
+    chunk's."""
     rows = mx.zeros((0, 0))
     kept = list[mx.array]()
     for at in range(0, len(tokens), size):
@@ -68,7 +70,7 @@ def _read(model: Any, tokens: Sequence[int], size: int, cache: Any) -> mx.array:
 
 
 def tolerance(rounding: Mapping[str, Any]) -> float:
-    """The gap, in logits, up to which another token is rounding.
+    """Return the gap, in logits, up to which another token is rounding.
 
     >>> tolerance({"exact": True, "logits_move": 0.0})
     0.0
@@ -82,7 +84,7 @@ def tolerance(rounding: Mapping[str, Any]) -> float:
 
 
 def verdict(gaps: Sequence[float], allowed: float) -> dict[str, Any]:
-    """What the gaps of an answer's tokens mean, in one word and a sentence."""
+    """Return what the gaps of an answer's tokens mean, in one word and a sentence."""
     other = [at for at, gap in enumerate(gaps) if gap != 0]
     wrong = [at for at in other if not gaps[at] <= allowed]  # a NaN is wrong, too
     if wrong:

@@ -26,7 +26,7 @@ _NO_DEVICES = "No IB devices found"  # the error of ibv_devinfo without devices
 
 
 def requirements(seen: SeenHere) -> list[Finding]:
-    """One finding for each requirement, in the order in which a user would mend them; none on another system."""
+    """Return one finding for each requirement, in the order in which a user would mend them; none on another system."""
     if not seen.is_mac:
         return []
     ports = seen.read("thunderbolt", parsing.thunderbolt_ports)
@@ -47,7 +47,7 @@ def requirements(seen: SeenHere) -> list[Finding]:
 
 
 def rdma_findings(seen: SeenHere) -> Iterator[Judged]:
-    """What may keep RDMA from working although its requirements are met."""
+    """Yield what may keep RDMA from working although its requirements are met."""
     found = seen.read("macos", parsing.version)
     is_enabled = seen.read("rdma", parsing.rdma_is_enabled)
     if is_enabled and found is not None and LEAST_MACOS <= found < LONG_FRAMES:
@@ -63,8 +63,8 @@ def rdma_findings(seen: SeenHere) -> Iterator[Judged]:
 
 
 def _cables(seen: SeenHere) -> Iterator[Judged]:
-    """Cables that RDMA has trouble with: two to one Mac (exo #2160), one at the port beside a Studio's Ethernet (exo
-    #1551), which macOS calls en2."""
+    """Yield cables that RDMA has trouble with: two to one Mac (exo #2160), one at the port beside a Studio's Ethernet
+    (exo #1551), which macOS calls en2."""
     ports = [port for port in seen.read("thunderbolt", parsing.thunderbolt_ports) or () if port.mac is not None]
     devices = seen.read("hardware_ports", hardware_ports) or {}
     names = [port.mac for port in ports]
@@ -78,7 +78,7 @@ def _cables(seen: SeenHere) -> Iterator[Judged]:
 
 
 def verdict(found: Sequence[Finding]) -> Finding:
-    """The requirements summed up; its numbers are the outcome of each."""
+    """Return the requirements summed up; its numbers are the outcome of each."""
     missing = [each.name for each in found if each.outcome is Outcome.FAILED]
     unknown = [each.name for each in found if each.outcome is Outcome.UNKNOWN]
     if not found:
@@ -101,7 +101,7 @@ def _wrong(text: str, remedy: str = "") -> Judged:
 
 
 def _unknown(seen: SeenHere, name: str, remedy: str = "") -> Judged:
-    """A command failed, or its output cannot be parsed."""
+    """Return a command failed, or its output cannot be parsed."""
     return Outcome.UNKNOWN, seen.outputs[name].why or f"the output of {name} cannot be read", remedy
 
 
@@ -142,12 +142,13 @@ def _cable(ports: Sequence[Port]) -> Judged:
 
 
 def _how_to_enable(ports: Sequence[Port] | None) -> str:
-    """The remedy where RDMA is not enabled; on Thunderbolt 4 a visit to Recovery would be in vain (exo #1636)."""
+    """Return the remedy where RDMA is not enabled; on Thunderbolt 4 a visit to Recovery would be in vain (exo
+    #1636)."""
     return "leave it so: these ports have no RDMA" if _is_older(ports or ()) else _ENABLE
 
 
 def _is_older(ports: Sequence[Port]) -> bool:
-    """Whether the ports are known to be of Thunderbolt 4 or older: a free one says what it could make."""
+    """Return whether the ports are known to be of Thunderbolt 4 or older: a free one says what it could make."""
     speeds = [port.gigabits for port in ports if port.gigabits is not None]
     return bool(speeds) and max(speeds) < LEAST_GIGABITS and any(not port.is_connected for port in ports)
 

@@ -48,7 +48,7 @@ class ProbeEntry:
     is_quick: bool = False
 
     def own(self, finding: Finding) -> Finding:
-        """A finding of this probe, with its group and its fault."""
+        """Return a finding of this probe, with its group and its fault."""
         group = _FEATURES.get(finding.name.rpartition(", ")[2], self.title)
         is_faulty = finding.outcome is Outcome.FAILED and not finding.fault
         return replace(finding, group=group, fault=self.fault if is_faulty else finding.fault)
@@ -79,7 +79,7 @@ def selftest_probes(worker: Mapping[str, Any] | None, *, quick: bool = False) ->
 def _way(
     name: str, title: str, weight: float, options: Mapping[str, Any], fault: Blame = Blame.TRANSPORT, **more: Any
 ) -> ProbeEntry:
-    """Tokens by one way through a pipeline."""
+    """Return the tokens by one way through a pipeline."""
     return ProbeEntry(name, title, ".tokens:measure", fault, weight, {"way": name, **options}, **more)
 
 
@@ -93,7 +93,7 @@ def _elsewhere(worker: Mapping[str, Any], answers: Mapping[str, Any]) -> tuple[P
 
 
 def worker_elsewhere(address: str, key: str | None) -> dict[str, Any]:
-    """What a stage of a layout says of a worker at ``--worker``, which has the key of ``--key``.
+    """Return what a stage of a layout says of a worker at ``--worker``, which has the key of ``--key``.
 
     Raises:
         ConfigError: one of them is not valid.

@@ -86,7 +86,7 @@ def _run_shown(run: Any, errors: Console, probe: ProbeEntry, limit: float, folde
 def document(
     probes: Iterable[ProbeEntry], results: Mapping[str, ProbeResult], *, seconds: float, limit_s: float, quick: bool
 ) -> dict[str, Any]:
-    """The document of a run, ready to be written as JSON."""
+    """Return the document of a run, ready to be written as JSON."""
     ran = {probe.name: results[probe.name] for probe in probes if probe.name in results}
     about = ran["about"].numbers("device") if "about" in ran else None
     findings = [(name, each) for name, result in ran.items() for each in result.findings]
@@ -106,7 +106,7 @@ def document(
 
 
 def _check(probe: str, finding: Finding) -> dict[str, Any]:
-    """A finding without its sentences, and without what is empty."""
+    """Return a finding without its sentences, and without what is empty."""
     known = {key: getattr(finding, key) for key in ("fault", "error", "signal", "at")}
     numbers = {} if finding.name == "device" else dict(finding.numbers)
     if "gaps" in numbers:  # mostly zeros: by the token's number, from 1
@@ -139,7 +139,7 @@ def read_report(file: Path) -> int:
 
 
 def _read(check: Mapping[str, Any]) -> Finding:
-    """A finding from the document; its sentence is what is known of it."""
+    """Return a finding from the document; its sentence is what is known of it."""
     numbers = check.get("numbers", {})
     said = [f"{key} {check[key]}" for key in ("error", "signal", "at") if key in check]
     said += [f"{name} {_words(value)}" for name, value in numbers.items()]
@@ -149,10 +149,7 @@ def _read(check: Mapping[str, Any]) -> Finding:
 
 
 def _words(value: Any) -> str:
-    """
-    >>> _words([0, 32, 4]), _words({"5": 3.1}), _words(0.0123456)
-    ('0, 32, 4', '5: 3.1', '0.0123')
-    """
+    """Return >>> _words([0, 32, 4]), _words({"5": 3.1}), _words(0.0123456) ('0, 32, 4', '5: 3.1', '0.0123')"""
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {_words(each)}" for name, each in value.items())
     if isinstance(value, list):
@@ -161,7 +158,7 @@ def _words(value: Any) -> str:
 
 
 def _machine(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What kind of machine it is."""
+    """Return what kind of machine it is."""
     chips = {name: _CHIP.match(str(about[name] or "")) for name in ("chip", "device")}
     return {
         **{name: value for name, value in figures(about).items() if value is not None},
@@ -171,7 +168,7 @@ def _machine(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbers_of(version: str) -> list[int]:
-    """The numbers that a version begins with, at most three.
+    """Return the numbers that a version begins with, at most three.
 
     >>> numbers_of("6.8.0-45-generic"), numbers_of("alice")
     ([6, 8, 0], [])
@@ -181,7 +178,7 @@ def numbers_of(version: str) -> list[int]:
 
 
 def figures(value: Any) -> Any:
-    """The numbers, truth values and known words of what was measured; ``None`` in the place of any other text.
+    """Return the numbers, truth values and known words of what was measured; ``None`` in the place of any other text.
 
     >>> figures({"rows": [1, "alice", 2], "cable": "passed", "host": "alice"})
     {'rows': [1, None, 2], 'cable': 'passed', 'host': None}

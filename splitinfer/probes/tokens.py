@@ -128,7 +128,8 @@ def pipeline(second: Mapping[str, Any] | None, model: Path = TARGET, **settings:
 
 
 def even_model(folder: Path) -> Path:
-    """A random model like the demo model, in a new folder; its heads can be halved, as the three of that cannot."""
+    """Return a random model like the demo model, in a new folder; its heads can be halved, as the three of that
+    cannot."""
     config = {**read_config(TARGET), "num_attention_heads": 4, "num_key_value_heads": 2}
     weights = dict(tree_flatten(llama.Model(llama.ModelArgs.from_dict(config)).parameters()))
     for number, (name, array) in enumerate(weights.items()):
@@ -188,7 +189,7 @@ def _keyed_worker(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def made_up_prompt(length: int, vocab_size: int) -> list[int]:
-    """Token ids that do not repeat soon."""
+    """Return token ids that do not repeat soon."""
     return [(i * 37 + 11 + i * i) % vocab_size for i in range(length)]
 
 
@@ -197,7 +198,7 @@ def _asked(llm: LLM, prompt: Sequence[int], count: int, sampling: SamplingParams
 
 
 def _judged(plain: Plain, prompt: Sequence[int], count: int, sampling: SamplingParams, output: RequestOutput) -> Any:
-    """The gaps of an answer that should have ``count`` tokens, and its figures."""
+    """Return the gaps of an answer that should have ``count`` tokens, and its figures."""
     times = output.token_times
     rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 and times[-1] > times[0] else None
     return {
@@ -223,7 +224,7 @@ def _speculation(llm: LLM) -> dict[str, int]:
 
 
 def _together(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
-    """Answers that are computed together."""
+    """Answer that are computed together."""
     prompts = [made_up_prompt(length, plain.vocab_size) for length in _TOGETHER]
     requests = [_asked(llm, prompt, count, GREEDY) for prompt in prompts]
     pairs = [(prompt, request.result()) for prompt, request in zip(prompts, requests, strict=True)]
@@ -231,14 +232,14 @@ def _together(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
 
 
 def _in_a_form(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
-    """An answer in a form, computed together with one that has none."""
+    """Return an answer in a form, computed together with one that has none."""
     formed = llm.submit(plain.prompt, SamplingParams(max_tokens=_FORM_TOKENS, grammar=Grammar.regex(_FORM)))
     free = _answered(llm, plain, GREEDY, count, OFF)
     return {**free, "has_form": re.fullmatch(_FORM, formed.result().text) is not None}
 
 
 def _across_a_loss(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
-    """An answer in whose middle the worker's process is killed; another one takes its place."""
+    """Return an answer in whose middle the worker's process is killed; another one takes its place."""
     asked = _asked(llm, plain.prompt, count, GREEDY)
     workers = psutil.Process().children()
     for number, _ in enumerate(asked):
@@ -248,13 +249,13 @@ def _across_a_loss(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
 
 
 def _both(*found: Mapping[str, Any]) -> dict[str, Any]:
-    """Several answers as one, with the figures of the last."""
+    """Return several answers as one, with the figures of the last."""
     tokens = sum(each["tokens"] for each in found)
     return {**found[-1], "tokens": tokens, "gaps": [gap for each in found for gap in each["gaps"]]}
 
 
 def _across_a_restart(open_pipeline: Callable[[], Any], plain: Plain, is_alive: Callable[[], None]) -> dict[str, Any]:
-    """A prompt longer than a block, answered, and answered again by pipelines that start anew."""
+    """Return a prompt longer than a block, answered, and answered again by pipelines that start anew."""
     prompt, found = made_up_prompt(_KEPT_PROMPT, plain.vocab_size), list[Any]()
     for _ in range(2):
         with open_pipeline() as llm:
@@ -275,7 +276,7 @@ def rounding_in_words(rounding: Mapping[str, Any]) -> str:
 
 
 def judge_answer(name: str, given: Mapping[str, Any], rounding: Mapping[str, Any]) -> Finding:
-    """Whether an answer has the reference's tokens, and what it was to show besides."""
+    """Return whether an answer has the reference's tokens, and what it was to show besides."""
     found, count = verdict(given["gaps"], tolerance(rounding)), len(given["gaps"])
     if found["verdict"] == WRONG:
         return failed(name, Blame.TOKENS, found["said"], STOP, given)

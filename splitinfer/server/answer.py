@@ -106,7 +106,7 @@ class Choice:
         return found is None or len(found) >= len(self.request.prompt) - 1
 
     async def batches(self) -> AsyncGenerator[list[Piece], None]:
-        """Its pieces as they come."""
+        """Yield its pieces as they come."""
         async with aclosing(self.request.batches()) as batches:
             async for events in batches:
                 if pieces := [piece for event in events if (piece := self.read(event)) is not None]:
@@ -115,7 +115,7 @@ class Choice:
                     return
 
     def read(self, event: StreamEvent) -> Piece | None:
-        """The next piece; ``None`` while all that came is held back, or behind the end."""
+        """Return the next piece; ``None`` while all that came is held back, or behind the end."""
         if self.has_ended:
             return None
         self.num_tokens += len(event.token_ids)
@@ -209,8 +209,8 @@ class Answer:
         self.abort()
 
     async def batches(self) -> AsyncGenerator[list[Piece], None]:
-        """The pieces of all choices as they come, those together that came together. Closing the generator aborts what
-        has not ended."""
+        """Yield the pieces of all choices as they come, those together that came together. Closing the generator aborts
+        what has not ended."""
         source = self.choices[0].batches() if len(self.choices) == 1 else self._merged()
         try:
             async with aclosing(source) as batches:
@@ -222,9 +222,9 @@ class Answer:
                 choice.tell(choice.request.output.token_ids)
 
     def _told(self, piece: Piece) -> Piece:
-        """A piece as a client is told of it. An answer that the server itself has cut short has failed, else it would
-        look whole; and what ended every request has addresses and the words of libraries in it, which are for the log.
-        """
+        """Return a piece as a client is told of it. An answer that the server itself has cut short has failed, else it
+        would look whole; and what ended every request has addresses and the words of libraries in it, which are for the
+        log."""
         if piece.finish_reason == "abort" and not self.choices[piece.choice].is_scored:
             why = piece.error or "the request was ended"
             piece = replace(piece, finish_reason="error", error=f"{why} before its prompt was scored")
@@ -292,7 +292,7 @@ class Writer:
 
 
 async def written(answer: Answer, writer: Writer) -> AsyncGenerator[bytes, None]:
-    """An answer as a stream."""
+    """Yield an answer as a stream."""
     yield writer.begin(answer)
     last = Piece(0)
     async with aclosing(answer.batches()) as batches:
@@ -342,7 +342,7 @@ async def submit(reader: Reader, answer: Answer, ask: Ask, handling: Handling, s
 
 
 def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Callable[[list[int]], None]:
-    """What makes an answer known, without its end token: templates write one of their own, or none."""
+    """Return what makes an answer known, without its end token: templates write one of their own, or none."""
     ends = llm.tokenizer.eos_token_ids if llm.has_tokenizer else frozenset()
 
     def tell(answer: list[int]) -> None:
@@ -352,7 +352,7 @@ def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Cal
 
 
 def _parser(llm: LLM, ask: Ask, prompt: Sequence[int], has_form: bool) -> AnswerParser | None:
-    """Chats are told apart into parts; what continues a text is text."""
+    """Return chats are told apart into parts; what continues a text is text."""
     if not isinstance(ask.prompt, AskedChat):
         return None
     begun = ask.prompt.begun

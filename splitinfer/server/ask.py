@@ -36,7 +36,7 @@ _SAMPLING = {
 
 
 def in_force(defaults: Recommended) -> dict[str, Any]:
-    """The sampling values of a request that sets none. ``defaults``: the model's own."""
+    """Return the sampling values of a request that sets none. ``defaults``: the model's own."""
     return {**_SAMPLING, **defaults.values}
 
 
@@ -99,7 +99,7 @@ class Ask:
         return bool(self.tools) and self.form is not None
 
     def params(self, defaults: Recommended, room: int, choice: int = 0) -> SamplingParams:
-        """The sampling parameters of one choice. ``room``: tokens that the context has left for the answer.
+        """Return the sampling parameters of one choice. ``room``: tokens that the context has left for the answer.
 
         Choices of one request with a seed have seeds of their own, the first the one that was given.
 
@@ -124,7 +124,8 @@ class AnswerRequest(Fields):
     stream: bool = False
 
     def asks(self) -> tuple[Ask, ...]:
-        """What it asks: one for each prompt, all alike in everything else; none where the model is only to be loaded.
+        """Return what it asks: one for each prompt, all alike in everything else; none where the model is only to be
+        loaded.
 
         Raises:
             Problem: 400, fields contradict each other.
@@ -140,8 +141,8 @@ _PIECE = 1 << 16  # characters
 
 
 def known_tokens(llm: LLM, prompt: AskedPrompt, known: Conversations) -> tuple[list[int], str | None]:
-    """A prompt's tokens, those of a known beginning as they were computed; and the text that the template made, if it
-    is a chat. It takes time: call it beside the event loop.
+    """Return a prompt's tokens, those of a known beginning as they were computed; and the text that the template made,
+    if it is a chat. It takes time: call it beside the event loop.
 
     Raises:
         Problem: 400, there is so much of it that it is not tokenized.
@@ -195,7 +196,7 @@ def _check_pieces(llm: LLM, texts: list[str]) -> None:
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """All texts in it, names of fields and numbers too: templates write them all."""
+    """Yield all texts in it, names of fields and numbers too: templates write them all."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -210,7 +211,7 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _chat_tokens(llm: LLM, chat: AskedChat, known: Conversations) -> tuple[list[int], str]:
-    """A conversation as the model's template takes it without losing anything.
+    """Return a conversation as the model's template takes it without losing anything.
 
     Raises:
         Problem: 400, it is too large.
@@ -226,7 +227,7 @@ def _chat_tokens(llm: LLM, chat: AskedChat, known: Conversations) -> tuple[list[
 
 
 def without_lines(messages: Sequence[Mapping[str, Any]], pattern: str) -> Sequence[Mapping[str, Any]]:
-    """The messages without the lines that a pattern names where they begin the system's words.
+    """Return the messages without the lines that a pattern names where they begin the system's words.
 
     >>> without_lines([{"role": "system", "content": "x: 1\\nBe kind."}, {"role": "user", "content": "x: 2"}], "x:.*")
     [{'role': 'system', 'content': 'Be kind.'}, {'role': 'user', 'content': 'x: 2'}]

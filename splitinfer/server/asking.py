@@ -31,7 +31,8 @@ _MOST_PRIORITY = 100  # either way
 
 
 def answering(service: Service, model: type[W], writer_of: Callable[[W, str, Request, Answer], Writer]) -> Handler:
-    """A route that answers requests of a model. ``writer_of``: writes the answer to one, under a name of the LLM."""
+    """Return a route that answers requests of a model. ``writer_of``: writes the answer to one, under a name of the
+    LLM."""
 
     async def route(request: Request) -> Response | EventStream:
         key = service.caller(request)
@@ -86,7 +87,7 @@ async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[
 
 
 def handling_of(request: Request) -> Handling:
-    """How the headers want a request treated.
+    """Return how the headers want a request treated.
 
     Raises:
         Problem: 400, a header is not a number, or is out of range.
@@ -109,7 +110,7 @@ def _number(request: Request, name: str, low: float, high: float) -> float | Non
 
 
 async def all_pieces(answer: Answer) -> list[Piece]:
-    """The whole answer.
+    """Return the whole answer.
 
     Raises:
         Problem: 503, the pipeline has failed.
@@ -123,7 +124,7 @@ async def all_pieces(answer: Answer) -> list[Piece]:
 
 
 async def until_gone(request: Request, work: Awaitable[T], ping: Callable[[], Awaitable[None]] | None = None) -> T:
-    """The result of ``work``, which is cancelled when the client goes. ``ping``: sends something, in silence.
+    """Return the result of ``work``, which is cancelled when the client goes. ``ping``: sends something, in silence.
 
     Raises:
         ClientDisconnect: the client has gone.

@@ -56,7 +56,7 @@ async def read_json(
     max_bytes: int = MAX_BYTES,
     seconds: float = READ_SECONDS,
 ) -> T:
-    """What the body, a JSON object, asks. ``ask``: reads that; pure, for it is called in any thread.
+    """Return what the body, a JSON object, asks. ``ask``: reads that; pure, for it is called in any thread.
 
     Raises:
         Problem: as ``ask``; 400 if it is no object, 408 if it came too slowly, 413 if it is too large, 415 if it is
@@ -72,7 +72,7 @@ async def read_json(
 
 
 async def body_of(request: Request, max_bytes: int = MAX_BYTES, seconds: float = READ_SECONDS) -> bytes:
-    """The body, which is ``raw`` in the request's state where it was read before.
+    """Return the body, which is ``raw`` in the request's state where it was read before.
 
     Raises:
         Problem, ClientDisconnect: as ``read_json``.
@@ -89,8 +89,8 @@ async def body_of(request: Request, max_bytes: int = MAX_BYTES, seconds: float =
 
 
 async def read_request(request: Request, model: type[M], ask: Callable[[M], T]) -> T:
-    """What the body asks as a request of a model. ``ask``: reads that, as for ``read_json``. The state of the request
-    gets the names of the fields that have no effect.
+    """Return what the body asks as a request of a model. ``ask``: reads that, as for ``read_json``. The state of the
+    request gets the names of the fields that have no effect.
 
     Raises:
         Problem, ClientDisconnect: as ``read_json``.
@@ -110,7 +110,7 @@ async def _bounded(request: Request, max_bytes: int) -> bytes:
 
 
 def parsed(raw: bytes) -> Mapping[str, Any]:
-    """A body as a JSON object.
+    """Return a body as a JSON object.
 
     Raises:
         Problem: 400, it is something else, or goes beyond the bounds of `plain_json`.
@@ -141,7 +141,7 @@ class _NoJson(ValueError):
 
 
 def plain_json(text: str) -> Any:
-    """What a text says in JSON.
+    """Return what a text says in JSON.
 
     Raises:
         ValueError: it is not JSON, or goes beyond the bounds; the sentence lacks its subject.
@@ -166,7 +166,7 @@ def _parsed(text: str) -> Any:
 
 
 def _repaired(found: Any, where: str = "") -> Any:
-    """The same with U+FFFD for each half of a character. ``where``: its place in the whole."""
+    """Return the same with U+FFFD for each half of a character. ``where``: its place in the whole."""
     match found:
         case str(text):
             whole = whole_characters(text)
@@ -195,7 +195,7 @@ def _finite(word: str) -> float:
 
 
 def _depth(value: Any) -> int:
-    """How deeply lists and objects lie in each other; as deep as the limit is enough to know."""
+    """Return how deeply lists and objects lie in each other; as deep as the limit is enough to know."""
     level, depth = [value], 0
     while level and depth <= _MAX_DEPTH:
         below = [one for each in level for one in _inside(each)]

@@ -64,8 +64,8 @@ class Connections:
             self._make_room(number)
 
     def turned_away(self) -> Problem | None:
-        """Why a new request is not taken: all connections are in use. The one that waits longest for a request makes
-        room, so strangers who hold connections keep nobody out."""
+        """Return why a new request is not taken: all connections are in use. The one that waits longest for a request
+        makes room, so strangers who hold connections keep nobody out."""
         if len(self.open) <= self._limits.most or self._make_room(1):
             return None
         sentence = f"{self._limits.most:,} connections are open, and no more may be (--max-connections)"
@@ -82,7 +82,7 @@ class Connections:
 
 
 def _waits_for(connection: H11Protocol) -> tuple[str, int]:
-    """What a connection waits for: "head", "idle", "answer" or "unread"; and the bytes that it has to send."""
+    """Return what a connection waits for: "head", "idle", "answer" or "unread"; and the bytes that it has to send."""
     cycle, transport = connection.cycle, connection.transport
     is_answering = cycle is not None and not cycle.response_complete
     unsent = transport.get_write_buffer_size()

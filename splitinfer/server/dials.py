@@ -29,7 +29,7 @@ from splitinfer.server.stream import Document
 
 
 def dials_document(options: ServingOptions, token_budget: int, max_running: int, *, may_change: bool) -> dict[str, Any]:
-    """The dials as a client gets them. ``token_budget``, ``max_running``: in force."""
+    """Return the dials as a client gets them. ``token_budget``, ``max_running``: in force."""
     given, policy = options.as_dict(), options.policy_config
     in_force = {**given, "token_budget": token_budget, "max_running": max_running}
     dials = [
@@ -40,7 +40,7 @@ def dials_document(options: ServingOptions, token_budget: int, max_running: int,
 
 
 def changes_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes that a body asks for.
+    """Return the changes that a body asks for.
 
     Raises:
         Problem: 400, there is no such dial, or it cannot have the value.
@@ -59,7 +59,7 @@ def changes_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dial(each: Declared, value: Any, in_force: Any) -> dict[str, Any]:
-    """``value``: as it was set; ``None``: the default is in force."""
+    """Return ``value``: as it was set; ``None``: the default is in force."""
     option = each.option
     bounds = {"choices": list(option.choices)} if option.choices else {"least": option.least, "most": option.most}
     kind = "choice" if option.choices else "whole" if each.kind is int else "number"
@@ -99,7 +99,7 @@ def dial_routes(service: Service) -> list[ApiRoute]:
 
 
 def aim_of(asked: Mapping[str, Any]) -> Aim:
-    """What the cut shall be best for.
+    """Return what the cut shall be best for.
 
     Raises:
         Problem: 400, there is no such aim.
@@ -114,7 +114,7 @@ def aim_of(asked: Mapping[str, Any]) -> Aim:
 
 
 def compared(llm: LLM, aim: Aim, *, loads: bool) -> dict[str, Any]:
-    """The document. ``loads``: have the best cut loaded, where that is worth it.
+    """Return the document. ``loads``: have the best cut loaded, where that is worth it.
 
     Raises:
         Problem: 409, nothing is known of the machines yet, no cut fits, or the best one cannot be loaded.

@@ -40,7 +40,7 @@ _SHOWN = 60  # characters of a value in a sentence
 def wrong(
     words: str, *, inside: str = "", code: str = "invalid_value", details: Mapping[str, Any] | None = None
 ) -> PydanticCustomError:
-    """What a validator raises: the sentence behind the field's name. ``inside``: what the name goes on with."""
+    """Return what a validator raises: the sentence behind the field's name. ``inside``: what the name goes on with."""
     return PydanticCustomError("wrong", "{words}", {"words": words, "inside": inside, "code": code, "details": details})
 
 
@@ -51,7 +51,7 @@ def not_a(wanted: str, value: object, *, inside: str = "") -> PydanticCustomErro
 def not_supported(
     why: str, *, value: object = None, inside: str = "", details: Mapping[str, Any] | None = None
 ) -> PydanticCustomError:
-    """A field, or a value of it, is not honoured."""
+    """Return a field, or a value of it, is not honoured."""
     said = "" if value is None else f" {value!r:.40}"
     return wrong(f"{said} is not supported: {why}", inside=inside, code="unsupported_parameter", details=details)
 
@@ -75,7 +75,7 @@ M = TypeVar("M", bound="Fields")
 
 
 def read(model: type[M], body: Mapping[str, Any], ignored: "Ignored | None" = None) -> M:
-    """A body as a request. ``ignored``: gets the names of the fields that have no effect.
+    """Return a body as a request. ``ignored``: gets the names of the fields that have no effect.
 
     Raises:
         Problem: 400, in a sentence that names the field.
@@ -109,7 +109,7 @@ def _problem(error: Any) -> Problem:
 
 
 def _name(place: tuple[str | int, ...]) -> str:
-    """A field as its client would write it. Negative numbers are of ``Kinds``."""
+    """Return a field as its client would write it. Negative numbers are of ``Kinds``."""
     name = ""
     for part in place:
         if isinstance(part, str):
@@ -166,7 +166,7 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_known_fields(cls, given: Any, info: ValidationInfo) -> Any:
-        """The fields that ask for something; of the others each is refused or ignored."""
+        """Return the fields that ask for something; of the others each is refused or ignored."""
         if not isinstance(given, dict):
             return given
         asked = {name: value for name, value in given.items() if value is not None}
@@ -205,7 +205,7 @@ ListOf = Annotated[list[T], Field(fail_fast=True)]
 
 
 def in_list(given: Any) -> Any:
-    """A list, or a text as a list of one."""
+    """Return a list, or a text as a list of one."""
     if not isinstance(given, str | list):
         raise not_a("text or a list", given)
     return [given] if isinstance(given, str) else given

@@ -84,7 +84,7 @@ class Gate:
         return "*" in self.origins or origin in self.origins
 
     def caller(self, facts: Facts, sessions: "Sessions | None", scope: Scope = Scope.USE) -> ApiKey:
-        """Who asks.
+        """Return who asks.
 
         Raises:
             Problem: 401 without a key that is known, 403 without the scope.
@@ -101,7 +101,7 @@ class Gate:
         return key
 
     def name_of_caller(self, facts: Facts, sessions: "Sessions | None") -> str:
-        """Who asks, for the log: the key's name, or "-"."""
+        """Return who asks, for the log: the key's name, or "-"."""
         key = NOBODY if self.keys is None else self._key_of(facts, sessions)
         return "-" if key is None or key is NOBODY else key.name
 
@@ -125,7 +125,7 @@ def shown_key(headers: Mapping[str, str]) -> str | None:
 
 
 def name_of(host: str) -> str:
-    """The name in a ``Host`` header, without its port.
+    """Return the name in a ``Host`` header, without its port.
 
     >>> name_of("mini.local:8080"), name_of("[::1]:80"), name_of("LOCALHOST")
     ('mini.local', '::1', 'localhost')
@@ -136,7 +136,7 @@ def name_of(host: str) -> str:
 
 
 def _is_link(facts: Facts) -> bool:
-    """Whether somebody follows a link to this server: what comes is shown to them, and no page can read it."""
+    """Return whether somebody follows a link to this server: what comes is shown to them, and no page can read it."""
     how = facts.headers.get("sec-fetch-mode"), facts.headers.get("sec-fetch-dest")
     return facts.method == "GET" and how == ("navigate", "document")
 
@@ -176,7 +176,7 @@ def check_exposure(host: str, *, has_keys: bool, no_auth: bool, origins: Iterabl
 
 
 def names_of(host: str, own_names: Iterable[str], allowed: Iterable[str]) -> frozenset[str]:
-    """The names under which a server that listens on ``host`` may be addressed.
+    """Return the names under which a server that listens on ``host`` may be addressed.
 
     own_names: the machine's, its addresses included; they count where the server listens everywhere.
     allowed: others.
@@ -206,7 +206,7 @@ class Sessions:
         self._held: OrderedDict[str, tuple[ApiKey, float]] = OrderedDict()  # by the name's digest; the oldest first
 
     def begin(self, key: ApiKey) -> str:
-        """A new session's name."""
+        """Return a new session's name."""
         own = [name for name, (by, _) in self._held.items() if by.name == key.name]
         for oldest in own[: max(0, len(own) - MAX_OF_KEY + 1)]:
             del self._held[oldest]
@@ -221,7 +221,7 @@ class Sessions:
         return self._held.pop(digest(name), None) is not None
 
     def key_of(self, name: str) -> ApiKey | None:
-        """The key that bought a session; ``None`` where there is no such session, or none any more."""
+        """Return the key that bought a session. Return None if there is no such session, or none any more."""
         key, until = self._held.get(digest(name), (None, 0.0))
         if key is not None and self._clock() >= until:
             del self._held[digest(name)]
@@ -230,8 +230,8 @@ class Sessions:
 
 
 def cookie(name: str, *, is_secure: bool, seconds: int = SESSION_SECONDS) -> str:
-    """The ``Set-Cookie`` header of a session: no script reads it (HttpOnly), and no request that another site causes
-    carries it (SameSite=Strict). ``is_secure``: sent over TLS only. ``seconds``: 0 removes it.
+    """Return the ``Set-Cookie`` header of a session: no script reads it (HttpOnly), and no request that another site
+    causes carries it (SameSite=Strict). ``is_secure``: sent over TLS only. ``seconds``: 0 removes it.
 
     >>> cookie("abc", is_secure=True, seconds=60)
     'splitinfer_session=abc; HttpOnly; Max-Age=60; Path=/; SameSite=Strict; Secure'

@@ -44,7 +44,7 @@ _MOST_METHOD, _MOST_PATH = 20, 80  # characters
 
 
 def line(request_id: str, key: str, method: str, path: str, status: int, usage: Usage | None, seconds: float) -> str:
-    """The line of one request. ``usage``: of the answer, if one was asked for.
+    """Return the line of one request. ``usage``: of the answer, if one was asked for.
 
     >>> line("req_1", "laptop", "GET", "/v1/models", 200, None, 0.004)
     'request req_1 laptop GET /v1/models 200, 0.0 s'
@@ -57,7 +57,7 @@ def line(request_id: str, key: str, method: str, path: str, status: int, usage: 
 
 
 def where(error: BaseException | None) -> str:
-    """Where an error was raised: its text could quote a prompt."""
+    """Return where an error was raised: its text could quote a prompt."""
     return "" if error is None else "".join(traceback.format_tb(error.__traceback__))
 
 
@@ -196,7 +196,7 @@ class _Answered:
 
 
 def with_plain_target(scope: Scope) -> Scope:
-    """The same request, of which the target is a path: an absolute one's host is its `Host`."""
+    """Return the same request, of which the target is a path: an absolute one's host is its `Host`."""
     scheme, separator, rest = scope["raw_path"].partition(b"://")
     if not separator or scheme.lower() not in (b"http", b"https"):
         return scope
@@ -234,8 +234,8 @@ def facts_of(scope: Scope) -> Facts:
 
 
 def cookies_in(header: str) -> dict[str, str]:
-    """The cookies of a header, quotes left as they are: this server's own have none. `http.cookies` would take their
-    backslashes out, for half a minute where a header of 64 KB has nothing else (CVE-2024-7592).
+    """Return the cookies of a header, quotes left as they are: this server's own have none. `http.cookies` would take
+    their backslashes out, for half a minute where a header of 64 KB has nothing else (CVE-2024-7592).
 
     >>> cookies_in('a=b; splitinfer_session=x-1;; ="')
     {'a': 'b', 'splitinfer_session': 'x-1', '': '"'}

@@ -11,7 +11,7 @@ from splitinfer.server.problem import Problem
 
 
 def health_document(health: PipelineHealth, num_running: int, *, is_draining: bool) -> tuple[int, dict[str, Any]]:
-    """The status of HTTP and the document: 200 while requests are answered, else 503 with the reason."""
+    """Return the status of HTTP and the document: 200 while requests are answered, else 503 with the reason."""
     reason = health.failure
     if reason is None and is_draining:
         reason = "the server was told to end, and takes no new request"
@@ -41,7 +41,7 @@ class Offer:
 
 
 def model_document(offer: Offer, started: int) -> dict[str, Any]:
-    """The model as both APIs list one. ``started``: seconds since 1970.
+    """Return the model as both APIs list one. ``started``: seconds since 1970.
 
     OpenAI's has no field for the context. Clients read that of OpenRouter (``context_length``), of vLLM
     (``max_model_len``), or ``context_window`` (freellmapi #309, turnstone #252, Fastllm-proxy #24); Anthropic's is
@@ -70,7 +70,7 @@ def model_document(offer: Offer, started: int) -> dict[str, Any]:
 
 
 def named(offers: Sequence[Offer], name: str) -> Offer:
-    """The model of that name, which may have Ollama's tag ``:latest``.
+    """Return the model of that name, which may have Ollama's tag ``:latest``.
 
     Raises:
         Problem: 404, there is none.

@@ -74,7 +74,7 @@ NOBODY = ApiKey("nobody", "0" * 64, frozenset(Scope))
 
 
 def digest(secret: str) -> str:
-    """What the file holds of a key."""
+    """Return what the file holds of a key."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -105,7 +105,7 @@ class ApiKeys:
         return self._now().get(digest(secret))
 
     def holds(self, key: ApiKey) -> bool:
-        """Whether a key is admitted still, as it was."""
+        """Return whether a key is admitted still, as it was."""
         return self._now().get(key.sha256) == key
 
     def _now(self) -> dict[str, ApiKey]:
@@ -148,7 +148,7 @@ def _by_digest(keys: Sequence[ApiKey]) -> dict[str, ApiKey]:
 
 
 def read_keys(path: Path) -> list[ApiKey]:
-    """The keys in a file.
+    """Return the keys in a file.
 
     Raises:
         ConfigError: it cannot be read, or holds something else.
@@ -222,7 +222,7 @@ def _changing(path: Path) -> Iterator[list[ApiKey]]:
 
 
 def _sentence(error: ValidationError) -> str:
-    """The first thing that is wrong, with the field's name."""
+    """Return the first thing that is wrong, with the field's name."""
     first = error.errors()[0]
     field = next((f"{part}: " for part in first["loc"] if isinstance(part, str)), "")
     return f"{field}{first['msg'][:1].lower()}{first['msg'][1:]}"

@@ -37,7 +37,7 @@ class TemplateRequest(Conversation):
     messages: Messages | None = None
 
     def chat(self) -> AskedChat:
-        """The conversation.
+        """Return the conversation.
 
         Raises:
             Problem: 400, the request lacks it.
@@ -56,7 +56,7 @@ class TokenizeRequest(TemplateRequest):
     add_special_tokens: bool | None = None
 
     def asked(self) -> AskedChat | str:
-        """What is to be tokenized.
+        """Return what is to be tokenized.
 
         Raises:
             Problem: 400, fields contradict each other.
@@ -115,7 +115,8 @@ def _state_routes(service: Service) -> list[ApiRoute]:
 
 
 def _tokens(llm: LLM, asked: AskedChat | str, *, adds_special: bool) -> list[int]:
-    """Those of a text or of a chat. ``adds_special``: a text has the special tokens that the tokenizer itself adds.
+    """Return those of a text or of a chat. ``adds_special``: a text has the special tokens that the tokenizer itself
+    adds.
 
     Raises:
         Problem: it is too long, or has pictures.

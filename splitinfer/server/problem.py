@@ -82,7 +82,7 @@ ANTHROPIC, OLLAMA = "/v1/messages", "/api/"
 
 
 def form_of(problem: Problem, path: str, request_id: str = "") -> dict[str, Any]:
-    """What is wrong, as the API of a path says it."""
+    """Return what is wrong, as the API of a path says it."""
     if path.startswith(OLLAMA):
         return {"error": problem.message}
     return problem.anthropic(request_id) if path.startswith(ANTHROPIC) else problem.openai()
@@ -93,12 +93,12 @@ def _cut(text: str, most: int) -> str:
 
 
 def ending() -> Problem:
-    """The server was told to end. A request may come just before the pipeline hears of it."""
+    """Return the server was told to end. A request may come just before the pipeline hears of it."""
     return Problem(503, "the server was told to end, and takes no new request", retry_after=_ENDING)
 
 
 def problem_of(error: SplitinferError, failure: str | None = None) -> Problem:
-    """What an error of the library means for a client. ``failure``: why the pipeline takes no request any more
+    """Return what an error of the library means for a client. ``failure``: why the pipeline takes no request any more
     (``PipelineHealth``). A full queue is no matter of this: ``Service.admitted``.
 
     A client may read what its request did wrong. Of everything else the error's own text, which may have addresses,

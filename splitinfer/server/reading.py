@@ -46,8 +46,8 @@ class Reader:
     _pictures: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
 
     async def read(self, prompt: AskedPrompt, size: int) -> tuple[SeenPrompt, list[int], str | None]:
-        """A prompt with its pictures read; its tokens without them, those of a known beginning as they were computed;
-        and the text that the template made, if it is a chat. ``size``: of the request, in bytes.
+        """Return a prompt with its pictures read; its tokens without them, those of a known beginning as they were
+        computed; and the text that the template made, if it is a chat. ``size``: of the request, in bytes.
 
         Raises:
             Problem, SplitinferError: as ``known_tokens`` and ``LLM.submit``.
@@ -56,8 +56,8 @@ class Reader:
         return await self.beside(lambda: self._seen(prompt), size, self._pictures if sees else None)
 
     async def beside(self, work: Callable[[], T], size: int, turns: asyncio.Semaphore | None = None) -> T:
-        """What ``work`` makes of a request of ``size`` bytes, beside the event loop. Who waits for a turn and leaves
-        gives it up; what has begun keeps its turn to the end."""
+        """Return what ``work`` makes of a request of ``size`` bytes, beside the event loop. Who waits for a turn and
+        leaves gives it up; what has begun keeps its turn to the end."""
         turns = turns or (self._long if size > _LONG else None)
         if turns is None:
             return await asyncio.to_thread(work)

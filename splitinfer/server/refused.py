@@ -22,7 +22,7 @@ def _named(here: str, *neutral: Any, names: str) -> dict[str, RefusedField]:
 
 
 def _has_no_sampling(options: Any) -> bool:
-    """Whether Ollama's options are of its memory only."""
+    """Return whether Ollama's options are of its memory only."""
     return isinstance(options, dict) and not options.keys() & _OLLAMAS
 
 

@@ -52,8 +52,8 @@ class Change:
 
 
 def decide(models: Sequence[Resident], waiting: Sequence[str], bounds: Bounds, now: float) -> Change:
-    """What is done at ``now``, in seconds. ``waiting``: the models of requests that wait, by age; their models are not
-    loaded, or have to go."""
+    """Return what is done at ``now``, in seconds. ``waiting``: the models of requests that wait, by age; their models
+    are not loaded, or have to go."""
     loaded = [each for each in models if each.is_loaded]
     ttl = math.inf if bounds.ttl is None else bounds.ttl
     rested = [each for each in loaded if each.num_using == 0 and (each.has_failed or now - each.rested_since >= ttl)]
@@ -69,8 +69,9 @@ def decide(models: Sequence[Resident], waiting: Sequence[str], bounds: Bounds, n
 
 
 def _in_the_way(wanted: Resident, loaded: Sequence[Resident], bounds: Bounds) -> list[Resident]:
-    """Those that must go for ``wanted``: itself, if it failed in use; who has its workers; then who is unused, the one
-    that has rested longest first, until it fits. Where it does not fit at all, all go: loading says by how much."""
+    """Return those that must go for ``wanted``: itself, if it failed in use; who has its workers; then who is unused,
+    the one that has rested longest first, until it fits. Where it does not fit at all, all go: loading says by how
+    much."""
     going = [each for each in loaded if each.name == wanted.name or each.workers & wanted.workers]
     stay = sorted((e for e in loaded if e not in going), key=lambda e: (-bool(e.num_using), -e.rested_since))
     while stay and not _fits([*stay, wanted], bounds):
@@ -84,7 +85,7 @@ def _fits(together: Sequence[Resident], bounds: Bounds) -> bool:
 
 
 def num_together(needs: Sequence[int], bounds: Bounds) -> int:
-    """How many of the models may be in memory together, at the most: that many share its room for KV.
+    """Return how many of the models may be in memory together, at the most: that many share its room for KV.
 
     >>> num_together([30, 10, 20], Bounds(room=45)), num_together([50], Bounds(room=45))
     (2, 1)

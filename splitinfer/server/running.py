@@ -78,14 +78,14 @@ def _check_time(certificate: Path) -> None:
 
 
 def router_of(service: Service) -> Router:
-    """All routes of one model."""
+    """Return all routes of one model."""
     own = [*own_routes(service), *dial_routes(service), *plan_routes(service), *meter_routes(service)]
     routes = [*own, *api_routes(service), *page_routes(service)]
     return Router(routes, default=_not_found, redirect_slashes=False)
 
 
 def make_app(service: Service, several: Several | None = None) -> Guard:
-    """``several``: the models among which requests choose; ``service`` is then that of none."""
+    """Return ``several``: the models among which requests choose; ``service`` is then that of none."""
     return Guard(
         router_of(service) if several is None else several,
         service.gate,
@@ -212,7 +212,7 @@ def _note(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises ConfigError: the server cannot listen there now."""
+    """Raise ConfigError: the server cannot listen there now."""
     _bound(host, port).close()
 
 

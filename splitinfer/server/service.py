@@ -67,7 +67,8 @@ class Service:
             self.loaded = lambda: [self]
 
     def beside(self, llm: LLM, model: str) -> "Service":
-        """The service of another model of the same server: who may ask, and the responses, they have together."""
+        """Return the service of another model of the same server: who may ask, and the responses, they have
+        together."""
         return replace(self, llm=llm, model=model, num_running=0, meters=HttpMeters(self.meters.responses))
 
     @property
@@ -76,11 +77,11 @@ class Service:
         return f"fp_{self.llm.fingerprint}"
 
     def token_text(self, token: int) -> bytes:
-        """The bytes of one token, which may be a part of a character; empty without a tokenizer."""
+        """Return the bytes of one token, which may be a part of a character; empty without a tokenizer."""
         return self.llm.tokenizer.token_bytes(token) if self.llm.has_tokenizer else b""
 
     def caller(self, request: Request, scope: Scope = Scope.USE) -> ApiKey:
-        """Who asks.
+        """Return who asks.
 
         Raises:
             Problem: as ``Gate.caller``.
@@ -119,9 +120,9 @@ class Service:
         return self.llm.max_running + self.llm.settings.max_waiting + _COUNTING
 
     def _turned_away(self, why: str) -> Problem:
-        """What a client is told for whose request there is no room, and when there will be: each of a later place than
-        the one before, up to as many as requests run together. Then the times begin again, so that one client that asks
-        on and on does not put off all others."""
+        """Return what a client is told for whose request there is no room, and when there will be: each of a later
+        place than the one before, up to as many as requests run together. Then the times begin again, so that one
+        client that asks on and on does not put off all others."""
         nth = 1 + self._num_turned_away % max(_LEAST_TIMES, self.llm.max_running)
         self._num_turned_away += 1
         self.meters.turned_away += 1
@@ -169,7 +170,7 @@ class Service:
 
 
 def new_request_id() -> str:
-    """An id that nobody can guess."""
+    """Return an id that nobody can guess."""
     return f"req_{secrets.token_hex(12)}"
 
 

@@ -82,7 +82,7 @@ class Entry:
 
 
 def _kv_here(llm: LLM) -> int:
-    """Bytes on this machine that a loaded model's KV may come to."""
+    """Return the bytes on this machine that a loaded model's KV may come to."""
     stages = zip(llm.layout.stages, llm.kv_budget.stages, strict=False)
     return sum(kv.budget_bytes for i, (spec, kv) in enumerate(stages) if i == 0 or spec.is_local)
 
@@ -116,7 +116,7 @@ class Several:
         self._front_app = routes(front)
 
     def offers(self) -> list[Offer]:
-        """All models, the one that was used last first."""
+        """Return all models, the one that was used last first."""
         return [held.offer(self._bounds.ttl) for held in self._by_use]
 
     @property
@@ -143,7 +143,7 @@ class Several:
     # -- models come and go --------------------------------------------------------------------
 
     def ask(self, name: str) -> ModelTicket:
-        """A ticket for the model, which has to be given back (``release``). It fails as loading does."""
+        """Return a ticket for the model, which has to be given back (``release``). It fails as loading does."""
         ticket: ModelTicket = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = self._held[name]
         self._admit()
@@ -257,13 +257,13 @@ class Several:
             await self._chosen(Request(scope, receive), send)
 
     def _health(self) -> JSONResponse:
-        """A pipeline that has failed is no reason against: the next request loads it again."""
+        """Return a pipeline that has failed is no reason against: the next request loads it again."""
         models = [{"name": each.name, "loaded": each.layout is not None} for each in self.offers()]
         document = {"status": "draining" if self.is_draining else "ok", "running": self.num_running, "models": models}
         return JSONResponse(document, 503 if self.is_draining else 200)
 
     def _named(self, request: Request) -> ASGIApp:
-        """The routes of the model that the query names; without a name, those of the one that was used last.
+        """Return the routes of the model that the query names; without a name, those of the one that was used last.
 
         Raises:
             Problem: 404, there is no such model; 503, it is not loaded; 400, several are, and one is to be changed.
@@ -310,7 +310,7 @@ class Several:
     async def _wait(
         self, ticket: ModelTicket, wanted: Entry, request: Request, ping: Callable[[], Awaitable[None]] | None
     ) -> Entry:
-        """The model, once it is there; a stream gets a ``ping`` in silence.
+        """Return the model, once it is there; a stream gets a ``ping`` in silence.
 
         Raises:
             ClientDisconnect: the client has gone.

@@ -31,7 +31,7 @@ LINE_PING = b" "  # the beginning of a line of JSON, which may begin with blanks
 
 
 def response_start(media_type: str) -> dict[str, Any]:
-    """The message with which a stream begins."""
+    """Return the message with which a stream begins."""
     headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
     typed = [(b"content-type", media_type.encode()), *headers]
     return {"type": "http.response.start", "status": 200, "headers": typed}
@@ -50,7 +50,7 @@ class Document(JSONResponse):
 
 
 def event(data: Mapping[str, Any] | str, name: str | None = None) -> bytes:
-    """One event. ``data``: an object, written as JSON on one line, or a word.
+    """Return one event. ``data``: an object, written as JSON on one line, or a word.
 
     >>> event({"a": "é"}, "message_stop"), event("[DONE]")
     (b'event: message_stop\\ndata: {"a":"\\xc3\\xa9"}\\n\\n', b'data: [DONE]\\n\\n')
@@ -61,7 +61,7 @@ def event(data: Mapping[str, Any] | str, name: str | None = None) -> bytes:
 
 
 def line(data: Mapping[str, Any]) -> bytes:
-    """One line of NDJSON."""
+    """Return one line of NDJSON."""
     return f"{json_line(data)}\n".encode("utf-8", "replace")
 
 
@@ -90,7 +90,7 @@ class EventStream:
             self._end()
 
     async def _serve(self, receive: Receive, send: Send) -> bool:
-        """Whether all was sent; else the client has left."""
+        """Return whether all was sent; else the client has left."""
         async with aclosing(self._source):
             self._wrote_at = asyncio.get_running_loop().time()
             writing = asyncio.create_task(self._write_all(send))

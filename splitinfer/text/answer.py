@@ -282,7 +282,7 @@ def _lenient(text: str) -> str:
 
 
 def joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
-    """Neighbours of one kind as one part."""
+    """Return neighbours of one kind as one part."""
     found: list[AnswerPart] = []
     for part in parts:
         match (found[-1] if found else None, part):

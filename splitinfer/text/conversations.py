@@ -30,7 +30,7 @@ class TextCodec:
     special: frozenset[int] = frozenset()
 
     def say_the_same(self, one: Sequence[int], other: Sequence[int]) -> bool:
-        """Whether tokens mean the same to a model: in their text and in what of it is special."""
+        """Return whether tokens mean the same to a model: in their text and in what of it is special."""
         special = [[token for token in tokens if token in self.special] for tokens in (one, other)]
         return special[0] == special[1] and self.decode(one) == self.decode(other)
 
@@ -71,7 +71,7 @@ class Conversations:
             self._pending.append(_Pending(_hash_of(text), len(text), array("I", prompt), array("I", answer)))
 
     def tokens(self, text: str, plain: list[int], codec: TextCodec) -> list[int]:
-        """The tokens of a conversation. ``plain``: what the tokenizer makes of its text."""
+        """Return the tokens of a conversation. ``plain``: what the tokenizer makes of its text."""
         with self._lock:
             self._take_in(codec)
             length, known = self._longest(text)
@@ -104,7 +104,7 @@ class Conversations:
                 del self._lengths[length]
 
     def _longest(self, text: str) -> tuple[int, list[int]]:
-        """The longest beginning of a text that is known: its characters, and its tokens; none: 0."""
+        """Return the longest beginning of a text that is known: its characters, and its tokens; none: 0."""
         lengths = sorted(length for length in self._lengths if length <= len(text))
         for digest in reversed(list(_digests(text, lengths))):
             if digest in self._known:
@@ -115,7 +115,7 @@ class Conversations:
 
 
 def _digests(text: str, lengths: Iterable[int]) -> Iterator[_Digest]:
-    """The hashes of a text's first characters, for ascending numbers of them, in one pass over the text."""
+    """Yield the hashes of a text's first characters, for ascending numbers of them, in one pass over the text."""
     so_far, at = _hash_of(""), 0
     for length in lengths:
         so_far.update(_raw(text[at:length]))

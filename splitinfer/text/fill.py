@@ -47,7 +47,7 @@ class Marks:
     ids: Mapping[str, int]
 
     def around(self, gap: Gap, encode: Callable[[str], list[int]]) -> Iterator[int]:
-        """A gap as token ids. ``encode``: of a text in which no mark is one."""
+        """Yield a gap as token ids. ``encode``: of a text in which no mark is one."""
         prefix = encode(gap.prefix) if isinstance(gap.prefix, str) else gap.prefix
         before, behind = [self.ids[self.prefix], *prefix], [self.ids[self.suffix], *encode(gap.suffix)]
         if gap.files and {_REPOSITORY, _FILE} <= self.ids.keys():
@@ -63,7 +63,7 @@ class Marks:
 
 
 def marks_in(vocabulary: Mapping[str, int]) -> Marks | None:
-    """The marks of a vocabulary; ``None``: it has none."""
+    """Return the marks of a vocabulary; ``None``: it has none."""
     for names in (*_MARKS, *_SUFFIX_FIRST):
         if all(name in vocabulary for name in names if name):
             there = {name: vocabulary[name] for name in (*names, *_ENDS) if name in vocabulary}

@@ -54,7 +54,7 @@ def reads_harmony(wrapper: Any) -> bool:
 
 
 def told(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as the model's template takes them."""
+    """Return messages as the model's template takes them."""
     return [_told(message) for message in messages]
 
 
@@ -68,12 +68,12 @@ def _told(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def described(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool with the description that the template demands."""
+    """Return a tool with the description that the template demands."""
     function = tool.get("function", {})
     return {**tool, "function": {**function, "description": function.get("description") or ""}}
 
 
 def settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for the template, with one of its efforts."""
+    """Return values for the template, with one of its efforts."""
     effort = options.get("reasoning_effort")
     return {**options, **({} if effort is None else {"reasoning_effort": _EFFORTS.get(str(effort), "high")})}

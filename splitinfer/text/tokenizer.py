@@ -133,15 +133,15 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
     def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
-        """The ids of ``text``. ``adds_special``: with the special tokens that the tokenizer itself adds."""
+        """Return the ids of ``text``. ``adds_special``: with the special tokens that the tokenizer itself adds."""
         return list(self._wrapper.encode(text, **({} if adds_special else {"add_special_tokens": False})))
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> list[int]:
-        """A chat as token ids. ``how``: as of ``write_chat``."""
+        """Return a chat as token ids. ``how``: as of ``write_chat``."""
         return self.write_chat(messages, **how)[0]
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
-        """The text that ``encode_chat`` encodes."""
+        """Return the text that ``encode_chat`` encodes."""
         return self.write_chat(messages, **how)[1]
 
     def write_chat(
@@ -154,8 +154,8 @@ class Tokenizer:
         mark: str = "",
         continues: bool = False,
     ) -> tuple[list[int], str]:
-        """A chat as token ids and as the text of one rendering, as the model's chat template writes it, up to where the
-        next answer begins; a model without a template gets the contents, joined by blank lines.
+        """Return a chat as token ids and as the text of one rendering, as the model's chat template writes it, up to
+        where the next answer begins; a model without a template gets the contents, joined by blank lines.
 
         Each message has ``role`` and ``content``. An answer may have its ``token_ids``, so that its cached KV is found
         even if the tokenizer would split its text in another way; they are used where the template writes the text
@@ -222,7 +222,7 @@ class Tokenizer:
     def _checked(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any] | None
     ) -> tuple[Form, dict[str, Any]]:
-        """The chat for the template, and its further values."""
+        """Return the chat for the template, and its further values."""
         chat = [{name: value for name, value in message.items() if name != "token_ids"} for message in messages]
         if not chat:
             raise RequestError("a chat needs at least one message")
@@ -236,7 +236,7 @@ class Tokenizer:
         return Form(tuple(in_order(chat)), tuple(tools)), settings
 
     def _generated(self, token_ids: Sequence[int], content: str) -> list[int]:
-        """The ids without the end token, if they decode to ``content``; otherwise none."""
+        """Return the ids without the end token, if they decode to ``content``; otherwise none."""
         ids = list(token_ids)
         if ids and ids[-1] in self.eos_token_ids:
             ids.pop()
@@ -246,8 +246,8 @@ class Tokenizer:
     def _encode_around(
         self, whole: str, chat: Form, generated: Mapping[int, list[int]], settings: Mapping[str, Any]
     ) -> list[int]:
-        """The ids of a chat, rendered as ``whole``, taking those of some messages from ``generated`` (by the message's
-        index)."""
+        """Return the ids of a chat, rendered as ``whole``, taking those of some messages from ``generated`` (by the
+        message's index)."""
         ids, at = list[int](), 0
         for i, answer in generated.items():
             before = self._before(replace(chat, messages=chat.messages[:i]), settings)
@@ -257,7 +257,8 @@ class Tokenizer:
         return [*ids, *self._piece(whole[at:], is_first=not at)]
 
     def _before(self, chat: Form, settings: Mapping[str, Any]) -> str | None:
-        """The rendered chat up to where the next answer begins; ``None``: the template does not take so little."""
+        """Return the rendered chat up to where the next answer begins; ``None``: the template does not take so
+        little."""
         if not chat.messages:
             return ""
         with contextlib.suppress(Exception):  # a template is a program, and may raise anything
@@ -265,14 +266,15 @@ class Tokenizer:
         return None
 
     def _piece(self, text: str, *, is_first: bool) -> list[int]:
-        """The ids of a part of a rendered chat; a template writes special tokens itself."""
+        """Return the ids of a part of a rendered chat; a template writes special tokens itself."""
         adds_special = is_first and not self._wrapper.has_chat_template
         first, *rest = _CUTS.split(text)
         ids = list(self._wrapper.encode(first, add_special_tokens=adds_special)) if first or adds_special else []
         return [*ids, *(i for each in rest for i in self._wrapper.encode(each, add_special_tokens=False))]
 
     def _without_control(self, chat: Form, mark: str) -> Form:
-        """A chat with the names of control tokens cut in two, wherever somebody wrote them. ``mark``: is left whole."""
+        """Return a chat with the names of control tokens cut in two, wherever somebody wrote them. ``mark``: is left
+        whole."""
         everywhere, in_answers = self._control_names
 
         def message(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -292,14 +294,15 @@ class Tokenizer:
         return _any_of(names), _any_of({name for name in names if not any(name in marker for marker in handed)})
 
     def _render(self, chat: Form, opens_answer: bool, settings: Mapping[str, Any]) -> str:
-        """A chat as the model's template writes it; without one, the contents with blank lines between them."""
+        """Return a chat as the model's template writes it; without one, the contents with blank lines between them."""
         if self._wrapper.has_chat_template:
             return str(self._apply(chat, settings, tokenize=False, add_generation_prompt=opens_answer))
         return _SEPARATOR.join(message.get("content") or "" for message in chat.messages)
 
     def _apply(self, chat: Form, settings: Mapping[str, Any], **how: bool) -> Any:
-        """What the template makes of a chat. It is told of thinking only what somebody said: mlx-lm's wrapper would
-        switch it on where the vocabulary has marks for it, and off elsewhere, against the template's own default."""
+        """Return what the template makes of a chat. It is told of thinking only what somebody said: mlx-lm's wrapper
+        would switch it on where the vocabulary has marks for it, and off elsewhere, against the template's own
+        default."""
         wrapper, given = self._wrapper, {**settings, **({"tools": list(chat.tools)} if chat.tools else {})}
         if "enable_thinking" in given:
             given.setdefault("thinking", given["enable_thinking"])  # the word of DeepSeek's and of Granite's
@@ -326,7 +329,7 @@ class Tokenizer:
         return text
 
     def picture_mark(self) -> str | None:
-        """What the model's template writes for a picture between two texts; ``None`` if it takes none."""
+        """Return what the model's template writes for a picture between two texts. Return None if it takes none."""
         texts = [{"type": "text", "text": text} for text in _AROUND]
         chat = {"role": "user", "content": [texts[0], {"type": "image"}, texts[1]]}
         try:
@@ -343,7 +346,7 @@ class Tokenizer:
         return marks_in(self._wrapper.get_vocab())
 
     def filling(self, gap: Gap) -> list[int]:
-        """A gap as token ids.
+        """Return a gap as token ids.
 
         Raises:
             RequestError: the model has no marks for it.
@@ -358,7 +361,7 @@ class Tokenizer:
         return [*self.encode(""), *marks.around(gap, encode)]
 
     def token_id(self, text: str) -> int | None:
-        """The id of a special token; ``None`` if there is none of that text."""
+        """Return the id of a special token. Return None if there is none of that text."""
         found = self._wrapper.convert_tokens_to_ids(text)
         return found if isinstance(found, int) and found in self.special_ids else None
 
@@ -417,7 +420,7 @@ class Tokenizer:
         return AnswerFormat(self._syntax, self.codec.decode)
 
     def _syntax(self, has_tools: bool) -> AnswerSyntax:
-        """How answers are written by the template that is in force with tools, or without."""
+        """Return how answers are written by the template that is in force with tools, or without."""
         if self._is_harmony:
             return harmony.SYNTAX
         template = self.template(has_tools)
@@ -448,11 +451,11 @@ class Tokenizer:
         return given if isinstance(given, str) else None
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, which may be a part of a character; of special tokens their names."""
+        """Return the bytes of one token, which may be a part of a character; of special tokens their names."""
         return self._bytes_of([token_id])[0]
 
     def bytes_of_all(self) -> list[bytes]:
-        """``token_bytes`` of each id. Takes up to a second."""
+        """Return ``token_bytes`` of each id. Takes up to a second."""
         return self._bytes_of(range(self.vocab_size))
 
     @cached_property
@@ -460,8 +463,8 @@ class Tokenizer:
         return bytes_of_tokens(self._wrapper)
 
     def detokenizer(self, *, shows_markers: bool = False, behind: Sequence[int] = ()) -> Detokenizer:
-        """A new incremental decoder for one sequence; its text is that of ``decode``. ``shows_markers``: with the
-        markers of ``answer_format``, which may be special tokens. ``behind``: the ids with which it goes on."""
+        """Return a new incremental decoder for one sequence; its text is that of ``decode``. ``shows_markers``: with
+        the markers of ``answer_format``, which may be special tokens. ``behind``: the ids with which it goes on."""
         if not shows_markers:
             return Detokenizer(self._decode, self.special_ids, behind)
         return Detokenizer(self._decode_with_markers, self.special_ids - self._marker_ids, behind)
@@ -504,7 +507,7 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str]:
 
 
 def _cut(value: Any, names: re.Pattern[str], mark: str = "") -> Any:
-    """A value with names in its texts cut behind their first letter, but for those in ``mark``."""
+    """Return a value with names in its texts cut behind their first letter, but for those in ``mark``."""
     if isinstance(value, str):
         texts = value.split(mark) if mark else [value]
         return mark.join(names.sub(lambda name: f"{name[0][0]}{_CUT}{name[0][1:]}", one) for one in texts)
@@ -514,9 +517,9 @@ def _cut(value: Any, names: re.Pattern[str], mark: str = "") -> Any:
 
 
 def bytes_of_tokens(wrapper: Any) -> Callable[[Sequence[int]], list[bytes]]:
-    """What maps token ids to their bytes, which a decoder does not show: a token may be a part of a character. In a
-    vocabulary at *byte level* (GPT-2, Qwen, Llama 3) each byte is one printable character; in one with *byte fallback*
-    (Llama 2, Gemma) text is text, and a byte that is not text is ``<0xE2>``."""
+    """Return what maps token ids to their bytes, which a decoder does not show: a token may be a part of a character.
+    In a vocabulary at *byte level* (GPT-2, Qwen, Llama 3) each byte is one printable character; in one with *byte
+    fallback* (Llama 2, Gemma) text is text, and a byte that is not text is ``<0xE2>``."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode  # here, because importing it takes long
 
     alphabet = {letter: byte for byte, letter in bytes_to_unicode().items()} if _is_byte_level(wrapper) else None
@@ -539,7 +542,7 @@ def bytes_of_tokens(wrapper: Any) -> Callable[[Sequence[int]], list[bytes]]:
 
 
 def _is_byte_level(wrapper: Any) -> bool:
-    """Whether the decoder maps characters to bytes."""
+    """Return whether the decoder maps characters to bytes."""
     backend = getattr(wrapper, "backend_tokenizer", None)
     if backend is None:
         return False

@@ -139,7 +139,7 @@ def _whole_schema(schema: Any) -> dict[str, Any]:
 
 
 def in_order(messages: Sequence[Message]) -> list[Message]:
-    """The messages with the results of a turn's calls in the order of the calls: many templates write no ids.
+    """Return the messages with the results of a turn's calls in the order of the calls: many templates write no ids.
 
     >>> calls = {"role": "assistant", "tool_calls": [{"id": "a"}, {"id": "b"}]}
     >>> results = [{"role": "tool", "tool_call_id": "b"}, {"role": "tool", "tool_call_id": "a"}]
@@ -160,8 +160,8 @@ def in_order(messages: Sequence[Message]) -> list[Message]:
 
 
 def _tried(form: Form, write: Callable[[Form], str], *, goes_on: bool) -> tuple[str | None, str]:
-    """What a template writes for a form; ``None`` and the reason if it does not take everything. ``goes_on``: nor an
-    answer and a question behind it."""
+    """Return what a template writes for a form; ``None`` and the reason if it does not take everything. ``goes_on``:
+    nor an answer and a question behind it."""
     answered = not form.messages or form.messages[-1].get("role") == "assistant"
     marked, texts = _marked(form if answered or not goes_on else replace(form, messages=(*form.messages, *_NEXT)))
     try:
@@ -182,7 +182,8 @@ def _tried(form: Form, write: Callable[[Form], str], *, goes_on: bool) -> tuple[
 
 
 def _marked(form: Form) -> tuple[Form, dict[str, tuple[str, str]]]:
-    """A form with a word of its own for each text that must be found, and by that word the text and what it is."""
+    """Return a form with a word of its own for each text that must be found, and by that word the text and what it
+    is."""
     texts = dict[str, tuple[str, str]]()
 
     def word(said: Any, what: str) -> Any:
@@ -215,7 +216,7 @@ def _marked(form: Form) -> tuple[Form, dict[str, tuple[str, str]]]:
 
 
 def _function_of(one: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The function of a tool or of a call, whose name and arguments some programs write beside its id."""
+    """Return the function of a tool or of a call, whose name and arguments some programs write beside its id."""
     return found if isinstance(found := one.get("function"), Mapping) else one
 
 
@@ -254,7 +255,7 @@ def arguments_as_objects(messages: Sequence[Message]) -> Iterable[Message]:
 
 
 def _object_of(arguments: Any) -> Mapping[str, Any]:
-    """Arguments that are no object as one: JSON that is one, or else an object that holds them."""
+    """Return arguments that are no object as one: JSON that is one, or else an object that holds them."""
     if isinstance(arguments, str):
         try:
             found = json.loads(arguments or "null")
@@ -265,7 +266,7 @@ def _object_of(arguments: Any) -> Mapping[str, Any]:
 
 
 def _ids_in_form(form: Form, syntax: CallSyntax) -> Form:
-    """Calls and results with ids in the form that the model's calls have, or else of nine letters and digits, as
+    """Return calls and results with ids in the form that the model's calls have, or else of nine letters and digits, as
     Mistral's templates demand."""
     made, ids, number = list[Message](), dict[Any, str](), 0
     for message in form.messages:
@@ -296,7 +297,7 @@ def _begun_by_user(messages: Sequence[Message]) -> Iterable[Message]:
 
 
 def _pairs_alone(messages: Sequence[Message], syntax: CallSyntax) -> Iterable[Message]:
-    """Calls without a result, and results without a call, as text."""
+    """Return calls without a result, and results without a call, as text."""
     made, asked = list[Message](), set[Any]()
     for i, message in enumerate(messages):
         if message.get("role") == "tool":
@@ -325,7 +326,7 @@ def _one_call_a_turn(messages: Sequence[Message]) -> Iterable[Message]:
 
 @_of_messages
 def _calls_alone(messages: Sequence[Message]) -> Iterable[Message]:
-    """What is said beside calls as a turn before them."""
+    """Yield what is said beside calls as a turn before them."""
     for message in messages:
         if _calls_of(message) and _text_of(message).strip():
             yield {key: value for key, value in message.items() if key != "tool_calls"}
@@ -336,7 +337,7 @@ def _calls_alone(messages: Sequence[Message]) -> Iterable[Message]:
 
 
 def _system_first(form: Form) -> Form:
-    """A turn of the system for tools: some templates tell of them in such a turn alone."""
+    """Return a turn of the system for tools: some templates tell of them in such a turn alone."""
     if not form.tools or (form.messages and form.messages[0].get("role") == "system"):
         return form
     return replace(form, messages=({"role": "system", "content": _MAY_CALL}, *form.messages))
@@ -373,7 +374,7 @@ def _systems_as_users(messages: Sequence[Message]) -> Iterable[Message]:
 
 @_of_messages
 def _results_answered(messages: Sequence[Message]) -> Iterable[Message]:
-    """A turn of the assistant between results and the user's next turn."""
+    """Yield a turn of the assistant between results and the user's next turn."""
     for i, message in enumerate(messages):
         if i and message.get("role") == "user" and messages[i - 1].get("role") == "tool":
             yield {"role": "assistant", "content": _HEARD}
@@ -430,7 +431,7 @@ def _calls_of(message: Message) -> Sequence[Mapping[str, Any]]:
 
 
 def _results_of(messages: Sequence[Message], at: int) -> list[Message]:
-    """The results right behind the calls of a message."""
+    """Return the results right behind the calls of a message."""
     found = list[Message]()
     for message in messages[at + 1 :] if _calls_of(messages[at]) else ():
         if message.get("role") != "tool":
@@ -462,7 +463,7 @@ def _told_result(message: Message) -> Message:
 
 
 def _as_users(messages: Iterable[Message], is_changed: Callable[[Message], bool]) -> list[Message]:
-    """Some messages as the user's, together with the user's own before and behind them."""
+    """Return some messages as the user's, together with the user's own before and behind them."""
     made, is_open = list[Message](), False
     for message in messages:
         changes = is_changed(message)

@@ -45,7 +45,7 @@ class CostModel:
 
     @classmethod
     def of(cls, num_stages: int) -> "CostModel":
-        """A model of ``num_stages`` stages without any data."""
+        """Return a model of ``num_stages`` stages without any data."""
         return cls([StageCosts() for _ in range(num_stages)])
 
     # -- what was measured ---------------------------------------------------------------------
@@ -84,7 +84,7 @@ class CostModel:
     # -- what it predicts ----------------------------------------------------------------------
 
     def drafting(self, sequences: int, drafts: int = 1) -> float:
-        """Seconds of so many drafts of each of some sequences; 0 before the first round."""
+        """Return the seconds of so many drafts of each of some sequences; 0 before the first round."""
         if not sequences or not drafts:
             return 0.0
         return (1 if self.drafts_at_once else drafts) * self.drafts.at(Shape(sequences))
@@ -95,23 +95,25 @@ class CostModel:
         return len(self.drafts.sizes) + sum(len(stage.sizes) for stage in self.stages)
 
     def slowest(self, shape: Shape) -> float:
-        """Seconds of a step on its slowest stage."""
+        """Return the seconds of a step on its slowest stage."""
         return max(stage.at(shape) for stage in self.stages)
 
     def cycle(self, shape: Shape, num_groups: int) -> float:
-        """Seconds between two tokens of a sequence if the steps of all groups had this shape, exceeded one time in
-        twenty. In that time the slowest stage computes a step for each group, and one step passes all stages."""
+        """Return the seconds between two tokens of a sequence if the steps of all groups had this shape, exceeded one
+        time in twenty. In that time the slowest stage computes a step for each group, and one step passes all
+        stages."""
         times = [stage.margin * stage.at(shape) for stage in self.stages]
         return max(num_groups * max(times), sum(times) + self.hop * (len(times) if len(times) > 1 else 0))
 
     def predicted(self, shape: Shape) -> float | None:
-        """Seconds from sending a step of this shape until its result is back, with nothing else under way, exceeded one
-        time in twenty; ``None`` where too little has been seen: too few steps, or none as large as half of it."""
+        """Return the seconds from sending a step of this shape until its result is back, with nothing else under way,
+        exceeded one time in twenty. Return None if too little has been seen: too few steps, or none as large as half of
+        it."""
         return self.cycle(shape, 1) if all(stage.knows(shape) for stage in self.stages) else None
 
     def reading(self, start: int, count: int, size: int) -> float | None:
-        """Seconds until ``count`` tokens of a prompt from position ``start`` have passed all stages, ``size`` in a step
-        and nothing else under way; ``None`` where too little has been seen."""
+        """Return the seconds until ``count`` tokens of a prompt from position ``start`` have passed all stages,
+        ``size`` in a step and nothing else under way. Return None if too little has been seen."""
         size = min(size, count)
         middle, last = (Shape().plus(start + first, size) for first in ((count - size) // 2, count - size))
         if not all(stage.knows(last) for stage in self.stages):
@@ -125,7 +127,7 @@ class CostModel:
         return min(stage.trusted_rows for stage in self.stages)
 
     def as_dict(self) -> dict[str, Any]:
-        """The costs as plain numbers, for a simulation."""
+        """Return the costs as plain numbers, for a simulation."""
         return {"stages": [stage.as_dict() for stage in self.stages], "hop": self.hop}
 
 
@@ -134,8 +136,9 @@ _EFFICIENT: tuple[int, ...] = (*range(4, 64, 4), *range(64, 256, 16), *range(256
 
 
 def most_rows(costs: CostModel, decodes: Shape, start: int, most: int, num_groups: int, seconds: float) -> int:
-    """The number of rows of a prompt from position ``start`` that may share a step with ``decodes``, so that these get
-    their next token within ``seconds``: at most ``most``, and with the decodes an efficient number for kernels.
+    """Return the number of rows of a prompt from position ``start`` that may share a step with ``decodes``, so that
+    these get their next token within ``seconds``: at most ``most``, and with the decodes an efficient number for
+    kernels.
 
     It is never 0: an objective that cannot be met must not keep prompts from being computed.
     """
@@ -158,8 +161,8 @@ _ALIKE = 1.01  # times as long as the quickest; of sizes this close the largest,
 
 
 def quickest_size(costs: CostModel, start: int, count: int, most: int, usual: int) -> int:
-    """Tokens of each step of a prompt, up to ``most``, with which the last of its ``count`` tokens from position
-    ``start`` has passed all stages first; ``usual`` where that is not known, or as good.
+    """Return the tokens of each step of a prompt, up to ``most``, with which the last of its ``count`` tokens from
+    position ``start`` has passed all stages first; ``usual`` where that is not known, or as good.
 
     More steps fill the stages behind the first sooner; fewer read the weights less often. Which is more depends on the
     stages and on what the prompt attends to.

@@ -16,7 +16,7 @@ class Shape:
 
     @classmethod
     def of(cls, slices: Iterable[Slice]) -> "Shape":
-        """The shape of a step with these slices."""
+        """Return the shape of a step with these slices."""
         shape = cls()
         for part in slices:
             shape = shape.plus(part.start, len(part.token_ids))
@@ -24,14 +24,14 @@ class Shape:
 
     @classmethod
     def of_single_rows(cls, positions: Iterable[int]) -> "Shape":
-        """The shape of a step of decodes: one row at each of ``positions``."""
+        """Return the shape of a step of decodes: one row at each of ``positions``."""
         shape = cls()
         for position in positions:
             shape = shape.plus(position, 1)
         return shape
 
     def plus(self, start: int, count: int) -> "Shape":
-        """The shape with ``count`` more rows of a sequence, from position ``start``.
+        """Return the shape with ``count`` more rows of a sequence, from position ``start``.
 
         >>> Shape().plus(99, 1), Shape().plus(10, 3)
         (Shape(rows=1, decode_context=100, chunk_context=0), Shape(rows=3, decode_context=0, chunk_context=36))

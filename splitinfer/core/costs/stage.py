@@ -72,7 +72,7 @@ class _Slope:
         self.products = _FORGETTING * self.products + attended * seconds
 
     def at(self, most: float) -> float:
-        """The slope, where at ``most`` so many positions were attended to."""
+        """Return the slope, where at ``most`` so many positions were attended to."""
         return max(0.0, self.products) / (self.squares + _FEW * most * most) if self.squares else 0.0
 
 
@@ -95,19 +95,20 @@ class StageCosts:
     # -- what it predicts ----------------------------------------------------------------------
 
     def at(self, shape: Shape) -> float:
-        """Predicted seconds of a step of this shape; 0 before the first step."""
+        """Return predicted seconds of a step of this shape; 0 before the first step."""
         return self._of_rows(shape.rows) + self._attending(shape.decode_context, shape.chunk_context)
 
     def at_least(self, shape: Shape) -> float:
-        """The same, as little as it may be where so many rows were never measured, so that they get tried."""
+        """Return the same, as little as it may be where so many rows were never measured, so that they get tried."""
         return _below(self._by_rows(), shape.rows) + self._attending(shape.decode_context, shape.chunk_context)
 
     def _of_rows(self, rows: float) -> float:
-        """Seconds of a step that attends to nothing."""
+        """Return the seconds of a step that attends to nothing."""
         return _on_line(self._by_rows(), rows)
 
     def _by_rows(self) -> list[tuple[float, float]]:
-        """The table by rows. Other threads read it while the loop learns, so each takes what is there as a whole."""
+        """Return the table by rows. Other threads read it while the loop learns, so each takes what is there as a
+        whole."""
         line = self._line
         if line is None:
             points = sorted((one.rows, one.seconds - self._attending(one.decode, one.chunk), one.count)
@@ -116,8 +117,8 @@ class StageCosts:
         return line
 
     def _attending(self, decode: float, chunk: float) -> float:
-        """Seconds for what a step attends to. What the first steps attended to says nothing of what many times as much
-        costs."""
+        """Return the seconds for what a step attends to. What the first steps attended to says nothing of what many
+        times as much costs."""
         decode, chunk = min(decode, _FURTHER * self.most_decode), min(chunk, _FURTHER * self.most_chunk)
         return self.decode * decode + self.chunk * chunk
 
@@ -154,7 +155,7 @@ class StageCosts:
         return _FURTHER * self.most_rows if self.num_seen >= _TRUSTED_AFTER else 0
 
     def knows(self, shape: Shape) -> bool:
-        """Whether the prediction for this shape is reliable."""
+        """Return whether the prediction for this shape is reliable."""
         is_near = shape.chunk_context <= _FURTHER * self.most_chunk
         return is_near and 0 < self.trusted_rows >= shape.rows
 
@@ -189,7 +190,7 @@ class StageCosts:
         self._line = None
 
     def _usual(self, place: _Place, shape: Shape) -> float:
-        """Seconds of a step of a place that attends to what ``shape`` does."""
+        """Return the seconds of a step of a place that attends to what ``shape`` does."""
         more = self._attending(shape.decode_context, shape.chunk_context) - self._attending(place.decode, place.chunk)
         more += self._of_rows(shape.rows) - self._of_rows(place.rows)
         return max(place.seconds + more, (1 - _AT_MOST) * place.seconds)
@@ -215,7 +216,7 @@ class StageCosts:
     # -- as numbers ----------------------------------------------------------------------------
 
     def as_dict(self) -> dict[str, Any]:
-        """The table as plain numbers."""
+        """Return the table as plain numbers."""
         return {
             "seconds": [list(point) for point in self._by_rows()],
             "decode": self.decode,
@@ -225,7 +226,7 @@ class StageCosts:
 
 
 def _key(rows: int) -> int:
-    """The place of a number of rows: itself, or the next of four to an octave.
+    """Return the place of a number of rows: itself, or the next of four to an octave.
 
     >>> [_key(rows) for rows in (16, 17, 33, 512, 513)]
     [16, 20, 40, 512, 640]
@@ -237,7 +238,7 @@ def _key(rows: int) -> int:
 
 
 def _rising(points: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
-    """The (rows, seconds) of points with weights, those averaged that fall.
+    """Return the (rows, seconds) of points with weights, those averaged that fall.
 
     >>> _rising([(1, 1.0, 1), (2, 3.0, 1), (3, 2.0, 1), (4, 4.0, 1)])
     [(1, 1.0), (2, 2.5), (3, 2.5), (4, 4.0)]
@@ -254,7 +255,8 @@ def _rising(points: Sequence[tuple[float, float, float]]) -> list[tuple[float, f
 
 
 def _on_line(line: Sequence[tuple[float, float]], x: float) -> float:
-    """The y at ``x`` on the lines between points. Behind the last one it rises as it has from half of that on."""
+    """Return the y at ``x`` on the lines between points. Behind the last one it rises as it has from half of that
+    on."""
     if not line:
         return 0.0
     last, end = line[-1]
@@ -269,8 +271,8 @@ def _on_line(line: Sequence[tuple[float, float]], x: float) -> float:
 
 
 def _below(line: Sequence[tuple[float, float]], x: float) -> float:
-    """The least y at ``x`` of a curve through all points that bends upwards: on the line before the points around it,
-    or on the line behind them, whichever is higher.
+    """Return the least y at ``x`` of a curve through all points that bends upwards: on the line before the points
+    around it, or on the line behind them, whichever is higher.
 
     >>> _below([(1, 1.0), (4, 1.0), (16, 9.0), (32, 25.0)], 8), _below([(1, 1.0), (4, 1.0), (16, 9.0), (32, 25.0)], 14)
     (1.0, 7.0)

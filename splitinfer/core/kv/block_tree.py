@@ -27,13 +27,13 @@ KEY_BYTES = 16
 
 
 def chained(parent: Key, tokens: Iterable[int]) -> Key:
-    """The key of a block after the one with key ``parent``."""
+    """Return the key of a block after the one with key ``parent``."""
     text = ",".join(map(str, tokens)).encode()
     return hashlib.blake2b(parent + text, digest_size=KEY_BYTES).digest()
 
 
 def full_keys(root: Key, tokens: Sequence[int], block: int = BLOCK) -> tuple[Key, ...]:
-    """The keys of the full blocks that a sequence of tokens begins with.
+    """Return the keys of the full blocks that a sequence of tokens begins with.
 
     >>> [len(full_keys(b"", range(n))) for n in (255, 256, 700)]
     [0, 1, 2]
@@ -131,7 +131,8 @@ class BlockTree:
         return iter(self._blocks.values())
 
     def find(self, tokens: Sequence[int]) -> Match:
-        """The longest prefix that has KV. At least one token is left to compute, because its logits are needed."""
+        """Return the longest prefix that has KV. At least one token is left to compute, because its logits are
+        needed."""
         wanted, at, found = len(tokens) - 1, 0, list[Block]()
         children = self._first
         while at < wanted:
@@ -154,7 +155,7 @@ class BlockTree:
         return best, most
 
     def new_id(self) -> int:
-        """An id that no block has had."""
+        """Return an id that no block has had."""
         self._next_id += 1
         return self._next_id - 1
 
@@ -198,11 +199,11 @@ class BlockTree:
         return [block.key for block in all_replaced]
 
     def get(self, key: Key) -> Block | None:
-        """The block of that key, if there is one."""
+        """Return the block of that key, if there is one."""
         return self._by_key.get(key)
 
     def child(self, parent: Block | None, tokens: Sequence[int]) -> Block | None:
-        """The block after ``parent`` that begins with these tokens, if there is one."""
+        """Return the block after ``parent`` that begins with these tokens, if there is one."""
         wanted, children = tuple(tokens), self._first if parent is None else parent.children
         same = (block for block in children.get(wanted[0], ()) if block.tokens[: len(wanted)] == wanted)
         return next((block for block in same if not self._whole_blocks or len(block.tokens) == len(wanted)), None)
@@ -241,7 +242,7 @@ class BlockTree:
         return removed
 
     def evictable(self) -> Iterator[Block]:
-        """Blocks in the order in which they may be evicted one after the other. Changes nothing."""
+        """Yield blocks in the order in which they may be evicted one after the other. Changes nothing."""
         parents: list[tuple[int, int]] = []  # whose children have all been yielded
         num_gone: dict[int, int] = {}
         at = 0
@@ -261,7 +262,8 @@ class BlockTree:
                 heapq.heappush(parents, (max(parent.last_use, last_use), parent.block_id))
 
     def only_for(self, block: Block) -> Iterator[Block]:
-        """A leaf and the blocks before it that no other block follows, in the order in which they may be evicted."""
+        """Yield a leaf and the blocks before it that no other block follows, in the order in which they may be
+        evicted."""
         alone: Block | None = block
         while alone is not None and alone.num_children <= (0 if alone is block else 1):
             yield alone
@@ -294,7 +296,7 @@ class BlockTree:
 
 
 def _common(block: tuple[int, ...], tokens: Sequence[int], at: int, end: int) -> int:
-    """The number of leading tokens that a block shares with ``tokens[at:end]``."""
+    """Return the number of leading tokens that a block shares with ``tokens[at:end]``."""
     n = min(len(block), end - at)
     if block[:n] == tuple(tokens[at : at + n]):
         return n

@@ -64,11 +64,11 @@ class StageKV:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
 
     def bytes_of(self, use: KVUse) -> int:
-        """The bytes of ``use`` on this stage."""
+        """Return the bytes of ``use`` on this stage."""
         return self.fixed * use.sequences + self.per_token * use.tokens + self.stored * use.stored
 
     def fits(self, use: KVUse) -> bool:
-        """Whether ``use`` is within the budget."""
+        """Return whether ``use`` is within the budget."""
         return self.bytes_of(use) <= self.budget_bytes
 
 
@@ -94,7 +94,7 @@ class KVBudget:
     block: int = BLOCK
 
     def use_of(self, num_tokens: int) -> KVUse:
-        """The use of one sequence with KV of ``num_tokens`` tokens.
+        """Return the use of one sequence with KV of ``num_tokens`` tokens.
 
         >>> use_of = KVBudget().use_of
         >>> use_of(0) == NOTHING, use_of(1) == KVUse(1, 256), use_of(257) == KVUse(1, 512)
@@ -103,18 +103,19 @@ class KVBudget:
         return KVUse(1, mean_room(num_tokens, self.block)) if num_tokens else NOTHING
 
     def growth(self, before: int, after: int) -> KVUse:
-        """The additional use of a sequence whose KV grows from ``before`` to ``after`` tokens; KV never shrinks."""
+        """Return the additional use of a sequence whose KV grows from ``before`` to ``after`` tokens; KV never
+        shrinks."""
         # This is called for each decode in each step, and nearly every decode stays inside its block.
         if after <= before or (before and (after - 1) // self.block == (before - 1) // self.block):
             return NOTHING
         return self.use_of(after) - self.use_of(before)
 
     def fits(self, use: KVUse) -> bool:
-        """Whether every stage has room for ``use``."""
+        """Return whether every stage has room for ``use``."""
         return all(stage.fits(use) for stage in self.stages)
 
     def share(self, use: KVUse) -> float:
-        """The share of memory that ``use`` takes on the fullest stage; 0 without a bound.
+        """Return the share of memory that ``use`` takes on the fullest stage; 0 without a bound.
 
         >>> KVBudget((StageKV(4 * BLOCK, 1), StageKV(2 * BLOCK, 1))).share(KVUse(1, BLOCK))
         0.5
@@ -134,8 +135,8 @@ class KVBudget:
             raise NeverFits(num_tokens, index, self.stages[index].bytes_of(use), self.stages[index].budget_bytes)
 
     def longest(self, most: int) -> int:
-        """The most tokens, up to ``most``, of a sequence that fits when it is alone; in whole blocks if fewer. At least
-        one block, whose request is then refused with the numbers.
+        """Return the most tokens, up to ``most``, of a sequence that fits when it is alone; in whole blocks if fewer.
+        At least one block, whose request is then refused with the numbers.
 
         >>> KVBudget((StageKV(9 * BLOCK, 1), StageKV(5 * BLOCK, 1))).longest(100_000) // BLOCK, KVBudget().longest(7)
         (5, 7)
@@ -147,7 +148,8 @@ class KVBudget:
         return max(blocks, 1) * size
 
     def lowered(self, stage: int, use: KVUse) -> "KVBudget":
-        """The budget once the device of stage ``stage`` had no memory left for ``use``: three quarters of that there.
+        """Return the budget once the device of stage ``stage`` had no memory left for ``use``: three quarters of that
+        there.
 
         >>> KVBudget((StageKV(9 * BLOCK, 1),)).lowered(0, KVUse(1, 4 * BLOCK)) == KVBudget((StageKV(3 * BLOCK, 1),))
         True

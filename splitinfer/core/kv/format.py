@@ -27,7 +27,7 @@ NAMES = (EXACT, *FORMATS)
 
 
 def format_of(name: str) -> KVFormat | None:
-    """The format of that name; ``None`` for keys and values as the model computes them.
+    """Return the format of that name; ``None`` for keys and values as the model computes them.
 
     Raises:
         ValueError: there is no such format.

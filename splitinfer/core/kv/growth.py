@@ -21,7 +21,7 @@ _GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly how
 
 
 def phase_of(index: int) -> float:
-    """The phase in [0, 1) at which the cache with this index grows.
+    """Return the phase in [0, 1) at which the cache with this index grows.
 
     >>> [round(phase_of(i), 2) for i in range(4)]
     [0.0, 0.62, 0.24, 0.85]
@@ -30,7 +30,7 @@ def phase_of(index: int) -> float:
 
 
 def room(num_tokens: int, phase: float = 0.0) -> int:
-    """The tokens for which an array of ``num_tokens`` tokens has room, when it grows to that length.
+    """Return the tokens for which an array of ``num_tokens`` tokens has room, when it grows to that length.
 
     >>> room(1), room(300), room(300, 0.3), room(40_000), room(40_000, 0.3)
     (256, 512, 512, 40960, 42176)
@@ -44,7 +44,8 @@ def room(num_tokens: int, phase: float = 0.0) -> int:
 
 
 def mean_room(num_tokens: int, block: int = BLOCK) -> int:
-    """The tokens for which caches of ``num_tokens`` tokens have room, on an average of all phases, in whole blocks.
+    """Return the tokens for which caches of ``num_tokens`` tokens have room, on an average of all phases, in whole
+    blocks.
 
     >>> mean_room(0), mean_room(257), mean_room(40_000)
     (0, 512, 42240)
@@ -54,7 +55,7 @@ def mean_room(num_tokens: int, block: int = BLOCK) -> int:
 
 
 def spare(num_tokens: int) -> int:
-    """The tokens of that room beyond the last block with tokens.
+    """Return the tokens of that room beyond the last block with tokens.
 
     >>> spare(3000), spare(40_000)
     (0, 2048)
@@ -63,5 +64,5 @@ def spare(num_tokens: int) -> int:
 
 
 def _step(blocks: int) -> int:
-    """The ladder's step in blocks: a power of two, and so is the length from which it holds."""
+    """Return the ladder's step in blocks: a power of two, and so is the length from which it holds."""
     return max(1, (1 << blocks.bit_length() - 1) // _SHARE) if blocks else 1

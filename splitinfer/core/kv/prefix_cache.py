@@ -93,19 +93,21 @@ class PrefixCache:
     # -- matching and fetching -----------------------------------------------------------------
 
     def match(self, seq: Sequence) -> Match:
-        """The longest match of a sequence with blocks in memory."""
+        """Return the longest match of a sequence with blocks in memory."""
         return self.tree.find(seq.tokens[: self._usable(seq)]) if self._config.keeps_blocks else Match()
 
     def _usable(self, seq: Sequence) -> int:
-        """Tokens of a sequence whose KV can be taken from stored blocks: rows that are scored must be computed."""
+        """Return the tokens of a sequence whose KV can be taken from stored blocks: rows that are scored must be
+        computed."""
         return min(self._reach(seq), len(seq.scores)) if seq.num_to_score else self._reach(seq)
 
     def _reach(self, seq: Sequence) -> int:
-        """Tokens of a sequence whose KV can be stored."""
+        """Return the tokens of a sequence whose KV can be stored."""
         return seq.num_prompt_tokens if self._config.prompts_only else len(seq.tokens)
 
     def ahead(self, seq: Sequence, match: Match) -> tuple[Block, ...]:
-        """The blocks on disk that continue ``match``, which is in memory; none if the sequence has fetched before."""
+        """Return the blocks on disk that continue ``match``, which is in memory; none if the sequence has fetched
+        before."""
         if not len(self.disk) or seq.kv.has_fetched:
             return ()
         found = self.disk.find(seq.tokens[: self._usable(seq)])
@@ -116,7 +118,8 @@ class PrefixCache:
         return found.blocks[first:]
 
     def _in_memory(self, on_disk: Iterable[Block]) -> list[Block]:
-        """The blocks in memory, or coming, with the tokens of those ``on_disk``, up to the first that is missing."""
+        """Return the blocks in memory, or coming, with the tokens of those ``on_disk``, up to the first that is
+        missing."""
         in_memory: list[Block] = []
         for one in on_disk:
             block = self.tree.child(in_memory[-1] if in_memory else None, one.tokens)
@@ -141,7 +144,7 @@ class PrefixCache:
             self.awaiting[seq.seq_id] = seq
 
     def num_lacking(self, ahead: Seq[Block]) -> int:
-        """How many of the blocks up to and with these need memory in addition."""
+        """Return how many of the blocks up to and with these need memory in addition."""
         path = ahead[-1].path if ahead else ()
         return len(path) - len(self._in_memory(path))
 
@@ -155,7 +158,7 @@ class PrefixCache:
         return found
 
     def coming(self) -> Iterable[Key]:
-        """The keys of blocks being read."""
+        """Return the keys of blocks being read."""
         return (block.key for seq in self.awaiting.values() for block in seq.kv.awaits)
 
     # -- storing -------------------------------------------------------------------------------
@@ -192,7 +195,7 @@ class PrefixCache:
             self.sessions.ended(seq)
 
     def _stored_of(self, seq: Sequence) -> list[Block]:
-        """The full blocks in memory with the first tokens of a sequence."""
+        """Return the full blocks in memory with the first tokens of a sequence."""
         blocks, end = list[Block](), min(seq.num_sure, self._reach(seq))
         size = self.budget.block
         for start in range(0, end - size + 1, size):
@@ -290,7 +293,7 @@ class PrefixCache:
     # -- evicting ------------------------------------------------------------------------------
 
     def evictable(self) -> Iterator[Block]:
-        """Blocks in the order in which they may be evicted, those of open conversations last. Changes nothing."""
+        """Block in the order in which they may be evicted, those of open conversations last. Changes nothing."""
         return self.sessions.evictable(self.tree)
 
     def evict(self, block: Block) -> None:
@@ -414,7 +417,7 @@ class OpenConversations:
         self._last.clear()
 
     def evictable(self, tree: BlockTree) -> Iterator[Block]:
-        """The blocks of a tree in the order in which they may be evicted. Changes nothing."""
+        """Yield the blocks of a tree in the order in which they may be evicted. Changes nothing."""
         are_last = self._blocks(int(_SHARE * len(tree)))
         yield from (block for block in tree.evictable() if block not in are_last)
         yield from (block for block in tree.evictable() if block in are_last)
@@ -459,12 +462,12 @@ class BlockFiles:
         return bool(self._erased or self.is_asking)
 
     def take_erased(self) -> tuple[Key, ...]:
-        """The keys of files that will not be read again, for the next plan."""
+        """Return the keys of files that will not be read again, for the next plan."""
         erased, self._erased, self.is_asking = tuple(self._erased), [], False
         return erased
 
     def expects(self, key: Key) -> bool:
-        """Whether a block is being written."""
+        """Return whether a block is being written."""
         return key in self._unwritten
 
     def expect(self, kept: DiskBlock, key: Key) -> None:

@@ -14,7 +14,7 @@ NEVER = -1
 
 
 def least_rewind(limits: Iterable[int | None]) -> int | None:
-    """The rollback, in tokens, that every cache allows: ``UNLIMITED``, ``WITHIN_DRAFTS``, ``NEVER`` or a number.
+    """Return the rollback, in tokens, that every cache allows: ``UNLIMITED``, ``WITHIN_DRAFTS``, ``NEVER`` or a number.
 
     >>> least_rewind([None, 256, None])
     256

@@ -85,14 +85,14 @@ class Activity:
             self._since = None
 
     def within(self, start: float, end: float) -> list[tuple[float, float]]:
-        """The parts of [start, end) in which a request was under way, in order."""
+        """Return the parts of [start, end) in which a request was under way, in order."""
         if self._since is not None and self._since <= start < end:
             return [(start, end)]
         now = () if self._since is None else ((self._since, math.inf),)
         return [(max(a, start), min(b, end)) for a, b in (*self._spells, *now) if max(a, start) < min(b, end)]
 
     def seconds(self, start: float, end: float) -> float:
-        """Seconds of [start, end) in which a request was under way."""
+        """Return the seconds of [start, end) in which a request was under way."""
         return sum(b - a for a, b in self.within(start, end))
 
     def forget(self, before: float) -> None:
@@ -152,8 +152,8 @@ class Arrivals:
         self._wrong = self._heard = 0.0  # by how much that may be wrong, and since when
 
     def of(self, figures: Seq[StageFigures], heard: float) -> list[float]:
-        """When each worker received a step whose result was heard at ``heard``: none before it was sent, and early
-        enough for what follows. ``figures``: of all stages."""
+        """Return when each worker received a step whose result was heard at ``heard``: none before it was sent, and
+        early enough for what follows. ``figures``: of all stages."""
         sent, workers = figures[0].sent, figures[1:]
         latest = heard - sum(each.sent - each.received for each in workers)
         ways = latest - sent

@@ -38,7 +38,7 @@ class Histogram:
             self.longest = value
 
     def copy(self) -> "Histogram":
-        """A reading, which stays as it is."""
+        """Return a reading, which stays as it is."""
         made = Histogram(self.bounds)
         made._counts, made.total, made.longest = self._counts.copy(), self.total, self.longest
         return made
@@ -49,7 +49,7 @@ class Histogram:
         return sum(self._counts)
 
     def up_to(self, bounds: Sequence[float]) -> list[int]:
-        """How many values were up to each of ``bounds``, which are among its own.
+        """Return how many values were up to each of ``bounds``, which are among its own.
 
         >>> values = Histogram((1, 2, 5))
         >>> for value in (1, 2, 3, 9): values.add(value)
@@ -60,7 +60,7 @@ class Histogram:
         return [sums[bisect_left(self.bounds, bound)] for bound in bounds]
 
     def quantile(self, share: float) -> float:
-        """The bound that ``share`` of the values do not exceed, or the longest of them; 0 if there are none.
+        """Return the bound that ``share`` of the values do not exceed, or the longest of them; 0 if there are none.
 
         >>> waits = Histogram()
         >>> for milliseconds in range(1, 101): waits.add(milliseconds / 1000)
@@ -73,7 +73,7 @@ class Histogram:
         return min(self.bounds[place], self.longest) if place < len(self.bounds) else self.longest
 
     def as_dict(self, *shares: int) -> dict[str, float]:
-        """The count, the percentiles ``shares`` and the longest, as plain numbers.
+        """Return the count, the percentiles ``shares`` and the longest, as plain numbers.
 
         >>> Histogram().as_dict(50)
         {'count': 0, 'p50': 0.0, 'max': 0.0}

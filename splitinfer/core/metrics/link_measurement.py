@@ -49,7 +49,7 @@ class LinkMeasurement:
             raise ValueError(f"no link carries {self.down} bytes a second down and {self.up} up")
 
     def seconds(self, num_bytes: float) -> float:
-        """Seconds until ``num_bytes`` have arrived at the next stage.
+        """Return the seconds until ``num_bytes`` have arrived at the next stage.
 
         >>> LinkMeasurement(0.001, 0.002, down=1e6, up=math.inf).seconds(500_000)
         0.501
@@ -89,7 +89,7 @@ def _grow(ask: Callable[[int], float], small: float) -> tuple[int, list[float]]:
 def figures(
     small: Sequence[float], down: tuple[int, Sequence[float]], up: tuple[int, Sequence[float]]
 ) -> LinkMeasurement:
-    """The measurement from the seconds of small exchanges, and the bytes and seconds of large ones down and up.
+    """Return the measurement from the seconds of small exchanges, and the bytes and seconds of large ones down and up.
 
     >>> figures([0.002, 0.002, 0.004], (1_000_000, [0.102]), (1_000_000, [0.001]))
     LinkMeasurement(latency_p50=0.001, latency_p99=0.002, down=10000000.0, up=inf)

@@ -56,8 +56,8 @@ class ChunkSizes:
         *,
         begins: bool,
     ) -> tuple[int, Share]:
-        """Tokens of prompts that a step may contain beside the decodes that are ``going``, and its share of them.
-        ``begins``: whether one of the prompts was just admitted."""
+        """Return the tokens of prompts that a step may contain beside the decodes that are ``going``, and its share of
+        them. ``begins``: whether one of the prompts was just admitted."""
         if not prompts:
             return 0, Share()
         most = self._beside(config, rules, going, prompts[0][1], num_decoding)
@@ -69,7 +69,7 @@ class ChunkSizes:
     def _beside(
         self, config: SchedulerConfig, rules: PolicyDecision, going: Seq[Sequence], start: int, num_decoding: int
     ) -> int:
-        """Tokens beside the decodes. ``start``: where the first prompt goes on."""
+        """Return the tokens beside the decodes. ``start``: where the first prompt goes on."""
         rows = [seq.num_rows + len(seq.drafts.waiting) for seq in going]
         room = config.token_budget - sum(rows)
         objective = config.policy_config.itl_slo
@@ -87,8 +87,8 @@ class ChunkSizes:
         return min(room, most_rows(self.costs, decodes, start, room, groups, objective))
 
     def _share(self, config: SchedulerConfig, prompts: Seq[PromptFrom], most: int, *, begins: bool) -> Share:
-        """The share stays for a round, or for a prompt while no sequence decodes, so that the steps are equal. An
-        admission begins another one."""
+        """Return the share stays for a round, or for a prompt while no sequence decodes, so that the steps are equal.
+        An admission begins another one."""
         if self.share.to_come and not begins:
             return Share(self.share.tokens, self.share.to_come - 1)
         rounds, most = len(self.batches) > 0, max(most, 1)

@@ -82,5 +82,5 @@ class SchedulerConfig:
             self.kv.check(self.longest(seq))
 
     def longest(self, seq: Sequence) -> int:
-        """The most tokens that a sequence can have, prompt and answer."""
+        """Return the most tokens that a sequence can have, prompt and answer."""
         return max(seq.num_prompt_tokens, min(seq.num_prompt_tokens + seq.params.max_tokens, self.max_len))

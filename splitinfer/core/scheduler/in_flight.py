@@ -28,7 +28,7 @@ class StepInFlight:
     figures: StageFigures | None = None
 
     def is_stuck(self, answered_at: float, now: float) -> bool:
-        """Whether it has been waited for too long, as the oldest. ``answered_at``: when the last result came."""
+        """Return whether it has been waited for too long, as the oldest. ``answered_at``: when the last result came."""
         return self.launched_at is not None and now - max(self.launched_at, answered_at) > self.limit
 
 

@@ -78,8 +78,8 @@ class KVManager:
         self._is_short = False
 
     def allocate(self, seq: Sequence, end: int, running: Iterable[Sequence]) -> list[Sequence] | None:
-        """Promise a sequence KV for ``end`` tokens. Returns the sequences that have to be preempted for it, at once;
-        ``None``: there is no room, and nothing has changed."""
+        """Return promise a sequence KV for ``end`` tokens. Returns the sequences that have to be preempted for it, at
+        once; ``None``: there is no room, and nothing has changed."""
         need, victims = self.budget.growth(seq.kv_tokens, end), list[Sequence]()
         if need is not NOTHING:
             found = victims if self._has_room(need) else self._make_room(need, seq, running)
@@ -91,7 +91,7 @@ class KVManager:
         return victims
 
     def allocate_spare(self, before: int, end: int, reserve: KVUse = NOTHING) -> bool:
-        """Promise a sequence that has KV for ``before`` tokens some for ``end``, if that fits beside ``reserve``
+        """Return promise a sequence that has KV for ``before`` tokens some for ``end``, if that fits beside ``reserve``
         without eviction or preemption; whether it does."""
         need = self.budget.growth(before, end)
         if need is NOTHING:
@@ -121,8 +121,8 @@ class KVManager:
     def admissible(
         self, waiting: Iterable[Sequence], running: Collection[Sequence], most: int, rows: int
     ) -> Iterator[Admission]:
-        """Those of the ``waiting`` sequences that may start with this step beside the ``running`` ones, ``most`` in
-        all, and what they match. None overtakes one that does not fit, so none starves. ``rows``: see
+        """Yield those of the ``waiting`` sequences that may start with this step beside the ``running`` ones, ``most``
+        in all, and what they match. None overtakes one that does not fit, so none starves. ``rows``: see
         ``reads_faster``."""
         num_places = most - len(running) - len(self.cache.awaiting)
         if num_places <= 0:
@@ -155,8 +155,8 @@ class KVManager:
             yield seq, match
 
     def _reserve(self, reserved: KVUse, begins_with: Iterable[Block], num_fetched: int = 0) -> bool:
-        """Whether there is room for what is ``reserved`` for all running sequences and one more, and for blocks that
-        are fetched. Stored blocks are evicted for it, except those that it ``begins_with``."""
+        """Return whether there is room for what is ``reserved`` for all running sequences and one more, and for blocks
+        that are fetched. Stored blocks are evicted for it, except those that it ``begins_with``."""
         pinned = self._pinned | set(begins_with)
         if self.cache.make_room(reserved + self.cache.use + KVUse(stored=num_fetched), pinned) is None:
             return False
@@ -164,14 +164,14 @@ class KVManager:
         return True
 
     def reservation(self, seq: Sequence) -> int:
-        """Tokens of KV reserved for a sequence: those it has now and, before it decodes, one block more."""
+        """Return the tokens of KV reserved for a sequence: those it has now and, before it decodes, one block more."""
         if seq in self._batches:
             return max(seq.kv_tokens, len(seq.tokens))
         return max(seq.kv_tokens, min(len(seq.tokens) + self.budget.block, self._config.longest(seq)))
 
     def reads_faster(self, num_tokens: int, rows: int) -> bool:
-        """Whether reading a sequence's first ``num_tokens`` from disk is faster than computing them in chunks of so
-        many ``rows``, by the times measured so far; True where there are none yet, so that reading gets measured."""
+        """Return whether reading a sequence's first ``num_tokens`` from disk is faster than computing them in chunks of
+        so many ``rows``, by the times measured so far; True where there are none yet, so that reading gets measured."""
         reading = self.cache.seconds_per_token
         if reading is None or not self._costs.trusted_rows:
             return True
@@ -180,7 +180,7 @@ class KVManager:
         return reading < self._costs.slowest(chunk) / rows
 
     def _fetches_first(self, seq: Sequence, match: Match, reserved: KVUse, rows: int) -> bool:
-        """Whether a sequence waits for blocks on disk; those still to be read are requested."""
+        """Return whether a sequence waits for blocks on disk; those still to be read are requested."""
         ahead = self.cache.ahead(seq, match)
         if not ahead or not self.reads_faster(ahead[-1].end, rows):
             return False
@@ -192,11 +192,11 @@ class KVManager:
         return True
 
     def _keys_to_store(self, seq: Sequence, num_stored: int) -> Seq[Key]:
-        """The keys of the prompt blocks that a sequence computes and that will then be stored."""
+        """Return the keys of the prompt blocks that a sequence computes and that will then be stored."""
         return seq.keys[num_stored:] if seq.kv.is_stored and seq not in self._batches else ()
 
     def _is_being_computed(self, seq: Sequence, match: Match, coming: Collection[Key]) -> bool:
-        """Whether the first block that a sequence lacks is being computed or read for another."""
+        """Return whether the first block that a sequence lacks is being computed or read for another."""
         at = match.num_tokens // self.budget.block
         return at < len(seq.keys) and seq.keys[at] in coming and not seq.num_to_score
 
@@ -214,8 +214,8 @@ class KVManager:
         return before.seq_id
 
     def retained_for(self, seq: Sequence, match: Match) -> Sequence | None:
-        """The sequence that is retained, if its KV is that of the tokens that a new one need not compute, and can be
-        rolled back to their end. It must not have grown beyond what is reserved for the new one."""
+        """Return the sequence that is retained, if its KV is that of the tokens that a new one need not compute, and
+        can be rolled back to their end. It must not have grown beyond what is reserved for the new one."""
         kept, end = self.retained, match.num_tokens
         if kept is None or not 0 < end <= kept.num_sure or kept.kv_tokens > len(seq.tokens):
             return None
@@ -246,8 +246,8 @@ class KVManager:
         self.freed.append(seq.seq_id)
 
     def _can_be_retained(self, seq: Sequence) -> bool:
-        """Whether the KV of a sequence that ends alone may stay: there is room for it beside all blocks, and it can be
-        rolled back to their end."""
+        """Return whether the KV of a sequence that ends alone may stay: there is room for it beside all blocks, and it
+        can be rolled back to their end."""
         if self._config.drafts_at_end or not seq.kv.blocks:
             return False
         if not self._can_roll_back and (seq.drafts.were_planned or seq.num_in_flight):

@@ -20,7 +20,8 @@ MIN_CHUNK = 32  # prompt tokens; a smaller further chunk costs more than it save
 
 
 def even_share(remaining: int, most: int, num_groups: int, *, rounds: bool, least: int = MIN_CHUNK) -> int:
-    """Prompt tokens for each of the next steps, when ``remaining`` are still to compute and a step takes ``most``.
+    """Return prompt tokens for each of the next steps, when ``remaining`` are still to compute and a step takes
+    ``most``.
 
     The prompt is cut into as few equal steps as possible, but into one for each group if each gets ``least``.
     With ``rounds`` (sequences decode, so there are steps anyway) it is cut into whole rounds, because a group without
@@ -59,7 +60,7 @@ class MicroBatches:
         return tuple(map(tuple, self._groups))
 
     def by_id(self) -> dict[int, Sequence]:
-        """All members."""
+        """Return all members."""
         return {seq.seq_id: seq for group in self._groups for seq in group}
 
     @property
@@ -68,21 +69,21 @@ class MicroBatches:
         return max(map(len, self._groups))
 
     def members(self, group: int) -> list[Sequence]:
-        """A group's members in the order in which they are scheduled."""
+        """Return a group's members in the order in which they are scheduled."""
         return list(self._groups[group])
 
     def may_go(self, group: int, *, alone: bool) -> bool:
-        """Whether a step of the group could go now. ``alone``: also that of a group without members."""
+        """Return whether a step of the group could go now. ``alone``: also that of a group without members."""
         return (alone or bool(self._groups[group])) and not self.is_in_flight(group)
 
     def is_in_flight(self, group: int) -> bool:
-        """Whether the group has to wait for a result."""
+        """Return whether the group has to wait for a result."""
         return any(seq.num_awaited for seq in self._groups[group])
 
     def going_on(self, group: int, follows: Callable[[Sequence], bool]) -> list[Sequence]:
-        """The members of a group in flight that another step of it could hold: those that ``follows`` says may go
-        behind their blocks under way, and those whose blocks under way are rejected. Nobody where none has blocks that
-        others may follow: then the group waits for all."""
+        """Return the members of a group in flight that another step of it could hold: those that ``follows`` says may
+        go behind their blocks under way, and those whose blocks under way are rejected. Nobody where none has blocks
+        that others may follow: then the group waits for all."""
         members = self._groups[group]
         followers = [seq for seq in members if seq.num_awaited and follows(seq)]
         rejected = [seq for seq in members if not seq.num_awaited and seq.num_in_flight]
@@ -90,7 +91,7 @@ class MicroBatches:
         return [*followers, *rejected, *idle]
 
     def in_turn(self) -> Iterator[int]:
-        """All groups, the one whose turn it is first."""
+        """Return all groups, the one whose turn it is first."""
         count = len(self._groups)
         return ((self._turn + i) % count for i in range(count))
 

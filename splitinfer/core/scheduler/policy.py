@@ -93,8 +93,8 @@ class Policy:
     _steps: int = 0  # since it changed sides
 
     def decide(self, num_decoding: int, waited: float = 0.0) -> PolicyDecision:
-        """What the next step of a group may do while ``num_decoding`` sequences decode in all groups. ``waited``: the
-        longest time since the last token of one of the group's members, in seconds."""
+        """Return what the next step of a group may do while ``num_decoding`` sequences decode in all groups.
+        ``waited``: the longest time since the last token of one of the group's members, in seconds."""
         config = self.config
         if not num_decoding:
             return _EVERYTHING
@@ -126,7 +126,7 @@ _LONG, _SHORT_CHUNK = 32 * 1024, 128  # tokens
 
 
 def longest_chunk(start: int, token_budget: int) -> int:
-    """Tokens of a prompt that a step reads behind ``start`` tokens, at most.
+    """Return the tokens of a prompt that a step reads behind ``start`` tokens, at most.
 
     Metal attends to all keys in one command, and macOS ends a process whose GPU computes one command for seconds: seen
     from 65k keys on, with chunks of 2,048 (mlx, issue 3302). So behind 32k tokens chunks shorten as the keys grow.

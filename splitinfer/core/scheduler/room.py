@@ -37,7 +37,7 @@ class UsualRequest:
 def seconds_until_room(
     running: Seq[Sequence], config: SchedulerConfig, costs: CostModel, usual: UsualRequest, nth: int = 1
 ) -> float:
-    """Seconds until ``nth`` places are free, between ``LEAST`` and ``MOST``."""
+    """Return the seconds until ``nth`` places are free, between ``LEAST`` and ``MOST``."""
     rate = sum(1.0 / _tokens_to_go(seq, config, usual) for seq in running)
     if not rate:
         return LEAST
@@ -49,6 +49,6 @@ def seconds_until_room(
 
 
 def _tokens_to_go(seq: Sequence, config: SchedulerConfig, usual: UsualRequest) -> float:
-    """Tokens until a sequence ends, on average."""
+    """Return the tokens until a sequence ends, on average."""
     most = max(1, config.longest(seq) - len(seq.tokens))
     return min(max(1.0, usual.answer), most) if usual.answer else most

@@ -153,7 +153,8 @@ class Scheduler:
         return seq_ids
 
     def unable(self) -> list[tuple[Sequence, NeverFits]]:
-        """The sequences that cannot go on even alone since the budget was lowered, and why; the caller ends them."""
+        """Return the sequences that cannot go on even alone since the budget was lowered, and why; the caller ends
+        them."""
         found = list[tuple[Sequence, NeverFits]]()
         for seq in (*self.running.values(), *self.waiting) if self._is_lowered else ():
             try:
@@ -221,7 +222,7 @@ class Scheduler:
         self.running.clear()
 
     def moved_to(self, config: SchedulerConfig) -> "Scheduler":
-        """A scheduler of other stages, which hold nothing yet, with all sequences in its queue. Call after
+        """Return a scheduler of other stages, which hold nothing yet, with all sequences in its queue. Call after
         ``requeue_all``; this scheduler is of no use afterwards.
 
         Raises:
@@ -274,7 +275,7 @@ class Scheduler:
         self.batches.balance(active)
 
     def _member(self, seq: Sequence) -> Member:
-        """A sequence as the choice of groups and drafts sees it."""
+        """Return a sequence as the choice of groups and drafts sees it."""
         most = 0 if self.speculation is None or not self.config.speculates else self.speculation.most_drafts
         num_chosen = seq.num_generated - seq.drafts.num_jumped - seq.drafts.num_right
         return Member(len(seq.tokens), most, seq.flight, seq.drafts.num_jumped / max(1, num_chosen))
@@ -358,8 +359,8 @@ class Scheduler:
         return events
 
     def _before_ballot(self, seq: Sequence, tokens: tuple[SampledToken, ...]) -> tuple[tuple[SampledToken, ...], Texts]:
-        """The sampled tokens up to where alternatives are to be scored, and these. There the token that was sampled is
-        the likeliest beginning, and says nothing."""
+        """Return the sampled tokens up to where alternatives are to be scored, and these. There the token that was
+        sampled is the likeliest beginning, and says nothing."""
         if seq.rules is None:
             return tokens, ()
         answer, longest = seq.answer, self.config.longest(seq) - len(seq.tokens)
@@ -391,7 +392,7 @@ class Scheduler:
         return []
 
     def _proposals_of(self, members: list[Sequence]) -> list[Proposal]:
-        """Those for sequences of one step, as far as it has room: half of it is a prompt's while one is read."""
+        """Return those for sequences of one step, as far as it has room: half of it is a prompt's while one is read."""
         assert self.speculation is not None
         room = self.config.token_budget - sum(seq.num_to_compute for seq in members)
         return self.speculation.proposals(members, room // 2 if self._reads_prompts else room, self.config.longest)
@@ -449,7 +450,7 @@ class Scheduler:
         return self._issue() if self.kv.has_changes and not will_come else None
 
     def _plan_of(self, group: int) -> StepPlan | None:
-        """The step of one group, by the policy; ``None`` where it has nothing to do."""
+        """Return the step of one group, by the policy. Return None if it has nothing to do."""
         rules, num_awaiting = self._rules(group), len(self.prefix_cache.awaiting)
         plan = self._filled(group, rules)
         if plan is None and not (rules.decodes_go and not self.batches.members(group)):
@@ -459,7 +460,7 @@ class Scheduler:
         return self._issue() if plan is None and is_fetching else plan
 
     def _filled(self, group: int, rules: PolicyDecision) -> StepPlan | None:
-        """A step with the group's decodes, if they go, then with chunks, as far as tokens and KV allow."""
+        """Return a step with the group's decodes, if they go, then with chunks, as far as tokens and KV allow."""
         self.kv.begin_step()
         budget = self.config.token_budget
         going = self.batches.members(group) if rules.decodes_go else []
@@ -497,7 +498,7 @@ class Scheduler:
     def _allocate(
         self, ready: Iterable[PromptFrom], room: int, side_by_side: int
     ) -> tuple[set[int], list[SequenceWork]]:
-        """Promise KV by rank and cut chunks; returns the ids of the sequences that may decode, and the chunks.
+        """Return promise KV by rank and cut chunks; returns the ids of the sequences that may decode, and the chunks.
         ``side_by_side``: prompts that share the room."""
         granted, chunks, room_to_score = set[int](), list[SequenceWork](), _MOST_SCORED
         quota = max(room // side_by_side, LEAST_CHUNK) if side_by_side > 1 else room
@@ -524,22 +525,23 @@ class Scheduler:
         return granted, chunks
 
     def _promise(self, seq: Sequence, end: int) -> bool:
-        """Promise a sequence KV for ``end`` tokens, by eviction and preemption if needed; whether there is room."""
+        """Return promise a sequence KV for ``end`` tokens, by eviction and preemption if needed; whether there is
+        room."""
         victims = self.kv.allocate(seq, end, self.running.values())
         for one in victims or ():
             self._preempt(one)
         return victims is not None
 
     def _cut(self, seq: Sequence, start: int, size: int) -> int:
-        """The size of a chunk that may end there."""
+        """Return the size of a chunk that may end there."""
         if self.config.blocks.whole_blocks:
             block = self.kv.budget.block
             size = min(size, block - start % block)  # what is stored is the state at the block's end
         return chunk_end(seq.pictures, start, start + size) - start
 
     def _allocate_drafts(self, decodes: Seq[Sequence], room: int) -> dict[int, int]:
-        """How many of the drafts that wait go with each sequence, as far as there is room, and memory without eviction
-        or preemption: for this step, and for those whose next token will need a place in theirs."""
+        """Return how many of the drafts that wait go with each sequence, as far as there is room, and memory without
+        eviction or preemption: for this step, and for those whose next token will need a place in theirs."""
         drafts, drafted = dict[int, int](), [seq for seq in decodes if seq.drafts.waiting]
         if not drafted:
             return drafts
@@ -576,8 +578,8 @@ class Scheduler:
         return jumps
 
     def _further_blocks(self) -> StepPlan | None:
-        """A step of a group that has steps under way: drafts behind its members' blocks, and the first blocks of those
-        whose blocks under way are rejected."""
+        """Return a step of a group that has steps under way: drafts behind its members' blocks, and the first blocks of
+        those whose blocks under way are rejected."""
         budget = self.config.token_budget
         for group in self._groups_in_turn():
             self.kv.begin_step()
@@ -599,7 +601,7 @@ class Scheduler:
         return None
 
     def _follows(self, seq: Sequence) -> bool:
-        """Whether a block that waits may go behind those of its sequence that are under way."""
+        """Return whether a block that waits may go behind those of its sequence that are under way."""
         return bool(seq.drafts.waiting) and self.speculation is not None and self.speculation.may_follow(seq)
 
     def _issue(
@@ -608,7 +610,8 @@ class Scheduler:
         work: Iterable[SequenceWork] = (),
         drafts: Mapping[int, int] = _NO_DRAFTS,
     ) -> StepPlan:
-        """The next plan: admits sequences, and computes the next known tokens of some, with drafts behind them."""
+        """Return the next plan: admits sequences, and computes the next known tokens of some, with drafts behind
+        them."""
         new = tuple(self._admit(seq, match) for seq, match in admissions)
         saves, dropped, fetches, erased = self.prefix_cache.take_changes()
         if new or fetches:
@@ -623,7 +626,7 @@ class Scheduler:
         return plan
 
     def _slice(self, seq: Sequence, size: int, num_drafts: int) -> Slice:
-        """A slice of the next ``size`` known tokens, with ``num_drafts`` drafts after them."""
+        """Return a slice of the next ``size`` known tokens, with ``num_drafts`` drafts after them."""
         start, before = seq.num_scheduled, seq.kv_tokens
         end = start + size
         scores = seq.ballot is not None and seq in self.batches
@@ -676,12 +679,12 @@ class Scheduler:
         return self.kv.budget.share(self.kv.used) if fills else 0.0
 
     def _rules(self, group: int) -> PolicyDecision:
-        """What the step of a group may do, by the policy."""
+        """Return what the step of a group may do, by the policy."""
         waited = max((self._now - seq.token_at for seq in self.batches.members(group)), default=0.0)
         return self._policy.decide(self._num_decoding, waited)
 
     def _groups_in_turn(self) -> list[int]:
-        """All groups in the order in which they go: first the one that drafts wait for, then by turn."""
+        """Return all groups in the order in which they go: first the one that drafts wait for, then by turn."""
         groups = list(self.batches.in_turn())
         if self.speculation is None:
             return groups

@@ -31,7 +31,7 @@ class WaitingQueue:
         return (self._id_to_sequence[key[-1]] for key in self._keys)
 
     def get(self, seq_id: int) -> Sequence | None:
-        """The sequence of that id, if it waits."""
+        """Return the sequence of that id, if it waits."""
         return self._id_to_sequence.get(seq_id)
 
     def add(self, seq: Sequence) -> None:
@@ -67,7 +67,7 @@ class Deadlines:
             del self._keys[bisect_left(self._keys, (seq.deadline, seq.seq_id))]
 
     def over(self, now: float) -> list[int]:
-        """Ids of the sequences whose deadline is before or at ``now``, earliest first."""
+        """Return the ids of the sequences whose deadline is before or at ``now``, earliest first."""
         return [seq_id for _, seq_id in self._keys[: bisect_left(self._keys, (now, math.inf))]]
 
     @property

@@ -79,7 +79,7 @@ class Counts:
         self.accepted_at[place] += accepted
 
     def as_dict(self) -> dict[str, object]:
-        """The counts as plain numbers."""
+        """Return the counts as plain numbers."""
         tried, accepted = sum(self.tried_at), sum(self.accepted_at)
         return {
             "drafted": self.drafted,

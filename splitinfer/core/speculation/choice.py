@@ -40,12 +40,13 @@ class FlightChooser:
         self._drafted: dict[int, tuple[int, int | None]] = {}
 
     def takes_guess(self, length: int) -> bool:
-        """Whether a guess behind so many tokens that agree is to be preferred to a draft of the model."""
+        """Return whether a guess behind so many tokens that agree is to be preferred to a draft of the model."""
         i = _class_of(length)
         return length > 0 and self._guesses[i].share >= self._drafts[i].share - _FREE
 
     def guesses(self, tokens: Seq[int], ahead: Seq[int], count: int) -> list[int]:
-        """Up to ``count`` guesses behind ``tokens`` and the drafts ``ahead``; they end where the model is better.
+        """Return up to ``count`` guesses behind ``tokens`` and the drafts ``ahead``; they end where the model is
+        better.
 
         ``tokens`` may only grow from call to call; ``ahead`` may be anything.
         """
@@ -89,7 +90,7 @@ class Choosers:
         self._each: OrderedDict[int, FlightChooser] = OrderedDict()
 
     def of(self, seq_id: int) -> FlightChooser:
-        """A sequence's."""
+        """Return a sequence's."""
         if seq_id not in self._each:
             shares = ([Acceptance(like) for like in every] for every in (self._guesses, self._drafts))
             self._each[seq_id] = FlightChooser(*shares)

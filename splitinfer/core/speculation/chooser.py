@@ -84,7 +84,7 @@ class Member:
     offered: float = 1.0
 
     def tokens(self, drafts: int, in_flight: int, share: float) -> float:
-        """Expected tokens in a round, with ``drafts`` in each of its steps, of which ``share`` are right."""
+        """Return expected tokens in a round, with ``drafts`` in each of its steps, of which ``share`` are right."""
         return 1 + self.jumps + self.offered * (emitted(share, drafts, in_flight) - 1)
 
 
@@ -115,14 +115,15 @@ class GroupChoice:
         return self.in_flight * sum(self.drafts)
 
     def flight(self, drafts: int) -> Flight:
-        """That of a member with so many drafts."""
+        """Return that of a member with so many drafts."""
         if not drafts or self.in_flight == 1:
             return Flight(drafts)
         return Flight(drafts, drafts if self.further is None else self.further, self.in_flight)
 
 
 def emitted(acceptance: float, drafts: int, in_flight: int = 1) -> float:
-    """Expected tokens of a member in a round, in which it has ``in_flight`` steps with ``drafts`` drafts each."""
+    """Return expected tokens of a member in a round, in which it has ``in_flight`` steps with ``drafts`` drafts
+    each."""
     a = min(acceptance, _CERTAIN)
     if drafts == 0:
         return 1.0
@@ -132,7 +133,7 @@ def emitted(acceptance: float, drafts: int, in_flight: int = 1) -> float:
 
 
 def expected(costs: CostModel, members: Seq[Member], groups: int, in_flight: int, drafts: Seq[int]) -> GroupChoice:
-    """What a choice gives. Members are dealt to the groups like cards."""
+    """Return what a choice gives. Members are dealt to the groups like cards."""
     num_stages, busy, passing, most = len(costs.stages), [0.0] * len(costs.stages), 0.0, 0
     for group in range(groups):
         mine = list(zip(members[group::groups], drafts[group::groups], strict=True))
@@ -157,8 +158,8 @@ def expected(costs: CostModel, members: Seq[Member], groups: int, in_flight: int
 
 
 def drafts_of(members: Seq[Member], depth: int, least: int = 0) -> list[int]:
-    """The drafts of each member: ``depth`` of the one whose drafts are best, and of the others as many as are worth as
-    much as its last, but at least so many.
+    """Return the drafts of each member: ``depth`` of the one whose drafts are best, and of the others as many as are
+    worth as much as its last, but at least so many.
 
     >>> drafts_of([Member(share=0.9), Member(share=0.5), Member(flight=Flight(2))], 7)
     [7, 1, 2]
@@ -176,8 +177,8 @@ def drafts_of(members: Seq[Member], depth: int, least: int = 0) -> list[int]:
 
 
 def _more_and_more(members: Seq[Member]) -> Iterator[list[int]]:
-    """The drafts of the members that are tried, from few to many: by what they are worth, the same with one at least
-    for each, and as many for all, which costs the fewest rounds of drafting."""
+    """Yield the drafts of the members that are tried, from few to many: by what they are worth, the same with one at
+    least for each, and as many for all, which costs the fewest rounds of drafting."""
     before = list[list[int]]()
     for depth in _DEPTHS:
         found = [drafts_of(members, depth, least) for least in (0, 1, depth)]
@@ -186,8 +187,8 @@ def _more_and_more(members: Seq[Member]) -> Iterator[list[int]]:
 
 
 def overlapped(costs: CostModel, one: Member, depth: int) -> GroupChoice | None:
-    """One sequence alone whose next drafts are made while its block is verified, and end with the verdict if that is
-    that one was wrong. ``None`` where they would be done before it: their block would be sent for nothing."""
+    """Return one sequence alone whose next drafts are made while its block is verified, and end with the verdict if
+    that is that one was wrong. ``None`` where they would be done before it: their block would be sent for nothing."""
     num_stages, draft, a = len(costs.stages), costs.drafting(1), min(one.share, _CERTAIN)
     block, behind = ([stage.at(Shape(rows, 0, rows * one.position)) for stage in costs.stages]
                      for rows in (depth + 1, _BEHIND))  # fmt: skip
@@ -263,12 +264,13 @@ class GroupChooser:
     # -- what to choose ------------------------------------------------------------------------
 
     def is_likely(self, seq_id: int) -> bool:
-        """Whether a sequence is likely to get drafts next, so that it is of use to read it for them."""
+        """Return whether a sequence is likely to get drafts next, so that it is of use to read it for them."""
         flight = self.flights.get(seq_id)
         return self._has_paid if flight is None else not flight.is_off
 
     def flight(self, seq_id: int) -> Flight:
-        """The flight of the next drafts of a sequence. Call it once for each block that begins with a sampled token."""
+        """Return the flight of the next drafts of a sequence. Call it once for each block that begins with a sampled
+        token."""
         flight = self.flights.get(seq_id, OFF)
         if not flight.is_off or self.choice is None or not self.costs.drafts.num_seen:
             return flight
@@ -281,7 +283,8 @@ class GroupChooser:
         return _TRIAL
 
     def is_due(self, seq_ids: frozenset[int], *, has_learned: bool = False) -> bool:
-        """Whether to choose again for these sequences. ``has_learned``: also because of what steps have cost since."""
+        """Return whether to choose again for these sequences. ``has_learned``: also because of what steps have cost
+        since."""
         if seq_ids != self.flights.keys():
             return True
         return has_learned and (self._since >= _EVERY or self._sizes != self.costs.num_sizes)
@@ -329,7 +332,7 @@ class GroupChooser:
         return none
 
     def _with_drafts(self, members: list[Member], longest: float, floor: float) -> Iterator[GroupChoice]:
-        """The choices within the bounds."""
+        """Yield the choices within the bounds."""
         costs, most = self.costs, max(_FEW_ROWS, _TRUSTED * self._most_tried)
         for groups in self._groups(members):
             fly = 1 if costs.drafts_at_end else -(-len(costs.stages) // groups)
@@ -347,7 +350,7 @@ class GroupChooser:
             yield from (one for one in alone if one is not None and one.rows <= most)
 
     def _pick(self, found: list[GroupChoice]) -> GroupChoice | None:
-        """The best, in as many groups as there are if that is nearly as good."""
+        """Return the best, in as many groups as there are if that is nearly as good."""
         best = max((one.rate for one in found), default=0.0)
         if self.choice is not None:
             has_stayed = self._steps - self._changed_at >= min(_DWELL, self._steps // 4)
@@ -385,7 +388,7 @@ class GroupChooser:
         return found
 
     def as_dict(self) -> dict[str, object]:
-        """The latest choice, as plain numbers; ``None`` where there was none."""
+        """Return the latest choice, as plain numbers. Return None if there was none."""
         one = self.choice
         if one is None:
             return {"groups": None, "in_flight": None, "drafts": None, "expected_tokens_per_second": None}

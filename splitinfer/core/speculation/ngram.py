@@ -28,7 +28,7 @@ class Guess:
 
 
 def _ignore(_guess: Guess, _is_right: bool) -> None:
-    """Counts nothing."""
+    """Count nothing."""
 
 
 class NGramIndex:
@@ -45,7 +45,8 @@ class NGramIndex:
         self._shown = shown
 
     def guess(self, tokens: Seq[int], drafts: Seq[int] = ()) -> int | None:
-        """The draft that follows ``tokens`` and ``drafts``, or ``None``. ``tokens`` may only grow from call to call.
+        """Return the draft that follows ``tokens`` and ``drafts``, or ``None``. ``tokens`` may only grow from call to
+        call.
 
         >>> NGramIndex().guess((5, 6, 7, 8, 5, 6)), NGramIndex().guess((5, 6, 7, 8, 5, 6), (7,))
         (7, 8)
@@ -54,7 +55,7 @@ class NGramIndex:
         return None if found is None else found.token_id
 
     def look_up(self, tokens: Seq[int], drafts: Seq[int] = ()) -> Guess | None:
-        """The same, with the number of tokens that agree.
+        """Return the same, with the number of tokens that agree.
 
         >>> NGramIndex().look_up((5, 6, 7, 8, 5, 6))
         Guess(token_id=7, length=2)
@@ -76,7 +77,7 @@ class NGramIndex:
         return True
 
     def _first(self, tokens: Seq[int]) -> int:
-        """Where the next ending is indexed."""
+        """Return where the next ending is indexed."""
         return max(1, self._num_indexed, len(tokens) - _INDEXED if not self._length else 0)
 
     def _index(self, tokens: Seq[int]) -> None:
@@ -93,7 +94,7 @@ class NGramIndex:
         self._num_indexed = max(first, last)
 
     def _found(self, tokens: Seq[int], last: Seq[int]) -> Guess | None:
-        """The guess behind the stream whose ``last`` tokens these are."""
+        """Return the guess behind the stream whose ``last`` tokens these are."""
         for size in SIZES:
             after = self._after.get(tuple(last[-size:])) if size <= len(last) else None
             if after is not None:

@@ -53,7 +53,7 @@ class Proposal:
 
     @classmethod
     def of(cls, seq: Sequence, count: int) -> "Proposal":
-        """A proposal for a sequence in its present state."""
+        """Return a proposal for a sequence in its present state."""
         return cls(seq, count, seq.num_streamed, seq.drafts.num_misses)
 
     @property
@@ -95,7 +95,7 @@ class Speculation:
     # -- before a plan -------------------------------------------------------------------------
 
     def is_likely(self, seq: Sequence) -> bool:
-        """Whether a sequence is likely to get drafts."""
+        """Return whether a sequence is likely to get drafts."""
         return self.chooser.is_likely(seq.seq_id) if seq.flight is None else not seq.flight.is_off
 
     @property
@@ -105,11 +105,11 @@ class Speculation:
         return min(most, self.rewind or most)
 
     def _next_flight(self, seq: Sequence) -> Flight:
-        """The flight of a sequence's next blocks."""
+        """Return the flight of a sequence's next blocks."""
         return self.chooser.flight(seq.seq_id) if seq.flight is None else seq.flight
 
     def proposals(self, members: Seq[Sequence], room: int, longest: Callable[[Sequence], int]) -> list[Proposal]:
-        """Those for sequences of one step with ``room`` for so many drafts. ``longest``: see ``first``."""
+        """Return those for sequences of one step with ``room`` for so many drafts. ``longest``: see ``first``."""
         found = list[Proposal]()
         for seq in members:
             proposal = (self.further if seq.num_awaited else self.first)(seq, longest(seq))
@@ -119,7 +119,8 @@ class Speculation:
         return found
 
     def first(self, seq: Sequence, longest: int) -> Proposal | None:
-        """A proposal for a block that begins with a sampled token. ``longest``: the most tokens of the sequence."""
+        """Return a proposal for a block that begins with a sampled token. ``longest``: the most tokens of the
+        sequence."""
         if seq.has_guesses or seq.drafts.is_dry or seq.num_to_compute > 1 or seq.ballot is not None:
             return None
         if self._chosen_at.get(seq.seq_id) != len(seq.tokens):
@@ -128,7 +129,7 @@ class Speculation:
         return self._proposal(seq, self._flights[seq.seq_id].first, longest)
 
     def num_next(self, seq: Sequence, longest: int) -> int:
-        """How many drafts the last stage is to make behind a step's tokens. ``longest``: see ``first``."""
+        """Return how many drafts the last stage is to make behind a step's tokens. ``longest``: see ``first``."""
         if not self.is_at_end:
             return 0
         return max(0, min(self._next_flight(seq).first, self.most_drafts, longest - 2 - seq.num_streamed))
@@ -143,13 +144,13 @@ class Speculation:
             self.take(proposal, longest)
 
     def further(self, seq: Sequence, longest: int) -> Proposal | None:
-        """A proposal for a block behind those under way."""
+        """Return a proposal for a block behind those under way."""
         if seq.has_guesses or seq.drafts.is_dry or not self.may_follow(seq):
             return None
         return self._proposal(seq, self._flights[seq.seq_id].further, longest)
 
     def may_follow(self, seq: Sequence) -> bool:
-        """Whether one more block may be under way behind the others."""
+        """Return whether one more block may be under way behind the others."""
         flight = self._flights.get(seq.seq_id, OFF)
         if seq.flight is None and self.chooser.flights.get(seq.seq_id, OFF).is_synchronous:
             return False  # it was chosen again since its blocks began to follow each other
@@ -178,8 +179,8 @@ class Speculation:
         seq.jump_forward(seq.rules.jump_forward(seq.answer_stream, proposal.count))
 
     def opening(self, seq: Sequence, longest: int) -> tuple[int, ...]:
-        """The tokens that must follow a prompt of which the last chunk goes now. None where caches are not truncated:
-        what a rollback needs would be kept of the whole chunk."""
+        """Return the tokens that must follow a prompt of which the last chunk goes now. None where caches are not
+        truncated: what a rollback needs would be kept of the whole chunk."""
         proposal = self._proposal(seq, MAX_ROWS, longest)
         if seq.rules is None or proposal is None or self.rewind is not UNLIMITED or self.is_at_end:
             return ()

@@ -52,7 +52,7 @@ class Work:
 
 
 def round_of(sequences: int) -> Work:
-    """The work of a round of drafts: one for each of some sequences."""
+    """Return the work of a round of drafts: one for each of some sequences."""
     return Work(Shape(sequences), is_draft=True)
 
 
@@ -75,8 +75,8 @@ class Ticket:
     _waiting: threading.Lock = field(default_factory=threading.Lock)
 
     def once(self, wait: Callable[[], DeviceSpan]) -> DeviceSpan:
-        """The span, which ``wait`` returns. One thread waits at the device, and every other one for that thread: MLX
-        gives up a launched array's event without a lock, and tells an error to one of those who wait.
+        """Return the span, which ``wait`` returns. One thread waits at the device, and every other one for that thread:
+        MLX gives up a launched array's event without a lock, and tells an error to one of those who wait.
 
         Raises:
             DeviceFailed: ``wait`` raised it, now or for another thread.
@@ -166,7 +166,7 @@ def device_errors(*, of_memory: bool = False) -> Iterator[None]:
 
 
 def open_device(stage: int, bounds: tuple[int, ...], num_ranks: int = 1, *, sums: bool = True) -> Device:
-    """The device of stage ``stage``, whose layers are ``bounds[stage]`` to ``bounds[stage + 1]``, or of one of
+    """Return the device of stage ``stage``, whose layers are ``bounds[stage]`` to ``bounds[stage + 1]``, or of one of
     ``num_ranks`` ranks that have these together. ``sums``: whether its steps sum with the other's.
 
     Raises:
@@ -189,7 +189,7 @@ def open_device(stage: int, bounds: tuple[int, ...], num_ranks: int = 1, *, sums
 
 @cache
 def default_device() -> Device:
-    """MLX's default device. A process has one, whatever it computes there."""
+    """Return MLX's default device. A process has one, whatever it computes there."""
     if on_gpu():
         _share_the_interpreter()
     return Device(computes_at_launch=not (on_gpu() and Road.WAITER.is_open))

@@ -52,7 +52,7 @@ class StepsUnderWay(Generic[T]):
         return not self._steps
 
     def under_way(self) -> list[T]:
-        """The steps that were launched and are not completed, the oldest first."""
+        """Return the steps that were launched and are not completed, the oldest first."""
         with self._lock:
             return list(self._steps)
 

@@ -77,12 +77,13 @@ class _Line:
             self.given = [*self.answer[len(self.answer) - number :], *forced]
 
     def tokens_from(self, start: int) -> list[int]:
-        """The tokens from a position on."""
+        """Return the tokens from a position on."""
         num_prompt = self.seq.num_prompt_tokens
         return [*self.seq.sent(start, num_prompt), *self.answer[max(0, start - num_prompt) :]]
 
     def row(self, num_unknown: int, vocab_size: int) -> Row:
-        """What the token behind the stream depends on, and behind ``num_unknown`` tokens that are not in it yet."""
+        """Return what the token behind the stream depends on, and behind ``num_unknown`` tokens that are not in it
+        yet."""
         params, length = self.entry.params, self.seq.num_prompt_tokens + len(self.answer)
         before = tuple(self.tokens_from(max(0, length - REPETITION_CONTEXT)))
         answer = tuple(self.answer) if params.has_answer_penalty else ()
@@ -200,7 +201,7 @@ class DraftModel:
     # -- internals -----------------------------------------------------------------------------
 
     def _rewound(self, seq: Sequence) -> _CacheEntry:
-        """A sequence's KV, rolled back to what it shares with the stream, without the stream's last token."""
+        """Return a sequence's KV, rolled back to what it shares with the stream, without the stream's last token."""
         entry = self._entries.get(seq.seq_id)
         if entry is None:
             entry = self._entries[seq.seq_id] = _CacheEntry(
@@ -220,8 +221,8 @@ class DraftModel:
         return entry
 
     def _may_go_ahead(self, lines: Seq[_Line]) -> bool:
-        """Whether a round may be launched before the one before it has been read: not where that gains nothing, where
-        sampling needs the token ids, or where it would copy much KV, which the round before still reads."""
+        """Return whether a round may be launched before the one before it has been read: not where that gains nothing,
+        where sampling needs the token ids, or where it would copy much KV, which the round before still reads."""
         if self._device.computes_at_launch or not Road.LAUNCH_AHEAD.is_open:
             return False
         if any(one.entry.params.depends_on_tokens or one.seq.rules is not None for one in lines):
@@ -278,12 +279,12 @@ class DraftModel:
 
 
 def _is_drafted_for(line: _Line, counts: Seq[int], number: int) -> bool:
-    """Whether the model makes a line's draft of this number."""
+    """Return whether the model makes a line's draft of this number."""
     return len(line.given) <= number < counts[line.index] and not line.has_ended
 
 
 def _next_given(lines: Seq[_Line], counts: Seq[int], number: int) -> list[Draft | None]:
-    """The drafts of this number that are known, appended to the lines' streams."""
+    """Return the drafts of this number that are known, appended to the lines' streams."""
     found: list[Draft | None] = [None] * len(lines)
     for line in lines:
         if number < min(len(line.given), counts[line.index]):
@@ -293,6 +294,7 @@ def _next_given(lines: Seq[_Line], counts: Seq[int], number: int) -> list[Draft 
 
 
 def _num_shared(a: list[int], b: list[int]) -> int:
-    """The number of equal leading tokens: nearly always all of the shorter list, which is compared at C's speed."""
+    """Return the number of equal leading tokens: nearly always all of the shorter list, which is compared at C's
+    speed."""
     size = min(len(a), len(b))
     return size if a[:size] == b[:size] else next(i for i in range(size) if a[i] != b[i])

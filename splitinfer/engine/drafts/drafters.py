@@ -24,12 +24,13 @@ WITH_NGRAMS = "+" + NGRAM  # behind the name of a drafter
 
 
 def has_heads(drafter: str | None) -> bool:
-    """Whether a layout's ``draft`` means the prediction heads of the model's checkpoint, which the last stage runs."""
+    """Return whether a layout's ``draft`` means the prediction heads of the model's checkpoint, which the last stage
+    runs."""
     return drafter is not None and drafter.removesuffix(WITH_NGRAMS) == MTP
 
 
 def model_in(drafter: str) -> str | None:
-    """The draft model in a layout's ``draft``; ``None`` for n-grams or prediction heads alone.
+    """Return the draft model in a layout's ``draft``; ``None`` for n-grams or prediction heads alone.
 
     Raises:
         LayoutError: it names no model beside the n-grams.

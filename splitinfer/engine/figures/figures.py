@@ -159,8 +159,8 @@ class Figures:
             watch(step)
 
     def _rows(self, plan: StepPlan, result: StepResult) -> tuple[Rows, int]:
-        """What a step's rows were, and how many of them are useful: those that a request still wanted and that had not
-        been computed before; of drafts, the accepted ones. A request that ends with this step wanted them."""
+        """Return what a step's rows were, and how many of them are useful: those that a request still wanted and that
+        had not been computed before; of drafts, the accepted ones. A request that ends with this step wanted them."""
         sampled = {each.seq_id: len(each.tokens) for each in result.sampled}
         decode = draft = useful = 0
         for part in plan.slices:
@@ -191,7 +191,7 @@ class Figures:
         return gained
 
     def _trigger(self, step: StepInFlight) -> _Came:
-        """The result that made a step possible: the first one heard since the launch before."""
+        """Return the result that made a step possible: the first one heard since the launch before."""
         results, at = self._results, ALWAYS if step.launched_at is None else step.launched_at
         while results and results[0][2] <= self._launched_at:
             results.popleft()
@@ -199,7 +199,7 @@ class Figures:
         return results[0] if results and results[0][2] <= at else _NOT_WAITED_FOR
 
     def _visits(self, trigger: _Came, figures: Seq[StageFigures], heard: float) -> list[Visit]:
-        """A step on each stage; notes when its result came."""
+        """Return a step on each stage; notes when its result came."""
         first, sent = figures[0], figures[0].sent
         visits = [Visit(*trigger, first.started, first.ended)]
         for each, received in zip(figures[1:], self._arrivals.of(figures, heard), strict=True):
@@ -224,7 +224,7 @@ class Figures:
             return read()
 
     def as_dict(self, now: float) -> dict[str, Any]:
-        """Counters as plain numbers, for ``LLM.stats``."""
+        """Return counters as plain numbers, for ``LLM.stats``."""
         return self._after_counting(lambda: {**self._totals.as_dict(now), **self._of_stages(now)})
 
     def _of_stages(self, now: float) -> dict[str, Any]:
@@ -252,12 +252,12 @@ class Figures:
         return self._after_counting(lambda: self._totals.usual_request)
 
     def histograms(self) -> dict[str, Histogram]:
-        """Times and sizes of requests, since the start."""
+        """Return times and sizes of requests, since the start."""
         return self._after_counting(self._totals.read_histograms)
 
 
 def _new_rows(part: Slice, num_sampled: int, request: RequestRecord) -> int:
-    """Rows of a slice that are useful; notes them."""
+    """Return the rows of a slice that are useful; notes them."""
     if part.num_drafts and not num_sampled:  # void: what was wrong is behind its beginning
         return 0
     if request.sequence.is_ballot(part):

@@ -101,7 +101,7 @@ class Totals:
         self._active, self._active_since = self.active_seconds(now), now if active else None
 
     def active_seconds(self, now: float) -> float:
-        """Seconds in which any request was under way."""
+        """Return the seconds in which any request was under way."""
         return self._active + (0.0 if self._active_since is None else now - self._active_since)
 
     def lost(self, stage: str | None) -> None:
@@ -117,11 +117,11 @@ class Totals:
         return UsualRequest(generated.total / count, computed.total / count) if count else UsualRequest()
 
     def read_histograms(self) -> dict[str, Histogram]:
-        """What was counted so far, by the names of ``BOUNDS``."""
+        """Return what was counted so far, by the names of ``BOUNDS``."""
         return {name: each.copy() for name, each in self.histograms.items()}
 
     def as_dict(self, now: float) -> dict[str, Any]:
-        """The counters of the whole as plain numbers, for ``LLM.stats``."""
+        """Return the counters of the whole as plain numbers, for ``LLM.stats``."""
         rows = self.counts["computed_tokens"]
         return {
             **self.counts,
@@ -135,7 +135,7 @@ class Totals:
 
 
 def _phases(request: RequestRecord, ended: float) -> dict[str, float]:
-    """The seconds of each phase that a request came to."""
+    """Return the seconds of each phase that a request came to."""
     found = {"whole": ended - request.submitted}
     begun = request.sequence.begun_at
     if begun is None:

@@ -84,7 +84,7 @@ class Trace:
             )
 
     def _event(self, track: int, name: str, category: str, start: float, end: float, args: str) -> str:
-        """One event, cut where it would overlap the one before it; microseconds with three places."""
+        """Return one event, cut where it would overlap the one before it; microseconds with three places."""
         begin = max(int(start * 1e9) - self._zero, self._until[track])
         until = self._until[track] = max(int(end * 1e9) - self._zero, begin)
         return (

@@ -120,7 +120,7 @@ class WorkerHandle:
         return self.fault is not None and self.fault.is_ending
 
     def lost(self, reason: str) -> WorkerLost:
-        """The error for the loss of this worker, with the reason that it gave itself, if it did."""
+        """Return the error for the loss of this worker, with the reason that it gave itself, if it did."""
         if self.fault is not None:
             return self._faulty(self.fault)
         hint = "" if self.rank is None or self.ready is not None else _HINT
@@ -227,7 +227,7 @@ class Fleet:
     def _greet(
         self, stage: int, spec: StageSpec, address: str, timeout: float, transport: LinkTransport, before: str = ""
     ) -> WorkerHandle:
-        """A worker that was connected to, after the handshake. ``before``: the key of the stage before."""
+        """Return a worker that was connected to, after the handshake. ``before``: the key of the stage before."""
         (link, note), spec = self._connect(spec, transport, address, timeout)
         self._note(spec, note)
         worker = WorkerHandle(stage, spec, address, link)
@@ -246,7 +246,8 @@ class Fleet:
     def _connect(
         self, spec: StageSpec, transport: LinkTransport, address: str, timeout: float
     ) -> tuple[Reached, StageSpec]:
-        """A link, and the stage with its worker's key: the given one, else the known one with which it answers."""
+        """Return a link, and the stage with its worker's key: the given one, else the known one with which it
+        answers."""
         try:
             return _reach(spec, transport, address, timeout, options_to(spec.key, self._own_key)), spec
         except Refused:
@@ -406,7 +407,7 @@ class Fleet:
 
 
 def _why_refused(spec: StageSpec, address: str, options: LinkOptions, error: LinkRefused) -> str:
-    """What to do about an encrypted handshake that failed, as a sentence."""
+    """Return what to do about an encrypted handshake that failed, as a sentence."""
     where = f"worker {spec.name} ({address})"
     if options.security is None:
         place = f"as `key:` of stage {spec.name}, with --workers as {spec.name}=ADDRESS#KEY"
@@ -430,7 +431,7 @@ def start_command(address: str, *, has_key: bool) -> str:
 
 
 def _why_unreachable(name: str, address: str, timeout: float, unreachable: Unreachable | None, *, has_key: bool) -> str:
-    """What to do about a worker that could not be connected to, as a sentence."""
+    """Return what to do about a worker that could not be connected to, as a sentence."""
     tried = f"(tried for {timeout:.0f} s)"
     start = f"start it there with: {start_command(address, has_key=has_key)}"
     if unreachable is None:

@@ -85,7 +85,7 @@ class LocalWorker:
         return self._process.poll() is None
 
     def address(self) -> str:
-        """The address it listens on; waits until the child has printed it.
+        """Return the address it listens on; waits until the child has printed it.
 
         Raises:
             WorkerUnreachable: the child ended instead (the text ends with its last line), or printed nothing in time.
@@ -100,7 +100,7 @@ class LocalWorker:
             raise WorkerUnreachable(f"the local worker {self.name} did not start: {self._last_line()}") from None
 
     def _first_line(self) -> bytes:
-        """What it prints first: up to the end of the line, or of its output."""
+        """Return what it prints first: up to the end of the line, or of its output."""
         assert self._process.stdout is not None
         line, output = b"", self._process.stdout.fileno()
         give_up = time.monotonic() + START_TIMEOUT
@@ -151,7 +151,7 @@ class LocalWorker:
 
 
 def _kv_options(disk: Disk | None) -> list[str]:
-    """The command line options that say where KV is stored."""
+    """Return the command line options that say where KV is stored."""
     if disk is None:
         return ["--kv-dir", "none"]
     return ["--kv-dir", str(disk.path), "--kv-disk-gb", str(disk.cap_bytes / 1e9)]

@@ -71,7 +71,7 @@ class PipelineConfig:
     insecure_sums: bool = False  # whether the sums of two ranks may cross any network
 
     def load(self, stage: int, half: Half | None = None) -> Load:
-        """What a stage is told to load, or a rank of it to load its half of."""
+        """Return what a stage is told to load, or a rank of it to load its half of."""
         stages = self.layout.stages
         return replace(
             self.first,
@@ -84,7 +84,7 @@ class PipelineConfig:
         )
 
     def _peers(self, stage: int) -> Iterator[Peer]:
-        """The workers of the other stages, on other machines."""
+        """Yield the workers of the other stages, on other machines."""
         for at, spec in enumerate(self.layout.stages):
             for one in spec.ranks if at != stage else ():
                 if one.address is not None and not one.is_local:
@@ -213,7 +213,8 @@ class Pipeline:
                     worker.kill()
 
     def _is_lost(self, handle: WorkerHandle, worker: LocalWorker) -> bool:
-        """Whether a local worker has died or frozen, or will end. One that only reported another's loss has not."""
+        """Return whether a local worker has died or frozen, or will end. One that only reported another's loss has
+        not."""
         if handle.hangs or handle.is_silent or handle.is_ending:
             return True
         return handle.link.closed is not None and worker.ends_within(_EXIT_SECONDS)
@@ -231,7 +232,7 @@ class Pipeline:
                     self._reach_remote(fleet, stage, spec, timeout)
 
     def _half(self, worker: WorkerHandle) -> Half | None:
-        """Which half of its stage a worker is told to load, if it is a rank."""
+        """Return which half of its stage a worker is told to load, if it is a rank."""
         if worker.rank is None:
             return None
         return self._halves[worker.stage][worker.rank]
@@ -334,8 +335,8 @@ class Pipeline:
         return all(ready.kept is not None for ready in self.ready)
 
     def kept(self) -> tuple[DiskBlock, ...]:
-        """The blocks that were on every stage's disk when the pipeline was opened; without a stage of its own, the
-        coordinator knows them from a rank on this machine."""
+        """Return the blocks that were on every stage's disk when the pipeline was opened; without a stage of its own,
+        the coordinator knows them from a rank on this machine."""
         disk = self._config.disk
         if disk is None or not self.is_on_disk:
             return ()
@@ -480,7 +481,7 @@ class Pipeline:
             raise WorkerLost(f"the two ranks of stage {handle.stage_name} have sampled different tokens")
 
     def _also_lost(self, reporter: WorkerHandle) -> WorkerHandle | None:
-        """Another worker that is gone, so that the reporter's fault only follows from it."""
+        """Return another worker that is gone, so that the reporter's fault only follows from it."""
         give_up = time.monotonic() + _NOTICE_SECONDS
         others = [handle for handle in self._fleet.workers if handle is not reporter]
         while others:
@@ -493,8 +494,8 @@ class Pipeline:
         return None
 
     def stuck_worker(self, seconds: float) -> WorkerLost:
-        """The error for a step that does not return; it names the first worker that has done fewer steps than the stage
-        before it."""
+        """Return the error for a step that does not return; it names the first worker that has done fewer steps than
+        the stage before it."""
         workers = self._fleet.workers
         done = [handle.link.peer_progress for handle in workers]
         slow = next((i for i in range(1, len(workers)) if done[i] < done[i - 1]), 0)
@@ -539,7 +540,7 @@ class Pipeline:
 
 
 def _codec(spec: StageSpec, ready: Ready) -> str:
-    """The codec of the link to a stage: the layout's, unless it would make rows no smaller."""
+    """Return the codec of the link to a stage: the layout's, unless it would make rows no smaller."""
     row = ready.hidden
     if spec.codec == NONE or row is None or packs(spec.codec, math.prod(row.shape), row.dtype):
         return spec.codec
@@ -548,5 +549,5 @@ def _codec(spec: StageSpec, ready: Ready) -> str:
 
 
 def _reason(handle: WorkerHandle) -> str:
-    """Why a worker is considered gone."""
+    """Return why a worker is considered gone."""
     return handle.link.closed.reason if handle.link.closed is not None else f"silent for {handle.link.silent_for:.1f} s"

@@ -20,7 +20,7 @@ _HERE = "127.0.0.1"
 
 
 def halves_of(spec: StageSpec, *, insecure: bool) -> tuple[Half, ...]:
-    """What each rank of a stage is told of its half. ``insecure``: sums may cross any network.
+    """Return what each rank of a stage is told of its half. ``insecure``: sums may cross any network.
 
     Raises:
         ConfigError: they would, and may not.
@@ -48,7 +48,7 @@ def _ipv4(rank: StageSpec) -> str:
 
 
 def as_one(said: Sequence[Ready]) -> Ready:
-    """What the ranks of a stage have said, as of one that can do what all of them can."""
+    """Return what the ranks of a stage have said, as of one that can do what all of them can."""
     first, *others = said
     if not others:
         return first

@@ -22,15 +22,15 @@ from transports import Frame, KeyPair, Link, LinkOptions, LinkTimeout, Security,
 
 
 def upstream_key(before: StageSpec | None, stage: StageSpec, own: Callable[[], KeyPair]) -> str:
-    """The key with which the worker ``before`` connects to ``stage``; empty where that link is not encrypted, or where
-    the stage before is the coordinator."""
+    """Return the key with which the worker ``before`` connects to ``stage``; empty where that link is not encrypted, or
+    where the stage before is the coordinator."""
     if before is None or before.address is None or stage.key is None:
         return ""
     return before.key or own().public
 
 
 def options_to(key: str | None, own: Callable[[], KeyPair]) -> LinkOptions:
-    """The options to connect to the owner of ``key``; without a key, unencrypted."""
+    """Return the options to connect to the owner of ``key``; without a key, unencrypted."""
     return LinkOptions(security=Security(own(), key)) if key else LinkOptions()
 
 
@@ -119,9 +119,9 @@ def open_connection(
 def outgoing(
     done: Finished, masks: RawMasks, before: tuple[StageFigures, ...] | None = None, received: float = 0.0
 ) -> tuple[Rows, tuple[memoryview, ...], StageFigures]:
-    """What is sent of a step, its payload, and what the step cost here. ``masks``: for the last stage. ``before``: the
-    figures of earlier stages, which are sent with these; without them this is the first stage, which keeps its own.
-    ``received``: when its frame had arrived, in seconds."""
+    """Return what is sent of a step, its payload, and what the step cost here. ``masks``: for the last stage.
+    ``before``: the figures of earlier stages, which are sent with these; without them this is the first stage, which
+    keeps its own. ``received``: when its frame had arrived, in seconds."""
     sent, now = to_parts(done.hidden, done.packed), time.monotonic()
     num_bytes = sum(part.nbytes for part in sent.parts)
     here = replace(done.figures, received=received, bytes_sent=num_bytes, sent=now, unfit=sent.num_unfit)

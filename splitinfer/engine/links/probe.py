@@ -72,7 +72,7 @@ def ask(link: Carrier, there: int, back: int, pause: float = 0.0) -> float:
 
 
 def reply_to(frame: Frame) -> Frame:
-    """The frame back.
+    """Return the frame back.
 
     Raises:
         ProtocolError: the frame there is not a probe's, or asks for or carries more bytes than is allowed.
@@ -87,12 +87,13 @@ def reply_to(frame: Frame) -> Frame:
 
 @cache
 def _noise() -> memoryview:
-    """Random bytes, which no layer below can compress. All frames have these, so they take no memory of their own."""
+    """Return random bytes, which no layer below can compress. All frames have these, so they take no memory of their
+    own."""
     return memoryview(random.Random(0).randbytes(MOST_BYTES))
 
 
 def _payload(num_bytes: int) -> tuple[memoryview, ...]:
-    """The parts of a frame with ``num_bytes`` bytes. These never change, so they may be sent without a copy."""
+    """Return the parts of a frame with ``num_bytes`` bytes. These never change, so they may be sent without a copy."""
     return (_noise()[:num_bytes],) if num_bytes else ()
 
 

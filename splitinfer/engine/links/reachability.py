@@ -20,13 +20,13 @@ _FREE = "Terminal, ssh and daemons in /Library/LaunchDaemons need no permission"
 
 
 def explain_here(unreachable: Unreachable, here: str = "this machine") -> str:
-    """Why this process cannot reach a machine, and what to do, without a full stop. ``here``: what the reader calls the
-    one that it runs on."""
+    """Return why this process cannot reach a machine, and what to do, without a full stop. ``here``: what the reader
+    calls the one that it runs on."""
     return explain(unreachable, platform.system(), this_process(), here)
 
 
 def explain(unreachable: Unreachable, system: str, origin: ProcessOrigin, here: str = "this machine") -> str:
-    """Why a process of this ``origin``, on a ``system`` ("Darwin", "Linux" ...), cannot reach a machine."""
+    """Return why a process of this ``origin``, on a ``system`` ("Darwin", "Linux" ...), cannot reach a machine."""
     host, is_mac = unreachable.host, system == "Darwin"
     if unreachable.is_name:
         return _name(host, is_mac, origin, here)
@@ -56,7 +56,7 @@ def explain(unreachable: Unreachable, system: str, origin: ProcessOrigin, here: 
 
 
 def is_local(host: str) -> bool:
-    """Whether a host is likely to be in this machine's own network.
+    """Return whether a host is likely to be in this machine's own network.
 
     >>> [is_local(host) for host in ("192.168.1.7", "169.254.3.4", "fe80::1%en5", "mini.local", "127.0.0.1", "1.1.1.1")]
     [True, True, True, True, False, False]
@@ -124,7 +124,7 @@ def _route(host: str, is_mac: bool) -> str:
 
 
 def _lacks_zone(host: str) -> bool:
-    """Whether a link-local IPv6 address names no interface, without which it cannot be connected to."""
+    """Return whether a link-local IPv6 address names no interface, without which it cannot be connected to."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

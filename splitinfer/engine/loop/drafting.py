@@ -42,7 +42,7 @@ class Drafting:
                 scheduler.take_drafts(proposal)
 
     def _ready(self, proposals: list[Proposal], speculation: Speculation, receive: Receive) -> list[Proposal]:
-        """The proposals whose sequences the drafter has read; of one alone the rest is read."""
+        """Return the proposals whose sequences the drafter has read; of one alone the rest is read."""
         if speculation.are_several:
             proposals = self._read_in_turn(proposals, speculation, receive)
         else:

@@ -127,7 +127,8 @@ class Engine:
         return self._result(result)
 
     def _result(self, future: Future[T]) -> T:
-        """What the engine's thread puts there, unless it ends before. Raises what it puts there, or why it ended."""
+        """Return what the engine's thread puts there, unless it ends before. Raises what it puts there, or why it
+        ended."""
         while self._shared.failure is None and not wait([future], timeout=_LOOK_EVERY).done:
             pass
         if not future.done() and self._shared.failure is not None:
@@ -159,7 +160,7 @@ class Engine:
         return in_force is not None and in_force.scheduler.config.blocks.on_disk
 
     def stats(self) -> dict[str, Any]:
-        """Counters and per-stage figures, as plain numbers."""
+        """Return counters and per-stage figures, as plain numbers."""
         scheduler, layout = self._shared.in_force or (None, self.pipeline.layout)
         stats, drafter = self.figures.as_dict(time.monotonic()), self._shared.drafter
         if scheduler is not None:
@@ -184,7 +185,7 @@ class Engine:
         return stats
 
     def health(self) -> PipelineHealth:
-        """How the pipeline is now."""
+        """Return how the pipeline is now."""
         failure, lost = self._shared.failure, self._shared.lost_stage
         state = StageState.READY if failure is None else StageState.STOPPED
         layout = self.pipeline.layout if self._shared.in_force is None else self._shared.in_force.layout
@@ -246,7 +247,7 @@ class Engine:
                 housekeeping.close()
 
     def _opened(self, housekeeping: Housekeeping[StageEvent | Call]) -> Loop:
-        """The loop of the pipeline, which is open."""
+        """Return the loop of the pipeline, which is open."""
         drafter = self._shared.drafter = self._draft()  # before the stages say what memory is free
         self.pipeline.open()
         self.figures.opened(self.pipeline.layout, time.monotonic())
@@ -284,7 +285,7 @@ def _add_ranks(stats: dict[str, Any], pipeline: Pipeline) -> None:
 
 
 def _draft_stats(drafter: str | None, speculation: Speculation | None) -> dict[str, Any] | None:
-    """What was drafted, how much of it was right, and what it has cost; ``None`` where nobody drafts."""
+    """Return what was drafted, how much of it was right, and what it has cost. Return None if nobody drafts."""
     if drafter is None or speculation is None:
         return None
     costs = speculation.costs
@@ -299,7 +300,7 @@ def _draft_stats(drafter: str | None, speculation: Speculation | None) -> dict[s
 
 
 def _queue_stats(scheduler: Scheduler) -> dict[str, Any]:
-    """The scheduler's bounds, and how many are where now."""
+    """Return the scheduler's bounds, and how many are where now."""
     return {
         "policy": scheduler.config.policy_config.policy.value,
         "token_budget": scheduler.config.token_budget,

@@ -255,7 +255,7 @@ class Loop:
                 return _nothing  # the next turn plans a step for it
 
     def _until_next_look(self) -> float:
-        """Seconds until a step may be stuck, or a request's deadline."""
+        """Return the seconds until a step may be stuck, or a request's deadline."""
         deadline = self.scheduler.deadlines.next
         return _WATCH_EVERY if deadline is None else min(_WATCH_EVERY, max(0.0, deadline - time.monotonic()))
 
@@ -264,7 +264,7 @@ class Loop:
         self._housekeeping.watch_machine(is_needed=bool(self.requests))
 
     def _stuck(self, oldest: StepInFlight) -> SplitinferError:
-        """The error for a step that does not come back."""
+        """Return the error for a step that does not come back."""
         if not oldest.is_sent:  # nothing in this process can make the device go on
             return SplitinferError(
                 f"the device of stage {self._pipeline.layout.stages[0].name} has made no progress for "
@@ -299,8 +299,8 @@ class Loop:
 
 
 def _computed(wanted: "list[tuple[int, TokenRules, list[int], int]]") -> RawMasks:
-    """The masks of rows: of each slice's its sequence and rules, the answer's tokens up to its end, and how many of
-    these lie before the first row."""
+    """Return the masks of rows: of each slice's its sequence and rules, the answer's tokens up to its end, and how many
+    of these lie before the first row."""
     return {
         (seq_id, row): mask
         for seq_id, rules, answer, first in wanted

@@ -133,7 +133,7 @@ class OpenRequests:
 
 
 def _broken(seq: Sequence, token: SampledToken) -> str | None:
-    """Why an answer's token means nothing, if so."""
+    """Return why an answer's token means nothing, if so."""
     if seq.rules is not None:
         is_refused = seq.rules.refuses(seq.answer)
         if is_refused or seq.rules.failure is not None:

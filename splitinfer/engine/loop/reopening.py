@@ -86,7 +86,7 @@ class Reopening:
         log.warning("all stages are back; continuing where it stopped")
 
     def _remedy(self, loss: WorkerLost | DeviceFailed) -> str:
-        """What is done about a loss, as part of a sentence.
+        """Return what is done about a loss, as part of a sentence.
 
         Raises:
             WorkerLost, DeviceFailed: nothing; the loss is repeated, or is not to be waited for.
@@ -106,7 +106,7 @@ class Reopening:
     # -- both --------------------------------------------------------------------------------
 
     def _next_wanted(self) -> WantedCut | None:
-        """The cut that was asked for first; none is loaded while the coordinator ends."""
+        """Return the cut that was asked for first; none is loaded while the coordinator ends."""
         while self._loop.wanted:
             wanted = self._loop.wanted.popleft()
             if not self._shared.is_draining:
@@ -176,7 +176,7 @@ class Reopening:
 
 
 def _refusal(error: Exception, layout: Layout) -> SplitinferError:
-    """Why a cut cannot be used."""
+    """Return why a cut cannot be used."""
     if isinstance(error, NeverFits):
         name = layout.stages[error.stage].name
         return RequestError(

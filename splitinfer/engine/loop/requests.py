@@ -209,8 +209,8 @@ class RequestState:
         return Reading(read, total, seq.num_cached or 0, last - begun, self._clock() - last)
 
     def take(self, token: SampledToken, reason: FinishReason | None) -> tuple[Came, FinishReason | None]:
-        """A token has come. Returns what ``tell`` gives the reader, and why the request ends with it, if it does:
-        ``reason``, or a stop string."""
+        """Return a token has come. Returns what ``tell`` gives the reader, and why the request ends with it, if it
+        does: ``reason``, or a stop string."""
         taken = _Taken(token, reason, self._clock() - self.submitted)
         if not self.sequence.params.stop:
             return taken, reason
@@ -269,5 +269,5 @@ class RequestState:
 
 
 def logprobs_of(token: SampledToken | None) -> tuple[TokenLogprobs, ...]:
-    """A token's, if they were asked for."""
+    """Return a token's, if they were asked for."""
     return () if token is None or token.logprob is None else (TokenLogprobs(token.token_id, token.logprob, token.top),)

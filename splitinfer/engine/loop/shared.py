@@ -92,12 +92,12 @@ class Shared:
             self.scheduler.add(state.sequence)
 
     def stage_of(self, error: NeverFits) -> str:
-        """The name of the stage on which something does not fit."""
+        """Return the name of the stage on which something does not fit."""
         assert self.in_force is not None
         return self.in_force.layout.stages[error.stage].name
 
     def never_fits(self, error: NeverFits) -> str:
-        """Why a request can never be carried out with the cut in force."""
+        """Return why a request can never be carried out with the cut in force."""
         return (
             f"a prompt and answer of {error.num_tokens:,} tokens can never fit: they need {size(error.needed)} of KV "
             f"on stage {self.stage_of(error)}, which has {size(error.there)} for it; shorten them, or give it fewer "

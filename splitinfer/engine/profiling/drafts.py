@@ -30,8 +30,8 @@ _TOGETHER = 64 * 2**20  # bytes of weights made at a time
 
 
 def measure_draft(name: str, dtype: str, vocab_size: int) -> tuple[DraftProfile, float, float]:
-    """A drafter's bytes, the seconds of a draft, and those of each further sequence in a round. Its weights are made
-    up; n-grams cost next to nothing.
+    """Return a drafter's bytes, the seconds of a draft, and those of each further sequence in a round. Its weights are
+    made up; n-grams cost next to nothing.
 
     Raises:
         ModelError: there is no such model.
@@ -55,8 +55,8 @@ def measure_draft(name: str, dtype: str, vocab_size: int) -> tuple[DraftProfile,
 
 
 def describe_heads(name: str, checkpoint: Checkpoint, described: DescribedModel, dtype: str | None) -> DraftProfile:
-    """The bytes of a drafter on the last stage, which has ``checkpoint``, and which of the model's layers it is like.
-    Reads no weight.
+    """Return the bytes of a drafter on the last stage, which has ``checkpoint``, and which of the model's layers it is
+    like. Reads no weight.
 
     Raises:
         ModelError: there are none, or they cannot run.
@@ -70,7 +70,7 @@ def describe_heads(name: str, checkpoint: Checkpoint, described: DescribedModel,
 
 
 def _round(drafter: DraftModel, count: int) -> float:
-    """Seconds of a round of drafts for so many sequences: the median."""
+    """Return the seconds of a round of drafts for so many sequences: the median."""
     sequences = [_sequence(i) for i in range(count)]
     seconds, began = list[float](), time.monotonic()
     for drafts in islice(drafter.draft_together(sequences, [_ROUNDS] * count), _ROUNDS):

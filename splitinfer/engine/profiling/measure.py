@@ -65,12 +65,12 @@ class Question:
     kv_format: str = EXACT
 
     def shape(self) -> str:
-        """A digest of all that the profile of a machine depends on: not of the weights."""
+        """Return a digest of all that the profile of a machine depends on: not of the weights."""
         return hashlib.sha256(described(self.checkpoint) + f"{self.dtype} {self.kv_format}".encode()).hexdigest()
 
 
 def described(checkpoint: Checkpoint) -> bytes:
-    """A checkpoint's configuration and tensors, without the weights."""
+    """Return a checkpoint's configuration and tensors, without the weights."""
     paths = [checkpoint.folder / name for name in CONFIGURATION]
     files = {path.name: path.read_text() for path in paths if path.exists()}
     tensors = {info.name: {"dtype": info.dtype, "shape": list(info.shape)} for info in checkpoint.tensors.values()}
@@ -104,7 +104,7 @@ def checkpoint_of(description: bytes | memoryview) -> Iterator[Checkpoint]:
 
 
 def _entry(one: dict[str, Any]) -> dict[str, Any]:
-    """A tensor as a safetensors header has it, as if it were alone in a file."""
+    """Return a tensor as a safetensors header has it, as if it were alone in a file."""
     dtype, shape = str(one["dtype"]), [int(size) for size in one["shape"]]
     if dtype not in ITEM_BITS:
         raise ModelError(f"a model has tensors in {dtype!r:.20}, which MLX does not load")
@@ -112,7 +112,8 @@ def _entry(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer(command: Profile, parts: Sequence[memoryview], name: str, report: Callable[[Progress], None]) -> Profiled:
-    """This machine's profile. ``report`` is called with each step that is timed, and raises to end the measuring.
+    """Return this machine's profile. ``report`` is called with each step that is timed, and raises to end the
+    measuring.
 
     Raises:
         ProtocolError: the message has no description of a model, or one that cannot be read.
@@ -132,7 +133,7 @@ def answer(command: Profile, parts: Sequence[memoryview], name: str, report: Cal
 
 
 def profile_here(name: str, question: Question, report: OnStep, *, again: bool = False) -> MachineProfile:
-    """This machine's profile under ``name``, remembered or measured now; ``again``: measured now.
+    """Return this machine's profile under ``name``, remembered or measured now; ``again``: measured now.
 
     Raises:
         ModelError, ConfigError, DeviceFailed: as ``measure_machine``.
@@ -151,7 +152,7 @@ def profile_here(name: str, question: Question, report: OnStep, *, again: bool =
 
 
 def remembered(name: str, question: Question) -> MachineProfile | None:
-    """This machine's profile under ``name``, if it was measured before."""
+    """Return this machine's profile under ``name``, if it was measured before."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         path = _path(question)
         known = MachineProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))
@@ -161,7 +162,7 @@ def remembered(name: str, question: Question) -> MachineProfile | None:
 
 
 def profiles_folder() -> Path:
-    """Where profiles are remembered."""
+    """Return where profiles are remembered."""
     return caches() / "profiles"
 
 
@@ -208,8 +209,8 @@ def _measured(name: str, question: Question, report: OnStep, seconds: float) -> 
 
 
 def _halves(question: Question, dtype: str | None, report: OnStep, seconds: float, room: int) -> Mapping[str, Costs]:
-    """What one of two ranks' part of a layer costs, by the layer's kind, without sums; nothing if the model cannot be
-    divided."""
+    """Return what one of two ranks' part of a layer costs, by the layer's kind, without sums; nothing if the model
+    cannot be divided."""
     checkpoint, kv_format = question.checkpoint, format_of(question.kv_format)
     with alone() as sums:
         try:
@@ -221,7 +222,7 @@ def _halves(question: Question, dtype: str | None, report: OnStep, seconds: floa
 
 
 def _room(model: ModelProfile, free: int) -> int:
-    """Bytes for the layers that are timed together.
+    """Return the bytes for the layers that are timed together.
 
     Raises:
         CannotFit: there is none for a single one.

@@ -134,7 +134,7 @@ class Trial:
         return NewSequence(sequence, _PARAMS, sequence, blocks, prefix, num_prompt=1)
 
     def _hidden(self, rows: int) -> mx.array | None:
-        """Made-up hidden states [rows, d]; ``None`` on the first stage."""
+        """Return made-up hidden states [rows, d]; ``None`` on the first stage."""
         if self._spec is None:
             return None
         width, dtype = self._spec
@@ -186,14 +186,14 @@ class Timed:
     hosts: Tried = field(default_factory=Tried)
 
     def by_rows(self) -> dict[int, float]:
-        """Seconds of a step by its rows, which attend to as little as was timed."""
+        """Return the seconds of a step by its rows, which attend to as little as was timed."""
         found = dict[int, float]()
         for piece in sorted(self.pieces, key=lambda each: -each.behind):
             found[piece.rows] = self.pieces[piece].seconds
         return found
 
     def attending(self, rows: int) -> float:
-        """Seconds for each position that a row of a step of so many attends to; 0 if that was not timed."""
+        """Return the seconds for each position that a row of a step of so many attends to; 0 if that was not timed."""
         behind = max((each.behind for each in self.pieces if each.rows == rows), default=0)
         if not behind or Piece(rows) not in self.pieces:
             return 0.0
@@ -291,7 +291,7 @@ class Stopwatch:
             self._time(span, piece, warm=True)
 
     def _pieces(self, span: tuple[int, int]) -> list[Piece]:
-        """What is timed of a span, the most important first."""
+        """Return what is timed of a span, the most important first."""
         if span == self._several:
             return [Piece(1)]
         if span[0] not in self._of_kind.values():
@@ -420,7 +420,7 @@ def _trials_of(timed: Mapping[tuple[int, int], Timed]) -> Trials:
 
 
 def _rising(seconds: Mapping[int, float]) -> dict[int, float]:
-    """Seconds by rows, none less than those of fewer rows."""
+    """Return the seconds by rows, none less than those of fewer rows."""
     found, most = {}, 0.0
     for rows, value in sorted(seconds.items()):
         found[rows] = most = max(most, value)

@@ -91,7 +91,7 @@ class Surveyor:
             group.close(f"measured for {self.here}")
 
     def _time_sums(self, spec: StageSpec) -> Costs | None:
-        """Seconds by rows of a sum over RDMA with a worker; ``None`` where the two have none."""
+        """Return the seconds by rows of a sum over RDMA with a worker. Return None if the two have none."""
         both = StageSpec(spec.name, 0, 1, across=(LOCAL, written(str(spec.address), spec.key)), sums=JACCL)
         first, second = both.ranks
         try:
@@ -123,7 +123,7 @@ class Surveyor:
     # -- machines ----------------------------------------------------------------------------
 
     def _profiles(self, group: Fleet) -> list[MachineProfile]:
-        """All machines' profiles. One worker of each machine measures at a time."""
+        """Return all machines' profiles. One worker of each machine measures at a time."""
         waiting = defaultdict[str, list[WorkerHandle]](list)
         for handle in group.workers:
             waiting[_machine_of(handle)].append(handle)
@@ -160,8 +160,8 @@ class Surveyor:
         handle.send(command, memoryview(described(question.checkpoint)))
 
     def _await(self, group: Fleet, queues: Sequence[list[WorkerHandle]]) -> dict[int, MachineProfile]:
-        """The profiles of all workers in the queues, by stage; of each queue one is asked when the one before it has
-        replied."""
+        """Return the profiles of all workers in the queues, by stage; of each queue one is asked when the one before it
+        has replied."""
         found = dict[int, MachineProfile]()
         following = {handle.stage: after for queue in queues for handle, after in pairwise(queue)}
         asked = [queue[0] for queue in queues if queue]
@@ -182,7 +182,7 @@ _HERE = ""  # in place of a host's name
 
 
 def _machine_of(handle: WorkerHandle) -> str:
-    """What workers of one machine have in common, as far as their addresses say."""
+    """Return what workers of one machine have in common, as far as their addresses say."""
     if handle.spec.is_local or "inproc://" in handle.address:
         return _HERE
     host = Endpoint.parse(handle.address).host

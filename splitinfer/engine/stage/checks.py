@@ -55,7 +55,7 @@ def payload_of(rows: Rows, frame: Frame) -> tuple[ReceivedRows | None, RawMasks]
 
 
 def _cut(masks: memoryview, rows: Sequence[tuple[int, int]]) -> RawMasks:
-    """The masks of these rows, which follow each other."""
+    """Return the masks of these rows, which follow each other."""
     size, rest = divmod(masks.nbytes, len(rows))
     if rest:
         raise ProtocolError(f"{masks.nbytes:,} bytes came as {len(rows)} masks of one size")

@@ -102,7 +102,8 @@ class Commands:
         return True
 
     def _for_disk(self, saved: list[tuple[Save, KVBlock]], dropped: Collection[int]) -> list[tuple[Save, KVBlock]]:
-        """Those of the saved blocks that are to be written. What the same plan has ``dropped`` is on disk alone."""
+        """Return those of the saved blocks that are to be written. What the same plan has ``dropped`` is on disk
+        alone."""
         found = [(save, block) for save, block in saved if save.is_for_disk and self._disk is not None]
         self._keys |= {
             save.block_id: chained(save.parent, save.tokens) for save, _ in found if save.block_id not in dropped
@@ -116,5 +117,5 @@ class Commands:
                 self._disk.write(save, block)
 
     def written(self) -> tuple[Key, ...]:
-        """The keys of the blocks written to disk since the last call."""
+        """Return the keys of the blocks written to disk since the last call."""
         return () if self._disk is None else self._disk.written()

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def group_of(command: Load, dtype: str | None) -> str:
-    """The name of the group of files for a stage that computes in ``dtype`` (``None``: as the weights are)."""
+    """Return the name of the group of files for a stage that computes in ``dtype`` (``None``: as the weights are)."""
     arithmetic = f"{dtype} {device_name()} {'openblas' if has_openblas() else ''}"
     arithmetic += "" if command.half is None else f" rank {command.half.rank}"  # a rank has the KV of its heads
     return hashlib.blake2b(command.kv_root + arithmetic.encode(), digest_size=8).hexdigest()
@@ -39,7 +39,7 @@ class StageDisk(KVStore):
         self._places, self._sample = places, sample
 
     def kept(self, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:
-        """These blocks with their tokens, as far as their files can be read."""
+        """Return these blocks with their tokens, as far as their files can be read."""
         return tuple(record.kept for record in self.headers(keys))
 
     def write(self, save: Save, block: KVBlock) -> None:
@@ -64,7 +64,8 @@ class StageDisk(KVStore):
 
 
 def kept_here(disk: Disk, command: Load, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:
-    """These blocks with their tokens, as far as another process of this machine has written them for ``command``."""
+    """Return these blocks with their tokens, as far as another process of this machine has written them for
+    ``command``."""
     dtype = resolve_dtype(command.dtype, gpu=on_gpu())
     store = KVStore(disk, group_of(command, dtype), (command.start, command.end), {})
     try:
@@ -77,7 +78,7 @@ def kept_here(disk: Disk, command: Load, keys: Iterable[Key]) -> tuple[DiskBlock
 def _parts(
     record: Record, buffers: Iterable[memoryview]
 ) -> Iterable[tuple[CacheSlot, tuple[StoredPart, list[memoryview]]]]:
-    """A file's parts, each with its arrays. Slots are checked by the caller."""
+    """Yield a file's parts, each with its arrays. Slots are checked by the caller."""
     arrays = iter(buffers)
     for part in record.parts:
         yield part.slot or (-1,), (part, [next(arrays) for _ in part.arrays])

@@ -57,13 +57,14 @@ class _Entries:
     before: mx.array
 
     def rows(self) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-        """[n] ids, [n, d] hidden states before them, [n] positions, and which entries each sees, bool [n, entries]."""
+        """Return [n] ids, [n, d] hidden states before them, [n] positions, and which entries each sees, bool [n,
+        entries]."""
         positions = mx.arange(self.part.start, self.part.end)
         ids = mx.array(self.part.token_ids, dtype=mx.int32)
         return ids, self.before, positions, _visible(self.part.end, positions)
 
     def block(self) -> BlockPart:
-        """The same where drafts are made at once: a block without rows."""
+        """Return the same where drafts are made at once: a block without rows."""
         return BlockPart(self.caches, self.part.start, len(self.part.token_ids), mx.array(self.part.end), 0)
 
 
@@ -89,12 +90,13 @@ class _Line(_Entries):
         return self.first + self.right
 
     def visible(self, number: int) -> mx.array:
-        """Bool [end + number + 1]: what the entry of draft ``number`` sees: right tokens, and the drafts before it."""
+        """Return bool [end + number + 1]: what the entry of draft ``number`` sees: right tokens, and the drafts before
+        it."""
         entries = mx.arange(self.part.end + number + 1)
         return ((entries > 0) & (entries < self.position)) | (entries >= self.part.end)
 
     def rows(self) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-        """Those of the slice, and behind them the first draft's."""
+        """Return those of the slice, and behind them the first draft's."""
         ids, hidden, positions, _ = _Entries.rows(self)
         visible = [_visible(self.part.end + 1, positions), self.visible(0)[None]]
         more = [[ids, self.token], [hidden, self.hidden[None]], [positions, self.position[None]], visible]
@@ -102,11 +104,11 @@ class _Line(_Entries):
         return ids, hidden, positions, seen
 
     def block(self) -> BlockPart:
-        """The token, and a row for each draft."""
+        """Return the token, and a row for each draft."""
         return replace(_Entries.block(self), position=self.position, rows=1 + self.count)
 
     def key(self, number: int) -> mx.array:
-        """[2]: the random key of the position that draft ``number`` fills."""
+        """Return [2]: the random key of the position that draft ``number`` fills."""
         first = self.first + 1 + number
         keys = mx.array([position_key(self.row.seed, first + i) for i in range(self.part.num_logits)], dtype=mx.uint32)
         return keys[self.right[None]][0]
@@ -136,7 +138,7 @@ class HeadDrafter:
         rows: Sequence[Row],
         choices: Sequence[TokenChoice],
     ) -> HeadDrafts:
-        """The drafts behind a step's slices, by a graph that is not computed yet.
+        """Return the drafts behind a step's slices, by a graph that is not computed yet.
 
         Args:
             parts: as they were run; ``hidden``: [T, d], what the last layer returned for their rows.
@@ -163,7 +165,7 @@ class HeadDrafter:
         return list(caches.own[-len(self._model.heads.layers) :])
 
     def _before(self, part: Slice, own: mx.array) -> mx.array:
-        """[1, d]: the hidden state before a slice."""
+        """Return [1, d]: the hidden state before a slice."""
         start, states = self._tails.get(part.seq_id, (0, own[:0]))
         at = part.start - 1 - start
         return states[at : at + 1] if 0 <= at < len(states) else mx.zeros_like(own[:1])
@@ -203,12 +205,12 @@ class HeadDrafter:
         return tuple(one[:, None] for one in tokens)
 
     def written(self, parts: Sequence[SequenceRows]) -> list[mx.array]:
-        """The arrays that the heads' caches hold, to be computed with the drafts."""
+        """Return the arrays that the heads' caches hold, to be computed with the drafts."""
         caches = [cache for part in parts for cache in self._caches(part.caches)]
         return [array for cache in caches for array in (cache.keys, cache.values) if array is not None]
 
     def _choose(self, logits: mx.array, lines: Sequence[_Line], number: int) -> mx.array:
-        """[lines] int32: drafts, drawn with the keys of their positions, as the target's tokens will be."""
+        """Return the [lines] int32: drafts, drawn with the keys of their positions, as the target's tokens will be."""
         rows = [line.row for line in lines]
         is_greedy = all(row.params.temperature == 0 for row in rows)
         keys = None if is_greedy else mx.stack([line.key(number) for line in lines])
@@ -216,14 +218,15 @@ class HeadDrafter:
 
 
 def _visible(room: int, positions: mx.array) -> mx.array:
-    """Bool [n, room]: which entries those at ``positions`` see. The first one has no hidden state before it; it sees
-    itself alone, and no other sees it."""
+    """Return bool [n, room]: which entries those at ``positions`` see. The first one has no hidden state before it; it
+    sees itself alone, and no other sees it."""
     entries, own = mx.arange(room)[None], positions[:, None]
     return (entries <= own) & ((entries > 0) | (own == 0))
 
 
 def _line(entries: _Entries, states: mx.array, row: Row, count: int, tokens: mx.array) -> _Line:
-    """``states``: [n, d] of the slice's rows; ``row``, ``tokens``: of its first row with logits, and of all of them."""
+    """Return ``states``: [n, d] of the slice's rows; ``row``, ``tokens``: of its first row with logits, and of all of
+    them."""
     part, num_logits = entries.part, entries.part.num_logits
     drafts, right = part.token_ids[len(part.token_ids) - num_logits + 1 :], mx.array(0, dtype=mx.int32)
     if part.num_drafts and drafts:

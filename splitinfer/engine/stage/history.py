@@ -46,7 +46,8 @@ class History:
             yield Row(self.params, self.seed, position, recent, answer)
 
     def verdict(self, part: Slice, sampled: Seq[SampledToken]) -> tuple[SampledToken, ...]:
-        """The sampled tokens that count: up to the first that differs from its draft. Wrong drafts are dropped."""
+        """Return the sampled tokens that count: up to the first that differs from its draft. Wrong drafts are
+        dropped."""
         accepted = accepted_of(part, sampled)
         if accepted:
             del self.tokens[part.end - part.num_logits + len(accepted) :]
@@ -55,7 +56,7 @@ class History:
 
 
 def accepted_of(part: Slice, sampled: Seq[SampledToken]) -> tuple[SampledToken, ...]:
-    """The sampled tokens of a slice up to the first that differs from its draft."""
+    """Return the sampled tokens of a slice up to the first that differs from its draft."""
     return tuple(sampled[: part.num_accepted([token.token_id for token in sampled])])
 
 
@@ -66,8 +67,8 @@ def verdicts_of(
     histories: Mapping[int, History],
     scores: Mapping[int, tuple[SampledToken, ...]],
 ) -> tuple[SampledSlice, ...]:
-    """The tokens of each slice of a plan with logits, of those sampled for the slices that were ``computed``; the
-    others are rejected and get none. ``scores``: by sequence, of its slice's own tokens."""
+    """Return the tokens of each slice of a plan with logits, of those sampled for the slices that were ``computed``;
+    the others are rejected and get none. ``scores``: by sequence, of its slice's own tokens."""
     at, verdicts = 0, []
     for part in plan.slices:
         if part.num_rows and part in computed:
@@ -81,7 +82,7 @@ def verdicts_of(
 
 
 def rows_of_prompts(slices: Seq[Slice], histories: Mapping[int, History], each: int = 1) -> list[int]:
-    """Those of a step's rows that belong to prompts, where each token has so many."""
+    """Return those of a step's rows that belong to prompts, where each token has so many."""
     rows, at = list[int](), 0
     for part in slices:
         history = histories.get(part.seq_id)

@@ -46,7 +46,7 @@ class StepGraph:
 
 
 def corner(array: mx.array) -> mx.array:
-    """One new element that depends on all of ``array``."""
+    """Return one new element that depends on all of ``array``."""
     piece = array[tuple(slice(0, 1) for _ in array.shape)]
     return piece + piece
 

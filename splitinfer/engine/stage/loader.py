@@ -66,11 +66,11 @@ class WeightSource:
     """Finds a model, and brings the tensors that a stage of it reads to this machine: from its files, or the hub."""
 
     def open(self, command: Load) -> Checkpoint:
-        """The model that a command names; its weights may still be missing. Raises ModelError, PeerError."""
+        """Return the model that a command names; its weights may still be missing. Raises ModelError, PeerError."""
         return open_model(command.model)
 
     def fetch(self, command: Load, checkpoint: Checkpoint, tensors: Collection[str], report: OnLoading) -> Checkpoint:
-        """The same, with these tensors on this machine. Raises ModelError, PeerError."""
+        """Return the same, with these tensors on this machine. Raises ModelError, PeerError."""
         missing = checkpoint.missing(tensors)
         if missing and checkpoint.origin is not None:
             layers = "" if command.is_of_drafter else f" --layers {command.start}-{command.end - 1}"
@@ -125,7 +125,7 @@ class LoadedStage:
         return replace(self.ready, free_bytes=free, kv_bytes_stored=stored, kept=kept, sum_seconds=sum_seconds)
 
     def kept(self, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:
-        """These blocks with their tokens, as far as they are on this stage's disk."""
+        """Return these blocks with their tokens, as far as they are on this stage's disk."""
         return () if self.disk is None else self.disk.kept(keys)
 
     def rest(self) -> None:
@@ -141,8 +141,8 @@ class LoadedStage:
         withdraw(self.claim)
 
     def serves(self, command: Load) -> bool:
-        """Whether this stage can serve ``command`` without reloading: it differs at most in keys and peers, and in
-        numbers of tokens for which there is room."""
+        """Return whether this stage can serve ``command`` without reloading: it differs at most in keys and peers, and
+        in numbers of tokens for which there is room."""
         own = self.command
         same = replace(
             own,
@@ -201,7 +201,7 @@ def load(
 
 
 def _check_classes(command: Load, name: str) -> None:
-    """Raises ModelError if the model's classes are mlx-vlm's, and this machine has not the coordinator's version."""
+    """Raise ModelError if the model's classes are mlx-vlm's, and this machine has not the coordinator's version."""
     if not command.mlx_vlm or (here := mlx_vlm.version()) == command.mlx_vlm:
         return
     lacks = f"has mlx-vlm {here}" if here else "lacks mlx-vlm"
@@ -212,7 +212,7 @@ def _check_classes(command: Load, name: str) -> None:
 
 
 def _open_drafter(command: Load, checkpoint: Checkpoint, source: WeightSource, report: OnLoading) -> Checkpoint | None:
-    """The drafter whose heads or taps the stage has; the model's own checkpoint, where they are in it.
+    """Return the drafter whose heads or taps the stage has; the model's own checkpoint, where they are in it.
 
     Raises:
         ModelError: it cannot be had, or is another one than the coordinator's.
@@ -275,7 +275,7 @@ def _read(
 def _tried(
     command: Load, checkpoint: Checkpoint, dtype: str | None, model: StageModel, report: OnLoading, group: Pair | None
 ) -> TrialOutcome:
-    """What trials of the stage found, now or when it was loaded before.
+    """Return what trials of the stage found, now or when it was loaded before.
 
     Raises:
         ModelError: KV in the format that is asked for changes too much.
@@ -297,7 +297,7 @@ def _tried(
 
 
 def _ready(command: Load, found: Survey, model: StageModel, runner: StageRunner, *, keeps_blocks: bool) -> Ready:
-    """What the coordinator is told of a stage, but for what ``begin_anew`` finds."""
+    """Return what the coordinator is told of a stage, but for what ``begin_anew`` finds."""
     row = None  # of the hidden states that the stage takes
     if model.hidden_spec is not None:
         width, dtype = model.hidden_spec

@@ -27,8 +27,8 @@ Masks = Callable[[], RowMasks]
 
 
 def masked(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """[n, vocabulary] logits, without those of tokens that the rows' masks leave out. A padded vocabulary's are left
-    out, too."""
+    """Return [n, vocabulary] logits, without those of tokens that the rows' masks leave out. A padded vocabulary's are
+    left out, too."""
     width = logits.shape[-1]
     masks = [_fitted(row.mask, width) for row in rows if row.mask is not None]
     return mx.where(mx.stack(masks), logits, -mx.inf)
@@ -39,12 +39,12 @@ def _fitted(allowed: mx.array, width: int) -> mx.array:
 
 
 def mask_of(raw: bytes | memoryview, vocab_size: int) -> mx.array:
-    """A mask of its bytes."""
+    """Return a mask of its bytes."""
     return mx.array(np.unpackbits(np.frombuffer(raw, np.uint8), count=vocab_size, bitorder="little").view(np.bool_))
 
 
 def read_masks(masks: RawMasks, vocab_size: int) -> RowMasks:
-    """The masks of a step's rows.
+    """Return the masks of a step's rows.
 
     Raises:
         ProtocolError: one is not of ``vocab_size`` tokens.
@@ -57,7 +57,7 @@ def read_masks(masks: RawMasks, vocab_size: int) -> RowMasks:
 
 
 def with_masks(slices: Sequence[Slice], rows: Sequence[Row], masks: RowMasks) -> tuple[Row, ...]:
-    """The rows with logits of some slices, with their masks."""
+    """Return the rows with logits of some slices, with their masks."""
     places = [(part.seq_id, row) for part in slices for row in range(part.num_logits)]
     return tuple(replace(row, mask=masks.get(place)) for row, place in zip(rows, places, strict=True))
 
@@ -66,7 +66,7 @@ def with_masks(slices: Sequence[Slice], rows: Sequence[Row], masks: RowMasks) ->
 
 
 def adjusted(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """[n, vocabulary] logits with each row's bias and penalties; none is evaluated."""
+    """Return [n, vocabulary] logits with each row's bias and penalties; none is evaluated."""
     logits = _added(logits, [dict(row.params.logit_bias) for row in rows])
     if any(row.params.repetition_penalty != 1.0 for row in rows):
         logits = _with_repetition_penalty(logits, rows)
@@ -74,7 +74,7 @@ def adjusted(logits: mx.array, rows: Sequence[Row]) -> mx.array:
 
 
 def answer_penalty(params: SamplingParams, answer: Sequence[int]) -> dict[int, float]:
-    """What the tokens of an answer add to their logits.
+    """Return what the tokens of an answer add to their logits.
 
     >>> answer_penalty(SamplingParams(presence_penalty=0.5, frequency_penalty=0.25), (7, 9, 7))
     {7: -1.0, 9: -0.75}
@@ -86,7 +86,7 @@ def answer_penalty(params: SamplingParams, answer: Sequence[int]) -> dict[int, f
 
 
 def _added(logits: mx.array, additions: Sequence[Mapping[int, float]]) -> mx.array:
-    """Logits plus each row's numbers by token, as one operation for all rows."""
+    """Return logits plus each row's numbers by token, as one operation for all rows."""
     entries = [
         (row, token, number)
         for row, addition in enumerate(additions)

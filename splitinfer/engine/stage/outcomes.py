@@ -86,7 +86,7 @@ def _try(stage: StageModel, kv_error: float, say: Callable[[str], None]) -> Tria
 
 
 def path_of(command: Load, checkpoint: Checkpoint, dtype: str | None) -> Path:
-    """Where the outcome of a stage is remembered. ``dtype``: of its numbers as loaded."""
+    """Return where the outcome of a stage is remembered. ``dtype``: of its numbers as loaded."""
     own = command.drafter_fingerprint
     depends_on = (
         *(checkpoint.fingerprint().digest(), command.start, command.end, command.bounds[-1], dtype, command.kv_format),
@@ -99,13 +99,14 @@ def path_of(command: Load, checkpoint: Checkpoint, dtype: str | None) -> Path:
 
 @cache
 def _code() -> str:
-    """A digest of the code that runs and tries models: a checkout's version stays the same while that changes."""
+    """Return a digest of the code that runs and tries models: a checkout's version stays the same while that
+    changes."""
     files = sorted(Path(models.__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def remembered(path: Path) -> TrialOutcome | None:
-    """The outcome that is remembered there."""
+    """Return the outcome that is remembered there."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         found = json.loads(path.read_text(encoding="utf-8"))
         rollback = None if found["rollback"] is None else Rollback(found["rollback"])

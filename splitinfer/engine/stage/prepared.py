@@ -62,7 +62,8 @@ class Snapshot:
 
 
 def _handle(value: Any) -> Any:
-    """The value, with arrays replaced by handles of their own, which assignments to the originals do not change."""
+    """Return the value, with arrays replaced by handles of their own, which assignments to the originals do not
+    change."""
     if isinstance(value, mx.array):
         return copy.copy(value)
     if type(value) in (list, tuple):
@@ -114,7 +115,7 @@ class PreparedStep:
             self._hidden[:] = hidden
 
     def takes(self, hidden: memoryview | None, masks: Masks | None) -> bool:
-        """Whether these hidden states and masks fill its inputs. Waits for the masks if the hidden states do."""
+        """Return whether these hidden states and masks fill its inputs. Waits for the masks if the hidden states do."""
         if (0 if self._hidden is None else self._hidden.nbytes) != (0 if hidden is None else hidden.nbytes):
             return False
         return {seq_id for seq_id, _ in (masks() if masks is not None else ())} == self._masks.keys()
@@ -135,7 +136,7 @@ class PreparedSteps:
             )
 
     def next_wanted(self) -> Likely:
-        """A step to prepare; without slices if there is nothing to do."""
+        """Return a step to prepare; without slices if there is nothing to do."""
         return self._noted.popleft() if self._noted else Likely()
 
     def add(self, step: PreparedStep) -> None:
@@ -143,8 +144,8 @@ class PreparedSteps:
         self._prepared[_sequences(step.slices)] = step
 
     def take(self, plan: StepPlan, hidden: memoryview | None, masks: Masks | None = None) -> PreparedStep | None:
-        """The prepared step that is the plan's, if there is one; call before anything of the plan is carried out. Steps
-        that the plan makes impossible are undone."""
+        """Return the prepared step that is the plan's, if there is one; call before anything of the plan is carried
+        out. Steps that the plan makes impossible are undone."""
         if not self._prepared and not self._noted:
             return None
         key, others = _sequences(plan.slices), {save.seq_id for save in plan.saves} | set(plan.ended)
@@ -179,7 +180,7 @@ def _sequences(slices: tuple[Slice, ...]) -> frozenset[int]:
 
 
 def _agree(prepared: tuple[Slice, ...], slices: tuple[Slice, ...]) -> bool:
-    """Whether slices are those prepared, but for their token ids."""
+    """Return whether slices are those prepared, but for their token ids."""
     return len(prepared) == len(slices) and all(
         (a.seq_id, a.start) == (b.seq_id, b.start) and b.is_decode for a, b in zip(prepared, slices, strict=True)
     )

@@ -110,7 +110,7 @@ class StageRunner:
         check_plan(plan, self._num_ids, longest)
 
     def read_masks(self, masks: RawMasks) -> Masks | None:
-        """The masks of a step that has come; ``None`` where there are none, or on a stage that is not the last.
+        """Return the masks of a step that has come. Return None if there are none, or on a stage that is not the last.
 
         Raises:
             ProtocolError: one cannot be read.
@@ -204,7 +204,7 @@ class StageRunner:
     def _graph_of(
         self, plan: StepPlan, hidden: mx.array | None, masks: Masks | None
     ) -> tuple[tuple[Slice, ...], list[SequenceRows], StepGraph]:
-        """The slices of a plan that are computed here, their parts, and their graph."""
+        """Return the slices of a plan that are computed here, their parts, and their graph."""
         slices, hidden = self._without_rejected(plan, hidden)
         hidden = hidden if self._tower is None else self._tower.rows(slices)
         parts, rows = [], list[Row]()
@@ -285,19 +285,20 @@ class StageRunner:
                 self._histories[part.seq_id].tokens[part.start :] = part.token_ids
 
     def _pack(self, slices: tuple[Slice, ...], hidden: mx.array | None) -> PackedRows | None:
-        """The prompts' rows of a step, packed, if the link to the next stage has a codec that may change them."""
+        """Return the prompts' rows of a step, packed, if the link to the next stage has a codec that may change
+        them."""
         if self._codec == NONE or self._model.is_last or hidden is None or self._model.sends_whole_numbers:
             return None
         rows = rows_of_prompts(slices, self._histories, self._model.rows_out)
         return PackedRows.of(self._codec, hidden, rows) if rows else None
 
     def needs_verdict(self, plan: StepPlan) -> bool:
-        """Whether the step under way must be finished before this one is launched, because it decides which slices are
-        rejected."""
+        """Return whether the step under way must be finished before this one is launched, because it decides which
+        slices are rejected."""
         return self._model.is_last and any(part.begins_with_draft for part in plan.slices)
 
     def _without_rejected(self, plan: StepPlan, hidden: mx.array | None) -> tuple[tuple[Slice, ...], mx.array | None]:
-        """The slices to compute, and their rows."""
+        """Return the slices to compute, and their rows."""
         if not self.needs_verdict(plan):
             return plan.slices, hidden
         keep, rows, at = list[Slice](), list[int](), 0
@@ -347,7 +348,7 @@ class StageRunner:
         self._commands.store(launched.applied)
 
     def _figures(self, launched: Launched, span: DeviceSpan) -> StageFigures:
-        """What a step cost, and the keys of the blocks written to disk since the step before."""
+        """Return what a step cost, and the keys of the blocks written to disk since the step before."""
         applied = launched.applied
         return StageFigures(
             self._stage,

@@ -49,7 +49,7 @@ class TokenChoice:
     logprobs: mx.array
 
     def arrays(self) -> list[mx.array]:
-        """The arrays that have to be evaluated."""
+        """Return the arrays that have to be evaluated."""
         return [self.tokens, self.logprobs]
 
 
@@ -67,7 +67,7 @@ class _Structure:
 
     @classmethod
     def of(cls, row: Row) -> "_Structure":
-        """The structure of a row."""
+        """Return the structure of a row."""
         p, samples = row.params, row.params.temperature > 0
         return cls(
             samples=samples,
@@ -90,7 +90,7 @@ class _Data(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Row], keys: mx.array | None = None) -> "_Data":
-        """The settings of these rows; for a filter that is off, any number."""
+        """Return the settings of these rows; for a filter that is off, any number."""
         params = [row.params for row in rows]
         if keys is None:
             keys = mx.array([position_key(row.seed, row.position) for row in rows], dtype=mx.uint32)
@@ -132,7 +132,7 @@ class Sampler:
         return [self._choose_alike(logits, rows, keys, structure, indices) for structure, indices in alike.items()]
 
     def tokens(self, logits: mx.array, rows: Sequence[Row], keys: mx.array | None = None) -> mx.array:
-        """[n] tokens alone, in the order of the rows; what ``choose`` gives, not evaluated."""
+        """Return [n] tokens alone, in the order of the rows; what ``choose`` gives, not evaluated."""
         if all(row.params.temperature == 0 and not row.params.changes_logits and row.mask is None for row in rows):
             return mx.argmax(logits, axis=-1)  # without the log probabilities
         return in_order(self.choose(logits, rows, keys))
@@ -152,7 +152,7 @@ class Sampler:
         return TokenChoice(tuple(indices), tokens, report)
 
     def _make_tail(self, structure: _Structure) -> _Tail:
-        """The function for rows of this structure."""
+        """Return the function for rows of this structure."""
 
         def tail(logits: mx.array, *arrays: mx.array) -> _Outputs:
             self.num_traced += 1
@@ -164,7 +164,7 @@ class Sampler:
         return mx.compile(tail) if self._compiled else tail
 
     def _scores(self, logprobs: mx.array, structure: _Structure, data: _Data) -> mx.array:
-        """[n, vocabulary] numbers of which the largest is the token drawn."""
+        """Return [n, vocabulary] numbers of which the largest is the token drawn."""
         noise = self._fit(self._noise(data.keys), logprobs.shape[-1])
         filtered = _filtered(logprobs, structure, data)
         return filtered * data.inverse_temperature.astype(filtered.dtype) + noise
@@ -178,15 +178,15 @@ class Sampler:
 
 
 def in_order(choices: Sequence[TokenChoice]) -> mx.array:
-    """[n] chosen tokens in the order of the rows, of which there is at least one."""
+    """Return [n] chosen tokens in the order of the rows, of which there is at least one."""
     tokens = mx.concatenate([one.tokens for one in choices]) if len(choices) > 1 else choices[0].tokens
     order = [i for one in choices for i in one.rows]
     return tokens if order == sorted(order) else tokens[mx.argsort(mx.array(order))]
 
 
 def read(choices: Sequence[TokenChoice], rows: Sequence[Row]) -> list[SampledToken]:
-    """The chosen tokens in the order of the rows. Waits until the choices are evaluated; computes nothing. One whose
-    log probability is NaN has it in any case: a number of its row overflowed, and it means nothing."""
+    """Return the chosen tokens in the order of the rows. Waits until the choices are evaluated; computes nothing. One
+    whose log probability is NaN has it in any case: a number of its row overflowed, and it means nothing."""
     tokens: dict[int, SampledToken] = {}
     for choice in choices:
         ids = on_host(choice.tokens).tolist()
@@ -196,7 +196,7 @@ def read(choices: Sequence[TokenChoice], rows: Sequence[Row]) -> list[SampledTok
 
 
 def with_logprobs(token: int, line: NDArray[np.float32], num_top: int | None) -> SampledToken:
-    """``line``: a row of ``TokenChoice.logprobs``."""
+    """Return ``line``: a row of ``TokenChoice.logprobs``."""
     if num_top is None or math.isnan(line[0]):
         return SampledToken(token, math.nan if math.isnan(line[0]) else None)
     k = len(line) // 2
@@ -206,7 +206,7 @@ def with_logprobs(token: int, line: NDArray[np.float32], num_top: int | None) ->
 
 
 def reported(logprobs: mx.array, tokens: mx.array, num_top: int) -> mx.array:
-    """``TokenChoice.logprobs`` of ``tokens`` [n] from [n, vocabulary] log probabilities."""
+    """Return ``TokenChoice.logprobs`` of ``tokens`` [n] from [n, vocabulary] log probabilities."""
     own, num_top = mx.take_along_axis(logprobs, tokens[:, None], axis=-1), min(num_top, logprobs.shape[-1])
     own = own.astype(mx.float32)
     if not num_top:

@@ -151,7 +151,7 @@ class Readers:
 
 
 def find_running(running: Callable[[], Iterable[Running]]) -> Find:
-    """Finds a model that this machine runs."""
+    """Find a model that this machine runs."""
 
     def find(weights: str, model: str) -> Source | None:
         for here in running():
@@ -163,7 +163,7 @@ def find_running(running: Callable[[], Iterable[Running]]) -> Find:
 
 
 def find_anywhere(running: Callable[[], Iterable[Running]], store: ModelStore | None) -> Find:
-    """Finds what a worker lets others copy."""
+    """Find what a worker lets others copy."""
     find_held = find_running(running)
     return lambda weights, model: (
         find_held(weights, model) or _find_stored(store, weights, model) or _find_hub(weights, model)
@@ -181,7 +181,7 @@ def _find_stored(store: ModelStore | None, weights: str, model: str) -> Source |
 
 
 def _find_hub(weights: str, model: str) -> Source | None:
-    """A model that the hub's client keeps here, by its hub id."""
+    """Return a model that the hub's client keeps here, by its hub id."""
     if weights or local_snapshot(model) is None:
         return None
     checkpoint = open_local(model)

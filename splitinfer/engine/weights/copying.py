@@ -69,13 +69,13 @@ class Remote:
     manifest: Manifest
 
     def holds(self, info: TensorInfo) -> bool:
-        """Whether the peer has this tensor."""
+        """Return whether the peer has this tensor."""
         return self.manifest.by_name.get(info.name) == info and is_in(
             (info.begin, info.end), self.manifest.held.get(info.file, ())
         )
 
     def read(self, file: str) -> bytes:
-        """A small file.
+        """Return a small file.
 
         Raises:
             as ``copy``.
@@ -174,7 +174,7 @@ class _Copying:
         self._done, self._total, self._reported, self._unsynced = 0, 0, 0, 0
 
     def ranges(self, tensors: Sequence[TensorInfo]) -> Iterator[Range]:
-        """The missing ranges; opens each file when its turn comes."""
+        """Yield the missing ranges; opens each file when its turn comes."""
         wanted: dict[str, list[Span]] = {}
         for info in sorted(tensors, key=lambda info: info.file):
             wanted.setdefault(info.file, []).append((info.begin, info.end))
@@ -235,7 +235,7 @@ def _receive(remote: Remote, ranges: Iterable[Range], rate: float | None = None)
 
 
 def _next(remote: Remote, due: deque[Range]) -> tuple[Range, memoryview]:
-    """The range that is due."""
+    """Return the range that is due."""
     channel = remote.channel
     message, payload = channel.receive()
     if isinstance(message, Unavailable):
@@ -254,7 +254,7 @@ def _next(remote: Remote, due: deque[Range]) -> tuple[Range, memoryview]:
 
 
 def _bunches(ranges: Iterable[Range], nbytes: int) -> Iterator[list[Range]]:
-    """The ranges in lists of about ``nbytes`` bytes, as far as one message may ask for so many."""
+    """Yield the ranges in lists of about ``nbytes`` bytes, as far as one message may ask for so many."""
     bunch = list[Range]()
     for each in ranges:
         bunch.append(each)
@@ -304,7 +304,7 @@ def pull(
 
 
 def _tensors_of(stored: StoredModel, layers: Span | None) -> list[TensorInfo]:
-    """The tensors that these layers read."""
+    """Return the tensors that these layers read."""
     if layers is None:
         return list(stored.manifest.tensors)
     checkpoint = open_stored(stored)

@@ -62,7 +62,7 @@ class FromPeers(WeightSource):
         return self._store.begin(remote.manifest)
 
     def _ask_coordinator(self, command: Load) -> Remote:
-        """What the coordinator has of the model; it answers for the one that it was asked about last.
+        """Return what the coordinator has of the model; it answers for the one that it was asked about last.
 
         Raises:
             PeerError: nothing.
@@ -111,7 +111,7 @@ class FromPeers(WeightSource):
         return wanted
 
     def _remotes(self, command: Load) -> Iterator[Remote]:
-        """The machines that have some of the model, the coordinator first; each link is open while it is used."""
+        """Yield the machines that have some of the model, the coordinator first; each link is open while it is used."""
         try:
             yield self._ask_coordinator(command)
         except PeerError as error:

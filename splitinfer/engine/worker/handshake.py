@@ -61,12 +61,13 @@ class AccessControl:
             self._readers = frozenset(filter(None, readers))
 
     def is_own(self, key: str | None) -> bool:
-        """Whether ``key`` is this machine's own."""
+        """Return whether ``key`` is this machine's own."""
         return self._keys is not None and key == self._keys.own().public
 
     def allows(self, role: str, key: str | None) -> bool:
-        """Whether the owner of ``key`` may connect in a role: who may coordinate in any but "upstream", which is the
-        stage before alone; that may measure its link, too. Those that the coordinator has named may read weights."""
+        """Return whether the owner of ``key`` may connect in a role: who may coordinate in any but "upstream", which is
+        the stage before alone; that may measure its link, too. Those that the coordinator has named may read
+        weights."""
         if self._keys is None:
             return True
         with self._lock:

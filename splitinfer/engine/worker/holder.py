@@ -42,12 +42,12 @@ class StageHolder:
         """Whether the stage is across two machines, from when it is loaded. From any thread."""
 
     def running(self) -> tuple[Running, ...]:
-        """The model whose layers are held. From any thread."""
+        """Return the model whose layers are held. From any thread."""
         stage = self.stage
         return () if stage is None else ((stage.checkpoint, stage.command.model),)
 
     def loaded(self) -> LoadedStage:
-        """The stage.
+        """Return the stage.
 
         Raises:
             ProtocolError: none was loaded.
@@ -79,7 +79,7 @@ class StageHolder:
 
     def _join(self, weights: Weights) -> Join:
         def join(half: Half) -> Pair:
-            """The group with the other rank: joined now, or when another stage was loaded in this process."""
+            """Return the group with the other rank: joined now, or when another stage was loaded in this process."""
             self._group = self._group or join_ranks(half, weights.gather)
             return self._group
 
@@ -119,7 +119,7 @@ class StageHolder:
 
 
 def _reporter(connection: Connection) -> Callable[[Progress], None]:
-    """Sends progress to a coordinator, and raises if it has gone away."""
+    """Return sends progress to a coordinator, and raises if it has gone away."""
 
     def report(progress: Progress) -> None:
         if connection.link.closed is not None:

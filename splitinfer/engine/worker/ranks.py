@@ -34,7 +34,7 @@ _LOOK_EVERY = 2.0  # seconds between looks at the cable of RDMA, which says noth
 
 
 def join_ranks(half: Half, gather: Callable[[bytes], bytes]) -> Pair:
-    """The group of both ranks. ``gather``: exchanges bytes with the other one.
+    """Return the group of both ranks. ``gather``: exchanges bytes with the other one.
 
     Raises:
         PeerError: they cannot meet, or their sums would cross a network and may not.
@@ -78,7 +78,7 @@ class Sampled:
         self._sum, self._busy = 0, 0.0
 
     def after(self, done: Finished) -> Digest | None:
-        """The sums of all steps up to this one, if they are to be told."""
+        """Return the sums of all steps up to this one, if they are to be told."""
         self._busy += done.figures.ended - done.figures.started + done.figures.drafting
         for one in done.sampled:
             self._sum = crc32(array("q", [one.seq_id, *(token.token_id for token in one.tokens)]), self._sum)

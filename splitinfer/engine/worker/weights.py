@@ -103,5 +103,5 @@ class Weights:
         return time.monotonic() - self.stepped_at < _SERVING_SECONDS
 
     def _reader(self, peer: Peer) -> WeightReader:
-        """A link to another worker that may have weights."""
+        """Return a link to another worker that may have weights."""
         return WeightReader(peer.address, options_to(peer.key, self._own_key), _CONNECT_TIMEOUT, peer.name)

@@ -234,8 +234,8 @@ class Worker:
                 connection.send(probe_next(message.following, self.name, connection.session_id, self._own_key))
 
     def _is_in_session(self, connection: Connection) -> bool:
-        """Whether a connection belongs to the session; the first frame of a new coordinator's begins one. Frames of
-        earlier ones are late, and ignored."""
+        """Return whether a connection belongs to the session; the first frame of a new coordinator's begins one. Frames
+        of earlier ones are late, and ignored."""
         owner = self._acceptor.owner
         if owner is None or owner.session_id != connection.session_id or connection.link.closed is not None:
             return False

@@ -166,7 +166,7 @@ class Tool(Fields):
     input_schema: dict[str, Any]
 
     def told(self) -> dict[str, Any]:
-        """The function in OpenAI's form, which templates know."""
+        """Return the function in OpenAI's form, which templates know."""
         return {"name": self.name, "description": self.description, "parameters": self.input_schema}
 
 
@@ -230,7 +230,8 @@ class SystemTurn(Fields):
     output_config: Effort = Effort()
 
     def words(self, *, user_follows: bool) -> str | None:
-        """What it says; ``None``: nothing, or nothing any more. ``user_follows``: a turn of the user is behind it."""
+        """Return what it says; ``None``: nothing, or nothing any more. ``user_follows``: a turn of the user is behind
+        it."""
         if self.clear_at != "never" and user_follows:
             return None
         return text_of([block for block in self.content if not isinstance(block, ToolChange)]) or None
@@ -241,7 +242,7 @@ class SystemTurn(Fields):
 
 
 def changed_tools(tools: Sequence[Tool], turns: Sequence[SystemTurn]) -> list[Tool]:
-    """The tools that there are behind all turns."""
+    """Return the tools that there are behind all turns."""
     known = {tool.name: tool for tool in tools}
     there = dict(known)
     for change in (change for turn in turns for change in turn.changes):
@@ -363,7 +364,7 @@ class CountRequest(ForTemplate):
     output_format: SchemaOutput | None = None  # of the beta; output_config.format takes precedence
 
     def chat(self) -> AskedChat:
-        """The conversation.
+        """Return the conversation.
 
         Raises:
             Problem: 400, there is nothing to answer.
@@ -393,7 +394,7 @@ class CountRequest(ForTemplate):
         return [turn for turn in self.messages if isinstance(turn, SystemTurn)]
 
     def _options(self) -> dict[str, Any]:
-        """What the template is told of thinking."""
+        """Return what the template is told of thinking."""
         options = self.template_options()
         if (effort := last_effort(self._system_turns, self.output_config.effort)) is not None:
             options["reasoning_effort"] = effort

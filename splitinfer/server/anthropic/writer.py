@@ -47,7 +47,8 @@ class MessageWriter(Writer):
         return b"".join(map(_sent, self.events(piece)))
 
     def events(self, piece: Piece) -> list[Event]:
-        """The events of a piece's parts; at its end the open block is closed, but not where the answer has failed."""
+        """Return the events of a piece's parts; at its end the open block is closed, but not where the answer has
+        failed."""
         events = [one for part in self._shown(piece.parts) for one in self._part(part)]
         return events + (self._close() if piece.finish_reason not in (None, "error") else [])
 
@@ -138,7 +139,7 @@ def _reason(piece: Piece) -> str:
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
-    """Usage as Anthropic's API says it: tokens from the cache are no input tokens."""
+    """Return usage as Anthropic's API says it: tokens from the cache are no input tokens."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,

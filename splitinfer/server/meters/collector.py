@@ -109,7 +109,7 @@ Value = float | Mapping[Any, float]
 
 
 def kv_usage(stats: Mapping[str, Any]) -> float:
-    """The share of the memory for KV that running requests take, on the fullest stage; 0 without a bound."""
+    """Return the share of the memory for KV that running requests take, on the fullest stage; 0 without a bound."""
     stages = [stage for stage in stats["stages"] if stage.get("kv_budget_bytes")]
     return max((stage["kv_bytes"] / stage["kv_budget_bytes"] for stage in stages), default=0.0)
 

@@ -21,7 +21,7 @@ _opened = lru_cache(maxsize=64)(open_model)
 
 
 def listed(offer: Offer, started: float) -> dict[str, Any]:
-    """The entry of `/api/tags`. ``started``: when the server did, in seconds since 1970.
+    """Return the entry of `/api/tags`. ``started``: when the server did, in seconds since 1970.
 
     Raises:
         ModelError: the model is not there any more.
@@ -30,14 +30,14 @@ def listed(offer: Offer, started: float) -> dict[str, Any]:
 
 
 def running(offer: Offer) -> dict[str, Any]:
-    """The entry of `/api/ps`. Raises ModelError: as ``listed``."""
+    """Return the entry of `/api/ps`. Raises ModelError: as ``listed``."""
     described, until = _described(offer.model), _NEVER if offer.rests_until is None else offer.rests_until
     named = {"name": offer.name, "model": offer.name, **described, "size_vram": described["size"]}
     return {**named, "expires_at": moment(until), "context_length": offer.context}
 
 
 def shown(offer: Offer, started: float) -> dict[str, Any]:
-    """The document of `/api/show`. Raises ModelError: as ``listed``."""
+    """Return the document of `/api/show`. Raises ModelError: as ``listed``."""
     checkpoint, family = _opened(offer.model), _family(_opened(offer.model))
     template, capabilities = _template_and_capabilities(offer.model)
     numbers = {
@@ -62,7 +62,7 @@ def shown(offer: Offer, started: float) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _described(model: str) -> Mapping[str, Any]:
-    """What all documents have, and what does not change."""
+    """Return what all documents have, and what does not change."""
     checkpoint = _opened(model)
     bits, tensors = positive(mapping(checkpoint.config, "quantization"), "bits"), checkpoint.tensors.values()
     family, number = _family(checkpoint), sum(_parameters(checkpoint))
@@ -80,7 +80,7 @@ def _described(model: str) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=64)
 def _template_and_capabilities(model: str) -> tuple[str, list[str]]:
-    """A model's chat template, and what clients may ask of it, in Ollama's words."""
+    """Return a model's chat template, and what clients may ask of it, in Ollama's words."""
     checkpoint, found = _opened(model), ["completion"]
     tokenizer = tokenizer_of(checkpoint)
     if tokenizer is not None and tokenizer.writes_turns:
@@ -97,7 +97,7 @@ def _family(checkpoint: Checkpoint) -> str:
 
 
 def _parameters(checkpoint: Checkpoint) -> Iterator[int]:
-    """How many each tensor has; of quantised weights, those that they stand for."""
+    """Yield how many each tensor has; of quantised weights, those that they stand for."""
     bits = positive(mapping(checkpoint.config, "quantization"), "bits") or 32
     for each in checkpoint.tensors.values():
         if not each.name.endswith((".scales", ".biases")):

@@ -17,7 +17,7 @@ _REASONS = {"stop": "stop", "length": "length", "tool_calls": "stop", "abort": "
 
 
 def moment(seconds: float) -> str:
-    """Seconds since 1970 as Ollama writes them.
+    """Return the seconds since 1970 as Ollama writes them.
 
     >>> moment(0.5)
     '1970-01-01T00:00:00.500000Z'
@@ -42,7 +42,7 @@ class OllamaWriter(Writer):
         return LINE_PING
 
     def written(self, piece: Piece) -> bytes:
-        """The lines of a piece, without the last one of an answer."""
+        """Return the lines of a piece, without the last one of an answer."""
         lines = [{**self.head(), **self._said([part]), "done": False} for part in piece.parts]
         if lines and piece.logprobs:
             lines[-1] |= self._logprobs([piece])
@@ -53,7 +53,7 @@ class OllamaWriter(Writer):
         return line({"error": last.problem.message} if failed else self.last(last, usage))
 
     def last(self, piece: Piece, usage: Usage, parts: Sequence[AnswerPart] = ()) -> dict[str, Any]:
-        """The line that ends an answer. ``parts``: that it has itself."""
+        """Return the line that ends an answer. ``parts``: that it has itself."""
         reason = {"done": True, "done_reason": _REASONS[piece.finish_reason or "stop"]}
         return {**self.head(), **self._said(parts), **reason, **self._figures(usage)}
 

@@ -49,7 +49,7 @@ class Conversation(ForTemplate):
     tool_choice: FunctionChoice = Word(type="auto")
 
     def written(self, messages: Sequence[Said | Answered | Outcome]) -> AskedChat:
-        """The conversation.
+        """Return the conversation.
 
         Raises:
             Problem: 400, fields contradict each other, or as ``chosen``.

@@ -65,15 +65,15 @@ class ChunkWriter(Writer):
         raise NotImplementedError
 
     def end(self, last: Piece, usage: Usage) -> bytes:
-        """The usage, where it was asked for. An answer that failed has no end of its own: whoever looks for a reason to
-        finish finds an error instead."""
+        """Return the usage, where it was asked for. An answer that failed has no end of its own: whoever looks for a
+        reason to finish finds an error instead."""
         if last.finish_reason == "error":
             return event(last.problem.openai()) + _DONE
         counts = self.asked.stream_options.include_usage
         return (event({**self.chunk([]), "usage": self.usage(usage)}) if counts else b"") + _DONE
 
     def choice(self, index: int) -> dict[str, Any]:
-        """A choice of which nothing is new."""
+        """Return a choice of which nothing is new."""
         raise NotImplementedError
 
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class ChatWriter(ChunkWriter):
         return b"".join(event(chunk) for chunk in self.chunks(piece))
 
     def _text_event(self, choice: int, text: str) -> bytes:
-        """The event of nothing but text, which nearly every token is: all but the text is always the same."""
+        """Return the event of nothing but text, which nearly every token is: all but the text is always the same."""
         frame = self._frames.get(choice)
         if frame is None:
             # What else could hold these characters has its quotation marks escaped, or comes before them.
@@ -128,7 +128,8 @@ class ChatWriter(ChunkWriter):
         return frame[0] + json_line(text).encode("utf-8", "replace") + frame[1]
 
     def chunks(self, piece: Piece) -> list[dict[str, Any]]:
-        """The chunks of a piece: one for each part; the last has the log probabilities, and another the reason."""
+        """Return the chunks of a piece: one for each part; the last has the log probabilities, and another the
+        reason."""
         deltas = [self._delta(piece.choice, part) for part in piece.parts]
         chunks = [_choice(piece.choice, delta) for delta in deltas]
         if piece.logprobs and self.asked.num_top is not None:
@@ -199,7 +200,8 @@ def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
 
 
 def token_logprob(one: TokenLogprobs, num_top: int, token_text: TokenText) -> dict[str, Any]:
-    """A token's log probability, and those of the ``num_top`` likeliest tokens there, as OpenAI's API says it."""
+    """Return a token's log probability, and those of the ``num_top`` likeliest tokens there, as OpenAI's API says
+    it."""
 
     def written(token_id: int, logprob: float) -> dict[str, Any]:
         raw = token_text(token_id)
@@ -209,15 +211,15 @@ def token_logprob(one: TokenLogprobs, num_top: int, token_text: TokenText) -> di
 
 
 def progress_of(reading: Reading) -> dict[str, Any]:
-    """How far a prompt is read, as llama.cpp's server says it; and the seconds left, once they can be told."""
+    """Return how far a prompt is read, as llama.cpp's server says it; and the seconds left, once they can be told."""
     counts = {"total": reading.total, "cache": reading.cached, "processed": reading.read}
     times = {"time_ms": round(1000 * (reading.seconds + reading.since)), "seconds_left": reading.seconds_left}
     return {"prompt_progress": counts | times}
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
-    """Usage as OpenAI's API says it, and in a field of our own, where there were drafts, what became of them. (OpenAI's
-    ``accepted_prediction_tokens`` is of predictions that a client sends.)"""
+    """Return usage as OpenAI's API says it, and in a field of our own, where there were drafts, what became of them.
+    (OpenAI's ``accepted_prediction_tokens`` is of predictions that a client sends.)"""
     drafts = {"splitinfer": {"drafts_tried": usage.tried, "drafts_right": usage.right}} if usage.tried else {}
     return {
         "prompt_tokens": usage.prompt,

@@ -143,7 +143,7 @@ class CompletionWriter(ChunkWriter):
         return {**self.head(), "choices": choices, "usage": self.usage(usage)}
 
     def usage(self, usage: Usage) -> dict[str, Any]:
-        """Without the token that is generated where the prompt alone is wanted."""
+        """Return without the token that is generated where the prompt alone is wanted."""
         return usage_of(usage if self.asked.most else replace(usage, generated=0))
 
     def _prompt_logprobs(self, choice: int, num_top: int) -> list[dict[str, Any] | None]:
@@ -182,7 +182,7 @@ class CompletionWriter(ChunkWriter):
         return b"".join(map(self.token_text, prompt)).decode("utf-8", "replace")
 
     def _of_prompt(self, choice: int, echo: str) -> dict[str, list[Any]]:
-        """Those of the prompt's tokens; its first one has none."""
+        """Return those of the prompt's tokens; its first one has none."""
         asked, offsets = self.answer.choices[choice].request, _EchoOffsets(0, echo=echo)
         raw = self.token_text(asked.prompt[0])
         first: dict[str, list[Any]] = {"tokens": [token_name(raw)], "text_offset": [offsets.next(raw)]}
@@ -198,7 +198,7 @@ class CompletionWriter(ChunkWriter):
         }
 
     def _top(self, one: TokenLogprobs) -> dict[str, float]:
-        """The most likely tokens and the chosen one."""
+        """Return the most likely tokens and the chosen one."""
         likely = [*one.top[: self.asked.num_top or 0], (one.token_id, one.logprob)]
         return {token_name(self.token_text(token_id)): logprob for token_id, logprob in likely}
 
@@ -211,7 +211,7 @@ class _Offsets:
     _decoder: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def next(self, raw: bytes) -> int:
-        """Where the next token begins; one that goes on with a character, where the character does."""
+        """Return where the next token begins; one that goes on with a character, where the character does."""
         begin = self._length
         self._length += len(self._decoder.decode(raw))
         return begin
@@ -226,7 +226,7 @@ class _EchoOffsets(_Offsets):
     _room: int = 0  # characters in which the next token may begin
 
     def next(self, raw: bytes) -> int:
-        """Where the next token begins."""
+        """Return where the next token begins."""
         text = self._decoder.decode(raw)
         begin, found = self._found(text)
         if text:
@@ -235,7 +235,8 @@ class _EchoOffsets(_Offsets):
         return begin
 
     def _found(self, text: str) -> tuple[int, str]:
-        """A token's place, and what of it is there: all, or all but a blank that the tokenizer has put before it."""
+        """Return a token's place, and what of it is there: all, or all but a blank that the tokenizer has put before
+        it."""
         for room in (0, self._room):
             for one in filter(None, (text, text.lstrip())):
                 if (place := self.echo.find(one, self._length, self._length + room + len(one))) >= 0:
@@ -244,7 +245,7 @@ class _EchoOffsets(_Offsets):
 
 
 def token_name(raw: bytes) -> str:
-    """A token as text; one that is a part of a character as its bytes.
+    """Return a token as text; one that is a part of a character as its bytes.
 
     >>> token_name(b"Hi"), token_name(bytes([0xE2, 0x82]))
     ('Hi', 'bytes:\\\\xe2\\\\x82')

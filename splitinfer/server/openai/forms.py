@@ -38,7 +38,7 @@ TextFormat = Annotated[PlainFormat | JsonFormat | SchemaFormat, Kinds("type")]
 
 
 def grammar_of(schema: Any, param: str) -> Grammar:
-    """The form of JSON that a schema admits; ``None``: of any object.
+    """Return the form of JSON that a schema admits; ``None``: of any object.
 
     Raises:
         Problem: 400, it is not a schema.
@@ -50,7 +50,7 @@ def grammar_of(schema: Any, param: str) -> Grammar:
 
 
 def form_of(asked: PlainFormat | JsonFormat | SchemaFormat | None, param: str = "response_format") -> dict[str, Any]:
-    """The fields of ``SamplingParams`` that a format asks for.
+    """Return the fields of ``SamplingParams`` that a format asks for.
 
     Raises:
         Problem: 400, its schema is not one.
@@ -109,7 +109,8 @@ class Formed(Fields):
     ebnf: Text = None
 
     def form(self, own: dict[str, Any], param: str) -> dict[str, Any]:
-        """The fields of ``SamplingParams`` for the form. ``own``: those that the API's own field ``param`` asks for.
+        """Return the fields of ``SamplingParams`` for the form. ``own``: those that the API's own field ``param`` asks
+        for.
 
         Raises:
             Problem: 400, there are several forms, or one is not a form.

@@ -81,7 +81,7 @@ class Sampling(Fields):
     thinking_budget: Budget = None
 
     def sampling(self) -> dict[str, Any]:
-        """The fields of ``SamplingParams`` that are given."""
+        """Return the fields of ``SamplingParams`` that are given."""
         found = {name: value for name in _SAMPLED if (value := getattr(self, name)) is not None}
         if self.repetition_penalty is not None:
             found["repetition_penalty"] = self.repetition_penalty or 1.0
@@ -176,7 +176,7 @@ class ForTemplate(Fields):
         return self.reasoning_effort or (None if self.reasoning is None else self.reasoning.effort)
 
     def template_options(self, verbosity: str | None = None) -> dict[str, Any]:
-        """``verbosity``: where it is not said beside the conversation."""
+        """Return ``verbosity``: where it is not said beside the conversation."""
         options, effort = dict(self.chat_template_kwargs), self.effort
         thinks = self.enable_thinking
         if thinks is None and self.reasoning is not None:
@@ -190,8 +190,8 @@ class ForTemplate(Fields):
         return {"enable_thinking": effort != "none", **options, "reasoning_effort": effort}
 
     def budget(self) -> dict[str, Any]:
-        """The field of ``SamplingParams`` for the most tokens of reasoning, if there is a bound: none where reasoning
-        is off, whatever the template makes of that."""
+        """Return the field of ``SamplingParams`` for the most tokens of reasoning, if there is a bound: none where
+        reasoning is off, whatever the template makes of that."""
         if self.template_options().get("enable_thinking") is False:
             return {"thinking_budget": 0}
         most = None if self.reasoning is None else self.reasoning.max_tokens
@@ -217,7 +217,7 @@ class NamedFunction(Fields):
 
 
 def _flat(given: Any) -> Any:
-    """A choice as responses have it; a chat's has one more object inside."""
+    """Return a choice as responses have it; a chat's has one more object inside."""
     match given:
         case str():
             return {"type": given}

@@ -210,7 +210,7 @@ def with_ids(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def merged_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages with those of the system at the beginning as one."""
+    """Return the messages with those of the system at the beginning as one."""
     first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
     if first < 2:
         return list(messages)
@@ -219,8 +219,8 @@ def merged_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
 
 
 def arguments_of(given: str | dict[str, Any] | None) -> Any:
-    """A call's arguments as an object, where their JSON is one that a body may be, or null; else as they are, for they
-    may be the model's own."""
+    """Return a call's arguments as an object, where their JSON is one that a body may be, or null; else as they are,
+    for they may be the model's own."""
     if isinstance(given, dict):
         return given
     try:
@@ -231,7 +231,7 @@ def arguments_of(given: str | dict[str, Any] | None) -> Any:
 
 
 def content_text(content: Sequence[TextPart | RefusalPart | PicturePart | InputPicturePart], role: str = "") -> str:
-    """The text of a content. ``role``: the parts of the assistant's were one text, which the model wrote; others are
-    lines, as in Anthropic's API."""
+    """Return the text of a content. ``role``: the parts of the assistant's were one text, which the model wrote; others
+    are lines, as in Anthropic's API."""
     texts = [part.text for part in content]
     return "".join(texts) if role == "assistant" else in_lines(texts)

@@ -67,7 +67,7 @@ ResponseTools = list[Annotated[ResponseFunction | Namespace | None, _FUNCTIONS]]
 
 
 def told_name(name: str, namespace: str | None) -> str:
-    """The one name of a function in a namespace.
+    """Return the one name of a function in a namespace.
 
     >>> told_name("search", None), told_name("search", "docs"), told_name("search", "mcp__docs__")
     ('search', 'docs__search', 'mcp__docs__search')
@@ -76,7 +76,7 @@ def told_name(name: str, namespace: str | None) -> str:
 
 
 def functions_of(tools: Sequence[ResponseFunction | Namespace | None]) -> list[ResponseFunction]:
-    """The functions of a request, also those in namespaces."""
+    """Return the functions of a request, also those in namespaces."""
     found: list[ResponseFunction] = []
     for tool in tools:
         if isinstance(tool, Namespace):
@@ -205,7 +205,7 @@ Input = Annotated[
 
 
 def conversation(instructions: str | None, items: Sequence[Item | None]) -> tuple[Mapping[str, Any], ...]:
-    """The messages for a template. ``instructions``: the system's words, if any."""
+    """Return the messages for a template. ``instructions``: the system's words, if any."""
     made: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
         if item is not None:
@@ -239,7 +239,7 @@ def _add(made: list[dict[str, Any]], message: dict[str, Any]) -> None:
 
 
 def packed(reasoning: str) -> str:
-    """Reasoning in the form that clients hand back unread.
+    """Return reasoning in the form that clients hand back unread.
 
     >>> unpacked(packed("Hm.")), unpacked("of another server")
     ('Hm.', '')
@@ -248,7 +248,7 @@ def packed(reasoning: str) -> str:
 
 
 def unpacked(text: str) -> str:
-    """The reasoning in what ``packed`` made; empty for anything else, which only its author can read."""
+    """Return the reasoning in what ``packed`` made; empty for anything else, which only its author can read."""
     if not text.startswith(_PACKED):
         return ""
     try:
@@ -272,7 +272,7 @@ class FlatSchema(NamedSchema):
 
 
 def _small(metadata: dict[str, Any]) -> dict[str, Any]:
-    """What comes back with the answer: of a stream, with each event that has the whole response."""
+    """Return what comes back with the answer: of a stream, with each event that has the whole response."""
     if (size := len(json_line(metadata))) > _MOST_METADATA:
         raise wrong(f" may have {_MOST_METADATA:,} characters of JSON, not {size:,}")
     return metadata
@@ -338,8 +338,8 @@ class ResponseRequest(InputRequest, Generating):
         return (Ask(self.chat(), sampling, self.max_output_tokens, 1, one_call, *may_call, self.stream),)
 
     def said(self, defaults: Recommended) -> dict[str, Any]:
-        """The fields that an answer repeats, those that the API's answers have beside them, and how tokens are chosen,
-        by the model's ``defaults`` where nothing is said."""
+        """Return the fields that an answer repeats, those that the API's answers have beside them, and how tokens are
+        chosen, by the model's ``defaults`` where nothing is said."""
         choice, form = self.tool_choice, self.text.format
         untold = {"type": "function", "description": None, "parameters": None, "strict": None}
         told = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_unset=True)

@@ -109,8 +109,8 @@ class ResponseWriter(Writer):
     # -- items ---------------------------------------------------------------------------------
 
     def events(self, piece: Piece) -> list[Event]:
-        """The events of a piece; the last one closes the item that is open. The probabilities of a piece's tokens come
-        with its last text; those of a piece without text are not shown."""
+        """Return the events of a piece; the last one closes the item that is open. The probabilities of a piece's
+        tokens come with its last text; those of a piece without text are not shown."""
         last_text = max((i for i, part in enumerate(piece.parts) if isinstance(part, TextPart)), default=-1)
         events = list[Event]()
         for i, part in enumerate(piece.parts):
@@ -236,7 +236,7 @@ def _reasoning_part(text: str) -> dict[str, Any]:
 
 
 def _ended(last: Piece) -> tuple[str, dict[str, Any]]:
-    """An answer's status at its end, and the fields that say why."""
+    """Return an answer's status at its end, and the fields that say why."""
     match last.finish_reason:
         case "error":
             return "failed", {"error": {"code": "server_error", "message": last.problem.message}}

@@ -21,8 +21,8 @@ from splitinfer.server.page.timeline import joined, spans_of, written
 
 
 def sample_of(llm: LLM, recent: deque[StepRecord], at: float) -> Sample | None:
-    """What is counted at ``at`` seconds, with the steps that have come back since the last time, which are taken from
-    ``recent``; ``None``: another cut is just coming into force. Steps of another cut than the counters' are left
+    """Return what is counted at ``at`` seconds, with the steps that have come back since the last time, which are taken
+    from ``recent``; ``None``: another cut is just coming into force. Steps of another cut than the counters' are left
     out."""
     before = llm.layout.stages
     stats = llm.stats()  # counts the steps that have come back
@@ -69,8 +69,8 @@ class Feed:
                 self._recent.clear()
 
     def since(self, number: int) -> list[tuple[int, Document]]:
-        """The documents after the one of that number, oldest first, with theirs; takes a sample if it is time. None
-        while another cut is just coming into force, and none of stages that are no more."""
+        """Return the documents after the one of that number, oldest first, with theirs; takes a sample if it is time.
+        None while another cut is just coming into force, and none of stages that are no more."""
         now = self._clock()
         if not self._samples or now - self._samples[-1].at >= EVERY:
             sample = sample_of(self._llm, self._recent, now)
@@ -80,7 +80,8 @@ class Feed:
         return [each for each in self._made if each[0] > number]
 
     def pipeline(self) -> Document:
-        """What does not change from one second to the next, by the last sample: ``since`` has returned something."""
+        """Return what does not change from one second to the next, by the last sample: ``since`` has returned
+        something."""
         llm = self._llm
         return pipeline_document(self._model, llm.context_length, self._samples[-1], llm.serving_options.as_dict())
 

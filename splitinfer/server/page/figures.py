@@ -116,12 +116,12 @@ class PipelineSeen:
 
 
 def is_later(before: Stats, after: Stats) -> bool:
-    """Whether the counters of ``after`` went on from those of ``before``; else another cut was loaded."""
+    """Return whether the counters of ``after`` went on from those of ``before``; else another cut was loaded."""
     return bool(before["cut"] == after["cut"])
 
 
 def seen(before: Sample, after: Sample, steps: Sequence[StepRecord], *, is_draining: bool = False) -> PipelineSeen:
-    """The figures between two samples of one cut. ``steps``: those of that time."""
+    """Return the figures between two samples of one cut. ``steps``: those of that time."""
     seconds = max(after.at - before.at, 1e-6)
     old, new, health = before.stats, after.stats, after.health
     computed = new["computed_tokens"] - old["computed_tokens"]
@@ -203,8 +203,8 @@ def _milliseconds(times: Stats) -> float | None:
 
 
 def pipeline_document(model: str, context: int, sample: Sample, dials: Mapping[str, Any]) -> dict[str, Any]:
-    """What does not change from one second to the next: stages and links as they are, without addresses and keys.
-    ``dials``: those that are set."""
+    """Return what does not change from one second to the next: stages and links as they are, without addresses and
+    keys. ``dials``: those that are set."""
     stats, layout = sample.stats, sample.layout
     stages = [
         {
@@ -239,7 +239,7 @@ def pipeline_document(model: str, context: int, sample: Sample, dials: Mapping[s
 
 
 def figures_document(seen_: PipelineSeen) -> dict[str, Any]:
-    """All figures; the state in place of what it is made of."""
+    """Return all figures; the state in place of what it is made of."""
     found: dict[str, Any] = _rounded(asdict(seen_))
     for name in ("rows", "preemptions", "is_changing", "is_draining"):
         del found[name]

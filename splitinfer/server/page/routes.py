@@ -51,7 +51,7 @@ _FILES = {name: StaticFiles(directory=Path(__file__).with_name(name)) for name i
 
 
 async def _served(name: str, request: Request) -> Response:
-    """A file, or 304 where the browser has it.
+    """Return a file, or 304 where the browser has it.
 
     Raises:
         Problem: 404, there is none of that name.
@@ -94,7 +94,7 @@ def page_routes(service: Service) -> list[ApiRoute]:
 
 
 async def _events(service: Service, feed: Feed) -> AsyncGenerator[bytes, None]:
-    """The figures while somebody looks; they end with the server. What has not changed is not sent again."""
+    """Yield the figures while somebody looks; they end with the server. What has not changed is not sent again."""
     told, number, last = None, 0, None
     with feed.watched():
         while not service.is_draining:

@@ -49,15 +49,15 @@ class TimelineSpan:
 
 
 def kind_of(step: StepRecord) -> str:
-    """What a step was for, as the page colours it."""
+    """Return what a step was for, as the page colours it."""
     if step.is_rejected:
         return "void"
     return "draft" if step.rows.draft and not step.rows.prefill else step.rows.kind
 
 
 def spans_of(steps: Iterable[StepRecord], stage: int) -> list[TimelineSpan]:
-    """A stage's spans, in order. Where a step began before the end of the one before, by its worker's clock, it is
-    cut."""
+    """Return a stage's spans, in order. Where a step began before the end of the one before, by its worker's clock, it
+    is cut."""
     spans: list[TimelineSpan] = []
     for step in steps:
         visit, gaps = step.visits[stage], step.gaps[stage]
@@ -91,8 +91,8 @@ def _join(spans: Sequence[TimelineSpan], gap: float, *, any_kind: bool) -> list[
 
 
 def written(spans: Iterable[TimelineSpan], now: float) -> list[list[Any]]:
-    """Spans as the page gets them: milliseconds from ``now`` to their beginnings, their lengths, kind, cause, and the
-    milliseconds of computing where these are fewer.
+    """Return spans as the page gets them: milliseconds from ``now`` to their beginnings, their lengths, kind, cause,
+    and the milliseconds of computing where these are fewer.
 
     >>> written([TimelineSpan(9.5, 9.6, "decode", "link", 0.1), TimelineSpan(9.7, 9.9, "void", "", 0.1)], 10.0)
     [[-500.0, 100.0, 'd', 'l'], [-300.0, 200.0, 'v', '', 100.0]]

@@ -33,7 +33,7 @@ class Remark:
 
 
 def remarks(seen: PipelineSeen) -> list[Remark]:
-    """What there is to say, the most important first; never nothing."""
+    """Return what there is to say, the most important first; never nothing."""
     if (down := _down(seen)) is not None:
         return [down]
     if seen.under_way < _RESTS and not seen.running and not seen.waiting:
@@ -87,7 +87,7 @@ def _load(seen: PipelineSeen) -> Iterator[Remark]:
 
 
 def _few_streams(seen: PipelineSeen) -> Remark:
-    """Fewer answers than stages; drafts let stages work ahead for one."""
+    """Return fewer answers than stages; drafts let stages work ahead for one."""
     num_stages, one = len(seen.stages), seen.running == 1
     text = (
         f"{'There is one answer' if one else f'There are {seen.running} answers'} for {num_stages} stages. Each is at "
@@ -107,7 +107,7 @@ def _few_streams(seen: PipelineSeen) -> Remark:
 
 
 def _flow(seen: PipelineSeen) -> Iterator[Remark]:
-    """One stage that holds up the others, and links and hosts that take long."""
+    """Yield one stage that holds up the others, and links and hosts that take long."""
     if (slow := _slowest(seen)) is not None:
         yield slow
     for number, stage in enumerate(seen.stages):
@@ -130,13 +130,13 @@ def _flow(seen: PipelineSeen) -> Iterator[Remark]:
 
 
 def _way(seen: PipelineSeen, number: int) -> str:
-    """How long hidden states take to a stage; to the first one, only tokens come back."""
+    """Return how long hidden states take to a stage; to the first one, only tokens come back."""
     way = seen.links[number - 1].way_ms if 0 < number <= len(seen.links) else None
     return "" if way is None else f", {way:.1f} ms for each step"
 
 
 def _slowest(seen: PipelineSeen) -> Remark | None:
-    """A stage that computes while the others wait for it; it takes as many answers as stages to show."""
+    """Return a stage that computes while the others wait for it; it takes as many answers as stages to show."""
     duties = [stage.duty for stage in seen.stages]
     most, least = max(duties), min(duties)
     if len(duties) < 2 or most - least < _UNEVEN or (seen.running < len(duties) and not _reads(seen)):
@@ -170,7 +170,7 @@ def _drafts(seen: PipelineSeen) -> Iterator[Remark]:
 
 
 def _machines(seen: PipelineSeen) -> Iterator[Remark]:
-    """Memory for KV that is full, and what that costs."""
+    """Yield memory for KV that is full, and what that costs."""
     for number, stage in enumerate(seen.stages):
         if stage.kv_budget and stage.kv >= _FULL * stage.kv_budget:
             yield Remark(
@@ -221,7 +221,7 @@ def _reads(seen: PipelineSeen) -> bool:
 
 
 def _waits(seen: PipelineSeen) -> float:
-    """The mean share in which stages wait for each other, what is between them included."""
+    """Return the mean share in which stages wait for each other, what is between them included."""
     waits = (*_WAIT, Cause.LINK)
     return sum(stage.gap(cause) for stage in seen.stages for cause in waits) / len(seen.stages)
 
@@ -231,8 +231,5 @@ def _name(seen: PipelineSeen, number: int) -> str:
 
 
 def _percent(share: float) -> str:
-    """
-    >>> _percent(0.004), _percent(0.456), _percent(1.0)
-    ('under 1 %', '46 %', '100 %')
-    """
+    """Return >>> _percent(0.004), _percent(0.456), _percent(1.0) ('under 1 %', '46 %', '100 %')"""
     return "under 1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
