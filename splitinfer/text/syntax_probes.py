@@ -440,7 +440,8 @@ def _with_text_marks(found: AnswerSyntax, probes: _Probes) -> AnswerSyntax:
     for mark in found.reasoning or ():
         opens = opens.replace(mark, "")
     opens = f"{begun}{opens.strip()}" if opens.strip() else ""
-    is_header = prompt == probes.base  # the template opens no answers
+    # Where the prompt opens no answer, what stands before a text is the head of a turn.
+    is_header = prompt == probes.base or len(_common(prompt, before)) <= len(probes.base)
     return replace(found, left_out=(opens,) if (not is_header and _MARK.search(opens)) or begun else (), begun=begun)
 
 

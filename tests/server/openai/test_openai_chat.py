@@ -21,7 +21,7 @@ from splitinfer.server.openai.responses import InputRequest
 from splitinfer.server.problem import Problem
 from splitinfer.server.stream import event as sse
 from splitinfer.text.answer import AnswerFormat, ReasoningPart, TextPart, ToolCallPart
-from tests.text.test_answer import CALL, OSLO, TOOLS, wrapper
+from tests.text.test_answer import CALL, OSLO, QWEN, TOOLS
 
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -259,7 +259,7 @@ NO_REQUEST: Any = None
 
 
 def reader(**more: Any) -> Choice:
-    return Choice(0, NO_REQUEST, AnswerFormat(wrapper()).parser((), TOOLS), **more)
+    return Choice(0, NO_REQUEST, AnswerFormat(lambda _: QWEN, lambda _: "").parser((), TOOLS), **more)
 
 
 @pytest.mark.parametrize(
