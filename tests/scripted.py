@@ -45,7 +45,7 @@ _TEMPLATE = """\
 {{- message.content or '' -}}
 {%- for tool_call in message.tool_calls or [] -%}
 {%- set tool_call = tool_call.function -%}
-<tool_call>{{ tool_call.name }} {{ tool_call.arguments | tojson }}</tool_call>
+<tool_call>\n{"name": "{{ tool_call.name }}", "arguments": {{ tool_call.arguments | tojson }}}\n</tool_call>
 {%- endfor -%}
 {%- if message.role == 'tool' -%}{%- set ns.called = ns.called + 1 -%}{%- endif -%}
 {%- endfor -%}

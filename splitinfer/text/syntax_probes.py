@@ -102,7 +102,7 @@ class _Probes:
     """The renderings of one template."""
 
     def __init__(self, render: Render) -> None:
-        self._render = render
+        self._render, self.before_user = render, ""
         user = [{"role": "user", "content": _USER}]
         self.prompt = self.behind_user(user, opens=True)
         self.base = self.behind_user(user)
@@ -113,7 +113,7 @@ class _Probes:
         self.before_text, _, self.behind_text = plain.partition(_TEXT)
 
     def behind_user(self, messages: Sequence[Message], *, opens: bool = False, **settings: Any) -> str:
-        _, found, behind = self._render(messages, _tools(), opens, **settings).rpartition(_USER)
+        self.before_user, found, behind = self._render(messages, _tools(), opens, **settings).rpartition(_USER)
         if not found:
             raise ValueError("the template does not write the user's words")
         return behind
@@ -437,11 +437,13 @@ def _with_text_marks(found: AnswerSyntax, probes: _Probes) -> AnswerSyntax:
     first = _FIRST_MARK.match((calls.opens + calls.before + calls.between).strip()) if calls is not None else None
     begun = first[0] if first is not None and prompt.endswith(first[0]) else ""
     opens = before[len(prompt if before.startswith(prompt) else _common_beginning(before, prompt)) :]
-    for mark in found.reasoning or ():
-        opens = opens.replace(mark, "")
+    for text in found.reasoning or ():
+        opens = opens.replace(text, "")
     opens = f"{begun}{opens.strip()}" if opens.strip() else ""
-    is_header = prompt == probes.base  # the template opens no answers
-    return replace(found, left_out=(opens,) if (not is_header and _MARK.search(opens)) or begun else (), begun=begun)
+    # Where the prompt opens no answer, or turns of users begin so, it is the head of a turn.
+    mark = _MARK.search(opens)
+    is_header = not _common_beginning(prompt, before).strip() or (mark is not None and mark[0] in probes.before_user)
+    return replace(found, left_out=(opens,) if (mark is not None and not is_header) or begun else (), begun=begun)
 
 
 def _common(one: str, other: str) -> str:

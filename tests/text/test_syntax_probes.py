@@ -32,9 +32,7 @@ def each(argument: str) -> str:
 
 STYLES: Mapping[str, tuple[str, str, str, str]] = {
     "json in marks": ("", f'<tool_call>\n{{"name": "{_NAME}", "arguments": {_ARGS}}}\n</tool_call>', "", ""),
-    "a list with ids": (
-        "<calls>[", f'{{"name": "{_NAME}", "args": {_ARGS}, "n": "{{{{ c.id }}}}"}}', ", ", "]</calls>"
-    ),
+    "a list, and ids": ("<do>[", f'{{"name": "{_NAME}", "args": {_ARGS}, "n": "{{{{ c.id }}}}"}}', ", ", "]</do>"),
     "json without marks": ("[", f'{{"tool_name": "{_NAME}", "parameters": {_ARGS}}}', ", ", "]"),
     "the name is a key": ("<|calls|>[", f'{{"{_NAME}": {_ARGS}}}', ", ", "]<|/calls|>"),
     "json in a text": ("", '<call>{"name": "{{ f.name }}", "a": {{ f.arguments | tojson | tojson }}}</call>', "", ""),
