@@ -69,9 +69,9 @@ def verdicts_of(
 ) -> tuple[SampledSlice, ...]:
     """Return the tokens of each slice of a plan with logits, of those sampled for the slices that were ``computed``;
     the others are rejected and get none. ``scores``: by sequence, of its slice's own tokens."""
-    at, verdicts = 0, []
+    at, verdicts, were_computed = 0, [], {part.seq_id for part in computed}
     for part in plan.slices:
-        if part.num_rows and part in computed:
+        if part.num_rows and part.seq_id in were_computed:
             sampled = tokens[at : (at := at + part.num_logits)]
             history = histories.get(part.seq_id)  # None: a step behind this one has freed the sequence already
             counted = accepted_of(part, sampled) if history is None else history.verdict(part, sampled)
