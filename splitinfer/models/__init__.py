@@ -1,5 +1,5 @@
-"""Cuts a model, loads a part of it and holds its caches: everything that touches MLX and knows mlx-lm.
+"""Cuts a model, loads a part of it and holds its caches: all code that touches MLX and knows mlx-lm.
 
-Begin with ``cut`` (a model class that runs some of its layers), ``structure`` (what crosses a cut), ``loader`` (survey,
-fit, fetch, load) and ``step`` (rows of many sequences); each module says what it holds and why.
+Begin with ``cut`` (a model class that runs some of its layers), ``structure`` (the arrays that cross a cut), ``loader``
+(survey, fit, fetch, load) and ``step`` (rows of many sequences).
 """

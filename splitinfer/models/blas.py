@@ -1,7 +1,7 @@
-"""Which BLAS computes this process's products, and whether a row's result depends on the other rows.
+"""Tells which BLAS computes this process's matrix products, and whether a row's result depends on the other rows.
 
-The reference BLAS in MLX's Linux wheels sums each element of a product by itself and in one order, so a row computed
-among many is bitwise the row computed alone. OpenBLAS, Accelerate and GPUs choose another kernel for another shape, and
+The reference BLAS in MLX's Linux wheels sums each element of a product separately and in a fixed order, so a row
+computed among many is bitwise the row computed alone. OpenBLAS, Accelerate and GPUs choose their kernel by shape, so
 results differ by rounding.
 """
 
@@ -15,7 +15,7 @@ _A_BLAS = re.compile(r"/lib(open)?blas[^/]*\.so[^/]*$")
 
 
 def preloaded_blas(maps: str) -> str | None:
-    """Return the path of the BLAS that replaces the wheel's, from a process's table of mapped files, or ``None``."""
+    """Return the path of the BLAS that replaces the wheel's, found in a process's ``maps``, or ``None``."""
     paths = {line.split()[-1] for line in maps.splitlines() if "/" in line}
     found = sorted(path for path in paths if _A_BLAS.search(path) and "/mlx" not in path)
     return found[0] if found else None
@@ -34,7 +34,7 @@ def has_openblas() -> bool:
 
 
 def _maps() -> str | None:
-    """Return this process's table of mapped files on Linux without a GPU, or ``None``."""
+    """Return this process's table of mapped files. Return None on a GPU or if the system is not Linux."""
     if on_gpu() or sys.platform != "linux":
         return None
     try:

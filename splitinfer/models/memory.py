@@ -1,8 +1,8 @@
 """Compares the memory a stage needs with what the machine has free, and sets MLX's limits.
 
-What is free is what the operating system can give less what other processes of this machine have announced to take
-(``system.ledger``); on a Mac's GPU no more than its recommended working set; on CUDA what the GPU's own memory has. A
-stage that does not fit is refused before it is loaded.
+Free memory is the memory that the operating system can give, minus the claims that other processes of this machine have
+announced (``system.ledger``). On a Mac's GPU it is at most the recommended working set; on CUDA it is the free memory
+of the GPU itself. A stage that does not fit is refused before it is loaded.
 """
 
 from collections.abc import Hashable
@@ -24,7 +24,7 @@ _REPORT_EVERY, _WORTH_REPORTING = 2.0, 64 * 2**20  # seconds, bytes
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes a stage will hold: its weights as loaded, and KV by the number of tokens."""
+    """The bytes that a stage will hold: its weights as loaded, and its KV."""
 
     weights: int
     kv_fixed: int  # states and full sliding windows
@@ -32,18 +32,18 @@ class Need:
     kv_stored: int = 0  # of one stored block
 
     def total(self, kv_tokens: int) -> int:
-        """Return weights and the KV of ``kv_tokens`` tokens, with the room that it may grow into."""
+        """Return the bytes of the weights and of the KV of ``kv_tokens`` tokens, including room to grow."""
         return self.weights + self.kv_fixed + self.kv_per_token * (kv_tokens + spare(kv_tokens))
 
     def sentence(self, kv_tokens: int, free: int, scores: int = 0) -> str:
-        """Return what is needed and what is free, as part of a message. ``scores``: bytes of unfused attention."""
+        """Return the bytes needed and free, as part of a message. ``scores``: bytes of unfused attention."""
         kv = f"{size(self.total(kv_tokens) - self.weights)} of KV for {kv_tokens:,} tokens"
         if scores:
             kv = f"{kv} and {size(scores)} for their attention"
         return f"needs {size(self.weights)} of weights and {kv}; {size(free)} free"
 
     def warning(self, kv_tokens: int, free: int, scores: int = 0) -> str:
-        """Return the ``sentence`` if more than half of the ``free`` bytes are needed, else an empty text."""
+        """Return the ``sentence`` if the stage needs more than half of the ``free`` bytes, else an empty text."""
         is_tight = 2 * (self.total(kv_tokens) + scores) > free
         return self.sentence(kv_tokens, free, scores) if is_tight else ""
 
@@ -54,28 +54,28 @@ def on_gpu() -> bool:
 
 
 def free_bytes(patience: float | None = None) -> int:
-    """Return the bytes this process may still take for weights and KV. ``patience``: seconds for reading what others
-    claim; ``None``: the usual ones."""
+    """Return the bytes that this process may still take for weights and KV. ``patience``: seconds to spend on reading
+    other processes' claims; ``None``: the default."""
     others = ledger.of_this_process().others(patience)
     available, limit = own_memory_of_gpu() or (available_bytes(), gpu_limit())
     return left_over(available, limit, mx.get_active_memory(), others)
 
 
 def unloaded_bytes() -> int:
-    """Return the bytes this process might take for weights and KV if it held nothing that it holds now."""
+    """Return the bytes that this process could take for weights and KV if it freed all of its arrays."""
     return free_bytes() + mx.get_active_memory()
 
 
 def own_memory_of_gpu() -> tuple[int, int] | None:
-    """Free and total bytes of a GPU with memory of its own, for all processes (MLX on CUDA); ``None`` elsewhere."""
+    """Return the free and total bytes of a GPU with its own memory (MLX on CUDA). Return None on other devices."""
     info = mx.device_info() if on_gpu() else {}
     free, total = info.get("free_memory"), info.get("total_memory")
     return (free, total) if isinstance(free, int) and isinstance(total, int) else None
 
 
 def gpu_limit() -> int | None:
-    """Return the bytes that the GPU may hold for all processes. Return None if MLX knows of no limit.
-    (``system.free_memory``)"""
+    """Return the bytes that the GPU may hold for all processes, or ``None`` without a limit
+    (``system.free_memory``)."""
     recommended = mx.device_info().get("max_recommended_working_set_size") if on_gpu() else None
     if not isinstance(recommended, int):
         return None
@@ -86,16 +86,16 @@ _FEWER_LAYERS = "give it fewer layers, and another machine the rest, or a smalle
 
 
 def resource_limit() -> int | None:
-    """Return the number of buffers that a process may have on the GPU. Return None if MLX knows of no limit."""
+    """Return the number of buffers that a process may have on the GPU. Return None if MLX has no limit."""
     limit = mx.device_info().get("resource_limit") if on_gpu() else None
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def counted_bytes(kv_stored: int, num_arrays: int, free: int, limit: int | None) -> int:
-    """Return the bytes that a stored block of ``kv_stored`` bytes and ``num_arrays`` arrays counts as.
+    """Return the bytes to count for a stored block of ``kv_stored`` bytes in ``num_arrays`` arrays.
 
-    Where its arrays are scarcer than its bytes it counts as more than it takes: so much that blocks for all of the free
-    bytes have at most half of ``limit`` buffers. The other half is for weights, running sequences and steps.
+    If buffers are scarcer than bytes, a block counts as more than it takes, so that blocks for all free bytes have at
+    most half of ``limit`` buffers. The other half is for weights, running sequences and steps.
 
     >>> [counted_bytes(1000, 40, 10**6, limit) for limit in (None, 499_000, 800)]
     [1000, 1000, 100000]
@@ -106,7 +106,7 @@ def counted_bytes(kv_stored: int, num_arrays: int, free: int, limit: int | None)
 
 
 def check_fit(need: Need, kv_tokens: int, name: str, remedy: str = _FEWER_LAYERS, scores: int = 0) -> int:
-    """Return the free bytes, if ``need`` fits into them. ``name``: what needs it, in the message. ``scores``: bytes of
+    """Return the free bytes if ``need`` fits into them. ``name``: the stage's name in the message. ``scores``: bytes of
     unfused attention (``models.caches.attention``), in addition.
 
     Raises:
@@ -121,8 +121,8 @@ def check_fit(need: Need, kv_tokens: int, name: str, remedy: str = _FEWER_LAYERS
 
 
 def set_limits(need: Need, kv_tokens: int, scores: int = 0) -> None:
-    """Keep what a stage holds resident on a GPU, and MLX's cache of freed buffers small: but scores are to be found
-    there by the next layer."""
+    """Keep a stage's memory resident on a GPU, and limit MLX's cache of freed buffers. The cache stays large enough for
+    ``scores``, whose buffers the next layer uses again."""
     wanted = need.total(kv_tokens) + STAGE_MARGIN
     limit = gpu_limit()
     if limit is not None:
@@ -131,22 +131,22 @@ def set_limits(need: Need, kv_tokens: int, scores: int = 0) -> None:
 
 
 def limit_to(free: int) -> None:
-    """Have MLX wait for steps under way rather than hold ``free`` bytes more than now, where the GPU shares the
-    machine's memory. Command buffers keep what they use until they are done, scores too, so layers launched ahead add
-    up; MLX's own limit is half as much again as the recommended working set."""
+    """Make MLX wait for steps under way before it holds over ``free`` bytes more than now, if the GPU has a
+    ``gpu_limit``. Command buffers keep the memory that they use (scores, too) until they are done, so layers launched
+    ahead add up. MLX's own limit is 1.5 times the recommended working set."""
     if gpu_limit() is not None:
         mx.set_memory_limit(mx.get_active_memory() + free)
 
 
-# -- what other processes of this machine are to know ------------------------------------------
+# -- announcements to other processes of this machine ------------------------------------------
 
 
 def reserve(need: Need, kv_tokens: int, what: str, part: Hashable, scores: int = 0) -> int:
-    """Return ``check_fit``, and if it fits, announce it to the other processes; no two of them see the same bytes free.
-    ``part``: a stage of this process, which has no equal.
+    """Return the free bytes if ``need`` fits (``check_fit``), and claim it, in one hold of the lock: two processes
+    never see the same bytes as free. ``part``: identifies a stage of this process.
 
     Raises:
-        CannotFit: as ``check_fit``.
+        CannotFit: it does not fit.
     """
     own = ledger.of_this_process()
     with own.locked():
@@ -156,8 +156,8 @@ def reserve(need: Need, kv_tokens: int, what: str, part: Hashable, scores: int =
 
 
 def announce_loaded(need: Need, kv_tokens: int, part: Hashable, scores: int = 0) -> int:
-    """Return the bytes that a loaded stage may take besides; announce the part of them that its KV may come to. One
-    hold of the lock for both, so what is announced does not include what others had claimed before."""
+    """Return the bytes that a loaded stage may take in addition, and claim the share of them that its KV may reach.
+    Both happen in one hold of the lock, so the claim does not include bytes that others have claimed."""
     own = ledger.of_this_process()
     with own.locked():
         free = free_bytes()
@@ -167,13 +167,13 @@ def announce_loaded(need: Need, kv_tokens: int, part: Hashable, scores: int = 0)
 
 
 class HeldReport:
-    """Lets the other processes know what this one holds, as that changes."""
+    """Reports to other processes how much memory this one holds, when that changes."""
 
     def __init__(self) -> None:
         self._next, self._held = 0.0, 0
 
     def update(self, now: float) -> None:
-        """Call often; it does something once in two seconds at most. ``now``: in seconds."""
+        """Report the bytes held if they have changed enough, at most every two seconds. ``now``: in seconds."""
         if now < self._next:
             return
         self._next, held = now + _REPORT_EVERY, mx.get_active_memory()
@@ -181,16 +181,16 @@ class HeldReport:
             self.now(held)
 
     def now(self, held: int | None = None) -> None:
-        """Let them know at once."""
+        """Report the bytes held at once. ``held``: the bytes; ``None``: MLX's active memory."""
         self._held = mx.get_active_memory() if held is None else held
         ledger.of_this_process().refresh(self._held)
 
 
 def announce_idle(part: Hashable) -> None:
-    """Announce that a stage holds its weights, and takes nothing besides: nobody uses it."""
+    """Report that an unused stage holds its weights and takes nothing in addition."""
     ledger.of_this_process().claim(part, held=mx.get_active_memory(), load=0)
 
 
 def withdraw(part: Hashable) -> None:
-    """Announce that a stage is gone."""
+    """Report that a stage is gone."""
     ledger.of_this_process().drop(part, held=mx.get_active_memory())

@@ -131,5 +131,5 @@ def test_code_that_fails_is_one_sentence() -> None:
     def failing(*_given: Any) -> mx.array:
         raise AttributeError("no pixels")
 
-    with pytest.raises(ModelError, match=r"toy does not answer tokens alone: .*AttributeError: no pixels"):
+    with pytest.raises(ModelError, match=r"toy cannot run on text tokens alone: .*AttributeError: no pixels"):
         _logits(failing, [2])

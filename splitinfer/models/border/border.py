@@ -1,7 +1,6 @@
-"""What crosses a border between layers, packed into one array of rows (``models.cut.structure`` finds out what that
-is).
+"""Packs the arrays that cross a border between layers into one array of rows (``models.cut.structure`` finds them).
 
-Several arrays are packed side by side, as float32 if their dtypes differ. Whole numbers keep their bits.
+Several arrays are packed side by side, as float32 if their dtypes differ. Integers keep their bits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +16,8 @@ from splitinfer.models.library.layers import Path
 class TokenRow:
     """An array with one row per token.
 
-    ``path``: where it is in a layer's arguments, or (cache, part). ``since``: tokens of a sequence from which on it is
-    there; before, ``None`` is in its place.
+    ``path``: its place in a layer's arguments, or (cache, part). ``since``: the length in tokens from which on a
+    sequence has it; a shorter sequence has ``None`` in its place.
     """
 
     path: Path
@@ -29,23 +28,24 @@ class TokenRow:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it holds whole numbers."""
+        """Whether it holds integers."""
         return not mx.issubdtype(self.dtype, mx.floating)
 
     def width(self, dtype: mx.Dtype) -> int:
-        """Return the numbers of ``dtype`` per token; whole numbers are packed as their bits in 4 or 8 bytes."""
+        """Return how many numbers of ``dtype`` a token takes. Integers are packed as their bits in 4 or 8 bytes."""
         return prod(self.shape) * (_whole(self.dtype).size // dtype.size if self.is_whole else 1)
 
 
 def _whole(dtype: mx.Dtype) -> mx.Dtype:
-    """In which dtype whole numbers are packed."""
+    """Return the integer dtype that crosses the link in place of ``dtype``."""
     return mx.int64 if dtype.size == 8 else mx.int32
 
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """What crosses from the layers before ``layer`` to the layers from ``layer`` on. ``updates``: new keys and values
-    of caches that both sides need; ``replicas``: what earlier layers are given that run again behind it."""
+    """The arrays that cross a cut in front of ``layer``: its arguments (``rows``), new keys and values of caches that
+    both sides need (``updates``), and by layer the arguments of earlier layers that run again after it
+    (``replicas``)."""
 
     layer: int
     rows: tuple[TokenRow, ...]
@@ -54,12 +54,12 @@ class Border:
 
     @property
     def given(self) -> dict[int, tuple[TokenRow, ...]]:
-        """By layer: the rows that it is given of what crosses."""
+        """By layer: the rows that cross for it."""
         return {**self.replicas, self.layer: self.rows}
 
     @property
     def shared(self) -> tuple[int, ...]:
-        """The caches whose updates cross."""
+        """The places of the caches whose updates cross."""
         return tuple(dict.fromkeys(row.path[0] for row in self.updates))
 
     @property
@@ -68,18 +68,18 @@ class Border:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one [1, n, d] hidden state and nothing else."""
+        """Whether one [1, n, d] hidden state crosses and nothing else."""
         alone = len(self._all) == 1 and not self.replicas and not self.is_exact
         return alone and self.rows[0].axis == 1 and len(self.rows[0].shape) == 2
 
     @property
     def is_exact(self) -> bool:
-        """Whether whole numbers cross, whose bits no codec may change."""
+        """Whether integers cross, whose bits no codec may change."""
         return any(row.is_whole for row in self._all)
 
     @property
     def width(self) -> int:
-        """Numbers per token."""
+        """How many numbers cross per token."""
         return sum(row.width(self.dtype) for row in self._all)
 
     @property
@@ -89,7 +89,7 @@ class Border:
         return kinds.pop() if len(kinds) == 1 else mx.float32
 
     def pack(self, arrays: Sequence[mx.array | None]) -> mx.array:
-        """Return [1, n, width] of everything that crosses."""
+        """Return ``arrays``, everything that crosses, packed as [1, n, width]."""
         first = arrays[0]
         assert first is not None
         if self.is_plain:
@@ -100,14 +100,14 @@ class Border:
         ]
 
     def _columns(self, row: TokenRow, array: mx.array | None, n: int) -> mx.array:
-        """Return [n, width] of one array; zeros where it is not there yet."""
+        """Return one array as [n, width], or zeros if the sequence has no such array yet."""
         if array is None:
             return mx.zeros((n, row.width(self.dtype)), self.dtype)
         flat = mx.moveaxis(array, row.axis, 0).reshape(n, -1)
         return flat.astype(_whole(row.dtype)).view(self.dtype) if row.is_whole else flat.astype(self.dtype)
 
     def unpack(self, packed: mx.array, length: int) -> list[mx.array | None]:
-        """Return the arrays that ``pack`` was given, for a sequence that has ``length`` tokens then."""
+        """Return the arrays that ``pack`` was given. ``length``: the sequence's tokens after this step."""
         if self.is_plain:
             return [packed]
         parts, at = list[mx.array | None](), 0
@@ -119,8 +119,7 @@ class Border:
         return parts
 
     def made_up(self, n: int, seed: int) -> mx.array:
-        """Return [n, width] random rows, for a trial; whole numbers are zero, which every table and every sequence
-        has."""
+        """Return [n, width] random rows for a trial. Integers are zero, which is a valid index everywhere."""
         rows = mx.random.normal((n, self.width), key=mx.random.key(seed)).astype(self.dtype)
         if not self.is_exact:
             return rows

@@ -1,11 +1,11 @@
-"""Hidden states on a link: a step's rows as the parts of a frame, and back.
+"""Converts a step's rows of hidden states to the parts of a frame for a link, and back.
 
     rows of a step      [ decode | prompt, packed .......... | decode ]
     parts of its frame  [ decode, decode ]  [ codes ]  [ scales ] ...
 
-The step's message says which rows are packed (``pack``), so the receiver needs nothing but the frame. Packing
-is part of the step's graph. What happens to a finished step, because rows do not fit the codec, the host does in the
-arrays' buffers: an operation on the device would wait for the step launched meanwhile.
+The step's message says which rows are packed (``pack``), so the receiver needs only the frame. Packing is part of the
+step's graph. If rows of a finished step do not fit the codec, the host works in the arrays' buffers: an operation on
+the device would wait for the step that was launched meanwhile.
 """
 
 import statistics
@@ -26,16 +26,16 @@ from splitinfer.models.border.tensors import dtype_of, from_buffer, on_host, spe
 _MOST_FP16 = 65504.0
 _MOST_E4M3 = 448.0
 _MOST_INT8 = 127.0
-_LEAST_SCALE = 1e-30  # of a group of zeros, so that nothing is divided by zero
-_ROWS, _TRIALS = 256, 3  # packed and unpacked to see how long it takes
+_LEAST_SCALE = 1e-30  # scale of a group of zeros, to avoid a division by zero
+_ROWS, _TRIALS = 256, 3  # packed and unpacked to time a codec
 
 Arrays = tuple[mx.array, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """The packed rows of a step: their numbers, ascending; whether each fits the codec, bool [n]; their arrays.
-    ``rest``: all other rows, [m, d]; ``None`` if there are none."""
+    """The packed rows of a step. ``rows``: their indices, ascending. ``fits``: whether each fits the codec, bool [n].
+    ``columns``: their arrays. ``rest``: all other rows, [m, d], or ``None``."""
 
     codec: str
     rows: tuple[int, ...]
@@ -45,19 +45,19 @@ class PackedRows:
 
     @classmethod
     def of(cls, codec: str, hidden: mx.array, rows: Seq[int]) -> "PackedRows":
-        """Pack ``rows`` of ``hidden`` [T, d]; computes nothing yet."""
+        """Pack ``rows`` of ``hidden`` [T, d]. Computes nothing yet."""
         others = _others(hidden.shape[0], rows)
         fits, columns = pack(codec, _rows_of(hidden, rows) if others else hidden)
         rest = mx.contiguous(_rows_of(hidden, others)) if others else None
         return cls(codec, tuple(rows), fits, tuple(map(mx.contiguous, columns)), rest)
 
     def arrays(self) -> list[mx.array]:
-        """Return the arrays that have to be evaluated."""
+        """Return the arrays that must be evaluated."""
         return [self.fits, *self.columns, *([] if self.rest is None else [self.rest])]
 
 
 class Sent(NamedTuple):
-    """A frame's parts, and how to read them; ``num_unfit``: rows that the codec could not represent."""
+    """A frame's parts and how to read them. ``num_unfit``: how many rows the codec could not represent."""
 
     spec: TensorSpec | None
     packing: Packing | None
@@ -66,8 +66,7 @@ class Sent(NamedTuple):
 
 
 def to_parts(hidden: mx.array | None, packed: PackedRows | None) -> Sent:
-    """Return the frame's parts for a step's evaluated rows [T, d]; none is packed if one of them does not fit the
-    codec."""
+    """Return the frame's parts for a step's evaluated rows [T, d]. No row is packed if one does not fit the codec."""
     if hidden is None:
         return Sent(None, None, (), 0)
     num_unfit = 0 if packed is None else int(np.count_nonzero(~on_host(packed.fits)))
@@ -80,7 +79,7 @@ def to_parts(hidden: mx.array | None, packed: PackedRows | None) -> Sent:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedRows:
-    """The rows [T, d] of a step as they came: ``spec`` and ``packing`` of the message, the parts of the frame."""
+    """The received rows [T, d] of a step: ``spec`` and ``packing`` from its message, ``parts`` from its frame."""
 
     spec: TensorSpec
     packing: Packing | None
@@ -88,12 +87,12 @@ class ReceivedRows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of an array."""
+        """The shape [T, d] of the rows."""
         return self.spec.shape
 
     @property
     def buffer(self) -> memoryview | None:
-        """The rows as bytes, if none is packed."""
+        """The rows as bytes, or ``None`` if some are packed."""
         return self.parts[0].cast("B") if self.packing is None and len(self.parts) == 1 else None
 
     def array(self) -> mx.array:
@@ -108,7 +107,7 @@ class ReceivedRows:
                 raise ProtocolError(f"hidden states came in {len(parts)} parts, where there should be one")
             return from_buffer(spec, parts[0])
         if len(spec.shape) != 2 or packing.end > spec.shape[0]:
-            raise ProtocolError(f"the peer sent rows up to {packing.end} as packed, of hidden states {spec.shape}")
+            raise ProtocolError(f"the peer sent hidden states {spec.shape} with packed rows up to {packing.end}")
         num_rows, width = spec.shape
         num_rest = num_rows - packing.num_rows
         rest, packed = (parts[:1], parts[1:]) if num_rest else ((), parts)
@@ -124,7 +123,7 @@ class ReceivedRows:
 
 
 def _joined(packing: Packing, num_rows: int, rest: mx.array, unpacked: mx.array) -> mx.array:
-    """Return the rest and the unpacked rows in the order of the step."""
+    """Return the rows of ``rest`` and ``unpacked`` in the order of the step."""
     found, at = list[mx.array](), {False: 0, True: 0}
     for is_packed, count in packing.pieces(num_rows):
         start = at[is_packed]
@@ -145,13 +144,13 @@ def _rows_of(array: mx.array, rows: Seq[int]) -> mx.array:
 
 # -- codecs ----------------------------------------------------------------------------------------
 #
-# (``core.wire_codec`` defines them, and why.) No row's bytes depend on its neighbours, so chunks and batches do not
-# matter. Arithmetic is in float32 for rows of any dtype: a scale in bfloat16 would nearly double int8's error.
+# ``core.wire_codec`` defines them and says why. A row's bytes do not depend on its neighbours, so chunks and batches do
+# not matter. Arithmetic is in float32 for rows of any dtype: a scale in bfloat16 would nearly double int8's error.
 
 
 def pack(codec: str, rows: mx.array) -> tuple[mx.array, Arrays]:
-    """Return whether each row fits the codec, bool [n]; and ``rows`` [n, d] as the arrays of ``columns(codec, d)``,
-    each [n, width]. Rows with values that are not finite, or beyond the codec's range, do not fit."""
+    """Return whether each row fits the codec, bool [n], and ``rows`` [n, d] as the arrays of ``columns(codec, d)``,
+    each [n, width]. A row does not fit if a value is not finite or beyond the codec's range."""
     exact = rows.astype(mx.float32)
     most = mx.abs(exact).max(axis=-1)
     if codec == FP16:
@@ -181,8 +180,7 @@ def unpack(codec: str, arrays: Arrays, dtype: mx.Dtype) -> mx.array:
 
 
 def seconds_per_row(codec: str, row: TensorSpec, num_rows: int = _ROWS) -> float:
-    """Return the seconds for packing and unpacking a row on this machine, ``num_rows`` at once; the median of some
-    trials."""
+    """Return the median seconds that this machine takes to pack and unpack a row, ``num_rows`` at once."""
     dtype = dtype_of(row.dtype)
     rows = mx.random.normal((num_rows, prod(row.shape))).astype(dtype)
     mx.eval(rows)
@@ -195,10 +193,10 @@ def seconds_per_row(codec: str, row: TensorSpec, num_rows: int = _ROWS) -> float
 
 
 def columns_of(codec: str, num_rows: int, width: int, parts: list[memoryview]) -> list[np.ndarray]:
-    """Return the arrays of packed rows that a peer sent, not copied.
+    """Return the arrays of packed rows that a peer sent, without copying.
 
     Raises:
-        ValueError: the parts do not have the sizes for ``num_rows`` rows, or a spike's place is beyond ``width``.
+        ValueError: the parts' sizes do not match ``num_rows`` rows, or a spike's place is beyond ``width``.
     """
     wanted = columns(codec, width)
     if len(parts) != len(wanted):
@@ -216,7 +214,7 @@ def _column(part: memoryview, column: Column, num_rows: int) -> np.ndarray:
 
 
 def _groups(rows: mx.array) -> mx.array:
-    """Return [n, groups, GROUP]: each row in groups, the last padded with zeros."""
+    """Return [n, groups, GROUP]: each row cut into groups, the last group padded with zeros."""
     n, width = rows.shape
     padding = -width % GROUP
     if padding:
@@ -225,7 +223,7 @@ def _groups(rows: mx.array) -> mx.array:
 
 
 def _scaled(rows: mx.array, most: float) -> tuple[mx.array, mx.array]:
-    """Return each group divided by its scale, which makes its largest value ``most``; and the scales."""
+    """Return each group divided by its scale, so that its largest value is ``most``, and the scales."""
     groups = _groups(rows)
     scales = mx.maximum(mx.abs(groups).max(axis=-1) / most, _LEAST_SCALE)
     scaled = mx.clip(groups / scales[..., None], -most, most)

@@ -1,8 +1,8 @@
 """Converts arrays to raw buffers and back, without a copy that can be avoided.
 
 Sending: the buffer of an evaluated, contiguous array is its memory. Receiving: one copy, into MLX's memory (bfloat16 as
-16-bit integers, which numpy knows). An operation on the device would wait for every step launched before it, so what is
-sent of a finished step is read in its buffer, by the host.
+16-bit integers, which numpy knows). An operation on the device would wait for every step launched before it, so the
+host reads a finished step's results in their buffers.
 """
 
 from math import prod
@@ -16,14 +16,14 @@ from splitinfer.core.plan import TensorSpec
 from splitinfer.errors import ProtocolError
 
 _HIDDEN: dict[str, type[np.generic]] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
-"""The dtypes of hidden states, by MLX's names, each with that in which numpy reads it."""
+"""The dtypes of hidden states by MLX's names, each with the dtype that numpy reads them as."""
 
 
 def dtype_of(name: str) -> mx.Dtype:
-    """Return the dtype of hidden states, by MLX's name.
+    """Return the dtype of hidden states with MLX's ``name``.
 
     Raises:
-        ValueError: a dtype that hidden states do not have.
+        ValueError: hidden states cannot have this dtype.
     """
     if name not in _HIDDEN:
         raise ValueError(f"hidden states cannot be {name!r:.20}; known are {', '.join(_HIDDEN)}")
@@ -34,7 +34,7 @@ def mlx_dtype(name: str) -> mx.Dtype:
     """Return any dtype by MLX's name.
 
     Raises:
-        ValueError: an unknown one.
+        ValueError: the name is unknown.
     """
     found = getattr(mx, "bool_" if name == "bool" else name, None)
     if not isinstance(found, mx.Dtype):
@@ -43,7 +43,7 @@ def mlx_dtype(name: str) -> mx.Dtype:
 
 
 def spec_of(array: mx.array) -> TensorSpec:
-    """Return the dtype and shape with which a peer reads ``array``'s bytes."""
+    """Return the dtype and shape that a peer needs to read ``array``'s bytes."""
     return TensorSpec(name_of(array.dtype), tuple(array.shape))
 
 
@@ -53,31 +53,31 @@ def name_of(dtype: mx.Dtype) -> str:
 
 
 def to_buffer(array: mx.array) -> memoryview:
-    """Return the bytes of an array, row-major. Evaluates it; the array lives as long as the view.
+    """Return the bytes of an array, row-major. Evaluates it. The array lives as long as the view.
 
-    An array that is computed costs no operation on the device: on a GPU that would wait for the step launched
-    meanwhile. The host copies one that is not row-major.
+    An evaluated array needs no operation on the device, which would wait there for the step launched meanwhile. If it
+    is not row-major, the host copies it.
     """
     view = memory_of(array)
     return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
 
 
 def on_host(array: mx.array) -> NDArray[Any]:
-    """Return the numbers of an evaluated array, of any dtype but bfloat16, where they are; the array lives as long."""
+    """Return a view of an evaluated array's numbers (any dtype but bfloat16). The array lives as long as the view."""
     return np.asarray(memory_of(array))
 
 
 def memory_of(array: mx.array) -> memoryview:
-    """Return the memory of an array. All that a finished step brought is read here; an emulated accelerator may watch
-    it."""
+    """Return the memory of an array. All reads of a step's results go through here: an emulated accelerator may
+    watch."""
     return memoryview(cast(Any, array))  # MLX's stubs lack the buffer protocol
 
 
 def from_buffer(spec: TensorSpec, buffer: memoryview | bytes) -> mx.array:
-    """Return the hidden states a peer sent, copied.
+    """Return a copy of the hidden states that a peer sent.
 
     Raises:
-        ProtocolError: a dtype that hidden states do not have, or bytes that do not fill the shape exactly.
+        ProtocolError: hidden states cannot have this dtype, or the bytes do not fill the shape exactly.
     """
     if spec.dtype not in _HIDDEN:
         raise ProtocolError(f"the peer sent hidden states as {spec.dtype}; known are {', '.join(_HIDDEN)}")

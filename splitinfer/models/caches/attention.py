@@ -1,13 +1,15 @@
-"""How much memory attention takes besides keys and values: none to speak of where MLX has a fused kernel; elsewhere the
-scores of a whole chunk against the whole context, in the numbers' own dtype, one tensor at a time.
+"""Computes how much memory attention needs besides keys and values.
+
+Where MLX has a fused kernel, that is next to nothing. Elsewhere it is the scores of a whole chunk against the whole
+context, in the dtype of the numbers, one tensor at a time:
 
     unfused   q [heads, rows, d] @ k^T  ─▶  scores [heads, rows, context]  ─softmax, in place─▶  @ v
 
-Chunks of 512 rows and 32 heads make 1 GiB at 32k (jundot/omlx #2025 measured as much on a Mac). Which layers are fused
-is in MLX's source, ``ScaledDotProductAttention::use_fallback`` (0.32): on Metal, for over 8 rows, one head size for
-queries and values that has a kernel (192 and 256 are passed over as slower); on CUDA (``supports_sdpa_cudnn``) half
-precision, both sizes multiples of 8 and at most 128; on the CPU none. Models that compute scores of their own (DeepSeek
-V3) pass them as a mask, which is there whether MLX's part is fused or not.
+Chunks of 512 rows and 32 heads make 1 GiB at 32k (jundot/omlx #2025 measured as much on a Mac). MLX's source says which
+layers are fused (``ScaledDotProductAttention::use_fallback``, 0.32): on Metal, for over 8 rows, a head size that
+queries and values share and that has a kernel (192 and 256 are passed over as slower); on CUDA
+(``supports_sdpa_cudnn``), half precision with both sizes multiples of 8 and at most 128; on the CPU, none. Models that
+compute scores of their own (DeepSeek V3) pass them as a mask, which takes memory whether MLX's part is fused or not.
 """
 
 import threading
@@ -20,7 +22,7 @@ import mlx.core as mx
 
 from splitinfer.common.model_config import positive
 
-STEP_ROWS = 512  # tokens in a step on a GPU, unless an owner chose another ``token_budget``
+STEP_ROWS = 512  # tokens in a step on a GPU, unless the user set another ``token_budget``
 
 _METAL_SIZES = (64, 72, 80, 96, 128)
 _CUDA_MOST, _CUDA_MULTIPLE = 128, 8
@@ -30,9 +32,9 @@ _observing = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One layer's attention. ``heads``: of the queries. ``query_dim``, ``value_dim``: numbers in a head, 0 where the
-    model computes attention by itself. ``itemsize``: bytes of a number. ``window``: most keys; ``None``: all.
-    ``adds_scores``: whether the model gives each head scores of its own as a mask, as DeepSeek's do for positions."""
+    """The attention of one layer: ``heads`` query heads with ``query_dim`` and ``value_dim`` numbers (0 if the model
+    computes attention itself) of ``itemsize`` bytes. ``window``: the most keys that a row sees; ``None``: all.
+    ``adds_scores``: the model passes scores of its own for each head as a mask, as DeepSeek does for positions."""
 
     heads: int
     query_dim: int
@@ -51,19 +53,19 @@ class Attention:
         return False
 
     def tensors(self, backend: str) -> int:
-        """Return how many tensors of scores there are at a time: the model's own, and MLX's."""
+        """Return how many tensors of scores exist at the same time: the model's own, and MLX's."""
         return self.adds_scores + (not self.is_fused(backend))
 
     def scores(self, rows: int, context: int) -> int:
-        """Return the bytes of the scores of ``rows`` against a context of so many tokens."""
+        """Return the bytes of the scores of ``rows`` against ``context`` tokens."""
         return self.heads * rows * (context if self.window is None else min(context, self.window)) * self.itemsize
 
 
 def score_bytes(layers: Iterable[Attention], backend: str, rows: int, context: int) -> int:
-    """Return the bytes that a stage needs for scores: those of the layer that has most.
+    """Return the bytes that a stage needs for scores: the maximum over its layers.
 
-    ``rows``: of a step; ``context``: the most tokens of a sequence. 0 on the CPU, where steps are short, memory that
-    is not there can be swapped, and nothing has been refused for scores so far.
+    ``rows``: of a step. ``context``: the most tokens of a sequence. Return 0 on the CPU: its steps are short, it can
+    swap, and no run has failed for lack of this memory so far.
     """
     if backend == "cpu":
         return 0
@@ -78,25 +80,24 @@ def backend() -> str:
 
 
 def from_config(config: Mapping[str, Any], itemsize: int) -> tuple[Attention, ...]:
-    """Return the attention of a model that does not call MLX's function, from its configuration; none where that names
-    no number of heads."""
+    """Return the attention that a configuration tells, for a model that does not call MLX's function. Return an empty
+    tuple if the configuration has no number of heads."""
     heads = positive(config, "num_attention_heads", "n_heads", "n_head")
     return () if heads is None else (Attention(heads, 0, 0, itemsize),)
 
 
 Calls = list[tuple[Attention, int]]
-"""Calls of attention, each with its number of keys."""
+"""Attention calls, each with its number of keys."""
 
 
 def layers_of(calls: Calls, context: int) -> tuple[Attention, ...]:
-    """Return the attention of the layers in a graph, without repetitions. ``context``: the tokens of the sequence in
-    it; a layer that had fewer keys has a window of so many."""
+    """Return the distinct layers among ``calls``. A layer with fewer keys than ``context`` tokens has a window."""
     return tuple(dict.fromkeys(replace(layer, window=keys if keys < context else None) for layer, keys in calls))
 
 
 @contextmanager
 def observed() -> Iterator[Calls]:
-    """Note which attention this thread's calls of models compute, for the length of a ``with`` block."""
+    """Record the attention calls that models make on this thread during the ``with`` block."""
     found, thread = Calls(), threading.get_ident()
     with _observing:
         original = mx.fast.scaled_dot_product_attention

@@ -1,12 +1,12 @@
-"""The caches in a stage's cache list: its own, and ghosts for the layers of other stages.
+"""Makes a stage's cache list: the stage's own caches, and ghosts for the layers of other stages.
 
 A model's cache list stays at full length, because its own code indexes it: masks are made from ``cache[self.fa_idx]``,
 wherever that layer is. So the place of another stage's cache holds a *ghost*: it has the offset and the mask of the
-first own cache of the same kind, and raises if anything writes to it. Where both sides of a border need the keys and
-values of one layer, its cache is *shared*: the earlier stage's records what was stored last, and the later one's
-replica stores what was received instead.
+first own cache of the same kind, and raises if anything writes to it. If both sides of a border need the keys and
+values of a layer, its cache is *shared*: the earlier stage keeps the last ones that it stored, and the later stage's
+replica stores the received ones.
 
-A sliding window gets another cache than mlx-lm's (``WindowKVCache``): a rotating one stores in ring order, so its sums
+A sliding window uses ``WindowKVCache`` in place of mlx-lm's rotating cache. That one stores in ring order, so its sums
 depend on how the tokens were chunked, and it cannot be rolled back.
 """
 
@@ -29,14 +29,14 @@ from splitinfer.models.library.mlx_lm import cache as mlx_caches
 
 @functools.cache
 def _derived(mixin: type, cls: type) -> type:
-    """Return a cache's class with another before it among its bases."""
+    """Return a subclass of ``cls`` with ``mixin`` as its first base."""
     return type(f"{mixin.__name__}{cls.__name__}", (mixin, cls), {"cache_kind": cls})
 
 
 class WholeState:
-    """Goes before the class of a cache of a form that is not known (``_derived``): all that it holds is a state, which
-    can be saved and put back. A class that can put back what it tells as its ``state`` is believed; of any other,
-    the state is its attributes."""
+    """A mixin for caches of an unknown form (``_derived``): all that they hold is a state that can be saved and put
+    back. The state is the class's own ``state`` and ``meta_state`` if they have setters, else the cache's
+    attributes."""
 
     def empty(self) -> bool:
         """Return whether nothing was ever stored."""
@@ -44,7 +44,7 @@ class WholeState:
 
     @property
     def state(self) -> Any:
-        """Everything that it holds."""
+        """Everything that the cache holds."""
         base: Any = super()
         return (base.state, base.meta_state) if _puts_back(type(self)) else dict(vars(self))
 
@@ -58,7 +58,7 @@ class WholeState:
 
 
 def with_state(cache: Any) -> Any:
-    """Return a cache that can be saved and put back as a state, if it cannot be told how else it is."""
+    """Return ``cache``, made a ``WholeState`` if its class has no ``empty()`` or no setter of ``state``."""
     if not hasattr(cache, "empty") or _own(type(cache), "state").fset is None:
         cache.__class__ = _derived(WholeState, cache.__class__)
     return cache
@@ -69,7 +69,7 @@ def _puts_back(cls: type) -> bool:
 
 
 def _own(cls: type, name: str) -> Any:
-    """Return a property of the cache's own class; a read-only one if it has no such property."""
+    """Return a property of the cache's own class, or an empty one (without getter and setter) if it has none."""
     bases = (base for base in cls.__mro__ if base is not WholeState and name in vars(base))
     found = vars(next(bases, object)).get(name)
     return found if isinstance(found, property) else property()
@@ -77,15 +77,14 @@ def _own(cls: type, name: str) -> Any:
 
 Cache = Any  # mlx-lm's cache protocol is duck-typed
 
-# Names of classes, because mlx-vlm has its own of the same form.
+# Classes by name, because mlx-vlm has its own of the same form.
 _PLAIN = ("KVCache", "QuantizedKVCache", "ConcatenateKVCache")
 _STATES = ("ArraysCache", "PoolingCache", "WholeState")
 _EVEN = (*_PLAIN, "GrowingKVCache", "QuantisedKVCache", "ArraysCache")
 
 
 def fresh_caches(model: Any) -> list[Cache]:
-    """Return the caches that a model makes for a sequence, one for each of its places: mlx-lm's also where mlx-vlm's do
-    the same."""
+    """Return the caches that a model makes for a sequence, with mlx-lm's classes in place of mlx-vlm's equal ones."""
     return [_as_mlx_lms(cache) for cache in mlx_caches.make_prompt_cache(model)]
 
 
@@ -101,7 +100,7 @@ def _as_mlx_lms(cache: Cache) -> Cache:
 
 
 def is_plain(cache: Cache) -> bool:
-    """Return whether a cache has keys and values [B, heads, tokens, d] of every token, and nothing else."""
+    """Return whether a cache holds keys and values [B, heads, tokens, d] of every token and nothing else."""
     derived = itertools.takewhile(lambda cls: cls.__name__ not in _PLAIN, cache.__class__.__mro__)
     return can_be_cut(cache) and all(
         cls.__module__.startswith("splitinfer.") or "state" not in vars(cls) for cls in derived
@@ -109,7 +108,7 @@ def is_plain(cache: Cache) -> bool:
 
 
 def can_be_cut(cache: Cache) -> bool:
-    """Return whether a cache grows with every token, and gives up the last ones by itself."""
+    """Return whether a cache grows with every token and can drop its last tokens by itself."""
     return _is_one_of(cache, _PLAIN)
 
 
@@ -123,12 +122,12 @@ def is_list(cache: Cache) -> bool:
 
 
 def grows_evenly(cache: Cache) -> bool:
-    """Return whether a non-empty cache grows by the same number of bytes, or by none, with each token."""
+    """Return whether a non-empty cache grows by the same number of bytes with each token, which may be 0."""
     return all(type(part).__name__ in _EVEN for part in _parts(cache))
 
 
 def grow_in_step(cache: Cache) -> None:
-    """Let an empty cache grow in step with every other one (``core.kv.growth``)."""
+    """Make an empty cache grow in the same steps as all others (``core.kv.growth``)."""
     for one in _parts(cache):
         if isinstance(one, GrowingKVCache):
             one.phase = 0.0
@@ -143,9 +142,9 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
                     |  slack    |     window            |
         storage    [0 ................................. offset - base | room]
 
-    ``base`` is a multiple of ``ALIGN``. A masked key adds an exact zero to every sum, and with aligned
-    starts the keys of one position always fall on the same lane of a vector unit; so a row's result
-    does not depend on how many rows came with it. At least ``SLACK`` tokens can be rolled back.
+    ``base`` is a multiple of ``ALIGN``. A masked key adds an exact zero to every sum, and with aligned starts the keys
+    of one position always fall on the same lane of a vector unit; so a row's result does not depend on how many rows
+    came with it. At least ``SLACK`` tokens can be rolled back.
     """
 
     ALIGN = 64
@@ -184,8 +183,7 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
         return self.keys[..., :used, :], self.values[..., :used, :]
 
     def first_needed(self, offset: int) -> int:
-        """Return the aligned position from which the row at ``offset`` needs keys, ``SLACK`` tokens of rollback
-        included."""
+        """Return the aligned first position whose keys the row at ``offset`` needs, with ``SLACK`` for rollback."""
         oldest = offset - self.window - self.SLACK  # some models' masks reach one token past the window
         return max(self.base, oldest // self.ALIGN * self.ALIGN)
 
@@ -216,11 +214,11 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
         return cast(mx.array, base.create_causal_mask(n, past, window_size=window))
 
     def is_trimmable(self) -> bool:
-        """Return always, within ``rewind_limit``."""
+        """Return True: within ``rewind_limit`` the cache can always be rolled back."""
         return True
 
     def trim(self, n: int) -> int:
-        """Drop the last ``n`` tokens if the window before them is still stored; returns how many were dropped."""
+        """Drop the last ``n`` tokens if the window before them is still stored. Return how many were dropped."""
         oldest = self.offset - n - self.window
         if n > self.offset - self.base or (self.base > 0 and oldest < self.base):
             return 0
@@ -228,7 +226,7 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
         return n
 
     def size(self) -> int:
-        """Return the tokens stored."""
+        """Return the number of stored tokens."""
         return self.offset - self.base
 
     def empty(self) -> bool:
@@ -237,13 +235,13 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """The arrays, which have to be evaluated, and what they hold."""
+        """The arrays, which must be evaluated, and the numbers that describe them."""
         return self.keys, self.values, self.offset, self.base, self.window
 
 
 def own_cache(cache: Cache, format: KVFormat | None = None, phase: float = 0.0) -> Cache:
-    """Return the cache a stage uses for an own layer: a ``WindowKVCache`` for a sliding window, for plain keys and
-    values one that grows at a ``phase``, and has them in ``format`` if there is one, else mlx-lm's."""
+    """Return the cache that a stage uses for a layer of its own: a ``WindowKVCache`` for a sliding window; a cache that
+    grows at ``phase`` and stores in ``format``, if given, for plain keys and values; otherwise the model's own."""
     if is_list(cache):
         cache.caches = tuple(own_cache(c, format, phase) for c in cache.caches)
         return cache
@@ -255,13 +253,12 @@ def own_cache(cache: Cache, format: KVFormat | None = None, phase: float = 0.0) 
 
 
 def can_quantise(cache: Cache) -> bool:
-    """Return whether a cache may be stored in few bits. Windows and states may not, as they do not grow with the
-    context."""
+    """Return whether a cache may be stored in few bits: not windows and states, which do not grow with the context."""
     return type(cache) is mlx_caches.KVCache
 
 
 def rewind_limit(cache: Cache) -> int | None:
-    """Return how many tokens this cache can always be rolled back (``core.kv.rewind``)."""
+    """Return by how many tokens this cache can always be rolled back (``core.kv.rewind``)."""
     if is_list(cache):
         return least_rewind(rewind_limit(c) for c in cache.caches)
     if can_be_cut(cache):
@@ -272,22 +269,22 @@ def rewind_limit(cache: Cache) -> int | None:
 
 
 def trim(cache: Cache, n: int) -> bool:
-    """Roll one cache back by ``n`` tokens; whether that succeeded. A state is left as it is: it is restored instead."""
+    """Roll one cache back by ``n`` tokens and return whether that succeeded. A state does not change."""
     if is_list(cache):
         return all(trim(c, n) for c in cache.caches)
     if cache.empty() or _is_state(cache):
-        return True  # never written, or restored by ``KVPool`` from a saved state
+        return True  # never written, or ``KVPool`` restores a saved one
     return bool(cache.is_trimmable() and cache.trim(n) == n)
 
 
 def nbytes_written(cache: Cache) -> int:
-    """Return the bytes of the arrays into which the next step writes: all but states, which each step makes anew."""
+    """Return the bytes of the arrays that the next step writes into: all except states, which each step makes anew."""
     parts = (part for part in _parts(cache) if not _is_state(part))
     return sum(array.nbytes for part in parts for array in arrays_of(part))
 
 
 def states_of(cache: Cache) -> Iterator[Cache]:
-    """Return the caches within a cache that hold a state, which summarises all tokens so far and cannot be cut."""
+    """Return the parts of a cache that hold a state: a summary of all tokens so far, which cannot be cut."""
     return (part for part in _parts(cache) if _is_state(part) and not part.empty())
 
 
@@ -296,13 +293,13 @@ def _is_state(cache: Cache) -> bool:
 
 
 def copied_state(state: Any) -> Any:
-    """Return a state that later writes in place to the old one do not change. Its arrays share the memory of the old
-    ones until then: MLX writes a shared array anew."""
+    """Return a copy of a state that later writes to the original do not change. Both share memory until such a write:
+    MLX does not write in place into a shared array."""
     return tree_map(lambda leaf: mx.contiguous(leaf[...]) if isinstance(leaf, mx.array) else leaf, state)
 
 
 class CachePlace:
-    """A sequence's position, from which ghosts without an own cache of their kind read their offset."""
+    """A sequence's position. Ghosts that have no own cache of their kind read their offset from it."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -311,10 +308,10 @@ class CachePlace:
 def make_list(
     fresh: Sequence[Cache], own: Collection[int], place: CachePlace, format: KVFormat | None = None
 ) -> tuple[list[Cache], list[Cache]]:
-    """Return the full-length cache list of one sequence, and the own caches in it.
+    """Return the full-length cache list of one sequence, and the stage's own caches in it.
 
-    ``fresh``: what the model's own ``make_cache`` returned; ``own``: the places of the stage's own caches, which store
-    their keys and values in ``format``, if there is one.
+    ``fresh``: the list that the model's own ``make_cache`` returned. ``own``: the places of the stage's own caches.
+    ``format``: how they store keys and values; ``None``: as computed.
     """
     full = [own_cache(cache, format, phase_of(i)) if i in own else cache for i, cache in enumerate(fresh)]
     own_by_kind: dict[tuple[Any, ...], Cache] = {}
@@ -325,7 +322,7 @@ def make_list(
 
 
 def _parts(cache: Cache) -> Iterator[Cache]:
-    """Yield the caches in a list of caches; any other is its only part."""
+    """Yield the caches in a list of caches, or the cache itself if it is not a list."""
     if is_list(cache):
         for one in cache.caches:
             yield from _parts(one)
@@ -339,7 +336,7 @@ def arrays_of(cache: Cache) -> list[mx.array]:
 
 
 def kind_of(cache: Cache) -> tuple[Any, ...]:
-    """Return what makes two caches interchangeable for offset and mask."""
+    """Return a key that two caches share if they are interchangeable for offset and mask."""
     if is_list(cache):
         return ("list", *(kind_of(c) for c in cache.caches))
     if isinstance(cache, mlx_caches.RotatingKVCache | WindowKVCache):
@@ -365,7 +362,7 @@ def _refuse_write(ghost: Cache, *_args: Any, **_kwargs: Any) -> None:
 
 
 class _Ghost:
-    """A read-only view of an own cache, in the place of another stage's cache of the same kind."""
+    """A read-only view of an own cache, which stands in the place of another stage's cache of the same kind."""
 
     def __init__(self, own: Cache) -> None:
         self._own = own
@@ -384,14 +381,14 @@ class _Ghost:
 
 
 class _Lone:
-    """A ghost without an own cache of its kind: it is empty, and its offset is the sequence's position."""
+    """A ghost whose kind has no own cache: it is empty, and its offset is the sequence's position."""
 
     offset = property(lambda ghost: ghost.ghost_place.position, lambda _ghost, _value: None)
     __setitem__ = update_and_fetch = _refuse_write
 
 
 class _Shared:
-    """A cache that records in ``stored`` what it stored last, and stores what is in ``received`` instead, if it is."""
+    """A cache that keeps the last keys and values written in ``stored``. If ``received`` has some, it stores these."""
 
     def update_and_fetch(self: Any, keys: mx.array, values: mx.array) -> Any:
         keys, values = self.received.get(0, keys), self.received.get(1, values)
@@ -401,7 +398,7 @@ class _Shared:
 
 
 def share(cache: Cache) -> None:
-    """Make a cache one that is shared."""
+    """Make a cache a shared one (``_Shared``)."""
     if not hasattr(cache, "received"):
         cache.__class__ = _derived(_Shared, cache.__class__)
         cache.received, cache.stored = {}, ()

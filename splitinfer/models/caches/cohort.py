@@ -1,13 +1,14 @@
-"""Stores the keys and values of sequences that decode together side by side, so that one call attends for all.
+"""Stores the keys and values of sequences that decode together in common arrays, so that one call attends for all.
 
     layer i     keys [B, heads, room, d]          member    length
                 |#########........|               0          9
                 |############.....|               1         12
 
 As long as the members of a *cohort* stay the same, a step writes one position of each and attends once, with neither a
-loop nor a copy; when one joins or leaves, the arrays are rebuilt. Sums of members of equal length are bitwise those of
-each alone; others are padded to the longest and masked, which adds in another order. A member's own caches are empty
-and know only their offset; ``release`` gives them their arrays back, with which every other use of it begins.
+loop nor a copy. When a member joins or leaves, the arrays are rebuilt. Sums of members of equal length are bitwise
+equal to each member's alone. Shorter members are padded to the longest and masked, which changes the order of addition.
+A member's own caches are empty and know only their offset; any other use of the member first calls ``release``, which
+returns its arrays to it.
 """
 
 import math
@@ -29,8 +30,9 @@ from splitinfer.models.memory import on_gpu
 
 
 class SequenceCaches:
-    """One sequence's caches on this stage: ``full``, the full-length list that the model indexes, and ``own``, those in
-    it that this stage writes to. ``pictures``: those among its tokens, on which positions depend."""
+    """The caches of one sequence on this stage. ``full``: the full-length list that the model indexes. ``own``: the
+    caches in it that this stage writes to. ``pictures``: those among the sequence's tokens; its positions depend on
+    them."""
 
     def __init__(self, full: list[Cache], own: list[Cache], place: CachePlace) -> None:
         self.full, self.own, self.place = full, own, place
@@ -38,24 +40,24 @@ class SequenceCaches:
         self.pictures: tuple[Picture, ...] = ()
 
     def arrays(self) -> list[mx.array]:
-        """Return all that its own caches hold; they have to be evaluated after a step."""
+        """Return all arrays of its own caches; they must be evaluated after a step."""
         return [array for cache in self.own for array in arrays_of(cache)]
 
     @property
     def has_grids(self) -> bool:
-        """Whether positions of its tokens have three dimensions."""
+        """Whether its tokens' positions have three dimensions."""
         return any(picture.has_grid for picture in self.pictures)
 
     def positions(self, start: int, end: int) -> mx.array:
-        """Return [1, n] positions of its tokens [start, end), or [3, 1, n]."""
+        """Return the positions of its tokens [start, end), as [1, n], or [3, 1, n] if it ``has_grids``."""
         if not self.has_grids:
             return mx.arange(start, end)[None]
         return mx.array(grid_positions(self.pictures, start, end), dtype=mx.int32).T[:, None]
 
     @contextmanager
     def seeing_both_ways(self, start: int, count: int) -> Iterator[None]:
-        """For the next ``count`` rows from position ``start`` let rows of one picture see each other, where the model's
-        do: in the masks that the caches make."""
+        """Let the rows of one picture see each other, in the masks that the caches make for the next ``count`` rows
+        from position ``start``, if the model attends to pictures this way."""
         end = start + count
         spans = [one for one in self.pictures if one.is_whole and one.start < end and start < one.end]
         caches = self.full if spans and count > 1 else []
@@ -73,8 +75,8 @@ class SequenceCaches:
             self.cohort.release(self)
 
     def rewind(self, back: int) -> bool:
-        """Roll back by ``back`` tokens; whether every cache could. In a cohort only the lengths change: nothing is
-        copied, and what lies behind them is masked until it is written again."""
+        """Roll back by ``back`` tokens and return whether every cache could. In a cohort only the lengths change:
+        nothing is copied, and entries beyond the length are masked until they are overwritten."""
         inside = set() if self.cohort is None else {id(self.full[place]) for place in self.cohort.places}
         for cache in self.own:
             if id(cache) in inside:
@@ -85,19 +87,19 @@ class SequenceCaches:
         return True
 
     def close(self) -> None:
-        """Leave the cohort, if in one: this sequence has ended."""
+        """Leave the cohort, if the sequence is in one, because the sequence has ended."""
         if self.cohort is not None:
             self.cohort.forget(self)
 
     def kv_cache(self, place: int) -> Cache:
-        """Return the cache at a place of the list, for reading: a view of the cohort's arrays if they are there."""
+        """Return the cache at a place of the list, for reading; at a cohort's place, a view of the cohort's arrays."""
         if self.cohort is not None and place in self.cohort.places:
             return self.cohort.view(self, place)
         return self.full[place]
 
 
 def _both_ways(make: Callable[..., mx.array], spans: Sequence[Picture], end: int, n: int, **asked: Any) -> mx.array:
-    """Return a cache's mask for the ``n`` rows before position ``end``, in which the rows of each span see all of
+    """Return a cache's mask for the ``n`` rows before position ``end``; rows of a picture in ``spans`` see all of
     it."""
     mask = make(n, **{**asked, "return_array": True})
     rows, keys = mx.arange(end - n, end)[:, None], mx.arange(end - mask.shape[-1], end)
@@ -107,10 +109,10 @@ def _both_ways(make: Callable[..., mx.array], spans: Sequence[Picture], end: int
 
 
 def share_calls(lengths: Sequence[int], *, exact: bool) -> list[list[int]]:
-    """Return which of several decoding sequences attend in one call: groups of indices.
+    """Return the indices of decoding sequences in groups; each group attends in one call.
 
-    ``exact``: only those of equal length; else those whose lengths are within a quarter of each other, so that padding
-    costs no more than that in memory and in time. Up to ``BLOCK`` tokens all take the same room anyway.
+    With ``exact``, sequences of a group have equal lengths. Otherwise their lengths are within a quarter of each other,
+    so padding costs at most that in memory and time. Up to ``BLOCK`` tokens all take the same room anyway.
 
     >>> share_calls([9, 9, 12, 9], exact=True), share_calls([9, 9, 12, 40], exact=False)
     ([[0, 1, 3], [2]], [[0, 1, 2, 3]])
@@ -123,7 +125,7 @@ def share_calls(lengths: Sequence[int], *, exact: bool) -> list[list[int]]:
 
 
 class Cohort:
-    """``members``: sequences whose plain caches, at ``places`` of their lists, are stored together here."""
+    """Stores the plain caches of ``members`` (sequences), at ``places`` of their lists, in common arrays."""
 
     def __init__(self, members: Sequence[SequenceCaches], places: Sequence[int]) -> None:
         self.members = tuple(members)
@@ -140,11 +142,11 @@ class Cohort:
         self.begin_step()
 
     def row_of(self, member: SequenceCaches) -> int:
-        """Return where a member's keys and values are in the arrays."""
+        """Return the row of a member's keys and values in the arrays."""
         return next(i for i, one in enumerate(self.members) if one is member)
 
     def begin_step(self) -> None:
-        """Read each member's position; one position of each is about to be computed."""
+        """Read each member's position, before a step that computes one position of each."""
         lengths = tuple(member.place.position for member in self.members)
         self._used = max(lengths) + 1
         self._is_even = min(lengths) + 1 == self._used
@@ -153,7 +155,7 @@ class Cohort:
             self._at = mx.array(lengths, dtype=mx.int32)
 
     def store(self, place: int, k: mx.array, v: mx.array) -> Any:
-        """Append each member's new [B, kv heads, 1, d] keys and values; returns all, [B, kv heads, longest, d]."""
+        """Append each member's new [B, kv heads, 1, d] keys and values. Return all, [B, kv heads, longest, d]."""
         like = self.members[0].full[place]
         self._kv[place] = tree_map(partial(self._write, like.phase), self._kv[place], like.encode(k, v))
         for member in self.members:
@@ -169,10 +171,10 @@ class Cohort:
         return y.reshape(y.shape[0], -1, 1, y.shape[-1])
 
     def _mask(self, rows: tuple[int, ...]) -> mx.array | None:
-        """Return the keys that each member sees, bool [B, *rows, longest]; ``None``: all. ``rows``: heads, and rows of
+        """Return which keys each member sees, bool [B, *rows, longest], or ``None`` if all. ``rows``: heads, rows of
         each.
 
-        Made for all heads, once a step: of a mask that all share, MLX's kernel makes a copy for each layer.
+        Each step makes it once, for all heads: MLX's kernel would copy a mask that the heads share in every layer.
         """
         if self._is_even:
             return None
@@ -186,13 +188,13 @@ class Cohort:
         return [array for _, array in tree_flatten(list(self._kv.values()))]
 
     def view(self, member: SequenceCaches, place: int) -> Cache:
-        """Return a member's keys and values at a place, not copied: for reading, until the next step."""
+        """Return a member's keys and values at a place without copying, for reading until the next step."""
         row, cache = self.row_of(member), copy(member.full[place])
         cache.keys, cache.values = tree_map(lambda array: array[row : row + 1], self._kv[place])
         return cache
 
     def release(self, member: SequenceCaches) -> None:
-        """Give a member its keys and values back; the other members stay."""
+        """Return a member's keys and values to it and remove it; the other members stay."""
         row = self.row_of(member)
         for place in self.places:
             cache = member.full[place]
@@ -203,14 +205,14 @@ class Cohort:
         mx.async_eval([(member.full[place].keys, member.full[place].values) for place in self.places])  # type: ignore[no-untyped-call]
 
     def forget(self, member: SequenceCaches) -> None:
-        """Remove a member that has ended. With less than half of the members left, the cohort is dissolved."""
+        """Remove a member that has ended. Dissolve the cohort if fewer than half of its members are left."""
         member.cohort = None
         left = sum(one.cohort is self for one in self.members)
         if 2 * left < len(self.members):
             self.dissolve()
 
     def dissolve(self) -> None:
-        """Release the members left: any one of them would hold the memory of all."""
+        """Release all remaining members, because a single one would keep the memory of all."""
         for member in self.members:
             if member.cohort is self:
                 self.release(member)
@@ -244,7 +246,7 @@ class Cohort:
 
 
 def _picked(rows: Sequence[int], length: int, array: mx.array) -> mx.array:
-    """Return some rows of [B, heads, tokens, d], with room for ``length`` tokens."""
+    """Return ``rows`` of an array [B, heads, tokens, d], with room for ``length`` tokens."""
     return fitted(array[mx.array(list(rows))], length)
 
 

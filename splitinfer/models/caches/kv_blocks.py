@@ -1,12 +1,12 @@
 """Copies a sequence's KV into blocks, from which other sequences start.
 
-A cache that holds something for each token (plain, quantised, a sliding window in temporal order) is cut along the
-tokens, and joined again up to any token. Any other only has a *state*, which summarises all tokens so far: a sequence
-can start only at the end of its block. Outside this process a block is a list of *parts*, one for each cache; read from
-a file, they must have the form of a block that was cut here (a *sample*).
+A cache with an entry for each token (plain, quantised, a sliding window in temporal order) is cut along the tokens, and
+can be joined again up to any token. Any other cache only has a *state*, which summarises all tokens so far: a sequence
+can start only at the end of its block. Outside this process a block is a list of *parts*, one for each cache. Parts
+read from a file must match the form of a block that was cut here (a *sample*).
 
-A block's arrays are copies. Those of one cache are packed into one, byte by byte (``PackedTree``): a GPU has a limited
-number of buffers (``memory.counted_bytes``), and quantised keys and values of one layer would be six.
+A block's arrays are copies. The arrays of one cache are packed into one, byte by byte (``PackedTree``): a GPU has a
+limited number of buffers (``memory.counted_bytes``), and the quantised keys and values of one layer would take six.
 """
 
 import itertools
@@ -32,15 +32,15 @@ _ROOM = BLOCK  # tokens of a full block
 
 @dataclass(frozen=True, slots=True)
 class PackedTree:
-    """``form``: a tree with a ``TensorSpec`` for each array; other leaves are as they were. ``data``: uint8 [bytes],
-    the widest numbers first, so that each array begins at a multiple of its item size."""
+    """A tree of arrays, packed into one array. ``form``: the tree with a ``TensorSpec`` in place of each array.
+    ``data``: uint8 [bytes], the widest numbers first, so that each array begins at a multiple of its item size."""
 
     form: Any
     data: mx.array
 
     @classmethod
     def of(cls, tree: Any) -> "PackedTree":
-        """Pack a tree; computes nothing yet. Of several arrays it is a copy, which does not hold their memory."""
+        """Pack a tree. Computes nothing yet. Several arrays are copied, so their memory is not held."""
         arrays = [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]
         form = tree_map(lambda leaf: spec_of(leaf) if isinstance(leaf, mx.array) else leaf, tree)
         pieces = [arrays[i].reshape(-1).view(mx.uint8) for i in _order(specs_of(form))]
@@ -48,12 +48,12 @@ class PackedTree:
 
     @classmethod
     def from_buffers(cls, form: Any, buffers: Sequence[memoryview | bytes]) -> "PackedTree":
-        """Pack the bytes of a form's arrays, in the order of the tree, which must have the sizes that it says."""
+        """Pack the bytes of a form's arrays, given in the order of the tree, which must have the form's sizes."""
         found = [np.frombuffer(buffers[i], np.uint8) for i in _order(specs_of(form))]
         return cls(form, mx.array(np.concatenate(found)) if found else mx.zeros((0,), mx.uint8))
 
     def tree(self) -> Any:
-        """Return the tree again, its arrays cut out of ``data``; computes nothing yet."""
+        """Return the tree, its arrays cut out of ``data``. Computes nothing yet."""
         specs = specs_of(self.form)
         arrays = [
             self.data[at : at + nbytes_of(spec)].view(mlx_dtype(spec.dtype)).reshape(spec.shape)
@@ -69,22 +69,22 @@ class PackedTree:
 
 
 def specs_of(form: Any) -> list[TensorSpec]:
-    """Return the arrays of a form, in the order of the tree."""
+    """Return the specs of a form's arrays, in the order of the tree."""
     return [leaf for _, leaf in tree_flatten(form) if isinstance(leaf, TensorSpec)]
 
 
 def nbytes_of(spec: TensorSpec) -> int:
-    """Return the bytes of an array."""
+    """Return the size of an array in bytes."""
     return prod(spec.shape) * mlx_dtype(spec.dtype).size
 
 
 def _order(specs: Sequence[TensorSpec]) -> list[int]:
-    """Return the arrays' numbers in the order in which they are packed."""
+    """Return the arrays' indices in the order of packing."""
     return sorted(range(len(specs)), key=lambda i: -mlx_dtype(specs[i].dtype).size)
 
 
 def _offsets(specs: Sequence[TensorSpec]) -> list[int]:
-    """Return where each array begins."""
+    """Return the offset of each array in bytes."""
     offsets, at = [0] * len(specs), 0
     for i in _order(specs):
         offsets[i] = at
@@ -94,7 +94,7 @@ def _offsets(specs: Sequence[TensorSpec]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class BlockPiece:
-    """What a block stores of one cache: the arrays of positions [start, end), or the state at ``end``.
+    """One cache's part of a block: the arrays of positions [start, end), or the state at ``end``.
 
     ``by_token``: the packed arrays are [B, heads, end - start, d].
     """
@@ -107,15 +107,15 @@ class BlockPiece:
 
 @dataclass(frozen=True, slots=True)
 class KVBlock:
-    """A block on this stage: the pieces of its own caches, in order; ``None`` for a cache that is never written, a list
-    for a list of caches."""
+    """A block on this stage. ``pieces``: one for each of its own caches, in order; ``None`` for a cache that is never
+    written, a list for a list of caches."""
 
     pieces: tuple[Any, ...]
     start: int
     end: int
 
     def arrays(self) -> list[mx.array]:
-        """Return all arrays: one for each cache that it holds something of."""
+        """Return all arrays: one for each cache that has a piece."""
         return [piece.packed.data for _, piece in tree_flatten(self.pieces) if piece is not None]
 
     def for_host(self) -> "KVBlock":
@@ -128,7 +128,7 @@ class KVBlock:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """The bytes that it holds."""
         return sum(array.nbytes for array in self.arrays())
 
 
@@ -138,7 +138,7 @@ def cut(caches: SequenceCaches, places: Sequence[int], start: int, end: int) -> 
 
 
 def moved(block: KVBlock, by: int) -> KVBlock:
-    """Return the block as if it were of positions that are ``by`` later; for stages that are only timed."""
+    """Return the block with its positions moved ``by`` tokens later, for stages that are only timed."""
 
     def later(piece: BlockPiece | None) -> BlockPiece | None:
         return piece and replace(piece, start=piece.start + by, end=piece.end + by)
@@ -147,15 +147,15 @@ def moved(block: KVBlock, by: int) -> KVBlock:
 
 
 def layer_by_layer(blocks: Iterable[KVBlock]) -> list[mx.array]:
-    """Return the arrays of several blocks in the order in which to compute them. Where a sequence is freed while all of
-    it is cut into blocks, each of its layers gives its memory back before the next is copied: a fifth of its KV is
-    needed in addition with 16 layers, and all of it block by block (measured on the CPU backend)."""
+    """Return the arrays of several blocks in the best order to compute them: layer by layer. If a sequence is freed
+    while all of it is cut into blocks, each layer gives its memory back before the next is copied. With 16 layers that
+    needs a fifth of its KV in addition; block by block, all of it (measured on the CPU)."""
     each = itertools.zip_longest(*[block.arrays() for block in blocks])
     return [array for arrays in each for array in arrays if array is not None]
 
 
 def join(caches: SequenceCaches, places: Sequence[int], blocks: Sequence[KVBlock], length: int) -> list[mx.array]:
-    """Fill fresh caches with the first ``length`` tokens of consecutive blocks; the arrays made for that.
+    """Fill fresh caches with the first ``length`` tokens of consecutive blocks. Return the arrays made for that.
 
     Raises:
         ValueError: the blocks do not hold those tokens.
@@ -170,15 +170,15 @@ def join(caches: SequenceCaches, places: Sequence[int], blocks: Sequence[KVBlock
     return made
 
 
-CacheSlot = tuple[int, ...]  # a cache: its place in the model's list, then where it is in lists of caches
+CacheSlot = tuple[int, ...]  # a cache's place in the model's list, then its places in nested lists of caches
 
 
 BlockParts = Mapping[CacheSlot, tuple[StoredPart, Sequence[memoryview | bytes]]]
-"""By slot: what a block has of a cache, and the bytes of its arrays."""
+"""By slot: a cache's part of a block, and the bytes of its arrays."""
 
 
 def parts_of(block: KVBlock, places: Sequence[int]) -> BlockParts | None:
-    """Return the parts of a computed block of the caches at ``places``. Return None if it holds anything but arrays."""
+    """Return the parts of an evaluated block of the caches at ``places``, or None if a piece has other data."""
     parts = dict[CacheSlot, tuple[StoredPart, Sequence[memoryview | bytes]]]()
     for path, piece in tree_flatten(block.pieces):
         if piece is None:
@@ -193,10 +193,10 @@ def parts_of(block: KVBlock, places: Sequence[int]) -> BlockParts | None:
 
 
 def block_of(parts: BlockParts, places: Sequence[int], sample: KVBlock, start: int, end: int) -> KVBlock:
-    """Return the block of positions [start, end) from its parts, which must have the form of ``sample``.
+    """Return the block of positions [start, end) from its parts, which must match the form of ``sample``.
 
     Raises:
-        ValueError: they do not.
+        ValueError: a part has another form or other positions.
     """
 
     def made(path: str, like: BlockPiece | None) -> BlockPiece | None:
@@ -206,7 +206,7 @@ def block_of(parts: BlockParts, places: Sequence[int], sample: KVBlock, start: i
 
 
 def _slot(places: Sequence[int], path: str) -> CacheSlot:
-    """Return the slot of a piece by its path among the pieces of a block."""
+    """Return the slot of a piece from its path among the pieces of a block."""
     first, *within = map(int, path.split("."))
     return places[first], *within
 
@@ -214,7 +214,7 @@ def _slot(places: Sequence[int], path: str) -> CacheSlot:
 def _piece(parts: BlockParts, slot: CacheSlot, like: BlockPiece | None, start: int, end: int) -> BlockPiece | None:
     if like is None or slot not in parts:
         if like is not None or slot in parts:
-            raise ValueError(f"the cache at {slot} should {'hold nothing' if like is None else 'be there'}")
+            raise ValueError(f"the cache at {slot} should be {'empty' if like is None else 'there'}")
         return None
     part, buffers = parts[slot]
     own, wanted = (_of_form(specs, part.by_token) for specs in (part.arrays, specs_of(like.packed.form)))
@@ -226,7 +226,7 @@ def _piece(parts: BlockParts, slot: CacheSlot, like: BlockPiece | None, start: i
 
 
 def _of_form(specs: Sequence[TensorSpec], by_token: bool) -> list[Any]:
-    """Return what arrays of the same cache have in common, whatever the tokens are."""
+    """Return the dtype and the shape of each array, without the dimensions that depend on the tokens."""
     return [(spec.dtype, (*spec.shape[:-2], spec.shape[-1]) if by_token else len(spec.shape)) for spec in specs]
 
 
@@ -260,7 +260,7 @@ def _join(cache: Cache, pieces: Sequence[Any], length: int) -> list[mx.array]:
         return []
     if not last.by_token:
         if last.end != length:
-            raise ValueError(f"a state at {last.end} tokens is not one at {length}")
+            raise ValueError(f"a state at {last.end} tokens cannot be used at {length}")
         cache.state = copied_state(last.packed.tree())
         return []
     base = cache.first_needed(length) if isinstance(cache, WindowKVCache) else 0

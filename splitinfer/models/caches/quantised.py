@@ -3,10 +3,10 @@
     layer's k, v [B, heads, n, d] --quantise--> words, scales, biases, each [B, heads, n, *]
     attention    <--few rows on Metal: products with the words themselves; else: dequantised, then MLX's own--
 
-On CUDA MLX takes words that are broadcast over the queries of a head for one head's (``qmm_utils.h``; MLX 0.32). The
-cache returns a placeholder (``Packed``), which only the attention function that replaces mlx-lm's
-(``models.caches.rows``) can read. Numbers are quantised in float32: scale and bias in half precision would double the
-error.
+On CUDA, MLX treats words that are broadcast over a head's queries as the words of one head (``qmm_utils.h``; MLX 0.32).
+The cache returns a placeholder (``Packed``); only the attention function that replaces mlx-lm's
+(``models.caches.rows``) can read it. Numbers are quantised in float32: scale and bias in half precision would double
+the error.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from splitinfer.models.library.mlx_lm import base
 from splitinfer.system.gpu_roads import Road
 
 _GROUPS = (64, 32)  # numbers that share a scale; the largest that divides a head
-_FEW_ROWS = 8  # up to which products with words are faster than dequantising
+_FEW_ROWS = 8  # up to this many, products with words are faster than dequantising
 
 Columns = tuple[mx.array, mx.array, mx.array]  # words, scales, biases: each [B, heads, tokens, *]
 _original = base.scaled_dot_product_attention
@@ -57,7 +57,7 @@ def quantise(array: mx.array, bits: int) -> Columns:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Stored keys or values as a model's code sees them: a shape and a dtype, but no array."""
+    """Stored keys or values as a model's code sees them: they have a shape and a dtype, but no array."""
 
     columns: Columns
     bits: int
@@ -65,7 +65,7 @@ class Packed:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[B, heads, tokens, d]."""
+        """The shape [B, heads, tokens, d] of the numbers."""
         words = self.columns[0]
         return (*words.shape[:-1], words.shape[-1] * 32 // self.bits)
 
@@ -90,7 +90,7 @@ class Packed:
 
 
 class QuantisedKVCache(GrowingKVCache):
-    """The same with ``keys`` and ``values`` as columns of ``format``'s bits."""
+    """A ``GrowingKVCache`` whose ``keys`` and ``values`` are columns with ``format``'s bits."""
 
     def __init__(self, format: KVFormat, phase: float = 0.0) -> None:
         super().__init__(phase)
@@ -98,16 +98,16 @@ class QuantisedKVCache(GrowingKVCache):
         self.dtype = mx.float32
 
     def encode(self, keys: mx.array, values: mx.array) -> tuple[Columns, Columns]:
-        """Return new keys and values as they are stored."""
+        """Return new keys and values in their stored form."""
         self.dtype = keys.dtype
         return quantise(keys, self.format.key_bits), quantise(values, self.format.value_bits)
 
     def decode(self, keys: Columns, values: Columns) -> tuple[Packed, Packed]:
-        """Return stored keys and values as attention reads them."""
+        """Return stored keys and values in the form that attention reads."""
         return Packed(keys, self.format.key_bits, self.dtype), Packed(values, self.format.value_bits, self.dtype)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Packed, Packed]:
-        """Append [B, heads, n, d] keys and values; returns all stored ones."""
+        """Append [B, heads, n, d] keys and values. Return all stored ones."""
         before, self.offset = self.offset, self.offset + keys.shape[2]
         new = self.encode(keys, values)
         if self.keys is None:
@@ -124,7 +124,7 @@ class QuantisedKVCache(GrowingKVCache):
 def attention(
     queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, sinks: mx.array | None = None
 ) -> mx.array:
-    """Return attention [B, heads, n, d] of queries over keys and values, packed or not."""
+    """Return attention [B, heads, n, d] of queries over keys and values, which may be packed."""
     if not isinstance(keys, Packed):
         return cast(mx.array, _original(queries, keys, values, cache=None, scale=scale, mask=mask, sinks=sinks))
     if sinks is None and queries.shape[2] <= _FEW_ROWS and backend() == "metal" and Road.KV_KERNEL.is_open:
@@ -134,7 +134,8 @@ def attention(
 
 
 def over_words(q: mx.array, keys: Packed, values: Packed, scale: float, mask: Any) -> mx.array:
-    """Return attention that reads each stored word once, without dequantising: decode is bound by memory bandwidth."""
+    """Return attention over packed keys and values. It reads each stored word once and does not dequantise, because
+    decode is bound by memory bandwidth."""
     batch, heads, rows, dim = q.shape
     num_kv, tokens = keys.shape[1], keys.shape[2]
     q = (scale * q.astype(mx.float32)).reshape(batch, num_kv, heads // num_kv, rows, dim)

@@ -1,15 +1,15 @@
 """Rolls recurrent states back to any row of a block of drafts, without another step.
 
-A recurrent state stands for all tokens so far, so it cannot be cut. But most of what a module computes of a row, its
-projections, depends on that row alone. So of a block of drafts a stage keeps (``DraftedBlock``) the states from before
-it, the rows given to each module that updates one, and the results of that module's linear layers:
+A recurrent state stands for all tokens so far, so it cannot be cut. But most of a module's work on a row, its
+projections, depends on that row alone. So for a block of drafts a stage keeps (``DraftedBlock``) the states from before
+it, the rows given to each module that updates a state, and the results of that module's linear layers:
 
     projections    kept     kept     kept     kept
     state      S0 -----> S1 -----> S2 -----> S3 -----> S4      S0 is kept, S4 is there
-    rollback   S0 -----> S1 -----> S2                          where row 2 is wrong
+    rollback   S0 -----> S1 -----> S2                          if row 2 is wrong
 
-The graph of that becomes a part of the next step's. Where a model's modules cannot be run so, the whole stage runs
-those rows again. Which is right is found by trial (``kv_trial``).
+The graph of the rollback becomes a part of the next step's. If a model's modules cannot run this way, the whole stage
+runs those rows again. A trial (``kv_trial``) finds out which way is right.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ class Rollback(StrEnum):
 @dataclass(slots=True)
 class _Call:
     """A call of a module with a state, for ``count`` rows of one sequence. ``results``: of its linear layers, in the
-    order of their calls; ``None`` where that is not a row for each row."""
+    order of their calls; ``None`` for a result without one row per row."""
 
     module: nn.Module
     args: tuple[Any, ...]
@@ -47,7 +47,7 @@ class _Call:
     results: list[mx.array | None]
 
     def again(self, count: int) -> None:
-        """Run the first ``count`` rows."""
+        """Run the module again on the first ``count`` rows."""
         results = iter(self.results)
 
         def recalled(layer: Any, args: Any, named: Any) -> Any:
@@ -61,19 +61,19 @@ class _Call:
             )
 
     def arrays(self) -> Iterator[mx.array]:
-        """Yield what has to be computed with the step, so that its graph is not kept."""
+        """Yield the arrays to evaluate together with the step, so that their graph is not kept."""
         yield from (value for value in (*self.args, *self.named.values()) if isinstance(value, mx.array))
         yield from (result for result in self.results if result is not None)
 
 
 @dataclass(slots=True)
 class DraftedBlock:
-    """What is kept of a block of drafts of one sequence, to roll back to any of its rows.
+    """The record of a block of drafts of one sequence, from which it can be rolled back to any of the block's rows.
 
     Attributes:
-        start: its first position.
-        states: from before it, in the order of the states of the sequence's own caches.
-        tokens, hidden: its rows as the stage was given them, where the whole stage would run them again.
+        start: the block's first position.
+        states: the states before the block, in the order of the sequence's own caches.
+        tokens, hidden: the block's rows as given to the stage, if the whole stage would run them again.
     """
 
     start: int
@@ -85,19 +85,19 @@ class DraftedBlock:
 
     @classmethod
     def of(cls, caches: SequenceCaches, way: Rollback) -> "DraftedBlock | None":
-        """Begin a block at a sequence's position; ``None`` if it has no states."""
+        """Return a new block at a sequence's position. Return None if the sequence has no states."""
         states = state_caches(caches)
         if not states:
             return None
         return cls(caches.place.position, [copied_state(cache.state) for cache in states], way)
 
     def given(self, tokens: mx.array, hidden: mx.array | None) -> None:
-        """Note the [n] token ids and [n, d] hidden states of the block."""
+        """Record the [n] token ids and [n, d] hidden states of the block, if the whole stage would run them again."""
         if self.way is Rollback.STAGE:
             self.tokens, self.hidden = tokens, hidden
 
     def call(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Return the module's result for the block's rows; kept if the module is given a state."""
+        """Call the module on the block's rows and return its result. Record the call if an argument is a state."""
         values = (*args, *named.values())
         if self.way is Rollback.STAGE or not any(_is_state(value) for value in values):
             return module(*args, **named)
@@ -115,8 +115,8 @@ class DraftedBlock:
         return result
 
     def restore(self, stage: Callable[..., Any], caches: SequenceCaches, count: int) -> None:
-        """Bring the states to row ``count``, by a graph that is not computed yet. The other caches are at that row
-        already, or at the first one where the stage runs again (``resumes_at``). ``stage``: a ``StageModel``."""
+        """Bring the states to row ``count``. Builds a graph and computes nothing yet. All other caches must already be
+        at the position that ``resumes_at`` returns. ``stage``: a ``StageModel``."""
         for cache, state in zip(state_caches(caches), self.states, strict=True):
             cache.state = copied_state(state)
         if count and self.way is Rollback.MODULES:
@@ -128,11 +128,11 @@ class DraftedBlock:
             stage(self.tokens[None, :count], caches, hidden)
 
     def resumes_at(self, position: int) -> int:
-        """Return where caches that can be cut have to be before ``restore`` to ``position``."""
+        """Return the position to which other caches must be rolled back before ``restore`` to ``position``."""
         return self.start if self.way is Rollback.STAGE else position
 
     def arrays(self) -> list[mx.array]:
-        """Return what has to be computed with the block's step."""
+        """Return the arrays to evaluate together with the block's step."""
         saved = [leaf for _, leaf in tree_flatten(self.states) if isinstance(leaf, mx.array)]
         return [*saved, *(array for call in self.calls for array in call.arrays())]
 
@@ -147,7 +147,7 @@ def _is_state(value: Any) -> bool:
 
 
 def _linear_layers(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Yield the linear layers within a module: each one's holder and its name there."""
+    """Yield the linear layers within a module, each as its holder and its name there."""
     for key, child in module.items():
         if isinstance(child, _LINEAR):
             yield module, key
@@ -156,7 +156,7 @@ def _linear_layers(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def _first_rows(value: Any, count: int, wanted: int) -> Any:
-    """Return an argument for the first ``wanted`` of ``count`` rows."""
+    """Return an argument cut to the first ``wanted`` of ``count`` rows, if it has rows."""
     if isinstance(value, mx.array) and value.ndim >= 2 and value.shape[:2] == (1, count):
         return value[:, :wanted]
     return value

@@ -1,17 +1,17 @@
 """Runs many sequences in one step, their tokens as rows of one batch.
 
 A step's T tokens, of any number of sequences, go through the model as [T, 1, d]: a batch of T with one position each.
-What treats rows alike reads its weights once per step, and nothing is padded. Only what touches a cache must see
-sequences, and that is one call in each layer:
+Modules that treat rows alike read their weights once per step, and nothing is padded. Only code that touches a cache
+must see sequences, and that is one call in each layer:
 
     q, k, v = projections of [T, 1, d]          all rows
     rope(q, offset), rope(k, offset)            a vector of T positions
     cache.update_and_fetch(k, v)                a RowCache, which returns placeholders (``NewKV``)
     scaled_dot_product_attention(q, k, v, ...)  replaced: the attention of each sequence, or cohort, is done here
 
-A model that does anything else with placeholders fails while the graph is built, so no wrong number is ever computed.
-A sub-module that cannot be run so (a recurrent state, MLA, its own attention) is called once for each sequence
-(``each_sequence``). A model where even that fails is run sequence by sequence.
+A model that does anything else with placeholders fails while the graph is built, so no wrong number is ever computed. A
+sub-module that cannot run this way (a recurrent state, MLA, its own attention) is called once for each sequence
+(``each_sequence``). If even that fails, the model runs sequence by sequence.
 """
 
 import sys
@@ -38,8 +38,8 @@ class NotByRows(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
-    """One sequence's ``count`` rows of a step, from position ``start``; the last ``num_logits`` want logits. ``block``:
-    where they are a block of drafts and the sequence has states, what is kept to roll these back."""
+    """One sequence's ``count`` rows of a step, from position ``start``. The last ``num_logits`` want logits. ``block``:
+    the record for a rollback, if the rows are a block of drafts and the sequence has states."""
 
     caches: SequenceCaches
     start: int
@@ -50,7 +50,7 @@ class SequenceRows:
 
 @dataclass(frozen=True, slots=True)
 class RowsCall:
-    """Parts whose attention is one call: rows [first, last) of the step. ``cohort`` where they are several."""
+    """Parts that attend in one call: rows [first, last) of the step. ``cohort``: their cohort, if they are several."""
 
     parts: tuple[SequenceRows, ...]
     first: int
@@ -60,7 +60,7 @@ class RowsCall:
 
 @dataclass(frozen=True)
 class RowStep:
-    """One step of rows: the groups of its parts, in the order of the rows; ``masks``: those made so far."""
+    """One step of rows: the groups of its parts, in the order of the rows. ``masks``: the masks made so far."""
 
     groups: tuple[RowsCall, ...]
     masks: dict[Any, "RowMask"] = field(default_factory=dict)
@@ -72,12 +72,12 @@ class RowStep:
 
     @cached_property
     def offsets(self) -> mx.array:
-        """[T] positions."""
+        """The positions [T] of the rows."""
         return mx.array([part.start + i for part in self.parts for i in range(part.count)], dtype=mx.int32)
 
     @cached_property
     def positions(self) -> mx.array:
-        """[T] positions, or [3, T] where those of a part have three dimensions."""
+        """The positions of the rows, [T], or [3, T] if a part's positions have three dimensions."""
         if not any(part.caches.has_grids for part in self.parts):
             return self.offsets
         each = [part.caches.positions(part.start, part.start + part.count) for part in self.parts]
@@ -85,7 +85,7 @@ class RowStep:
 
     @cached_property
     def logit_rows(self) -> mx.array | None:
-        """[R] rows that want logits, ``None`` for all; if no row does, the last one, whose logits are not read."""
+        """The indices [R] of the rows that want logits, ``None`` for all; the last row's index if no row does."""
         rows: list[int] = []
         at = 0
         for part in self.parts:
@@ -96,7 +96,7 @@ class RowStep:
 
 @dataclass(frozen=True, slots=True)
 class ByPart:
-    """Something that each part has of its own, and only modules that are called for each sequence can read."""
+    """A value that each part has of its own. Only modules that are called for each sequence can read it."""
 
     by_part: tuple[Any, ...]
 
@@ -107,18 +107,18 @@ class RowMask(ByPart):
 
 @dataclass(slots=True)
 class NewKV:
-    """Placeholder for the keys or values that a layer stores, until its attention reads them. ``fetched``: all keys and
-    values of each part or cohort once the new ones are stored, by first row; another layer may attend to them again."""
+    """A placeholder for the keys or values that a layer stores, until its attention reads them. ``fetched``: by first
+    row, all keys and values of each part or cohort once the new ones are stored; another layer may attend to them."""
 
-    cache: Any  # whose ``attend`` stores them
+    cache: Any  # its ``attend`` stores them
     array: mx.array
     fetched: dict[int, tuple[mx.array, mx.array]] = field(default_factory=dict)
 
 
 class RowCache:
-    """The cache that a model is given at place ``index`` of its cache list during a step of rows.
+    """The cache that a model gets at place ``index`` of its cache list during a step of rows.
 
-    Where that place holds a list of caches, there is a ``RowCache`` for each; ``within`` is its number in that list.
+    If that place holds a list of caches, each has a ``RowCache``; ``within`` is its index in that list.
     """
 
     def __init__(self, index: int, like: Cache, within: int | None = None) -> None:
@@ -132,7 +132,7 @@ class RowCache:
         return self._like
 
     def bind(self, step: RowStep | None) -> None:
-        """Set the step in progress; ``None`` when it is over."""
+        """Set the step in progress, or ``None`` when it is over."""
         self._step = step
         for cache in self._inner:
             cache.bind(step)
@@ -145,16 +145,16 @@ class RowCache:
 
     @property
     def offset(self) -> mx.array:
-        """[T] positions, one per row."""
+        """The positions [T] of the rows."""
         return self.step.offsets
 
     @property
     def _offset(self) -> int:
-        """mlx-vlm's name for the largest position, which it would have a device compute."""
+        """mlx-vlm's name for the largest position, which mlx-vlm would compute on the device."""
         return max(part.start + part.count for part in self.step.parts) - 1
 
     def make_mask(self, _n: int, **asked: Any) -> RowMask:
-        """Return each part's mask, as its own cache makes it."""
+        """Return each part's mask, made by the part's own cache."""
         key = (self._index, self._within, tuple(asked.items()))
         if key not in self.step.masks:
             made = [self.of(part).make_mask(part.count, **asked) for part in self.step.parts]
@@ -201,7 +201,7 @@ class RowCache:
             raise AttributeError(name)
         first, *others = (getattr(self.of(part), name) for part in self.step.parts)
         if (first is None or isinstance(first, bool | int | str)) and all(value == first for value in others):
-            return first  # as each sequence alone would have it
+            return first  # the value that each sequence alone would have
         raise NotByRows(f"the model reads {name} of a cache")
 
     def __getitem__(self, index: int) -> "RowCache":
@@ -213,7 +213,7 @@ class RowCache:
 def _attend(
     part: SequenceRows, q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Any, sinks: mx.array | None
 ) -> mx.array:
-    """Return attention of one sequence's rows [n, heads, 1, d]: run as [1, heads, n, d], returned as rows."""
+    """Return the attention of one sequence's rows [n, heads, 1, d], computed as [1, heads, n, d]."""
     if mask is None and part.count > 1:
         raise NotByRows("many rows of one sequence came without a mask")
     return attention(q.transpose(2, 1, 0, 3), k, v, scale, mask, sinks).transpose(2, 1, 0, 3)
@@ -221,7 +221,7 @@ def _attend(
 
 @lru_cache
 def _attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Return a library's attention function, extended to keys and values that are placeholders, or in few bits."""
+    """Return a library's attention function, extended to keys and values that are placeholders or packed."""
 
     def attend(
         queries: mx.array,
@@ -242,9 +242,10 @@ def _attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def attend_by_rows(model: nn.Module) -> bool:
-    """Replace the libraries' attention functions in the modules of a model's classes; whether any of them uses one.
+    """Replace the libraries' attention functions in the modules of a model's classes. Return whether any module uses
+    one.
 
-    They stay replaced: calls of other models, and of other threads, are passed on to the libraries' own.
+    They stay replaced, and pass calls of other models and other threads on to the libraries' own functions.
     """
     names = {cls.__module__ for _, module in model.named_modules() for cls in type(module).__mro__}
     bases = [sys.modules[f"{source}base"] for source in SOURCES if f"{source}base" in sys.modules]
@@ -261,8 +262,7 @@ def attend_by_rows(model: nn.Module) -> bool:
 
 
 def each_sequence(module: Any, args: Any, kwargs: Any) -> Any:
-    """Return a module's result for [T, 1, d] rows, with a ``RowCache`` among the arguments: it is called once for each
-    sequence of the step, and the rows are concatenated."""
+    """Call a module with rows [T, 1, d] and a ``RowCache`` once for each sequence. Return the concatenated rows."""
     step = next(value.step for value in (*args, *kwargs.values()) if type(value) is RowCache)
     count, first, results = sum(part.count for part in step.parts), 0, []
     for number, part in enumerate(step.parts):
@@ -274,7 +274,7 @@ def each_sequence(module: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _argument_of(number: int, part: SequenceRows, rows: slice, count: int, value: Any) -> Any:
-    """Return an argument for one sequence alone: [1, n, ...] of its own rows, its own cache or mask."""
+    """Return an argument for one sequence alone: its own rows as [1, n, ...], its own cache, or its own mask."""
     if type(value) is RowCache:
         return value.of(part)
     if isinstance(value, ByPart):
@@ -285,10 +285,10 @@ def _argument_of(number: int, part: SequenceRows, rows: slice, count: int, value
 
 
 def _concatenated(results: Sequence[Any]) -> Any:
-    """Return [T, 1, ...] from each sequence's [1, n, ...]; for tuples, part by part."""
+    """Return [T, 1, ...] from each sequence's [1, n, ...]. Tuples are concatenated part by part."""
     first = results[0]
     if any(isinstance(result, mx.array) and not mx.issubdtype(result.dtype, mx.floating) for result in results):
-        return ByPart(tuple(results))  # a choice among each sequence's own tokens; None of one that is too short
+        return ByPart(tuple(results))  # each sequence's choice among its own tokens; None if it is too short
     if isinstance(first, mx.array):
         return mx.concatenate([result.swapaxes(0, 1) for result in results])
     if isinstance(first, tuple):
@@ -300,7 +300,7 @@ def _concatenated(results: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CacheConsumer:
-    """A sub-module that takes the cache at ``place`` of the list: ``holder[key]``."""
+    """A sub-module, ``holder[key]``, that takes the cache at ``place`` of the list."""
 
     holder: nn.Module
     key: str
@@ -310,7 +310,7 @@ class CacheConsumer:
 def find_cache_consumers(
     layers: Sequence[nn.Module], caches: Sequence[Cache], call: Callable[[], Any]
 ) -> list[CacheConsumer]:
-    """Return the children of ``layers`` that are given one of ``caches`` while ``call`` runs."""
+    """Run ``call`` and return the children of ``layers`` that get one of ``caches`` as an argument."""
     places = {id(part): i for i, cache in enumerate(caches) for part in (cache, *getattr(cache, "caches", ()))}
     children = [(layer, key) for layer in layers for key, child in layer.items() if isinstance(child, nn.Module)]
     found: dict[tuple[int, str], CacheConsumer] = {}

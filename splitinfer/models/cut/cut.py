@@ -7,9 +7,9 @@ stay valid, and its own ``__call__`` runs unchanged. Only what the lists hold ch
     holds      passthrough        inject(real)  real     real            border
 
 A *passthrough* returns its arguments. *Inject* calls its layer with the arrays received. The *border* stores its
-arguments for the next stage and ends the call; on the last stage a *tap* keeps only the rows that want logits. MLX is
-lazy, so what else the model would compute is never evaluated. Before a stage is used it is called once on marked
-arrays: if anything depends on a passthrough, or on a parameter of an earlier layer, the cut is refused.
+arguments for the next stage and ends the call. On the last stage a *tap* keeps only the rows that want logits. MLX is
+lazy, so all else that the model would compute is never evaluated. Before a stage is used it is called once on marked
+arrays. The cut is refused if a result depends on a passthrough, or on a parameter of an earlier layer.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -45,30 +45,31 @@ from splitinfer.models.library.layers import (
 Positions = Callable[[], mx.array]
 
 _TABLES = (nn.Embedding, nn.QuantizedEmbedding)
-_PROBED = (3, 7)  # rows; then one, for which some models read other arrays than for many
+_PROBED = (3, 7)  # rows per call; then one row, for which some models read other arrays than for many
 
 
 class StageModel:
     """A model of ``num_layers`` layers that runs [start, end) of them.
 
-    Several stages may share one ``model`` (and its ``structure``, which is read from it if not given);
-    only one of them runs at a time.
+    Several stages may share one ``model`` and its ``structure``, which is read from the model if not given. Only one of
+    these stages runs at a time.
 
-    ``checks``: whether to look that nothing is read of the layers before; a stage that is only timed need not.
+    ``checks``: verify that the stage reads nothing of earlier layers. A stage that is only timed can skip this.
 
     Attributes:
         whole: the whole model.
-        is_first, is_last: whether this stage embeds the tokens; whether it computes logits.
-        own_places: of this stage's own caches in the full-length list.
-        taps_rows: whether norm and head work on rows, so that they are given those that want logits alone.
-        reads_tokens: whether the model may look at its tokens while its graph is built.
-        rows_in, rows_out: rows for each token that the stage takes, and gives; one more behind tapped layers.
-        heads, tower: what the last stage has of a drafter (``trained.WithHeads``), and the first one for pictures
-            (``pictures.PictureTower``), if they were joined with it.
-        traceable: whether MLX's graph shows what this stage reads; if not, the stage is the whole model.
+        is_first: this stage embeds the tokens.
+        is_last: this stage computes logits.
+        own_places: the places of this stage's own caches in the full-length list.
+        taps_rows: norm and head work on rows, so they get only the rows that want logits.
+        reads_tokens: the model may look at its tokens while its graph is built.
+        rows_in, rows_out: rows per token that the stage receives and sends; one more after tapped layers.
+        heads: the last stage's part of a drafter (``trained.WithHeads``), if joined.
+        tower: the first stage's part for pictures (``pictures.PictureTower``), if joined.
+        traceable: MLX's graph shows what this stage reads. If not, the stage is the whole model.
 
     Raises:
-        CannotCut: this cut cannot be correct, with the reason.
+        CannotCut: this cut cannot be correct; says why.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class StageModel:
 
     @property
     def num_embeddings(self) -> int | None:
-        """Rows of the largest embedding table; ``None`` without one. MLX does not check token ids against it."""
+        """Rows of the largest embedding table, ``None`` without one. MLX does not check token ids against it."""
         tables = [m.weight.shape[0] for _, m in self.whole.named_modules() if isinstance(m, _TABLES)]
         return max(tables, default=None)
 
@@ -116,26 +117,25 @@ class StageModel:
 
     @property
     def hidden_spec(self) -> tuple[int, mx.Dtype] | None:
-        """Numbers per token that the previous stage sends, and their dtype; ``None`` on the first stage."""
+        """How many numbers per token the previous stage sends, and their dtype; ``None`` on the first stage."""
         return None if self._incoming is None else (self._incoming.width, self._incoming.dtype)
 
     @property
     def sends_whole_numbers(self) -> bool:
-        """Whether some of what this stage sends must keep every bit."""
+        """Whether this stage sends integers, which must keep every bit."""
         return self._outgoing is not None and self._outgoing.is_exact
 
     def made_up_hidden(self, n: int, seed: int) -> mx.array | None:
-        """Return [n, d] random rows as the previous stage sends them, for a trial; ``None`` on the first stage."""
+        """Return [n, d] random rows as if from the previous stage, for a trial. Return None on the first stage."""
         return None if self._incoming is None else self._incoming.made_up(n, seed)
 
     def use_float32_head(self) -> None:
-        """From now on compute the norm and the head in float32, and return float32 logits, as far as its survey has
-        ``head_bytes``."""
+        """Compute norm, head and logits in float32 from now on (``Survey.head_bytes`` is the memory for that)."""
         self._relay.head_in_float32 = True
 
     def tap(self, parts: Mapping[int, Callable[[mx.array], mx.array]]) -> None:
-        """From now on add up, row by row, what ``parts`` make of the hidden states [rows, d] behind layers of the model
-        (``take_tapped``); those that are not this stage's are left out."""
+        """Add up ``parts[i](hidden)`` over the layers i of this stage, for each row of the hidden states [rows, d].
+        ``take_tapped`` returns the sum. Parts of other stages' layers are ignored."""
         for index in range(self.start, self.end):
             if index in parts:
                 self._watch(index, partial(tap, self._relay, parts[index], type_name(self.whole)))
@@ -143,30 +143,30 @@ class StageModel:
         self.rows_out += any(index < self.end for index in parts) and not self.is_last
 
     def take_tapped(self) -> mx.array | None:
-        """Return the [rows, d] of the last call. Return None if no layer of this stage is tapped."""
+        """Return the sum [rows, d] of the last call and forget it. Return None if no layer of this stage is tapped."""
         tapped, self._relay.tapped = self._relay.tapped, []
         return sum(tapped[1:], start=tapped[0]) if tapped else None
 
     def take_deep(self, count: int) -> None:
-        """From now on, take ``count`` arrays beside a picture's rows, and add them to what the first layers return."""
+        """Accept ``count`` arrays beside a picture's rows from now on; add one to the output of each first layer."""
         self._num_deep = count
         for index in range(count):
             self._watch(index, partial(add_deep, self._relay, index))
 
     def use_format(self, kv_format: KVFormat | None) -> None:
-        """Set the format in which caches made from now on store keys and values; ``None``: as computed."""
+        """Set the format of keys and values in caches made from now on; ``None``: as computed."""
         self._kv_format = kv_format
         if kv_format is not None:
-            attend_by_rows(self.whole)  # its attention can read what such caches return
+            attend_by_rows(self.whole)  # its attention can read the packed keys and values of such caches
 
     @property
     def kv_places(self) -> list[int]:
-        """The places of all that a sequence's KV is kept in: of the stage's own caches, and of its heads'."""
+        """The places of all caches of a sequence: the stage's own, then its heads'."""
         before = len(fresh_caches(self.whole))
         return [*self.own_places, *range(before, before + (len(self.heads.heads.layers) if self.heads else 0))]
 
     def make_caches(self) -> SequenceCaches:
-        """Return empty caches for one sequence; those of heads are the last."""
+        """Return empty caches for one sequence; the heads' caches come last."""
         place, more = CachePlace(), [GrowingKVCache() for _ in (self.heads.heads.layers if self.heads else ())]
         full, own = make_list(fresh_caches(self.whole), self.own_places, place, self._kv_format)
         for border in (self._incoming, self._outgoing):
@@ -181,18 +181,18 @@ class StageModel:
         hidden: mx.array | None = None,
         num_logits: int = 0,
     ) -> mx.array:
-        """Build the graph of one slice; computes nothing yet.
+        """Build the graph of one slice. Computes nothing yet.
 
         Args:
             tokens: [1, n] token ids.
-            caches: the sequence's; they advance by n positions.
-            hidden: [1, n, d] from the previous stage; ``None`` on the first stage (and in a survey), but where there
-                are pictures among the tokens: then what ``PictureTower.rows`` returns for them.
-            num_logits: the number of last rows that want logits; used only on the last stage.
+            caches: the sequence's caches; they advance by n positions.
+            hidden: [1, n, d] from the previous stage. On the first stage, ``PictureTower.rows`` of the tokens if there
+                are pictures among them, else ``None``. ``None`` in a survey.
+            num_logits: how many of the last rows want logits; used only on the last stage.
 
         Returns:
             [1, n, d] for the next stage (d is the hidden size, or more), or on the last stage [1, R, vocabulary]
-            logits of the R rows that want them (if none does, of one that need not be evaluated).
+            logits of the R rows that want them (if none does, of one row, which need not be evaluated).
         """
 
         def keep(array: mx.array, axis: int) -> mx.array:
@@ -203,13 +203,13 @@ class StageModel:
 
     @property
     def may_go_by_rows(self) -> bool:
-        """Whether only one hidden state crosses each of this stage's borders, without which sequences cannot share a
-        step as rows. Whether the caches allow it is found by trial (``step``)."""
+        """Whether one hidden state and nothing else crosses each of this stage's borders. Only then can sequences share
+        a step as rows; a trial (``step``) finds out whether the caches allow it, too."""
         borders = [border for border in (self._incoming, self._outgoing) if border is not None]
         return all(border.is_plain for border in borders) and all(axis == 1 for _, axis in self._result_rows)
 
     def by_rows(self, tokens: mx.array, caches: list[Any], hidden: mx.array | None, step: RowStep) -> mx.array:
-        """Build the graph of one step of many sequences; computes nothing yet, and advances no sequence.
+        """Build the graph of one step of many sequences. Computes nothing yet, and advances no sequence.
 
         Args:
             tokens: [T, 1] token ids.
@@ -238,7 +238,7 @@ class StageModel:
 
     @contextmanager
     def watched(self, watch: LayerWatch) -> Iterator[None]:
-        """Let ``watch`` call this stage's layers, in the place of the model, for the length of a ``with`` block."""
+        """Let ``watch`` call this stage's layers in place of the model, during the ``with`` block."""
         before = dict(self._stand_ins)
         outer = [self._watch(i, watch) for i in range(self.start, self.end)]
         try:
@@ -249,7 +249,8 @@ class StageModel:
                 stand_in._real = real
 
     def _watch(self, index: int, watch: LayerWatch) -> tuple[StandIn, Any] | None:
-        """Let ``watch`` call a layer, within what stands in for it; that, and what it called before."""
+        """Let ``watch`` call a layer, inside its stand-in. Return the innermost stand-in and the layer that it called
+        before, or ``None`` if the layer had no stand-in."""
         stand_in = self._stand_ins.get(index)
         if stand_in is None:
             self._stand_ins[index] = Watched(self.layer(index), watch)
@@ -279,7 +280,7 @@ class StageModel:
     def _call(
         self, tokens: mx.array, caches: list[Any], keep: Keep, positions: Positions, rows: mx.array | None
     ) -> tuple[mx.array | None, Mapping[int, Any]]:
-        """Return the model's own call: its logits, or by layer what the next stage needs of its arguments."""
+        """Call the model. Return its logits if it reached the end, and by layer the arguments for the next stage."""
         self._relay.keep, self._relay.tapped = keep if self.is_last else None, []
         embeddings = None
         if rows is not None:
@@ -291,11 +292,11 @@ class StageModel:
         except BorderReached:
             pass
         given, self._relay.given, self._relay.received, self._relay.deep = self._relay.given, {}, {}, []
-        self._relay.keep = None  # it holds the step
+        self._relay.keep = None  # its closure holds the step
         return logits, given
 
     def _receive(self, border: Border, caches: SequenceCaches, hidden: mx.array | None, n: int) -> None:
-        # In a survey nothing has been received, and only the shape matters.
+        # A survey has received nothing, and only the shape matters.
         packed = mx.zeros((1, n, border.width), border.dtype) if hidden is None else hidden
         arrays = iter(border.unpack(packed, caches.place.position + n))
         self._relay.received = {layer: [next(arrays) for _ in rows] for layer, rows in border.given.items()}
@@ -316,11 +317,11 @@ class StageModel:
             if not (self.is_first and self.is_last):
                 raise
             self.traceable = not isinstance(error, CannotTrace)
-            return None  # the whole model needs none
+            return None  # the whole model needs no structure
 
     def _own_caches(self, structure: ModelStructure | None) -> list[int]:
-        """Return the places in the cache list that this stage writes to: those of its layers, replicas of earlier ones,
-        and those that belong to no layer (they store tokens, which every stage has)."""
+        """Return the places in the cache list that this stage writes to: caches of its own layers, replicas of earlier
+        layers' caches, and caches of no layer (they store tokens, which every stage has)."""
         if structure is None or (self.is_first and self.is_last):
             return list(range(len(fresh_caches(self.whole))))
         shared, again = (self._incoming.shared, self._incoming.replicas) if self._incoming else ((), {})
@@ -328,7 +329,7 @@ class StageModel:
         return [i for i, o in enumerate(owners) if o is None or self.start <= o < self.end or i in shared or o in again]
 
     def _tap(self, structure: ModelStructure) -> None:
-        """Take the rows of the last layer that want logits, if what follows works on rows."""
+        """Keep only the rows of the last layer that want logits, if norm and head work on rows."""
         if not self.is_last:
             return
         last, before = self.num_layers - 1, dict(self._stand_ins)
@@ -338,7 +339,7 @@ class StageModel:
             self.taps_rows, self._stand_ins = False, before
 
     def _check(self, structure: ModelStructure) -> None:
-        """Raise CannotCut if anything here depends on the layers before."""
+        """Raise CannotCut if a result of this stage depends on earlier layers."""
         self._relay.stale = {}
         results, _ = self.probe()
         read = Graph(results, {**self._relay.stale, **dict(tree_flatten(self.whole.parameters()))}).read_by(
@@ -353,7 +354,7 @@ class StageModel:
             )
 
     def _can_tap(self) -> bool:
-        """Return whether what follows the last layer works on rows independently."""
+        """Return whether the code after the last layer treats rows independently."""
         with uncompiled():
             try:
                 logits = self._run(
@@ -364,8 +365,8 @@ class StageModel:
         return logits.shape[1] == 1
 
     def probe(self) -> tuple[list[mx.array], mx.array]:
-        """Return everything the stage computes for made-up sequences that together read all that any sequence reads,
-        unevaluated; and the output for a single row."""
+        """Return all arrays that the stage computes for made-up sequences, and the output for a single row. Nothing is
+        evaluated. Together the sequences read all arrays that any sequence reads."""
         results, output = list[mx.array](), mx.zeros(())
         with uncompiled():
             for chunks in self._probes:
@@ -377,8 +378,8 @@ class StageModel:
         return [*results, *self._chosen_by_tokens()], output
 
     def _chosen_by_tokens(self) -> list[mx.array]:
-        """Return all parameters of this stage's layers, if other tokens than those of a probe may choose others among
-        them: the graph shows neither what another token looks up, nor by which numbers its place was computed."""
+        """Return all parameters of this stage's layers if other tokens than the probe's may select other parameters.
+        The graph shows neither what another token looks up, nor the numbers that its place is computed from."""
         if not self._looks_at_tokens:
             return []
         again = self._incoming.replicas if self._incoming else ()

@@ -1,10 +1,10 @@
-"""Tensor parallel: a model whose layers are divided over ranks, by mlx-lm's own ``shard(group)`` of its class.
+"""Tensor parallelism: divides a model's layers over ranks with mlx-lm's own ``shard(group)`` of the model's class.
 
-``shard`` keeps this rank's rows or columns of the layers' matrices, and has the layers sum up what all ranks computed
-(``all_sum``); it asks the group for its size and this rank's number only, so a *pretended* rank shows on placeholders
-whether a model can be divided, what a rank of it holds and how many sums a layer makes, without a second process.
-What mlx-lm does not check is whether heads divide: it divides counts by ``//``, and a model with a remainder fails
-in its first step, or computes something else.
+``shard`` keeps this rank's rows or columns of the layers' matrices, and makes the layers add up what all ranks computed
+(``all_sum``). It asks the group only for its size and this rank's number. So a *pretended* rank on placeholders shows,
+without a second process, whether a model can be divided, what a rank holds and how many sums a layer makes. mlx-lm
+divides counts such as heads by ``//`` and does not check the remainder: a model with a remainder fails in its first
+step, or computes something else.
 """
 
 import threading
@@ -24,26 +24,26 @@ _replacing = threading.Lock()
 
 
 class PretendedRank:
-    """The first of the ranks, in place of a group of MLX's."""
+    """Stands for MLX's group and says that this process is the first rank."""
 
     def size(self) -> int:
-        """As a group's."""
+        """Return the number of ranks."""
         return RANKS
 
     def rank(self) -> int:
-        """As a group's."""
+        """Return this rank's number."""
         return 0
 
 
 def divide(model: nn.Module, group: Any) -> None:
-    """Divide a model in place: from now on it is this rank's part of it. Nothing is computed.
+    """Reduce a model in place to this rank's part of it. Computes nothing.
 
     Args:
-        model: as built, of any arrays.
-        group: of ``mx.distributed``, or a ``PretendedRank``.
+        model: the model as built, from any arrays.
+        group: a group of ``mx.distributed``, or a ``PretendedRank``.
 
     Raises:
-        ModelError: it cannot be divided by so many ranks; the reason in one sentence, and what to do instead.
+        ModelError: the model cannot be divided by this number of ranks; says why, and what to do instead.
     """
     name, num_ranks = type_name(model), group.size()
     if not callable(getattr(model, "shard", None)):
@@ -63,7 +63,7 @@ def divide(model: nn.Module, group: Any) -> None:
 
 
 def _counts(model: nn.Module) -> dict[tuple[str, str], int]:
-    """Return the whole numbers among the attributes of a model's modules, such as counts of heads."""
+    """Return the integer attributes of a model's modules, such as counts of heads."""
     return {
         (path, name): value
         for path, module in model.named_modules()
@@ -74,8 +74,8 @@ def _counts(model: nn.Module) -> dict[tuple[str, str], int]:
 
 @contextmanager
 def alone() -> Iterator[list[int]]:
-    """Let models that a pretended rank divided build their graphs, though no other rank is there to sum with. The list
-    gets the bytes of each sum, in order."""
+    """Let models divided by a ``PretendedRank`` build their graphs without another rank, during the ``with`` block.
+    Yield a list that receives the bytes of each sum, in order."""
     sums, group = list[int](), mx.distributed
     with _replacing:
         all_sum, all_gather = group.all_sum, group.all_gather

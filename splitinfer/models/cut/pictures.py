@@ -1,8 +1,8 @@
-"""Pictures as a model's first stage sees them: rows that take the place of tokens' embeddings.
+"""Gives pictures to a model's first stage: rows that take the place of tokens' embeddings.
 
-The rows come from the model's own tower, by the class of mlx-vlm (``get_input_embeddings``), in the graph of the step
-that needs them first. Some models bring more for each row (Qwen3-VL's *deepstack*): arrays that are added to what the
-first layers return. Values are kept in the first stage's process by the key of their content, so plans hold keys alone.
+The rows come from the model's own tower, through mlx-vlm's class (``get_input_embeddings``), in the graph of the first
+step that needs them. Some models have more for each row (Qwen3-VL's *deepstack*): arrays that are added to the outputs
+of the first layers. The first stage's process keeps pictures by the key of their content, so plans hold only keys.
 """
 
 import threading
@@ -26,9 +26,9 @@ _LANGUAGE = "language_model."
 
 @dataclass(eq=False)
 class Pixels:
-    """A picture. ``make``: makes its values as the model's tower takes them; ``nbytes``: of what it makes them of.
-    ``named``: the tower's further arguments. ``token_ids``: the placeholders of its rows. ``rows``: made of all that,
-    once a step needed them."""
+    """A picture with its content's ``key``. ``make``: returns its values in the form that the model's tower takes, from
+    ``nbytes`` bytes of data. ``named``: the tower's further arguments. ``token_ids``: the placeholders of its rows.
+    ``rows``: the tower's output, once a step has needed it."""
 
     key: bytes
     make: Callable[[], Any]
@@ -39,16 +39,16 @@ class Pixels:
 
 
 _known: weakref.WeakValueDictionary[bytes, Pixels] = weakref.WeakValueDictionary()
-_knowing = threading.Lock()  # of two with one content, that which stages find must be the one that is held
+_knowing = threading.Lock()  # of two pictures with the same content, stages must find the one that is held
 _MOST_KNOWN = 2**31  # bytes, of all requests
 _KEPT_ROWS = 2**28  # bytes
 
 
 def known(pixels: Pixels) -> Pixels:
-    """Return the picture of that content that stages find, as long as somebody holds it.
+    """Register a picture and return the registered one of the same content. Stages find it while it is referenced.
 
     Raises:
-        QueueFull: the requests under way have so many pictures that there is no memory for a further one.
+        QueueFull: the pictures of the requests under way leave no memory for another.
     """
     with _knowing:
         held = _known.get(pixels.key)
@@ -58,26 +58,26 @@ def known(pixels: Pixels) -> Pixels:
 
 
 class PictureTower:
-    """Makes rows of pictures for a first stage. ``whole``: the model of which the stage has the language part."""
+    """Makes rows of pictures for a first stage. ``whole``: the model whose language part the stage runs."""
 
     def __init__(self, whole: nn.Module) -> None:
         self._whole = whole
         self._held: dict[int, dict[Picture, Pixels]] = {}  # by sequence
-        # Those with rows, the ones that were needed last at the end.
+        # Pictures with rows, the most recently used last.
         self._made = weakref.WeakValueDictionary[bytes, Pixels]()
         vision = getattr(getattr(whole, "config", None), "vision_config", None)
         self.num_deep = len(getattr(vision, "deepstack_visual_indexes", None) or ())
 
     @property
     def parameters(self) -> dict[str, mx.array]:
-        """Those that belong to no language model."""
+        """The parameters outside the language model, by name."""
         return {name: a for name, a in tree_flatten(self._whole.parameters()) if not name.startswith(_LANGUAGE)}
 
     def join(self, stage: StageModel) -> None:
-        """Have a stage's first layers take what a picture's rows bring for them.
+        """Make a stage's first layers add the arrays that come with a picture's rows.
 
         Raises:
-            CannotCut: it has too few of them.
+            CannotCut: the stage has too few layers.
         """
         text = getattr(getattr(self._whole, "config", None), "text_config", None)
         least = stage.num_layers if getattr(text, "hidden_size_per_layer_input", 0) else self.num_deep
@@ -92,10 +92,10 @@ class PictureTower:
     # -- sequences -----------------------------------------------------------------------------
 
     def open(self, new: Iterable[NewSequence], ended: Iterable[int]) -> None:
-        """Hold the pictures of new sequences until they have ended.
+        """Hold the pictures of ``new`` sequences, and release the pictures of ``ended`` ones.
 
         Raises:
-            ProtocolError: one is unknown.
+            ProtocolError: a picture is unknown.
         """
         for seq_id in ended:
             self._held.pop(seq_id, None)
@@ -113,8 +113,8 @@ class PictureTower:
     # -- rows ----------------------------------------------------------------------------------
 
     def rows(self, slices: Sequence[Slice]) -> mx.array | None:
-        """Return [T, d] embeddings of a step's tokens, with what the first layers take beside them. Return None if it
-        has no picture's row, so that the model embeds its tokens itself."""
+        """Return the embeddings [T, d] of a step's tokens, together with the arrays for the first layers. Return None
+        if the step has no row of a picture, so that the model embeds its tokens itself."""
         places, at = list[tuple[int, mx.array]](), 0
         for part in slices:
             for picture, pixels in self._held.get(part.seq_id, {}).items():
@@ -131,8 +131,7 @@ class PictureTower:
         return step
 
     def _rows_of(self, pixels: Pixels) -> mx.array:
-        """Return a picture's rows. Those that were needed last are kept; of others, the values are made again if need
-        be."""
+        """Return a picture's rows. The most recently used pictures keep theirs; others make them again if needed."""
         rows = pixels.rows
         if rows is None:
             rows = pixels.rows = self._embedded(pixels.token_ids, pixels)
@@ -146,7 +145,7 @@ class PictureTower:
         return rows
 
     def _embedded(self, token_ids: Sequence[int], pixels: Pixels | None = None) -> mx.array:
-        """Return [n, (1 + num_deep) * d] rows of tokens, those of a picture's placeholders made of its pixels."""
+        """Return the rows [n, (1 + num_deep) * d] of tokens. Rows of a picture's placeholders come from its pixels."""
         named = {} if pixels is None else {name: _array(value) for name, value in pixels.named.items()}
         values = None if pixels is None else _array(pixels.make())
         found = self._whole.get_input_embeddings(mx.array([list(token_ids)]), values, **named)

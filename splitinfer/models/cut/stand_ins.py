@@ -1,4 +1,4 @@
-"""What is done in the place of layers, or besides calling them, while a stage runs a model (``models.cut.cut``)."""
+"""Defines what runs in place of layers, or around them, while a stage runs a model (``models.cut.cut``)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -23,16 +23,16 @@ class Relay:
 
     def __init__(self) -> None:
         self.received: dict[int, list[mx.array | None]] = {}  # by layer
-        self.given: dict[int, list[mx.array | None]] = {}  # the same of what the next stage needs
+        self.given: dict[int, list[mx.array | None]] = {}  # by layer, for the next stage
         self.keep: Keep | None = None  # on the last stage: the rows that want logits
-        self.tapped: list[mx.array] = []  # what is taken of the layers' results, [rows, d] each
-        self.deep: list[mx.array] = []  # what is added to the results of the first layers
+        self.tapped: list[mx.array] = []  # taken from the layers' results, [rows, d] each
+        self.deep: list[mx.array] = []  # added to the results of the first layers
         self.head_in_float32 = False
-        self.stale: Named | None = None  # while a stage is checked: what passthroughs returned
+        self.stale: Named | None = None  # while a stage is checked: the arrays that passthroughs returned
 
 
 def _pass(relay: Relay, recipe: Recipe, _layer: Any, args: Any, kwargs: Any) -> Any:
-    """In place of a layer before this stage's: returns a result of its form, of the arguments."""
+    """Return a result of the form of a layer before this stage, made from its arguments."""
     result, stale = recipe((args, kwargs)), relay.stale
     if stale is None:
         return result
@@ -40,7 +40,7 @@ def _pass(relay: Relay, recipe: Recipe, _layer: Any, args: Any, kwargs: Any) -> 
 
 
 def _inject(relay: Relay, index: int, paths: Sequence[Path], layer: Any, args: Any, kwargs: Any) -> Any:
-    """Call a layer with the arrays that were received for it: this stage's first, or one that runs again."""
+    """Call a layer with the arrays received for it. It is this stage's first layer, or one that runs again."""
     arguments: Any = (args, kwargs)
     for path, array in zip(paths, relay.received[index], strict=True):
         arguments = put_at(arguments, path, array)
@@ -48,20 +48,20 @@ def _inject(relay: Relay, index: int, paths: Sequence[Path], layer: Any, args: A
 
 
 def _note(relay: Relay, index: int, paths: Sequence[Path], layer: Any, args: Any, kwargs: Any) -> Any:
-    """Call a layer that is given something that the next stage needs, too."""
+    """Keep copies of the arguments that the next stage needs, and call the layer."""
     found = [get_at((args, kwargs), path) for path in paths]
-    # Others of the same content: a layer may add to those it was given, in place.
+    # Copies, because a layer may add to its arguments in place.
     relay.given[index] = [None if array is None else mx.array(array) for array in found]
     return layer(*args, **kwargs)
 
 
 def _end(*_call: Any) -> Any:
-    """In the place of the first layer behind this stage's."""
+    """End the call of the model, in place of the first layer after this stage."""
     raise BorderReached
 
 
 def keep_rows(relay: Relay, rows: Sequence[tuple[Path, int]], layer: Any, args: Any, kwargs: Any) -> Any:
-    """Call the last layer; of its result only the rows that want logits go on."""
+    """Call the last layer and return only the rows of its result that want logits."""
     result = layer(*args, **kwargs)
     if relay.keep is None:
         return result
@@ -72,7 +72,7 @@ def keep_rows(relay: Relay, rows: Sequence[tuple[Path, int]], layer: Any, args: 
 
 
 def tap(relay: Relay, part: Callable[[mx.array], mx.array], model: str, layer: Any, args: Any, kwargs: Any) -> Any:
-    """Call a layer, and keep what ``part`` makes of the hidden states behind it."""
+    """Call a layer, and keep ``part`` of the hidden states that it returns."""
     result = layer(*args, **kwargs)
     arrays = [array for _, array in floating_arrays(result)]
     if len(arrays) != 1 or arrays[0].ndim != 3:
@@ -82,7 +82,7 @@ def tap(relay: Relay, part: Callable[[mx.array], mx.array], model: str, layer: A
 
 
 def add_deep(relay: Relay, index: int, layer: Any, args: Any, kwargs: Any) -> Any:
-    """Call a layer, and add what pictures bring for it to its result."""
+    """Call a layer, and add the pictures' array number ``index`` to its result."""
     result = layer(*args, **kwargs)
     return result + relay.deep[index] if relay.deep else result
 
@@ -90,7 +90,7 @@ def add_deep(relay: Relay, index: int, layer: Any, args: Any, kwargs: Any) -> An
 def between(
     structure: ModelStructure, incoming: Border | None, outgoing: Border | None, relay: Relay
 ) -> dict[int, Any]:
-    """Return what stands in for the layers before, at and behind a stage's borders, by layer."""
+    """Return, by layer, the stand-ins for the layers before, at and after a stage's borders."""
     layers, found = structure.layers, dict[int, Any]()
 
     def passed(several: Iterable[int]) -> dict[int, Any]:
@@ -98,7 +98,7 @@ def between(
 
     if outgoing is not None:
         found[outgoing.layer] = Watched(layers[outgoing.layer], _end)
-        if any(map(structure.is_common, range(structure.num_caches))):  # its call advances such a cache at its end
+        if any(map(structure.is_common, range(structure.num_caches))):  # only a complete call advances such a cache
             found = passed(range(outgoing.layer, structure.num_layers))
         for i, rows in outgoing.given.items():
             found[i] = Watched(found.get(i, layers[i]), partial(_note, relay, i, [row.path for row in rows]))

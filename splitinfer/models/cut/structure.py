@@ -1,16 +1,17 @@
-"""Reads the structure of an mlx-lm model: its layers, the caches they use, and what they pass to each other.
+"""Reads the structure of an mlx-lm model: its layers, their caches, and the arrays that they pass to each other.
 
-The whole model is called twice on a few tokens with every layer's arguments and every cache update marked; nothing is
-computed, and MLX's graph shows which array depends on which. What crosses a *border*, a cut in front of some layer, is
+The whole model is called twice on a few tokens with every layer's arguments and every cache update marked. Nothing is
+computed, and MLX's graph shows which array depends on which. A *border* is a cut in front of a layer. It is crossed by
 
 * each of the layer's arguments that comes from earlier layers and has a row per token: hidden states, residuals;
-* the new keys and values of an earlier layer's cache, where later layers attend to it;
-* else, where later layers read something else of an earlier one (a choice of tokens, compressed keys), what that layer
-  was given: it runs again behind the border, as far as something of it is read.
+* the new keys and values of an earlier layer's cache, if later layers attend to it;
+* the arguments of an earlier layer from which later layers read anything else (a choice of tokens, compressed keys):
+  this layer runs again after the border, as far as later layers read its results.
 
-All is packed into one array of rows (``border``). If later layers need anything else, the cut is refused. A layer may
-choose among tokens only once there are more than it may attend to: where a few tokens leave a parameter unread, the
-model is called on more of them, and what only such a call hands on crosses from so many tokens on (``TokenRow.since``).
+All arrays are packed into one array of rows (``border``). The cut is refused if later layers need anything else. A
+layer may choose among tokens only once there are more than it may attend to. So if a few tokens leave a parameter
+unread, the model is called on more of them; an array that only such a call passes on crosses from that number of tokens
+on (``TokenRow.since``).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,21 +47,22 @@ Spec = tuple[tuple[int, ...], mx.Dtype]
 
 _STEPS = (3, 7)  # rows of the two calls: an array that grows from the first to the second has a row per token
 _MOST_ROWS = 4096  # of a long call
-_MOST_AGAIN = 3  # layers that run again behind a border
+_MOST_AGAIN = 3  # layers that run again after a border
 
 Recipe = Callable[[Any], Any]
-"""What a layer that does not run returns in its place: something of the form of its result, made of its arguments."""
+"""Makes the result of a layer that does not run: it has the form of the layer's result and is made from its
+arguments."""
 
 
 class _Unknown:
-    """Replaces a number that only running the layer would tell; using it fails."""
+    """Replaces a number that only the layer itself could compute; using it fails."""
 
 
 def make_recipe(arguments: Any, result: Any) -> Recipe:
     """Return a function that makes a result of the same form from other arguments, without running the layer.
 
-    An array becomes some argument of its shape; an object that was an argument is returned again. The contents of the
-    arrays are wrong, so the graph has to show that no result depends on them.
+    An array becomes an argument of its shape; an object that was an argument is returned again. The contents of the
+    arrays are wrong, so the graph must show that no result depends on them.
     """
     if result is None or isinstance(result, bool | str):
         return lambda _arguments: result
@@ -83,7 +85,7 @@ def make_recipe(arguments: Any, result: Any) -> Recipe:
 
 
 class CannotTrace(CannotCut):
-    """The model reads values while it is called, so its graph does not show what it needs."""
+    """The model reads values while it is called, so its graph does not show its inputs."""
 
 
 def mark(named: Named, name: str, array: mx.array) -> mx.array:
@@ -103,14 +105,16 @@ class _Call:
 
 
 class ModelStructure:
-    """The structure of a model, read from two unevaluated calls: its layers, its caches, and what they share.
+    """The structure of a model, read from two unevaluated calls: its layers, its caches, and the caches that layers
+    share.
 
     Attributes:
-        long_rows: rows of a call that reads parameters which a call of a few does not; ``None`` if there are none.
+        long_rows: the rows of a call that reads parameters which a short call does not; ``None`` if a short call reads
+            all of them.
 
     Raises:
-        CannotCut: it does not run its layers one after the other, each once.
-        ModelError: its own code fails.
+        CannotCut: the model does not run its layers one after the other, each once.
+        ModelError: the model's own code fails.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -123,7 +127,7 @@ class ModelStructure:
         self._named: Named
         self._steps: list[list[_Call]]
         self._updates: list[dict[Path, Spec]]
-        self._written: dict[int, list[tuple[int, mx.array]]]  # of caches that several layers are given: by whom
+        self._written: dict[int, list[tuple[int, mx.array]]]  # of caches that several layers get: layer, array
         self._borders: dict[int, Border] = {}
         self._given_with: dict[int, list[set[Path]]] = {}
         self._rows = _STEPS
@@ -139,7 +143,7 @@ class ModelStructure:
             raise CannotTrace(f"{self.name} looks at what it has computed while it runs, so its graph is in pieces")
 
     def _read(self, parameters: Named) -> Graph:
-        """Call the model with the rows of ``_rows``; the graph of the logits and of what its caches hold."""
+        """Call the model with the rows of ``_rows``. Return the graph of the logits and of its caches' arrays."""
         caches = fresh_caches(self.model)
         self.num_caches, self.users = len(caches), [set[int]() for _ in caches]
         self._layer_of, self._named = dict(self._owners), {}
@@ -155,7 +159,7 @@ class ModelStructure:
         return Graph(results, {**self._named, **parameters})
 
     def _since(self, layer: int, path: Path) -> int:
-        """Return how many tokens a sequence has when an argument of a layer is there for the first time."""
+        """Return the number of tokens in a sequence from which on a layer has an argument."""
         if path in self._short[0][layer].arguments:
             return 0
         below, above = sum(_STEPS), self._rows[0]
@@ -165,7 +169,7 @@ class ModelStructure:
         return above
 
     def _given(self, rows: int) -> list[set[Path]]:
-        """Return the arrays that each layer is given in a first call with so many rows."""
+        """Return the paths of the arrays that each layer gets in a first call with ``rows`` rows."""
         if rows not in self._given_with:
             found: list[set[Path]] = []
 
@@ -181,33 +185,33 @@ class ModelStructure:
         return self._given_with[rows]
 
     def _call(self, tokens: mx.array, caches: Sequence[Cache], at: int = 0) -> mx.array:
-        """Return the model's own call. ``at``: the position of the first token."""
+        """Call the model and return its logits. ``at``: the position of the first token."""
         try:
             return call_model(self.model, tokens, caches, lambda: mx.arange(at, at + tokens.shape[1])[None])
         except Exception as error:  # a model's code may raise anything
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise ModelError(f"{self.name} does not answer tokens alone: its own code fails ({reason})") from error
+            raise ModelError(f"{self.name} cannot run on text tokens alone: its own code fails ({reason})") from error
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether the model looks at its tokens while it is called, so that its graph is that of these tokens."""
+        """Whether the model looks at its tokens while it is called, so that its graph holds for these tokens only."""
         return not all(self._graph.holds(f"tokens {step}") for step in self._both)
 
     @property
     def num_layers(self) -> int:
-        """Layers in the model."""
+        """The number of layers in the model."""
         return len(self.layers)
 
     def first_user(self, cache: int) -> int | None:
-        """Return the first layer that is called with a cache, to which it belongs. Return None if no layer is."""
+        """Return the layer that a cache belongs to: the first that is called with it. Return None if no layer is."""
         return min(self.users[cache], default=None)
 
     def is_common(self, cache: int) -> bool:
-        """Return whether several layers write to a cache, each to a part of its own, so that every stage has it."""
+        """Return whether several layers write to a cache, each to its own part. Every stage has such a cache."""
         return len({writer for c, writer in self._of_caches if c == cache and writer is not None}) > 1
 
     def _writer(self, cache: int, array: mx.array) -> int | None:
-        """Return the layer that has made an array of a cache; ``None`` for what is made outside of layers."""
+        """Return the layer that made an array of a cache. Return None if it was made outside of layers."""
         written = {id(a): layer for layer, a in self._written.get(cache, ())}
         if len(self.users[cache]) > 1 and written:
             return written.get(id(array))
@@ -218,13 +222,13 @@ class ModelStructure:
         return {name for name, owner in self._owners.items() if owner < layer}
 
     def hidden_from(self, layer: int) -> set[str]:
-        """Return those of them that a stage from ``layer`` on must not read: all but those of layers that run again
-        there."""
+        """Return the parameters that a stage from ``layer`` on must not read: of earlier layers that do not run
+        again."""
         again = self._borders[layer].replicas if layer in self._borders else ()
         return {name for name in self.owned_before(layer) if self._owners[name] not in again}
 
     def recipe(self, layer: int) -> Recipe:
-        """Return makes, from a layer's arguments, a result of the right form without computing anything."""
+        """Return a layer's recipe: it makes a result of the right form from the arguments and computes nothing."""
         return self._steps[0][layer].recipe
 
     def result_rows(self) -> list[tuple[Path, int]]:
@@ -234,10 +238,10 @@ class ModelStructure:
         return [(path, axis) for path, axis in axes.items() if axis is not None and path in self._short[-1][-1].result]
 
     def border(self, layer: int) -> Border:
-        """Return what crosses in front of ``layer``.
+        """Return the border in front of ``layer``.
 
         Raises:
-            CannotCut: anything but rows and the keys and values of plain caches crosses.
+            CannotCut: later layers need arrays that cannot cross.
         """
         if layer not in self._borders:
             self._borders[layer] = self._find_border(layer)
@@ -246,7 +250,7 @@ class ModelStructure:
     def _find_border(self, layer: int) -> Border:
         rows = self._crossing_rows(layer)
         if not rows:
-            raise CannotCut(f"{self.name}: layer {layer} is given no rows that come from the layers before it")
+            raise CannotCut(f"{self.name}: layer {layer} gets no rows from the layers before it")
         closed = self._closed(layer, rows)
         if not self._read_beyond(layer, closed):
             return Border(layer, tuple(rows), ())
@@ -257,8 +261,8 @@ class ModelStructure:
         return Border(layer, tuple(rows), (), self._find_replicas(layer, closed))
 
     def _find_replicas(self, layer: int, closed: list[str]) -> dict[int, tuple[TokenRow, ...]]:
-        """Return the earlier layers that run again behind a border, with the rows that they are given there. From the
-        last one back: what it was given may be all that is read of the layers before it."""
+        """Return the earlier layers that run again after a border, each with the rows that it gets there. The search
+        goes back from the last one, because its arguments may be all that is read of the layers before it."""
         found = dict[int, tuple[TokenRow, ...]]()
         while beyond := {name for name in self._read_beyond(layer, closed) if self._layer_of[name] not in found}:
             last = max(self._layer_of[name] for name in beyond)
@@ -274,7 +278,7 @@ class ModelStructure:
 
     @property
     def _both(self) -> range:
-        """The numbers of the calls that the graph shows."""
+        """The indices of the calls in the graph."""
         return range(len(self._rows))
 
     def _closed(self, layer: int, rows: Sequence[TokenRow]) -> list[str]:
@@ -305,7 +309,7 @@ class ModelStructure:
         return [_row(path, 2, spec) for path, spec in names.values() if path[0] in shared]
 
     def _results_from(self, layer: int) -> list[int]:
-        """Return the results that the layers from ``layer`` on compute: the logits and the arrays of their caches."""
+        """Return the indices of the results of the layers from ``layer`` on: the logits and their caches' arrays."""
         return [0, *(i for i, (_, writer) in enumerate(self._of_caches, 1) if writer is None or writer >= layer)]
 
     def _read_beyond(self, layer: int, closed: Sequence[str]) -> set[str]:
@@ -352,7 +356,7 @@ class ModelStructure:
         return logits
 
     def _note_written(self, layer: int, caches: Sequence[Cache]) -> None:
-        """Note which arrays of the states that a layer was given are new."""
+        """Record which arrays of its states a layer has written."""
         for i, cache in enumerate(caches):
             if layer in self.users[i] and not hasattr(cache, "update_and_fetch"):
                 known = self._written.setdefault(i, [])
@@ -369,7 +373,7 @@ def _update_name(step: int, cache: int, part: int) -> str:
 
 
 def _row_axis(first: Spec, second: Spec | None, rows: tuple[int, int]) -> int | None:
-    """Return the one axis that is as long as the rows of both calls, if nothing else differs."""
+    """Return the axis whose length is the number of rows in both calls. Return None if another axis differs, too."""
     if second is None or len(first[0]) != len(second[0]):
         return None
     changed = [axis for axis, (a, b) in enumerate(zip(first[0], second[0], strict=True)) if a != b]
@@ -382,7 +386,7 @@ def _row(path: Path, axis: int, spec: Spec, since: int = 0) -> TokenRow:
 
 
 def _owners(layers: Sequence[Any], parameters: Named) -> dict[str, int]:
-    """Return the layer of each parameter that belongs to exactly one."""
+    """Return the layer of each parameter that belongs to exactly one layer."""
     layers_of: dict[int, set[int]] = {}
     for i, layer in enumerate(layers):
         for _, array in tree_flatten(layer.parameters()):
@@ -391,8 +395,7 @@ def _owners(layers: Sequence[Any], parameters: Named) -> dict[str, int]:
 
 
 def _whole_numbers(layers: Sequence[nn.Module]) -> Iterator[int]:
-    """Yield the whole numbers among the attributes of layers' modules: windows, counts of experts and of tokens to
-    choose."""
+    """Yield the integer attributes of layers' modules, such as windows, and counts of experts and of chosen tokens."""
     for layer in layers:
         for _, module in layer.named_modules():
             yield from (value for value in vars(module).values() if type(value) is int)
@@ -400,7 +403,7 @@ def _whole_numbers(layers: Sequence[nn.Module]) -> Iterator[int]:
 
 @contextmanager
 def _updates_passed(caches: Sequence[Cache], note: Callable[[Path, mx.array], mx.array]) -> Iterator[None]:
-    """Pass the new keys and values of every plain cache through ``note``, for the length of a ``with`` block."""
+    """Pass the new keys and values of every plain cache through ``note``, during the ``with`` block."""
 
     def wrap(i: int, cache: Cache) -> None:
         update = cache.update_and_fetch

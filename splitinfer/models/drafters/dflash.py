@@ -1,13 +1,13 @@
-"""DFlash and DFlash2: a few layers that draft a block of tokens at once, from hidden states of several layers.
+"""Drafts with DFlash and DFlash2: a few layers draft a block of tokens at once, from hidden states of several layers.
 
     hidden states of the tokens so far, concatenated ─ fc ─ norm ─▶ keys and values of every layer, kept
     [ last token | mask | mask | mask ]  ─ embedding of the target ─▶ layers ─ norm ─ head of the target
                    draft  draft  draft   ◀───────────────────────────────────────────────┘
 
-A block's rows see the hidden states of all tokens before it and, unless the drafter is causal, each other; nothing of
-them is kept. DFlash2 puts short convolutions over the block around each attention and MLP, whose kernels depend on the
-row; and of the best tokens of each place it chooses by the one chosen before. Forms are those of mlx-vlm's
-``qwen3_dflash`` and ``dflash2``.
+A block's rows see the hidden states of all tokens before it and, unless the drafter is causal, each other. The rows
+themselves are not kept. DFlash2 adds short convolutions over the block around each attention and MLP, whose kernels
+depend on the row; and for each place it chooses among the best tokens according to the token chosen before. Both follow
+mlx-vlm's ``qwen3_dflash`` and ``dflash2``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,29 +24,29 @@ from splitinfer.models.drafters import heads
 from splitinfer.models.drafters.heads import MLP, BlockPart, HeadArrays, HeadAttention, HeadRows, Target, linear, norm
 from splitinfer.models.library.layers import find_layers, type_name
 
-_BLOCK = 16  # tokens, the one before the drafts among them, where a configuration says nothing
-_NOT_READ = ("fc.", "embed_tokens.", "lm_head.", "rotary_emb.")  # here, or at all
+_BLOCK = 16  # tokens, including the one before the drafts, if a configuration says nothing
+_NOT_READ = ("fc.", "embed_tokens.", "lm_head.", "rotary_emb.")  # by this class, or by any
 
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is that of a DFlash or DFlash2 drafter."""
+    """Return whether a config.json belongs to a DFlash or DFlash2 drafter."""
     return any(name.startswith("DFlash") for name in strings(config, "architectures"))
 
 
 def told_in(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration, with what it says in ``dflash_config`` on top."""
+    """Return a configuration with the values of its ``dflash_config`` on top."""
     return {**config, **mapping(config, "dflash_config")}
 
 
 def at_once(config: Mapping[str, Any]) -> int:
-    """Return the most drafts of a block."""
+    """Return the largest number of drafts in a block."""
     return int(told_in(config).get("block_size") or _BLOCK) - 1
 
 
 def taps_of(
     config: Mapping[str, Any], model: nn.Module, arrays: HeadArrays
 ) -> dict[int, Callable[[mx.array], mx.array]]:
-    """See ``heads.taps_of``.
+    """Return ``heads.taps_of`` for the layers in a drafter's configuration.
 
     Raises:
         ModelError: the drafter belongs to another model.
@@ -64,7 +64,7 @@ def taps_of(
 
 
 def renamed(arrays: HeadArrays) -> dict[str, mx.array]:
-    """Return a drafter's tensors with the names of ``DFlash``."""
+    """Return a drafter's tensors under the names that ``DFlash`` uses."""
     own = {name.removeprefix("model."): array for name, array in arrays.items()}
     return {f"{name}.weight" if name.endswith("_codebook") else name: array for name, array in own.items()}
 
@@ -73,7 +73,7 @@ class DFlash(nn.Module):  # type: ignore[misc]
     """The drafter without ``fc``: a norm of hidden states, ``layers``, a norm, and DFlash2's selector.
 
     Raises:
-        ModelError: it belongs to another target, lacks something, or has something that is not known.
+        ModelError: the drafter belongs to another target, lacks a tensor or value, or has an unknown one.
     """
 
     def __init__(self, config: Mapping[str, Any], model: nn.Module, arrays: HeadArrays) -> None:
@@ -89,7 +89,7 @@ class DFlash(nn.Module):  # type: ignore[misc]
                 "the drafter's config.json has no mask_token_id among the model's tokens, or no block_size"
             )
         if told.get("hidden_act", "silu") != "silu":
-            raise ModelError(f"the drafter has an activation that is not known ({told['hidden_act']})")
+            raise ModelError(f"the drafter has an unknown activation ({told['hidden_act']})")
         self._head, self._embed = target.head, target.embed
         try:
             if "embed_tokens.weight" in own:
@@ -112,13 +112,13 @@ class DFlash(nn.Module):  # type: ignore[misc]
         known = {name for name, _ in tree_flatten(self.parameters())}
         unknown = sorted(name for name in own if name not in known and not name.startswith(_NOT_READ))
         if unknown:
-            raise ModelError(f"the drafter has {unknown[0]}, so it is of a form that is not known")
+            raise ModelError(f"the drafter has an unknown tensor ({unknown[0]}), so its form is not supported")
 
     def check(self, stage: StageModel) -> None:
-        """All that it uses of the target is embedding and head, which are found by name."""
+        """Do nothing: of the target it uses only embedding and head, which are found by name."""
 
     def states(self, kept: mx.array) -> mx.array:
-        """Return [T, d]: the sum of the taps, normed."""
+        """Return [T, d]: the sum of the taps, after the norm."""
         return cast(mx.array, self.hidden_norm(kept[:, : self._size]))
 
     def embed(self, tokens: mx.array) -> mx.array:
@@ -126,11 +126,11 @@ class DFlash(nn.Module):  # type: ignore[misc]
         return cast(mx.array, self._embed(tokens) * self._told.get("input_embedding_scale", 1.0))
 
     def masks(self, n: int) -> mx.array:
-        """Return [n] tokens that stand for drafts."""
+        """Return [n] mask tokens, which stand for drafts."""
         return mx.full((n,), self._mask, dtype=mx.int32)
 
     def keep(self, context: mx.array, parts: Sequence[BlockPart]) -> None:
-        """Write [C, d] hidden states into the caches of the sequences that they are of."""
+        """Write hidden states [C, d] into the caches of their sequences."""
         positions = mx.concatenate([mx.arange(part.start, part.start + part.context) for part in parts])
         for number, layer in enumerate(self.layers):
             (keys, values), at = layer.self_attn.kv(context[:, None], positions), 0
@@ -140,7 +140,7 @@ class DFlash(nn.Module):  # type: ignore[misc]
                 self._cache(part, number).update_and_fetch(*kv)
 
     def __call__(self, embedded: mx.array, parts: Sequence[BlockPart]) -> mx.array:
-        """Return [B, 1, d] of the rows of all blocks, whose embeddings are given."""
+        """Return [B, 1, d] hidden states for the embedded rows of all blocks."""
         x, positions = embedded, mx.concatenate([part.positions for part in parts])
         for number, layer in enumerate(self.layers):
             rows = [(self._cache(part, number), part.rows, layer.visible(part)) for part in parts]
@@ -151,21 +151,20 @@ class DFlash(nn.Module):  # type: ignore[misc]
         return part.caches.own[layer - len(self.layers)]
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Return [n, 1, vocabulary] from [n, 1, d]."""
+        """Return logits [n, 1, vocabulary] from hidden states [n, 1, d]."""
         found = self._head(hidden) * self._told.get("output_multiplier", 1.0)
         cap = self._told.get("final_logit_softcapping")
         return cast(mx.array, mx.tanh(found / cap) * cap if cap else found)
 
     def behind(self, logits: mx.array, hidden: mx.array, before: mx.array) -> mx.array:
-        """Return [n, vocabulary] of drafts: DFlash2 chooses by the ``hidden`` states [n, d] and the [n] tokens before
-        them."""
+        """Return the drafts' logits [n, vocabulary]. DFlash2 adds scores from ``hidden`` [n, d] and ``before`` [n]."""
         selector = self.get("candidate_selector")
         return logits if selector is None else selector(logits, hidden, before)
 
 
 def _visible(part: BlockPart, window: int | None, *, is_causal: bool) -> mx.array:
-    """Return bool [rows, entries]: of each row of a block the tokens before it, of which the last ``window`` - 1 before
-    the block, or before the row where it is causal; and of the block all rows, or those up to it."""
+    """Return bool [rows, entries]: which entries each row of a block sees. Of the tokens before the block it sees the
+    last ``window`` - 1 (counted from the row if causal); of the block, all rows, or if causal the rows up to itself."""
     entries, rows = mx.arange(part.end + part.rows)[None], mx.arange(part.rows)[:, None]
     is_before, is_own, last = entries < part.position, entries >= part.end, part.position + rows * is_causal
     at = mx.where(is_own, entries - part.end + part.position, entries)
@@ -176,7 +175,7 @@ def _visible(part: BlockPart, window: int | None, *, is_causal: bool) -> mx.arra
 
 
 class _Layer(nn.Module):  # type: ignore[misc]
-    """A decoder layer whose keys and values are the hidden states' and the block's own."""
+    """A decoder layer whose keys and values come from the hidden states and from the block itself."""
 
     def __init__(self, told: Mapping[str, Any], size: int, number: int, own: HeadArrays) -> None:
         super().__init__()
@@ -195,11 +194,11 @@ class _Layer(nn.Module):  # type: ignore[misc]
         self._is_causal = bool(told.get("causal", told.get("dflash_query_causal", told.get("is_causal", False))))
 
     def visible(self, part: BlockPart) -> mx.array:
-        """Return bool [rows, entries]: what each row of a block sees."""
+        """Return bool [rows, entries]: which entries each row of a block sees."""
         return _visible(part, self._window, is_causal=self._is_causal)
 
     def __call__(self, x: mx.array, cache: HeadRows, blocks: Sequence[int]) -> mx.array:
-        """Return [B, 1, d] of the rows of all blocks, which have so many each."""
+        """Return [B, 1, d] for the rows of all blocks. ``blocks``: the number of rows of each."""
         x = x + self._around("attention_conv", self.input_layernorm(x), lambda y: self.self_attn(y, cache), blocks)
         return x + self._around("mlp_conv", self.post_attention_layernorm(x), self.mlp, blocks)
 
@@ -212,8 +211,8 @@ class _Layer(nn.Module):  # type: ignore[misc]
 
 
 class _Convolution(nn.Module):  # type: ignore[misc]
-    """Over each block's rows, before and behind a part of a layer: every group of numbers has a kernel of its own, to
-    which the row adds."""
+    """Convolves each block's rows before and after a part of a layer. Each group of numbers has a kernel, plus the
+    row's."""
 
     def __init__(self, told: Mapping[str, Any], size: int, name: str, own: HeadArrays) -> None:
         super().__init__()
@@ -225,7 +224,7 @@ class _Convolution(nn.Module):  # type: ignore[misc]
         return self._over(inner(self._over(x, own[:, 0], 0, blocks)), own[:, 1], 1, blocks)
 
     def _over(self, x: mx.array, own: mx.array, side: int, blocks: Sequence[int]) -> mx.array:
-        """Return [B, 1, d], each row with those before it in its block. ``own``: [B, taps, groups]."""
+        """Return [B, 1, d]: each row convolved with the rows before it in its block. ``own``: [B, taps, groups]."""
         places = mx.concatenate([mx.arange(count) for count in blocks])[:, None, None]
         rows, found = x.reshape(len(x), -1, self._group), mx.zeros((len(x), 1, 1), x.dtype)
         for back in range(self.base_kernel.shape[1]):
@@ -245,7 +244,7 @@ class _Selector(nn.Module):  # type: ignore[misc]
         self.successor_codebook = linear(f"{name}successor_codebook", own, rank, nn.Embedding)
 
     def __call__(self, logits: mx.array, hidden: mx.array, before: mx.array) -> mx.array:
-        """Return [n, vocabulary]: the best tokens of each row, with scores by the token before; of all others none."""
+        """Return [n, vocabulary]: for the best tokens of each row their scores given the token before, else -inf."""
         best = mx.argpartition(logits, -self._most, axis=-1)[..., -self._most :]
         edge = self.predecessor_codebook(before) * self.hidden_projection(hidden)
         scores = (edge[:, None] * self.successor_codebook(best)).sum(axis=-1)

@@ -1,11 +1,11 @@
-"""EAGLE-3: a decoder layer that drafts from hidden states of a low, a middle and a high layer (arXiv 2503.01840).
+"""Drafts with EAGLE-3: a decoder layer reads hidden states of a low, a middle and a high layer (arXiv 2503.01840).
 
     three hidden states, concatenated ─ fc ───┐
                                                         ├─ norms ─ decoder layer ─┬─ norm ─ own head, own vocabulary
     embedding, the target's where the drafter has none ─┘                         └─ for the next draft
 
-``eagle_aux_hidden_state_layer_ids`` at the top of a config.json are hidden states as they enter a layer, and so are 2,
-half and all but 3 of the target's layers where there are none; in ``eagle_config`` they are as they leave it.
+``eagle_aux_hidden_state_layer_ids`` at the top of a config.json names hidden states as they enter a layer; the default
+is the target's layers 2, half and all but 3. In ``eagle_config`` it names hidden states as they leave a layer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +25,13 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def is_eagle3(config: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is that of an EAGLE-3 drafter."""
+    """Return whether a config.json belongs to an EAGLE-3 drafter."""
     names = [*strings(config, "architectures"), config.get("speculators_model_type"), config.get("model_type")]
     return any("eagle3" in str(name).lower().replace("-", "") for name in names)
 
 
 def layers_of(config: Mapping[str, Any], num_layers: int) -> list[int]:
-    """Return the layers of a target behind which the hidden states are taken."""
+    """Return the layers of a target whose output hidden states the drafter reads."""
     leaving = mapping(config, "eagle_config").get(_IDS)
     entering = config.get(_IDS) or [2, num_layers // 2, num_layers - 3]
     return [int(i) for i in leaving] if leaving else [int(i) - 1 for i in entering]
@@ -40,18 +40,18 @@ def layers_of(config: Mapping[str, Any], num_layers: int) -> list[int]:
 def taps_of(
     config: Mapping[str, Any], model: nn.Module, arrays: HeadArrays
 ) -> dict[int, Callable[[mx.array], mx.array]]:
-    """For each layer whose hidden states the drafter reads, its columns of the projection.
+    """Return the columns of the projection for each layer whose hidden states the drafter reads.
 
     Raises:
-        ModelError: the drafter belongs to another model, or begins with something that is not linear.
+        ModelError: the drafter belongs to another model, or normalises the hidden states before the projection.
     """
     if config.get("norm_before_fc"):
-        raise ModelError("the drafter normalises three hidden states together (norm_before_fc), which stages cannot")
+        raise ModelError("the drafter normalises three hidden states together (norm_before_fc); stages cannot do that")
     return heads.taps_of(layers_of(config, len(find_layers(model))), model, renamed(arrays))
 
 
 def renamed(arrays: HeadArrays) -> dict[str, mx.array]:
-    """Return a drafter's tensors with the names of ``Eagle3``."""
+    """Return a drafter's tensors under the names that ``Eagle3`` uses."""
     return {name.removeprefix("model.").replace("midlayer.", "layers.0."): array for name, array in arrays.items()}
 
 
@@ -59,7 +59,7 @@ class Eagle3(nn.Module):  # type: ignore[misc]
     """The drafter without ``fc``: ``layers``, a norm, and a head over the tokens that it may draft.
 
     Raises:
-        ModelError: it belongs to another target, or lacks something.
+        ModelError: the drafter belongs to another target, or lacks a tensor.
     """
 
     at_once = 0
@@ -95,7 +95,7 @@ class Eagle3(nn.Module):  # type: ignore[misc]
             )
 
     def check(self, stage: StageModel) -> None:
-        """Raise ModelError where it does not draft the target's tokens."""
+        """Raise ModelError if it drafts tokens that the target does not have."""
         if self._place is not None and not 0 <= int(self._drafted.min()) <= int(self._drafted.max()) < self._rows:
             raise ModelError("the drafter drafts tokens that the model does not have; it belongs to another model")
 
@@ -105,18 +105,17 @@ class Eagle3(nn.Module):  # type: ignore[misc]
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Return the tokens' embeddings."""
-        own = self._embed.weight.shape[0]  # may be fewer than the target's, whose last ones are no text
+        own = self._embed.weight.shape[0]  # may be fewer than the target's; the target's last tokens are not text
         return cast(mx.array, self._embed(mx.minimum(tokens, own - 1)))
 
     def __call__(self, embedded: mx.array, hidden: mx.array, caches: Sequence[HeadRows]) -> mx.array:
-        """Return [T, 1, d] hidden states of T rows, from the embeddings of their tokens and the hidden states before
-        them."""
+        """Return hidden states [T, 1, d] from the embeddings of T tokens and the hidden states before them."""
         for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             hidden = layer(hidden, embedded if i == 0 else None, cache)
         return hidden
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Return [n, 1, vocabulary] from [n, 1, d]; minus infinity for the tokens that it cannot draft."""
+        """Return logits [n, 1, vocabulary] from [n, 1, d]; tokens that it cannot draft get minus infinity."""
         own = self._head(self.norm(hidden))
         if self._place is None:
             return cast(mx.array, own)
@@ -124,8 +123,8 @@ class Eagle3(nn.Module):  # type: ignore[misc]
 
 
 def _places(drafted: mx.array, rows: int) -> mx.array:
-    """Return the [rows]: the place of each of the target's tokens in the drafter's vocabulary, or -1. ``drafted``: the
-    target's tokens, by the drafter's."""
+    """Return [rows]: for each token of the target its place in the drafter's vocabulary, or -1. ``drafted``: for each
+    token of the drafter the target's token."""
     places = mx.full((rows,), -1, dtype=mx.int32)
     places[drafted] = mx.arange(drafted.size, dtype=mx.int32)
     return places

@@ -1,4 +1,4 @@
-"""Drafters on the last stage, trained on the target's own hidden states: what the kinds of them have in common.
+"""The common parts of drafters on the last stage, which were trained on the target's own hidden states.
 
     hidden state of token i, or a row made of several ─┐
     embedding of token i + 1 ──────────────────────────┴─ layers, own KV ─┬─ logits of token i + 2
@@ -28,16 +28,16 @@ _LINEAR = {
     nn.Embedding: nn.QuantizedEmbedding,
 }
 _OF = {quantised: plain for plain, quantised in _LINEAR.items()}
-_MODES = {(32, 4): "mxfp4", (16, 4): "nvfp4", (32, 8): "mxfp8"}  # by group size and bits, of weights without biases
+_MODES = {(32, 4): "mxfp4", (16, 4): "nvfp4", (32, 8): "mxfp8"}  # by group size and bits, for weights without biases
 _EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
-_EPS, _THETA = 1e-6, 1e4  # where a configuration says nothing
+_EPS, _THETA = 1e-6, 1e4  # if a configuration says nothing
 
 HeadArrays = Mapping[str, mx.array]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What heads use of the target: its embedding, its last norm and its head."""
+    """The parts of the target that heads use: its embedding, its last norm and its head."""
 
     embed: Any
     norm: Any
@@ -45,10 +45,10 @@ class Target:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Target":
-        """Return those of a model.
+        """Return the parts of a model.
 
         Raises:
-            ModelError: they are not where most models have them.
+            ModelError: the model does not keep them where most models do.
         """
         slots = find_layers(model)
         holders = [m for _, m in model.named_modules() if any(v is slots[0].holder for v in m.values())]
@@ -56,11 +56,11 @@ class Target:
         embed, norm = inner.get("embed_tokens"), inner.get("norm")
         heads = [m["lm_head"] for _, m in model.named_modules() if "lm_head" in m]
         if not isinstance(embed, _EMBEDDINGS) or not isinstance(norm, nn.Module):
-            raise ModelError(f"{type_name(model)} keeps its embedding or its last norm in another place")
+            raise ModelError(f"{type_name(model)} keeps its embedding or last norm in an unknown place")
         return cls(embed, norm, heads[0] if heads else embed.as_linear)
 
     def check(self, stage: StageModel) -> None:
-        """Raise ModelError where the norm and head are not what the model computes its logits with."""
+        """Raise ModelError if the model does not compute its logits with this norm and head."""
         hidden, rows = stage.made_up_hidden(4, 0), 4
         given = None if hidden is None else hidden[None]
         logits = stage(mx.zeros((1, rows), mx.int32), stage.make_caches(), given, rows)[0]
@@ -68,17 +68,19 @@ class Target:
         assert last is not None
         own = self.head(self.norm(last)).astype(logits.dtype)
         if not mx.allclose(own, logits, rtol=0.05, atol=0.05 * float(mx.abs(logits).max())):
-            raise ModelError(f"draft mtp: {type_name(stage.whole)} computes its logits in another way")
+            raise ModelError(
+                f"draft mtp: {type_name(stage.whole)} does not compute its logits with its last norm and head"
+            )
 
 
 # -- weights -----------------------------------------------------------------------------------------
 
 
 def filled(module: Any, prefix: str, arrays: Mapping[str, mx.array]) -> Any:
-    """Return a module with the parameters ``prefix...`` of ``arrays``, whose linear layers may be quantised otherwise.
+    """Return ``module`` with the parameters ``prefix...`` of ``arrays``, whose quantisation may differ from its own.
 
     Raises:
-        KeyError: one is not there.
+        KeyError: a parameter is missing.
     """
     for key, child in list(module.items()):
         if type(child) in _LINEAR:
@@ -94,11 +96,12 @@ def filled(module: Any, prefix: str, arrays: Mapping[str, mx.array]) -> Any:
 
 
 def linear(name: str, arrays: Mapping[str, mx.array], inputs: int, kind: Any = nn.Linear) -> Any:
-    """Return a linear layer for so many inputs, or that of experts, or an embedding of so many numbers: with the
-    tensors ``name.*``, quantised as they are.
+    """Return a layer of class ``kind`` made from the tensors ``name.*``, quantised like them.
+
+    ``inputs``: the inputs of a linear layer or of experts, or the numbers of an embedding.
 
     Raises:
-        KeyError: one is not there.
+        KeyError: a tensor is missing.
     """
     weight, scales = arrays[f"{name}.weight"], arrays.get(f"{name}.scales")
     made: Any = nn.Module.__new__(kind if scales is None else _LINEAR[kind])
@@ -117,8 +120,8 @@ def linear(name: str, arrays: Mapping[str, mx.array], inputs: int, kind: Any = n
 
 
 class HeadRows:
-    """The cache that a layer is given: of the rows of many sequences. ``parts``: of each sequence its cache, its number
-    of rows, and which of its tokens each row sees, bool [n, tokens]. ``offset``: [T] positions."""
+    """The cache argument of a layer, for rows of many sequences. ``parts``: for each sequence its cache, its number of
+    rows, and which of its tokens each row sees, bool [n, tokens]. ``offset``: [T] positions."""
 
     def __init__(self, parts: Sequence[tuple[Any, int, mx.array]], positions: mx.array) -> None:
         self._parts, self.offset = parts, positions
@@ -142,9 +145,8 @@ class HeadRows:
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """One sequence in a call of ``DFlash``: ``context`` rows of hidden states from position ``start`` on; and a block
-    of so many ``rows``, the first of which is the token at ``position``, int32. What is between it and the end of the
-    context was drafted, and wrong."""
+    """One sequence in a call of ``DFlash``: ``context`` rows of hidden states from position ``start`` on, and a block
+    of ``rows`` rows that begins with the token at ``position``, int32. Tokens between the two were wrong drafts."""
 
     caches: SequenceCaches
     start: int
@@ -154,24 +156,24 @@ class BlockPart:
 
     @property
     def end(self) -> int:
-        """Behind the last row of the context."""
+        """The position after the last row of the context."""
         return self.start + self.context
 
     @property
     def positions(self) -> mx.array:
-        """[rows] of the block."""
+        """The positions [rows] of the block."""
         return self.position + mx.arange(self.rows)
 
 
-# -- taps, and what drafters that read them have in common -----------------------------------------
+# -- taps, and common parts of the drafters that read them -----------------------------------------
 #
 # Hidden states of several layers are concatenated and projected (``fc``) to one row for each token. A product with a
-# concatenation is a sum of products: so each stage multiplies the hidden states of its layers by its columns of ``fc``,
-# and what the last stage needs comes as one row beside the hidden state (``StageModel.tap``).
+# concatenation is a sum of products. So each stage multiplies the hidden states of its layers by its columns of ``fc``,
+# and the last stage gets the sum as one row beside the hidden state (``StageModel.tap``).
 
 
 def taps_of(layers: Sequence[int], model: nn.Module, own: HeadArrays) -> dict[int, Callable[[mx.array], mx.array]]:
-    """For each layer whose hidden states a drafter reads, its columns of the projection ``fc``.
+    """Return the columns of the projection ``fc`` for each layer whose hidden states a drafter reads.
 
     Raises:
         ModelError: the drafter belongs to another model, or has no such projection.
@@ -181,7 +183,7 @@ def taps_of(layers: Sequence[int], model: nn.Module, own: HeadArrays) -> dict[in
     if wrong or len(set(layers)) < len(layers):
         which = f", so not layer {wrong[0]}" if wrong else ""
         raise ModelError(
-            f"the drafter reads the hidden states behind layers {list(layers)} (counted from 0), and the model has "
+            f"the drafter reads the hidden states after layers {list(layers)} (counted from 0), and the model has "
             f"{num_layers} layers{which}; it belongs to another model"
         )
     if "fc.weight" not in own:
@@ -197,14 +199,14 @@ def taps_of(layers: Sequence[int], model: nn.Module, own: HeadArrays) -> dict[in
 
 
 def check_width(model: nn.Module, own: HeadArrays) -> None:
-    """Raise ModelError where the drafter's hidden states do not fit in a row between two stages."""
+    """Raise ModelError if the drafter's hidden states do not fit in a row between two stages."""
     width, size = own["fc.weight"].shape[0], size_of(model)
     if width > size:
         raise ModelError(f"the drafter's hidden states have {width} numbers, and a row on a link has {size}")
 
 
 def _columns(whole: Any, part: int, parts: int) -> Any:
-    """Return one of so many equal parts of a linear layer's inputs; the first has its bias."""
+    """Return part number ``part`` of ``parts`` equal parts of a linear layer's inputs. The first part has the bias."""
     names = [name for name in ("weight", "scales", "biases") if whole.get(name) is not None]
     own = {f"fc.{name}": mx.split(whole[name], parts, axis=-1)[part] for name in names}
     if part == 0 and "bias" in whole:
@@ -214,12 +216,12 @@ def _columns(whole: Any, part: int, parts: int) -> Any:
 
 
 def size_of(model: nn.Module) -> int:
-    """Return the numbers of a target's hidden state."""
+    """Return how many numbers a target's hidden state has."""
     return int(Target.of(model).norm.weight.shape[-1])
 
 
 def check_vocabulary(text: Mapping[str, Any], model: nn.Module, rows: int) -> None:
-    """Raise ModelError where a drafter's configuration has more tokens than the target's embedding has ``rows``."""
+    """Raise ModelError if a drafter's configuration has more tokens than the ``rows`` of the target's embedding."""
     if text.get("vocab_size", rows) > rows:
         raise ModelError(
             f"the drafter is for a vocabulary of {text['vocab_size']:,} tokens, and {type_name(model)} has "
@@ -228,14 +230,14 @@ def check_vocabulary(text: Mapping[str, Any], model: nn.Module, rows: int) -> No
 
 
 def norm(name: str, own: HeadArrays, text: Mapping[str, Any]) -> nn.RMSNorm:
-    """Return a norm of a drafter, by its configuration."""
+    """Return a drafter's norm with the weights ``name.weight`` of ``own``."""
     made = nn.RMSNorm(1, eps=float(text.get("rms_norm_eps", _EPS)))
     made.weight = own[f"{name}.weight"]
     return made
 
 
 def rope(text: Mapping[str, Any], width: int) -> Any:
-    """Return a drafter's rotary embedding, by its configuration."""
+    """Return a drafter's rotary embedding for heads of ``width`` numbers."""
     given = text.get("rope_parameters") or {}
     scaling = text.get("rope_scaling") or (given if given.get("rope_type", "default") != "default" else None)
     theta = float(given.get("rope_theta") or text.get("rope_theta") or _THETA)
@@ -244,7 +246,7 @@ def rope(text: Mapping[str, Any], width: int) -> Any:
 
 
 class HeadAttention(nn.Module):  # type: ignore[misc]
-    """Attention of a drafter's layer, over a cache that takes the rows of many sequences."""
+    """The attention of a drafter's layer, over a cache that takes rows of many sequences."""
 
     def __init__(self, text: Mapping[str, Any], inputs: int, size: int, name: str, own: HeadArrays) -> None:
         super().__init__()
@@ -267,7 +269,7 @@ class HeadAttention(nn.Module):  # type: ignore[misc]
         return cast(mx.array, found if positions is None else self._rope(found, offset=positions))
 
     def kv(self, x: mx.array, positions: mx.array) -> tuple[mx.array, mx.array]:
-        """Return [T, heads, 1, d] keys and values of [T, 1, d] rows."""
+        """Return keys and values [T, heads, 1, d] of rows [T, 1, d]."""
         return self._heads("k", x, positions), self._heads("v", x)
 
     def __call__(self, x: mx.array, cache: HeadRows) -> mx.array:

@@ -1,15 +1,15 @@
-"""The prediction heads of a checkpoint (MTP): a decoder layer that drafts from the target's own last hidden state.
+"""Drafts with a checkpoint's prediction heads (MTP): a decoder layer reads the target's own last hidden state.
 
-    hidden state, behind the last norm ─ norm ─┐
+    hidden state, after the last norm ─ norm ─┐
     embedding ───────────────────────── norm ──┴─ fc ─ decoder layer ─ norm ─ the target's head
                                                                         └─ for the next draft
 
-See DeepSeek-V3 (arXiv 2412.19437), section 2.2. mlx-lm leaves them out; checkpoints have them in one of two forms:
+See DeepSeek-V3 (arXiv 2412.19437), section 2.2. mlx-lm leaves the heads out; checkpoints use one of two forms:
 
-    mtp.*                   Qwen3-Next, Qwen3.5 to 3.8; there, norms are about 0 in place of 1
-    model.layers.N.*        GLM, DeepSeek: the layer behind the last of N; its copies of embedding and head are not read
+    mtp.*                   Qwen3-Next, Qwen3.5 to 3.8; there, norms are about 0 instead of 1
+    model.layers.N.*        GLM, DeepSeek: the layer after the last of N; its copies of embedding and head are not read
 
-The decoder layer is a copy of one of the target's own layers with attention, with the heads' weights.
+The decoder layer is a copy of one of the target's own attention layers, with the heads' weights.
 """
 
 import copy
@@ -39,11 +39,11 @@ _COPIES = ("embed_tokens.", "shared_head.head.", "rotary_emb.")
 
 
 class PredictionHeads(nn.Module):  # type: ignore[misc]
-    """The heads: ``fc``, two norms before it, ``layers`` with KV, and a norm behind them.
+    """The heads: ``fc``, two norms before it, ``layers`` with KV, and a norm after them.
 
     Attributes:
-        like: the target's layer that costs as much as one of them.
-        at_once: the most tokens that are drafted at once; 0: they are drafted one after the other.
+        like: the index of a target layer that costs as much as one of ``layers``.
+        at_once: the most tokens drafted at once; 0: tokens are drafted one after the other.
     """
 
     at_once = 0
@@ -76,11 +76,11 @@ class PredictionHeads(nn.Module):  # type: ignore[misc]
             )
 
     def check(self, stage: StageModel) -> None:
-        """Raise ModelError where a loaded stage does not compute its logits with the last norm and the head."""
+        """Raise ModelError if a loaded stage does not compute its logits with the last norm and the head."""
         self._target.check(stage)
 
     def states(self, kept: mx.array) -> mx.array:
-        """Return [T, d] hidden states behind the last norm, from what the target's last layer returned."""
+        """Return hidden states [T, d] after the last norm, from the output of the target's last layer."""
         return cast(mx.array, self._target.norm(kept))
 
     def embed(self, tokens: mx.array) -> mx.array:
@@ -88,8 +88,7 @@ class PredictionHeads(nn.Module):  # type: ignore[misc]
         return cast(mx.array, self._target.embed(tokens))
 
     def __call__(self, embedded: mx.array, hidden: mx.array, caches: Sequence[HeadRows]) -> mx.array:
-        """Return [T, 1, d] hidden states of T rows, from the embeddings of their tokens and the hidden states before
-        them."""
+        """Return hidden states [T, 1, d] from the embeddings of T tokens and the hidden states before them."""
         rows = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         x = self.fc(mx.concatenate(rows, axis=-1))
         for layer, cache in zip(self.layers, caches, strict=True):
@@ -97,13 +96,13 @@ class PredictionHeads(nn.Module):  # type: ignore[misc]
         return cast(mx.array, self.norm(x))
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Return [n, 1, vocabulary] from [n, 1, d]."""
+        """Return logits [n, 1, vocabulary] from hidden states [n, 1, d]."""
         return cast(mx.array, self._target.head(hidden))
 
 
 def tensors_of(names: Iterable[str], num_layers: int | None) -> dict[str, str]:
-    """Return the names that belong to prediction heads, in either form, each with its name among ``mtp.*``; "" for
-    those that are copies of the target's own. ``num_layers``: the target's, if they are known."""
+    """Return the names that belong to prediction heads, in either form, each with its name among ``mtp.*``. Copies of
+    the target's own tensors get "". ``num_layers``: the target's number of layers, if known."""
     names = list(names)
     found = {name: name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
     if found or num_layers is None:
@@ -114,7 +113,7 @@ def tensors_of(names: Iterable[str], num_layers: int | None) -> dict[str, str]:
 
 
 def _own_name(rest: str) -> str:
-    """Return the name among ``mtp.*`` of a tensor of the layer behind the last."""
+    """Return the name among ``mtp.*`` of a tensor of the layer after the last."""
     if any(copy in rest for copy in _COPIES):
         return ""
     module, _, kind = rest.rpartition(".")
@@ -122,8 +121,8 @@ def _own_name(rest: str) -> str:
 
 
 def _renamed(arrays: Mapping[str, mx.array], num_layers: int | None = None) -> dict[str, mx.array]:
-    """Return the heads' tensors by their own names, in mlx-lm's form: experts side by side, and norms about 1.
-    Published ones of ``mtp.*`` are about 0, and some of them negative, which those about 1 are not."""
+    """Return the heads' tensors by their own names, in mlx-lm's form: experts side by side, and norms about 1. Norms
+    published as ``mtp.*`` are about 0: some are negative, which norms about 1 never are."""
     names = tensors_of(arrays, num_layers)
     norms = [arrays[name] for name in names if arrays[name].ndim == 1 and _NORM.search(name)]
     is_about_0 = mx.array(False)
@@ -147,12 +146,12 @@ def _renamed(arrays: Mapping[str, mx.array], num_layers: int | None = None) -> d
 
 
 def _layer_like(model: nn.Module, wanted: set[str]) -> int:
-    """Return the first layer with plain keys and values whose weights are all ``wanted``: others may have experts in
-    the place of an MLP."""
+    """Return the first layer with plain keys and values whose weights are all in ``wanted``: other layers may have
+    experts in place of an MLP. Without such a layer return the first with plain keys and values."""
     slots, caches = find_layers(model), mlx_caches.make_prompt_cache(model)
     able = [i for i, (_, cache) in enumerate(zip(slots, caches, strict=False)) if can_quantise(cache)]
     if not able:
-        raise ModelError(f"draft mtp: {type_name(model)} has no layer with attention of the usual kind")
+        raise ModelError(f"draft mtp: {type_name(model)} has no layer with plain keys and values")
     return next((i for i in able if _weights(slots[i].layer) <= wanted), able[0])
 
 
@@ -161,5 +160,5 @@ def _weights(layer: Any) -> set[str]:
 
 
 def _copied(module: nn.Module) -> nn.Module:
-    """Return the same modules, which share their arrays."""
+    """Return a deep copy of ``module`` that shares its arrays."""
     return copy.deepcopy(module, {id(array): array for _, array in tree_flatten(module.parameters())})

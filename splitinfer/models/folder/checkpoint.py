@@ -1,8 +1,8 @@
-"""Reads what a model folder holds, without reading a weight.
+"""Reads the contents of a model folder without reading a weight.
 
-A safetensors file begins with eight bytes (the header's length, little-endian) and a JSON header that
-names every tensor with its dtype, shape and place. That is enough to plan a cut, to compute what a stage
-needs, and to tell two sets of weights apart.
+A safetensors file begins with eight bytes (the header's length, little-endian) and a JSON header that names every
+tensor with its dtype, shape and place. That is enough to plan a cut, to compute what a stage needs, and to tell two
+sets of weights apart.
 """
 
 import contextlib
@@ -41,9 +41,9 @@ log = logging.getLogger(__name__)
 class Checkpoint:
     """A model folder's configuration and tensors. Weight files may still be missing from ``folder``.
 
-    ``copied``: tensors that were copied from another machine, and the files that hold them here; they are not read from
-    ``folder`` (``splitinfer.weights``). ``origin``: the fingerprint of the files they were copied from, which as such
-    are not here. ``hold``: keeps what was copied from being removed.
+    ``copied``: tensors that were copied from another machine, and the files that hold them here. They are not read from
+    ``folder`` (``splitinfer.weights``). ``origin``: the fingerprint of the files they were copied from; these files are
+    not here. ``hold``: keeps the copies from being removed.
     """
 
     folder: Path
@@ -59,14 +59,14 @@ class Checkpoint:
         return self.copied.get(tensor) or self.folder / self.tensors[tensor].file
 
     def paths_of(self, tensors: Iterable[str]) -> dict[Path, list[str]]:
-        """Return the files that hold these tensors, sorted, each with those that are read from it."""
+        """Return the files that hold these tensors, sorted, each with the tensors to read from it."""
         found = defaultdict[Path, list[str]](list)
         for name in tensors:
             found[self.path_of(name)].append(name)
         return dict(sorted(found.items()))
 
     def missing(self, tensors: Iterable[str]) -> list[str]:
-        """Return those of ``tensors`` that are in no file of this machine, in the order of the files."""
+        """Return the names among ``tensors`` that no file on this machine holds, in the order of the files."""
         wanted = list(tensors)
         gone = {path for path in self.paths_of(wanted) if not path.exists()}
         infos = (self.tensors[name] for name in wanted if self.path_of(name) in gone)
@@ -79,12 +79,12 @@ class Checkpoint:
 
     @property
     def vocab_size(self) -> int | None:
-        """Rows of the embedding table; ``None`` where the configuration does not say."""
+        """Rows of the embedding table; ``None`` if the configuration does not say."""
         return positive(self.config, "vocab_size")
 
     @property
     def context_length(self) -> int:
-        """Tokens the model was trained for; a large number where its configuration does not say."""
+        """The context in tokens that the model was trained for; 2**20 if its configuration does not say."""
         keys = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length", "max_sequence_length")
         return positive(self.config, *keys) or 2**20
 
@@ -95,7 +95,7 @@ class Checkpoint:
         return self.table_fingerprint()
 
     def table_fingerprint(self) -> Fingerprint:
-        """Return the fingerprint computed from what is here, although the weights were copied."""
+        """Return the fingerprint computed from the files on this machine, even if the weights were copied."""
         prints = {name: self._file_print(name) for name in self.files}
         return Fingerprint(_digest(json.dumps(self.config, sort_keys=True)), prints, self.revision)
 
@@ -107,8 +107,7 @@ class Checkpoint:
 
 
 def open_folder(folder: Path, revision: str | None = None, listed: Collection[str] | None = None) -> Checkpoint:
-    """Return the checkpoint in a local model folder. ``listed``: the names of the files that belong there, if they are
-    known.
+    """Return the checkpoint in a local model folder. ``listed``: the names of the files that belong there, if known.
 
     Raises:
         IncompleteModel: a file of weights is missing.
@@ -130,15 +129,15 @@ def open_folder(folder: Path, revision: str | None = None, listed: Collection[st
 
 
 def in_gguf(what: Path | str) -> ModelError:
-    """Return the error for a file, a folder or a name at the hub of a model in GGUF."""
+    """Return the error for a file, folder or hub id that holds a model in GGUF."""
     return ModelError(
         f"{what} has a model in GGUF, and MLX reads safetensors: give the same model by a name of mlx-community on the "
-        "hub, or convert the one that it was made of: mlx_lm.convert --hf-path OWNER/MODEL --mlx-path FOLDER -q"
+        "hub, or convert the original model: mlx_lm.convert --hf-path OWNER/MODEL --mlx-path FOLDER -q"
     )
 
 
 def table_of(infos: Iterable[TensorInfo]) -> dict[str, TensorInfo]:
-    """Return tensors by name."""
+    """Return the tensors by name."""
     return {info.name: info for info in infos}
 
 
@@ -146,7 +145,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return the folder's config.json.
 
     Raises:
-        ModelError: missing, unreadable, or without the model's type.
+        ModelError: the file is missing, unreadable, or has no model_type.
     """
     path = folder / "config.json"
     try:
@@ -182,7 +181,7 @@ def read_header(path: Path) -> list[TensorInfo]:
 
 
 def data_begin(path: Path) -> int:
-    """Return where the data part of a safetensors file begins that ``read_header`` has read."""
+    """Return the offset of the data part in a safetensors file that ``read_header`` has accepted."""
     with path.open("rb") as file:
         return 8 + int(struct.unpack("<Q", file.read(8))[0])
 
@@ -191,7 +190,7 @@ def parse_entries(entries: Mapping[str, Any], file: str) -> list[TensorInfo]:
     """Return the tensors in a header's JSON.
 
     Raises:
-        ModelError: a dtype that MLX does not load.
+        ModelError: a tensor has a dtype that MLX does not load.
         ValueError, KeyError, TypeError, AttributeError: ``entries`` is not a valid header.
     """
     infos = []
@@ -224,16 +223,16 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# -- copied from other machines, and for them ------------------------------------------------------
+# -- copies from and for other machines ------------------------------------------------------------
 
 
 def open_stored(stored: StoredModel, snapshot: Path | None = None) -> Checkpoint:
-    """Return the checkpoint of a model in the store, of which some tensors may be missing. ``snapshot``: a folder with
-    files of the same model, which are read rather than the copies.
+    """Return the checkpoint of a model in the store; some of its tensors may be missing. ``snapshot``: a folder with
+    files of the same model, which are preferred to the copies.
 
     Raises:
-        ModelError: it is being removed, its configuration is damaged or missing, or its tensors are others than its
-            fingerprint says.
+        ModelError: it is being removed, its configuration is damaged or missing, or its tensors differ from its
+            fingerprint.
     """
     hold = stored.hold()
     tensors, origin = table_of(stored.manifest.tensors), stored.manifest.fingerprint
@@ -248,7 +247,7 @@ def open_stored(stored: StoredModel, snapshot: Path | None = None) -> Checkpoint
 
 
 def _beside(snapshot: Path | None, tensors: Mapping[str, TensorInfo]) -> dict[str, Path]:
-    """Return the tensors in those files that the snapshot has and that can be read."""
+    """Return the ``tensors`` that the snapshot's readable files hold, each with its file."""
     found = dict[str, Path]()
     paths = [] if snapshot is None else [snapshot / file for file in {info.file for info in tensors.values()}]
     for path in paths:
@@ -258,8 +257,7 @@ def _beside(snapshot: Path | None, tensors: Mapping[str, TensorInfo]) -> dict[st
 
 
 def matches(told: Manifest, config: bytes, wanted: Fingerprint) -> str | None:
-    """Return how a model that a peer describes differs from the ``wanted`` one, as a phrase. Return None if it does
-    not. ``config``: its config.json."""
+    """Return a phrase that says how a peer's model, with its config.json, differs from the ``wanted`` one, or None."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_bytes(config)
@@ -269,7 +267,8 @@ def matches(told: Manifest, config: bytes, wanted: Fingerprint) -> str | None:
 
 
 def source_of(checkpoint: Checkpoint, model: str) -> Source:
-    """Return what other machines may copy of a checkpoint: its tensors that are here, and its small files.
+    """Return the source from which other machines may copy a checkpoint: its tensors on this machine and its small
+    files.
 
     Raises:
         ModelError: a file is gone or damaged.
@@ -289,7 +288,7 @@ def source_of(checkpoint: Checkpoint, model: str) -> Source:
 
 
 def _held(checkpoint: Checkpoint, file: str) -> tuple[Path, tuple[Span, ...]]:
-    """Return where a file of weights lies on this machine, and which bytes of its tensors are there."""
+    """Return the local path of a weight file, and the byte ranges of its tensors that are there."""
     wanted = [info for info in checkpoint.tensors.values() if info.file == file]
     here = [info for info in wanted if info.name in checkpoint.copied] or wanted
     path = checkpoint.path_of(here[0].name)
@@ -297,12 +296,11 @@ def _held(checkpoint: Checkpoint, file: str) -> tuple[Path, tuple[Span, ...]]:
     return path, merged(there[info.name] for info in here if there.get(info.name) == (info.begin, info.end))
 
 
-# -- what its maker recommends ---------------------------------------------------------------------
+# -- generation config -----------------------------------------------------------------------------
 
 
 def read_recommended(folder: Path) -> Recommended:
-    """Return the sampling values that the folder's generation config recommends; nothing where there is no such
-    file."""
+    """Return the sampling values that the folder's generation config recommends. Without the file they are empty."""
     config, problem = _generation_config(folder)
     if problem is not None:
         log.warning("%s is ignored: %s", folder / GENERATION_CONFIG, problem)
@@ -313,14 +311,14 @@ def read_recommended(folder: Path) -> Recommended:
 
 
 def end_tokens(folder: Path, config: Mapping[str, Any]) -> int | list[int] | None:
-    """Return the token ids that end an answer: the generation config's, else those of the model's ``config``, as in
-    mlx-lm; else those of its language model's part, as in transformers."""
+    """Return the token ids that end an answer: from the generation config, else from the model's ``config``, as mlx-lm
+    does, else from its language model's part, as transformers does."""
     given = token_ids(_generation_config(folder)[0], "eos_token_id")
     return token_ids(config, "eos_token_id") if given is None else given
 
 
 def _generation_config(folder: Path) -> tuple[Mapping[str, Any], str | None]:
-    """Return the file's fields, and what is wrong with the file, if anything."""
+    """Return the fields of the folder's generation config, and a phrase for the file's fault, if it has one."""
     try:
         config = json.loads((folder / GENERATION_CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:

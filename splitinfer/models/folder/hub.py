@@ -1,8 +1,8 @@
-"""Opens the model that a layout names: "demo", a local folder, one that was copied to this machine, or a hub id.
+"""Opens the model that a layout names: "demo", a local folder, a copy in this machine's store, or a hub id.
 
-For a hub id only the small files are downloaded at first; the tensors' names and shapes come from the weight
-files' headers alone (HTTP ranges), and ``fetch`` downloads just the files a stage needs. The hub's client is imported
-at its first use: that takes half a second, which local folders need not wait for.
+For a hub id only the small files are downloaded at first. The tensors' names and shapes come from the weight files'
+headers alone (HTTP ranges), and ``fetch`` downloads only the files that a stage needs. The hub's client is imported at
+its first use, because that takes half a second that local folders can save.
 """
 
 import logging
@@ -33,11 +33,10 @@ OnFile = Callable[[int, int, str], None]  # bytes done, bytes in all, file name
 
 
 def open_model(model: str) -> Checkpoint:
-    """Return the checkpoint a layout's ``model`` names.
+    """Return the checkpoint that a layout's ``model`` names.
 
     Raises:
-        ModelError: it is no demo model, no folder and not in the store, and the hub does not have it or cannot be
-            reached.
+        ModelError: it is not a demo model, a folder or in the store, and the hub lacks it or cannot be reached.
     """
     if model in DEMO_MODELS:
         return open_folder(DEMO_MODELS[model])
@@ -63,11 +62,11 @@ def open_model(model: str) -> Checkpoint:
 
 
 def open_local(model: str, revision: str | None = None) -> Checkpoint | None:
-    """Return the checkpoint of that name if all of it is on this machine and can be read; ``None`` otherwise. Never
-    asks the hub. An empty folder is as good as none.
+    """Return the checkpoint named ``model`` if all of it is on this machine and readable, else ``None``. Never asks the
+    hub. An empty folder counts as missing.
 
     Raises:
-        ModelError: it is a folder that holds something else than a model.
+        ModelError: it is a folder without a model.
     """
     folder = _folder(model)
     is_empty = folder is None or all(path.name.startswith(".") for path in folder.iterdir())
@@ -84,8 +83,7 @@ def open_local(model: str, revision: str | None = None) -> Checkpoint | None:
 
 
 def local_snapshot(model: str, revision: str | None = None) -> Path | None:
-    """Return the folder in which the hub's client keeps a model's files, if it has its configuration. Never asks the
-    hub."""
+    """Return the hub client's folder of a model, if config.json is in it, else ``None``. Never asks the hub."""
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         return None
     import huggingface_hub
@@ -99,8 +97,8 @@ def local_snapshot(model: str, revision: str | None = None) -> Path | None:
 
 
 def kept() -> Iterator[tuple[str, str, Path]]:
-    """Yield each model that the hub's client keeps here: its name, how many of its files of weights are here, as a
-    phrase, and its folder."""
+    """Yield each model that the hub's client keeps here: its name, a phrase that counts its weight files, its
+    folder."""
     from huggingface_hub import constants
 
     for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--*")):
@@ -116,12 +114,12 @@ def kept() -> Iterator[tuple[str, str, Path]]:
 
 
 def _open_snapshot(repo: str, snapshot: Path) -> Checkpoint:
-    """Return what is in a folder of the hub's client, if all of it is."""
+    """Return the checkpoint in a folder of the hub's client. Raise IncompleteModel if a file of weights is missing."""
     return open_folder(snapshot, snapshot.name, _listed(repo, snapshot.name))
 
 
 def _listed(repo: str, commit: str) -> list[str] | None:
-    """Return the names of a repository's files, if the hub's client remembers them (older ones do not)."""
+    """Return the names of a repository's files if the hub's client remembers them (older versions do not)."""
     import huggingface_hub
 
     try:
@@ -132,38 +130,36 @@ def _listed(repo: str, commit: str) -> list[str] | None:
 
 
 def _stored(model: str) -> StoredModel | None:
-    """Return the model of that name in this machine's store, with its tokenizer: what workers copy for themselves has
-    none."""
+    """Return the model of that name in this machine's store if it has its tokenizer (workers' own copies lack it)."""
     found = ModelStore(default_folder()).named(model)
     whole = [one for one in found if set(one.manifest.small(tokenizer=True)) <= set(one.files())]
     return whole[0] if len(whole) == 1 else None
 
 
 def _folder(model: str) -> Path | None:
-    """Return the local folder of that name. Return None if there is none."""
+    """Return the local folder of that name, or ``None`` if it does not exist."""
     try:
         path = Path(model).expanduser()
         return path if path.is_dir() else None
-    except (RuntimeError, OSError, ValueError):  # no such user's home; a name too long for a path; a zero byte
+    except (RuntimeError, OSError, ValueError):  # an unknown user's home; a name too long for a path; a zero byte
         return None
 
 
 def named_anywhere(model: str) -> str:
-    """Return a model's name as every folder knows it: the whole path of one in a folder."""
+    """Return a name for a model that is valid from any working folder: the absolute path if it is a folder."""
     folder = None if model in DEMO_MODELS else _folder(model)
     return model if folder is None else str(folder.absolute())
 
 
 def _open_hub(repo: str) -> Checkpoint:
-    """Return the checkpoint of a repository: from this machine if all of it is here, else with the headers at the
-    hub."""
+    """Return a repository's checkpoint: from this machine if it is complete here, else with headers from the hub."""
     import huggingface_hub
 
     folder: Path | None
     try:
         folder = Path(huggingface_hub.snapshot_download(repo, allow_patterns=_SMALL_FILES))
         listed = _listed(repo, folder.name) or huggingface_hub.HfApi().list_repo_files(repo, revision=folder.name)
-    except Exception as error:  # the hub, and what answers in its place, may make its client raise anything
+    except Exception as error:  # the hub, or a server that answers in its place, may make its client raise anything
         reason, folder = why_not(repo, error), local_snapshot(repo)
         if folder is None:
             raise ModelError(f"{repo} is not on this machine, and {reason}") from error
@@ -180,7 +176,7 @@ def _open_hub(repo: str) -> Checkpoint:
 def _tensors_at_hub(
     repo: str, folder: Path, listed: Collection[str], incomplete: IncompleteModel
 ) -> dict[str, TensorInfo]:
-    """Return all tensors, by the headers of the files here and at the hub."""
+    """Return all tensors, from the headers of the files here and at the hub."""
     import huggingface_hub
 
     api, index = huggingface_hub.HfApi(), read_index(folder)
@@ -205,7 +201,7 @@ def _tensors_at_hub(
 
 
 def fetch(model: str, checkpoint: Checkpoint, files: Sequence[str], report: OnFile) -> None:
-    """Download those of ``files`` that are not in the checkpoint's folder.
+    """Download the ``files`` that are not in the checkpoint's folder. Report progress in bytes.
 
     Raises:
         ModelError: a file is missing from a local folder, or cannot be downloaded.
@@ -229,22 +225,22 @@ def fetch(model: str, checkpoint: Checkpoint, files: Sequence[str], report: OnFi
         report(total, total, "")
 
 
-# -- why the hub gave nothing ----------------------------------------------------------------------
+# -- errors of the hub -----------------------------------------------------------------------------
 
 
-# huggingface_hub raises some twenty kinds of errors with texts of several lines, often one as the cause of another; on
-# an answer that is not the hub's, whatever its parsing of JSON ends with.
+# huggingface_hub raises about twenty kinds of errors with texts of several lines, often one as the cause of another. If
+# the answer does not come from the hub, the error is whatever its JSON parser raises.
 
 
 def why_not(repo: str, error: Exception) -> str:
-    """Return the reason, as the second half of a sentence: "the hub cannot be reached (...)"."""
+    """Return the reason for the error as the second half of a sentence, such as "the hub cannot be reached (...)"."""
     from huggingface_hub import constants, errors
 
     elsewhere = (
         "what answers at {endpoint} is not the hub ({line}): log in to this network in a browser, or check HF_ENDPOINT"
     )
     login = "log in with `hf auth login`"
-    kinds: dict[type[BaseException], str] = {  # the first that is among the causes
+    kinds: dict[type[BaseException], str] = {  # the first kind that is among the causes
         errors.GatedRepoError: f"it is gated: accept its terms at {{endpoint}}/{{repo}}, then {login}",
         errors.RepositoryNotFoundError: f"the hub has no such model, or it is private: check the name, or {login}",
         errors.HFValidationError: "the hub allows no such name: give owner/name",
@@ -278,7 +274,7 @@ def _of_status(status: int | None, login: str) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, and what it was raised from."""
+    """Yield the error and its chain of causes."""
     seen = set[int]()
     now: BaseException | None = error
     while now is not None and id(now) not in seen:

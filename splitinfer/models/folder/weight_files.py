@@ -1,10 +1,10 @@
 """Decides which tensors a model folder holds, and which file each of them is read from.
 
-- The index counts only if a file that it names is in the folder: converters leave the index of their source behind.
-- A tensor is read from the file that the index names, else from the only one that has it; two are refused.
-- A file that the index does not name gives the tensors that are only in it (prediction heads, as a rule). If it repeats
-  a tensor of the index, it is another copy of the model and gives nothing.
-- The folder is whole if every file that gives a tensor is there.
+- The index counts only if a file that it names is in the folder: converters may keep the index of their source.
+- A tensor is read from the file that the index names, else from the only file that has it. Two files are refused.
+- A file that the index does not name gives the tensors that are only in it (usually prediction heads). If it repeats a
+  tensor of the index, it is another copy of the model and gives nothing.
+- The folder is complete if every file that gives a tensor is there.
 """
 
 import json
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class IncompleteModel(ModelError):
-    """Files of weights are missing. ``count``: as a phrase, "1 of 2 files"."""
+    """Files of weights are missing. ``count``: how many are here, as a phrase: "1 of 2 files"."""
 
     def __init__(self, where: str, num_here: int, missing: Sequence[str]) -> None:
         self.count = f"{num_here} of {num_here + len(missing)} files"
@@ -38,10 +38,10 @@ class IncompleteModel(ModelError):
 
 
 def read_index(folder: Path) -> Index:
-    """Return the folder's index; empty if it has none.
+    """Return the folder's index, or an empty one if the folder has none.
 
     Raises:
-        ModelError: it is damaged.
+        ModelError: the index is damaged.
     """
     path = folder / INDEX
     try:
@@ -54,8 +54,7 @@ def read_index(folder: Path) -> Index:
 
 
 def weight_files(names: Collection[str], index: Index) -> list[str]:
-    """Return the files that may hold weights of a folder with files of these names, also those that are missing from
-    it.
+    """Return the files that may hold the weights of a folder with files of these ``names``, including missing ones.
 
     >>> weight_files(["config.json", "model-00001-of-00002.safetensors"], {})
     ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
@@ -76,12 +75,12 @@ def _siblings(name: str) -> Iterable[str]:
 
 
 def resolve(headers: Mapping[str, Sequence[TensorInfo] | None], index: Index, where: str) -> dict[str, TensorInfo]:
-    """Return the folder's tensors by name. ``headers``: of the folder's ``weight_files``, ``None`` for those that are
-    missing.
+    """Return the folder's tensors by name. ``headers``: the tensors of each of its ``weight_files``; ``None`` for a
+    missing file.
 
     Raises:
         IncompleteModel: a file that gives tensors is missing.
-        ModelError: two files have the same tensor, and the index does not say which counts.
+        ModelError: a tensor is in two files, and the index does not say which counts.
     """
     index = {tensor: file for tensor, file in index.items() if file in headers}
     here = {file: {info.name: info for info in infos} for file, infos in headers.items() if infos is not None}
@@ -99,7 +98,7 @@ def resolve(headers: Mapping[str, Sequence[TensorInfo] | None], index: Index, wh
 
 
 def _only_ones(here: Mapping[str, Mapping[str, TensorInfo]], but: Collection[str], where: str) -> dict[str, TensorInfo]:
-    """Return the tensors that are in one file only, but for some."""
+    """Return the tensors that are in one file, except those named in ``but``. Raise ModelError if one is in two."""
     holders = defaultdict[str, list[str]](list)
     for file, tensors in here.items():
         for name in tensors.keys() - but:
@@ -114,5 +113,5 @@ def _only_ones(here: Mapping[str, Mapping[str, TensorInfo]], but: Collection[str
 
 
 def _is_whole(name: str) -> bool:
-    """Return whether a file of this name has a whole model, alone or with others of its number."""
+    """Return whether a file of this name holds a whole model, alone or together with its numbered siblings."""
     return name == "model.safetensors" or _NUMBERED.fullmatch(name) is not None

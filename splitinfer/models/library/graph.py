@@ -1,8 +1,8 @@
-"""Finds the arrays that a result depends on, from MLX's own graph.
+"""Finds the arrays that a result depends on, in MLX's own graph.
 
 Calling a model builds a graph and computes nothing. ``mx.export_to_dot`` prints it; walking it backwards from a result
-finds the tensors that it needs. So no table of architectures has to list which parameters belong to the embedding,
-which checkpoint tensors ``sanitize`` made them of, or what layers pass to each other.
+finds the tensors that it needs. So no table of architectures has to list which parameters belong to the embedding, from
+which checkpoint tensors ``sanitize`` makes them, or which arrays layers pass to each other.
 """
 
 import io
@@ -53,16 +53,16 @@ class Graph:
         return bool(self._children.get(self._nodes[name]))
 
     def read_by(self, results: Collection[int], without: Collection[str] = ()) -> set[str]:
-        """Return the named arrays that the results of these numbers depend on. Operations that read an array named in
-        ``without`` count as having no other input than that."""
+        """Return the named arrays that the results with these indices depend on. An operation that reads an array named
+        in ``without`` counts as having no other input."""
         return self._ancestors([self._results[i] for i in results], without)
 
     def readers(self, name: str) -> set[str]:
-        """Return what the operations that read a named array are."""
+        """Return the names of the operations that read a named array."""
         return {self._labels[node] for node in self._children.get(self._nodes[name], ())}
 
     def made_by(self, result: int, name: str) -> set[str]:
-        """Return what the operations are by which a result is made of a named array, and of nothing else."""
+        """Return the names of the operations that make a result from a named array and from nothing else."""
         found, node = set[str](), self._results[result]
         while node != self._nodes[name]:
             (node,) = self._parents[node]
@@ -70,7 +70,7 @@ class Graph:
         return found - {"StopGradient"}
 
     def mixed_with(self, name: str) -> set[str]:
-        """Return the other named arrays that the operations which read ``name`` depend on."""
+        """Return the other named arrays on which the operations that read ``name`` depend."""
         return self._ancestors(self._children.get(self._nodes[name], []), ()) - {name}
 
     def _ancestors(self, ends: Sequence[str], without: Collection[str]) -> set[str]:
@@ -87,7 +87,7 @@ class Graph:
 
 
 def _read(arrays: Sequence[mx.array]) -> tuple[list[str], dict[str, list[str]], dict[str, str]]:
-    """Return the nodes of ``arrays`` in the graph of all of them, every node's parents, and the operations' names."""
+    """Return each array's node in their common graph, every node's parents, and every operation's name."""
     # MLX prints the arrays' graphs one after the other, each without what was printed before. A separator after
     # each array marks its end; the last node before that is the array itself, unless it was printed earlier.
     zero = mx.array(0.0)
@@ -135,7 +135,7 @@ def _print(arrays: Sequence[mx.array], named: Mapping[str, mx.array]) -> str:
 
 
 def arrays_read(outputs: Sequence[mx.array], *named: Mapping[str, mx.array]) -> tuple[set[str], ...]:
-    """Of each mapping, the names of the arrays that ``outputs`` depend on. Computes nothing."""
+    """Return for each mapping the names of its arrays that ``outputs`` depend on. Computes nothing."""
     arrays = {f"{which} {name}": array for which, each in enumerate(named) for name, array in each.items()}
     read = Graph(outputs, arrays).read_by(range(len(outputs)))
     return tuple({name for name in each if f"{which} {name}" in read} for which, each in enumerate(named))
@@ -147,11 +147,11 @@ _depth = 0
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Disable ``mx.compile`` while a graph is built for reading.
+    """Turn ``mx.compile`` off while a graph is built for reading.
 
-    All calls of a compiled function are one node in the printed graph, so everything would seem to
-    depend on everything; and a function compiled now would hold its placeholders for ever. There is one
-    switch per process, so threads that survey stages wait for each other.
+    The printed graph shows all calls of a compiled function as one node, so everything would seem to depend on
+    everything; and a function compiled now would hold its placeholders for ever. The switch is one per process, so
+    threads that survey stages wait for each other.
     """
     global _depth
     with _compiling:

@@ -1,8 +1,8 @@
-"""Finds a model's layers, replaces them for a while, and walks their arguments.
+"""Finds a model's layers, replaces them temporarily, and walks their arguments.
 
 Models keep their layers in lists and run them from there, so changing such a list changes the model. A layer's
 arguments and its result are trees: tuples, lists, dicts and the small objects that models make, with arrays in them. A
-``Path`` of indices, keys and names says where in such a tree something is. Modules and caches are leaves.
+``Path`` of indices, keys and names says where a part is in such a tree. Modules and caches are leaves.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,10 +16,10 @@ import mlx.nn as nn
 from splitinfer.errors import CannotCut
 
 Path = tuple[Any, ...]
-LayerWatch = Callable[[Any, Any, Any], Any]  # a layer, its arguments and its named ones -> what it is taken to return
+LayerWatch = Callable[[Any, Any, Any], Any]  # a layer, its positional and named arguments -> the result to use for it
 
 SOURCES = ("mlx_lm.models.", "mlx_vlm.models.")
-"""How the names of modules with models' classes begin."""
+"""The prefixes of modules that contain models' classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class LayerSlot:
 
     @property
     def layer(self) -> Any:
-        """The layer, or its stand-in, that is there now."""
+        """The layer or stand-in that is there now."""
         return self.holder[self.index]
 
 
@@ -39,13 +39,13 @@ def find_layers(model: nn.Module) -> list[LayerSlot]:
     """Return where the model keeps its layers, in their order.
 
     Raises:
-        CannotCut: they are in no list that can be found.
+        CannotCut: the layers are not in a list that can be found.
     """
     lists = [v for _, module in model.named_modules() for v in module.values() if isinstance(v, list)]
     places = {id(layer): LayerSlot(held, i) for held in lists for i, layer in enumerate(held)}
     slots = [places.get(id(layer)) for layer in getattr(model, "layers", None) or ()]
     if not slots or None in slots:
-        raise CannotCut(f"{type_name(model)} keeps its layers in no list that can be found")
+        raise CannotCut(f"{type_name(model)} does not keep its layers in a list")
     return cast(list[LayerSlot], slots)
 
 
@@ -70,20 +70,20 @@ class StandIn:
 
 
 class Watched(StandIn):
-    """A layer that ``watch`` calls in the place of the model."""
+    """A layer that ``watch`` calls in place of the model."""
 
     def __init__(self, real: Any, watch: LayerWatch) -> None:
         super().__init__(real)
         self._watch = watch
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the layer is taken to return."""
+        """Return the result that ``watch`` gives for the layer."""
         return self._watch(self._real, args, kwargs)
 
 
 @contextmanager
 def replaced(slots: Sequence[LayerSlot], stand_ins: Mapping[int, Any]) -> Iterator[None]:
-    """Put stand-ins in the places of some layers, by layer number, for the length of a ``with`` block."""
+    """Replace some layers by stand-ins, given by layer number, during the ``with`` block."""
     before = {i: slots[i].layer for i in stand_ins}
     try:
         for i, stand_in in stand_ins.items():
@@ -96,7 +96,7 @@ def replaced(slots: Sequence[LayerSlot], stand_ins: Mapping[int, Any]) -> Iterat
 
 @contextmanager
 def children_watched(watches: Sequence[tuple[nn.Module, str, LayerWatch]]) -> Iterator[None]:
-    """Let watches call some layers' children, for the length of a ``with`` block."""
+    """Let watches call children of layers, given as (holder, key, watch), during the ``with`` block."""
     before = [(holder, key, holder[key]) for holder, key, _ in watches]
     try:
         for holder, key, watch in watches:
@@ -108,7 +108,7 @@ def children_watched(watches: Sequence[tuple[nn.Module, str, LayerWatch]]) -> It
 
 
 def _children(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the parts of a container, or of an object that a model made to hold arrays."""
+    """Yield the keys and parts of a container, or of an object that a model made to hold arrays."""
     if isinstance(value, nn.Module | StandIn) or hasattr(value, "is_trimmable"):
         return  # modules and caches are leaves
     if isinstance(value, list | tuple):
@@ -120,19 +120,19 @@ def _children(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield a tree and all its parts, each with its path; the whole tree is first."""
+    """Yield a tree and all its parts, each with its path. The whole tree comes first."""
     yield path, value
     for key, part in _children(value):
         yield from walk(part, (*path, key))
 
 
 def floating_arrays(value: Any) -> Iterator[tuple[Path, mx.array]]:
-    """Return the floating-point arrays in a tree, which are what layers compute, each with its path."""
+    """Return the floating-point arrays in a tree (layers compute these), each with its path."""
     return ((path, array) for path, array in arrays_in(value) if mx.issubdtype(array.dtype, mx.floating))
 
 
 def arrays_in(value: Any) -> Iterator[tuple[Path, mx.array]]:
-    """Yield the arrays of numbers in a tree, whole ones included, each with its path."""
+    """Yield the arrays of numbers in a tree, floating-point or integer, each with its path."""
     for path, part in walk(value):
         if isinstance(part, mx.array) and part.dtype != mx.bool_:
             yield path, part
@@ -146,7 +146,7 @@ def get_at(value: Any, path: Path) -> Any:
 
 
 def put_at(value: Any, path: Path, new: Any) -> Any:
-    """Return ``value`` with ``new`` at ``path``; tuples are rebuilt, everything else is changed in place."""
+    """Return ``value`` with ``new`` at ``path``. Tuples are rebuilt, everything else is changed in place."""
     if not path:
         return new
     key, rest = path[0], path[1:]
@@ -175,9 +175,9 @@ def call_model(
 ) -> mx.array:
     """Return the logits of [B, n] tokens.
 
-    ``positions``: theirs, [B, n], or [3, B, n]. A model that would note them on itself is given them, because its next
-    call may be for another sequence; one that does not say in which form forgets what it noted. ``embeddings``:
-    [B, n, d], in place of the tokens' own.
+    ``positions``: of the tokens, [B, n] or [3, B, n]. Some models store positions on themselves. They get these,
+    because the next call may be for another sequence; if such a model does not say which form it takes, its stored
+    positions are cleared. ``embeddings``: [B, n, d], used in place of the tokens' own.
     """
     extra = {}
     if hasattr(model, "_position_ids"):
@@ -188,12 +188,11 @@ def call_model(
     if embeddings is not None:
         extra["inputs_embeds"] = embeddings
     result = model(tokens, cache=caches, **extra)
-    return cast(mx.array, getattr(result, "logits", result))  # mlx-vlm's towers return a record
+    return cast(mx.array, getattr(result, "logits", result))  # mlx-vlm's models return a record
 
 
 def _as_noted(model: Any, positions: mx.array) -> mx.array:
-    """Return the positions [B, n] of text in the form in which a model itself makes them: some have three for each
-    token."""
+    """Return the positions [B, n] of text in the form that the model itself makes. Some models have three per token."""
     if positions.ndim == 3:
         return positions
     made, _ = model.get_rope_index(mx.zeros((1, 1), mx.int32))
@@ -208,6 +207,6 @@ def type_name(model: nn.Module) -> str:
 
 
 def last_rows(array: mx.array, num_rows: int, axis: int) -> mx.array:
-    """Return the last rows along an axis."""
+    """Return the last ``num_rows`` rows along an axis."""
     here = array.shape[axis]
     return array if here <= num_rows else array[(slice(None),) * axis + (slice(here - num_rows, here),)]

@@ -1,12 +1,12 @@
-"""Imports modules of mlx-lm and mlx-vlm without what a stage does not need.
+"""Imports modules of mlx-lm and mlx-vlm without the dependencies that a stage does not need.
 
-Their packages import transformers, the hub's client, OpenCV and servers: seconds, and more memory than everything else
-a worker has before its weights. So a package is put into ``sys.modules`` without its ``__init__`` having run, which
-runs when code first reads a name of it; and what modules import at their top, but for MLX, NumPy and the standard
-library, is a promise (``_Later``), imported when it is first used. Nothing exists twice.
+Their packages import transformers, the hub's client, OpenCV and servers. That takes seconds, and more memory than all
+else that a worker has before its weights. So a package is put into ``sys.modules`` before its ``__init__`` has run; the
+``__init__`` runs when code first reads a name of the package. All that modules import at their top, except MLX, NumPy
+and the standard library, becomes a promise (``_Later``), which is imported at its first use. Nothing exists twice.
 
-In mlx-vlm's modules ``eval`` and ``async_eval`` do nothing, for they would cut the graph into pieces. And MLX checks no
-index: Qwen4's indexer has -1 for blocks that it does not choose, and would write before a mask's memory
+In mlx-vlm's modules ``eval`` and ``async_eval`` do nothing, because they would cut the graph into pieces. And MLX does
+not check indices: Qwen4's indexer uses -1 for blocks that it does not choose, and would write before a mask's memory
 (``qwen4_exp.build_mask``).
 """
 
@@ -25,14 +25,14 @@ from typing import Any
 import mlx.core as mx
 
 _VLM = "mlx_vlm."
-_WITH_PROMISES = (_VLM, "mlx_lm.utils")  # how the names of modules begin that get promises
+_WITH_PROMISES = (_VLM, "mlx_lm.utils")  # prefixes of the modules that get promises
 _AT_ONCE = {*sys.stdlib_module_names, "mlx", "numpy"}
-_NOT_FOR_STAGES = ("process", "image_process", "tokenizer_utils", "trainer", "generate")  # how its modules' names begin
+_NOT_FOR_STAGES = ("process", "image_process", "tokenizer_utils", "trainer", "generate")  # prefixes of module names
 _loading = threading.Lock()
 
 
 class _Later:
-    """A name that is imported when it is first used: called, read from, or derived from."""
+    """A name that is imported at its first use: when it is called, or a base class, or in ``isinstance``."""
 
     def __init__(self, module: str, name: str = "") -> None:
         self._module, self._name = module, name
@@ -66,7 +66,7 @@ class _Later:
 
 
 def _is_later(name: str, package: str) -> bool:
-    """Return whether what a module of the package imports, by its full name, is imported only when it is used."""
+    """Return whether ``name``, which a module of ``package`` imports, is imported only when it is used."""
     top, _, rest = name.partition(".")
     if top != package:
         return top not in _AT_ONCE
@@ -80,7 +80,7 @@ def _import(
     wanted: Sequence[str] | None = None,
     level: int = 0,
 ) -> Any:
-    """Return ``__import__`` for modules that get promises."""
+    """Act as ``__import__`` for modules that get promises."""
     package = (variables or {}).get("__package__") or ""
     full, own = importlib.util.resolve_name("." * level + name, package) if level else name, package.partition(".")[0]
     if _is_later(full, own):
@@ -94,11 +94,11 @@ def _import(
 
 
 def _nothing(*_arrays: Any) -> None:
-    """``eval`` and ``async_eval`` of mlx-vlm's modules."""
+    """Act as ``eval`` and ``async_eval`` of mlx-vlm's modules: do nothing."""
 
 
 def _put_along_axis(array: mx.array, indices: mx.array, values: mx.array, axis: int | None = None) -> mx.array:
-    """Return ``put_along_axis`` that writes nowhere before the array: what would be there goes to its first entry."""
+    """Act as ``mx.put_along_axis``, but write values with an index before the array to its first entry."""
     if mx.issubdtype(indices.dtype, mx.signedinteger):
         indices = mx.maximum(indices, -(array.size if axis is None else array.shape[axis]))
     return mx.put_along_axis(array, indices, values, axis)
@@ -109,7 +109,7 @@ _mx = SimpleNamespace(**{**vars(mx), "eval": _nothing, "async_eval": _nothing, "
 
 
 class _Loader(SourceFileLoader):
-    """Runs one module's code with ``_import``, and mlx-vlm's with ``_mx``."""
+    """Runs a module's code with ``_import``, and mlx-vlm's modules also with ``_mx``."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the module's code."""
@@ -120,12 +120,12 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Has modules that get promises loaded by ``_Loader``."""
+    """Makes ``_Loader`` load the modules that get promises."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module's spec; ``None`` for every other module."""
+        """Return the spec of a module that gets promises, and ``None`` for every other module."""
         if not fullname.startswith(_WITH_PROMISES) or _is_later(fullname, fullname.partition(".")[0]):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -135,7 +135,7 @@ class _Finder(MetaPathFinder):
 
 
 def module(package: str, name: str) -> Any:
-    """Return a module of a package, by its name there."""
+    """Import and return the module ``name`` of a package."""
     with _loading:
         if package not in sys.modules:
             _register(package)

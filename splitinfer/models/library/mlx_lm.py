@@ -1,4 +1,4 @@
-"""What is used of mlx-lm, without its package having run (``light_imports``)."""
+"""Imports the modules that are used of mlx-lm without running its package's ``__init__`` (``light_imports``)."""
 
 from typing import Any
 

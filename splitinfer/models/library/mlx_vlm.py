@@ -1,4 +1,4 @@
-"""Loads models with mlx-vlm's classes where mlx-lm has none. It is optional (the extra ``vlm``)."""
+"""Loads models with mlx-vlm's classes if mlx-lm has none for them. mlx-vlm is optional (the extra ``vlm``)."""
 
 import importlib.metadata
 import importlib.util
@@ -18,30 +18,31 @@ _PACKAGE = "mlx_vlm"
 
 
 def is_installed() -> bool:
-    """Return whether mlx-vlm is there; imports nothing."""
+    """Return whether mlx-vlm is installed, without importing it."""
     return _PACKAGE in sys.modules or importlib.util.find_spec(_PACKAGE) is not None
 
 
 def version() -> str:
-    """Return that of mlx-vlm; empty if it is not installed."""
+    """Return the version of mlx-vlm, or an empty string if it is not installed."""
     return importlib.metadata.version("mlx-vlm") if is_installed() else ""
 
 
 def module(name: str) -> ModuleType:
-    """Return one of mlx-vlm's modules, by its name within the package, imported without what a stage does not need."""
+    """Import and return a module of mlx-vlm by its name within the package (``light_imports``)."""
     return cast(ModuleType, light_imports.module(_PACKAGE, name))
 
 
 def whole(folder: Path, origin: Path) -> nn.Module:
-    """Return the model of a checkpoint, its weights not read yet; ``language_model`` is the part of it that is cut.
+    """Return the model of a checkpoint, its weights not read yet. Its part ``language_model`` is the one to cut.
 
-    Some classes read tables from the files by themselves, if they know where these are; they are not told.
+    Some classes would read tables from the files themselves; they are not told where these are.
 
     Args:
-        origin: where its files are, also afterwards.
+        folder: a folder with the configuration, used only during the call.
+        origin: the folder of the model's files, used also afterwards.
 
     Raises:
-        ValueError: it is not asked for one token after another, or a file is missing from which it makes n-grams.
+        ValueError: it does not generate token by token, has no language model, or lacks a file for its n-grams.
     """
     utils = module("utils")
     architecture, name = utils.get_model_and_args(utils.load_config(folder), folder)
@@ -51,14 +52,13 @@ def whole(folder: Path, origin: Path) -> nn.Module:
     if not hasattr(model, "language_model"):
         raise ValueError(f"{name} has no language model")
     if _fills_in(model):
-        raise ValueError(f"{name} fills in many masked tokens at a time, and is not asked for the next one")
+        raise ValueError(f"{name} fills in many masked tokens at a time, so it cannot generate token by token")
     without_detours(with_ngrams(model.language_model, origin))
     return model
 
 
 def _fills_in(model: nn.Module) -> bool:
-    """Return whether a model's answer begins as masked tokens, which it fills in, unless it is asked for one after
-    another."""
+    """Return whether a model by default generates an answer by filling in masked tokens, not token by token."""
     config = model.config
     masked = any(getattr(config, each, None) is not None for each in ("mask_token_id", "canvas_length"))
     by_itself = masked and callable(getattr(model.language_model, "generate", None))
@@ -66,19 +66,20 @@ def _fills_in(model: nn.Module) -> bool:
 
 
 def without_detours(model: nn.Module) -> nn.Module:
-    """Return a language model that always calls its layers. Some decode single rows by another road than their layers'
-    own calls, which a cut replaces; they have a question for whether they may, and the answer is no."""
+    """Return a language model, changed so that it always calls its layers. Some models decode single rows without
+    calling their layers, which a cut replaces; they ask a method of their own whether they may, and it now answers
+    no."""
     if hasattr(model, "_supports_batch_invariant_decode"):
         model._supports_batch_invariant_decode = lambda: False
     return model
 
 
 def with_ngrams(model: nn.Module, origin: Path) -> nn.Module:
-    """Return a language model that knows which n-grams its tokens are, if it has any: else it would leave them out
-    silently.
+    """Return a language model, changed so that it can look up its n-grams, if it has any. Otherwise it would leave them
+    out silently.
 
     Raises:
-        ValueError: the files for it are not in ``origin``.
+        ValueError: ``origin`` lacks the files for n-grams.
     """
     if getattr(model, "layout", None) is not None and hasattr(model, "_ensure_engram_hash"):
         model._engram_source = origin
@@ -89,8 +90,8 @@ def with_ngrams(model: nn.Module, origin: Path) -> nn.Module:
 
 
 def hash_on_host(model: nn.Module) -> None:
-    """From now on tell a model's n-grams as numbers of the host, if all rows that it looks up by them are in files.
-    They are computed at once and not on the device, behind whose work that would wait."""
+    """Compute a model's n-grams on the host from now on, if all rows that it looks up with them are in files. On the
+    device they would wait for earlier work."""
     engrams = [layer.engram for layer in model.layers if getattr(layer, "engram", None) is not None]
     if getattr(model, "engram_hash", None) is not None and all(isinstance(e.embed, StandIn) for e in engrams):
         hashed = model.engram_hash

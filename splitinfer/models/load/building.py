@@ -1,8 +1,8 @@
 """Builds a model from a checkpoint's configuration and any arrays: mlx-lm's class, else mlx-vlm's.
 
-With placeholders for all tensors (lazy zeros, which take no memory) the model shows what it reads before anything is
-read. With numbers that are made up it can be timed though it is not there: the time of a step does not depend on them,
-but for the choice of experts, which falls on all alike.
+With a placeholder for each tensor (lazy zeros, which take no memory) the model shows which tensors it reads before any
+is read. With made-up numbers a model can be timed without its weights: the time of a step does not depend on the
+numbers, except through the choice of experts, which is spread evenly.
 """
 
 import threading
@@ -34,23 +34,23 @@ _DTYPES = {
     "F32": mx.float32, "F8_E4M3": mx.uint8, "F8_E8M0": mx.uint8,
 }  # fmt: skip
 
-_NAMED = 3  # tensors of many that are missing
-_FEW = 2**20 - 3  # numbers that are drawn: odd, so that no two rows of a tensor are alike
+_NAMED = 3  # missing tensors that an error lists
+_FEW = 2**20 - 3  # random numbers drawn: an odd count, so that no two rows of a tensor are alike
 _SMALL = 0.02
 
 CONFIGURATION = CONFIGS
-"""The files of a model's folder that say how to build it."""
+"""The files in a model's folder that say how to build the model."""
 
 _patching = threading.Lock()  # two stages of one process may load at a time
 
 
 def placeholders_of(checkpoint: Checkpoint) -> dict[str, mx.array]:
-    """Return lazy zeros of the shapes and dtypes of all tensors, which take no memory."""
+    """Return lazy zeros with the shapes and dtypes of all tensors; they take no memory."""
     return {name: mx.zeros(info.shape, dtype_of(info)) for name, info in checkpoint.tensors.items()}
 
 
 def lazy_arrays(checkpoint: Checkpoint, tensors: Iterable[str]) -> dict[str, mx.array]:
-    """Return those tensors, as far as a file has them, which are read when they are computed.
+    """Return the ``tensors`` that are in a file as lazy arrays: they are read when they are evaluated.
 
     Raises:
         ModelError: MLX cannot load a file.
@@ -66,7 +66,7 @@ def lazy_arrays(checkpoint: Checkpoint, tensors: Iterable[str]) -> dict[str, mx.
 
 
 def dtype_of(info: TensorInfo) -> mx.Dtype:
-    """Return the dtype in which MLX loads a tensor."""
+    """Return the dtype that a tensor has once MLX has loaded it."""
     return _DTYPES[info.dtype]
 
 
@@ -78,7 +78,7 @@ def build_model(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: s
 def build_with_pictures(
     checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None, *, sees: bool
 ) -> tuple[nn.Module, nn.Module | None]:
-    """Return the same; and if it ``sees``, mlx-vlm's whole model, whose language part it is."""
+    """Return the model as ``build_model`` does, and if it ``sees`` mlx-vlm's whole model around it, else ``None``."""
     with cleanup.temporary_folder("splitinfer-") as name:
         folder = Path(name)
         for file in CONFIGURATION:
@@ -86,7 +86,7 @@ def build_with_pictures(
                 (folder / file).symlink_to((checkpoint.folder / file).absolute())
         (folder / "model.safetensors").touch()
         try:
-            # Not every architecture leaves out by itself what is not its own.
+            # Not every architecture drops tensors that are not its own, so those of MTP heads are dropped here.
             count = positive(text_part(checkpoint.config), "num_hidden_layers")
             heads = tensors_of(arrays, count)
             own = {name: array for name, array in arrays.items() if name not in heads}
@@ -99,14 +99,14 @@ def build_with_pictures(
 
 
 def _few_lines(text: str) -> str:
-    """Return the first lines as one: mlx-lm lists every tensor that is missing, or too many."""
+    """Return the first lines of a text as one line. mlx-lm lists every missing or surplus tensor."""
     lines = [line.strip() for line in text.splitlines()]
     more = f" and {len(lines) - _NAMED - 1} more" if len(lines) > _NAMED + 1 else ""
     return " ".join(lines[: _NAMED + 1]).rstrip("," if more else "") + more
 
 
 def _built(folder: Path, origin: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
-    """Return mlx-lm's model, or mlx-vlm's language model where mlx-lm has no class for the configuration."""
+    """Return mlx-lm's model, or mlx-vlm's language model if mlx-lm has no class for the configuration."""
     try:
         with _found_in(mlx_lm_utils, arrays):
             return cast(nn.Module, mlx_lm_utils.load_model(folder, lazy=True, get_model_classes=_classes)[0])
@@ -116,11 +116,11 @@ def _built(folder: Path, origin: Path, arrays: Mapping[str, mx.array]) -> nn.Mod
     try:
         return cast(nn.Module, _seeing(folder, origin, arrays).language_model)
     except ValueError as error:
-        raise ValueError(f"it has no class, and that of mlx-vlm: {error}") from error
+        raise ValueError(f"it has no class, and mlx-vlm's class fails: {error}") from error
 
 
 def _seeing(folder: Path, origin: Path, arrays: Mapping[str, mx.array]) -> nn.Module:
-    """Return mlx-vlm's model, with its tower for pictures."""
+    """Return mlx-vlm's model, which includes the tower for pictures."""
     if not mlx_vlm.is_installed():
         raise ValueError("pictures need mlx-vlm: pip install mlx-vlm on every machine, or --no-pictures")
     with _found_in(mlx_vlm.module("utils"), arrays):
@@ -128,8 +128,7 @@ def _seeing(folder: Path, origin: Path, arrays: Mapping[str, mx.array]) -> nn.Mo
 
 
 def mlx_vlm_of(checkpoint: Checkpoint, *, sees: bool) -> str:
-    """Return the version of mlx-vlm here, where a model's classes are its (those of all that ``sees``); else
-    nothing."""
+    """Return mlx-vlm's version if the model's classes come from it (always if it ``sees``), else an empty string."""
     if sees:
         return mlx_vlm.version()
     try:
@@ -137,7 +136,7 @@ def mlx_vlm_of(checkpoint: Checkpoint, *, sees: bool) -> str:
     except _NoClass:
         return mlx_vlm.version()
     except (KeyError, TypeError, AttributeError, IndexError):
-        return ""  # building the model says what is wrong
+        return ""  # building the model reports the error
     return ""
 
 
@@ -146,7 +145,7 @@ class _NoClass(Exception):
 
 
 def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
-    """Return mlx-lm's classes of a model and of its arguments."""
+    """Return mlx-lm's classes of a model and of its arguments. Raise _NoClass if mlx-lm has none or refuses a value."""
     try:
         model, arguments = mlx_lm_utils._get_classes(config=config)
         arguments.from_dict(config)
@@ -157,7 +156,7 @@ def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
 
 @contextmanager
 def _found_in(utils: Any, arrays: Mapping[str, mx.array]) -> Iterator[None]:
-    """Let a library's loader find ``arrays`` where it looks for the tensors of a file."""
+    """Make a library's loader take ``arrays`` for the tensors of every file, during the ``with`` block."""
     with _patching:
         original, utils.mx = utils.mx, SimpleNamespace(**{**vars(utils.mx), "load": lambda _path: dict(arrays)})
         try:
@@ -167,7 +166,7 @@ def _found_in(utils: Any, arrays: Mapping[str, mx.array]) -> Iterator[None]:
 
 
 def cast_floats(model: nn.Module, dtype: str | None) -> nn.Module:
-    """Cast floating-point parameters to ``dtype``, lazily; not to half precision those that the model excludes."""
+    """Cast floating-point parameters to ``dtype``, lazily; not to half precision if the model excludes them."""
     if dtype is None:
         return model
     wanted = floating_dtype(dtype)
@@ -185,9 +184,9 @@ def cast_floats(model: nn.Module, dtype: str | None) -> nn.Module:
 
 
 def made_up(checkpoint: Checkpoint) -> dict[str, mx.array]:
-    """Return a lazy array for every tensor of a checkpoint: floating-point numbers are random, so small that no sum
-    overflows half precision, and repeat, for drawing them takes longer than reading; words of quantised weights are
-    zeros."""
+    """Return a lazy array for every tensor of a checkpoint. Floating-point numbers are random, and so small that no sum
+    overflows half precision. They repeat, because drawing all of them would take longer than reading the weights. The
+    words of quantised weights are zeros."""
     few = mx.random.uniform(-_SMALL, _SMALL, (_FEW,), key=mx.random.key(0))
     return {name: _tensor(info, few) for name, info in checkpoint.tensors.items()}
 

@@ -1,12 +1,12 @@
-"""A stage across two machines: each of them, a *rank*, holds a half of every layer (tensor parallel).
+"""Runs a stage across two machines: each, a *rank*, holds half of every layer (tensor parallelism).
 
-mlx-lm's own ``shard`` (``models.cut.divided``) cuts the weights of a model's class and puts sums of both halves into
-its graph: two a layer. All else is as on one machine: both ranks are given the same plans, so they evaluate the same
-graphs in the same order, and a sum of two has the same bits on both. What is behind the layers, the norm, the head and
-the sampler, both compute alike.
+mlx-lm's own ``shard`` (``models.cut.divided``) cuts the weights of a model's class and adds two sums of both halves to
+each layer's graph. All else is as on one machine: both ranks get the same plans, so they evaluate the same graphs in
+the same order, and a sum of two has the same bits on both. Both compute norm, head and sampler in full.
 
-A rank that evaluates a sum which the other does not waits for ever. So whatever decides about a graph must be the same
-on both: what only one of them can know (a file on its disk, what it remembers) is agreed on first (``Pair.all_of``).
+A rank that evaluates a sum which the other does not evaluate waits for ever. So everything that decides about a graph
+must be the same on both. Facts that only one rank knows (a file on its disk, its memory of earlier requests) are agreed
+on first (``Pair.all_of``).
 """
 
 import time
@@ -23,27 +23,26 @@ from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.load.building import build_model, placeholders_of
 
 _TIMED = 16
-_KNOWN = 4096  # numbers of the sum at each load: as many as of a few tokens' hidden states
+_KNOWN = 4096  # numbers in the sum that each load checks: about the hidden states of a few tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Both ranks, as one of them sees them. ``sums``: MLX's group."""
+    """The two ranks, as rank ``rank`` sees them. ``sums``: MLX's group."""
 
     rank: int
     sums: Any
 
     def all_of(self, flags: Sequence[bool]) -> list[bool]:
-        """Return which of these are true on both ranks. Both call it at the same place between their sums."""
+        """Return for each flag whether it is true on both ranks. Both must call it between the same two sums."""
         if not flags:
             return []
         counts = mx.distributed.all_sum(mx.array([float(flag) for flag in flags]), group=self.sums)
         return [count == RANKS for count in counts.tolist()]  # type: ignore[union-attr]
 
     def seconds(self, count: int) -> float:
-        """Return the seconds of a sum of so many numbers of four bytes, as behind something that the device
-        computes."""
-        for _ in range(2):  # the first makes what all others find
+        """Return the seconds of a sum of ``count`` float32 numbers, with a computation of the device before it."""
+        for _ in range(2):  # the first round sets up what the second finds
             began, numbers = time.perf_counter(), mx.zeros(count)
             for _ in range(_TIMED):
                 numbers = mx.distributed.all_sum(numbers / RANKS, group=self.sums)
@@ -54,7 +53,7 @@ class Pair:
         """Add up numbers whose sum is known.
 
         Raises:
-            DeviceFailed: another sum came.
+            DeviceFailed: the result differs.
         """
         numbers = mx.arange(_KNOWN, dtype=mx.float32)
         total = mx.distributed.all_sum(numbers * (self.rank + 1), group=self.sums)
@@ -66,6 +65,6 @@ def check_halves(checkpoint: Checkpoint) -> None:
     """Check that a model can be halved. Reads no weight.
 
     Raises:
-        ModelError: it cannot; why not, and what to do instead.
+        ModelError: it cannot; says why, and what to do instead.
     """
     divide(build_model(checkpoint, placeholders_of(checkpoint), None), PretendedRank())

@@ -1,9 +1,9 @@
-"""Which layers of a model are alike, and what each kind of them holds: found in the model's own modules and graphs.
+"""Finds which layers of a model are alike, and what each kind holds, from the model's own modules and graphs.
 
-Two layers are of one *kind* if their modules have the same classes, shapes and switches, and caches of the same kind:
-then a step costs them the same, and they run the same code, so that a stage can be tried by a few of its layers
-(``with_each_kind``). Whole numbers are left out: most say where a layer is. Nothing is computed: shapes and graphs are
-those of placeholders.
+Two layers are of one *kind* if their modules agree in classes, shapes and switches, and their caches are of the same
+kind. Then they run the same code at the same cost, so a stage can be tried with a few of its layers
+(``with_each_kind``). Integer attributes are left out, because most say where a layer is. Nothing is computed: shapes
+and graphs come from placeholders.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -29,17 +29,17 @@ from splitinfer.models.load.building import build_model, placeholders_of
 from splitinfer.models.load.loader import check_format, kv_need
 from splitinfer.models.load.tables import leave_out
 
-_LEAST = 4  # layers of a stage that stands for a longer one: in fewer, rounding cannot be told from mistakes
-_CONTEXT = 4096  # tokens at which the memory of attention's scores is taken
+_LEAST = 4  # layers of a stage that stands for a longer one: fewer cannot tell rounding from mistakes
+_CONTEXT = 4096  # tokens of context for which the memory of scores is computed
 
 Signature = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DescribedModel:
-    """A model, built from ``arrays`` that stand for its tensors, its structure, and what a plan has to know of it.
+    """A model built without its weights, its structure, and the profile that a plan needs.
 
-    scores: bytes of unfused attention in a step on this machine, for each token of context.
+    ``scores``: bytes that unfused attention takes in a step on this machine, per token of context.
     """
 
     model: nn.Module
@@ -58,11 +58,11 @@ def describe(
     """Build a model and describe it. Reads no weight.
 
     Args:
-        checkpoint: its configuration, and the names, shapes and dtypes of its tensors.
-        dtype: of its numbers as loaded; ``None``: as stored.
-        name: as a layout names it.
-        arrays: what the model is made of; ``None``: placeholders.
-        kv_format: how keys and values are stored; ``None``: as computed.
+        checkpoint: the configuration, and the names, shapes and dtypes of the tensors.
+        dtype: the dtype of the numbers once loaded; ``None``: as stored.
+        name: the model's name in a layout.
+        arrays: the arrays to build the model from; ``None``: placeholders.
+        kv_format: the format of stored keys and values; ``None``: as computed.
 
     Raises:
         ModelError: an architecture that mlx-lm does not know, tensors that do not fit it, or keys and values that
@@ -89,18 +89,19 @@ def describe(
         hidden_row=max((border.width * border.dtype.size for border in borders), default=0),
         context_length=checkpoint.context_length,
     )
-    if not attention and any(layer.kv_per_token for layer in layers):  # the model computes it by itself
+    if not attention and any(layer.kv_per_token for layer in layers):  # the model computes attention itself
         attention = from_config(checkpoint.config, 2)
     scores = score_bytes(attention, backend(), STEP_ROWS, _CONTEXT) // _CONTEXT
     return DescribedModel(model, structure, profile, scores)
 
 
 def half_of(found: DescribedModel, sums: list[int], kv_format: KVFormat | None = None) -> DescribedModel:
-    """Return what one of two ranks has of a model, which this divides: ``found`` describes it no more. Within
-    ``divided.alone``, whose list ``sums`` is, and where the half is then used.
+    """Divide a model for two ranks, and return the description of one rank's half. ``found`` is not valid afterwards.
+
+    Call it within ``divided.alone``, which yields ``sums``, and use the half there, too.
 
     Raises:
-        ModelError: it cannot be divided.
+        ModelError: the model cannot be divided.
     """
     structure, layers = found.structure, list[LayerProfile]()
     divide(found.model, PretendedRank())
@@ -118,9 +119,9 @@ def half_of(found: DescribedModel, sums: list[int], kv_format: KVFormat | None =
 
 
 def with_half(profile: ModelProfile, found: DescribedModel, kv_format: KVFormat | None = None) -> ModelProfile:
-    """Return the profile of a described model with what each of two ranks would hold, if it can be divided.
+    """Return ``profile`` with the profile of each of two ranks in ``half``, if the model can be divided.
 
-    ``found`` is divided by this.
+    Divides ``found``, so do not use it afterwards.
     """
     with alone() as sums:
         try:
@@ -133,8 +134,8 @@ def with_half(profile: ModelProfile, found: DescribedModel, kv_format: KVFormat 
 
 
 def kinds_of(structure: ModelStructure) -> list[str]:
-    """Return the kind of each layer: "kind 1", "kind 2" ... by their first layers, so they are the same on every
-    machine that builds the same model, in whatever dtype."""
+    """Return the kind of each layer: "kind 1", "kind 2" ... in the order of their first layers. Every machine that
+    builds the same model gets the same kinds, in any dtype."""
     layers = structure.layers
     caches = fresh_caches(structure.model)
     own = [[i for i in range(structure.num_caches) if structure.first_user(i) == layer] for layer in range(len(layers))]
@@ -146,8 +147,8 @@ def kinds_of(structure: ModelStructure) -> list[str]:
 
 
 def with_each_kind(stage: StageModel) -> StageModel:
-    """Return a stage of the same model, of a few of its layers that follow each other and of which each kind is one;
-    the stage itself where there are no fewer, or where the model cannot be cut there in the same way."""
+    """Return a stage with a few consecutive layers of this stage that include each kind. Return the stage itself if no
+    fewer layers do, or if the model cannot be cut there in the same way."""
     try:
         structure = ModelStructure(stage.whole)
         kinds = kinds_of(structure)[stage.start : stage.end]
@@ -161,21 +162,21 @@ def with_each_kind(stage: StageModel) -> StageModel:
 
 
 def _shortest_run(kinds: Sequence[str], least: int) -> tuple[int, int]:
-    """Return where the first of the shortest runs of at least so many begins and ends in which each kind occurs."""
+    """Return the start and end of the first shortest run of at least ``least`` layers that includes each kind."""
     lengths = range(min(least, len(kinds)), len(kinds) + 1)
     runs = ((at, at + length) for length in lengths for at in range(len(kinds) - length + 1))
     return next(run for run in runs if set(kinds[slice(*run)]) == set(kinds))
 
 
 def _shapes(layer: nn.Module) -> Signature:
-    """Return the classes of a layer's modules, and the shapes of its parameters."""
+    """Return the classes of a layer's modules and the shapes of its parameters."""
     classes = tuple((path, type(module).__name__) for path, module in layer.named_modules())
     parameters = sorted((path, tuple(array.shape)) for path, array in tree_flatten(layer.parameters()))
     return (*sorted(classes), *parameters)
 
 
 def _switches(layer: nn.Module) -> Signature:
-    """Return the switches and words among the attributes of a layer's modules."""
+    """Return the bool and str attributes of a layer's modules."""
     found = [
         (path, name, value)
         for path, module in layer.named_modules()
@@ -195,7 +196,7 @@ def _weights(layer: nn.Module) -> int:
 def _kv_of(
     structure: ModelStructure, layer: int, kv_format: KVFormat | None
 ) -> tuple[tuple[int, int], tuple[Attention, ...]]:
-    """Return the bytes of a layer's KV for each token and for each sequence, and its attention."""
+    """Return the bytes of a layer's KV per token and per sequence, and its attention."""
     stage = StageModel(structure.model, layer, layer + 1, structure)
     stage.use_format(kv_format)
     if not any(structure.first_user(place) == layer for place in stage.own_places):
@@ -205,7 +206,7 @@ def _kv_of(
 
 
 def _outer_bytes(structure: ModelStructure) -> tuple[int, int, bool]:
-    """Return the bytes of what is read before and behind the layers, and whether both read the same."""
+    """Return the bytes of the parameters read before the layers and after them, and whether some are read by both."""
     parameters = dict(tree_flatten(structure.model.parameters()))
     inside = {id(array) for layer in structure.layers for _, array in tree_flatten(layer.parameters())}
     outer = {name: array for name, array in parameters.items() if id(array) not in inside}

@@ -2,8 +2,8 @@
 
 *Survey*: the model is built with a placeholder for every tensor, cut, and called on a few tokens. MLX's graph shows
 which tensors this stage reads, through all that ``sanitize`` and quantisation do to them. *Fit* compares the bytes
-needed with those free. *Fetch* downloads only the files that hold those tensors. *Load* builds the model again with the
-real tensors and evaluates the stage's parameters a few at a time. A placeholder among what it reads is an error.
+needed with the free bytes. *Fetch* downloads only the files that hold those tensors. *Load* builds the model again with
+the real tensors and evaluates the stage's parameters a few at a time. It is an error if the stage reads a placeholder.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,20 +39,22 @@ from splitinfer.system.open_files import make_room
 
 OnBytes = Callable[[int, int], None]  # bytes done, bytes in all
 
-_OTHER_FILES = 64  # open ones that hold no weights
-_TOGETHER = 32 * 2**20  # bytes of parameters read at a time: MLX itself cuts one that is larger into such pieces
+_OTHER_FILES = 64  # open files without weights
+_TOGETHER = 32 * 2**20  # bytes of parameters read at a time: MLX itself cuts a larger one into such pieces
 # Tokens of a chunk and in all, to measure the KV's growth per token over the second half of the chunks.
 _LONG, _EVEN = (1024, 16384), (256, 512)
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a stage reads and needs.
+    """The tensors that a stage reads and the memory that it needs.
 
-    ``tensors``: names of the checkpoint's tensors that it reads, which are in ``files``. ``rewind``: tokens that its
-    caches can be rolled back (``core.kv.rewind``). ``head_bytes``: of a float32 copy of the head, where a step in
-    float32 makes one; ``None`` if it cannot be computed in float32. ``attention``: that of its layers, without
-    repetitions. ``tables``: what stays on disk.
+    Attributes:
+        tensors: names of the checkpoint's tensors that the stage reads; they are in ``files``.
+        rewind: how many tokens its caches can be rolled back (``core.kv.rewind``).
+        head_bytes: bytes of a float32 copy of the head; ``None`` if the head cannot be computed in float32.
+        attention: the attention of its layers, without repetitions.
+        tables: the tables that stay on disk.
     """
 
     tensors: frozenset[str]
@@ -64,7 +66,7 @@ class Survey:
     tables: tuple[Table, ...] = ()
 
     def with_float32_head(self) -> "Survey":
-        """Return the same with a head in float32, for which a step makes a copy of weights in half precision.
+        """Return this survey with the memory for a float32 head: a step makes a copy of weights in half precision.
 
         Raises:
             ModelError: this model's head cannot be computed in float32.
@@ -77,8 +79,8 @@ class Survey:
 def resolve_dtype(dtype: str, *, gpu: bool) -> str | None:
     """Return the layout's dtype as a name, or ``None`` for "as stored".
 
-    "auto" keeps the model's own on a GPU and is float32 on MLX's CPU backend, which is 5 to 10 times slower in half
-    precision.
+    "auto" keeps the model's own dtype on a GPU. On MLX's CPU backend it means float32, because half precision is 5 to
+    10 times slower there.
     """
     if dtype != "auto":
         return dtype
@@ -86,8 +88,8 @@ def resolve_dtype(dtype: str, *, gpu: bool) -> str | None:
 
 
 class _Built(NamedTuple):
-    """A stage whose model was built with some arrays. ``outputs``: all that depends on what it reads, not evaluated;
-    ``output``: of one row."""
+    """A stage with its model. ``outputs``: unevaluated arrays that depend on all that it reads. ``output``: of one
+    row."""
 
     stage: StageModel
     model: nn.Module
@@ -108,13 +110,13 @@ def _build(
     *,
     sees: bool,
 ) -> _Built:
-    """Build the model with ``arrays``, cut it, and join what the stage has of pictures and of a drafter; ``of_drafter``
-    gives the arrays of one that is not the model's own checkpoint. Raises as ``survey``."""
+    """Build the model with ``arrays``, cut it, and join the stage's parts for pictures and of a drafter. Raises as
+    ``survey``. ``of_drafter``: returns a drafter's arrays, unless it is in the model's own checkpoint."""
     model, whole = build_with_pictures(checkpoint, arrays, dtype, sees=sees)
     stage, weights = StageModel(model, *layers), dict[str, mx.array]()
     if drafter is not None:
         weights = join(stage, drafter, arrays if drafter is checkpoint else of_drafter(drafter, stage), dtype)
-    if group is not None:  # now: neither the structure nor layers like the model's own, of a drafter, are halved
+    if group is not None:  # only now: the structure, and a drafter's copies of layers, must not be halved
         divide(model, group.sums)
     parameters = dict(tree_flatten(model.parameters()))
     outputs, output = _probe(stage, is_half=group is not None)
@@ -131,7 +133,7 @@ def _build(
 
 
 def _probe(stage: StageModel, *, is_half: bool) -> tuple[list[mx.array], mx.array]:
-    """As ``StageModel.probe``; halves that do not fit together show there."""
+    """Return ``StageModel.probe``. Raise CannotCut if the halves of a divided model do not fit together."""
     try:
         return stage.probe()
     except (ValueError, RuntimeError) as error:
@@ -151,13 +153,17 @@ def survey(
     sees: bool = False,
     group: Pair | None = None,
 ) -> Survey:
-    """Return what the stage of layers [start, end) reads and needs, also of a ``drafter`` that was trained on hidden
-    states of this model (``trained``): its checkpoint, or again the model's for prediction heads. Reads no weight.
-    ``sees``: with pictures, for which the first stage has a tower. ``group``: with whom the layers are halved.
+    """Return the tensors that the stage of layers [start, end) reads and the memory that it needs. Reads no weight.
+
+    Args:
+        drafter: the checkpoint of a drafter on this model's hidden states (``trained``) to include; for prediction
+            heads, ``checkpoint`` itself.
+        sees: the model takes pictures, so the first stage has a tower.
+        group: the two ranks that share the layers, if they are halved.
 
     Raises:
-        ModelError: an architecture mlx-lm does not know, tensors that do not fit it, or attention that cannot read keys
-            and values of ``kv_format``.
+        ModelError: mlx-lm does not know the architecture, tensors do not fit it, or its attention cannot read keys and
+            values of ``kv_format``.
         CannotCut: this cut cannot be correct.
     """
     placeholders = placeholders_of(checkpoint)
@@ -182,7 +188,7 @@ def survey(
         of_heads = stage.heads.bytes_per_token(stage.make_caches())
         kv_per_token += of_heads
         kv_stored += of_heads * BLOCK
-    if not attention and kv_per_token:  # the model computes it by itself
+    if not attention and kv_per_token:  # the model computes attention itself
         attention = from_config(checkpoint.config, output.itemsize)
     return Survey(
         tensors=frozenset(tensors),
@@ -196,8 +202,8 @@ def survey(
 
 
 def _head_bytes(stage: StageModel, logits_size: int) -> int | None:
-    """Return the bytes of a float32 copy of the head; 0 if its products read its words as they are, or are in float32
-    already."""
+    """Return the bytes of a float32 copy of the head. Return 0 if the head is quantised (its products read the words)
+    or in float32 already, and ``None`` if norm and head do not work on rows."""
     if not stage.taps_rows:
         return None
     tables = [
@@ -212,10 +218,10 @@ def count_layers(checkpoint: Checkpoint) -> int:
     """Return the number of layers of the whole model. Reads no weight.
 
     Raises:
-        ModelError: it is a drafter on another model's hidden states.
+        ModelError: the checkpoint is a drafter for another model.
     """
     if is_trained(checkpoint):
-        raise ModelError(f"{checkpoint.folder} holds a drafter for another model: name that one, and this with --draft")
+        raise ModelError(f"{checkpoint.folder} is a drafter for another model: give that model, and this with --draft")
     placeholders = placeholders_of(checkpoint)
     return len(find_layers(build_model(checkpoint, placeholders, None)))
 
@@ -232,12 +238,12 @@ def load_stage(
     sees: bool = False,
     group: Pair | None = None,
 ) -> StageModel:
-    """Read the stage's own tensors, and nothing else, into memory; the rest as ``survey``.
+    """Read the stage's own tensors, and nothing else, into memory. Return the stage. Arguments as in ``survey``.
 
     Raises:
-        ModelError: a tensor the stage reads is in no file.
+        ModelError: a tensor that the stage reads was not in its survey.
     """
-    make_room(len(checkpoint.paths_of(found.tensors)) + _OTHER_FILES)  # each stays open until its tensors are read
+    make_room(len(checkpoint.paths_of(found.tensors)) + _OTHER_FILES)  # each file stays open until its tensors are read
     arrays = placeholders_of(checkpoint) | lazy_arrays(checkpoint, found.tensors)
     stage, model, parameters, outputs, output = _build(
         checkpoint, arrays, (start, end), dtype, drafter,
@@ -250,10 +256,10 @@ def load_stage(
         leave_on_disk(model, found.tables, read, checkpoint)
         hash_on_host(model)
         stage.reads_tokens = True
-    # Without these references a tensor as stored is freed as soon as the parameters made of it are evaluated.
+    # Drop these references, so that a stored tensor is freed as soon as the parameters made of it are evaluated.
     del arrays, outputs, output
     in_memory = sorted(read.difference(*(table.parameters for table in found.tables)))
-    # Of a tensor as stored a rank reads more than it keeps.
+    # A rank reads more of a stored tensor than it keeps.
     together = _TOGETHER if group is None else _TOGETHER // RANKS**2
     try:
         _evaluate([parameters[name] for name in in_memory], together, report)
@@ -275,10 +281,10 @@ def _evaluate(parameters: list[mx.array], together: int, report: OnBytes) -> Non
 
 
 def _check_numbers(parameters: Mapping[str, mx.array], checkpoint: Checkpoint, dtype: str | None) -> None:
-    """Refuse weights that would make noise of every answer. Costs one reading of them, and two of those in float16.
+    """Refuse weights that would turn every answer into noise. Reads all of them once, and weights in float16 twice.
 
     Raises:
-        ModelError: one has NaN, or is infinite in float16, which holds no number over 65,504; and its name.
+        ModelError: a tensor has NaN, or overflows in float16, whose largest number is 65,504; says which.
     """
     floats = {name: a for name, a in parameters.items() if mx.issubdtype(a.dtype, mx.floating) and a.size}
     found = {name: mx.isnan(mx.max(array)) for name, array in floats.items()}
@@ -298,7 +304,7 @@ def _check_numbers(parameters: Mapping[str, mx.array], checkpoint: Checkpoint, d
 
 
 def in_bunches(arrays: Iterable[mx.array], most: int) -> Iterator[list[mx.array]]:
-    """Yield the arrays in their order, in lists of at most ``most`` bytes; a larger array is alone."""
+    """Yield the arrays in their order, in lists of at most ``most`` bytes. A larger array gets a list of its own."""
     bunch, held = list[mx.array](), 0
     for array in arrays:
         if bunch and held + array.nbytes > most:
@@ -311,16 +317,16 @@ def in_bunches(arrays: Iterable[mx.array], most: int) -> Iterator[list[mx.array]
 
 
 def kv_need(stage: StageModel) -> tuple[int, int, int, tuple[Attention, ...]]:
-    """Return the bytes of caches that do not grow (states, full sliding windows), per token of those that do, and per
-    stored block; and what attention the layers compute."""
+    """Return the bytes of caches that do not grow (states, full sliding windows), the bytes per token of the others,
+    the bytes per stored block, and the layers' attention."""
     caches, sizes = stage.make_caches(), []
     for cache in caches.own:
-        grow_in_step(cache)  # at the lengths measured here, such caches have no room to spare
-    # Where no cache fills up, as a window does, two chunks suffice; a recurrent layer makes a node for every token.
+        grow_in_step(cache)  # at the lengths measured here, such caches have no spare room
+    # Two chunks suffice if no cache fills up as a window does. A recurrent layer makes a graph node for every token.
     chunk, length = _EVEN if all(map(grows_evenly, caches.own)) else _LONG
     with uncompiled(), observed() as calls:
         for _ in range(length // chunk):
-            calls.clear()  # those of the last graph count
+            calls.clear()  # only the last graph's calls count
             stage(mx.zeros((1, chunk), mx.int32), caches, None, 1)
             sizes.append(sum(array.nbytes for array in caches.arrays()))
     half = len(sizes) // 2
@@ -333,7 +339,7 @@ def check_format(stage: StageModel, kv_format: KVFormat | None) -> None:
     """Refuse a format that the stage's attention cannot read. Builds graphs and computes nothing.
 
     Raises:
-        ModelError: with the reason.
+        ModelError: the format cannot be used; says why.
     """
     if kv_format is None:
         return

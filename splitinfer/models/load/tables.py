@@ -1,8 +1,8 @@
-"""Leaves large tables on disk of which a step only looks up the rows of its tokens: Engram, n-grams, per-layer ones.
+"""Leaves large tables on disk if a step only looks up the rows of its tokens: Engram, n-grams, per-layer embeddings.
 
-Rows are read while a step's graph is built, from a file that is mapped; the operating system is told of all rows first,
-so that it reads them side by side. MLX's graph shows which tables can stay: all that reads one is a gather, and where
-it gathers depends on no parameter.
+Rows are read while a step's graph is built, from a mapped file. The operating system is told all rows first, so that it
+reads them in parallel. MLX's graph shows which tables can stay on disk: only gathers read them, and the gathered
+indices depend on no parameter.
 """
 
 import logging
@@ -25,13 +25,14 @@ from splitinfer.models.load.building import dtype_of
 log = logging.getLogger(__name__)
 
 LARGE = 8 * 2**30
-"""Bytes from which on a table stays on disk. A smaller one costs less memory than its reads cost time."""
+"""The least bytes of a table that stays on disk. For a smaller one the memory saved is not worth the time of its
+reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A parameter of a table: as which tensor it is stored, and whether it is that tensor's bytes as another dtype; if
-    not, it is cast."""
+    """A parameter of a table. ``tensor``: the stored tensor that it is made from. ``is_view``: its bytes are the
+    tensor's with another dtype; otherwise the numbers are cast."""
 
     name: str
     tensor: str
@@ -40,7 +41,7 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A module that only looks up rows. ``path``: its name within the model."""
+    """A module that only looks up rows. ``path``: the module's name within the model."""
 
     path: str
     columns: tuple[TableColumn, ...]
@@ -55,14 +56,13 @@ class Table:
 def find_tables(
     model: nn.Module, outputs: Sequence[mx.array], parameters: Mapping[str, mx.array], stored: Mapping[str, mx.array]
 ) -> tuple[Table, ...]:
-    """Return the large tables of which ``outputs`` only look up rows. ``stored``: what stands for the checkpoint's
-    tensors."""
+    """Return the large tables that ``outputs`` only look up rows of. ``stored``: placeholders of all stored tensors."""
     found = list[Table]()
     for path, module in _only_looked_up(model, outputs, parameters):
         names = [name for name, _ in tree_flatten(module.parameters())]
         columns = [_column(name, parameters[f"{path}.{name}"], stored) for name in names]
         if None in columns:
-            log.info("%s stays in memory (%d bytes): no tensor has its rows as they are", path, _nbytes(module))
+            log.info("%s stays in memory (%d bytes): no stored tensor has its rows unchanged", path, _nbytes(module))
         else:
             found.append(Table(path, tuple(filter(None, columns)), _nbytes(module)))
     return tuple(found)
@@ -71,8 +71,7 @@ def find_tables(
 def _only_looked_up(
     model: nn.Module, outputs: Sequence[mx.array], parameters: Mapping[str, mx.array]
 ) -> list[tuple[str, nn.Module]]:
-    """Return the large tables that ``outputs`` depend on by looking up rows of them, or of other parts of the same
-    table, and in no other way."""
+    """Return the large tables that ``outputs`` read only by looking up rows of them or of parts of the same table."""
     large = list(_large(model))
     if not large:
         return []
@@ -81,15 +80,15 @@ def _only_looked_up(
     for path, module in large:
         for name, _ in tree_flatten(module.parameters()):
             whole = f"{path}.{name}"
-            readers[_family(path)] |= graph.readers(whole) - {"StopGradient"}  # that makes it a result, as it is
+            readers[_family(path)] |= graph.readers(whole) - {"StopGradient"}  # which makes a parameter a result
             readers[_family(path)] |= graph.mixed_with(whole) & set(parameters)
             unread |= set() if whole in read else {path}
     return [(path, module) for path, module in large if path not in unread and readers[_family(path)] == {"Gather"}]
 
 
 def leave_on_disk(model: nn.Module, tables: Sequence[Table], read: Collection[str], checkpoint: Checkpoint) -> None:
-    """Put into the places of the model's tables what reads rows from the files, and into those of large ones of which
-    none of the parameters is in ``read``, of another stage's layers, what reads nothing."""
+    """Replace the model's tables by modules that read rows from the files. Replace large tables without a parameter in
+    ``read`` (they belong to another stage's layers) by modules that read nothing."""
     for table in tables:
         module = dict(model.named_modules())[table.path]
         _put(model, table.path, {c.name: _File(checkpoint, c, module[c.name]) for c in table.columns})
@@ -100,8 +99,7 @@ def leave_on_disk(model: nn.Module, tables: Sequence[Table], read: Collection[st
 
 
 def leave_out(model: nn.Module, outputs: Callable[[], Sequence[mx.array]]) -> None:
-    """Put what reads nothing into the places of the large tables of which the ``outputs`` of the whole model only look
-    up rows."""
+    """Replace the large tables that the whole model's ``outputs`` only look up rows of by modules that read nothing."""
     if dict(_large(model)):
         for path, _ in _only_looked_up(model, outputs(), dict(tree_flatten(model.parameters()))):
             _put(model, path, {})
@@ -117,7 +115,7 @@ def _put(model: nn.Module, path: str, files: "Mapping[str, _File]") -> None:
 
 
 def _modules_of_rows(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the embeddings of a model: modules that hold nothing but arrays of equally many rows."""
+    """Yield the embeddings of a model: modules that hold only arrays with the same number of rows."""
     for path, module in model.named_modules():
         arrays = [array for _, array in tree_flatten(module.parameters())]
         rows = {array.shape[0] if array.ndim else 0 for array in arrays}
@@ -126,7 +124,7 @@ def _modules_of_rows(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _large(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Return the embeddings that are large, each or as the parts of a table."""
+    """Return the large embeddings: large by themselves, or together with the other parts of their table."""
     found, sizes = dict(_modules_of_rows(model)), Counter[str]()
     for path, module in found.items():
         sizes[_family(path)] += _nbytes(module)
@@ -134,7 +132,7 @@ def _large(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _family(path: str) -> str:
-    """Return the list that a module is in; the module itself if it is in none."""
+    """Return the path of the list that a module is in, or of the module itself if it is in no list."""
     above, _, key = path.rpartition(".")
     return above if key.isdigit() else path
 
@@ -144,7 +142,7 @@ def _nbytes(module: nn.Module) -> int:
 
 
 def _column(name: str, parameter: mx.array, stored: Mapping[str, mx.array]) -> TableColumn | None:
-    """Return how a parameter is stored. Return None if it is more than one tensor as it is, viewed or cast."""
+    """Return how a parameter is stored. Return None if it is not one tensor that is unchanged, viewed or cast."""
     graph = Graph([parameter], stored)
     tensors = graph.read_by([0])
     if len(tensors) != 1:
@@ -167,10 +165,10 @@ class _File:
         begin, rows = data_begin(path) + info.begin, info.shape[0]
         self._bytes = np.memmap(path, np.uint8, "r", begin, (rows, info.nbytes // rows))
         self._bytes._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
-        self._skipped = begin % mmap.ALLOCATIONGRANULARITY  # of the mapping, before the first row
+        self._skipped = begin % mmap.ALLOCATIONGRANULARITY  # bytes of the mapping before the first row
 
     def rows(self, wanted: np.ndarray) -> mx.array:
-        """Return some rows, ascending, as the parameter would hold them."""
+        """Return the ``wanted`` rows (ascending) as the parameter would hold them."""
         table, page = self._bytes, mmap.PAGESIZE
         first = (wanted * table.shape[1] + self._skipped) // page
         last = ((wanted + 1) * table.shape[1] + self._skipped - 1) // page
@@ -181,19 +179,20 @@ class _File:
 
 
 def _ranges(first: np.ndarray, last: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield ascending ranges of pages, joined where they touch."""
+    """Yield ascending ranges of pages; adjacent ranges are joined."""
     breaks = np.flatnonzero(first[1:] > last[:-1] + 1) + 1
     for few in np.split(np.stack([first, last], axis=1), breaks):
         yield int(few[0, 0]), int(few[-1, 1])
 
 
 class _OnDisk(StandIn):
-    """Looks up rows in files; the module computes what it makes of them. Without files: zeros, which nothing reads."""
+    """Stands for a table: looks up rows in files and runs the real module on these. Without files the rows are
+    zeros."""
 
     def __init__(self, real: nn.Module, files: Mapping[str, _File]) -> None:
         super().__init__(real)
         self._files = files
-        # Of the right form, and never computed.
+        # They have the right form and are never computed.
         self._zeros = {name: mx.zeros(a.shape, a.dtype) for name, a in tree_flatten(real.parameters())}
         self.weight = self._zeros.get("weight")
         for name in self._zeros:

@@ -1,7 +1,7 @@
-"""A drafter that was trained on its target's hidden states: what each stage reads of it, and what the last one runs.
+"""Joins a stage with a drafter that was trained on the target's hidden states.
 
-It is among the model's own tensors (``mtp``), or in a folder of its own whose config.json says of what kind it is
-(``eagle3``, ``dflash``). Every stage taps its layers; the last one has the rest.
+The drafter is among the model's own tensors (``mtp``), or in a folder of its own whose config.json gives its kind
+(``eagle3``, ``dflash``). Every stage taps its layers for the drafter; the last stage runs it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,18 +28,18 @@ Heads = PredictionHeads | Eagle3 | DFlash
 
 
 class WithHeads:
-    """A last stage and its heads, whose caches are the last of each sequence.
+    """The heads of a last stage. Their caches are the last ones of each sequence.
 
     Raises:
         ModelError: the heads cannot run on this stage.
     """
 
     def __init__(self, stage: StageModel, heads: Heads) -> None:
-        self.heads = heads  # not the stage, which has this: a cycle is freed late
+        self.heads = heads  # not the stage, which refers to this object: a cycle is freed late
         attend_by_rows(stage.whole)
 
     def bytes_per_token(self, caches: SequenceCaches) -> int:
-        """Return the bytes of the heads' KV for a token. ``caches``: the stage's, empty."""
+        """Return the bytes of the heads' KV per token. ``caches``: empty caches of the stage."""
         self.run_nothing(caches)
         own = caches.own[-len(self.heads.layers) :]
         return sum(a.shape[1] * a.shape[3] * a.itemsize for cache in own for a in (cache.keys, cache.values))
@@ -51,11 +51,12 @@ class WithHeads:
         parts: Sequence[tuple[SequenceCaches, int, mx.array]],
         positions: mx.array,
     ) -> mx.array:
-        """Return [T, d] of T rows, and their entries in the heads' KV.
+        """Return the heads' hidden states [T, d] of T rows. Appends the rows' entries to the heads' KV.
 
         Args:
-            tokens: [T] ids; ``hidden``: [T, d] states before them, behind the target's last norm.
-            parts: of each sequence its caches, its number of rows, and which tokens each sees.
+            tokens: [T] ids.
+            hidden: [T, d] hidden states before the tokens, in the form that ``heads.states`` returns.
+            parts: for each sequence its caches, its number of rows, and which tokens each row sees, bool [n, tokens].
             positions: [T], for the rotary embedding.
         """
         caches = [
@@ -66,11 +67,12 @@ class WithHeads:
         return heads(heads.embed(tokens[:, None]), hidden[:, None], caches)[:, 0]
 
     def run_blocks(self, tokens: mx.array | None, context: mx.array, parts: Sequence[BlockPart]) -> mx.array | None:
-        """Return [B, d] of the rows of blocks; and the entries of the context's rows in the heads' KV.
+        """Return the drafter's hidden states [B, d] of the blocks' rows. Appends the context's rows to the heads' KV.
 
         Args:
-            tokens: [B] ids, of all blocks in the order of ``parts``. Return None if there is none.
-            context: [C, d] states, of all parts.
+            tokens: [B] ids of all blocks in the order of ``parts``. If ``None``, return None.
+            context: [C, d] states of all parts.
+            parts: the sequences.
         """
         blocks = cast(DFlash, self.heads)
         blocks.keep(context, parts)
@@ -79,11 +81,11 @@ class WithHeads:
         return blocks(blocks.embed(tokens[:, None]), [part for part in parts if part.rows])[:, 0]
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Return [n, vocabulary] from [n, d] of ``run``."""
+        """Return logits [n, vocabulary] from hidden states [n, d] of ``run``."""
         return self.heads.logits(hidden[:, None])[:, 0]
 
     def run_nothing(self, caches: SequenceCaches, rows: int = 2) -> mx.array:
-        """Return [n, vocabulary] of so many rows of made-up hidden states, not evaluated. ``caches``: the stage's."""
+        """Return unevaluated logits [rows, vocabulary] from ``rows`` made-up hidden states. ``caches``: the stage's."""
         tokens, like = mx.zeros(rows, mx.int32), self.heads.norm.weight
         hidden = self.heads.states(mx.zeros((rows, like.shape[-1]), like.dtype))
         if not self.heads.at_once:
@@ -98,27 +100,27 @@ TrainedArrays = Mapping[str, mx.array]
 
 
 def is_trained(checkpoint: Checkpoint) -> bool:
-    """Return whether a checkpoint is that of a drafter that runs on the last stage."""
+    """Return whether a checkpoint is a drafter that runs on the last stage."""
     return is_eagle3(checkpoint.config) or is_dflash(checkpoint.config)
 
 
 def at_once(checkpoint: Checkpoint) -> int:
-    """Return the most tokens that a drafter drafts at once; 0 where it drafts one after the other."""
+    """Return the most tokens that a drafter drafts at once, or 0 if it drafts one after the other."""
     return dflash.at_once(checkpoint.config) if is_dflash(checkpoint.config) else 0
 
 
 def read_of(drafter: Checkpoint, *, is_last: bool) -> frozenset[str]:
-    """Return the names of the tensors that a stage reads of a drafter in a folder of its own: of the projection, or
-    all."""
+    """Return the tensors that a stage reads of a drafter in its own folder: the projection's, or all if it
+    ``is_last``."""
     return frozenset(name for name in drafter.tensors if is_last or name.removeprefix("model.").startswith("fc."))
 
 
 def join(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays, dtype: str | None) -> dict[str, mx.array]:
-    """Have a stage tap the layers that a drafter reads, and run it if it is the last one (``StageModel.heads``); what
-    the stage has of its weights, by name, not evaluated.
+    """Make a stage tap its layers for a drafter, and run the drafter if it is the last stage (``StageModel.heads``).
+    Return the stage's part of the drafter's weights by name, not evaluated.
 
     Raises:
-        ModelError: there is no drafter, it belongs to another model, or this one cannot have any.
+        ModelError: there is no drafter, it belongs to another model, or this model cannot have one.
     """
     kind, own = (_of_folder if is_trained(drafter) else _mtp), dict[str, mx.array]()
     try:
@@ -137,7 +139,7 @@ def join(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays, dtype: s
     except (ValueError, TypeError, AttributeError) as error:
         raise ModelError(
             f"the drafter in {drafter.folder} does not fit the layers of {type_name(stage.whole)} ({error}); it "
-            "belongs to another model, or is of a form that is not known"
+            "belongs to another model, or has an unknown form"
         ) from error
     return own | {f"heads.{name}": array for name, array in tree_flatten(heads.parameters())}
 

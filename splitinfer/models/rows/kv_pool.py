@@ -1,9 +1,9 @@
-"""Holds every sequence's caches on this stage, and stored blocks; opens, saves, rolls back, retains and frees them as
-plans command.
+"""Holds every sequence's caches and the stored blocks of this stage. Opens, saves, rolls back, retains and frees them
+as plans command.
 
 A step that writes to a sequence's arrays while another step with them is in flight copies all of them: MLX writes in
-place only where nothing else refers to the memory, and the step in flight does. So launching ahead on one sequence
-costs the time and the memory of its KV, and gains the time that the host takes to launch. ``must_end_first`` decides.
+place only if nothing else refers to the memory, and the step in flight does. So launching ahead on one sequence costs
+the time and memory of a copy of its KV, and saves the host's launch time. ``must_end_first`` decides.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,12 +19,12 @@ from splitinfer.models.caches.kv_blocks import KVBlock, cut, join
 from splitinfer.models.caches.rollback import DraftedBlock, Rollback, state_caches
 from splitinfer.models.cut.cut import StageModel
 
-MAX_COPIED = 64 * 2**20  # bytes: read and written in less than a millisecond, which is what a launch takes
+MAX_COPIED = 64 * 2**20  # bytes: copied in less than a millisecond, the time of a launch
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A sequence's caches; ``drafted``: the blocks of drafts without a verdict, the oldest first, if it has states."""
+    """A sequence's caches. ``drafted``: if it has states, the blocks of drafts without a verdict, oldest first."""
 
     caches: SequenceCaches
     drafted: list[DraftedBlock] = field(default_factory=list)
@@ -35,20 +35,20 @@ class _Entry:
 
 
 class KVPool:
-    """Caches by sequence id, blocks by block id. Does what plans command; decides nothing. ``rollback``: how states go
+    """Caches by sequence id and blocks by block id. Executes plans, decides nothing. ``rollback``: the way to roll
     back."""
 
     def __init__(self, model: StageModel, rollback: Rollback = Rollback.MODULES) -> None:
         self._model, self._places, self.rollback = model, model.kv_places, rollback
         self._entries: dict[int, _Entry] = {}
-        self._retained: dict[int, _Entry] = {}  # of sequences that have ended
+        self._retained: dict[int, _Entry] = {}  # sequences that have ended
         self._blocks: dict[int, KVBlock] = {}
 
     def open(
         self, seq_id: int, blocks: Sequence[int] = (), length: int = 0, pictures: tuple[Picture, ...] = ()
     ) -> list[mx.array]:
-        """Open a sequence, empty or with the first ``length`` tokens of stored blocks; the arrays copied for it.
-        ``pictures``: those among its tokens.
+        """Open a sequence, empty or with the first ``length`` tokens of stored blocks. Return the arrays copied for it.
+        ``pictures``: the pictures among its tokens.
 
         Raises:
             ProtocolError: the sequence is open already, a block is unknown, or the blocks lack those tokens.
@@ -67,7 +67,7 @@ class KVPool:
         return copied
 
     def retain(self, seq_id: int) -> None:
-        """Keep the KV of a sequence that has ended, for one that takes it over.
+        """Keep the KV of a sequence that has ended, so that another can take it over.
 
         Raises:
             ProtocolError: the sequence is not open.
@@ -79,11 +79,11 @@ class KVPool:
         self._retained[seq_id] = entry
 
     def take_over(self, seq_id: int, retained: int, length: int, pictures: tuple[Picture, ...] = ()) -> None:
-        """Open a sequence in the KV of one that was ``retained``, with its first ``length`` tokens. Copies nothing.
+        """Open a sequence in the KV of the sequence ``retained``, with its first ``length`` tokens. Copies nothing.
 
         Raises:
-            ProtocolError: the sequence is open already; or none was retained, or one with fewer tokens, or one that
-                cannot go back so far.
+            ProtocolError: the sequence is open already, or the other was not retained, has fewer tokens, or cannot be
+                rolled back that far.
         """
         entry = self._retained.pop(retained, None)
         if seq_id in self._entries or entry is None or entry.position < length:
@@ -121,7 +121,7 @@ class KVPool:
         self._blocks[block_id] = block
 
     def drop(self, block_id: int) -> None:
-        """Drop a block; an unknown one is no error."""
+        """Drop a block. An unknown id is ignored."""
         self._blocks.pop(block_id, None)
 
     def _block(self, block_id: int) -> KVBlock:
@@ -147,8 +147,11 @@ class KVPool:
         return entry.caches
 
     def begin(self, seq_id: int, num_drafts: int, *, follows: bool) -> DraftedBlock | None:
-        """Begin a slice at a sequence's position; what is to be kept of it if it has drafts and the sequence states.
-        ``follows``: whether it begins with a draft; else everything before it has its verdict."""
+        """Begin a slice at a sequence's position. Return the record that it must fill for a rollback, or ``None`` if
+        the slice has no drafts or the sequence no states.
+
+        ``follows``: the slice begins with a draft. If not, all tokens before it have their verdict.
+        """
         entry = self._entries[seq_id]
         if not follows:
             entry.drafted.clear()
@@ -173,7 +176,7 @@ class KVPool:
         caches.place.position = start
 
     def free(self, seq_id: int) -> None:
-        """Free a sequence; an unknown one is no error."""
+        """Free a sequence. An unknown id is ignored."""
         self._retained.pop(seq_id, None)
         entry = self._entries.pop(seq_id, None)
         if entry is not None:
@@ -185,11 +188,11 @@ class KVPool:
             held.clear()
 
     def must_end_first(self, step: Collection[int], in_flight: Sequence[Collection[int]]) -> int:
-        """Return how many of the steps in flight have to be done before a step is launched, because it would copy too
-        much.
+        """Return how many of the oldest steps in flight must be done before a step is launched. If it were launched
+        now, it would copy too much. (Steps end in their order.)
 
-        ``step``: the ids of its sequences; ``in_flight``: those of the steps launched and not known to be done, the
-        oldest first. As steps end in their order, the answer is how many of the oldest to wait for.
+        ``step``: the ids of its sequences. ``in_flight``: the sequences' ids of each step that was launched and is not
+        known to be done, oldest first.
         """
         copied = 0
         for number in range(len(in_flight), 0, -1):

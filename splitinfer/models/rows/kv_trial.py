@@ -1,9 +1,9 @@
 """Tries, when a stage is loaded, whether a sequence can start from stored KV blocks, and how its states roll back.
 
-A cache of an unknown kind may hold more than its arrays show. So a few tokens are computed without blocks, and once
-more from blocks, after the sequence that they were cut from has continued with other tokens. Blocks are stored only
-where both agree up to rounding (``rounding``). Every sequence computes its tokens in the same chunks, and each layer is
-given what it was given in the first: keys and values differ by what one layer rounds.
+A cache of an unknown kind may hold more than its arrays show. So a few tokens are computed twice: without blocks, and
+from blocks, after the sequence that they were cut from has continued with other tokens. Blocks are stored only if both
+results agree up to rounding (``rounding``). Every sequence computes its tokens in the same chunks, and each layer gets
+the inputs that it got in the first run: so keys and values differ by one layer's rounding only.
 """
 
 import logging
@@ -35,17 +35,17 @@ from splitinfer.models.rows.rounding import (
 )
 from splitinfer.models.rows.step import StepModel
 
-ENDS = (5, 9)  # of two blocks
-WITHIN = 7  # tokens of both, to start within the second
-TAIL = 3  # tokens after them
+ENDS = (5, 9)  # the ends of two blocks, in tokens
+WITHIN = 7  # tokens to start from that end within the second block
+TAIL = 3  # tokens after the blocks
 log = logging.getLogger(__name__)
 
-_SALTS = 3  # kinds of made-up tokens: those in the blocks, the sequence's own after them, those of what starts there
+_SALTS = 3  # kinds of made-up tokens: in the blocks, in the source after them, in the sequence that starts there
 
 
 def why_no_blocks(stage: StageModel) -> str | None:
-    """Return why this stage's KV cannot be stored in blocks. Return None if it can. Stores blocks of a few made-up
-    tokens and continues from them: at a block's end and, if possible, within one."""
+    """Return why this stage's KV cannot be stored in blocks, or None if it can. Stores blocks of a few made-up tokens
+    and continues from them: at a block's end and, if possible, within one."""
     try:
         limit = least_rewind(rewind_limit(cache) for cache in stage.make_caches().own)
         for length in (ENDS[1], WITHIN) if limit is UNLIMITED or limit > WITHIN_DRAFTS else (ENDS[1],):
@@ -58,8 +58,7 @@ def why_no_blocks(stage: StageModel) -> str | None:
 
 
 def sample_block(stage: StageModel) -> KVBlock:
-    """Return a block of the form that this stage's KV is stored in, and that of its heads. Nothing is computed: its
-    arrays are never evaluated."""
+    """Return a block with the form of this stage's and its heads' KV. Its arrays are never evaluated."""
     caches = stage.make_caches()
     for start, end in zip((0, *ENDS), ENDS, strict=False):
         _build(stage, caches, start, end, 0, 1)
@@ -69,8 +68,8 @@ def sample_block(stage: StageModel) -> KVBlock:
 
 
 def off_by(stage: StageModel, kv_format: KVFormat) -> float:
-    """Return the relative error of a few made-up tokens' outputs with KV of a format, against exact KV. The stage uses
-    the format afterwards."""
+    """Return the relative error of a few made-up tokens' outputs with KV in ``kv_format``, compared with exact KV. The
+    stage uses the format afterwards."""
     outputs = []
     for one in (None, kv_format):
         stage.use_format(one)
@@ -84,18 +83,18 @@ def off_by(stage: StageModel, kv_format: KVFormat) -> float:
 
 
 class Continued:
-    """A sequence of ``length`` tokens that continues, once from blocks and once without, with the tokens of a round."""
+    """A sequence of ``length`` tokens that continues with the tokens of round ``number``, with and without blocks."""
 
     def __init__(self, stage: StageModel, length: int, number: int) -> None:
         self._stage, self._length, self._salt = stage, length, _SALTS * number
         self._chunks: dict[int, list[LayerCall]] = {}
 
     def errors(self) -> Errors:
-        """Of continuing from blocks, against continuing without."""
+        """Return the errors of continuing from blocks, compared with continuing without."""
         return self._errors(self._from_blocks(), [TAIL])
 
     def noise(self) -> Errors:
-        """Of continuing without blocks one token at a time, against all at once."""
+        """Return the errors of continuing without blocks one token at a time, compared with all at once."""
         return self._errors(self._without_blocks(), [1] * TAIL)
 
     def _errors(self, caches: SequenceCaches, counts: Sequence[int]) -> Errors:
@@ -111,7 +110,7 @@ class Continued:
 
     @cached_property
     def _reference(self) -> tuple[list[LayerCall], mx.array]:
-        """What the layers returned without blocks, and the output rows."""
+        """The layers' calls without blocks, and the output rows."""
         caches, end = self._without_blocks(), self._length + TAIL
         with recording(self._stage, TAIL) as calls:
             output = _build(self._stage, caches, self._length, end, self._salt + 2, TAIL)[0]
@@ -123,7 +122,7 @@ class Continued:
         for start, end in zip((0, *ENDS), ENDS, strict=False):
             self._fill(source, start, end)
             blocks.append(cut(source, places, start, end))
-        # The source goes on; it would show if a block shared memory with it.
+        # The source continues: the trial fails if a block shares memory with it.
         _run(self._stage, source, ENDS[1], ENDS[1] + TAIL, self._salt + 1)
         joined = self._stage.make_caches()
         join(joined, places, blocks, self._length)
@@ -143,7 +142,7 @@ class Continued:
 
     @contextmanager
     def _as_before(self, start: int, count: int) -> Iterator[None]:
-        """Note what layers return in the chunk from ``start``, or give them what they were given when it was noted."""
+        """Record the layers' calls in the chunk from ``start``; the next time, give the layers the recorded inputs."""
         if start in self._chunks:
             with following(self._stage, count, lambda: self._chunks[start], RowErrors()):
                 yield
@@ -155,21 +154,20 @@ class Continued:
 
 
 def _reason(of_round: Callable[[int], Continued]) -> str | None:
-    """Return why what was tried is not what it should be. Return None if it is, up to rounding."""
+    """Return why the results of a trial are wrong. Return None if they are right up to rounding."""
     at = cache(of_round)
     return reason_to_refuse(lambda number: at(number).errors(), lambda number: at(number).noise())
 
 
 def _run(stage: StageModel, caches: SequenceCaches, start: int, end: int, salt: int) -> mx.array:
-    """Return the stage's output for positions [start, end) of a made-up sequence, evaluated; on the last stage for one
-    row."""
+    """Return the stage's evaluated output for positions [start, end) of a made-up sequence (last stage: one row)."""
     y = _build(stage, caches, start, end, salt, 1)
     mx.eval(y, caches.arrays())
     return y
 
 
 def _build(stage: StageModel, caches: SequenceCaches, start: int, end: int, salt: int, num_logits: int) -> mx.array:
-    """Return the same, not evaluated."""
+    """Return the stage's output, not evaluated, for ``num_logits`` rows on the last stage."""
     ids, hidden = inputs(stage, start, end, salt)
     return stage(ids, caches, hidden, num_logits)
 
@@ -183,14 +181,12 @@ def inputs(stage: StageModel, start: int, end: int, salt: int) -> tuple[mx.array
 
 # -- rollback --------------------------------------------------------------------------------------
 #
-# A few tokens are computed without drafts, and once more with a block of which two rows are right and two are rolled
-# back.
+# A few tokens are computed twice: without drafts, and after a block with two right rows and two that are rolled back.
 
 
 def try_rollback(stage: StageModel, step: StepModel) -> Rollback | None:
-    """Return the best way to roll a stage's states back. Return None if there is none. The best one where it has no
-    states."""
-    _ = step.cache_consumers  # found by a call, which must not be one of those that are compared
+    """Return the first working way to roll a stage's states back, or ``None`` if none works."""
+    _ = step.cache_consumers  # a call finds them, and it must not be a call that is compared
     for way in Rollback:
         reason = _why_not(stage, step, way)
         if reason is None:
@@ -210,18 +206,18 @@ def _why_not(stage: StageModel, step: StepModel, way: Rollback) -> str | None:
 
 
 class _NoStates(Exception):
-    """All caches can be cut."""
+    """The sequence has no states: all its caches can be cut."""
 
 
 class _RolledBack(Continued):
-    """A sequence of ``WITHIN`` tokens that continues, once behind a block of drafts that was rolled back."""
+    """A sequence of ``WITHIN`` tokens that continues, with and without a block of drafts that was rolled back."""
 
     def __init__(self, stage: StageModel, step: StepModel, way: Rollback, number: int) -> None:
         super().__init__(stage, WITHIN, number)
         self._step, self._way = step, way
 
     def errors(self) -> Errors:
-        """Of continuing behind the block, against continuing without it."""
+        """Return the errors of continuing after the block, compared with continuing without it."""
         caches, start, end = self._stage.make_caches(), ENDS[0], ENDS[1]
         self._fill(caches, 0, start)
         block = DraftedBlock.of(caches, self._way)
@@ -241,7 +237,7 @@ class _RolledBack(Continued):
         return self._errors(caches, [TAIL])
 
     def _run(self, caches: SequenceCaches, block: DraftedBlock) -> list[mx.array]:
-        """Run the block: its first rows are those of the reference."""
+        """Run the block. Its first rows equal the reference's."""
         start, end = ENDS[0], ENDS[1]
         ids, hidden = inputs(self._stage, start, WITHIN, self._salt)
         more_ids, more_hidden = inputs(self._stage, WITHIN, end, self._salt + 2)

@@ -1,12 +1,12 @@
-"""Tells rounding from error, where two ways of computing the same rows do not agree to the last bit.
+"""Tells rounding from errors if two ways to compute the same rows do not agree to the last bit.
 
-A GPU chooses another kernel for another number of rows, so honest results differ. A tolerance for what a stage returns
-fails: rounding grows over layers, and where a router chooses another expert, the whole row is another one. So each
-layer is compared alone, given what the reference's was given. What may be rounding is measured: the reference's rows
-are computed once more, one at a time; a layer's limit is a few times the median error of that, which does not see the
-few rows that chose another expert. And what rounding does moves, what a mistake does stays: a router's near-tie is
-elsewhere with other tokens. So the trial is repeated until no place has been off every time, or until it is less likely
-than one in a thousand that rounding alone was.
+A GPU chooses another kernel for another number of rows, so correct results differ. A tolerance for a stage's output
+does not work: rounding grows over layers, and if a router chooses another expert, the whole row changes. So each layer
+is compared alone, with the reference's inputs. The size of rounding is measured: the reference's rows are computed once
+more, one at a time. A layer's limit is a few times the median error of that, which ignores the few rows that chose
+another expert. And rounding moves while a mistake stays: with other tokens a router's near-tie is elsewhere. So the
+trial is repeated until no place has been off every time, or until the chance that rounding alone did this is below one
+in a thousand.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,20 +25,21 @@ Floats = NDArray[np.float64]
 
 _TOLERANCE = {mx.float32: 1e-3}  # relative error of a row of one layer that may be rounding
 _TOLERANCE_HALF = 0.02  # the same in half precision
-_BEHIND = -1  # the number of what comes behind the last layer, among the layers
-_QUANTUM = 0.5  # how much of a row's last bit, relative, counts as added to it
+_BEHIND = -1  # stands for the code after the last layer, among the layers' numbers
+_QUANTUM = 0.5  # the share of a row's last bit that counts as added to it
 _TIMES_NOISE = 4.0  # a layer's limit, in medians of its own noise
 _MAX_LIMIT = 0.25  # relative; a layer whose noise is larger cannot be compared with anything
-_MAX_SHARE = 0.1  # of places off in one trial beyond what noise explains: more is an error at once
-_SHARES_OF_NOISE = 3.0  # how much oftener than the measured noise rounding may be off
-_CHANCE = 1e-3  # that rounding passes for an error
+_MAX_SHARE = 0.1  # share of places off in one trial, beyond noise, that is an error at once
+_SHARES_OF_NOISE = 3.0  # how many times as often as the measured noise rounding may be off
+_CHANCE = 1e-3  # the accepted probability that rounding is taken for an error
 _MAX_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Relative errors of rows. ``layers``: which layer computed each (any numbers, the same in each trial);
-    ``tolerances``: what each may be without any measured noise. Not a number counts as infinite."""
+    """Relative errors of rows, one entry per row. ``layers``: the layer of each (any numbers, the same in each trial).
+    ``tolerances``: the error that is accepted without measured noise. ``values``: the errors; NaN counts as
+    infinite."""
 
     layers: NDArray[np.int64]
     tolerances: Floats
@@ -46,12 +47,12 @@ class Errors:
 
 
 def reason_to_refuse(trial: Callable[[int], Errors], noise: Callable[[int], Errors]) -> str | None:
-    """Return why a trial's errors cannot be rounding. Return None if they can.
+    """Return why a trial's errors cannot be rounding. Return None if they can be.
 
     Args:
-        trial: errors of the trial with the tokens of a round, at the same places in each round.
-        noise: errors of the reference against itself, computed in another way, with the same tokens. Measured only if
-            the first trial is not within its tolerances.
+        trial: returns the trial's errors with the tokens of a round, at the same places in each round.
+        noise: returns the errors of the reference, computed in another way with the same tokens, against itself. Called
+            only if the first trial is not within its tolerances.
     """
     trials, own = list[Errors](), list[Errors]()
     for number in range(_MAX_ROUNDS):
@@ -66,16 +67,16 @@ def reason_to_refuse(trial: Callable[[int], Errors], noise: Callable[[int], Erro
 
 
 def _judge(trials: list[Errors], noise: list[Errors]) -> tuple[bool, str | None]:
-    """Return whether the trials so far show what it is, and what speaks against rounding."""
+    """Return whether the trials so far decide, and the reason why the errors are not rounding (``None``: they are)."""
     limits, share = _limits(trials[0], noise), _share_of_noise(noise)
     off = np.stack([~(one.values <= limits) for one in trials])
     always = off.all(axis=0)
     if off[-1].mean() > _MAX_SHARE + _SHARES_OF_NOISE * share:
         return True, f"{off[-1].sum()} of {off[-1].size} rows differ, over all layers"
     if np.isinf(limits.max()):
-        return True, "a layer's rows alone are no numbers"
+        return True, "a layer's rows, computed one at a time, are not numbers"
     if limits.max() > _MAX_LIMIT:
-        return False, f"a layer's own rounding is {limits.max() / _TIMES_NOISE:.2g} of what it computes"
+        return False, f"a layer's own rounding is {limits.max() / _TIMES_NOISE:.2g} of its result"
     if not always.any():
         return True, None
     reason = f"the same {always.sum()} of {always.size} rows, over all layers, differ in {len(trials)} trials"
@@ -84,7 +85,7 @@ def _judge(trials: list[Errors], noise: list[Errors]) -> tuple[bool, str | None]
 
 
 def _limits(trial: Errors, noise: list[Errors]) -> Floats:
-    """Return what each row's error may be: at least its tolerance, else by the noise of its layer."""
+    """Return the largest accepted error of each row: its tolerance, or more if the noise of its layer is larger."""
     layers = np.concatenate([one.layers for one in noise])
     values = np.concatenate([one.values for one in noise])
     limits = trial.tolerances.copy()
@@ -97,8 +98,8 @@ def _limits(trial: Errors, noise: list[Errors]) -> Floats:
 
 
 def _share_of_noise(noise: list[Errors]) -> float:
-    """Return the share of rows that the reference's own rounding moves beyond their limits; never 0, as few were
-    seen."""
+    """Return the share of rows that the reference's own rounding moves beyond their limits; never 0 (a small
+    sample)."""
     moved = [~(one.values <= _limits(one, noise)) for one in noise]
     return float((sum(each.sum() for each in moved) + 1) / (sum(each.size for each in moved) + 1))
 
@@ -107,16 +108,15 @@ def _share_of_noise(noise: list[Errors]) -> float:
 #
 #    reference   layer 0 ---------> layer 1 ---------> layer 2      each layer's rows are recorded
 #                      | rows             | rows
-#    trial       layer 0 -> error   layer 1 -> error   layer 2      each layer is given the reference's rows
+#    trial       layer 0 -> error   layer 1 -> error   layer 2      each layer gets the reference's rows
 #
-# Caches are written by the layers themselves in both runs. A row's error is relative to what its layer adds to it: a
-# layer that changes its input little would hide any mistake behind it.
+# The layers themselves write caches in both runs. A row's error is relative to what its layer adds to it: otherwise a
+# layer that changes its input little would hide any mistake.
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """One call of one layer for n rows: arrays [n, ...]. ``given``: the rows that it was given, if they are of the form
-    of what it returns."""
+    """One call of one layer for n rows: arrays [n, ...]. ``given``: its input rows, if shaped like its result."""
 
     given: mx.array | None
     returned: dict[Path, mx.array]
@@ -131,21 +131,23 @@ class RowErrors:
     values: list[mx.array] = field(default_factory=list)
 
     def add(self, layer: int, got: mx.array, wanted: mx.array, given: mx.array | None = None) -> None:
-        """Note the errors of rows [n, ...] of a layer."""
+        """Record the errors of rows [n, ...] of a layer."""
         tolerance = _TOLERANCE.get(got.dtype, _TOLERANCE_HALF)
         self.layers.append(layer)
         self.tolerances.append(tolerance)
         self.values.append(_relative_errors(got, wanted, given, tolerance))
 
     def add_outputs(self, got: mx.array, wanted: mx.array) -> None:
-        """Note the errors of a stage's own output rows. Whole numbers cross as bits, and the bits of -1, a choice that
-        was not made, are no float: they count as right where both rows have them. A layer that returns such rows has
-        told so already."""
+        """Record the errors of a stage's own output rows.
+
+        Integers cross as bits, and the bits of -1, a choice that was not made, are NaN as a float. NaN counts as right
+        if both rows have it; a layer that returns NaN has been noticed before.
+        """
         same = mx.isnan(got) & mx.isnan(wanted)
         self.add(_BEHIND, mx.where(same, 0, got), mx.where(same, 0, wanted))
 
     def evaluated(self) -> Errors:
-        """Return all of them, computed."""
+        """Evaluate and return all errors."""
         sizes = [array.shape[0] for array in self.values]
         flat = np.array(mx.concatenate(self.values)).astype(np.float64)
         return Errors(
@@ -154,11 +156,11 @@ class RowErrors:
 
 
 def joined(runs: Sequence[Sequence[LayerCall]]) -> list[LayerCall]:
-    """Call by call the rows of several runs of the same layers, one below the other."""
+    """Return, call by call, the concatenated rows of several runs of the same layers."""
     found = list[LayerCall]()
     for calls in zip(*runs, strict=True):
         given = [call.given for call in calls if call.given is not None]
-        # An array that has as many heads as one run has rows seems to have rows there, but not in the others.
+        # An array with as many heads as a run has rows seems to have rows in that run, but not in the others.
         alike = [
             path
             for path in calls[0].returned
@@ -170,7 +172,7 @@ def joined(runs: Sequence[Sequence[LayerCall]]) -> list[LayerCall]:
 
 
 def rows_of(calls: Sequence[LayerCall], start: int, end: int) -> list[LayerCall]:
-    """Return some of the rows of each call."""
+    """Return rows [start, end) of each call."""
     return [
         LayerCall(
             None if call.given is None else call.given[start:end],
@@ -182,7 +184,7 @@ def rows_of(calls: Sequence[LayerCall], start: int, end: int) -> list[LayerCall]
 
 @contextmanager
 def recording(stage: StageModel, num_rows: int) -> Iterator[list[LayerCall]]:
-    """Note each call of the stage's layers, for one run of ``num_rows`` rows in a ``with`` block."""
+    """Record each call of the stage's layers, for one run of ``num_rows`` rows in the ``with`` block."""
     calls: list[LayerCall] = []
 
     def watch(layer: Any, args: Any, kwargs: Any) -> Any:
@@ -201,9 +203,9 @@ def recording(stage: StageModel, num_rows: int) -> Iterator[list[LayerCall]]:
 def following(
     stage: StageModel, num_rows: int, reference: Callable[[], Sequence[LayerCall]], errors: RowErrors
 ) -> Iterator[None]:
-    """Give every layer what the reference's was given, and note errors, for one run in a ``with`` block.
+    """Give every layer the reference's inputs and record the errors, for one run in the ``with`` block.
 
-    ``reference``: the calls to follow, asked for once the first layer has returned.
+    ``reference``: returns the calls to follow; it is called once, after the first layer has returned.
     """
     calls: list[LayerCall] = []
     at = 0
@@ -236,7 +238,7 @@ def _rows(value: Any, num_rows: int) -> dict[Path, mx.array]:
 
 
 def _relative_errors(got: mx.array, wanted: mx.array, given: mx.array | None, tolerance: float) -> mx.array:
-    """Return [n]: each row's distance, relative to what its layer added and to the last bit of what it added it to."""
+    """Return [n]: each row's distance, relative to what its layer added to it plus a part of the row's last bit."""
     quantum = _QUANTUM * mx.finfo(got.dtype).eps / tolerance
     a, b = got.astype(mx.float32), wanted.astype(mx.float32)
     added = b if given is None or given.shape != b.shape else b - given.astype(mx.float32)

@@ -1,7 +1,7 @@
-"""Runs one step of a stage: the rows of many sequences through its layers, in the best way its model allows.
+"""Runs one step of a stage: the rows of many sequences through its layers, in the best way that its model allows.
 
-Which way is correct is found by trial (``step_trial``): the same small steps are computed in the best way and sequence
-by sequence, and the way is taken only if the results agree up to rounding. So an unknown architecture is at worst slow.
+A trial (``step_trial``) finds the best correct way: it computes the same small steps in one way and sequence by
+sequence, and accepts the way only if the results agree up to rounding. So an unknown architecture is at worst slow.
 """
 
 import logging
@@ -40,7 +40,7 @@ class Way(StrEnum):
     """How the sequences of one step go through the layers, the best way first."""
 
     ROWS = "rows"  # together; only the attention itself sees sequences
-    MIXED = "rows and modules"  # ROWS where a layer has keys and values, MODULES where it has another state
+    MIXED = "rows and modules"  # ROWS if a layer has keys and values, MODULES if it has another state
     MODULES = "modules"  # together, but every module that takes a cache is called for each sequence
     SEQUENCES = "sequences"  # one sequence after the other
 
@@ -48,8 +48,8 @@ class Way(StrEnum):
 class StepModel:
     """Runs steps of many sequences on a stage's layers.
 
-    ``exact``: share attention calls only where that changes no bit; by default, wherever this machine's arithmetic is
-    batch invariant.
+    ``exact``: share an attention call only among sequences of equal length, so that no bit changes. Default: exact if
+    this machine's arithmetic is batch invariant.
     """
 
     def __init__(self, model: StageModel, *, exact: bool | None = None) -> None:
@@ -61,22 +61,22 @@ class StepModel:
         self._places = self._plain_places
         self._each: list[tuple[Any, str, LayerWatch]] = []
         self.refusals: list[str] = []
-        """Why trials refused a way, as "type: text" where something was raised."""
+        """The reasons why trials refused a way; an exception is given as "type: text"."""
         self.tapped: mx.array | None = None  # [T, d] of the last step, in the order of the plan, if layers are tapped
 
     @cached_property
     def way(self) -> Way:
-        """How rows of many sequences are run. The first access computes small steps in each way until one is right."""
+        """The way to run rows of many sequences. The first access tries each way with small steps until one is
+        right."""
         return self._first_way(self._trial(ALL_STEPS))
 
     def _trial(self, steps: SmallSteps) -> Callable[[], str | None]:
-        """Try the way that is taken."""
+        """Return the trial of the current way: it returns why the way is wrong, or ``None`` if it is right."""
         trial = trial_of(self.stage, self._one_by_one, lambda: tuple(self._caches[0].step.parts), steps)
         return partial(trial, self._by_rows)
 
     def why_not_all(self, way: Way, *, shares_calls: bool) -> str | None:
-        """Return why a way that is right for some of the stage's layers is not for all. Return None if it is, as far as
-        two steps show."""
+        """Return why a way that is right for some layers is wrong for all. Return None if two steps show no error."""
         if way is Way.SEQUENCES:
             return None
         attend_by_rows(self.stage.whole)
@@ -84,24 +84,24 @@ class StepModel:
 
     @property
     def shares_calls(self) -> bool:
-        """Whether plain caches share attention calls in the way that was taken."""
+        """Whether plain caches share attention calls in the current way."""
         return bool(self._places)
 
     def use(self, way: Way, *, shares_calls: bool) -> None:
-        """Run in a way that a trial has found before, in place of a trial."""
+        """Use a way that an earlier trial has found, without a trial."""
         if way is not Way.SEQUENCES:
             attend_by_rows(self.stage.whole)
             self._take(way, self._plain_places if shares_calls else [])
         self.way = way
 
     def choose_by_form(self) -> Way:
-        """Choose the first way in which the graph of a small step can be built, and compute nothing: for stages that
-        are only timed, where a trial would take longer than what is timed."""
+        """Choose and return the first way that can build the graph of a small step. Computes nothing. This is for
+        stages that are only timed: a trial would take longer than the measurement."""
         self.way = self._first_way(self._why_not_its_form)
         return self.way
 
     def _first_way(self, why_wrong: Callable[[], str | None]) -> Way:
-        """Return the first way that is not wrong. ``why_wrong``: of the way that is taken."""
+        """Return the first way that is not wrong. ``why_wrong``: returns why the current way is wrong, or ``None``."""
         if not self.stage.may_go_by_rows:
             return Way.SEQUENCES
         attend_by_rows(self.stage.whole)
@@ -115,7 +115,7 @@ class StepModel:
         return Way.SEQUENCES
 
     def _try(self, why_wrong: Callable[[], str | None], way: Way, places: list[int]) -> str | None:
-        """Return why a way is not correct. Return None if it is."""
+        """Switch to a way and return why it is wrong. Return None if it is right."""
         try:
             self._take(way, places)
             return why_wrong()
@@ -123,17 +123,16 @@ class StepModel:
             return f"{type(error).__name__}: {error}"
 
     def _take(self, way: Way, places: list[int]) -> None:
-        """Run in a way from now on. ``places``: of plain caches, which may share attention calls."""
+        """Use a way from now on. ``places``: the places of plain caches, which may share attention calls."""
         consumers = [] if way is Way.ROWS else self.cache_consumers
         if way is Way.MIXED:
             with_kv = [is_plain(one) or isinstance(one, WindowKVCache) for one in self._fresh]
             consumers = [one for one in consumers if not with_kv[one.place]]
-        self._places = [] if way is Way.MODULES else places  # such a module sees one sequence at a time
+        self._places = [] if way is Way.MODULES else places  # in MODULES each module sees one sequence at a time
         self._each = [(one.holder, one.key, each_sequence) for one in consumers]
 
     def _why_not_its_form(self) -> str | None:
-        """Return why the graphs of two steps have not as many rows of output as one by one. Return None if they
-        have."""
+        """Return why the graphs of two steps have a wrong number of output rows. Return None if it is right."""
         caches = [self.stage.make_caches() for _ in range(2)]
         for rows in (2, 1), (1, 1):
             parts = [SequenceRows(own, own.place.position, n, 1) for own, n in zip(caches, rows, strict=True)]
@@ -141,7 +140,7 @@ class StepModel:
             hidden = None if spec is None else mx.zeros((total, spec[0]), spec[1])
             num_rows = sum(y.shape[0] for y in self._by_rows(parts, [0] * total, hidden))
             if num_rows != (len(parts) if self.stage.is_last else total):
-                return f"a step of {total} rows has {num_rows} of output"
+                return f"a step of {total} rows has {num_rows} output rows"
         return None
 
     @cached_property
@@ -157,16 +156,16 @@ class StepModel:
     def run(
         self, parts: Sequence[SequenceRows], tokens: Sequence[int] | mx.array, hidden: mx.array | None
     ) -> list[mx.array]:
-        """Build the graph of a step; computes nothing yet. Advances each sequence by its rows.
+        """Build the graph of a step. Computes nothing yet, and advances each sequence by its rows.
 
         Args:
             parts: each sequence's share, in the order of the rows; at least one.
             tokens: T token ids, numbers or an int32 array.
-            hidden: [T, d] from the previous stage; ``None`` on the first stage. Where earlier layers are tapped, each
-                row is followed by that of the taps.
+            hidden: [T, d] from the previous stage; ``None`` on the first stage. If earlier layers are tapped, each row
+                is followed by its row of the taps: [2T, d].
 
         Returns:
-            Arrays whose concatenation is [T, d] for the next stage, again with a row of the taps behind each, or on the
+            Arrays whose concatenation is [T, d] for the next stage, again with a row of the taps after each, or on the
             last stage the [R, vocabulary] logits of the rows that want them.
         """
         before = None
@@ -179,7 +178,7 @@ class StepModel:
         return outputs if self.stage.rows_out == 1 else [self._with_taps(mx.concatenate(outputs))]
 
     def _with_taps(self, rows: mx.array) -> mx.array:
-        """Return [T, d] rows for the next stage, with that of the taps behind each."""
+        """Return the rows [T, d] for the next stage, each followed by its row of the taps: [2T, d]."""
         tapped, self.tapped = self.tapped, None
         assert tapped is not None
         return mx.stack([rows, _added(mx.zeros_like(rows), tapped)], axis=1).reshape(-1, rows.shape[-1])
@@ -205,7 +204,7 @@ class StepModel:
     def _noting(
         self, block: DraftedBlock | None, tokens: mx.array, hidden: mx.array | None
     ) -> list[tuple[Any, str, LayerWatch]]:
-        """Return what lets a block keep the calls of the modules that take caches."""
+        """Return the watches that let a block record the calls of modules that take caches."""
         if block is None:
             return []
         block.given(tokens, hidden)
@@ -242,8 +241,8 @@ class StepModel:
     # -- grouping attention calls ------------------------------------------------------------
 
     def _arrange(self, parts: Sequence[SequenceRows]) -> tuple[RowStep, mx.array | None]:
-        """Return a step with parts that may share an attention call next to each other; each of the others is a group.
-        And for each of its rows the row of the plan, ``None`` if the order is the same."""
+        """Return a step that has the parts which share an attention call next to each other, and each other part as a
+        group. Also return the plan's row for each row of the step, or ``None`` if the order is the same."""
         able = [i for i, p in enumerate(parts) if p.count == 1 and self._places and can_join(p.caches, self._places)]
         shared = share_calls([parts[i].start for i in able], exact=self._exact)
         together = [[able[i] for i in group] for group in shared if len(group) > 1]
@@ -282,7 +281,7 @@ def _in_order(logits: mx.array, parts: Sequence[SequenceRows], step: RowStep) ->
 
 
 def _added(rows: mx.array, tapped: mx.array) -> mx.array:
-    """Return the sum of [T, d] rows and of [T, e], which may be narrower."""
+    """Return the sum of ``rows`` [T, d] and ``tapped`` [T, e], which may be narrower."""
     more = rows.shape[1] - tapped.shape[1]
     return rows + (mx.pad(tapped, [(0, 0), (0, more)]) if more else tapped).astype(rows.dtype)
 
@@ -292,8 +291,7 @@ def _ids(tokens: Sequence[int] | mx.array) -> mx.array:
 
 
 def arrays_to_evaluate(parts: Sequence[SequenceRows]) -> list[mx.array]:
-    """Return the arrays that a step wrote: those of its sequences' caches and cohorts, and of what is kept of
-    blocks."""
+    """Return the arrays that a step wrote: in its sequences' caches and cohorts, and in the records of draft blocks."""
     cohorts = {id(p.caches.cohort): p.caches.cohort for p in parts if p.caches.cohort is not None}
     found = [array for cohort in cohorts.values() for array in cohort.arrays()]
     found += [array for part in parts for array in part.caches.arrays()]
@@ -308,7 +306,7 @@ def nbytes(sequences: Sequence[SequenceCaches]) -> int:
 
 
 def _row_order(parts: Sequence[SequenceRows], order: Sequence[int]) -> mx.array | None:
-    """For each row of the step its row in the plan; ``None`` if they are the same."""
+    """Return for each row of the step its row in the plan. Return None if the order is the same."""
     if list(order) == list(range(len(parts))):
         return None
     starts = [sum(part.count for part in parts[:i]) for i in range(len(parts))]

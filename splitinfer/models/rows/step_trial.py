@@ -1,8 +1,8 @@
-"""The trial of a way to run many sequences: the same small steps together and one sequence at a time.
+"""Tries a way to run many sequences: it computes the same small steps together and one sequence at a time.
 
-The reference is one sequence at a time, as its chunks are. Its own rounding is that of its chunks' rows, one at a time.
-Where a few layers have been tried for all, the whole stage runs two steps: each layer and the head once with a chunk,
-and once where sequences attend together.
+The reference runs one sequence at a time, in the same chunks. Its own rounding is measured with the rows of its chunks,
+one at a time. If a few layers have been tried in place of all, the whole stage runs two steps: each layer and the head
+once with a chunk, and once with sequences that attend together.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ ALL_STEPS: SmallSteps = (
     ((2, 2, 1), (0, 1, 1), (1, 1, 1)),
     ((0, 1, 1), (1, 1, 1), (2, 1, 1)),
 )
-# Chunks, one with two rows of logits, or the head's own rounding is not seen; decodes of equal length, not in order.
+# Chunks, one with two rows of logits to measure the head's own rounding; decodes of equal length, not in order.
 TWO_STEPS: SmallSteps = (((0, 2, 0), (1, 2, 2)), ((1, 1, 1), (0, 1, 1)))
 _SEQUENCES = 3
 _TOKENS = 32  # ids below this; every vocabulary has them
@@ -47,7 +47,7 @@ InOrder = Callable[[], Sequence[SequenceRows]]
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """One sequence's rows of a step by itself: its layers' rows, and its output rows, none of a part without logits."""
+    """One sequence's rows of a step, run alone: its layers' rows and its output rows (empty if none wants logits)."""
 
     start: int
     logits: int
@@ -60,10 +60,13 @@ class _Slice:
 def trial_of(
     stage: StageModel, alone: RunSteps, in_order: InOrder, steps: SmallSteps
 ) -> Callable[[RunSteps], str | None]:
-    """Tell why steps of several sequences, run in a way, are not what each has alone. Return None if they differ by
-    rounding at most. ``alone``: runs a step one sequence after the other; ``in_order``: while a step of several is
-    built, its parts in the order of its rows."""
-    at = cache(lambda number: _Round(stage, alone, in_order, number, steps))  # whose reference serves every way
+    """Return a trial: a function that runs steps of several sequences in a given way, and returns why the results are
+    wrong, or ``None`` if they differ from the reference by rounding at most.
+
+    ``alone``: runs a step one sequence after the other. ``in_order``: returns the parts of a step of several in the
+    order of its rows, while that step is being built.
+    """
+    at = cache(lambda number: _Round(stage, alone, in_order, number, steps))  # one reference serves every way
     return lambda run: reason_to_refuse(lambda number: at(number).errors(run), lambda number: at(number).noise)
 
 
@@ -74,7 +77,7 @@ class _Round:
         self._stage, self._run_alone, self._in_order, self._number, self._steps = stage, alone, in_order, number, steps
 
     def errors(self, run: RunSteps) -> Errors:
-        """Of the way on trial, against one sequence at a time."""
+        """Return the errors of the way on trial, compared with one sequence at a time."""
         errors, caches = RowErrors(), self._caches()
         for number, step in enumerate(self._steps):
             slices = self._reference[number]
@@ -93,7 +96,7 @@ class _Round:
 
     @cached_property
     def noise(self) -> Errors:
-        """Of the reference's chunks, against the same rows one at a time."""
+        """The errors of the reference's chunks, compared with the same rows one at a time."""
         errors, caches = RowErrors(), self._caches()
         for number, step in enumerate(self._steps):
             for i, count, _ in step:
@@ -101,7 +104,7 @@ class _Round:
         return errors.evaluated()
 
     def _row_by_row(self, one: _Slice, caches: SequenceCaches, count: int, errors: RowErrors) -> None:
-        found = RowErrors() if count == 1 else errors  # one row is no other way to cut one row
+        found = RowErrors() if count == 1 else errors  # a chunk of one row cannot be cut in another way
         outputs: list[mx.array] = []
         for row in range(count):
             part = SequenceRows(caches, one.start + row, 1, int(row >= count - one.logits))
@@ -139,7 +142,7 @@ class _Round:
         return [self._stage.make_caches() for _ in range(_SEQUENCES)]
 
     def _tokens(self, number: int, step: Sequence[tuple[int, int, int]]) -> tuple[list[int], mx.array | None]:
-        """Return made-up tokens of a step, or hidden states [T, d] where the stage is given those."""
+        """Return a step's made-up tokens, and hidden states [T, d] unless the stage is the first."""
         count, salt = sum(rows for _, rows, _ in step), number + len(self._steps) * self._number
         ids = [(7 * i + 3 * salt) % _TOKENS for i in range(count)]
         return ids, self._stage.made_up_hidden(count, salt)

@@ -100,7 +100,7 @@ def test_a_state_is_that_of_the_end():
     again = sequence(lambda: ArraysCache(2))
     join(again, [0], [block], 8)
     assert again.own[0][1].item() == 2.0
-    with pytest.raises(ValueError, match="a state at 8 tokens is not one at 7"):
+    with pytest.raises(ValueError, match="a state at 8 tokens cannot be used at 7"):
         join(sequence(lambda: ArraysCache(2)), [0], [block], 7)
 
 
