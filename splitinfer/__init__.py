@@ -43,8 +43,8 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import public names on first use: some import mlx-lm, which takes a second, and a signal must be able to end a
-    command before that."""
+    """Import a public name on its first use: some import mlx-lm, which takes a second, and a signal must be able to end
+    a command before that."""
     if name in _LAZY:
         from importlib import import_module
 

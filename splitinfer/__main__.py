@@ -1,6 +1,6 @@
 """The entry point of `splitinfer` and `python -m splitinfer`.
 
-Signals are handled before anything that takes long to import.
+It handles signals before any slow import.
 """
 
 import signal

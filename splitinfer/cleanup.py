@@ -1,8 +1,8 @@
-"""A registry of child processes and temporary folders, until they are gone.
+"""Keeps a registry of child processes and temporary folders until they are gone.
 
 A process that unwinds its stack ends its children and removes its folders where it made them. A process that must end
-at once cannot unwind: the command line calls ``clear`` and exits. So children and folders that could outlive the
-process are made here.
+at once cannot unwind: the command line calls ``clear`` and exits. So this module makes all children and folders that
+could outlive the process.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _folders: set[str] = set()
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """Return like ``subprocess.Popen``; ``clear`` kills the child if it still runs.
+    """Start a child like ``subprocess.Popen``; ``clear`` kills it if it still runs.
 
     Raises:
         OSError: the command cannot be started.
@@ -35,8 +35,8 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str, within: str | None = None) -> Iterator[str]:
-    """Like ``tempfile.TemporaryDirectory``; ``clear`` removes the folder if it still exists. ``within``: the folder
-    that it is made in, if not the usual one."""
+    """Make a folder like ``tempfile.TemporaryDirectory``; ``clear`` removes it if it still exists. ``within``: the
+    parent folder, if not the usual one."""
     with _making:
         folder = tempfile.TemporaryDirectory(prefix=prefix, dir=within)
         _folders.add(folder.name)
@@ -50,8 +50,7 @@ def temporary_folder(prefix: str, within: str | None = None) -> Iterator[str]:
 def clear() -> None:
     """Kill all children and remove all folders, because the process ends now.
 
-    Children are killed without being waited for. Other threads cannot make more: their calls block until the process
-    is gone.
+    This does not wait for the children. Other threads cannot make more: their calls block until the process is gone.
     """
     _making.acquire(timeout=_LOCK_SECONDS)  # and never release it
     for child in list(_children):

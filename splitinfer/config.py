@@ -2,7 +2,7 @@
 
     name or path ──find──▶ file ──YAML──▶ mapping ──shape──▶ Layout
 
-The shape (which keys, of which types) is a pydantic model; its errors become one sentence that names the file, the
+The shape (the keys and their types) is a pydantic model; its errors become one sentence that names the file, the
 stage and, for a misspelt key, the nearest known one. ``splitinfer.core.layout`` checks how the values fit together
 (names, addresses, layer ranges) when the ``Layout`` is made. All errors are ``LayoutError``. Messages about the file's
 shape count stages as in the file, from 1.
@@ -75,7 +75,7 @@ def find_layout(path_or_name: str) -> Layout:
 
 
 def read_layout(path: Path) -> Layout:
-    """Read the layout in the file ``path``, which is named after it. Raises LayoutError."""
+    """Read the layout in the file ``path``; the file's name becomes its name. Raises LayoutError."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -89,12 +89,12 @@ def read_layout(path: Path) -> Layout:
 
 
 def _is_bare(path_or_name: str) -> bool:
-    """Return whether this is a name without a folder, which may be that of a known layout."""
+    """Return whether this is a name without a folder, which may name a known layout."""
     return bool(path_or_name) and Path(path_or_name).name == path_or_name
 
 
 def _installed_folder() -> Path:
-    """Return the folder of the layouts that come with the package: inside it in a wheel, beside it in a clone."""
+    """Return the folder of the package's own layouts: inside the package in a wheel, beside it in a clone."""
     package = Path(__file__).parent
     in_wheel = package / "_layouts"
     return in_wheel if in_wheel.is_dir() else package.parent / "layouts"

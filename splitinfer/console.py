@@ -1,6 +1,7 @@
-"""Standard error of the command line: messages, and the progress of stages that load.
+"""Writes the command line's standard error: messages, and the progress of loading stages.
 
-A stage that needs more than half of what is free has a line with both; on a terminal, each has a progress bar.
+A stage that needs more than half of the free memory gets a line with both figures; on a terminal, each stage has a
+progress bar.
 """
 
 import threading
@@ -27,15 +28,15 @@ errors = Console(stderr=True, highlight=False)
 
 
 def say(text: str) -> None:
-    """Print a text: wrapped between words on a terminal, as it is elsewhere."""
+    """Print a text, wrapped between words if standard error is a terminal."""
     errors.print(Text(wrapped(text, errors.width) if errors.is_terminal else text), soft_wrap=True)
 
 
 def load_llm(layout: str | Chosen, model: str | None, settings: Settings) -> LLM:
-    """Load an LLM while showing its progress.
+    """Load an LLM and show its progress.
 
     Raises:
-        SplitinferError: as ``LLM`` does.
+        SplitinferError: as ``LLM``.
     """
     display = _LoadDisplay()
     with display.live():
@@ -47,7 +48,7 @@ def load_llm(layout: str | Chosen, model: str | None, settings: Settings) -> LLM
 
 @contextmanager
 def measuring() -> Iterator[Callable[[str, messages.Progress], None]]:
-    """Shows which machines and links are being measured, and how long it takes; yields what is to be called with their
+    """Show the machines and links being measured, and the remaining time. Yield a function to call with their
     progress."""
     with errors.status("reaching the workers") as status:
         last, ends = dict[str, str](), 0.0
@@ -70,8 +71,8 @@ def measuring() -> Iterator[Callable[[str, messages.Progress], None]]:
 class _LoadDisplay:
     """Shows the progress of all stages. ``notice`` is called from several threads.
 
-    ``is_done``: everything has been loaded once. What is loaded again after a loss is not shown, because that would
-    break into an answer.
+    ``is_done``: everything has been loaded once. Loading after a loss is not shown, because that would break into an
+    answer.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ class _LoadDisplay:
             yield
 
     def end(self) -> None:
-        """Each stage is ready."""
+        """Mark each stage as ready."""
         with self._lock:
             self.is_done = True
             for stage, task in self._tasks.items():
@@ -113,5 +114,5 @@ class _LoadDisplay:
                 self._tasks[stage] = self._progress.add_task(stage, total=None)
             words = " ".join(filter(None, (stage, _WORDS.get(progress.phase, progress.phase), progress.text)))
             description = stage if progress.phase == "survey" else words
-            done, total = (progress.done, progress.total) if progress.total else (None, None)  # trials count nothing
+            done, total = (progress.done, progress.total) if progress.total else (None, None)  # trials have no total
             self._progress.update(self._tasks[stage], description=description, completed=done, total=total)

@@ -47,8 +47,8 @@ class Refused(PeerError):
 
 
 class WorkerLost(PeerError):
-    """A worker was connected, and is lost. ``no_memory_on``: the stage whose device had no memory left, if that is why;
-    that worker is still there."""
+    """The connection to a worker is lost. ``no_memory_on``: the stage whose device had too little memory, if that is
+    the cause; its worker is still there."""
 
     def __init__(self, text: str, no_memory_on: int | None = None) -> None:
         super().__init__(text)
@@ -56,12 +56,12 @@ class WorkerLost(PeerError):
 
 
 class ProtocolError(PeerError):
-    """The peer sent what the protocol does not allow."""
+    """The peer sent a message that the protocol does not allow."""
 
 
 class DeviceFailed(SplitinferError):
-    """The device that computes a stage failed in a launch or a wait. ``no_memory``: because it had none left;
-    ``lost_rank``: because the other rank of its stage went away in a sum."""
+    """The device that computes a stage failed in a launch or a wait. ``no_memory``: it had too little memory;
+    ``lost_rank``: the other rank of its stage went away in a sum."""
 
     def __init__(self, text: str, no_memory: bool = False, lost_rank: bool = False) -> None:
         super().__init__(text)
@@ -69,7 +69,7 @@ class DeviceFailed(SplitinferError):
 
 
 class Draining(SplitinferError):
-    """The pipeline was told to end, and takes no new request."""
+    """The pipeline is ending and takes no new requests."""
 
 
 class RequestError(SplitinferError):

@@ -1,6 +1,6 @@
-"""This machine's key pair, and the keys it admits: two files in a folder of the user's.
+"""Keeps this machine's key pair and the keys that it admits in two files of a user's folder.
 
-    key     the key pair; made when it is first needed; readable by its owner only
+    key     the key pair; made on its first use; readable by its owner only
     peers   one line for each admitted key: 64 hexadecimal digits, and a name for people
 
 A worker reads ``peers`` whenever a peer connects, so ``splitinfer pair`` takes effect while it runs.
@@ -25,8 +25,7 @@ _MAX_LOGGED = 20  # unknown keys that are written to the log
 
 
 def same_key() -> str:
-    """Return what is wrong with another machine that has this one's key, and what to do: a sentence without its
-    subject."""
+    """Return the error and the cure for another machine with this one's key: a sentence without its subject."""
     return (
         f"has the same key as this machine, so the two cannot be told apart: {configuration() / 'key'} was copied from "
         "one to the other. Remove that file on one of them, which makes a new key, and pair the two again"
@@ -54,10 +53,10 @@ class Keyring:
         self._logged: set[str] = set()
         self._known: dict[str, Known] = {}
 
-    # -- the own key -----------------------------------------------------------------------------
+    # -- this machine's key ----------------------------------------------------------------------
 
     def own(self) -> KeyPair:
-        """Return this machine's key pair, which the first call makes."""
+        """Return this machine's key pair. The first call makes it."""
         path = self._folder / "key"
         try:
             if not path.exists():
@@ -70,12 +69,12 @@ class Keyring:
             raise ConfigError(f"{path} does not contain a key ({error}); remove it to have a new one made") from error
 
     def public(self) -> str | None:
-        """Return this machine's public key. Return None if none was made yet."""
+        """Return this machine's public key, or None if it has no key yet."""
         return self.own().public if (self._folder / "key").exists() else None
 
     def _make(self, path: Path) -> None:
         with locked(self._folder):
-            if not path.exists():  # of several processes, the first one's key stays
+            if not path.exists():  # the key of the first of several processes stays
                 made = KeyPair.make()
                 replace_file(path, json.dumps({"public": made.public, "secret": made.secret}))
 
@@ -88,7 +87,7 @@ class Keyring:
             return tuple(self._known.values())
 
     def admits(self, key: str) -> bool:
-        """Return whether a key is admitted; none is if the file cannot be read."""
+        """Return whether a key is admitted. If the file cannot be read, no key is."""
         with self._lock:
             try:
                 self._read()
@@ -98,7 +97,7 @@ class Keyring:
             return key in self._known
 
     def log_unknown(self, key: str) -> None:
-        """Log, once for each key, that its owner was refused, and how to admit it."""
+        """Log, once for each key, that its owner was refused, and the command that admits it."""
         with self._lock:
             if key in self._logged or len(self._logged) >= _MAX_LOGGED:
                 return
@@ -112,7 +111,7 @@ class Keyring:
             self._write({**self._known, key: Known(key, " ".join(name.split())[:_MAX_NAME])})
 
     def forget(self, key: str) -> bool:
-        """Admit a key no longer; whether it was admitted before."""
+        """Stop admitting a key. Return whether it was admitted before."""
         with self._changing():
             was_known = key in self._known
             self._write({one: known for one, known in self._known.items() if one != key})
@@ -139,7 +138,7 @@ class Keyring:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """The file is as it was read, until it is written."""
+        """Keep the file of admitted keys unchanged from its reading to its writing."""
         try:
             with self._lock, locked(self._folder):
                 self._read()

@@ -1,15 +1,15 @@
-"""Where this user's files are, one folder named ``splitinfer`` in each of the platform's places; and how a small file
-is changed that others read: as a whole, and by one process at a time.
+"""Names the folders of this user's files, one called ``splitinfer`` in each of the platform's places, and replaces
+small shared files: as a whole, and by one process at a time.
 
                                        variable            macOS                           elsewhere
-    what is configured: keys           $XDG_CONFIG_HOME    ~/Library/Application Support   ~/.config
-    what is kept: copied weights       $XDG_DATA_HOME      ~/Library/Application Support   ~/.local/share
-    state: history, the last `up`, …    $XDG_STATE_HOME     ~/Library/Application Support   ~/.local/state
-    what can be made again: KV, ...    $XDG_CACHE_HOME     ~/Library/Caches                ~/.cache
+    configuration: keys                $XDG_CONFIG_HOME    ~/Library/Application Support   ~/.config
+    data: copied weights               $XDG_DATA_HOME      ~/Library/Application Support   ~/.local/share
+    state: history, the last `up`, ... $XDG_STATE_HOME     ~/Library/Application Support   ~/.local/state
+    files that can be made again: KV   $XDG_CACHE_HOME     ~/Library/Caches                ~/.cache
 
-The variables and the places elsewhere are those of the XDG Base Directory Specification 0.8, and a variable that is set
-counts on macOS, too. macOS empties Caches when its disk fills up (Apple, File System Programming Guide), and knows no
-folder for state.
+The variables and the last column follow the XDG Base Directory Specification 0.8; a variable that is set counts on
+macOS, too. macOS empties Caches when its disk fills up (Apple, File System Programming Guide), and has no folder for
+state.
 """
 
 import contextlib
@@ -27,35 +27,35 @@ _SUPPORT, _CACHES = Path("Library", "Application Support"), Path("Library", "Cac
 
 
 def configuration() -> Path:
-    """Return the folder of what is configured. As the others, it may not exist yet."""
+    """Return the folder for configuration. Like the others, it may not exist yet."""
     return _place("XDG_CONFIG_HOME", _SUPPORT, Path(".config"))
 
 
 def data() -> Path:
-    """Return the folder of what is kept."""
+    """Return the folder for data that stays."""
     return _place("XDG_DATA_HOME", _SUPPORT, Path(".local", "share"))
 
 
 def state() -> Path:
-    """Return the folder of state."""
+    """Return the folder for state."""
     return _place("XDG_STATE_HOME", _SUPPORT, Path(".local", "state"))
 
 
 def of_up() -> Path:
-    """Return where `up` remembers things, on every machine: hosts and model of the last one from here (``last.json``),
-    the layout that it made (``layout.yaml``), what a worker says that some `up` has started here
+    """Return the folder of `up` on every machine. It has the hosts and the model of the last `up` from here
+    (``last.json``), its layout (``layout.yaml``), and the logs of workers that any `up` has started here
     (``worker-PORT.log``)."""
     return state() / "up"
 
 
 def caches() -> Path:
-    """Return the folder of what can be made again."""
+    """Return the folder for files that can be made again if they are deleted."""
     return _place("XDG_CACHE_HOME", _CACHES, Path(".cache"))
 
 
 def of_this_host(what: str) -> Path:
-    """Return the folder WHAT/HOST among the caches, where this user's processes leave word for each other. The host is
-    in the name because home folders may be shared, and processes are not."""
+    """Return the folder WHAT/HOST among the caches, for files that this user's processes share. The host is in the name
+    because machines may share a home folder, but not processes."""
     host = "".join(c if c.isalnum() or c in "-." else "_" for c in platform.node()) or "localhost"
     return caches() / what / host
 
@@ -67,11 +67,11 @@ def _place(variable: str, on_a_mac: Path, elsewhere: Path) -> Path:
 
 
 def folder_named(given: Path | str, what: str) -> Path | None:
-    """Return the folder that a person names; ``None`` for the word "none". ``what``: the option or setting, for
+    """Return the folder that a person names, or None for the word "none". ``what``: the option or setting, for
     messages.
 
     Raises:
-        ConfigError: that can be no folder.
+        ConfigError: the name cannot be a folder.
     """
     if str(given) == "none":
         return None
@@ -84,12 +84,12 @@ def folder_named(given: Path | str, what: str) -> Path | None:
     return path
 
 
-# -- how a small file is changed ---------------------------------------------------------------------------------------
+# -- changing a small file ---------------------------------------------------------------------------------------------
 
 
 def replace_file(path: Path, text: str | bytes) -> None:
-    """Replace a file as a whole, readable by its owner only, when the text is on the disk: nobody reads half of it, and
-    nothing is left over if that fails. The folder is made if it is not there. Raises OSError."""
+    """Replace a file as a whole once the text is on the disk: nobody reads half of it, and a failure leaves nothing
+    over. Only its owner can read it. The folder is made if necessary. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         try:
@@ -103,7 +103,7 @@ def replace_file(path: Path, text: str | bytes) -> None:
 
 
 def write(path: Path, text: str | bytes) -> None:
-    """Replace a file for a person, who is told of what goes wrong. Raises ConfigError: it cannot be written."""
+    """Replace a file at a person's request. Raises ConfigError, with a sentence, if it cannot be written."""
     try:
         replace_file(path, text)
     except OSError as error:
@@ -111,7 +111,7 @@ def write(path: Path, text: str | bytes) -> None:
 
 
 def read(path: Path) -> str | None:
-    """Return a file's text. Return None if there is none. Raises ConfigError: it cannot be read."""
+    """Return a file's text, or None if it does not exist. Raises ConfigError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -122,8 +122,8 @@ def read(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """No other process or thread that asks for this changes a file of the folder meanwhile. The folder is made if it is
-    not there, and the lock ends with its process. Raises OSError."""
+    """Hold the lock of a folder during the ``with`` block, so that processes and threads change its files one at a
+    time. The folder is made if necessary, and the lock ends with its process. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,6 +1,6 @@
-"""How a pipeline is run: all options of the library and their defaults.
+"""All options of the library and their defaults.
 
-Each field's ``Option`` says what it does (``core.serving_options``); the command line is made from them.
+Each field's ``Option`` describes it (``core.serving_options``) and becomes an option of the command line.
 """
 
 import re
@@ -30,24 +30,24 @@ _GB = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Settings(ServingOptions):
-    """How a pipeline is run. The serving options, from ``policy`` to ``min_dwell``, override the layout's and can be
-    changed while it runs (``LLM.tune``). Those without an ``Option`` are for the library alone:
+    """The settings of a pipeline. The serving options, from ``policy`` to ``min_dwell``, override the layout's and can
+    be changed while it runs (``LLM.tune``). Fields without an ``Option`` are for the library only:
 
-    grows_context: without a ``context``, take what the stages have room for in the end, up to the model's own: more
-        than 8,192 or, where one request of that length would be refused, less. `splitinfer serve` does.
-    models_here: models that share this machine's memory for KV.
+    grows_context: without a ``context``, take the longest context that the stages have room for, up to the model's own:
+        more than 8,192 or, if a request of that length would be refused, less. `splitinfer serve` does so.
+    models_here: the number of models that share this machine's memory for KV.
     max_waiting: the most requests in the waiting queue; further ones are refused.
-    prefix_cache: cache computed KV, as long as there is memory, for requests that begin with the same tokens.
-    micro_batches: groups of requests that decode in turn, always so many; ``None``: one for each stage, or fewer where
+    prefix_cache: cache computed KV, while memory lasts, for requests that begin with the same tokens.
+    micro_batches: the fixed number of groups of requests that decode in turn; None: one for each stage, or fewer if
         that is faster. One more keeps a step waiting at every stage, and reads all weights once more in every round;
-        that pays only where the link and the host take longer than a step of few rows.
-    flight: how the drafts of all requests are scheduled (``splitinfer.Flight``); ``None``: the fastest way, measured
-        while it runs, or no drafts where they lose.
-    kv_dir: without it, or as "none", KV is only in memory; the command line has a folder by default. A worker on
-        another machine uses the folder that it was started with.
+        that pays only if the link and the host take longer than a step of few rows.
+    flight: how the drafts of all requests are scheduled (``splitinfer.Flight``); None: the fastest way, measured while
+        it runs, or no drafts if they lose.
+    kv_dir: the folder for KV on disk; None or "none": KV is only in memory. The command line has a folder by default. A
+        worker on another machine uses the folder that it was started with.
 
     Raises:
-        ValueError: a value out of its range, named with the range.
+        ValueError: a value is out of its range; the text names both.
     """
 
     context: Annotated[
@@ -103,7 +103,7 @@ class Settings(ServingOptions):
     kv_bytes: Annotated[
         int | None,
         Option(
-            "GB for KV on each stage. Default: half of what is free, shared by the stages of one machine.",
+            "GB for KV on each stage. Default: half of the free memory, shared by the stages of one machine.",
             _KV,
             least=0,
             flag="--kv-gb",
@@ -188,7 +188,7 @@ class Settings(ServingOptions):
         return min(model_context, self.context or DEFAULT_CONTEXT)
 
     def most_context_of(self, model_context: int, draft_context: int | None = None) -> int:
-        """Return the context length where memory is no bound. ``draft_context``: the draft model's own, if there is
+        """Return the context length if memory is not a limit. ``draft_context``: the draft model's own, or None without
         one."""
         if self.context is not None or not self.grows_context:
             return self.context_of(model_context)
@@ -196,7 +196,7 @@ class Settings(ServingOptions):
 
     @property
     def disk(self) -> "Disk | None":
-        """Where this machine stores KV on disk; ``None``: nowhere."""
+        """Where this machine stores KV on disk, or None to store none."""
         from splitinfer.kvstore.store import Disk
 
         folder = None if self.kv_dir is None else folder_named(self.kv_dir, "kv_dir")

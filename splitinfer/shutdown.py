@@ -1,9 +1,9 @@
 """Ends the command line's process: on SIGINT, on SIGTERM, with its parent, or when it is done.
 
-A signal does not raise an exception, which foreign code may swallow; and while the main thread is inside a long call
-into C, no handler runs at all. So signals are written to a pipe when they arrive, and a thread of its own reads them:
+A signal does not raise an exception here, because foreign code may swallow it; and while the main thread is inside a
+long call into C, no handler runs at all. So arriving signals are written to a pipe, and a separate thread reads them:
 
-    signal -> pipe -> watching thread -> close what is registered (``closed_by``), within its time limit
+    signal -> pipe -> watching thread -> run the registered closing (``closed_by``), within its time limit
                                       -> kill children, remove temporary folders, restore the terminal, os._exit
 
 Exit codes: 130 for SIGINT, 143 for SIGTERM. Only the command line installs this: a program that uses
@@ -34,15 +34,15 @@ _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _RESET_TERMINAL = b"\x1b[?25h\x1b[?2004l"  # the cursor is shown, and pastes are not bracketed
 
 SignalOffer = Callable[[int], bool]
-"""Given a signal's number, handles the signal (true), or lets it end the process (false). Runs in any thread."""
+"""Takes a signal's number and handles it (returns true), or lets it end the process (false). Runs in any thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """How to close what is open. Each callable runs in a thread of its own; when it returns, the process ends.
+    """How to close a pipeline or a worker. Each callable runs in its own thread; the process ends when it returns.
 
-    ``at_once``: after SIGINT, a second signal, or the parent's end. ``patiently``: after SIGTERM, when the work under
-    way may be finished first. ``within``, ``patiently_within``: seconds that each may take.
+    ``at_once``: after SIGINT, a second signal, or the parent's end. ``patiently``: after SIGTERM, when running work may
+    be finished first. ``within``, ``patiently_within``: the seconds that each may take.
     """
 
     at_once: Callable[[], object]
@@ -71,7 +71,7 @@ class Shutdown:
     # -- signals ---------------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Handle SIGINT and SIGTERM from now on. Call once, in the main thread, before anything that takes long."""
+        """Handle SIGINT and SIGTERM from now on. Call once, in the main thread, before any slow call."""
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._terminal = _Terminal()
@@ -82,8 +82,8 @@ class Shutdown:
                 signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Python's handler, in the main thread. The signal is already in the pipe, unless another owns the wakeup
-        descriptor: asyncio takes it while a prompt is shown, and does not restore it."""
+        """Handle a signal in the main thread, as Python's handler. The signal is already in the pipe, unless asyncio
+        owns the wakeup descriptor, which it takes while a prompt is shown and does not restore."""
         owner = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         if owner == self._write:
             return
@@ -93,7 +93,7 @@ class Shutdown:
             signal.set_wakeup_fd(owner)
 
     def follow_parent(self, pipe: int) -> None:
-        """End the process when ``pipe`` closes, which the parent holds open and never writes to."""
+        """End the process when ``pipe`` closes. The parent holds it open and never writes to it."""
 
         def read() -> None:
             with contextlib.suppress(OSError):
@@ -104,7 +104,7 @@ class Shutdown:
         threading.Thread(target=read, name="parent", daemon=True).start()
 
     def _watch(self) -> None:
-        """Read signals and keep the time until the process ends; without this thread nothing could end it."""
+        """Read signals and keep the time limit until the process ends; nothing else could end it."""
         try:
             while self._wait_for_signal():
                 for number in os.read(self._read, 256):
@@ -115,7 +115,7 @@ class Shutdown:
             self._leave(1 if self._code is None else self._code)
 
     def _wait_for_signal(self) -> bool:
-        """Wait for a signal; false when the time for closing is over."""
+        """Wait for a signal. Return False if the time for closing is over."""
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
         return bool(select.select([self._read], [], [], left)[0])
 
@@ -165,7 +165,7 @@ class Shutdown:
 
     @contextlib.contextmanager
     def closed_by(self, closing: Closing) -> Iterator[None]:
-        """Within this context, a signal runs ``closing`` before the process ends."""
+        """Let a signal run ``closing`` before the process ends, during the ``with`` block."""
         self._closing = closing
         try:
             yield
@@ -174,7 +174,7 @@ class Shutdown:
 
     @contextlib.contextmanager
     def offered_to(self, offer: SignalOffer) -> Iterator[None]:
-        """Within this context, signals go to ``offer`` before they end the process."""
+        """Let signals go to ``offer`` before they end the process, during the ``with`` block."""
         self._offer = offer
         try:
             yield
@@ -186,8 +186,8 @@ class Shutdown:
     def exit(self, code: int) -> NoReturn:
         """End the process now, with ``code``, or with the code of the signal that ended it.
 
-        Threads inside a long computation cannot be waited for, and have nothing to save. Output is flushed; after a
-        signal for a limited time, because a full pipe may not be read.
+        It does not wait for threads in a long computation, which have nothing to save. Output is flushed, after a
+        signal for a limited time, because nobody may read a full pipe.
         """
         if not self.has_begun:
             _flush()
@@ -210,7 +210,7 @@ def _code_of(number: int) -> int:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # its reader is gone; it is closed; it is None
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # without a reader; closed; None
             stream.flush()
 
 
@@ -225,7 +225,7 @@ class _Terminal:
     def restore(self) -> None:
         """Restore echo and line mode, show the cursor, end bracketed paste, and begin a line.
 
-        So many spaces reach the next line from all columns but the first.
+        The spaces written here reach the next line from all columns but the first.
         """
         if self._attributes is not None and _is_in_foreground(_STDIN):
             with contextlib.suppress(OSError, termios.error):
@@ -238,7 +238,7 @@ class _Terminal:
 
 
 def _is_in_foreground(descriptor: int) -> bool:
-    """Return whether it is a terminal that this process may set: a background process would be stopped for it."""
+    """Return whether it is a terminal that this process may set; the system would stop a background process."""
     try:
         return os.tcgetpgrp(descriptor) == os.getpgrp()
     except OSError:

@@ -24,7 +24,7 @@ class HostPort(NamedTuple):
 
 
 def split_scheme(address: str) -> tuple[str, str]:
-    """Return `tcp://a:1` -> ("tcp", "a:1"). Raises AddressError without a scheme or without anything after it."""
+    """Return the scheme and the rest: `tcp://a:1` -> ("tcp", "a:1"). Raises AddressError if either is missing."""
     scheme, mark, rest = address.partition("://")
     if not (scheme and mark and rest):
         raise AddressError(f"{address!r} is not an address: it should look like tcp://host:port")
@@ -32,7 +32,7 @@ def split_scheme(address: str) -> tuple[str, str]:
 
 
 def parse_host_port(address: str) -> HostPort:
-    """Return the host and port of `scheme://host:port`. Raises AddressError with what is wrong."""
+    """Return the host and port of `scheme://host:port`. Raises AddressError with the reason."""
     _, rest = split_scheme(address)
     host, colon, port = rest.rpartition(":")
     if not colon or not host or rest.endswith("]"):

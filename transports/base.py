@@ -37,7 +37,7 @@ FLUSH_SECONDS = 1.0  # the most time that `Link.close` takes
 
 
 class TransportError(Exception):
-    """Root of everything this package raises on purpose."""
+    """The base class of every error that this package raises on purpose."""
 
 
 class LinkClosed(TransportError):
@@ -57,8 +57,8 @@ class TransportUnavailable(LinkClosed):
 
 
 class LinkTimeout(TransportError):
-    """Nothing happened in the time allowed; the call may be repeated. ``unreachable``: why there is no link, if that is
-    known."""
+    """Nothing happened in the time allowed; the call may be repeated. ``unreachable``: why there is no link, or None
+    if the reason is unknown."""
 
     def __init__(self, text: str, unreachable: Unreachable | None = None) -> None:
         super().__init__(text)
@@ -104,8 +104,8 @@ class LinkOptions:
     max_waiting_bytes: int = 1024 * MIB  # received and not yet read; more ends the link, as its reader fell behind
     beat_every: float = 0.2  # seconds between heartbeats
     dead_after: float = 3.0  # seconds of silence after which the link is closed
-    # Of the payload on tcp://, where TCP, Ethernet and encryption check it anyway. Headers always have a checksum, and
-    # so has all that goes over rdma://, as nothing below that checks.
+    # Covers the payload on tcp://, which TCP, Ethernet and encryption check anyway. Headers always have a checksum, and
+    # so has everything on rdma://, because no layer below it checks.
     checksum_parts: bool = False
     security: Security | None = None  # None: not encrypted, and any peer may connect
 
@@ -128,7 +128,7 @@ class Link(ABC):
     """The peer's address, for messages to people."""
 
     peer_key: str | None = None
-    """The peer's public key, proven by the handshake; None where the link is not encrypted."""
+    """The peer's public key, proven by the handshake; None if the link is not encrypted."""
 
     @abstractmethod
     def send(self, frame: Frame) -> None:
@@ -147,7 +147,7 @@ class Link(ABC):
 
     @abstractmethod
     def deliver_to(self, sink: Sink) -> None:
-        """Instead of `recv`: pass every frame, and finally exactly one LinkClosed, to `sink`, one call at a time.
+        """Pass every frame, and finally exactly one LinkClosed, to `sink`, one call at a time. This replaces `recv`.
 
         The calls come from the transport's own thread (inproc: from the sender's), beginning with frames already
         queued. The sink must be quick and must not raise: heartbeats wait while it runs. It may use this link. If the

@@ -1,7 +1,7 @@
-"""The way to the emulators: accelerators, links and RDMA devices that are slower, or worse, than what is here.
+"""Loads the emulators: accelerators, links and RDMA devices that are slower, or worse, than the real ones here.
 
-They are the tests' (`tests/emulation`), for whoever works on this project: a checkout has them, an installed package
-does not. Nothing else that is installed imports the tests.
+They belong to the tests (`tests/emulation`) and serve the developers of this project: a checkout has them, an installed
+package does not. No other installed module imports the tests.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from transports.base import AddressError
 
 
 def emulator(name: str) -> Any:
-    """Return the emulators' module of that name.
-
-    Raises AddressError where there is none.
-    """
+    """Return the emulators' module `name`. Raises AddressError if this installation has no emulators."""
     try:
         from tests import emulation
     except ImportError:

@@ -48,7 +48,7 @@ class FrameKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """A decoded packet; `parts` are views of what was given to `decode`."""
+    """A decoded packet; `parts` are views of the message that `decode` received."""
 
     kind: FrameKind
     seq: int
@@ -95,7 +95,7 @@ def encode(
     parts: Sequence[memoryview] = (),
     checksum: bool = True,
 ) -> list[Buffer]:
-    """Return the packet as byte strings; the parts are passed on as they are, so they must be flat (`as_bytes`)."""
+    """Return the packet as byte strings. The parts are passed on unchanged, so they must be flat (`as_bytes`)."""
     flags = CHECKED if checksum else 0
     parts_crc = _parts_crc(parts, checked=checksum)
     fields = (MAGIC, VERSION, kind, flags, seq, progress, len(parts), 0, len(header), parts_crc)
@@ -120,7 +120,7 @@ def decode(message: Sequence[Buffer], options: LinkOptions) -> Packet:
     if zlib.crc32(first[PRELUDE_BYTES:], zlib.crc32(first[:_BEFORE_CRC])) != crc:
         raise FrameError("the header's checksum does not match")
     if kind not in FrameKind._value2member_map_ or flags & ~CHECKED or zero:
-        raise FrameError(f"kind {kind} with flags {flags:#x} means nothing here")
+        raise FrameError(f"kind {kind} with flags {flags:#x} is unknown here")
     if header_len != first.nbytes - PRELUDE_BYTES or num_parts != len(message) - 1:
         raise FrameError(
             f"{num_parts} parts and {header_len} header bytes were announced, "
@@ -177,16 +177,16 @@ class Liveness:
         self._received_at = now
 
     def received(self, now: float) -> None:
-        """Something was received from the peer."""
+        """Record that something was received from the peer."""
         self._silence = 0.0
         self._checked_at = self._received_at = now
 
     def is_dead(self, now: float) -> bool:
-        """Return whether the silence is too long. To be called when everything that has arrived is read."""
+        """Return whether the silence is too long. Call it after reading everything that has arrived."""
         self._silence += min(now - self._checked_at, self._longest_step)
         self._checked_at = now
         return self._silence > self._dead_after
 
     def silent_for(self, now: float) -> float:
-        """Return the seconds since the last receipt, including time in which this process was held up."""
+        """Return the seconds since the last receipt, including time when this process was held up."""
         return now - self._received_at

@@ -1,4 +1,4 @@
-"""The I/O thread behind tcp://: one hub serves one zmq socket and every link on it.
+"""The I/O thread of tcp://: one hub serves one zmq socket and every link on it.
 
 Only one thread at a time may use a zmq socket, so all use of it happens under the hub's lock, and only the hub's thread
 receives. It sleeps in poll() on three descriptors: the socket's, its monitor's (which reports connections made and
@@ -47,15 +47,14 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 def parse_event(message: Sequence[bytes]) -> tuple[zmq.Event, int]:
     """Return the event in a monitor's message, and its value: a descriptor, an error number or a code.
 
-    ``zmq.utils.monitor`` parses events as well, but imports asyncio, which takes a twentieth of a second at every
-    start.
+    ``zmq.utils.monitor`` parses events as well, but imports asyncio, which costs 50 ms at every start.
     """
     event, value = _EVENT.unpack(message[0])
     return zmq.Event(event), value
 
 
 class TcpLink(QueuedLink):
-    """One peer on a hub. `route`: what precedes every message on its socket: () or, on a ROUTER, its routing id."""
+    """One peer on a hub. `route` precedes every message on its socket: () or, on a ROUTER, the peer's routing id."""
 
     def __init__(self, hub: Hub, address: str, route: tuple[bytes, ...], options: LinkOptions) -> None:
         super().__init__(address, options)
@@ -114,7 +113,7 @@ class TcpLink(QueuedLink):
 
 
 class Hub:
-    """The thread, and what the hubs of connecting and listening sockets have in common."""
+    """The thread, and everything that the hubs of connecting and listening sockets have in common."""
 
     def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], options: LinkOptions, name: str) -> None:
         self._socket, self._monitor, self._options = socket, monitor, options
@@ -139,7 +138,7 @@ class Hub:
         self._thread.start()
 
     def post(self, link: TcpLink, message: Sequence[Buffer]) -> bool:
-        """Pass a DATA packet to zmq. False when its queue is full. Raises LinkClosed."""
+        """Pass a DATA packet to zmq. Return False if zmq's queue is full. Raises LinkClosed."""
         with self._lock:
             if link.over.is_set() or link.close_reason is not None:
                 raise link.closed or LinkClosed(link.close_reason or "")
@@ -153,7 +152,7 @@ class Hub:
         return True
 
     def pump(self, link: TcpLink) -> None:
-        """Have the hub's thread empty the link's inbox into its sink; do it here if the thread has ended."""
+        """Let the hub's thread empty the link's inbox into its sink; do it here if the thread has ended."""
         with self._lock:
             if not self._is_stopped:
                 self._to_pump.append(link)
@@ -162,7 +161,7 @@ class Hub:
         link.inbox.pump()
 
     def leave(self, link: TcpLink, reason: str) -> None:
-        """Send BYE after all frames, wait for the answer (unless called by a sink), end the link."""
+        """Send BYE after all frames, wait for the answer (unless a sink makes the call), end the link."""
         with self._lock:
             if link.close_reason is None and not link.over.is_set():
                 link.close_reason = reason
@@ -243,11 +242,11 @@ class Hub:
     # -- implemented by the two kinds of hub -------------------------------------------------------------------------
 
     def _on_finished(self, link: TcpLink) -> None:
-        """A link has ended; its connection is still there. With the lock held."""
+        """Handle the end of a link whose connection is still there. Called with the lock held."""
         raise NotImplementedError
 
     def _drop(self, link: TcpLink) -> None:
-        """End the link's connection now and drop what is queued on it. With the lock held."""
+        """End the link's connection now and drop its queued messages. Called with the lock held."""
         raise NotImplementedError
 
     def _settle(self) -> None:
@@ -260,11 +259,11 @@ class Hub:
         raise NotImplementedError
 
     def _on_dry(self) -> None:
-        """All input is read: connections reported as lost may now end their links."""
+        """End the links of connections that were reported as lost: all their input has now been read."""
         raise NotImplementedError
 
     def _on_tick(self, now: float) -> None:
-        """Called about every `beat_every` seconds."""
+        """Do periodic work. Called about every `beat_every` seconds."""
 
     def _is_idle(self) -> bool:
         """Return whether nothing needs a timer, so that the thread may sleep until something happens."""
@@ -285,7 +284,7 @@ class Hub:
             self._shut()
 
     def _wait(self) -> list[int]:
-        """Sleep until something happens, or a heartbeat is due; the descriptors that are ready."""
+        """Sleep until something happens or a heartbeat is due. Return the descriptors that are ready."""
         wait = None
         with self._lock:
             if self._to_pump or self._is_stopping or self._has_input():
@@ -314,7 +313,7 @@ class Hub:
                 self._on_monitor(*parse_event(self._monitor.recv_multipart(zmq.NOBLOCK)))
 
     def _read_socket(self) -> bool:
-        """Receive until nothing is left (True), or until the round is over (False)."""
+        """Receive messages. Return True if everything was read, False if the round is over."""
         for _ in range(_MESSAGES_PER_ROUND):
             with self._lock:
                 if not self._has_input():  # cheaper than an exception
@@ -355,7 +354,7 @@ class Hub:
             self._finish(link, link.close_reason)
 
     def _tend(self, now: float, *, is_dry: bool) -> None:
-        """Send heartbeats; end links that are closing for too long, or silent."""
+        """Send heartbeats; end links that have been closing or silent for too long."""
         with self._lock:
             self._tend_at = now + self._options.beat_every
             for link in tuple(self._links):
@@ -389,7 +388,7 @@ class Hub:
             self._is_stopped = True
             self._socket.disable_monitor()
             self._monitor.close(0)
-            self._socket.close(int(self._linger * 1000))  # what is queued has so long to be sent
+            self._socket.close(int(self._linger * 1000))  # the time to send queued messages
             os.close(self._wake_out)
             os.close(self._wake_in)
         self._pump_all()

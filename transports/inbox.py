@@ -1,10 +1,10 @@
-"""Queues the frames that have arrived on a link, and then its end; read by `get` or emptied into a sink.
+"""Queues the frames that have arrived on a link, and then its end. `get` reads them, or `pump` passes them to a sink.
 
 One thread fills it, another reads. `end` may be called from any thread, and only the first call counts. A sink is
 called by the thread that calls `pump`, never by two at a time and never with the lock held; so a sink may send on its
-own link. A sink that raises ends its own link: it hears that as any other end, and the thread that called it goes on.
+own link. A sink that raises ends its own link: it receives that end like any other, and the calling thread goes on.
 
-Links on top of another link (`emulated`, `rdma`) share `InboxLink`: reading, and how they end for a sender.
+Links on top of another link (`emulated`, `rdma`) share `InboxLink`, which implements reading and the end for a sender.
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ log = logging.getLogger("transports")
 
 
 class Inbox:
-    """`address`: the peer's. `fail`: ends the link, for a reason: a sink has raised, or more wait than may."""
+    """The queue of one link.
+
+    Args:
+        address: the peer's, for messages.
+        max_bytes: the most that may wait unread.
+        fail: ends the link with a reason, because a sink has raised or more than `max_bytes` wait.
+    """
 
     def __init__(self, address: str, max_bytes: int, fail: Callable[[str], None]) -> None:
         self._address, self._max_bytes, self._fail = address, max_bytes, fail
@@ -50,8 +56,8 @@ class Inbox:
         return None if reason is None else LinkClosed(reason)
 
     def deliver(self, frame: Frame) -> None:
-        """Add a frame, and empty the queue into the sink; fail if there is no room. After the end frames are
-        dropped."""
+        """Add a frame and empty the queue into the sink; end the link if there is no room. After the end, drop the
+        frame."""
         num_bytes = frame.num_bytes
         with self._changed:
             if self._ended is not None:
@@ -67,7 +73,7 @@ class Inbox:
             self.pump()
 
     def end(self, reason: str, *, drop: bool = False) -> bool:
-        """End the queue with `reason`, after the frames in it or, with `drop`, without them. False if it had ended."""
+        """End the queue with `reason`; `drop` discards its frames first. Return False if it had ended already."""
         with self._changed:
             if drop:
                 self._frames.clear()
@@ -78,7 +84,7 @@ class Inbox:
             return is_first
 
     def get(self, timeout: float | None) -> Frame:
-        """Return the next frame. Raises LinkTimeout when none came in `timeout` seconds, LinkClosed after the last
+        """Return the next frame. Raises LinkTimeout if no frame came in `timeout` seconds, LinkClosed after the last
         one."""
         with self._changed:
             if self._sink is not None:
@@ -93,14 +99,14 @@ class Inbox:
             raise LinkTimeout(f"nothing from {self._address} within {timeout:g} s")
 
     def attach(self, sink: Sink) -> None:
-        """From now on `pump` passes everything to `sink`. Raises TransportError if there is a sink already."""
+        """Let `pump` pass everything to `sink` from now on. Raises TransportError if there is a sink already."""
         with self._changed:
             if self._sink is not None:
                 raise TransportError("this link delivers to a sink already")
             self._sink = sink
 
     def pump(self) -> None:
-        """Empty the queue into the sink, if there is one. Returns at once if another thread is doing so."""
+        """Pass the queue to the sink, if there is one. Return at once if another thread is doing so."""
         with self._changed:
             sink = self._sink
             if sink is None or self._is_pumping:
@@ -134,7 +140,7 @@ class Inbox:
 
 
 class QueuedLink(Link):
-    """A link whose received frames wait in `inbox`, and whose `progress` is set here."""
+    """A link whose received frames wait in `inbox`, and which keeps the `progress` to send."""
 
     def __init__(self, address: str, options: LinkOptions) -> None:
         self.address = address
@@ -166,7 +172,7 @@ class QueuedLink(Link):
 class InboxLink(QueuedLink):
     """A link on top of another, `below`, whose heartbeats it shares.
 
-    Its sink may close it: what would wait for the sink to return asks `_sink_thread` first.
+    Its sink may close it, so a method that would wait for the sink to return checks `_sink_thread` first.
     """
 
     def __init__(self, address: str, below: Link, options: LinkOptions) -> None:
@@ -193,7 +199,7 @@ class InboxLink(QueuedLink):
 
     @property
     def _ended(self) -> LinkClosed | None:
-        """Why nothing can be sent any more; None while frames can be."""
+        """The reason why frames can no longer be sent; None while they can."""
         if self._close_reason is not None and self.inbox.ended is None:
             return LinkClosed(self._close_reason)
         return self.inbox.ended
@@ -214,7 +220,7 @@ AnyLink = TypeVar("AnyLink", bound=Link)
 
 
 class QueueListener(Listener, Generic[AnyLink]):
-    """Returns links in the order in which they were opened. Thread-safe."""
+    """A listener whose `accept` returns links in the order of their opening. Thread-safe."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -223,7 +229,7 @@ class QueueListener(Listener, Generic[AnyLink]):
         self._is_closed = False
 
     def offer(self, link: AnyLink) -> bool:
-        """Add a link. False after `close`: it was not added."""
+        """Add a link. Return False, without adding it, after `close`."""
         with self._changed:
             if self._is_closed:
                 return False

@@ -1,8 +1,8 @@
-"""The listening side's hub: many connections on one port, some of which become links.
+"""The listening side's hub: it accepts many connections on one port and turns some of them into links.
 
-A connection is only a descriptor until its first message. If that is a valid OPEN it becomes a link; if not, or
-if nothing arrives within OPEN_SECONDS, it is shut, with one line in the log per minute. The memory used for
-peers without a link is bounded by the number of their connections.
+A connection is only a descriptor until its first message. A valid OPEN makes it a link; after any other message, or
+after OPEN_SECONDS without one, it is shut, with at most one line per minute in the log. The number of connections
+without a link bounds the memory that they take.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from transports.security import key_of
 log = logging.getLogger("transports")
 
 OPEN_SECONDS = 5.0  # also zmq's own limit for its handshake (HANDSHAKE_IVL)
-NOTE_EVERY = 60.0  # seconds, in the log, of peers without a link
+NOTE_EVERY = 60.0  # seconds between lines in the log about peers without a link
 UNKNOWN = "an unknown peer"
 
 OpeningCheck = Callable[[bytes], None]  # takes the header of an OPEN; raises FrameError for a link it refuses
@@ -57,7 +57,7 @@ class ListenerHub(Hub):
     """A ROUTER and the links of all its peers.
 
     The socket names a peer by a routing id, its monitor by a file descriptor; a received frame has its descriptor
-    (SRCFD), which connects the two. So a lost connection ends its link at once, and a connection can be shut.
+    (SRCFD), which joins the two. So a lost connection ends its link at once, and a connection can be shut.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ListenerHub(Hub):
         self._by_descriptor: dict[int, _Connection] = {}
         self._by_route: dict[bytes, _Connection] = {}
         self._lost: deque[_Connection] = deque()
-        self._quiet_until, self._num_untold = -math.inf, 0  # of notes
+        self._quiet_until, self._num_untold = -math.inf, 0  # for `_note`
 
     def stop(self) -> None:
         """End all links and the thread; zmq's own threads free the port a moment later."""
@@ -91,7 +91,7 @@ class ListenerHub(Hub):
 
     def _on_finished(self, link: TcpLink) -> None:
         connection = self._by_route.get(link.route[0])
-        if connection is not None:  # the peer should disconnect when it has read BYE; else it is shut
+        if connection is not None:  # if the peer has not disconnected by then, having read BYE
             connection.shut_at = time.monotonic() + FLUSH_SECONDS
 
     def _drop(self, link: TcpLink) -> None:
@@ -183,9 +183,9 @@ class ListenerHub(Hub):
 
 
 def _source_of(body: Sequence[zmq.Frame]) -> int:
-    """Return the descriptor a message came from; -1 if zmq does not know it, as for peers that use ZMTP 2 or older.
+    """Return the descriptor that a message came from; -1 if zmq does not know it, as for peers with ZMTP 2 or older.
 
-    Such peers cannot be transports of this package. Their connections are shut like those that send nothing.
+    Such peers cannot be transports of this package. Their connections are shut like silent ones.
     """
     try:
         return int(body[0].get(zmq.SRCFD)) if body else -1
@@ -199,10 +199,10 @@ def _peer_name(connection: sockets.socket) -> str:
 
 @contextlib.contextmanager
 def _duplicate(descriptor: int) -> Iterator[sockets.socket]:
-    """The connection that a descriptor stands for now, duplicated. Raises OSError if it stands for something else.
+    """Yield a duplicate of the connection that a descriptor stands for now. Raises OSError if it is not a connection.
 
-    By the time that zmq tells a descriptor, its number may be that of a file. Nothing of that may be kept: a duplicate
-    would keep the file's lock, too, after its owner has closed it.
+    By the time that zmq reports a descriptor, its number may belong to a file. A duplicate of a file must be closed at
+    once: it would keep the file's lock after its owner has closed the file.
     """
     copy = os.dup(descriptor)
     try:
@@ -226,8 +226,8 @@ def _name_peer(descriptor: int) -> str:
 def _shut_connection(connection: _Connection) -> None:
     """End a TCP connection that zmq holds; zmq then sees it as lost.
 
-    zmq has no call for this. The descriptor is duplicated first, so that it cannot change meanwhile, and its peer is
-    then compared, because zmq may have closed the connection and another may have the same descriptor.
+    zmq has no call for this. The descriptor is duplicated first, so that it cannot change meanwhile. Then its peer is
+    compared: zmq may have closed the connection, and another one may have got the descriptor.
     """
     with contextlib.suppress(OSError), _duplicate(connection.descriptor) as held:
         if _peer_name(held) == connection.peer:

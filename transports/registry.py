@@ -13,7 +13,7 @@ TRANSPORTS: dict[str, Transport] = {"inproc": InprocTransport(), "tcp": TcpTrans
 
 
 def known() -> tuple[str, ...]:
-    """Return the schemes, sorted, without those of tests."""
+    """Return the schemes, sorted, without the tests' schemes."""
     return tuple(sorted(scheme for scheme in TRANSPORTS if "+" not in scheme))
 
 
@@ -34,7 +34,7 @@ def listen(address: str, *, options: LinkOptions = DEFAULT_OPTIONS) -> Listener:
 def _find(address: str) -> Transport:
     scheme, _ = split_scheme(address)
     if scheme.startswith("emulated+") and scheme not in TRANSPORTS:
-        emulator("links")  # which adds its own
+        emulator("links")  # adds its schemes
     if scheme not in TRANSPORTS:
         choices = ", ".join(f"{name}://" for name in known())
         raise AddressError(f"no transport for {scheme}:// (in {address!r}); known: {choices}")

@@ -1,9 +1,9 @@
 """Encrypts links and authenticates their ends with CurveZMQ.
 
 Both ends have a key pair. The connecting side knows the listener's public key beforehand, so no other process can pass
-for the listener; the handshake gives the listener the connecting side's public key, proves that it has the secret half,
-and the listener admits the key or not. Messages are encrypted and cannot be changed or repeated. See CurveZMQ
-(rfc.zeromq.org/spec/26) and ZAP (rfc.zeromq.org/spec/27), which libzmq and pyzmq implement.
+for the listener. The handshake gives the listener the connecting side's public key and proves that this side has the
+secret half; the listener then admits or refuses the key. Messages are encrypted and cannot be changed or repeated. See
+CurveZMQ (rfc.zeromq.org/spec/26) and ZAP (rfc.zeromq.org/spec/27), which libzmq and pyzmq implement.
 
 A peer that is not admitted receives no message, as the handshake comes before the first one.
 """
@@ -55,8 +55,13 @@ def check_key(key: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How a link is encrypted. `peer`, for connecting: the key that the listener must have; `admits`, for listening:
-    the keys that may connect (None: none)."""
+    """How a link is encrypted.
+
+    Args:
+        own: this end's key pair.
+        peer: the key that the listener must have, for connecting.
+        admits: says which keys may connect, for listening; None admits no key.
+    """
 
     own: KeyPair
     peer: str | None = None
@@ -68,7 +73,7 @@ class Security:
 
 
 def secure_listener(socket: zmq.Socket[bytes], security: Security) -> None:
-    """Have a socket accept only keys that `security` admits. To be called before it is bound."""
+    """Make a socket accept only keys that `security` admits. Call it before the socket is bound."""
     domain, admits = f"splitinfer-{next(_domains)}", security.admits
     provider = SimpleNamespace(callback=lambda _domain, key: admits is not None and admits(_hex(key)))
     _authenticator(socket.context).configure_curve_callback(domain, provider)
@@ -79,7 +84,7 @@ def secure_listener(socket: zmq.Socket[bytes], security: Security) -> None:
 
 
 def secure_connector(socket: zmq.Socket[bytes], security: Security) -> None:
-    """Have a socket connect only to the owner of `security.peer`. To be called before it connects."""
+    """Make a socket connect only to the owner of `security.peer`. Call it before the socket connects."""
     assert security.peer is not None
     socket.curve_serverkey = _z85(security.peer)
     socket.curve_secretkey = _z85(security.own.secret)
@@ -87,7 +92,7 @@ def secure_connector(socket: zmq.Socket[bytes], security: Security) -> None:
 
 
 def key_of(frame: zmq.Frame) -> str | None:
-    """Return the public key of a frame's sender; None where the connection is not encrypted."""
+    """Return the public key of a frame's sender, or None if the connection is not encrypted."""
     try:
         return _hex(str(frame.get("User-Id")).encode())
     except (zmq.ZMQError, ValueError):
@@ -100,7 +105,7 @@ _authenticators_lock = threading.Lock()
 
 
 def _authenticator(context: zmq.Context[zmq.Socket[bytes]]) -> ThreadAuthenticator:
-    """Return the authenticator of all listeners of a context; its thread sleeps between handshakes."""
+    """Return the authenticator that all listeners of a context share. Its thread sleeps between handshakes."""
     with _authenticators_lock:
         if id(context) not in _authenticators:
             from zmq.auth.thread import ThreadAuthenticator  # here, because it imports asyncio

@@ -1,4 +1,4 @@
-"""tcp://host:port over ZeroMQ: connecting and listening. What happens on a connection afterwards is in `hub`.
+"""tcp://host:port over ZeroMQ: connecting and listening. `hub` then serves the connections.
 
 A connector is a DEALER, a listener a ROUTER, so that one port serves many peers. The connector sends the first message,
 OPEN, and the listener answers ACCEPT or, with a reason, BYE. With `LinkOptions.security` the connection is encrypted,
@@ -40,7 +40,7 @@ from transports.security import secure_connector, secure_listener
 from transports.unreachable import PROBE_SECONDS, Unreachable, probe
 
 _QUEUE_FRAMES = 512
-_CURVE_BYTES = 64  # by which encryption makes a message longer, at most
+_CURVE_BYTES = 64  # the most that encryption adds to a message
 _BACKLOG = 1024
 _RETRY_SECONDS = 0.05
 _HANG_UPS = 3  # in a row that count as a refusal
@@ -62,8 +62,8 @@ _contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
 class _AttemptFailedError(Exception):
     """This attempt to connect failed; another may succeed.
 
-    ``hung_up``: the peer hung up in the handshake. An encrypted listener does so to a plain link, often before it has
-    said that it is encrypted; a process that dies does so once.
+    ``hung_up``: the peer hung up in the handshake. An encrypted listener does so to a plain link, often before it says
+    that it is encrypted; a process that dies does so once.
     """
 
     def __init__(self, text: str, *, hung_up: bool = False) -> None:
@@ -72,7 +72,7 @@ class _AttemptFailedError(Exception):
 
 
 class _UnresolvedError(AddressError):
-    """A name has no address. ``number``: getaddrinfo's error."""
+    """A name without an address. ``number``: getaddrinfo's error."""
 
     def __init__(self, text: str, number: int = 0) -> None:
         super().__init__(text)
@@ -101,7 +101,7 @@ class TcpTransport:
     scheme = "tcp"
 
     def listen(self, address: str, *, options: LinkOptions, check_opening: OpeningCheck = plain_only) -> TcpListener:
-        """Return `check_opening` decides which links besides plain ones are accepted (`TcpLink.opening`)."""
+        """Return a listener. `check_opening` decides which links besides plain ones it accepts (`TcpLink.opening`)."""
         wanted = parse_host_port(address)
         host = _resolve(wanted, address)[0]
         socket = _new_socket(zmq.ROUTER, host, options)
@@ -121,8 +121,7 @@ class TcpTransport:
         return TcpListener(socket, monitor, f"tcp://{HostPort(wanted.host, port)}", options, check_opening)
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions, opening: bytes = b"") -> Link:
-        """Return `opening`: the header of OPEN, by which the listener knows what kind of link to make; empty: a plain
-        one."""
+        """Return a link. `opening`: the header of OPEN, which names the kind of link; empty: a plain one."""
         wanted = parse_host_port(address)
         if wanted.port == 0:
             raise AddressError(f"{address!r} has port 0, which only a listener can use")
@@ -146,14 +145,14 @@ class TcpTransport:
             left = until - time.monotonic()
             if left <= 0:
                 found = unresolved or probe(hosts, min(PROBE_SECONDS, timeout / 4))
-                # A host that a plain socket does not reach either is told by that.
+                # If a plain socket does not reach the host either, its error says more.
                 trouble = failed if found is None or found.is_name or found.is_silent else found
                 raise LinkTimeout(f"no answer from {address} within {timeout:g} s: {trouble}", found)
             time.sleep(min(_RETRY_SECONDS, left))
 
 
 def _open_one_of(hosts: list[HostPort], address: str, until: float, options: LinkOptions, opening: bytes) -> Link:
-    """Return a link by one of a host's addresses. Raises the error of the last one."""
+    """Return a link to one of a host's addresses. Raises the error of the last attempt."""
     failed = _AttemptFailedError(_NO_ANSWER)
     for host in hosts:
         share = until if len(hosts) == 1 else min(until, time.monotonic() + _ONE_OF_MANY_SECONDS)
@@ -206,7 +205,7 @@ def _wait(
             if event == zmq.Event.CONNECTED:
                 trouble = _NO_ANSWER
             if event == _NO_DETAIL and value != errno.EPIPE:
-                raise _AttemptFailedError(_NO_ANSWER)  # it says nothing, or is dead, and has refused nothing
+                raise _AttemptFailedError(_NO_ANSWER)  # the peer is silent or dead, and has refused nothing
             if event == _NO_DETAIL and socket.MECHANISM == zmq.NULL:
                 raise _AttemptFailedError(_NO_ANSWER, hung_up=True)
             if event & _HANDSHAKE_FAILED:

@@ -1,7 +1,7 @@
-"""The threads of links: each calls a function of the program's before it begins.
+"""Makes the threads of links: each first calls a function that the program has set.
 
-An operating system may be told how urgent a thread is, in most by the thread itself. This package does not know how
-urgent its frames are, so the program says what to call.
+An operating system can be told how urgent a thread is, in most systems by the thread itself. This package does not know
+how urgent its frames are, so the program sets the function.
 """
 
 import threading
@@ -12,12 +12,12 @@ _at_start: list[Callable[[], None]] = []
 
 
 def at_thread_start(call: Callable[[], None]) -> None:
-    """Have every thread that this package starts from now on call ``call`` first. It must not raise."""
+    """Make every thread that this package starts from now on call ``call`` first. It must not raise."""
     _at_start[:] = [call]
 
 
 def make(target: Callable[..., object], name: str, *args: Any) -> threading.Thread:
-    """Return a thread that is to run ``target(*args)``; it is not started yet."""
+    """Return a thread, not yet started, that runs ``target(*args)``."""
 
     def run() -> None:
         for call in _at_start:

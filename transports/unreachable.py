@@ -1,4 +1,4 @@
-"""Why a connection could not be made: the error number of ``connect``, or that of the look-up of a name.
+"""Finds out why a connection failed: the error number of ``connect`` or of the name's resolution.
 
 ZeroMQ hides it: no event of a socket's monitor has the number (zmq_socket_monitor(3), libzmq 4.3.5). So after the last
 attempt a plain socket asks once more. A lost packet is waited for a second at most, and then counts as a time-out.
@@ -20,9 +20,9 @@ _TELLING = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.EACCES, errno.EPERM, e
 
 
 class Unreachable(NamedTuple):
-    """An attempt that failed. ``host``: the numeric address, or the name that has none. ``error``: the number of the
-    error, an ``errno``, or where ``is_name`` is true one of getaddrinfo's (``socket.EAI_NONAME`` ...); 0: a connection
-    can be made, but nobody answers on it."""
+    """An attempt that failed. ``host``: the numeric address, or the name that cannot be resolved. ``error``: an
+    ``errno``, or if ``is_name`` is true one of getaddrinfo's numbers (``socket.EAI_NONAME`` ...); 0: a connection can
+    be made, but nobody answers on it."""
 
     host: str
     error: int
@@ -30,12 +30,12 @@ class Unreachable(NamedTuple):
 
     @property
     def is_silent(self) -> bool:
-        """Whether a connection can be made, and nobody answers on it."""
+        """Whether a connection can be made but nobody answers on it."""
         return self.error == 0 and not self.is_name
 
     @property
     def is_refused(self) -> bool:
-        """Whether a machine is there, and only nothing listens."""
+        """Whether the machine is there but nothing listens on the port."""
         return self.error == errno.ECONNREFUSED and not self.is_name
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ def probe(hosts: Sequence[tuple[str, int]], seconds: float) -> Unreachable | Non
     """Connect to numeric addresses and ports, one after the other, and hang up.
 
     Returns:
-        The first that can be reached, with the error 0; else the most telling failure; ``None`` if there are no hosts.
+        The first that can be reached, with the error 0, else the most telling failure. None if there are no hosts.
     """
     found: list[Unreachable] = []
     until = time.monotonic() + seconds
@@ -67,7 +67,7 @@ def _rank(attempt: Unreachable) -> int:
 
 
 def _connect(host: str, port: int, seconds: float) -> int:
-    """Return the error number of a connection attempt; 0: it was made."""
+    """Return the error number of a connection attempt; 0 if it succeeded."""
     try:
         family, kind, protocol, _, address = sockets.getaddrinfo(
             host, port, type=sockets.SOCK_STREAM, flags=sockets.AI_NUMERICHOST

@@ -23,7 +23,7 @@ _GRACE = 5.0  # seconds for a child to end by itself
 
 class AskedProcess:
     """A Python module as a child process. ``environment``: variables in addition to this process's. ``command``: words
-    that run it somewhere else."""
+    that run it instead, for example elsewhere."""
 
     def __init__(self, module: str, environment: Mapping[str, str] | None = None, command: Sequence[str] = ()) -> None:
         self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-bench-")  # noqa: SIM115 - lives as long as the child
@@ -39,11 +39,11 @@ class AskedProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the child runs."""
         return self._process.poll() is None
 
     def send(self, options: Mapping[str, Any]) -> None:
-        """Send a line. A child that has ended is noticed by ``receive``."""
+        """Send a line. If the child has ended, ``receive`` will notice."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(json.dumps(options) + "\n")
@@ -53,7 +53,7 @@ class AskedProcess:
         """Wait for a line.
 
         Raises:
-            ModelError: the child ended instead; with the last line of its log.
+            ModelError: the child has ended; the text is the last line of its log.
         """
         assert self._process.stdout is not None
         try:
@@ -63,19 +63,19 @@ class AskedProcess:
             raise ModelError(self.last_line()) from None
 
     def has_answer(self, seconds: float) -> bool:
-        """Wait so long for an answer; whether there is one, or the child has ended."""
+        """Wait at most ``seconds`` for an answer. Return whether one came or the child has ended."""
         assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], seconds)[0])
 
     def last_line(self) -> str:
-        """Return the last line that the child wrote to standard error; waits for its end."""
+        """Wait for the child's end. Return the last line of its standard error, or its exit code."""
         self._process.wait()
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
         return lines[-1] if lines else f"exit code {self._process.returncode}"
 
     def close(self) -> None:
-        """End the child, if need be with SIGKILL."""
+        """End the child, if necessary with SIGKILL."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -90,12 +90,12 @@ class AskedProcess:
 
 # -- inside the child ----------------------------------------------------------------------------
 
-Handle = Callable[[dict[str, Any]], dict[str, Any]]  # makes the answer to one line
+Handle = Callable[[dict[str, Any]], dict[str, Any]]  # returns the answer to one line
 
 
 def serve(opened: Callable[[dict[str, Any]], AbstractContextManager[tuple[dict[str, Any], Handle]]]) -> None:
-    """Open something by the first line, and answer further lines until the input ends. ``opened`` gives the answer to
-    the first line, and what answers the others. What libraries print goes to standard error."""
+    """Open something by the first line, and answer further lines until the input ends. ``opened`` yields the answer to
+    the first line, and a function for the others. Output of libraries goes to standard error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it closes the pipe
     threading.Thread(target=_end_with_input, daemon=True).start()
     answers = own_output()
@@ -106,7 +106,7 @@ def serve(opened: Callable[[dict[str, Any]], AbstractContextManager[tuple[dict[s
 
 
 def _end_with_input() -> None:
-    """End what is still at work a while after its input has: one that waits for another machine would stay there."""
+    """End the process a while after its input has ended: a task that waits for another machine would never end."""
     hung_up = select.poll()
     hung_up.register(0, 0)  # POLLHUP is always reported
     hung_up.poll()

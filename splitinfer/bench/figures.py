@@ -1,15 +1,15 @@
-"""Figures of one trial and of several, from clock readings. Pure.
+"""Computes figures of one trial and of several from clock readings. Pure.
 
-Many sequences do not start together, because their prompts are read one after the other. What is counted of them is a
-*window* in which all of them decode, and no prompt is left to read:
+Many sequences do not start together, because their prompts are read one after the other. So only a *window* counts, in
+which all of them decode and no prompt is left to read:
 
     sequence 0   --prompt--|1 2 3 4 5 6 7 8 9|
     sequence 1       --prompt----|1 2 3 4 5 6 7 8 9|
     window                            |######|           the last one's third token to the first one's last
 
-Its tokens come in bursts, a step's all at once, so counting them by the window's length would depend on which
-bursts its edges cut. Each sequence's own rate, between its own first and last token in the window, does not; the
-throughput is their sum.
+Its tokens come in bursts, all of a step at once, so a count divided by the window's length would depend on the bursts
+that its edges cut. Each sequence's own rate, between its own first and last token in the window, does not depend on
+them; the throughput is the sum of these rates.
 """
 
 import statistics
@@ -19,16 +19,16 @@ from typing import Any
 
 from splitinfer.errors import ConfigError
 
-BEGINS_AT = 3  # a sequence with so many tokens decodes for certain
+BEGINS_AT = 3  # tokens after which a sequence certainly decodes
 
 
 def summarize(values: Sequence[float]) -> dict[str, Any]:
-    """Return several trials as one figure of a document: ``median``, ``low``, ``high`` and the ``values``."""
+    """Return the trials as one figure of a document: ``median``, ``low``, ``high`` and the ``values``."""
     return {"median": statistics.median(values), "low": min(values), "high": max(values), "values": list(values)}
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    """Return ratios of ours to theirs, trial by trial: what slows a whole trial down divides out."""
+    """Return the ratios of ours to theirs, trial by trial. A disturbance of a whole trial cancels out."""
     return summarize([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
@@ -46,7 +46,7 @@ def prefill_share(num_chunks: int, num_stages: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One answer. ``token_times``: seconds since it was asked for, one for each token."""
+    """One answer. ``token_times``: the seconds from the request to each token."""
 
     token_ids: tuple[int, ...]
     token_times: tuple[float, ...]
@@ -58,15 +58,15 @@ class Run:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens a second, the first token left out."""
+        """Tokens a second, without the first token."""
         return (len(self.token_times) - 1) / (self.token_times[-1] - self.token_times[0])
 
 
 def throughput(runs: Sequence[Run]) -> float:
-    """Return the tokens a second of all answers together, in the window. Times are since the first was asked for.
+    """Return the tokens a second of all answers together, in the window. All times count from the first request.
 
     Raises:
-        ConfigError: the first answers were over before the last ones had begun, so there is no rate.
+        ConfigError: the first answers ended before the last ones had begun, so there is no rate.
     """
     every = [run.token_times for run in runs]
     start, end = max(times[BEGINS_AT - 1] for times in every), min(times[-1] for times in every)

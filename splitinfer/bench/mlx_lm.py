@@ -1,4 +1,4 @@
-"""Plain mlx-lm in a process of its own, as it is asked from here."""
+"""Runs plain mlx-lm in a process of its own, and sends it tasks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -20,10 +20,10 @@ PROCESS = "splitinfer.bench.mlx_lm_process"
 
 
 class MlxLm:
-    """mlx-lm in a child process that sleeps between tasks: its own loops on the whole model. ``options``: of the model.
+    """mlx-lm in a child process that sleeps between tasks: its own loops on the whole model. ``options``: the model's.
 
     Raises:
-        ModelError: mlx-lm cannot run this model here; with the reason.
+        ModelError: mlx-lm cannot run this model here; the text has the reason.
     """
 
     def __init__(self, child: AskedProcess, options: Mapping[str, Any]) -> None:
@@ -40,8 +40,8 @@ class MlxLm:
         return self._child.pid
 
     def run(self, prompt: Sequence[int], tokens: int, **how: Any) -> Run:
-        """Answer one prompt. ``num_draft``: by mlx-lm's own speculative decoding, with so many drafts at a time.
-        ``then``: the run of a second turn, these tokens after the answer, with the KV of both kept."""
+        """Answer one prompt. ``num_draft``: the drafts at a time of mlx-lm's own speculative decoding. ``then``: the
+        new tokens of a second turn, which keeps the KV of prompt and answer; its run is returned."""
         answer = self.ask({"prompt": list(prompt), "max_tokens": tokens, **how})
         return Run(tuple(answer["token_ids"]), tuple(answer["token_times"]))
 
@@ -76,10 +76,10 @@ class MlxLm:
 def plain_mlx_lm(layout: Layout, checkpoint: Checkpoint, process: str = PROCESS) -> MlxLm:
     """Open the whole model of a pipeline in a process of its own, with the layout's draft model.
 
-    ``process``: the module that runs there.
+    ``process``: the module to run.
 
     Raises:
-        ModelError: its weights do not fit into the memory that is free here.
+        ModelError: its weights do not fit into this machine's free memory.
     """
     needed, free = sum(info.end - info.begin for info in checkpoint.tensors.values()), free_bytes()
     if needed > free:
@@ -94,15 +94,14 @@ def alone(folder: str, dtype: str | None, draft: str | None = None, process: str
 
 
 def _draft_folder(layout: Layout) -> str | None:
-    """Return the folder of the small model that drafts in a layout. Return None if none does that mlx-lm could run."""
+    """Return the folder of a layout's draft model. Return None if it has none that mlx-lm can run."""
     name = None if layout.draft is None else model_in(layout.draft)
     draft = None if name is None else open_model(name)
     return None if draft is None or is_trained(draft) else str(draft.folder.resolve())
 
 
 def fetched(layout: Layout) -> tuple[str, str | None]:
-    """Return the folder with the whole model of a pipeline, of which this machine may have had a part, and its
-    dtype."""
+    """Download the parts of a pipeline's model that this machine lacks. Return its folder and dtype."""
     name = str(layout.model)
     checkpoint = open_model(name)
     fetch(name, checkpoint, checkpoint.files, lambda _done, _total, _file: None)

@@ -1,10 +1,10 @@
-"""mlx-lm in a process of its own, the whole model: ``python -m splitinfer.bench.mlx_lm_process``. Between tasks it
+"""The process that runs mlx-lm with the whole model: ``python -m splitinfer.bench.mlx_lm_process``. Between tasks it
 waits for input and computes nothing.
 
     {"folder": ..., "dtype": ..., "draft": ...}              -> {}
     {"prompt": [...], "max_tokens": 64}                      -> {"token_ids": [...], "token_times": [...]}
     {"prompt": [...], "max_tokens": 64, "num_draft": 3}      -> the same, by mlx-lm's speculative decoding
-    {"prompt": [...], "then": [...], ...}                    -> the same of a second turn, ``then`` after the answer
+    {"prompt": [...], "then": [...], ...}                    -> the same for a second turn, ``then`` after the answer
     {"prompts": [[...], ...], "max_tokens": 64}              -> the same, with a list for each prompt
 """
 
@@ -26,14 +26,14 @@ _LEAST_BATCH = 32  # sequences that mlx-lm's batch generator decodes at once by 
 
 @contextmanager
 def opened(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Handle]]:
-    """The model."""
+    """Load the model. Yield an empty answer and the function that handles tasks."""
     with loaded(options) as (model, draft):
         yield {}, lambda task: handle(model, draft, task)
 
 
 @contextmanager
 def loaded(options: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """The model of a folder, and the one that drafts for it or ``None``."""
+    """Load and yield the model of a folder, and its draft model or None."""
     model = _load(options["folder"], options["dtype"])
     draft = _load(options["draft"], options["dtype"]) if options.get("draft") else None
     with wired_limit(model, [generation_stream]):
@@ -73,7 +73,7 @@ def run(model: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     for token, *_ in steps:
         token_times.append(time.monotonic() - start)
         token_ids.append(int(token))
-    # The loop has launched one step more than it was asked for, which must not slow down the next system.
+    # The loop has launched one step more than necessary, which must not slow down the next system.
     mx.synchronize(generation_stream)
     return {"token_ids": token_ids, "token_times": token_times}
 

@@ -1,4 +1,4 @@
-"""The options of ``splitinfer bench``, and what follows from them before anything is loaded."""
+"""The options of ``splitinfer bench``, and the checks before anything is loaded."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _numbers(text: str) -> str:
-    """Refuse what is not a comma-separated list of positive numbers, as an option's callback."""
+    """Check that an option is a comma-separated list of positive numbers, as its callback."""
     if not re.fullmatch(r" *0*[1-9]\d* *(, *0*[1-9]\d* *)*", text):
         raise typer.BadParameter(f"it takes numbers with commas between them, not {text!r}")
     return text
@@ -44,14 +44,14 @@ class Options:
 
     @property
     def checkpoint(self) -> "Checkpoint":
-        """The model's checkpoint, as far as it is on this machine."""
+        """The model's checkpoint, complete or in part on this machine."""
         from splitinfer.config import find_layout
         from splitinfer.models.folder.hub import open_model
 
         return open_model(self.model or find_layout(self.layout).model or "demo")
 
     def settings(self, context: int, **more: Any) -> Settings:
-        """Return the engine's settings: the loss of a worker ends the measurement, unless ``more`` says otherwise."""
+        """Return the engine's settings. The loss of a worker ends the measurement, unless ``more`` says otherwise."""
         fixed: dict[str, Any] = {"context": context, "prefix_cache": True, "rejoin_timeout": 0.0}
         return Settings(**{**fixed, **more})
 

@@ -1,4 +1,4 @@
-"""What is measured. Pure.
+"""Describes the measured tasks. Pure.
 
 A *part* is one row of the table.
 """
@@ -18,38 +18,38 @@ _OPENINGS = (
     "The fisherman went down to the sea in the morning, and when he drew in his net, there was a golden fish in it",
     "In the middle of the forest stood a little house, and an old woman looked out of its window and said",
 )
-_TITLE = "The book of the harbour, part {}. "  # no two prompts begin alike: what is kept of one serves no other
+_TITLE = "The book of the harbour, part {}. "  # no two prompts begin alike, so no prompt uses another's KV
 _FILLER = "The boats lay in the harbour, the nets hung in the wind, and nobody had anything to tell that day. "
 _NEEDLE = "The harbour master wrote the secret number {} into his book. "
 _QUESTION = "What secret number did the harbour master write into his book? It was the number"
 
 
 def made_up(name: str, length: int, vocab_size: int) -> tuple[int, ...]:
-    """Return random token ids, always the same for a name."""
+    """Return random token ids, always the same ones for a name."""
     rng = random.Random(name)
     return tuple(rng.randrange(vocab_size) for _ in range(length))
 
 
 class PartKind(StrEnum):
-    """What a part does."""
+    """The task of a part."""
 
     STREAM = "stream"  # one answer: tokens a second
     DRAFTS = "drafts"  # the same with drafts
     STREAMS = "streams"  # many answers at once: tokens a second of all
     PROMPT = "prompt"  # seconds to the first token after a long prompt with a needle in it
     TURN = "turn"  # seconds to the first token of a second turn
-    RESTART = "restart"  # the same after all processes have been started again
-    KILLED = "killed"  # a worker is killed within an answer: the longest gap in seconds
+    RESTART = "restart"  # the same after a restart of all processes
+    KILLED = "killed"  # a worker is killed during an answer: the longest gap in seconds
 
     @property
     def unit(self) -> str:
-        """Of its figure."""
+        """The unit of its figure."""
         return "tokens/s" if self in (PartKind.STREAM, PartKind.DRAFTS, PartKind.STREAMS) else "s"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One row: prompts of ``prompt`` tokens, each answered with ``tokens``, ``sequences`` at once."""
+    """One row: prompts of ``prompt`` tokens, each with an answer of ``tokens``, ``sequences`` at once."""
 
     kind: PartKind
     prompt: int
@@ -58,13 +58,13 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Its key in the document."""
+        """The part's key in the document."""
         size = {PartKind.PROMPT: f"_{self.prompt}", PartKind.STREAMS: f"_{self.sequences}"}
         return f"{self.kind}{size.get(self.kind, '')}"
 
     @property
     def label(self) -> str:
-        """Its name in the table."""
+        """The part's name in the table."""
         return {
             PartKind.STREAM: "one stream",
             PartKind.DRAFTS: "one stream, with drafts",
@@ -77,7 +77,7 @@ class Part:
 
     @property
     def context(self) -> int:
-        """Tokens of KV that one of its sequences needs."""
+        """The tokens of KV that one of its sequences needs."""
         more = NEW_TOKENS + ANSWER if self.kind in (PartKind.TURN, PartKind.RESTART) else 0
         return self.prompt + self.tokens + more
 
@@ -92,7 +92,7 @@ class Tasks:
     needles: Mapping[str, str]
 
     def batch(self, part: Part, trial: int) -> list[tuple[int, ...]]:
-        """Return the prompts of a part's answers at once, of random tokens."""
+        """Return the prompts for a part's simultaneous answers, of random tokens."""
         names = (f"{self.seed} {trial} {i}" for i in range(part.sequences))
         return [made_up(name, part.prompt, self.vocab_size) for name in names]
 
@@ -102,8 +102,7 @@ class Tasks:
 
 
 def tasks_of(parts: Iterable[Part], vocab_size: int, tokenizer: Any | None, seed: int) -> Tasks:
-    """Return the prompts of some parts: text if there is a tokenizer, because drafts are worth nothing on random
-    tokens.
+    """Return the prompts of some parts: text if there is a tokenizer, because drafts fail on random tokens.
 
     A long prompt has a *needle* in it, a number that it asks for at its end. No two seeds have a beginning in common.
     """
@@ -132,8 +131,8 @@ def _needle(tokenizer: Any, length: int, seed: int, number: str) -> list[int]:
 
 @dataclass(slots=True)
 class Cell:
-    """What a part came to on one system: the value of each trial, and the best that was possible there; or why it was
-    not measured. ``said``: what else there is to say."""
+    """The result of a part on one system: the value of each trial and the best possible value, or why it was not
+    measured. ``said``: a remark."""
 
     values: list[float] = field(default_factory=list)
     limit: float | None = None
@@ -141,14 +140,13 @@ class Cell:
     said: str = ""
 
     def add(self, trial: "Cell") -> None:
-        """What one more trial came to."""
+        """Add the result of one more trial."""
         self.values += trial.values
         self.limit, self.why_not, self.said = trial.limit, trial.why_not, trial.said
 
 
 def speed_parts(decode_tokens: int, prompt: int, streams: Sequence[int]) -> list[Part]:
-    """Return the parts that need no more than the pipeline as it is. ``streams``: how many answers at once, each a
-    part."""
+    """Return the parts of ``splitinfer bench``. ``streams``: numbers of answers at once, each a part."""
     return [
         Part(PartKind.STREAM, SHORT, decode_tokens),
         Part(PartKind.DRAFTS, SHORT, decode_tokens),

@@ -1,4 +1,4 @@
-"""Shows what a benchmark found: a table with a row for each part and a column for each system, sentences below it, one
+"""Shows a benchmark's results: a table with a row for each part and a column for each system, sentences below it, one
 line of JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from splitinfer.bench.figures import summarize
 from splitinfer.bench.parts import Cell
 from splitinfer.common.json_text import dumps
 
-WIDTH = 150  # columns, at least, where there is no terminal
+WIDTH = 150  # the fewest columns without a terminal
 
 
 def print_found(found: Mapping[str, Any], tables: Iterable[RenderableType]) -> None:
@@ -23,20 +23,20 @@ def print_found(found: Mapping[str, Any], tables: Iterable[RenderableType]) -> N
 
 
 def range_of(figure: Mapping[str, Any], digits: int = 2) -> str:
-    """Return a median with the least and the greatest value."""
+    """Return a median with the lowest and the highest value, as text."""
     low, median, high = (f"{figure[name]:.{digits}f}" for name in ("low", "median", "high"))
     return f"{median} ({low} to {high})"
 
 
 def figures_of(cell: Cell) -> dict[str, Any]:
-    """Return a cell in the document."""
+    """Return a cell in the document's form."""
     if cell.why_not:
         return {"why_not": cell.why_not}
     return {**summarize(cell.values), "limit": cell.limit, "said": cell.said}
 
 
 def table(found: Mapping[str, Any], title: str, caption: Sequence[str]) -> Table:
-    """Return the figures of a document, and sentences below them. Where it has ``ratios``, they are the last column."""
+    """Return a table of a document's figures, with ``ratios`` in the last column if it has any, and a caption below."""
     systems, ratios = found["systems"], found.get("ratios")
     drawn = Table(title=title, caption="\n".join(caption), title_justify="left", caption_justify="left")
     for heading in ("", *systems):
@@ -51,13 +51,13 @@ def table(found: Mapping[str, Any], title: str, caption: Sequence[str]) -> Table
 
 
 def said(found: Mapping[str, Any], system: str) -> list[str]:
-    """Return what else there is to say of a system's parts, a sentence each."""
+    """Return the remarks on a system's parts, a sentence each."""
     cells, labels = found["systems"][system], {part["name"]: part["label"] for part in found["parts"]}
     return [f"{label}: {cells[name]['said']}" for name, label in labels.items() if cells.get(name, {}).get("said")]
 
 
 def _shown(cell: Mapping[str, Any] | None) -> str:
-    """Return a figure and its limit, as `a of b`."""
+    """Return a figure and its limit, in the form `a of b`."""
     if cell is None or "why_not" in cell:
         return "-"
     limit = "" if cell["limit"] is None else f" of {_number(cell['limit'])}"
@@ -65,5 +65,5 @@ def _shown(cell: Mapping[str, Any] | None) -> str:
 
 
 def _number(value: float) -> str:
-    """Return a figure with three digits."""
+    """Return a figure with at least three significant digits."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,7 +1,7 @@
 """``splitinfer bench``: a layout beside plain mlx-lm on this machine, in turns.
 
-Every trial has prompts of its own. In each the two systems do the same part one after the other, every other time in
-reverse order, because machines drift. A round that is not counted warms both up.
+Every trial has prompts of its own. The two systems do the same part one after the other, every second time in reverse
+order, because machines drift. An uncounted round warms both up.
 """
 
 import time
@@ -38,7 +38,7 @@ from splitinfer.placement.bounds import busy_in_words
 from splitinfer.probes.machine import describe
 from splitinfer.settings import Settings
 
-_SETTLE = 0.05  # seconds of idleness before each turn, in which the previous one's rest is done
+_SETTLE = 0.05  # idle seconds before each turn, for the rest of the previous one
 
 Cells = dict[str, dict[str, Cell]]  # by system and part
 
@@ -54,7 +54,7 @@ def measure(options: Options) -> dict[str, Any]:
     options.check_context(context)
     on, watch, notes = describe(), LoadWatch(), _notes(options)
     with ExitStack() as stack:
-        waits = Settings().rejoin_timeout  # for a stage that was lost, as a chat does
+        waits = Settings().rejoin_timeout  # for a lost stage, like a chat
         settings = options.settings(context, max_running=max(MAX_RUNNING, *options.counts), rejoin_timeout=waits)
         llm, plain = open_stages(stack, options, settings), None
         try:
@@ -88,11 +88,13 @@ def measure(options: Options) -> dict[str, Any]:
 def _take_turns(
     options: Options, llm: LLM, plain: MlxLm | None, parts: Sequence[Part], notes: list[str]
 ) -> tuple[Cells, dict[str, dict[str, int]]]:
-    """Return the cells of all trials, and by part how many answers had mlx-lm's tokens. What was measured until a stage
-    was lost for good is kept, and ``notes`` says so. A part in which one was lost and came back does not count.
+    """Run all trials. Return their cells, and by part the number of answers with mlx-lm's tokens.
+
+    If a stage is lost for good, the earlier results stay and ``notes`` says so. If it comes back, the part does not
+    count.
 
     Raises:
-        SplitinferError: it was lost before anything was measured.
+        SplitinferError: a stage was lost before anything was measured.
     """
     vocab_size, tokenizer = vocabulary(llm, options.checkpoint), llm.tokenizer if llm.has_tokenizer else None
     cells, same, began = Cells(), dict[str, dict[str, int]](), time.monotonic()
@@ -125,7 +127,7 @@ def _take_turns(
 
 
 def _turn(system: System, part: Part, trial: int, name: str) -> Cell:
-    """Measure a part of a trial once, and say the figure."""
+    """Measure a part of a trial once, and print the figure."""
     time.sleep(_SETTLE)
     cell = system.do(part, trial)
     figure = f"{cell.values[0]:.3g} {part.kind.unit}" if cell.values else cell.why_not
@@ -134,7 +136,7 @@ def _turn(system: System, part: Part, trial: int, name: str) -> Cell:
 
 
 def _ratios(cells: Cells) -> dict[str, Any]:
-    """Of ours to mlx-lm's, by part: of tokens a second more is better, of seconds less."""
+    """Return the ratios of our figures to mlx-lm's, by part. More tokens a second are better, and fewer seconds."""
     ours, theirs = cells[PIPELINE], cells.get(PLAIN, {})
     return {part: ratios(ours[part].values, cell.values) for part, cell in theirs.items() if cell.values}
 
@@ -149,8 +151,8 @@ def tables(found: Mapping[str, Any]) -> list[RenderableType]:
     on, cut = found["measured_on"], " + ".join(map(str, found["cut"]))
     same = ", ".join(f"{name} {each['same']} of {each['of']}" for name, each in found["same_tokens"].items())
     caption = [
-        f"medians of {found['trials']} trials; `a of b`: b is what the stages' computing alone allows",
-        "the last column is ours to mlx-lm's, trial by trial: of tokens a second more is better, of seconds less",
+        f"medians of {found['trials']} trials; `a of b`: b is the limit set by the stages' computing alone",
+        "the last column: our figure / mlx-lm's, trial by trial; more tokens a second are better, and fewer seconds",
         *([f"answers with mlx-lm's tokens: {same}"] if same else []),
         *said(found, PIPELINE),
         f"{on['processor']}, {on['processors']} processors, {on['device']}; {on['platform']}",

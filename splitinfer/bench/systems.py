@@ -1,7 +1,7 @@
-"""The systems that are measured: what each of them does for a part.
+"""The measured systems, and how each of them does a part.
 
 A system answers ``do(part, trial)`` with a cell, and the machine is idle again when it returns. ``answers`` keeps, by
-part, the answers that can be judged.
+part, the answers for judging.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from splitinfer.models.folder.checkpoint import Checkpoint
 
 PIPELINE, PLAIN = "splitinfer", "mlx-lm on one machine"
 NO_DRAFT, EMULATED = "the layout has no draft", "the accelerator is emulated for splitinfer only"
-_DRAFTS = 3  # of mlx-lm at a time
+_DRAFTS = 3  # mlx-lm's drafts at a time
 _NOT_THERE = {
     PartKind.DRAFTS: "no draft model there",
     PartKind.TURN: "it keeps no KV between requests there",
@@ -38,16 +38,16 @@ Answers = dict[str, tuple[int, ...]]
 def open_stages(
     stack: ExitStack, options: Options, settings: Settings, what: str = "", layout: Layout | None = None
 ) -> LLM:
-    """Return the stages of a layout, if not the options', until the stack ends."""
+    """Open the stages of ``layout``, or of the options' layout, until the stack ends."""
     say(f"loading the stages{what}")
     return stack.enter_context(LLM(layout or options.layout, model=options.model, settings=settings))
 
 
 def whole(output: RequestOutput) -> RequestOutput:
-    """Return an output that has ended.
+    """Check that an output is complete, and return it.
 
     Raises:
-        WorkerLost: it lacks a part of its answer.
+        WorkerLost: a part of the answer is missing.
     """
     if output.error is not None:
         raise WorkerLost(output.error)
@@ -55,7 +55,7 @@ def whole(output: RequestOutput) -> RequestOutput:
 
 
 def together(requests: Sequence[Request]) -> list[Run]:
-    """Wait for requests that were submitted one after the other; times are since the first was."""
+    """Wait for requests that were submitted one after the other. Their times count from the first submission."""
     return [_run(request, request.submitted - requests[0].submitted) for request in requests]
 
 
@@ -66,7 +66,7 @@ def vocabulary(llm: LLM, checkpoint: Checkpoint) -> int:
 
 
 class System:
-    """A column of the table."""
+    """A measured system: a column of the table."""
 
     name: str
 
@@ -84,13 +84,13 @@ class System:
         return does(part, trial) if does else Cell(why_not=_NOT_THERE.get(part.kind, "not measured there"))
 
     def kept(self, part: Part, run: Run) -> Run:
-        """Keep an answer, which may be judged."""
+        """Keep an answer for judging, and return it."""
         self.answers.setdefault(part.name, run.token_ids)
         return run
 
 
 class PipelineSystem(System):
-    """The pipeline of a layout. A limit is what its stages' computing alone allows."""
+    """The pipeline of a layout. Its limits follow from its stages' computing alone."""
 
     name = PIPELINE
 
@@ -122,12 +122,12 @@ class PipelineSystem(System):
     def _streams(self, part: Part, trial: int) -> Cell:
         requests = [self.submit(prompt, part.tokens) for prompt in self.tasks.batch(part, trial)]
         steps = self._step_seconds(requests[-1], part.tokens)
-        rows = part.sequences / self._num_stages  # of a step, where as many groups as stages take turns
+        rows = part.sequences / self._num_stages  # of a step, if as many groups as stages take turns
         return Cell([throughput(together(requests))], rows / max(steps) if any(steps) else None)
 
     def _step_seconds(self, request: Request, tokens: int) -> list[float]:
-        """Read a request to its end; the seconds that each stage computes for one step, between one of its first tokens
-        and the middle of its answer, where no prompt is left to read."""
+        """Read a request to its end. Return each stage's computing seconds for one step, between an early token and the
+        middle of the answer, when no prompt is left to read."""
         marks, readings = (BEGINS_AT, tokens // 2), list[Sequence[Mapping[str, Any]]]()
         for _ in request:
             if len(readings) < len(marks) and len(request.output.token_ids) >= marks[len(readings)]:
@@ -138,8 +138,8 @@ class PipelineSystem(System):
         ]
 
     def _prompt(self, part: Part, _: int) -> Cell:
-        """Return the prompt is read for one token, and then answered from the KV that is kept of it: so what reading it
-        alone computes is known, and it is read once."""
+        """Measure the time to the first token. The prompt is read for one token, and then answered from its kept KV: so
+        the cost of reading alone is known, and it is read only once."""
         before = self._busy()
         reading = _run(self.submit(self.tasks.prompts[part.name], 1))
         computed = self._busy() - before
@@ -150,14 +150,14 @@ class PipelineSystem(System):
         return sum(float(stage["busy_seconds"]) for stage in self.llm.stats()["stages"])
 
     def needle(self, part: Part, run: Run) -> str:
-        """Return whether the answer has the needle."""
+        """Return a remark that says whether the answer has the needle; empty if the prompt has none."""
         if part.name not in self.tasks.needles:
             return ""
         said = self.llm.tokenizer.decode(run.token_ids)
         return "needle found" if self.tasks.needles[part.name] in said else "needle not found"
 
     def turn(self, part: Part, _: int) -> Cell:
-        """Return a second turn after the answer to the part's prompt, which was given before."""
+        """Measure a second turn after the earlier answer to the part's prompt."""
         first = self.answers.get(_first_prompt(part))
         if first is None:
             return Cell(why_not="the prompt before it was not measured")
@@ -169,7 +169,7 @@ class PipelineSystem(System):
 
 
 class PlainSystem(System):
-    """Plain mlx-lm, in one process."""
+    """Plain mlx-lm in one process."""
 
     name = PLAIN
 

@@ -1,9 +1,9 @@
 """The command line: parses options, builds settings and calls one function; errors become one sentence.
 
-Exit codes: 0 success, 1 failure (the sentence gives the reason), 2 a wrong option, from 10 on what `selftest` found,
-130 Ctrl-C, 143 SIGTERM (after the
-running answer, if that ends within `opening.DRAIN_SECONDS`). A signal that arrives before `main` has installed its
-handlers, in the first tenth of a second, ends the process by the system's default: -2 or -15.
+Exit codes: 0 success, 1 failure (the sentence gives the reason), 2 a wrong option, from 10 on the findings of
+`selftest`, 130 Ctrl-C, 143 SIGTERM (after the running answer, if that ends within `opening.DRAIN_SECONDS`). A signal in
+the first tenth of a second, before `main` has installed its handlers, ends the process by the system's default: -2 or
+-15.
 Answers go to standard output; everything else goes to standard error.
 """
 
@@ -76,7 +76,7 @@ def _root(
     """Run one large language model across two or more Macs, cut by layers."""
 
 
-# What arguments are refused with. Newer versions of typer have their own click, and export only its subclasses.
+# The error for wrong arguments. Newer versions of typer have their own click, and export only its subclasses.
 _UsageError: Any = typer.BadParameter.__base__
 
 
@@ -97,8 +97,8 @@ def main() -> NoReturn:
 
 
 def command_line() -> Any:
-    """Return all commands, which return exit codes. Help shows short types, no ranges (an error says them), and none
-    for flags, which take no value, so that 80 columns have room for every option's name."""
+    """Return all commands; each returns an exit code. Their help shows short types, no ranges (an error names them),
+    and no types of flags, so that 80 columns have room for every option's name."""
     root = typer.main.get_command(app)
 
     def prepare(command: Any) -> None:
@@ -118,7 +118,7 @@ def command_line() -> Any:
 
 
 def _type_of(option: Any) -> str:
-    """Return the word for an option's value in its help, which lists the choices."""
+    """Return the word for an option's value in its help; the help's text lists the choices."""
     described = getattr(option, "type_descriptor", None)  # newer versions of typer have it
     kind = str if described is None else described.annotation
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -127,7 +127,7 @@ def _type_of(option: Any) -> str:
 
 
 def sentence_of(error: Any) -> str:
-    """Return what is wrong with the arguments, as any other error of the command line is said."""
+    """Return the error of wrong arguments as a sentence, in the form of the command line's other errors."""
     command = "splitinfer" if error.ctx is None else error.ctx.command_path
     said = error.format_message().removeprefix("Invalid value: ").removeprefix("Invalid value for ").rstrip(".")
     said = re.sub(r"^Got unexpected extra argument\S* \((.*)\)$", r"'\1' is not expected here", said)

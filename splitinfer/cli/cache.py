@@ -51,14 +51,14 @@ def rm(
         raise typer.BadParameter("name a model, or give --all" if model is None else "give a model or --all, not both")
     names = {None} if model is None else _groups_of(model, folder)
     if not names:
-        say(f"no KV of {model} is stored in {folder}; `splitinfer cache ls` lists what is")
+        say(f"no KV of {model} is stored in {folder}; `splitinfer cache ls` lists the stored KV")
         raise typer.Exit(1)
     removed = [remove(folder, name) for name in names]
     tell(f"removed {sum(n for n, _ in removed):,} files, {size(sum(count for _, count in removed))}")
 
 
 def _groups_of(model: str, folder: Path) -> set[str]:
-    """Return the groups that a model's name, or a group's, stands for."""
+    """Return the groups that the name of a model or of a group stands for."""
     from splitinfer.kvstore.maintenance import look
 
     return {one.group for one in look(folder) if model in (one.model, Path(one.model).name, one.group)}

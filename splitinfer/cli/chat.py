@@ -1,5 +1,5 @@
 """`splitinfer coord` and `chat`, which are one command: the REPL, or one answer, on the pipeline that options name.
-`up` ends in the same."""
+`up` ends here, too."""
 
 import os
 import sys
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 @with_options
 def chat(options: ChatOptions) -> int:
-    """Return chat with a model, or answer one prompt: over a layout's machines, over workers, or on this machine
-    alone."""
+    """Open a chat with a model, or answer one prompt: over a layout's machines, workers, or this machine alone."""
     if options.model is None and options.layout is None and options.workers is None and not options.auto:
         options = _with_demo(options)
     check_named(options)
@@ -35,13 +34,13 @@ def chat(options: ChatOptions) -> int:
 
 
 def is_server(options: ChatOptions) -> bool:
-    """Return whether there is to be a server without a REPL beside it, whose output is the log."""
+    """Return whether the options ask for a server without a REPL. Its log is then the output."""
     return options.serve is not None and not options.chat and not sys.stdin.isatty()
 
 
 def run_pipeline(options: ChatOptions, choice: SamplingChoice, text: str | None, chosen: "Chosen | None" = None) -> int:
-    """Return the answer to a text, else the REPL or the server of ``--serve``; the exit code. ``chosen``: what was
-    planned already."""
+    """Answer a text, or run the REPL or the server of ``--serve``. Return the exit code. ``chosen``: a finished
+    plan."""
     form = None if options.json_schema is None else _grammar_in(options.json_schema)
     with ExitStack() as stack:
         if options.serve is None:
@@ -71,7 +70,7 @@ def run_pipeline(options: ChatOptions, choice: SamplingChoice, text: str | None,
 
 
 def prompt_of(options: ChatOptions) -> str | None:
-    """Return the prompt to answer; ``None``: the REPL is opened, or a server."""
+    """Return the prompt to answer. Return None if the options ask for the REPL or a server."""
     stays = options.chat or options.serve is not None
     if options.prompt is not None and stays:
         raise ConfigError("--prompt answers and ends, --chat and --serve stay; give one of them")
@@ -84,9 +83,9 @@ def prompt_of(options: ChatOptions) -> str | None:
 
 
 def _with_demo(options: ChatOptions) -> ChatOptions:
-    """Return the options with the demo as their model, if a person at a terminal wants it, who is told what it is."""
+    """Tell a person at a terminal about the demo model, and return the options with it if the person agrees."""
     if not sys.stdin.isatty():
-        return options  # which are refused: a script means a model
+        return options  # they will be refused: a script must name a model
     say("No model is named. The built-in demo is a small model that tells tales.")
     if not typer.confirm("Chat with the demo?", default=True, err=True):
         say("Run your own model with: splitinfer chat --model OWNER/MODEL")

@@ -1,4 +1,4 @@
-"""`splitinfer discover`: lists the workers in this machine's networks, and says what to do if there are none."""
+"""`splitinfer discover`: lists the workers in this machine's networks, or says what to do without any."""
 
 import json
 from typing import Annotated
@@ -13,7 +13,7 @@ def discover(
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.1, max=600, callback=finite, help="How long to look.")
     ] = 3.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as one JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
     verbose: Verbose = False,
 ) -> int:
     """List the workers that announce themselves in this machine's networks, and the ways to them."""

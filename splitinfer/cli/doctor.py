@@ -1,5 +1,5 @@
-"""`splitinfer doctor`: reports what this machine and a layout's links offer, and what is missing.
-`splitinfer selftest`: checks on this machine, and on a worker elsewhere, what has to be right before it is used."""
+"""`splitinfer doctor`: reports the abilities of this machine and of a layout's links, and their defects.
+`splitinfer selftest`: tests this machine, and a worker elsewhere, before they are used."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,7 +35,7 @@ def doctor(
         named = find_layout(layout)
         try:
             found = find_stages(named if model is None else named.with_model(model))
-        except WorkerUnreachable as error:  # what is wrong with this machine may be why
+        except WorkerUnreachable as error:  # trouble on this machine may be the cause
             say(f"splitinfer: {error}")
     with errors.status("inspecting this machine") as status:
         seen, links = look(found), None  # before links are measured, which starts workers
@@ -53,7 +53,7 @@ def selftest(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the figures to this file, which holds nothing private.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Only what could make answers wrong.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Test only the causes of wrong answers.")] = False,
     seconds: Annotated[
         float, typer.Option("--seconds", min=10, callback=finite, help="Time limit for all tests, in seconds.")
     ] = 230.0,

@@ -1,4 +1,4 @@
-"""`splitinfer init`: two machines become a pipeline, without ssh and without typing keys."""
+"""`splitinfer init`: makes a pipeline of two machines, without ssh and without typing keys."""
 
 import itertools
 import re
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from splitinfer.launch.pairing import PairingHello
 
 _READY = 60.0  # seconds for the other machine's worker to come up
-_LONG = 60.0  # seconds without the other machine, after which it is said what may be wrong
+_LONG = 60.0  # seconds without the other machine until a hint is printed
 _NOBODY = """The other machine has not answered yet. Three things can be wrong:
 - `splitinfer init` does not run there, or this machine's code was not typed there;
 - the two are in different networks, or macOS has not allowed this: splitinfer doctor;
@@ -62,7 +62,7 @@ def _file_of(model: str) -> Path:
 
 
 def _help(near: str | None, port: int) -> int:
-    """Return pair, then run the worker, unless one runs."""
+    """Meet the other machine, exchange keys, then run the worker unless one runs. Return the exit code."""
     set_up(verbose=False, info=True)
     other, _ = _meet(near, port)
     from splitinfer.cli.serve_worker import serve
@@ -73,17 +73,17 @@ def _help(near: str | None, port: int) -> int:
         return 0
     say(f"From now on, start this worker with:\n\n    splitinfer worker --host 0.0.0.0 --port {port}\n")
     options = WorkerOptions(host="0.0.0.0", port=port)
-    return serve(options, shows_stage=False)  # who is paired needs no line for a layout
+    return serve(options, shows_stage=False)  # a paired worker needs no line for a layout
 
 
 def _coordinate(near: str | None, model: str, out: Path | None, uses_all: bool) -> int:
-    """Return pair, then measure both machines and write the layout."""
+    """Meet the other machine, exchange keys, measure both and write the layout. Return the exit code."""
     from splitinfer.models.folder.hub import named_anywhere, open_model
 
     if out is not None and out.exists():
         raise ConfigError(f"{out} exists already; remove it, or name another file with --out")
     model, out = named_anywhere(model), out or _file_of(model)
-    open_model(model)  # a wrong name is to be told before anybody types
+    open_model(model)  # report a wrong name before anybody types
     other, host = _meet(near, None)
     from splitinfer.cli.opening import write_planned
 
@@ -95,7 +95,7 @@ def _coordinate(near: str | None, model: str, out: Path | None, uses_all: bool) 
 
 
 def _meet(near: str | None, port: int | None) -> "tuple[PairingHello, str]":
-    """Return the other machine and its address, once it has this machine's key, and this one its."""
+    """Return the other machine and its address, once each machine has the other's key."""
     from splitinfer.engine.versions import machine_name, own_versions
     from splitinfer.keyring import Keyring
     from splitinfer.launch.pairing import PORT, Meeting, PairingHello, WrongCode, ask_code, new_code
@@ -123,7 +123,7 @@ def _meet(near: str | None, port: int | None) -> "tuple[PairingHello, str]":
 
 @contextmanager
 def _said_after(seconds: float, text: str) -> Iterator[None]:
-    """Say ``text`` if what runs inside takes longer."""
+    """Print ``text`` if the ``with`` block takes longer than ``seconds``."""
     timer = threading.Timer(seconds, say, [text])
     timer.daemon = True
     timer.start()

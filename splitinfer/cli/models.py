@@ -1,4 +1,4 @@
-"""`splitinfer models`: which weights this machine has, copies from other machines, and their removal."""
+"""`splitinfer models`: lists the weights on this machine, copies weights from other machines, and removes copies."""
 
 import re
 from typing import TYPE_CHECKING, Annotated
@@ -51,7 +51,7 @@ def pull(
     timeout: Timeout = 10.0,
     verbose: Verbose = False,
 ) -> None:
-    """Copy a model's weights to this machine, from a worker or from the hub; what was copied before stays."""
+    """Copy a model's weights to this machine, from a worker or from the hub; earlier copies stay."""
     span = _span(layers)
     if from_ is None:
         _pull_from_hub(model, span)
@@ -68,7 +68,7 @@ def rm(model: _Model, models_dir: StoreDir = None) -> None:
     found = store.named(model)
     if len(found) != 1:
         if not found:
-            raise ConfigError(f"nothing of {model} was copied to this machine; `splitinfer models ls` lists what was")
+            raise ConfigError(f"nothing of {model} was copied to this machine; `splitinfer models ls` lists the copies")
         digests = ", ".join(one.digest[:12] for one in found)
         raise ConfigError(f"{len(found)} models here are called {model}; name one by its fingerprint: {digests}")
     freed = found[0].remove()
@@ -129,7 +129,7 @@ def _reader(address: str, key: str | None, timeout: float) -> "WeightReader":
 def _store(folder: str | None, gigabytes: float | None = None) -> "ModelStore":
     store = store_of(folder, gigabytes)
     if store is None:
-        raise ConfigError("--models-dir none is for workers that are to copy nothing; name a folder here")
+        raise ConfigError("--models-dir none is for workers that copy nothing; name a folder here")
     return store
 
 
@@ -153,7 +153,7 @@ def _layers(stored: "StoredModel") -> str:
 
 
 def _hub_rows() -> list[tuple[str, ...]]:
-    """Return what the hub's client keeps here."""
+    """Return the rows of the models that the hub's client has downloaded here."""
     from splitinfer.models.folder.hub import kept
 
     return [
@@ -162,13 +162,13 @@ def _hub_rows() -> list[tuple[str, ...]]:
     ]
 
 
-# -- which layers some tensors are, by the numbers in their names, as nearly all models have them ----------------------
+# -- the layers of tensors, by the numbers that nearly all models put into their names ---------------------------------
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
 def layers_in(names: Iterable[str], of: Iterable[str]) -> str:
-    """Return the layers all of whose tensors are among ``names``, and whether anything beside layers is there. ``of``:
+    """Return in words the layers whose tensors are all among ``names``, and whether other tensors are there. ``of``:
     all tensors of the model.
 
     >>> of = [f"model.layers.{i}.{t}" for i in range(6) for t in "ab"] + ["model.norm", "lm_head"]
@@ -195,7 +195,7 @@ def _layer_of(name: str) -> int | None:
 
 
 def _runs(numbers: list[int]) -> list[tuple[int, int]]:
-    """Return rising numbers as first and last of each run."""
+    """Return the first and the last of each run in rising numbers."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:

@@ -3,8 +3,7 @@
     options ──▶ settings; local workers start ──▶ a layout: named, planned, or all layers here ──▶ LLM
 
 SIGTERM drains a coordinator: the running answer may end, no request is admitted, then everything is closed and every
-worker is sent a goodbye. A second SIGTERM, or Ctrl-C, does not wait. While the stages load, there is nothing to wait
-for.
+worker gets a goodbye. A second SIGTERM, or Ctrl-C, does not wait; neither does SIGTERM while the stages load.
 """
 
 import textwrap
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from splitinfer.server.several import Several
 
 DRAIN_SECONDS = 5.0
-"""Seconds that an answer may still take after SIGTERM. The end of a paragraph fits in, and with the seconds of sending
-and closing it stays below the ten after which container runtimes send SIGKILL."""
+"""Seconds that an answer may still take after SIGTERM: enough for the end of a paragraph. With the seconds of sending
+and closing, the sum stays below the 10 s after which container runtimes send SIGKILL."""
 
 _NO_TURNS = (
     "This model has no chat template: it was trained to continue texts, not to chat. The messages of a chat are joined "
@@ -38,8 +37,8 @@ _NO_TURNS = (
 )
 _LEAVE = 0.5  # seconds to print the end of a drained answer; a reader that waits for input does not set ``left``
 _SEND = 2.0  # seconds to send the ends of all answers: a thousand of them take one
-_CLOSE_SECONDS = 4.0  # twice what closing takes at most, where no KV is to be saved
-_SAVE_SECONDS = 20.0  # for that, at most; on a machine that is not busy it takes a moment
+_CLOSE_SECONDS = 4.0  # twice the longest time of closing without KV to save
+_SAVE_SECONDS = 20.0  # the longest time of saving KV; on an idle machine it takes a moment
 
 
 _COMMENT = 118  # characters of a line of a layout's comment
@@ -54,11 +53,11 @@ def open_llm(
     drain_seconds: float = DRAIN_SECONDS,
     chats: bool = True,
 ) -> "Iterator[LLM]":
-    """An LLM whose loading is shown on standard error, and which a signal drains and closes.
+    """Open an LLM, with its loading shown on standard error. A signal drains and closes it.
 
-    chosen: what was planned already. servers: for an LLM that serves, whose context is what the stages have room for:
-    those that are open then; the caller may add to them. drain_seconds: that running answers may take. chats: whether
-    it is for chats; then it is said once if the model was not trained to have any.
+    chosen: a finished plan. servers: the open servers, for an LLM that serves and so takes the context that its stages
+    have room for; the caller may add to them. drain_seconds: for running answers. chats: whether it is for chats; then
+    a note says once if the model was not trained to chat.
 
     Raises:
         SplitinferError: as ``layout_of`` and ``LLM``.
@@ -118,7 +117,7 @@ def _until(is_so: Callable[[], bool], seconds: float) -> None:
 
 
 def layout_of(options: PipelineOptions) -> "str | Chosen":
-    """Return the layout's name, or what was planned. What is planned is said on standard error, and why.
+    """Return the layout's name, or a new plan. Print the plan, with its reasons, on standard error.
 
     Raises:
         SplitinferError: a machine cannot be measured, or no cut fits.
@@ -135,7 +134,7 @@ def layout_of(options: PipelineOptions) -> "str | Chosen":
     workers = paired_workers()
     if options.auto and workers:
         found = planned(options, options.model, workers)
-        return replace(found, layout=found.layout.to_be_found())  # so that they are looked for again if they move
+        return replace(found, layout=found.layout.to_be_found())  # so that a new search finds them if they move
     if options.auto:
         say("No paired worker was found, so this machine is used alone; `splitinfer discover` shows what there is.")
     chosen = chosen or alone(options.model, options.settings)
@@ -155,7 +154,7 @@ def paired_workers() -> list[dict[str, str]]:
 
 
 def planned(options: PipelineOptions, model: str, workers: Sequence[str | Mapping[str, Any]]) -> "Chosen":
-    """Measure the machines, choose a cut, and say which, and why. Raises SplitinferError: as ``layout_of``."""
+    """Measure the machines, choose a cut, and print it with its reasons. Raises SplitinferError, as ``layout_of``."""
     from rich.text import Text
 
     from splitinfer.chat.formatting import comparison
@@ -182,8 +181,8 @@ def write_planned(
     out: Path,
     notice: Callable[[str, str], None] = lambda _name, _text: None,
 ) -> "Chosen":
-    """Plan for ``workers``, each at the best of its addresses (ssh may go over Wi-Fi where there is a cable, too), and
-    write the layout to a file. ``notice``: is told of a better address, by the worker's name.
+    """Plan for ``workers``, each at its best address (ssh may use Wi-Fi although there is a cable, too), and write the
+    layout to a file. ``notice``: called with a worker's name and a phrase about its better address.
 
     Raises:
         SplitinferError: as ``layout_of``; or the file cannot be written.

@@ -1,8 +1,8 @@
-"""Options that several commands have, each written once.
+"""Options that several commands share, each written once.
 
-What ``Settings`` declares (``splitinfer.settings``, ``core.serving_options``) becomes an option of the command line by
-``option``. A command that runs a pipeline takes ``PipelineOptions`` first, or ``ChatOptions``; ``with_options`` gives
-it an option for each of their fields and for each declared one.
+``option`` makes an option of the command line from a field that ``Settings`` declares (``splitinfer.settings``,
+``core.serving_options``). A command that runs a pipeline takes ``PipelineOptions`` or ``ChatOptions`` first;
+``with_options`` gives it an option for each of their fields and for each declared one.
 """
 
 import inspect
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from splitinfer.weights.models import ModelStore
 
 WORKERS_FORM = r"[NAME=]ADDRESS\[#KEY]"
-"""How workers are named, for help texts: rich would take the end for markup."""
+"""The form of a worker's name, escaped for help texts: rich would take its end for markup."""
 
 _DECLARED = declared(Settings)
 _MOST_GB = 1e9  # stands for "inf"
-_CHOICE: Any = StrEnum  # whose values typer shows; mypy takes a made one for a declaration
+_CHOICE: Any = StrEnum  # typer shows its values; mypy would take a call of StrEnum for a declaration
 _FIRST = ("hosts", "model", "layout", "workers", "prompt", "host", "port", "max_tokens")
 """The options that matter most, in the first panel of a command's help."""
 _MORE = "More"
@@ -45,26 +45,26 @@ _sampling = partial(typer.Option, rich_help_panel="Sampling: defaults come from 
 
 
 def finite(value: float | None) -> float | None:
-    """Return refuses numbers that are not finite, as an option's callback: "nan" passes every bound, and "inf" most."""
+    """Check that an option is a finite number, as its callback: "nan" passes every bound, and "inf" most of them."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"it must be a finite number, not {value}")
     return value
 
 
 def _gigabytes_or_all(value: float | None) -> float | None:
-    """Return the same for memory, where "inf" stands for all there is."""
+    """Check an option for memory, as its callback: a finite number, or "inf" for all memory."""
     return value if value == math.inf else finite(value)
 
 
 def option(name: str) -> Any:
-    """Return the option of the command line for a field of ``Settings``."""
+    """Return the command line's option for a field of ``Settings``."""
     each = _DECLARED[name]
     said, flag = each.option, _flag(each)
     is_scaled, is_number = said.per != 1, each.kind in (int, float)
     return typer.Option(
         f"{flag}/--no-{flag[2:]}" if each.kind is bool and each.may_be_none else flag,
         help=said.help,
-        show_default=is_number,  # of others, the help says it
+        show_default=is_number,  # the help texts of others name their defaults
         rich_help_panel=said.panel or None,
         min=said.least,
         max=said.most,
@@ -115,10 +115,10 @@ ModelsSize = Annotated[
         "--models-gb",
         min=0,
         callback=finite,
-        help="GB that folder may hold. Default: what its disk has free, but for 5 GB.",
+        help="GB that folder may hold. Default: all free GB of its disk but 5.",
     ),
 ]
-# Commands take it for ``running.finished``.
+# Commands take it because ``running.finished`` reads it.
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log more, and show an error's traceback.")]
 
 
@@ -158,12 +158,12 @@ class WorkerOptions:
 
     @property
     def disk(self) -> "Disk | None":
-        """The KV store on disk; ``None`` if there is to be none."""
+        """The KV store on disk, or None to store none."""
         return settings_of({"kv_dir": self.kv_dir, "kv_dir_bytes": self.kv_disk_gb}).disk
 
     @property
     def store(self) -> "ModelStore | None":
-        """The store of copied weights."""
+        """The store of copied weights, or None to copy none."""
         return store_of(self.models_dir, self.models_gb)
 
 
@@ -231,7 +231,7 @@ class ChatOptions(PipelineOptions):
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")
     ] = None
-    chat: Annotated[bool, typer.Option("--chat", help="Open the REPL, also where there is no terminal.")] = False
+    chat: Annotated[bool, typer.Option("--chat", help="Open the REPL, even without a terminal.")] = False
     raw: Annotated[
         bool,
         typer.Option(
@@ -260,8 +260,8 @@ class ChatOptions(PipelineOptions):
 
 
 def with_options(command: Callable[..., int | None], without: Collection[str] = ()) -> Callable[..., int | None]:
-    """Return ``command(options, ...)`` as a function with an option for each field of its first parameter's class, but
-    for those that it does ``without``. Where the class has ``settings``, each declared one has an option, too, and help
+    """Return ``command(options, ...)`` as a function with an option for each field of its first parameter's class,
+    except those named in ``without``. If the class has ``settings``, each declared one gets an option, too, and help
     shows all in panels."""
     first, *own = inspect.signature(command).parameters.values()
     made: Any = first.annotation
@@ -288,7 +288,7 @@ def with_options(command: Callable[..., int | None], without: Collection[str] = 
 
 
 def _by_panel(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    """Return the parameters of a command in the order of its help: what matters first, the panels, and the rest."""
+    """Return a command's parameters in the order of its help: the most important, the panels, and the rest."""
 
     def rank(each: inspect.Parameter) -> tuple[int, int]:
         if each.name in _FIRST:
@@ -299,8 +299,7 @@ def _by_panel(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
 
 
 def _in_panel(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return the parameter with the panel where its option is shown. Options are shared by commands, so it has a
-    copy."""
+    """Return the parameter with a copy of its option in its panel: several commands share the option itself."""
     info = copy(_option_of(parameter))
     if isinstance(info, ArgumentInfo) or parameter.name in _FIRST:
         info.rich_help_panel = None
@@ -315,7 +314,7 @@ def _option_of(parameter: inspect.Parameter) -> Any:
 
 
 def sampling(options: ChatOptions) -> SamplingChoice:
-    """Return the sampling that the options ask for; greedy where the model recommends no temperature either."""
+    """Return the sampling that the options ask for. It is greedy if the model recommends no temperature either."""
     if options.logprobs is not None and not options.as_json:
         raise typer.BadParameter("--logprobs is printed with --json only; add --json")
     given = {name: value for name in RECOMMENDABLE if (value := getattr(options, name)) is not None}
@@ -332,7 +331,7 @@ def sampling(options: ChatOptions) -> SamplingChoice:
 
 
 def settings_of(declared: Mapping[str, Any]) -> Settings:
-    """Return the settings that declared options ask for, by the fields' names."""
+    """Return the settings for the declared options, given by their fields' names."""
     given = {name: _in_own_unit(_DECLARED[name], value) for name, value in declared.items()}
     given["kv_dir"] = given["kv_dir"] if given.get("kv_dir") is not None else default_folder()
     try:
@@ -376,13 +375,12 @@ def store_of(folder: str | None, gigabytes: float | None) -> "ModelStore | None"
 
 
 def words_of(options: WorkerOptions, always: Collection[str] = ()) -> list[str]:
-    """Return a worker's options as a command line has them; those that have their default value are left out, but for
-    the fields that are ``always`` named."""
+    """Return a worker's options as words of a command line, without defaults, except for the fields in ``always``."""
     words, hints = list[str](), get_type_hints(WorkerOptions, include_extras=True)
     for each in fields(options):
         value = getattr(options, each.name)
         if value is None or (value == each.default and each.name not in always):
             continue
-        flag, _, opposite = hints[each.name].__metadata__[0].default.partition("/")  # where typer has the name
+        flag, _, opposite = hints[each.name].__metadata__[0].default.partition("/")  # typer's place for the name
         words += [flag if value else opposite] if isinstance(value, bool) else [flag, str(value)]
     return words

@@ -1,4 +1,4 @@
-"""`splitinfer pair`: this machine's key, and the coordinators' keys that its workers admit."""
+"""`splitinfer pair`: shows this machine's key, and changes the coordinators' keys that its workers admit."""
 
 from typing import Annotated
 

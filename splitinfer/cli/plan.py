@@ -1,4 +1,4 @@
-"""`splitinfer plan`: which machine gets which layers, from what was measured of them."""
+"""`splitinfer plan`: chooses the layers of each machine from measurements."""
 
 from functools import partial
 from pathlib import Path
@@ -74,7 +74,7 @@ def plan(
             "--kv-share",
             min=0.01,
             max=1,
-            help="Share of what weights leave free that KV may take; coord takes half, or --kv-gb.",
+            help="Share of the memory beside the weights that KV may take; coord takes half, or --kv-gb.",
         ),
     ] = _DEFAULTS.kv_share,
     measure: MeasureOption = False,
@@ -105,7 +105,7 @@ def plan(
 
 
 def _base(layout: str | None, workers: str | None) -> "Layout | None":
-    """Return the layout that has what a plan does not choose."""
+    """Return the layout with the values that a plan does not choose, or None without ``--layout``."""
     if layout is None:
         return None
     if workers is not None:
@@ -118,7 +118,7 @@ def _base(layout: str | None, workers: str | None) -> "Layout | None":
 def _measured(
     model: str | None, workers: str | None, base: "Layout | None", draft: str | None, timeout: float, *, again: bool
 ) -> "Profiles":
-    """Return the profiles of this machine and of the workers that are named, measured now or remembered by each."""
+    """Return the profiles of this machine and of the named workers, measured now or saved by each."""
     from splitinfer.console import measuring
     from splitinfer.llm import Settings
     from splitinfer.llm.automatic import found_workers, measured_profiles, named

@@ -1,5 +1,5 @@
-"""Shows a plan: this machine beside the best cut, what is best for other aims, what does not fit. Writes the layout
-that was asked for."""
+"""Shows a plan: this machine beside the best cut, the best cuts for other aims, the aims that do not fit. Writes the
+requested layout."""
 
 import datetime
 import shutil
@@ -22,14 +22,14 @@ from splitinfer.placement.document import as_dict, name_in_words, shortage, why
 from splitinfer.placement.plan import Plan
 from splitinfer.places import write
 
-_WIDTH = 120  # columns where there is no terminal
+_WIDTH = 120  # columns without a terminal
 
 
 def show(plan: Plan, aim: Aim, base: Layout | None, out: Path | None, *, as_json: bool) -> int:
-    """Print a plan, as a table or ``as_json``, and write the layout for ``aim`` to ``out``; the exit code.
+    """Print a plan, as a table or ``as_json``, and write the layout for ``aim`` to ``out``. Return the exit code.
 
     Raises:
-        CannotFit: nothing fits for ``aim``.
+        CannotFit: no cut fits for ``aim``.
         ConfigError: the file cannot be written.
     """
     lacking = {each: shortage(plan.profiles, plan.asked, each) for each in Aim if each not in plan.best}
@@ -52,7 +52,7 @@ def show(plan: Plan, aim: Aim, base: Layout | None, out: Path | None, *, as_json
 
 
 def _reasons(plan: Plan, aim: Aim) -> Iterator[str]:
-    """Yield the best cut, and why; and those for other aims."""
+    """Yield sentences: the best cut, its reasons, and the best cuts for other aims."""
     if len(plan.profiles.machines) == 1 or aim not in plan.best:
         return
     yield f"Best for {aim}: {name_in_words(plan.profiles, plan.best[aim].cut)}."

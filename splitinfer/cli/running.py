@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def set_up(verbose: bool, *, info: bool = False) -> None:
-    """Log to standard error. ``info``: the log is the command's output, so it has more."""
+    """Log to standard error. ``info``: the log is the command's output, so it has more lines."""
     level = logging.DEBUG if verbose else logging.INFO if info else logging.WARNING
     logging.basicConfig(
         level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=[_Lines(among_answers=not info)],
@@ -47,14 +47,14 @@ class _Lines(logging.Handler):
 
 
 def finished(command: Callable[..., int | None]) -> Callable[..., int]:
-    """Return the command with a log (``set_up``) and an exit code, 0 where it returns none; an error becomes one
-    sentence."""
+    """Return the command with a log (``set_up``), an exit code (0 if it returns None), and one sentence for an
+    error."""
 
     def run(**given: Any) -> int:
         set_up(given.get("verbose", False))
         try:
             return command(**given) or 0
-        except KeyboardInterrupt:  # asyncio's own handler has SIGINT for the moment in which a prompt ends
+        except KeyboardInterrupt:  # asyncio's own handler has SIGINT for a moment when a prompt ends
             return 130
         except BrokenPipeError:  # the reader of standard output has closed it
             return 0
@@ -63,7 +63,7 @@ def finished(command: Callable[..., int | None]) -> Callable[..., int]:
                 log.debug("traceback of the error", exc_info=error)
                 say(f"splitinfer: {error}")
         except Exception:
-            if not shutdown.has_begun:  # else it was closed under the command, on purpose
+            if not shutdown.has_begun:  # else the shutdown closed it on purpose
                 raise
         return 1
 
@@ -71,17 +71,17 @@ def finished(command: Callable[..., int | None]) -> Callable[..., int]:
 
 
 def say(text: str) -> None:
-    """Print a text to standard error: wrapped between words on a terminal, as it is elsewhere."""
+    """Print a text to standard error, wrapped between words if that is a terminal."""
     sys.stderr.write(f"{_fitted(text)}\n")
 
 
 def tell(text: str) -> None:
-    """The same to standard output."""
+    """Print a text to standard output, wrapped between words if that is a terminal."""
     typer.echo(_fitted(text, sys.stdout))
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows to standard output: side by side where the terminal has room for them, else below each other."""
+    """Print rows to standard output: side by side if the terminal has room for them, else below each other."""
     from splitinfer.chat.formatting import columns
 
     typer.echo(columns(headings, rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))

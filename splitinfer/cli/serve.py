@@ -1,4 +1,4 @@
-"""`splitinfer serve`: the pipeline for clients that speak OpenAI's, Anthropic's or Ollama's API."""
+"""`splitinfer serve`: serves the pipeline to clients that speak OpenAI's, Anthropic's or Ollama's API."""
 
 import threading
 

@@ -17,7 +17,7 @@ _models = partial(typer.Option, rich_help_panel="Several models")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions(PipelineOptions):
-    """The options of a server. ``api_key``: keys themselves; ``api_keys``: a file of others' digests."""
+    """The options of a server. ``api_key``: keys themselves. ``api_keys``: a file with digests of further keys."""
 
     host: Annotated[
         str,
@@ -67,7 +67,7 @@ class ServeOptions(PipelineOptions):
         _models(
             "--also",
             help=r"A further model that clients may name: \[NAME=]MODEL, or a layout's file; may be repeated. It is "
-            "loaded when it is asked for, in place of others where memory does not suffice.",
+            "loaded on its first request, in place of other models if memory does not suffice.",
         ),
     ] = None
     max_loaded: Annotated[

@@ -1,4 +1,4 @@
-"""Runs a worker process: listens, prints its address, serves coordinators, and stops when the process is to end."""
+"""Runs a worker process: listens, prints its address, serves coordinators, and stops at the process's end."""
 
 import json
 import logging
@@ -26,22 +26,22 @@ from transports import AddressError, AddressInUse, LinkOptions, Listener, listen
 
 log = logging.getLogger(__name__)
 
-_STOP_SECONDS = 1.5  # without what is to be written to disk, as the next
-_END_SECONDS = 3.0  # with all threads, and the goodbye of the announcement
+_STOP_SECONDS = 1.5  # to stop the worker; like the next, without KV to write to disk
+_END_SECONDS = 3.0  # to end all threads, and to withdraw the announcement
 
 
 def serve(options: WorkerOptions, *, child: bool = False, shows_stage: bool = True) -> int:
-    """Serve coordinators until the process is to end; its exit code. ``child``: started by a coordinator on this
-    machine, which reads the address from standard output.
+    """Serve coordinators until the process must end. Return its exit code. ``child``: a coordinator on this machine
+    started it, and reads the address from standard output.
 
     Beyond loopback, links are encrypted and only known coordinators are admitted, unless ``insecure``.
 
     Raises:
-        ConfigError: the address cannot be listened on, or what is to be announced cannot be.
+        ConfigError: it cannot listen on the address, or the worker cannot be announced.
     """
     host, insecure, disk, store = options.host, options.insecure, options.disk, options.store
     wanted = is_announced(options.announce, host, insecure=insecure, child=child)
-    keys = None if insecure else Keyring()  # for links to other workers, also where the own port is open
+    keys = None if insecure else Keyring()  # for links to other workers, even if its own port is open
     is_open = keys is None or is_loopback(host)
     access = AccessControl(None if is_open else keys)
     listener = _listen(Endpoint(host.strip("[]"), 0 if child else options.port), access.options)
@@ -76,8 +76,8 @@ def rank_options(options: WorkerOptions) -> list[str]:
 
 
 def _stay(worker: Worker, ending: threading.Event, announcing: Announcing | None, writing: float) -> int:
-    """Return stay until the worker is ``ending`` or ``shutdown`` begins; the exit code. ``writing``: seconds for KV to
-    be saved on disk."""
+    """Wait until the worker is ``ending`` or ``shutdown`` begins. Return the exit code. ``writing``: seconds for saving
+    KV on disk."""
     asked, stopped = threading.Event(), threading.Event()
 
     def stop() -> None:
@@ -102,11 +102,11 @@ def _stay(worker: Worker, ending: threading.Event, announcing: Announcing | None
 
 
 def is_announced(asked: bool | None, host: str, *, insecure: bool, child: bool) -> bool:
-    """Return whether a worker is announced. ``asked``: what was asked for. Return None if nothing was: then one that
-    other machines reach is, unless it is ``insecure``, because who admits everyone should not be offered to everyone.
+    """Return whether a worker is announced. ``asked``: the option's value. With None, a worker is announced if other
+    machines can reach it and it is not ``insecure``: a worker that admits everyone should not be offered to everyone.
 
     Raises:
-        ConfigError: it was asked for, and no other machine reaches the worker.
+        ConfigError: ``asked`` is true, but no other machine can reach the worker.
     """
     if child or (is_loopback(host) and not asked):
         return False
@@ -116,7 +116,7 @@ def is_announced(asked: bool | None, host: str, *, insecure: bool, child: bool) 
 
 
 def _announcing(name: str, host: str, port: int, access: AccessControl) -> Announcing:
-    """Return what announces the worker."""
+    """Return the object that announces the worker."""
     security = access.options.security
     announcement = Announcement(
         name=announced_name(name),
@@ -133,7 +133,7 @@ def _announcing(name: str, host: str, port: int, access: AccessControl) -> Annou
 
 
 def _numeric(host: str) -> str:
-    """Return the number of the interface that was listened on, which may have been given by its name."""
+    """Return the numeric address of a host to listen on, which may be given by its name."""
     bare = host.strip("[]")
     try:
         return str(socket.getaddrinfo(bare, None, type=socket.SOCK_STREAM)[0][4][0])
@@ -142,7 +142,7 @@ def _numeric(host: str) -> str:
 
 
 def _log_pairing(name: str, port: int, keys: Keyring, *, shows_stage: bool) -> None:
-    """Log the stage's line for the layout, and which coordinators are admitted."""
+    """Log the stage's line for the layout, and the number of admitted coordinators."""
     if shows_stage:
         log.info(
             "this worker's stage in the layout: {name: %s, layers: ..., address: %s, key: %s}",

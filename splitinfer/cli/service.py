@@ -1,6 +1,6 @@
-"""`splitinfer service`: has the system start a worker and keep it running.
+"""`splitinfer service`: lets the system start a worker and keep it running.
 
-`install` takes the options of `splitinfer worker` and writes them down.
+`install` takes the options of `splitinfer worker` and saves them.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from splitinfer.cli.running import say, tell
 from splitinfer.common.endpoint import is_loopback
 from splitinfer.service.definition import NAME, Definition, absolute, carried
 
-_ALWAYS = ("host", "port")  # written down also where they are not given
+_ALWAYS = ("host", "port")  # saved even if they are not given
 _FOLDERS = ("model", "kv_dir", "models_dir")  # they become absolute: a service runs in another folder
 
 service_app = typer.Typer(no_args_is_help=True, help="Let the system start a worker and keep it running.")
@@ -23,7 +23,7 @@ service_app = typer.Typer(no_args_is_help=True, help="Let the system start a wor
 @with_options
 def install(
     options: WorkerOptions,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is installed, and start it anew.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the installed service and start it anew.")] = False,
 ) -> None:
     """Run `splitinfer worker` from now on, and whenever you log in."""
     from splitinfer.service import actions
@@ -45,7 +45,7 @@ def install(
 
 
 def _reach(options: WorkerOptions) -> list[str]:
-    """Return what a person should know about who can reach it."""
+    """Return notes for a person about the machines that can reach the worker."""
     if is_loopback(options.host):
         return ["it listens on this machine only; with --host 0.0.0.0 other machines reach it"]
     if options.insecure:
@@ -55,7 +55,7 @@ def _reach(options: WorkerOptions) -> list[str]:
 
 @service_app.command("status")
 def status() -> int:
-    """Print what is installed, whether it runs, how it ended last, and the end of its log."""
+    """Print the installed service, whether it runs, how it ended last, and the end of its log."""
     from splitinfer.service.actions import manager_of
     from splitinfer.service.actions import status as look
     from splitinfer.service.definition import here

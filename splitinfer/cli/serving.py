@@ -1,5 +1,5 @@
-"""Opens a pipeline with an HTTP server on it, for `serve` and for `chat --serve`; or several models behind one server,
-each with its layout, planned or named (`serve --also`)."""
+"""Opens a pipeline with an HTTP server, for `serve` and for `chat --serve`; or one server with several models, each
+with its planned or named layout (`serve --also`)."""
 
 import logging
 import re
@@ -40,20 +40,20 @@ from splitinfer.system.open_files import make_room
 
 log = logging.getLogger(__name__)
 
-_OTHER_FILES = 256  # that are no connections: of links, models, KV on disk; and some of a client's, while it is refused
-_MANY = 1024  # connections; a limit below is worth a word
-_LOOK_EVERY = 1.0  # seconds between looks whether the pipeline still lives
+_OTHER_FILES = 256  # open files besides connections: links, models, KV on disk, and clients that are being refused
+_MANY = 1024  # connections; a lower limit is worth a warning
+_LOOK_EVERY = 1.0  # seconds between checks that the pipeline still runs
 
 
 # -- who may use it ----------------------------------------------------------------------------------------------------
 
 
 def gate_of(options: ServeOptions) -> Gate:
-    """Return the rules.
+    """Return the rules of access to the server.
 
     Raises:
-        ConfigError: they would open the server to more than was said, or the file of keys or the certificate cannot be
-            used.
+        ConfigError: they would admit more clients than the options allow, or the file of keys or the certificate cannot
+            be used.
     """
     if options.tls_cert is not None and options.tls_key is not None:
         check_tls(options.tls_cert, options.tls_key)
@@ -78,10 +78,10 @@ def _keys(options: ServeOptions) -> ApiKeys | None:
 
 @contextmanager
 def serving(options: ServeOptions, chosen: Chosen | None = None) -> Iterator[LLM]:
-    """An LLM with a server of it, whose address is said on standard error.
+    """Open an LLM with a server, and print the server's address on standard error.
 
     Raises:
-        ConfigError: it cannot listen there, or the certificate or the collector cannot be used.
+        ConfigError: the server cannot listen there, or the certificate cannot be used.
         SplitinferError: as ``open_llm``.
     """
     gate, servers = _checked(options), list[Server]()
@@ -94,7 +94,7 @@ def serving(options: ServeOptions, chosen: Chosen | None = None) -> Iterator[LLM
 
 @contextmanager
 def serving_several(options: ServeOptions) -> Iterator[None]:
-    """A server of several models, of which the first is loaded.
+    """Open a server of several models, and load the first of them.
 
     Raises:
         ConfigError, SplitinferError: as ``serving``, and as ``entries_of``.
@@ -115,7 +115,7 @@ def serving_several(options: ServeOptions) -> Iterator[None]:
 
 
 def _checked(options: ServeOptions) -> Gate:
-    """Return the rules, once it is known that the server can listen: before anything is loaded."""
+    """Return the rules of access. Check first that the server can listen, before anything is loaded."""
     gate = gate_of(options)
     check_port(options.host, options.port)
     return gate
@@ -130,7 +130,7 @@ def _serve(
     stack: ExitStack,
     several: Several | None = None,
 ) -> None:
-    """Open a server until ``stack`` closes, and say where it is. ``servers``: gets it."""
+    """Open a server until ``stack`` closes, print its address, and add it to ``servers``."""
     limits = Limits(most=_room_for(options.max_connections))
     listen = Listen(options.host, options.port, options.tls_cert, options.tls_key, limits)
     server = Server(service, listen, several)
@@ -143,14 +143,14 @@ def _serve(
 
 
 def stay_open(llm: LLM) -> NoReturn:
-    """Stay while a pipeline lives; a signal ends the process. Raises SplitinferError: the pipeline failed."""
+    """Wait while a pipeline runs; a signal ends the process. Raises SplitinferError once the pipeline has failed."""
     while (failure := llm.health().failure) is None or shutdown.has_begun:
         threading.Event().wait(_LOOK_EVERY)
     raise SplitinferError(f"{failure}; start it again with the same command")
 
 
 def _room_for(num_connections: int) -> int:
-    """Return how many connections this process can have, at most ``num_connections``."""
+    """Return the number of connections that this process can have, at most ``num_connections``."""
     room = make_room(num_connections + _OTHER_FILES)
     if room >= num_connections + _OTHER_FILES:
         return num_connections
@@ -177,11 +177,11 @@ _PAIRED = frozenset({"(paired)"})  # the workers of --auto, which are found when
 
 
 def entries_of(options: ServeOptions, bounds: Bounds) -> list[Entry]:
-    """Return the models of the options, then those of ``also``: ``[NAME=]MODEL``, or a layout's file in place of a
+    """Return the models of the options, then the models of ``also``: ``[NAME=]MODEL``, or a layout's file in place of a
     model.
 
     Raises:
-        ConfigError: two have one name.
+        ConfigError: two models have one name.
         SplitinferError: a layout or a model cannot be used.
     """
     wanted = [(options.model_name, options), *(_also(options, each) for each in options.also or ())]
@@ -223,6 +223,6 @@ def _entry(name: str | None, options: PipelineOptions) -> Entry:
 
 
 def _load(options: PipelineOptions, sharing: int) -> LLM:
-    """Return ``sharing``: models that share this machine's memory."""
+    """Load the model that the options name. ``sharing``: the number of models that share this machine's memory."""
     chosen, settings = layout_of(options), replace(options.settings, grows_context=True, models_here=sharing)
     return load_llm(chosen, options.model if isinstance(chosen, str) else None, settings)

@@ -1,4 +1,4 @@
-"""`splitinfer up`, `down` and `status`: workers on other machines, over ssh."""
+"""`splitinfer up`, `down` and `status`: start, stop and show workers on other machines, over ssh."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -29,14 +29,14 @@ _Hosts = Annotated[
     typer.Argument(
         metavar="HOST",
         help=r"\[NAME=]\[USER@]HOST\[:PORT]. HOST as in `ssh HOST`; PORT is the worker's, not ssh's. Default: the "
-        "hosts of the last time.",
+        "hosts of the last `up`.",
     ),
 ]
 _Hostfile = Annotated[
     Path | None, typer.Option("--hostfile", help="Read the hosts from this file, as `mlx.launch` uses it.")
 ]
 _LAYOUT = "layout.yaml"
-_Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of workers where the host names none.")]
+_Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of workers whose host names none.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class UpOptions(ChatOptions):
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", help="The model: OWNER/MODEL at the hub, a folder or 'demo'. Default: that of the last time."
+            "--model", help="The model: OWNER/MODEL at the hub, a folder or 'demo'. Default: the last `up`'s model."
         ),
     ] = None
 
@@ -64,7 +64,7 @@ def _up(
     set_up(options.verbose, info=is_server(options))
     choice = sampling(options)
     if (options.serve is not None) + (options.prompt is not None) + prepare > 1:
-        raise ConfigError("--serve, --prompt and --prepare each say what is to be done; give one of them")
+        raise ConfigError("--serve, --prompt and --prepare exclude each other; give one of them")
     last = _meant(hosts, hostfile, port, options.model)
     text = None if prepare else prompt_of(options)
     workers = _bring_up(last)
@@ -88,7 +88,7 @@ def status(hosts: _Hosts = None, hostfile: _Hostfile = None) -> int:
     from splitinfer.launch.steps import COLUMNS
 
     if not hosts and hostfile is None and not _remembered().hosts:
-        return discover()  # without `up`, workers are known by their announcements alone
+        return discover()  # without `up`, only announcements show workers
 
     known = _known(hosts, hostfile)
     with _steps(makes_key=False) as (steps, _):
@@ -126,7 +126,7 @@ def _remembered() -> "Last":
 
 
 def _meant(hosts: Sequence[str] | None, hostfile: Path | None, port: int, model: str | None) -> "Last":
-    """Return the hosts and the model. Raises SplitinferError: they are not known, or there is no such model."""
+    """Return the hosts and the model. Raises SplitinferError if they are unknown, or the model does not exist."""
     from splitinfer.launch.hosts import choose
     from splitinfer.models.folder.hub import named_anywhere, open_model
 
@@ -156,7 +156,7 @@ def _steps(*, makes_key: bool = True) -> "Iterator[tuple[LaunchSteps, Ssh]]":
 
 
 def _bring_up(last: "Last") -> list[dict[str, str]]:
-    """Bring all hosts up; name, address and key of their workers. Raises ConfigError: one did not start."""
+    """Bring all hosts up. Return name, address and key of their workers. Raises ConfigError if one did not start."""
     from splitinfer.console import errors
     from splitinfer.launch.steps import check_distinct, problems
     from splitinfer.places import of_up, write
@@ -169,7 +169,7 @@ def _bring_up(last: "Last") -> list[dict[str, str]]:
             if up
         ]
     check_distinct([(host, up) for host, up in started if up])
-    if ready:  # a mistyped host does not replace those that `down` has to know
+    if ready:  # a mistyped host must not replace these
         write(of_up() / "last.json", last.encode())
     failed = [host.name for host, up in started if up is None]
     if failed:
@@ -189,7 +189,8 @@ def _planned(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]
 
 
 def _prepare(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]) -> int:
-    """Write the layout. A worker that serves already, as one that was lost does at once, leaves it as it was."""
+    """Write the layout and return the exit code. Keep the old layout if a worker is busy, for example because its
+    coordinator has reconnected at once."""
     from splitinfer.places import of_up
 
     path = of_up() / _LAYOUT
@@ -208,7 +209,9 @@ def _print(mark: str, line: str, began: float | None = None) -> None:
 
     from splitinfer.console import errors
 
-    line += "" if began is None or mark == "✗" else f"  {time.monotonic() - began:.1f} s"  # whose end is a command
+    line += (
+        "" if began is None or mark == "✗" else f"  {time.monotonic() - began:.1f} s"
+    )  # its line ends with a command
     shown = wrapped(line, errors.width - 2) if errors.is_terminal else line
     colour = {"✓": "green", "!": "yellow", "✗": "red"}.get(mark, "default")
     errors.print(f"[{colour}]{mark}[/{colour}] {escape(shown)}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`splitinfer worker`: a worker in this process, or those in the background of this machine."""
+"""`splitinfer worker`: runs a worker in this process, or controls the workers in the background of this machine."""
 
 import sys
 from typing import Annotated
@@ -22,12 +22,12 @@ def worker(
         bool, typer.Option("--json", help="With --detach, --stop or --show: answer with one line of JSON.")
     ] = False,
     by: Annotated[str | None, typer.Option("--by", metavar="KEY:NAME", hidden=True)] = None,
-    versions: Annotated[str | None, typer.Option("--versions", hidden=True)] = None,  # who lists processes reads it
+    versions: Annotated[str | None, typer.Option("--versions", hidden=True)] = None,  # shown in the list of processes
     child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
 ) -> int:
     """Wait for a coordinator, hold the layers it names, and serve one coordinator after another."""
     if detach + stop + show > 1 or (as_json and not (detach or stop or show)):
-        raise typer.BadParameter("--detach, --stop and --show each say what is to be done; give one, --json beside it")
+        raise typer.BadParameter("--detach, --stop and --show exclude each other; give one of them, also for --json")
     if detach or stop or show:
         return _in_background(by, as_json, detach=detach, stop=stop)
     if child:

@@ -1,12 +1,12 @@
-"""What a worker announces, as the properties of a TXT record (RFC 6763, section 6) and back. Pure.
+"""Converts a worker's announcement to the properties of a TXT record (RFC 6763, section 6) and back. Pure.
 
     txtvers  1: the form of all others            id     a number of this run of the worker, new at each start
-    name     the worker's name                    key    the fingerprint of its key; left out where it has none
-    proto, ver, mlx, mlxlm   the versions          dev    what it computes on
+    name     the worker's name                    key    the fingerprint of its key; missing if it has no key
+    proto, ver, mlx, mlxlm   the versions          dev    the device that it computes on
     mem         memory of the machine, in MB
 
 It names no user, coordinator or model. A record of another form (``txtvers``) is read as far as possible, so that a
-later version can be told apart. Anyone in the network can announce anything: every field is bounded and made printable.
+later version can be recognised. Anyone in the network can announce anything: every field is bounded and made printable.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from splitinfer.wire.messages import Versions
 
 SERVICE = "_splitinfer._tcp"
 FORM = "1"
-FINGERPRINT_DIGITS = 32  # hexadecimal: 128 bits, which nobody can find another key for
+FINGERPRINT_DIGITS = 32  # hexadecimal: 128 bits; nobody can find another key for them
 MOST_LABEL = 63  # bytes of an instance's name (RFC 6763, 4.1.1)
 
 _ID_DIGITS, _SHOWN_ID = 16, 6
@@ -31,8 +31,8 @@ _HEX = re.compile(r"[0-9a-f]+")
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A worker's announcement. ``port``: of the worker; ``fingerprint``: of its public key, "" where it has none;
-    ``memory``: bytes, 0 where unknown."""
+    """A worker's announcement. ``port``: the worker's. ``fingerprint``: of its public key, or "" if it has no key.
+    ``memory``: bytes, or 0 if unknown."""
 
     name: str
     id: str
@@ -45,14 +45,14 @@ class Announcement:
 
     @property
     def label(self) -> str:
-        """The instance's name: unique without asking the network, because the run's number is part of it. Dots are left
-        out: python-zeroconf's names with dots are not seen by dns-sd (python-zeroconf issue 190)."""
+        """The instance's name. The run's number makes it unique without asking the network. Dots are replaced, because
+        dns-sd does not see python-zeroconf's names with dots (python-zeroconf issue 190)."""
         number = f" {self.id[:_SHOWN_ID]}"
         return _cut(self.name.replace(".", "-"), MOST_LABEL - len(number)) + number
 
 
 def new_id() -> str:
-    """Return the number of a run."""
+    """Return a random number for a new run."""
     return secrets.token_hex(_ID_DIGITS // 2)
 
 
@@ -62,7 +62,7 @@ def fingerprint_of(key: str) -> str:
 
 
 def short(fingerprint: str) -> str:
-    """Return a fingerprint as people compare it: four groups of four digits.
+    """Return the part of a fingerprint that people compare: four groups of four digits.
 
     >>> short("0123456789abcdef0123456789abcdef")
     '0123 4567 89ab cdef'
@@ -71,7 +71,7 @@ def short(fingerprint: str) -> str:
 
 
 def announced_name(name: str) -> str:
-    """Return the name that is announced for a worker: without ``.local``, printable, and not too long.
+    """Return a worker's name for the announcement: without ``.local``, printable, and not too long.
 
     >>> announced_name("mini.local")
     'mini'
@@ -80,8 +80,8 @@ def announced_name(name: str) -> str:
 
 
 def to_properties(announcement: Announcement) -> dict[str, str]:
-    """Return the properties of the TXT record. Their bounds keep it under 400 bytes, so that it fits into a packet with
-    others (RFC 6763, section 6.2)."""
+    """Return the properties of the TXT record. Their bounds keep it under 400 bytes, so that one packet can hold it
+    with others (RFC 6763, section 6.2)."""
     versions = announcement.versions
     pairs = {
         "txtvers": announcement.form,
@@ -99,7 +99,7 @@ def to_properties(announcement: Announcement) -> dict[str, str]:
 
 
 def from_properties(properties: dict[bytes, bytes | None], port: int) -> Announcement | None:
-    """Return the announcement in a TXT record. Return None if it has no name, no number or no port: it is not a
+    """Return the announcement in a TXT record. Return None if it lacks a name, a number or a port, and so is not a
     worker's."""
     values = {
         key.decode("ascii", "replace").lower(): (value or b"").decode("utf-8", "replace")
@@ -126,7 +126,7 @@ def _versions(values: Mapping[str, str]) -> Versions:
 
 
 def _clean(text: str, most: int) -> str:
-    """Return a stranger's text, printable and on one line, at most ``most`` bytes."""
+    """Return a stranger's text made printable, on one line, with at most ``most`` bytes."""
     return _cut(plain(text, 4 * most), most)
 
 

@@ -1,10 +1,10 @@
 """Announces a worker, from the worker's own process.
 
-zeroconf answers on a thread of its own, but does not see addresses that come and go, as when a Thunderbolt cable is
-plugged in: the worker's main thread does. The kinds of the interfaces are asked for only where addresses have changed:
+zeroconf answers on a thread of its own, but does not notice addresses that come and go, as when a Thunderbolt cable is
+plugged in: the worker's main thread does. It looks up the kinds of interfaces only after a change of addresses, because
 on macOS that starts a program.
 
-The announced host is one of this program's own, ``splitinfer-ID.local``: addresses of the machine's own name would
+The announced host name, ``splitinfer-ID.local``, belongs to this program: addresses under the machine's own name would
 conflict with the system's responder, which would then rename the machine.
 """
 
@@ -32,8 +32,8 @@ _ANY_IPV4, _ANY_IPV6 = "0.0.0.0", "::"
 
 
 def addresses_of(host: str, interfaces: Sequence[LocalInterface]) -> tuple[str, ...]:
-    """Return the addresses at which a worker that listens on ``host`` is reached from other machines: not those of
-    containers, virtual machines and VPNs, unless it listens on one of them."""
+    """Return the addresses at which other machines reach a worker that listens on ``host``. Addresses of containers,
+    virtual machines and VPNs count only if it listens on one of them."""
     ips = [str(each.ip) for one in interfaces if one.kind in _ANNOUNCED for each in one.networks]
     if host == _ANY_IPV4:
         return tuple(ip for ip in ips if ":" not in ip)
@@ -43,7 +43,7 @@ def addresses_of(host: str, interfaces: Sequence[LocalInterface]) -> tuple[str, 
 
 
 def registered(info: "zeroconf.ServiceInfo", addresses: Sequence[str]) -> "zeroconf.Zeroconf":
-    """Return what announces this on the interfaces with these addresses, until it is closed, which says goodbye."""
+    """Return a responder that announces ``info`` on the interfaces with these addresses. Closing it says goodbye."""
     import zeroconf
 
     ipv4 = [each for each in addresses if ":" not in each]
@@ -58,7 +58,7 @@ def registered(info: "zeroconf.ServiceInfo", addresses: Sequence[str]) -> "zeroc
 
 
 def service_info(announcement: Announcement, addresses: Sequence[str]) -> "zeroconf.ServiceInfo":
-    """Return the records of a worker. Raises OSError: one of the addresses is not an address."""
+    """Return the records of a worker. Raises OSError if one of the addresses is not valid."""
     import zeroconf
 
     families = [(each.partition("%")[0], socket.AF_INET6 if ":" in each else socket.AF_INET) for each in addresses]
@@ -73,14 +73,14 @@ def service_info(announcement: Announcement, addresses: Sequence[str]) -> "zeroc
 
 
 def _numbers() -> Hashable:
-    """Return all addresses of this machine, and which interfaces are up."""
+    """Return all addresses of this machine, and the interfaces that are up, to compare them later."""
     up = frozenset(name for name, state in psutil.net_if_stats().items() if state.isup)
     return up, frozenset((name, each.address) for name, all_of in psutil.net_if_addrs().items() for each in all_of)
 
 
 class Announcing:
-    """Keeps the announcement of a worker that listens on ``host`` as it should be. Nothing here fails the worker: what
-    cannot be announced is logged. All methods are for one thread."""
+    """Keeps the announcement of a worker that listens on ``host`` up to date. A failure here is logged and never stops
+    the worker. Only one thread may call the methods."""
 
     def __init__(self, announcement: Announcement, host: str) -> None:
         self._announcement, self._host = announcement, host
@@ -91,7 +91,7 @@ class Announcing:
         self._said = ""
 
     def tick(self) -> None:
-        """Announce what has changed; to be called about once a second. If that fails, it is said once, and tried again
+        """Update the announcement after a change. Call it about once a second. A failure is logged once and retried
         later."""
         if time.monotonic() < self._look_due:
             return

@@ -1,4 +1,4 @@
-"""What `splitinfer discover` lists, and the addresses of a layout's names and of workers that `up` has started."""
+"""Finds the workers that `splitinfer discover` lists, the addresses of a layout's names and of the workers of `up`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -14,15 +14,15 @@ from splitinfer.system.interface_kind import LocalInterface
 from splitinfer.wire.messages import Versions
 
 SECONDS = 3.0  # a responder answers within 0.12 s (RFC 6762, section 6), a sleeping Wi-Fi later
-SHORTLY = 1.5  # where an address is known already; of two questions, the second goes out after a second
+SHORTLY = 1.5  # if an address is known already; zeroconf's second question goes out after a second
 
 OnFound = Callable[[str, str], None]
-"""Gets the name of a stage or worker, and where it was found."""
+"""Called with the name of a stage or worker, and a phrase that says where it was found."""
 
 
 def discover(seconds: float, known: Iterable[Known], own: Versions, own_key: str = "") -> tuple[Look, list[Found]]:
     """Return every worker that announces itself within ``seconds``, with the ways to it. ``known``: this machine's
-    keyring; ``own``: this process's versions; ``own_key``: this machine's."""
+    keyring; ``own``: this process's versions; ``own_key``: this machine's public key."""
     look, keys = network.look(seconds), tuple(known)
     found = [_found(worker, look.interfaces, keys, own) for worker in look.workers]
     mine = fingerprint_of(own_key) if own_key else None
@@ -33,8 +33,8 @@ def discover(seconds: float, known: Iterable[Known], own: Versions, own_key: str
 
 
 def paired(known: Sequence[Known], own: Versions, seconds: float = SECONDS) -> list[dict[str, str]]:
-    """Name, address and key of the workers that announce themselves now, answer, and have a key of the keyring. Without
-    such a key nobody is looked for; ``seconds`` are spent only until all have been heard."""
+    """Return name, address and key of the workers that announce themselves now, answer, and have a key of the keyring.
+    The search ends early once all of them were heard; with an empty keyring it does not start."""
     keys = {fingerprint_of(each.key): each.key for each in known}
     if not keys:
         return []
@@ -57,7 +57,7 @@ def find_stages(
 
     Raises:
         LayoutError: a stage's key is not known.
-        WorkerUnreachable: a worker was not found, or does not answer; the text says what was tried.
+        WorkerUnreachable: a worker was not found or does not answer; the text names the attempts.
     """
     if not layout.to_find:
         return layout
@@ -79,8 +79,8 @@ def find_stages(
 
 
 def find_again(stage: StageSpec, seconds: float = SHORTLY) -> str | None:
-    """Return where the worker with a stage's key announces itself now, and answers. Return None if nowhere, or without
-    a key."""
+    """Return the address at which the worker with a stage's key announces itself now and answers. Return None if it
+    does not, or if the stage has no key."""
     if stage.key is None:
         return None
     keys = {stage.name: stage.key}
@@ -97,11 +97,11 @@ def best_addresses(
     seconds: float = SHORTLY,
     notice: OnFound = lambda _name, _text: None,
 ) -> dict[str, str]:
-    """Return the best address of each worker, by name, of workers whose names, keys and one address are known.
+    """Return the best address of each worker, by name. ``workers``: the names, keys and one known address of each.
 
-    What a worker announces is looked for shortly. The best of its addresses that answers is taken, if all the other
-    workers can reach it, too: any of them may come to stand before it. Otherwise it is the known one. ``notice`` gets
-    the workers for which another address is taken.
+    A short search finds their announcements. The best address that answers is taken if all the other workers can reach
+    it, too, because any of them may become the stage before it. Otherwise the known address stays. ``notice`` is called
+    for each worker that gets another address.
     """
     known = {name: (key, address) for name, key, address in workers}
     keys = {name: key for name, (key, _) in known.items()}
@@ -118,7 +118,7 @@ def best_addresses(
 
 
 def _chosen(keys: dict[str, str], workers: Sequence[KnownWorker]) -> dict[str, KnownWorker]:
-    """Return each name's worker, if every one of them was seen; else nothing."""
+    """Return each name's worker if all of them were seen, else an empty dict."""
     try:
         return {name: choose(name, key, workers) for name, key in keys.items()}
     except WorkerUnreachable:

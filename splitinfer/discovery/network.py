@@ -1,7 +1,7 @@
-"""This machine's networks, as a look around for workers needs them: what acts.
+"""Searches this machine's networks for workers, and measures the ways to them.
 
-zeroconf browses. It is imported only then, because a layout with addresses does not need it. The ways to the workers
-that were found are measured by connecting to each address.
+zeroconf browses. It is imported only then, because a layout with addresses does not need it. To measure the ways to a
+found worker, this module connects to each of its addresses.
 
 Sources: RFC 6762 (multicast DNS) and RFC 6763 (DNS-based service discovery).
 """
@@ -21,27 +21,27 @@ from splitinfer.system.interface_kind import LocalInterface, interface_of
 from splitinfer.system.interfaces import local_interfaces
 
 _MOST_SIGHTINGS = 4096  # a stranger may announce any number
-_WAIT = 0.02  # seconds between two looks at what was found
+_WAIT = 0.02  # seconds between two looks at the queue
 _RECORDS_MS = 500  # for the records of an instance whose name is known
 _ASK_AGAIN = 1.0  # seconds; RFC 6762, section 5.2
-_CONNECTIONS, _CONNECT_SECONDS = 5, 1.5  # a machine in the same house takes a thousandth
+_CONNECTIONS, _CONNECT_SECONDS = 5, 1.5  # a machine in the same house needs milliseconds
 
 Sightings = Generator[KnownWorker | None, None, None]
-"""Workers as they are seen; ``None`` whenever nobody new was seen."""
+"""Yields each sighting of a worker, and None whenever nothing new was seen."""
 
 
 # ----- browsing ------------------------------------------------------------------------------------
 
 
 def browse(interfaces: Sequence[LocalInterface]) -> Sightings:
-    """Return browse for workers, without end. Raises OSError: nobody can be found on this machine."""
+    """Yield sightings of workers without end. Raises OSError if this machine cannot search."""
     import zeroconf
 
     names: queue.SimpleQueue[str] = queue.SimpleQueue()
     kind, unknown = f"{SERVICE}.local.", dict[str, float]()  # names without records yet, and when to ask again
 
     def changed(name: str, state_change: zeroconf.ServiceStateChange, **_: object) -> None:
-        if state_change is not zeroconf.ServiceStateChange.Removed:  # one that left will be found not to answer
+        if state_change is not zeroconf.ServiceStateChange.Removed:  # a worker that left will not answer anyway
             names.put(name)
 
     try:
@@ -56,7 +56,7 @@ def browse(interfaces: Sequence[LocalInterface]) -> Sightings:
                 name = _next(names, unknown)
                 info = None
                 if name is not None:
-                    with contextlib.suppress(OSError, zeroconf.Error):  # a name that cannot be one
+                    with contextlib.suppress(OSError, zeroconf.Error):  # an impossible name
                         info = responder.get_service_info(kind, name, timeout=_RECORDS_MS)
                         unknown |= {} if info else {name: time.monotonic() + _ASK_AGAIN}
                 yield _sighting(info)
@@ -85,9 +85,9 @@ def _sighting(info: Any) -> KnownWorker | None:
 
 
 def ways_of(worker: KnownWorker, interfaces: Sequence[LocalInterface]) -> tuple[Route, ...]:
-    """Return the ways to a worker's addresses that are not this machine's own, the best first. A TCP connection takes
-    one round trip and is closed at once. Bandwidth is not measured, because that needs an admitted key and an idle
-    worker: ``splitinfer doctor`` does."""
+    """Return the ways to a worker's addresses that are not this machine's own, the best first. To measure one, a TCP
+    connection, which takes one round trip, is opened and closed. ``splitinfer doctor`` measures bandwidth, because that
+    needs an admitted key and an idle worker."""
     port, addresses = worker.announcement.port, without_own(worker, interfaces).addresses
     with ThreadPoolExecutor(max(1, len(addresses))) as pool:
         return in_order(pool.map(lambda address: way_to(address, port, interfaces), addresses))
@@ -119,7 +119,7 @@ def _why(error: Exception) -> str:
 
 
 def look(seconds: float, is_enough: Callable[[Sequence[KnownWorker]], bool] = lambda _: False) -> Look:
-    """Look for ``seconds`` at most, or until the workers that were seen are enough."""
+    """Look for workers for at most ``seconds``, or until ``is_enough`` accepts the workers seen so far."""
     begun, seen, interfaces = time.monotonic(), list[KnownWorker](), tuple(local_interfaces())
     if not interfaces:
         return Look((), (), 0.0)

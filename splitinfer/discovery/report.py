@@ -1,4 +1,4 @@
-"""What a look around found: as values, as rows of a table with notes below, and as JSON. Pure."""
+"""Reports the result of a search: as values, as rows of a table with notes below, and as JSON. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ _BY_HAND = "an address always works: `--workers HOST.local`, or `address: HOST` 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A look around: the workers that were seen, the interfaces, how many seconds it took, and why it failed, or ""."""
+    """A search: the workers that were seen, the interfaces, its duration in seconds, and why it failed, or ""."""
 
     workers: tuple[KnownWorker, ...]
     interfaces: tuple[LocalInterface, ...]
@@ -32,17 +32,22 @@ class Look:
 
     @property
     def words(self) -> str:
-        """What was tried, as the end of a sentence."""
+        """The attempts, as the end of a sentence."""
         where = ", ".join(each.words for each in self.interfaces)
         return self.problem or (f"looked for {self.seconds:.1f} s on {where}" if where else _NO_INTERFACE)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A worker, and the ways to it, the best first. ``known_as``: the name under which its key is in this machine's
-    keyring, "" if it is not; ``is_impostor``: the keyring has another key under its name; ``is_here``: it runs on this
-    machine; ``same_key``: what to do if it does not, but has this machine's key, else ""; ``difference``: of its
-    versions from the own ones, in words, or None."""
+    """A worker and the ways to it, the best first.
+
+    Args:
+        known_as: the name of its key in this machine's keyring, or "".
+        is_impostor: the keyring has another key under its name.
+        is_here: it runs on this machine.
+        same_key: a cure if another machine's worker has this machine's key, else "".
+        difference: the first version that differs from this process's, in words, or None.
+    """
 
     worker: KnownWorker
     ways: tuple[Route, ...]
@@ -54,18 +59,18 @@ class Found:
 
     @property
     def address(self) -> str | None:
-        """The address for a layout; ``None`` if the worker does not answer at any."""
+        """The address for a layout, or None if the worker does not answer at any."""
         answers = self.ways and self.ways[0].seconds is not None
         return address_of(self.ways[0], self.worker) if answers else None
 
 
 def address_of(way: Route, worker: KnownWorker) -> str:
-    """Return a way's address as a layout has it."""
+    """Return a way's address in the form that a layout uses."""
     return str(Endpoint(way.address, worker.announcement.port))
 
 
 def way_words(way: Route) -> str:
-    """Return a way: its interface and its round trip.
+    """Describe a way: its interface and its round trip.
 
     >>> way_words(Route("10.0.0.2", None, 0.0002))
     'an unknown interface, 0.20 ms'
@@ -87,7 +92,7 @@ def rows(found: Sequence[Found]) -> Iterator[tuple[str, ...]]:
 
 
 def _once(words: Sequence[str], count: int) -> Iterator[list[str]]:
-    """Return the columns with each word in its first row only."""
+    """Yield the columns, each with its word in the first row only."""
     return ([word, *[""] * (count - 1)][:count] for word in words)
 
 
@@ -105,7 +110,7 @@ def _key(found: Found) -> str:
 
 
 def notes(look: Look, found: Sequence[Found]) -> Iterator[str]:
-    """Yield what a person has to know beside the rows: what is wrong with workers, or what to do if there are none."""
+    """Yield the notes below the rows: trouble with workers, or the cure if no worker was found."""
     for each in found:
         yield from (f"{each.worker.name} {what}" for what in _troubles(each))
     yield from _shared(found)
@@ -120,7 +125,7 @@ def notes(look: Look, found: Sequence[Found]) -> Iterator[str]:
 
 
 def _shared(found: Sequence[Found]) -> Iterator[str]:
-    """Yield the workers at different addresses with one key: those of one machine share addresses, too."""
+    """Yield a note for workers with one key but different addresses. Workers of one machine share addresses, too."""
     by_key = {each.worker.fingerprint: each.worker for each in found if each.worker.fingerprint}
     for worker in (each.worker for each in found if each.worker.fingerprint):
         other = by_key[worker.fingerprint]
@@ -156,7 +161,7 @@ def _troubles(found: Found) -> Iterator[str]:
 
 
 def as_json(look: Look, found: Sequence[Found]) -> dict[str, Any]:
-    """Return what was found, with seconds in seconds and memory in bytes."""
+    """Return the result as JSON values; times are in seconds, memory in bytes."""
     return {"problem": look.problem or None, "workers": [_worker_as_json(each) for each in found]}
 
 

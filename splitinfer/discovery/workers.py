@@ -1,15 +1,15 @@
-"""Which workers were seen, which of them a stage means, and which of its addresses to use. Pure.
+"""Merges the sightings of workers, and chooses a stage's worker and the address to use. Pure.
 
-A worker is seen once for each interface and each kind of address; the number of its run joins these sightings. A worker
-that was killed says no goodbye, and for up to 75 minutes (RFC 6762, section 10) a cache may hold what it announced: of
-two runs at one port of one address with one key, one is left out.
+A worker is seen once for each interface and each kind of address; the number of its run joins these sightings. A killed
+worker says no goodbye, and caches may keep its announcement for up to 75 minutes (RFC 6762, section 10). So of two runs
+at the same port and address with the same key, only the later one counts.
 
-A stage means a worker by its key, in the layout or in this machine's keyring under the stage's name: anyone may
-announce a name. The name decides only between workers that share a key, as those of one machine do.
+A stage's worker is identified by its key, from the layout or from this machine's keyring under the stage's name: anyone
+may announce a name. The name only decides between workers that share a key, as the workers of one machine do.
 
-Of a worker's addresses, Thunderbolt comes first, whatever was measured: a first connection to a sleeping cable may be
-slow, and a round trip does not show bandwidth. Other cables are next, then Wi-Fi; a VPN and what is virtual come last.
-Of one kind, the interface with the higher speed is taken, then the shortest round trip.
+Among a worker's addresses, Thunderbolt comes first, regardless of measurements: a first connection over a sleeping
+cable may be slow, and a round trip does not show bandwidth. Other cables are next, then Wi-Fi; VPNs and virtual
+interfaces come last. Within one kind, the interface with the higher speed wins, then the shorter round trip.
 """
 
 import ipaddress
@@ -28,7 +28,7 @@ _RANKS = {Kind.THUNDERBOLT: 0, Kind.CABLE: 1, Kind.WIRELESS: 2, Kind.VPN: 3, Kin
 
 @dataclass(frozen=True, slots=True)
 class KnownWorker:
-    """A worker: what it announced last, and its addresses, each once. A sighting is a worker with a few of its
+    """A worker: its last announcement, and its addresses, each once. A sighting is a worker with a few of its
     addresses."""
 
     announcement: Announcement
@@ -45,8 +45,8 @@ class KnownWorker:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How an address was reached. ``interface``: this end's, ``None`` where unknown; ``seconds``: the shortest round
-    trip of a connection, ``None`` if there was none, and ``problem`` says why."""
+    """How an address was reached. ``interface``: this end's, or None if unknown. ``seconds``: the shortest round trip
+    of a connection, or None if no connection was made; ``problem`` says why."""
 
     address: str
     interface: LocalInterface | None
@@ -58,8 +58,8 @@ class Route:
 
 
 def merge(sightings: Iterable[KnownWorker]) -> tuple[KnownWorker, ...]:
-    """Return the workers that were seen, by name, without those that earlier runs left behind. Of several announcements
-    of one run, the last counts."""
+    """Return the workers that were seen, sorted by name, without stale announcements of earlier runs. Only the last
+    announcement of a run counts."""
     by_id: dict[str, KnownWorker] = {}
     for seen in sightings:
         number = seen.announcement.id
@@ -68,21 +68,21 @@ def merge(sightings: Iterable[KnownWorker]) -> tuple[KnownWorker, ...]:
             addresses = dict.fromkeys((*before, *filter(None, map(_usable, seen.addresses))))
             by_id[number] = KnownWorker(seen.announcement, tuple(addresses)[:_MOST_ADDRESSES])
     kept: list[KnownWorker] = []
-    for worker in reversed(by_id.values()):  # the last one heard is the likelier to live
+    for worker in reversed(by_id.values()):  # the last one heard is the most likely to be alive
         if not any(_is_same_place(worker, other) for other in kept):
             kept.append(worker)
     return tuple(sorted(kept, key=lambda each: (each.name.lower(), each.announcement.id)))
 
 
 def without_own(worker: KnownWorker, interfaces: Sequence[LocalInterface]) -> KnownWorker:
-    """Return the worker without the addresses that are this machine's own, unless it has no others, and so is on this
-    machine. Containers and virtual machines have the same address on every machine."""
+    """Return the worker without addresses that are this machine's own: containers and virtual machines have the same
+    address on every machine. A worker without other addresses is on this machine and keeps them."""
     others = tuple(each for each in worker.addresses if not _is_own(each, interfaces))
     return replace(worker, addresses=others or worker.addresses)
 
 
 def is_here(worker: KnownWorker, interfaces: Sequence[LocalInterface]) -> bool:
-    """Return whether all of its addresses are this machine's own."""
+    """Return whether all of the worker's addresses are this machine's own."""
     return bool(worker.addresses) and all(_is_own(each, interfaces) for each in worker.addresses)
 
 
@@ -97,7 +97,7 @@ def _is_same_place(one: KnownWorker, other: KnownWorker) -> bool:
 
 
 def _usable(address: str) -> str | None:
-    """Return the address as it can be connected to. Return None if it is not an address, or leads nowhere."""
+    """Return the address in a form to connect to. Return None if it is not valid or leads nowhere."""
     number, _, scope = address.partition("%")
     try:
         parsed = ipaddress.ip_address(number)
@@ -114,11 +114,11 @@ def _usable(address: str) -> str | None:
 
 
 def key_of(stage: StageSpec, layout: str, known: Iterable[tuple[str, str]]) -> str:
-    """Return the key of a stage without an address. ``known``: keys and names in this machine's keyring; ``layout``:
-    its name, for messages.
+    """Return the key of a stage without an address. ``known``: the keys and names in this machine's keyring.
+    ``layout``: its name, for messages.
 
     Raises:
-        LayoutError: there is none, or there are several.
+        LayoutError: no key is known, or several are.
     """
     if stage.key is not None:
         return stage.key
@@ -137,10 +137,10 @@ def key_of(stage: StageSpec, layout: str, known: Iterable[tuple[str, str]]) -> s
 
 
 def choose(stage: str, key: str, workers: Sequence[KnownWorker]) -> KnownWorker:
-    """Return the worker that a stage's name and key mean.
+    """Return the worker that a stage's name and key identify.
 
     Raises:
-        WorkerUnreachable: none has that key, or several have; the text says what was found instead.
+        WorkerUnreachable: no worker or more than one has that key; the text names the workers found instead.
     """
     fingerprint = fingerprint_of(key)
     owners = [worker for worker in workers if worker.fingerprint == fingerprint]
@@ -161,7 +161,7 @@ def choose(stage: str, key: str, workers: Sequence[KnownWorker]) -> KnownWorker:
 
 
 def is_same_name(one: str, other: str) -> bool:
-    """Return whether two names are those of one machine: without ``.local``, without regard to case.
+    """Return whether two names mean one machine; ``.local`` and the case do not count.
 
     >>> is_same_name("Mini.local", "mini")
     True
@@ -170,7 +170,7 @@ def is_same_name(one: str, other: str) -> bool:
 
 
 def _another_key(stage: str, fingerprint: str, named: Sequence[KnownWorker]) -> str:
-    """For workers of the stage's name that have another key than the stage's, or none."""
+    """Return the error's text for workers that have the stage's name but another key, or no key."""
     keys = [short(worker.fingerprint) for worker in named if worker.fingerprint]
     found = f"worker {stage} was found ({_places(named)})"
     if not keys:
@@ -185,7 +185,7 @@ def _another_key(stage: str, fingerprint: str, named: Sequence[KnownWorker]) -> 
 
 
 def _places(workers: Sequence[KnownWorker]) -> str:
-    """Return the names and places of workers, at most four."""
+    """Return the names and addresses of workers, at most four."""
     shown = [f"{worker.name} at {_place(worker)}" for worker in workers[:4]]
     more = len(workers) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
@@ -200,7 +200,7 @@ def _place(worker: KnownWorker) -> str:
 
 
 def in_order(ways: Iterable[Route]) -> tuple[Route, ...]:
-    """Return the ways, the best first; those that lead nowhere last."""
+    """Return the ways, the best first and the unreachable ones last."""
 
     def key(way: Route) -> tuple[float, ...]:
         rank, speed = (2, 0) if way.interface is None else (_RANKS[way.interface.kind], way.interface.speed)
@@ -210,8 +210,8 @@ def in_order(ways: Iterable[Route]) -> tuple[Route, ...]:
 
 
 def for_both(ways: Iterable[Route], others: Sequence[str]) -> tuple[Route, ...]:
-    """Return the ways whose network also holds one of the ``others``: addresses of the worker that will connect to this
-    one, and has cables that this machine does not see. All of them, if there is no such way."""
+    """Return the ways whose network also holds one of the ``others``, or all ways if no network does. ``others``: the
+    addresses of the worker that will connect to this one and may have cables that this machine does not see."""
     every = tuple(ways)
     return tuple(way for way in every if is_shared(way, [others])) or every
 
@@ -223,7 +223,7 @@ def is_shared(way: Route, others: Iterable[Sequence[str]]) -> bool:
 
 
 def holds(interface: LocalInterface, address: str) -> bool:
-    """Return whether an address is in one of the interface's networks; a scoped one, whether it is in its scope."""
+    """Return whether an address is in one of the interface's networks, or a scoped one in its scope."""
     number, _, scope = address.partition("%")
     if scope:
         return scope in (interface.name, str(interface.index))

@@ -1,4 +1,4 @@
-"""Lists, reads, writes and removes block files. Every error of the disk is an ``OSError``; no file is kept open.
+"""Lists, reads, writes and removes block files. Every disk error is an ``OSError``; no file is kept open.
 
     kv folder / group / block files, splitinfer.json
 
@@ -38,7 +38,7 @@ def default_folder() -> Path:
 
 
 class Folder:
-    """The folder of all groups; it need not exist yet."""
+    """The folder that holds all groups; it need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,7 +50,7 @@ class Folder:
         return []
 
     def files(self, group: str) -> list[StoredFile]:
-        """Return a group's block files; none where the folder cannot be read."""
+        """Return a group's block files, or an empty list if the folder cannot be read."""
         found = ((entry, parse(entry.name)) for entry in self._entries(group))
         return [
             StoredFile(group, name, status.st_size, status.st_mtime)
@@ -66,27 +66,23 @@ class Folder:
         """Read a block: its header, and its arrays' bytes.
 
         Raises:
-            OSError: the file is missing, or cannot be read.
-            Damaged: the file is not what its name says.
+            OSError: the file is missing or cannot be read.
+            Damaged: the content does not match the name.
         """
         record, buffers = unpack(_bytes_of(self._path(group, name)), name.key)
         return _named(record, name), buffers
 
     def header(self, group: str, name: FileName) -> Record:
-        """Read a block's header alone.
-
-        Raises:
-            OSError, Damaged: as ``read``.
-        """
+        """Read only a block's header. Raises as ``read``."""
         with self._path(group, name).open("rb") as file:
             begin = file.read(_BEGIN)
             return _named(read_header(begin + file.read(header_bytes(begin) - len(begin)), name.key), name)
 
     def write(self, group: str, name: FileName, record: Record, buffers: Iterable[Buffer]) -> int:
-        """Write a block; return the bytes written.
+        """Write a block and return the number of bytes written.
 
         Raises:
-            OSError: the disk is full, or cannot be written to.
+            OSError: the disk is full or not writable.
         """
         folder = self.path / group
         _make(folder)
@@ -119,7 +115,7 @@ class Folder:
             self._path(group, name).unlink()
 
     def remove_group(self, group: str) -> None:
-        """Remove a group's files, and its folder if that is empty then."""
+        """Remove a group's files, and then its folder if it is empty."""
         with contextlib.suppress(OSError):
             for entry in list(self._entries(group)):
                 if _is_ours(entry.name):
@@ -127,7 +123,7 @@ class Folder:
             (self.path / group).rmdir()
 
     def sweep(self, stale: float = _STALE) -> tuple[int, int]:
-        """Remove temporary files older than ``stale`` seconds, whose writers died; return how many files and bytes."""
+        """Remove temporary files older than ``stale`` seconds, whose writers died. Return the files and bytes."""
         count = nbytes = 0
         for group in self.groups():
             for entry in self._entries(group):
@@ -158,7 +154,7 @@ def _make(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _renamed(folder: Path, name: str) -> Iterator[Path]:
-    """A temporary path that is renamed to ``name`` on success and removed on an error."""
+    """Yield a temporary path; rename it to ``name`` on success and remove it on an error."""
     path = folder / f".{name}.{secrets.token_hex(8)}.tmp"  # random, because process ids recur
     try:
         yield path
@@ -208,7 +204,7 @@ def _is_temporary(name: str) -> bool:
 
 
 def _status(entry: "os.DirEntry[str]") -> os.stat_result | None:
-    """Return the status of a regular file; ``None`` for all else, which is neither read nor removed."""
+    """Return the status of a regular file. Return None for anything else, which is neither read nor removed."""
     with contextlib.suppress(OSError):
         status = entry.stat(follow_symlinks=False)
         return status if stat.S_ISREG(status.st_mode) else None

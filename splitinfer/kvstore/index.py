@@ -1,11 +1,11 @@
-"""The names of block files, which files hold a block's layers, and which are evicted first. Pure.
+"""Parses the names of block files, and chooses the files that hold a block's layers and those to evict. Pure.
 
-A file holds one block's KV of a range of layers, and its name has everything that is needed to plan:
+A file holds one block's KV for a range of layers, and its name has everything that planning needs:
 
     key - parent's key - first position - one past the last - first layer - one past the last .kv
 
-Files of different ranges may serve one stage together: after the cut has changed, layers 0 to 11 are in the files of 0
-to 7 and of 8 to 15, if both are on this machine.
+Files of different ranges may serve one stage together: after a new cut, layers 0 to 11 may come from a file of layers
+0 to 7 and a file of layers 8 to 15, if both are on this machine.
 """
 
 import re
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from splitinfer.core.kv.block_tree import Key
 
 SUFFIX = ".kv"
-_NUMBER = r"(0|[1-9][0-9]{0,8})"  # without leading zeros, so that parsing a name and writing it again gives the same
+_NUMBER = r"(0|[1-9][0-9]{0,8})"  # no leading zeros, so that a parsed name is written identically
 _NAME = re.compile(rf"([0-9a-f]{{32}})-([0-9a-f]{{32}})-{_NUMBER}-{_NUMBER}-{_NUMBER}-{_NUMBER}\.kv")
 
 
@@ -36,7 +36,7 @@ class FileName:
 
 
 def parse(name: str) -> FileName | None:
-    """Parse a file's name; ``None`` for a file that is no block.
+    """Parse a file's name. Return None if it is not the name of a block.
 
     >>> name = FileName(b"k" * 16, b"p" * 16, 256, 300, 0, 8)
     >>> parse(str(name)) == name, parse("notes.txt")
@@ -62,7 +62,7 @@ class StoredFile:
 
 
 def covering(names: Iterable[FileName], first: int, last: int) -> tuple[FileName, ...] | None:
-    """Return the fewest files that hold layers [first, last) together. Return None if they do not.
+    """Return the fewest files that together hold layers [first, last), or None if some layer is missing.
 
     >>> some = [FileName(b"", b"", 0, 9, a, b) for a, b in ((0, 4), (4, 8), (0, 6), (7, 9))]
     >>> [(n.first, n.last) for n in covering(some, 1, 7)]
@@ -96,8 +96,8 @@ def lineage(files: Iterable[StoredFile], group: str, key: Key) -> set[StoredFile
 def surplus(files: Sequence[StoredFile], cap: int) -> list[StoredFile]:
     """Return the files to evict so that the rest is at most ``cap`` bytes, in the order of eviction.
 
-    The least recently used go first. A block counts as used when one after it is, because that one needs it; of equally
-    old blocks the later positions go first.
+    The least recently used go first. Use of a block counts as use of all blocks before it, because it needs them; among
+    equally old blocks the later positions go first.
     """
     over = sum(file.nbytes for file in files) - cap
     if over <= 0:
@@ -113,7 +113,7 @@ def surplus(files: Sequence[StoredFile], cap: int) -> list[StoredFile]:
 
 
 def _last_uses(files: Iterable[StoredFile]) -> dict[tuple[str, Key], float]:
-    """Return when each block, or one after it, was last used."""
+    """Return the time of the last use of each block or of a block after it."""
     used: dict[tuple[str, Key], float] = defaultdict(float)
     for file in sorted(files, key=lambda file: -file.name.start):
         own = used[file.group, file.name.key] = max(used[file.group, file.name.key], file.used)

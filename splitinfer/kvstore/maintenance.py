@@ -1,4 +1,4 @@
-"""The KV folder for a person: lists what is in it, removes KV, cleans up."""
+"""Shows the KV folder to a person: lists its content, removes KV, cleans up."""
 
 import time
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from splitinfer.kvstore.record import Damaged
 
 @dataclass(frozen=True, slots=True)
 class GroupFigures:
-    """One group's files of one range of layers. ``used``: seconds since one of them was last used."""
+    """One group's files for one range of layers. ``used``: seconds since the last use of any of them."""
 
     group: str
     model: str
@@ -25,8 +25,8 @@ class GroupFigures:
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """How many files were removed, and their bytes. ``orphans``: files without the blocks before them. ``unfinished``:
-    left half-written. ``surplus``: over the cap."""
+    """The numbers of removed files, and their bytes. ``orphans``: files without the blocks before them. ``unfinished``:
+    half-written files. ``surplus``: files over the cap."""
 
     damaged: int
     orphans: int
@@ -36,7 +36,7 @@ class Cleaned:
 
 
 def look(path: Path) -> list[GroupFigures]:
-    """List what is in the folder, the last used first."""
+    """List the folder's content, the last used first."""
     folder, now = Folder(path), time.time()
     found: list[GroupFigures] = []
     for group in folder.groups():
@@ -63,8 +63,8 @@ def look(path: Path) -> list[GroupFigures]:
 
 
 def remove(path: Path, model: str | None) -> tuple[int, int]:
-    """Remove the KV of one model (its name, or a group's), or with ``None`` all of it. Returns the number of files and
-    of bytes removed."""
+    """Remove the KV of one model, given by its name or a group's; ``None`` removes all KV. Return the number of files
+    and bytes removed."""
     folder = Folder(path)
     files = nbytes = 0
     for group in folder.groups():
@@ -76,7 +76,7 @@ def remove(path: Path, model: str | None) -> tuple[int, int]:
 
 
 def clean(path: Path, cap_bytes: int) -> Cleaned:
-    """Read every file; remove those that cannot be used, and the least recently used beyond ``cap_bytes``."""
+    """Read every file; remove unusable files, and the least recently used beyond ``cap_bytes``."""
     folder = Folder(path)
     damaged, orphans, nbytes = 0, 0, 0
     for group in folder.groups():
@@ -99,7 +99,7 @@ def _is_damaged(folder: Folder, file: StoredFile) -> bool:
         folder.read(file.group, file.name)
     except Damaged:
         return True
-    except OSError:  # removed meanwhile, or not readable by this user: not known to be damaged
+    except OSError:  # removed meanwhile, or this user may not read it: perhaps not damaged
         return False
     return False
 

@@ -2,12 +2,12 @@
 
     magic, with the format's version    8 bytes
     the header's length                 4 bytes, little-endian
-    header                              msgpack: what the block is, and the dtype and shape of every array
+    header                              msgpack: the block's fields, and the dtype and shape of every array
     the arrays' bytes, one after another, row-major
-    CRC-32 of all before                4 bytes, little-endian
+    CRC-32 of all bytes before          4 bytes, little-endian
 
 A block's key is a hash of its tokens and its parent's key, so a header proves by itself that it belongs to its key. The
-checksum detects damage, and not malice: a program that may write to the folder may also write a valid one.
+checksum detects damage, not malice: a program that can write to the folder can also write a valid checksum.
 """
 
 import struct
@@ -34,7 +34,7 @@ _ITEM_BYTES = {
 
 
 class Damaged(Exception):
-    """A file is no block, or no longer one; the text is the reason, in a few words."""
+    """A file is not a valid block, or no longer one. The text gives the reason in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Record:
 
     @property
     def kept(self) -> DiskBlock:
-        """The block as the coordinator's prefix cache takes it."""
+        """The block in the form that the coordinator's prefix cache takes."""
         return DiskBlock(self.parent, self.tokens)
 
     @property
@@ -82,7 +82,7 @@ def unpack(data: Buffer, key: Key) -> tuple[Record, list[memoryview]]:
     """Read a file's header and the arrays of all parts, in order, without copying.
 
     Raises:
-        Damaged: the data is not the block of that key, whole and unchanged.
+        Damaged: the data is not the whole, unchanged block of that key.
     """
     view = memoryview(data)
     record = read_header(view, key)
@@ -103,7 +103,7 @@ def header_bytes(begin: Buffer) -> int:
     """Return the offset of the header's end in the file, from the file's first 12 bytes.
 
     Raises:
-        Damaged: the file is no block of this format.
+        Damaged: the file is not a block of this format.
     """
     if len(begin) < len(MAGIC) + _LENGTH.size or bytes(begin[: len(MAGIC)]) != MAGIC:
         raise Damaged("it is not a block of this format")
@@ -114,10 +114,10 @@ def header_bytes(begin: Buffer) -> int:
 
 
 def read_header(begin: Buffer, key: Key) -> Record:
-    """Read the header of a file, given at least the bytes up to the header's end.
+    """Read the header of a file. ``begin`` must reach at least to the header's end.
 
     Raises:
-        Damaged: they are no header, or that of another block.
+        Damaged: the bytes are not a header, or they belong to another block.
     """
     end = header_bytes(begin)
     try:
@@ -126,7 +126,7 @@ def read_header(begin: Buffer, key: Key) -> Record:
     except (ValueError, TypeError, RecursionError, ValidationError, msgpack.UnpackException) as error:
         raise Damaged(f"its header cannot be read ({type(error).__name__})") from error
     if record.key != key or record.start < 0 or not record.tokens:
-        raise Damaged("it contains another block than its name says")
+        raise Damaged("it contains a different block than its name says")
     return record
 
 

@@ -1,7 +1,7 @@
-"""One stage's blocks on disk.
+"""Stores one stage's blocks on disk.
 
-A block is read at once, in the caller's thread, because the step that fetches it needs it. Blocks are written in the
-background, by a thread that carries out the commands in their order:
+The caller's thread reads a block at once, because the step that fetches it needs it. Blocks are written in the
+background, by a thread that carries out the commands in order:
 
     put, touch, erase -> queue -> [ make room, write, rename ] -> reported by ``written``
 
@@ -28,29 +28,29 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_MAX_QUEUED_BYTES = 2**30  # that wait to be written, in memory
+_MAX_QUEUED_BYTES = 2**30  # in memory, waiting for the writer
 _MAX_OFFERED = 10_000  # blocks; the first stage reads the header of each when it starts
 _EXTRA = 20  # evict this fraction of the cap (1/20) more than necessary
-_SCAN_EVERY = 60.0  # seconds between scans for what other processes have put into the folder
-CLOSE_SECONDS = 10.0  # that a process which ends waits at most for blocks still to be written
-_MAX_SHARE = 0.5  # of what would be free on the disk without the folder
+_SCAN_EVERY = 60.0  # seconds between scans for files of other processes
+CLOSE_SECONDS = 10.0  # the most that an ending process waits for its blocks to reach the disk
+_MAX_SHARE = 0.5  # of the bytes that would be free on the disk without the folder
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Where a machine stores KV, and at most how many bytes."""
+    """Where a machine stores KV, and the most bytes that it may take."""
 
     path: Path
     cap_bytes: int
 
 
 def seconds_to_close(disk: Disk | None) -> float:
-    """Return how much longer a process may take to end that stores KV at ``disk``."""
+    """Return the extra seconds that a process may need to shut down because it still writes KV to ``disk``."""
     return 0.0 if disk is None else CLOSE_SECONDS
 
 
 class KVStore:
-    """The blocks of one ``group``, of each the ``layers`` [first, last). ``about`` describes the group for people.
+    """The blocks of one ``group``: the ``layers`` [first, last) of each. ``about`` describes the group for people.
 
     ``offer``, ``get``, ``put``, ``touch``, ``erase`` and ``written`` never wait for a write, and never raise because of
     the disk.
@@ -73,7 +73,7 @@ class KVStore:
     # -- stored blocks -------------------------------------------------------------------------
 
     def offer(self) -> tuple[Key, ...]:
-        """Return the keys of the blocks whose layers are all on this disk, the last used first."""
+        """Return the keys of the blocks that have all their layers on this disk, the last used first."""
         names: dict[Key, set[FileName]] = defaultdict(set)
         with self._lock:  # the writer adds its files afterwards
             files = self._folder.files(self._group)
@@ -85,7 +85,7 @@ class KVStore:
             return tuple(key for key in keys if self._covering(names[key]) is not None)[:_MAX_OFFERED]
 
     def headers(self, keys: Iterable[Key]) -> list[Record]:
-        """Return the headers of these blocks, as far as they can be read."""
+        """Return the headers of these blocks; leave out unreadable ones."""
         found: list[Record] = []
         for key in keys:
             for name in self._covering(self._names_of(key)) or ():
@@ -96,7 +96,7 @@ class KVStore:
         return found
 
     def get(self, key: Key) -> list[tuple[Record, list[memoryview]]] | None:
-        """Read the files that together hold a block's layers, each as its header and the arrays of all parts; ``None``
+        """Read the files that together hold a block's layers. Return the header and the arrays' bytes of each, or None
         if one is missing or damaged."""
         found: list[tuple[Record, list[memoryview]]] = []
         for name in self._covering(self._names_of(key)) or ():
@@ -117,7 +117,7 @@ class KVStore:
 
     def put(self, record: Record, buffers: Sequence[Buffer]) -> None:
         """Write a block's layers in the background, unless they are on the disk. ``buffers`` must not change any more.
-        A block whose predecessor is not on the disk could not be used, and is not written."""
+        A block is skipped if its predecessor is not on the disk, because it could not be used."""
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
         if len(record.parent) != KEY_BYTES:
             log.warning("a block of KV is not written to disk: its parent's key has the wrong length")
@@ -138,7 +138,7 @@ class KVStore:
         self._commands.put(lambda: self._for_each(keys, self._remove))
 
     def flush(self, seconds: float) -> bool:
-        """Wait at most ``seconds`` for the commands so far; whether they are done."""
+        """Wait at most ``seconds`` for the commands so far. Return whether they are done."""
         done = threading.Event()
         self._commands.put(done.set)
         return done.wait(seconds)
@@ -172,7 +172,7 @@ class KVStore:
                 with self._lock:
                     self._names[name.key].add(name)
         except OSError as error:
-            if not self._has_warned:  # once until a write succeeds again
+            if not self._has_warned:  # warn once, until a write succeeds again
                 why = error.strerror or error
                 log.warning("KV cannot be stored in %s: %s; it is kept in memory only", self._folder.path, why)
             self._has_warned = True
@@ -184,8 +184,8 @@ class KVStore:
             self._written.append(name.key)
 
     def _make_room(self, size: int, parent: Key) -> None:
-        """Evict the least recently used files of all groups, so that ``size`` bytes more are within the cap. The files
-        of ``parent`` and of the blocks before it stay, because the new block needs them."""
+        """Evict the least recently used files of all groups until ``size`` more bytes fit under the cap. Keep the files
+        of ``parent`` and of the blocks before it, because the new block needs them."""
         now = time.monotonic()
         if now - self._scanned > _SCAN_EVERY:
             self._folder.sweep()
@@ -194,15 +194,15 @@ class KVStore:
             self._scanned = now
         cap = min(self._cap, int((self._total + self._folder.free_bytes()) * _MAX_SHARE))
         if size > cap:
-            raise OSError(f"a block takes {size:,} bytes, and there is room for {cap:,}")
+            raise OSError(f"a block takes {size:,} bytes, but only {cap:,} may be used")
         if self._total + size <= cap:
             return
         files = self._folder.all_files()
         protected = lineage(files, self._group, parent)
         left = cap - size - sum(file.nbytes for file in protected)
         if left < 0:
-            raise OSError("the blocks before it take all the room there is")
-        # Some more than necessary, because every scan of a large folder takes long.
+            raise OSError("the blocks before it take all the room")
+        # Evict some more than necessary, because every scan of a large folder takes long.
         evicted = surplus([file for file in files if file not in protected], max(0, left - cap // _EXTRA))
         for file in evicted:
             self._remove(file.group, file.name)
@@ -238,7 +238,7 @@ class KVStore:
         return covering(names, self._first, self._last)
 
     def _read(self, name: FileName, read: Callable[[FileName], T]) -> T | None:
-        """Apply ``read`` to a file; ``None`` if it is damaged, and then removed, or missing, and then forgotten."""
+        """Apply ``read`` to a file. If it is damaged remove it, if it is missing forget it, and return None."""
         try:
             return read(name)
         except Damaged as error:

@@ -1,6 +1,6 @@
-"""What `splitinfer worker --detach`, `--stop` and `--show` answer with `--json`: a value, and one line of JSON. Pure.
+"""The answer of `splitinfer worker --detach`, `--stop` and `--show` with `--json`: a value and one line of JSON. Pure.
 
-Both ends have the same version of this file, or nothing but ``versions`` is read. All texts are bounded.
+If the ends' versions differ, only ``versions`` is read. All texts are bounded.
 """
 
 import json
@@ -23,7 +23,7 @@ _Count = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
 
 
 class How(StrEnum):
-    """What started a worker."""
+    """How a worker was started."""
 
     UP = "by `up`"
     DETACHED = "by `worker --detach`"
@@ -33,10 +33,10 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FoundWorker:
-    """A worker that runs as the user who was logged in as.
+    """A running worker of the logged-in user.
 
-    by, key: name and public key of the machine whose `up` started it, if one did. memory: bytes that its process
-    holds; on macOS without what its GPU holds. seconds: since it was started. peers: addresses that are connected.
+    by, key: name and public key of the machine whose `up` started it, if one did. memory: bytes of its process, on
+    macOS without the bytes of its GPU. seconds: since its start. peers: the addresses connected to it.
     """
 
     port: _Port
@@ -50,7 +50,7 @@ class FoundWorker:
     peers: Annotated[tuple[_Text, ...], pydantic.Field(max_length=_MOST_WORKERS)] = ()
 
     def started(self, own: str | None = None) -> str:
-        """Return what started it, in words. ``own``: the public key of the machine that asks."""
+        """Return in words how it was started. ``own``: the public key of the machine that asks."""
         return self.how.value + (f" of {plain(self.by, 60)}" if self.by and self.key != own else "")
 
 
@@ -59,10 +59,10 @@ _Workers = Annotated[tuple[FoundWorker, ...], pydantic.Field(max_length=_MOST_WO
 
 @dataclass(frozen=True, slots=True)
 class WorkersAnswer:
-    """The workers of a machine, once what was asked for is done.
+    """The workers of a machine after the request was carried out.
 
-    key: public key of its workers, if they have one. free, total: bytes of memory. is_new: the worker that was asked
-    for was started now. stopped: what was stopped.
+    key: public key of its workers, if they have one. free, total: bytes of memory. is_new: the requested worker was
+    started now. stopped: the stopped workers.
     """
 
     versions: Versions
@@ -78,7 +78,7 @@ _ANSWER, _VERSIONS = pydantic.TypeAdapter(WorkersAnswer), pydantic.TypeAdapter(V
 
 
 class OtherVersion(Exception):
-    """The answer is of another version of splitinfer."""
+    """The answer comes from another version of splitinfer."""
 
     def __init__(self, versions: Versions) -> None:
         super().__init__(versions)
@@ -91,11 +91,10 @@ def encode(answer: WorkersAnswer) -> str:
 
 
 def understand(output: str, own: Versions) -> WorkersAnswer:
-    """Return what a machine has answered: the last line that can be an answer, because a shell's own files may print,
-    too.
+    """Return a machine's answer: the last line that begins like one, because a shell's own files may print, too.
 
     Raises:
-        OtherVersion: it is of another version than ``own``.
+        OtherVersion: the machine has another version than ``own``.
         ValueError: there is no answer.
     """
     line = next((each for each in reversed(output.splitlines()) if each.startswith("{")), "")
@@ -106,7 +105,7 @@ def understand(output: str, own: Versions) -> WorkersAnswer:
 
 
 def lines(answer: WorkersAnswer) -> list[str]:
-    """Return an answer for people at that machine."""
+    """Return an answer as lines for people at that machine."""
     stopped = [f"the worker at port {each.port} is stopped" for each in answer.stopped]
     running = [f"a worker waits at port {each.port}, started {each.started()}" for each in answer.workers]
     return [*stopped, *running] or ["no worker runs"]

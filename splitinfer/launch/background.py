@@ -1,8 +1,8 @@
-"""Workers in the background of this machine: shown, started, stopped. `splitinfer worker --show`, `--detach` and
+"""Shows, starts and stops workers in the background of this machine. `splitinfer worker --show`, `--detach` and
 `--stop` call it; `up` does so over ssh.
 
-What runs, and who had it started, is read from the list of processes each time. One of a user's processes starts or
-stops at a time (``_alone``), so two `up` of two machines get one worker and not two.
+The list of processes says each time which workers run and who started them. Only one of a user's processes starts or
+stops workers at a time (``_alone``), so the `up` of two machines get one worker, not two.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from splitinfer.system.processes import Process
 _START_SECONDS = 120.0  # for an interpreter and MLX to come up, on a cold and busy machine
 _STOP_SECONDS = 10.0  # a worker ends within three
 _POLL = 0.05
-_IN_USE = " is in use"  # what a worker says
+_IN_USE = " is in use"  # a worker's message
 _LOG_BYTES = 2**16
 
 
@@ -42,8 +42,8 @@ never_awaited: list["subprocess.Popen[bytes]"] = []  # workers outlive the proce
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A worker that is to wait in the background. words: the options of its command. by: the machine whose `up` asks,
-    which the worker is to admit; ``None`` if a person asks."""
+    """A worker to start in the background. words: the options of its command. by: the machine whose `up` asks, which
+    the worker will admit; None if a person asks."""
 
     words: tuple[str, ...]
     by: Known | None = None
@@ -61,7 +61,7 @@ class Wanted:
 
 
 def show() -> WorkersAnswer:
-    """Return what runs here. Raises ConfigError: this machine's key cannot be read."""
+    """Return the workers that run here. Raises ConfigError if this machine's key cannot be read."""
     memory, workers = int(psutil.virtual_memory().total), _found(system_processes.processes())
     return WorkersAnswer(own_versions(), Keyring().public(), free_bytes(), memory, workers)
 
@@ -82,7 +82,7 @@ def _as_found(process: Process, command: WorkerCommand, service: int | None) -> 
 
 
 def worker_service() -> Manager | None:
-    """Return the manager of this user's worker service. Return None if none is installed, or there can be none."""
+    """Return the manager of this user's worker service, or None if no such service is installed."""
     try:
         manager = manager_of(service_place())
     except ConfigError:  # a system without services
@@ -101,7 +101,7 @@ def _log(port: int) -> Path:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """No other process of this user starts or stops a worker here meanwhile."""
+    """Keep other processes of this user from starting or stopping a worker during the ``with`` block."""
     try:
         with locked(of_up()):
             yield
@@ -113,10 +113,10 @@ def _alone() -> Iterator[None]:
 
 
 def start(wanted: Wanted) -> WorkersAnswer:
-    """Find the worker at the port, or start one; then it admits the machine that asks.
+    """Find the worker at the port or start one, and let it admit the machine that asks.
 
     Raises:
-        ConfigError: nothing was started; the sentence says why.
+        ConfigError: no worker was started; the sentence says why.
     """
     port = wanted.command.port
     with _alone():
@@ -130,19 +130,19 @@ def start(wanted: Wanted) -> WorkersAnswer:
 
 
 def _is_there(wanted: Wanted, port: int) -> bool:
-    """Return whether a worker is at the port that can be used. Raises ConfigError: one that cannot."""
+    """Return whether a usable worker is at the port. Raises ConfigError if an unusable one is."""
     there = own_workers(system_processes.processes()).get(port)
     if there is not None:
         process, command = there
         _refuse_unfit(wanted, command)
         if command.by is None or command.versions == _versions():
             return True
-        processes.end(process.pid, _STOP_SECONDS)  # of this machine's own `up`, before an update
+        processes.end(process.pid, _STOP_SECONDS)  # the same machine's `up` started it before an update
     return False
 
 
 def _refuse_unfit(wanted: Wanted, command: WorkerCommand) -> None:
-    """Raise ConfigError: a worker that runs is not what is wanted."""
+    """Raise ConfigError if a running worker does not match the options given."""
     where, other = f"the worker at port {command.port}", _another(command.port)
     if command.is_loopback and not wanted.command.is_loopback:
         raise ConfigError(f"{where} listens to that machine only; start it with --host 0.0.0.0, end it, or {other}")
@@ -158,7 +158,7 @@ def _refuse_unfit(wanted: Wanted, command: WorkerCommand) -> None:
 
 
 def _versions() -> str:
-    """Return what is installed, as one word."""
+    """Return the installed versions as one word."""
     return "/".join(map(str, astuple(own_versions())))
 
 
@@ -167,8 +167,8 @@ def _another(port: int) -> str:
 
 
 def _start_service(wanted: WorkerCommand) -> bool:
-    """Start the worker service if one is installed for this port and does not run; whether it was. Raises ConfigError:
-    it does not come up."""
+    """Start the worker service if one is installed for this port. Return whether it was. Raises ConfigError if it does
+    not come up."""
     manager = worker_service()
     installed = None if manager is None else manager.read(manager.file.read_bytes())
     command = None if installed is None else command_of(installed.command)
@@ -181,7 +181,7 @@ def _start_service(wanted: WorkerCommand) -> bool:
 
 
 def _spawn(wanted: Wanted, port: int) -> None:
-    """Start a worker that outlives this process and its ssh. Raises ConfigError: it ends at once."""
+    """Start a worker that outlives this process and its ssh. Raises ConfigError if it ends at once."""
     path, by = _log(port), f"--by={wanted.asker.key}:{plain(wanted.asker.name, 60)}"
     with path.open("ab") as log:
         os.fchmod(log.fileno(), 0o600)
@@ -198,7 +198,7 @@ def _spawn(wanted: Wanted, port: int) -> None:
 
 
 def _comes_up(pid: Callable[[], int], port: int, has_ended: Callable[[], bool]) -> bool:
-    """Wait until a process listens on a port; false if it ends instead, or takes too long."""
+    """Wait until a process listens on a port. Return False if it ends instead or takes too long."""
     give_up = time.monotonic() + _START_SECONDS
     while time.monotonic() < give_up and not has_ended():
         if processes.listens(pid(), port):
@@ -225,10 +225,10 @@ def _tail(log: Path, began: int) -> str:
 
 
 def stop(key: str = "") -> WorkersAnswer:
-    """Stop the workers that the machine with this key has started here, or, without a key, a person; and no others.
+    """Stop only the workers that the machine with this key has started here, or without a key, that a person has.
 
     Raises:
-        ConfigError: one does not end.
+        ConfigError: a worker does not end.
     """
     with _alone():
         how = How.UP if key else How.DETACHED

@@ -1,9 +1,9 @@
-"""Which machines are meant: by words of the command line, by a hostfile of mlx.launch, or by the last `up`. Pure.
+"""Reads the hosts from the command line, from a hostfile of mlx.launch, or from the last `up`. Pure.
 
-A word is ``[NAME=][USER@]HOST[:PORT]``. HOST is what `ssh HOST` takes, so it may be an alias of ~/.ssh/config; PORT is
-the worker's, not ssh's. What begins with "-" would be an option to ssh; it is not an ``Endpoint``, and refused.
+A word is ``[NAME=][USER@]HOST[:PORT]``. HOST is an argument of `ssh`, so it may be an alias of ~/.ssh/config; PORT is
+the worker's, not ssh's. A word that begins with "-" would be an option to ssh; it is not an ``Endpoint``, and refused.
 
-A hostfile is that of MLX (its page "Launching Distributed Programs"; ``Hostfile.from_file`` in its
+A hostfile has MLX's form (its page "Launching Distributed Programs"; ``Hostfile.from_file`` in its
 ``_distributed_utils/common.py``): a list of ``{"ssh", "ips", "rdma"}``, or a mapping with that list under ``hosts``
 beside ``backend`` and ``envs``. Its first host is often the machine that reads it. Interfaces under ``rdma`` are not
 used: a layout says which links are RDMA.
@@ -27,10 +27,10 @@ _WORD = re.compile(r"(?:(?P<name>[A-Za-z][\w.-]*)=)?(?P<user>[A-Za-z0-9_][\w.+-]
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine that is to run a worker.
+    """A machine to run a worker on.
 
-    name: of its stage, and in what is printed. ssh: what ssh is told, ``[USER@]HOST``. address: where its worker is
-    reached, without brackets; ``None``: where ssh goes. port: its worker's.
+    name: of its stage, also for messages. ssh: the argument of ssh, ``[USER@]HOST``. address: of its worker, without
+    brackets; None: the address that ssh connects to. port: its worker's.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Host:
     port: int = WORKER_PORT
 
     def url(self, hostname: str) -> str:
-        """Return the worker's address in a layout. ``hostname``: where ssh goes."""
+        """Return the worker's address in a layout. ``hostname``: the address that ssh connects to."""
         return str(Endpoint(self.address or hostname, self.port))
 
 
 def from_words(words: Iterable[str], port: int = WORKER_PORT) -> tuple[Host, ...]:
-    """Return hosts from the words of a command line. Raises ConfigError: a word is not a host, or two are the same.
+    """Return the hosts in a command line's words. Raises ConfigError if a word is not a host, or two are the same.
 
     >>> [(each.name, each.ssh, each.port) for each in from_words(["mini.local", "air=eve@10.0.0.3:7000"])]
     [('mini', 'mini.local', 5577), ('air', 'eve@10.0.0.3', 7000)]
@@ -65,12 +65,12 @@ def _host(word: str, port: int) -> Host:
 
 
 def from_hostfile(text: str, where: str, own: Collection[str], port: int = WORKER_PORT) -> tuple[Host, ...]:
-    """Return hosts of a hostfile, without this machine.
+    """Return the hosts of a hostfile, without this machine.
 
     ``where``: the file, for messages. ``own``: this machine's names and addresses.
 
     Raises:
-        ConfigError: it is not a hostfile, or names no other machine.
+        ConfigError: the text is not a hostfile, or names no other machine.
     """
     try:
         read = json.loads(text)
@@ -101,7 +101,7 @@ def _is_own(host: Host, own: Collection[str]) -> bool:
 
 
 def _named(hosts: Iterable[Host]) -> tuple[Host, ...]:
-    """Return the hosts, each with a name of its own. Raises ConfigError: two are the same place, or there are too
+    """Return the hosts, each with a distinct name. Raises ConfigError if two are the same place, or they are too
     many."""
     found: list[Host] = []
     for host in hosts:
@@ -111,7 +111,7 @@ def _named(hosts: Iterable[Host]) -> tuple[Host, ...]:
             raise ConfigError(f"two hosts are named {host.name}")
         found.append(host if host.name else replace(host, name=_name(host, found)))
     if len(found) > MOST_HOSTS:
-        raise ConfigError(f"{len(found)} hosts are too many: there can be {MOST_HOSTS}")
+        raise ConfigError(f"{len(found)} hosts are too many; the most is {MOST_HOSTS}")
     return tuple(found)
 
 
@@ -120,7 +120,7 @@ def _name(host: Host, taken: Sequence[Host]) -> str:
     return free_name(at.name or at.host, [each.name for each in taken])
 
 
-# ----- the last time -------------------------------------------------------------------------------
+# ----- the last `up` -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ _LAST = pydantic.TypeAdapter(Last)
 
 
 def decode(text: str | None, where: str) -> Last:
-    """Return what a file remembers; ``None``: there is no file. Raises ConfigError: it holds something else."""
+    """Return the last `up` in a file's text, or an empty one for None. Raises ConfigError if the text is invalid."""
     if text is None:
         return Last((), None)
     try:
@@ -149,10 +149,10 @@ def decode(text: str | None, where: str) -> Last:
 
 
 def choose(last: Last, hosts: Sequence[Host], model: str | None) -> Last:
-    """Return what is meant by hosts and a model, of which both may be left out.
+    """Return the hosts and the model to use: the given ones, else the remembered ones.
 
     Raises:
-        ConfigError: they are left out, and nothing is remembered.
+        ConfigError: one is neither given nor remembered.
     """
     if not hosts and not last.hosts:
         raise ConfigError("no host is known yet: name one, such as `splitinfer up mini.local --model OWNER/MODEL`")
@@ -163,10 +163,10 @@ def choose(last: Last, hosts: Sequence[Host], model: str | None) -> Last:
 
 
 def hosts_of(last: Last, hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Return the hosts that `down` and `status` are about. A host is as it was remembered, if it is.
+    """Return the hosts for `down` and `status`: the named ones, with their remembered details, else all remembered.
 
     Raises:
-        ConfigError: none is named, and none remembered.
+        ConfigError: no host is named or remembered.
     """
     if not hosts and not last.hosts:
         raise ConfigError("no host is known yet: `splitinfer up` remembers those that it was given; name one")

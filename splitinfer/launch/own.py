@@ -1,8 +1,8 @@
-"""This machine, as `up` speaks of it, and the one line that installs its version on another.
+"""Describes this machine to `up`, and makes the one line that installs its version on another.
 
 PEP 610: an installer writes ``direct_url.json`` beside a package that did not come from an index, with the URL of the
-wheel or of the folder. The line then takes that along, over the same ssh. uv is looked for where its installer and
-Homebrew put it, because PATH is not that of a login.
+wheel or of the folder. The line then copies it over the same ssh. It looks for uv in the places of uv's installer and
+of Homebrew, because PATH is not a login's.
 """
 
 import importlib.metadata
@@ -18,15 +18,15 @@ from splitinfer.keyring import Keyring
 from splitinfer.system.interfaces import own_addresses
 from splitinfer.wire.messages import Versions
 
-_FOLDER_PARTS = ("pyproject.toml", "README.md", "LICENSE", "splitinfer", "transports", "layouts")  # what a build needs
+_FOLDER_PARTS = ("pyproject.toml", "README.md", "LICENSE", "splitinfer", "transports", "layouts")  # needed for a build
 _PATH = 'PATH="$HOME/.local/bin:/opt/homebrew/bin:/usr/local/bin:$PATH"'
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
     """This machine: its public key, if it has one, its name, its versions. ``origin``: the wheel or the folder that its
-    installation came from; ``None``: an index. ``program``: the path of its own command, if it has one: the same may be
-    found elsewhere."""
+    installation came from; None: an index. ``program``: the path of its own command, if it has one; it may exist on
+    the other machine, too."""
 
     key: str | None
     name: str
@@ -36,7 +36,7 @@ class Own:
 
 
 def own(*, makes_key: bool = True) -> Own:
-    """Return this machine, with a key if that is to be made. Raises ConfigError: its key cannot be read."""
+    """Return this machine. ``makes_key``: make a key if it has none. Raises ConfigError if its key cannot be read."""
     path = Path(sys.prefix, "bin", "splitinfer")
     came_from = origin(importlib.metadata.distribution("splitinfer").read_text("direct_url.json"))
     program = str(path) if path.is_file() else None
@@ -52,7 +52,7 @@ def own_names() -> set[str]:
 
 
 def origin(direct_url: str | None) -> Path | None:
-    """Return the wheel or folder that a package's ``direct_url.json`` names; ``None``: there is none."""
+    """Return the wheel or folder that a package's ``direct_url.json`` names, or None if it names none."""
     try:
         url = urlsplit(json.loads(direct_url or "null")["url"])
     except (ValueError, KeyError, TypeError):
@@ -61,7 +61,7 @@ def origin(direct_url: str | None) -> Path | None:
 
 
 def install_line(ssh: str, versions: Versions, came_from: Path | None) -> str:
-    """Return the command that a person runs here, so that the machine ``ssh`` gets the same version."""
+    """Return the command that installs this machine's version on the machine ``ssh``. A person runs it here."""
     pins = " ".join(f"--with {name}=={number}" for name, number in (("mlx", versions.mlx), ("mlx-lm", versions.mlx_lm)))
     install = f"{_PATH} uv tool install --force {{}} {pins}"
     if came_from is None:

@@ -1,13 +1,13 @@
-"""Two machines exchange their keys without ssh, by short codes that a person carries from each screen to the other.
+"""Exchanges the keys of two machines without ssh, by short codes that a person types from each screen into the other.
 
     one machine                         the other
-    shows its code, is told the other's                  each code has 30 random bits
+    shows its code, reads the other's                    each code has 30 random bits
     hello: name, key, nonce, port   ◀──▶   hello
     proof                           ◀──▶   proof
 
 Both codes together are a secret that no network has seen. A proof is an HMAC, by that secret, of both hellos, the
-sender's first. Whoever stands between the two can neither put another key in place nor find the codes afterwards: there
-are 2^60 pairs, and trying one takes scrypt's 16 MB (RFC 7914). After a wrong proof a person has to type again.
+sender's first. An attacker between the two can neither replace a key nor find the codes afterwards: there are 2^60
+pairs, and trying one takes scrypt's 16 MB (RFC 7914). After a wrong proof a person must type again.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _NO_CODE = "a code has six letters and digits, such as K7M-2QX"
 _LONGEST = 4096  # bytes of a line
 _PATIENCE = 20.0  # seconds for a machine that has connected
 _AGAIN = 1.0  # seconds between two rounds of connecting
-_MOST_LINKS = 4  # that others have opened, at a time; a new one takes the place of the oldest
+_MOST_LINKS = 4  # opened by others at a time; a new one replaces the oldest
 
 Address = tuple[str, int]
 
@@ -46,8 +46,8 @@ class WrongCode(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PairingHello:
-    """What a machine says of itself. ``port``: where its worker will listen; ``None``: it will coordinate.
-    ``protocol``: its version of the links' protocol."""
+    """A machine's introduction. ``port``: its worker's; None: it will coordinate. ``protocol``: its version of the
+    links' protocol."""
 
     name: str
     key: str
@@ -57,13 +57,13 @@ class PairingHello:
 
 
 def new_code() -> str:
-    """Return a code to be shown, such as ``K7M-2QX``."""
+    """Return a new code to show, such as ``K7M-2QX``."""
     first, second = ("".join(secrets.choice(_LETTERS) for _ in range(_HALF)) for _ in range(2))
     return f"{first}-{second}"
 
 
 def read_code(typed: str) -> str | None:
-    """Return a code as it was typed. Return None if it is not one.
+    """Return the code that a person typed, or None if it is not one.
 
     >>> read_code(" k7m2qx "), read_code("K7M")
     ('K7M-2QX', None)
@@ -75,7 +75,7 @@ def read_code(typed: str) -> str | None:
 
 
 def secret_of(codes: Iterable[str]) -> bytes:
-    """Return what only machines that know both codes have. It takes 16 MB and tens of milliseconds."""
+    """Return the secret that follows from both codes. It takes 16 MB and tens of milliseconds."""
     return hashlib.scrypt("".join(sorted(codes)).encode(), salt=b"splitinfer init 1", n=2**14, r=8, p=1)
 
 
@@ -83,9 +83,9 @@ def exchange(link: socket.socket, own: PairingHello, secret: bytes) -> PairingHe
     """Return the hello of the machine at the other end, which has the same secret and has proved it.
 
     Raises:
-        WrongCode: it has another.
-        ConfigError: it has this machine's key, or another version, or both are to coordinate, or neither.
-        OSError, ValueError: it is something else, or has gone.
+        WrongCode: it has another secret.
+        ConfigError: it has this machine's key or another version, or both machines would coordinate, or neither.
+        OSError, ValueError: it is not such a machine, or it has gone.
     """
     link.settimeout(_PATIENCE)
     said, heard = json.dumps(asdict(own)).encode(), b""
@@ -134,8 +134,7 @@ def _proof(secret: bytes, first: bytes, second: bytes) -> str:
 
 
 class Meeting:
-    """Two machines of one network that look for each other. ``near``: addresses at which the other may be; without
-    any, those that multicast DNS tells."""
+    """Finds the other machine on the network. ``near``: the addresses to try; if empty, multicast DNS finds them."""
 
     def __init__(self, own: PairingHello, port: int = PORT, near: Iterable[Address] = ()) -> None:
         self._own, self._near, self._secret = own, tuple(near), b""
@@ -150,22 +149,22 @@ class Meeting:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """Be found, and find."""
+        """Publish this machine, and look for the other, during a ``with`` block."""
         with self._listening, contextlib.ExitStack() as stack:
             stack.callback(self._is_over.set)
             if not self._near:
-                with contextlib.suppress(OSError):  # no multicast here: the other may find this one, or be told
+                with contextlib.suppress(OSError):  # no multicast here: the other machine may still find this one
                     self._announce(stack)
             yield
 
     def with_code(self, own: str, other: str) -> tuple[PairingHello, str]:
-        """Return the other machine and the address that it has from here, once both know both codes.
+        """Return the other machine and its address from here, once both know both codes.
 
         Raises:
-            WrongCode: a machine has answered that knows other codes.
+            WrongCode: a machine with other codes has answered.
             ConfigError: as ``exchange``.
         """
-        self._secret = secret_of((own, other))  # once, however many connect
+        self._secret = secret_of((own, other))  # once, for any number of connections
         rounds = threading.Event()
         workers = [threading.Thread(target=run, args=(rounds,), daemon=True) for run in (self._accept, self._dial)]
         for each in workers:
@@ -176,7 +175,7 @@ class Meeting:
             rounds.set()
         for each in workers:
             each.join(_PATIENCE)
-        while isinstance(found, Exception) and not self._met.empty():  # what the same round said on two links
+        while isinstance(found, Exception) and not self._met.empty():  # two links may have answered in the same round
             found = self._met.get()
         if isinstance(found, Exception):
             raise found
@@ -209,7 +208,7 @@ class Meeting:
             with contextlib.suppress(OSError):
                 link, (host, *_) = self._listening.accept()
                 links = [*(each for each in links if each.fileno() >= 0), link]
-                if len(links) > _MOST_LINKS:  # who is silent keeps nobody out
+                if len(links) > _MOST_LINKS:  # a silent peer must not keep others out
                     _shut(links.pop(0))
                 threading.Thread(target=self._try, args=(link, host, ended), daemon=True).start()
 
@@ -222,7 +221,7 @@ class Meeting:
             ended.wait(_AGAIN)
 
     def _try(self, link: socket.socket, host: str, ended: threading.Event) -> bool:
-        """Return whether the machine at the other end has answered, right or wrong."""
+        """Try the exchange on a link. Return whether the other end has answered, right or wrong."""
         with link:
             if ended.is_set():  # a person is asked again, and the other machine tries again
                 return False
@@ -230,7 +229,7 @@ class Meeting:
                 result: tuple[PairingHello, str] | Exception = (exchange(link, self._own, self._secret), host)
             except (WrongCode, ConfigError) as error:
                 result = error
-            except (OSError, ValueError):  # somebody else, or the same machine, which has met this one on another link
+            except (OSError, ValueError):  # a stranger, or the other machine has met this one on another link
                 return False
         if not (ended.is_set() and isinstance(result, Exception)):  # the other may have gone on with success
             self._met.put(result)
@@ -244,8 +243,8 @@ def _shut(link: socket.socket) -> None:
 
 
 def ask_code(read: Callable[[str], str], say: Callable[[str], None], own: str, before: str | None) -> str:
-    """Return the other machine's code, as a person types it. ``own``: this machine's; ``before``: what was typed last,
-    which Enter keeps."""
+    """Ask a person for the other machine's code. ``own``: this machine's. ``before``: the code typed last, which Enter
+    keeps."""
     while True:
         typed = read("the other machine's code: ")
         code = before if before and not typed.strip() else read_code(typed)

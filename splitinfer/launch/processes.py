@@ -1,8 +1,8 @@
-"""Which processes of this machine are workers, and how one is watched and ended.
+"""Finds, watches and ends the processes of this machine that are workers.
 
 A worker is a process of splitinfer with the command `worker` (``system.processes``). Workers that a coordinator started
-for itself (``--child``) are its own business, and `worker --detach` starts one without being one. Who had a worker
-started in the background is on its command line, too, so it is known for as long as the process runs.
+for itself (``--child``) do not count, and neither does `worker --detach`, which only starts one. A background worker's
+command line names the machine that asked for it, so that this is known as long as the process runs.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ _POLL = 0.05
 
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
-    """What a worker's command line says. ``by``: key and name of the machine that had it started in the background,
-    both empty if a person had; ``None`` if it was not. ``versions``: of what was installed then."""
+    """A worker's command line. ``by``: key and name of the machine whose `up` started it in the background, both empty
+    if a person did; None if it is not in the background. ``versions``: the versions installed at its start."""
 
     host: str = "127.0.0.1"
     port: int = WORKER_PORT
@@ -35,12 +35,12 @@ class WorkerCommand:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether no other machine reaches it."""
+        """Whether no other machine can reach it."""
         return is_loopback(self.host)
 
 
 def command_of(words: Sequence[str]) -> WorkerCommand | None:
-    """Return the worker's command in a command line; ``None``: it is another program's.
+    """Return the worker's command in a command line, or None if it is not a worker's.
 
     >>> command_of(["/x/bin/python3", "-m", "splitinfer", "worker", "--host", "0.0.0.0", "--port=7000"])
     WorkerCommand(host='0.0.0.0', port=7000, is_insecure=False, by=None, versions='')
@@ -70,11 +70,11 @@ def own_workers(processes: Iterable[Process]) -> dict[int, tuple[Process, Worker
     return {command.port: (each, command) for each, command in pairs if command is not None}
 
 
-# ----- what acts -----------------------------------------------------------------------------------
+# ----- the processes -------------------------------------------------------------------------------
 
 
 def memory_of(pid: int) -> int:
-    """Return the bytes that a process holds; 0 if that cannot be seen."""
+    """Return the bytes that a process holds, or 0 if they are unknown."""
     with contextlib.suppress(psutil.Error):
         return int(psutil.Process(pid).memory_info().rss)
     return 0
@@ -101,7 +101,7 @@ def listens(pid: int, port: int) -> bool:
 
 
 def listener_on(port: int) -> str:
-    """Return which program of this user listens on a port; empty if none does that can be seen."""
+    """Return the name of this user's program that listens on a port, or an empty text."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if listens(process.pid, port):
@@ -115,10 +115,10 @@ def _connections(process: psutil.Process) -> Iterator[Any]:
 
 
 def end(pid: int, patience: float) -> None:
-    """End a process by SIGTERM, and by SIGKILL after ``patience`` seconds; return when it runs no more.
+    """End a process by SIGTERM, and by SIGKILL after ``patience`` seconds; return once it has ended.
 
     Raises:
-        ConfigError: it is of another user, or does not end.
+        ConfigError: it belongs to another user, or does not end.
     """
     try:
         process = psutil.Process(pid)
@@ -134,8 +134,8 @@ def end(pid: int, patience: float) -> None:
 
 
 def _ends(process: psutil.Process, patience: float) -> bool:
-    """Wait until a process runs no more; whether it does not. In a container nobody may take note of its end, and it
-    stays in the list of processes as a zombie."""
+    """Wait until a process ends. Return whether it has ended. A zombie counts as ended: in a container, nobody may
+    collect it."""
     give_up = time.monotonic() + patience
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > give_up:

@@ -1,11 +1,11 @@
-"""What is done about each host, one step after the other, all hosts at the same time.
+"""Carries out the steps for each host, one after the other, all hosts at the same time.
 
     up      show: is splitinfer there, in the same version?  ──▶  start: a worker runs there, and admits this machine
     down    stop the workers that `up` from here has started
     status  show
 
-Whatever stands in the way of a step ends that host's steps with what ssh or the program there has said. Where ssh fails
-in the second step, the connection broke: the step is tried once more, and finds what it had begun.
+If a step fails, that host's steps end with the message of ssh or of the program there. If ssh fails in the second step,
+the connection broke: the step is tried once more and continues.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,11 +31,11 @@ Say = Callable[[str, str], None]
 
 COLUMNS = ("host", "version", "free memory", "worker", "started", "holds", "serves")
 
-_MOST_LINES = 20  # of what ssh says: the whole of its warning of a changed host key
+_MOST_LINES = 20  # of ssh's message: enough for its whole warning of a changed host key
 
 
 class HostFailed(Exception):
-    """Nothing more is done about a host; the text is for people."""
+    """A host's steps have ended with an error; the text is for people."""
 
 
 class SshFailed(HostFailed):
@@ -44,14 +44,14 @@ class SshFailed(HostFailed):
 
 @dataclass(frozen=True, slots=True)
 class LaunchSteps:
-    """The steps, as this machine asks for them."""
+    """The steps of `up`, `down` and `status`, run from this machine."""
 
     own: Own
     run: RunScript
     say: Say
 
     def up(self, hosts: Sequence[Host]) -> list[WorkersAnswer | None]:
-        """Have a worker wait on each host; ``None``: what stands in the way was said."""
+        """Make a worker wait on each host. Return each host's answer, or None if it failed and the reason was shown."""
         return self._each(hosts, self._up)
 
     def down(self, hosts: Sequence[Host]) -> list[WorkersAnswer | None]:
@@ -59,7 +59,7 @@ class LaunchSteps:
         return self._each(hosts, self._down)
 
     def status(self, hosts: Sequence[Host]) -> list[WorkersAnswer | None]:
-        """Look at each host."""
+        """Ask each host for its workers."""
         return self._each(hosts, lambda host: self._ask(host, "--show"))
 
     def _up(self, host: Host) -> WorkersAnswer:
@@ -82,7 +82,7 @@ class LaunchSteps:
         try:
             return self._ask(host, *words, self._by)
         except SshFailed:
-            self.say("!", f"{host.name}: the connection broke off; once more")
+            self.say("!", f"{host.name}: the connection broke off; trying once more")
             return self._ask(host, *words, self._by)
 
     @property
@@ -112,7 +112,7 @@ class LaunchSteps:
             return list(pool.map(careful, hosts))
 
     def _ask(self, host: Host, *words: str) -> WorkersAnswer:
-        """Run `splitinfer worker` with these words on a host, and read its answer. Raises HostFailed."""
+        """Run `splitinfer worker` with these words on a host, and return its answer. Raises HostFailed."""
         ended = self.run(host, script((*words, "--json"), self.own.program, str(Path.home())))
         said = plain(last_line(ended.complaint).removeprefix("splitinfer: "), 600)
         if ended.code == 0:
@@ -143,7 +143,7 @@ class LaunchSteps:
         line = install_line(host.ssh, self.own.versions, self.own.origin)
         return f"this command installs the same there:\n\n    {line}\n"
 
-    # ----- what is there ---------------------------------------------------------------------------
+    # ----- the table of `status` -------------------------------------------------------------------
 
     def rows(self, host: Host, seen: WorkersAnswer) -> list[tuple[str, ...]]:
         """Return the rows of `status` about a host, one for each worker; their columns are ``COLUMNS``."""
@@ -158,7 +158,7 @@ class LaunchSteps:
 
 
 def check_distinct(started: Sequence[tuple[Host, WorkersAnswer]]) -> None:
-    """Raise ConfigError: one worker has two names."""
+    """Raise ConfigError if one worker has two names."""
     names = dict[tuple[str | None, int], str]()
     for host, answer in started:
         other = names.setdefault((answer.key, host.port), host.name)
@@ -170,13 +170,13 @@ def check_distinct(started: Sequence[tuple[Host, WorkersAnswer]]) -> None:
 
 
 def problems(hosts: Sequence[str], *, others: bool) -> str:
-    """Return the sentence in which `up` ends if not all hosts came up. ``others``: whether some did."""
+    """Return the last sentence of an `up` after ``hosts`` did not come up. ``others``: whether other hosts did."""
     unchanged = "; the other hosts are unchanged" if others else ""
     return f"{' and '.join(hosts)} did not start{unchanged}. Fix it and run the same command again."
 
 
 def _lines(ended: Done) -> str:
-    """Return what ssh has said, each line below the last one."""
+    """Return ssh's message, each line on a line of its own."""
     lines = [plain(line) for line in ended.complaint.splitlines() if line.strip()][-_MOST_LINES:]
     return "".join(f"\n  {line}" for line in lines or ["(it said nothing)"])
 

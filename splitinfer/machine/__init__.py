@@ -1,6 +1,6 @@
-"""Machines as they were measured: seconds of layers and links, bytes that are free. Pure.
+"""Describes machines by their measurements: seconds of layers and links, free bytes. Pure.
 
-profile         what was measured of machines, links and a model, from which layouts are planned
-costs           seconds of a step by its rows, and by what they attend to; how numbers are checked, written and read
-selection       which machine this process emulates
+profile         the measurements of machines, links and a model, for planning layouts
+costs           seconds of a step by its rows and the positions that they attend to; numbers checked, written and read
+selection       the machine that this process emulates
 """

@@ -1,7 +1,7 @@
-"""What a step costs, as it was measured or described: seconds by rows, and for what these attend to.
+"""Measured or described costs of a step: seconds by its rows, and for the positions that these attend to.
 
-Between two numbers of rows seconds lie on a line, and beyond the last one the last line goes on. The scheduler learns
-its own costs from steps as they run (``core.costs``); these do not change.
+Between two measured numbers of rows the seconds lie on a line, and beyond the last one that line goes on. The scheduler
+learns its own costs from running steps (``core.costs``); these do not change.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,18 +22,18 @@ Bytes = Annotated[int, pydantic.Field(ge=0)]
 
 
 class Numbers:
-    """A base for dataclasses of pydantic."""
+    """A base class for pydantic dataclasses that are saved as numbers."""
 
     __slots__ = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the value as plain numbers and text, for ``from_dict``."""
+        """Return the object as plain numbers and text, for ``from_dict``."""
         found: dict[str, Any] = pydantic.TypeAdapter(type(self)).dump_python(self, mode="json")
         return found
 
     @classmethod
     def from_dict(cls, numbers: Mapping[str, Any]) -> Self:
-        """Return the value that ``as_dict`` returned.
+        """Return the object whose ``as_dict`` is ``numbers``.
 
         Raises:
             ValueError: a number is missing, unknown or out of its range.
@@ -43,7 +43,7 @@ class Numbers:
 
 
 def sentence(error: Exception) -> str:
-    """Return what is wrong with some numbers, in one line: the first mistake and where it is."""
+    """Return the first mistake in some numbers and its place, in one line."""
     if not isinstance(error, pydantic.ValidationError):
         return str(error).partition("\n")[0]
     first = error.errors()[0]
@@ -57,8 +57,12 @@ def sentence(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class Costs:
-    """``points``: numbers of rows, rising, with the seconds of a step of so many, never falling; none: it costs
-    nothing. ``decode``, ``chunk``: seconds for each position that a single row attends to, and a row of a chunk.
+    """The costs of a step in seconds.
+
+    Args:
+        points: pairs of a rising number of rows and the seconds of such a step, which never fall; empty: no cost.
+        decode: seconds for each position that a single row attends to.
+        chunk: seconds for each position that a row of a chunk attends to.
 
     Raises:
         ValueError: a number is out of its range.
@@ -74,12 +78,12 @@ class Costs:
 
     @classmethod
     def through(cls, seconds: Mapping[int, float], decode: float = 0.0, chunk: float = 0.0) -> "Costs":
-        """Return costs through seconds by rows."""
+        """Return costs that pass through these points, given as seconds by rows."""
         return cls(tuple(sorted(seconds.items())), decode, chunk)
 
     @classmethod
     def line(cls, base: float, per_row: float) -> "Costs":
-        """Return ``base`` for each step, and ``per_row``."""
+        """Return costs of ``base`` seconds for each step and ``per_row`` seconds for each row."""
         return cls(((1, base + per_row), (2, base + 2 * per_row)))
 
     def at(self, shape: Shape) -> float:
@@ -87,7 +91,7 @@ class Costs:
         return self.rows(shape.rows) + self.decode * shape.decode_context + self.chunk * shape.chunk_context
 
     def rows(self, rows: int) -> float:
-        """Return the seconds of a step of so many rows that attend to nothing."""
+        """Return the seconds of a step of ``rows`` rows that attend to nothing."""
         points = self.points
         if len(points) < 2:
             return points[0][1] if points else 0.0
@@ -96,16 +100,16 @@ class Costs:
         return max(0.0, low + (high - low) * (rows - a) / (b - a))
 
     def scaled(self, factor: float) -> "Costs":
-        """Return the costs of ``factor`` times as much."""
+        """Return these costs times ``factor``."""
         points = tuple((rows, factor * seconds) for rows, seconds in self.points)
         return Costs(points, factor * self.decode, factor * self.chunk)
 
     def slowest(self, other: "Costs") -> "Costs":
-        """Return the costs of both at the same time: of each number of rows the larger."""
+        """Return the costs of both at the same time: the larger for each number of rows."""
         return self._each(other, max)
 
     def quickest(self, other: "Costs") -> "Costs":
-        """Of each number of rows the smaller costs of both."""
+        """Return the smaller costs of both for each number of rows."""
         return self._each(other, min)
 
     def _each(self, other: "Costs", choose: Callable[[float, float], float]) -> "Costs":
@@ -114,7 +118,7 @@ class Costs:
         return Costs(points, choose(self.decode, other.decode), choose(self.chunk, other.chunk))
 
     def plus(self, other: "Costs", most_rows: int | None = None) -> "Costs":
-        """Return the costs of both, one after the other. ``most_rows``: rows beyond these cost nothing of ``other``."""
+        """Return the costs of both, one after the other. ``most_rows``: ``other`` charges no rows beyond these."""
         most, rows = most_rows or 2**62, {each for each, _ in (*self.points, *other.points)}
         rows |= set() if most_rows is None else {most, most + 1}
         points = tuple((n, self.rows(n) + other.rows(min(n, most))) for n in sorted(rows))

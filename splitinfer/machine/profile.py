@@ -1,8 +1,8 @@
-"""Profiles: what was measured of machines, of the links between them, and of one model. From them layouts are planned.
+"""Profiles for planning layouts: the measurements of machines, of the links between them, and of one model.
 
 Layers of one *kind* have the same modules with the same shapes and quantisation, and so the same costs: a model has one
-kind or a few (full and sliding attention, dense and experts). Seconds, bytes and bytes a second throughout. Machines'
-profiles come from files and from peers, and raise ValueError where a number is out of its range.
+kind or a few (full and sliding attention, dense and experts). Units are seconds, bytes and bytes a second. Machines'
+profiles come from files and from peers, and raise ValueError if a number is out of its range.
 """
 
 import math
@@ -17,15 +17,15 @@ from pydantic import ConfigDict, Field
 from splitinfer.core.link_transport import RING
 from splitinfer.machine.costs import Bytes, Costs, Count, NotNegative, Numbers
 
-VERSION = 7  # of what is remembered
+VERSION = 7  # of the saved profiles
 _AGREE = 1.5  # times as long as the quickest trial
-_BUSY, _FULL = 0.4, 0.8  # of the processors, by other programs: trials may be slow; no trial tells anything
+_BUSY, _FULL = 0.4, 0.8  # shares of the processors used by other programs: trials may be slow; trials say nothing
 
 
 @dataclass(frozen=True, slots=True)
 class LayerProfile:
-    """One layer. ``kind``: layers of one kind cost the same. Bytes: of its weights as loaded, and of its KV for each
-    token, and for each sequence of any length (``models.memory.Need``). ``sums``: those of a step, if this is a rank's
+    """One layer. ``kind``: layers of one kind cost the same. Bytes: its weights as loaded, its KV for each token, and
+    its KV for each sequence of any length (``models.memory.Need``). ``sums``: the sums in a step, if this is a rank's
     part of a layer."""
 
     kind: str
@@ -37,9 +37,9 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True)
 class DraftProfile:
-    """A drafter. ``weights``, ``kv_per_token``: its bytes; zeros for n-grams. ``like``: for one on the last stage, the
-    kind of the model's layers that its own resemble; ``None``: it is on the coordinator. ``at_once``: the most drafts
-    that it makes in a round; 0: one."""
+    """A drafter. ``weights``, ``kv_per_token``: its bytes; zeros for n-grams. ``like``: for a drafter on the last
+    stage, the kind of the model's layers that its own resemble; None: it is on the coordinator. ``at_once``: the most
+    drafts of a round; 0: one."""
 
     name: str
     weights: int = 0
@@ -52,15 +52,14 @@ class DraftProfile:
 class ModelProfile:
     """A model.
 
-    name: as a layout names it.
-    layers: in their order.
-    embedding, head: bytes of what comes before and behind the layers, as loaded; norms count to the head.
+    name: the model's name in a layout.
+    layers: in order.
+    embedding, head: bytes before and after the layers, as loaded; norms count to the head.
     is_tied: whether both are the same weights, so that one stage with both holds them once (``head`` bytes).
     hidden_row: bytes of one row of hidden states on a link.
     context_length: tokens that the model was trained for.
     draft: the drafter, if there is one.
-    half: what each of two ranks would hold, if the layers are divided between two machines; ``None``: unknown, or they
-        cannot be.
+    half: the part that each of two ranks would hold, if two machines divide the layers; None: unknown or impossible.
     """
 
     name: str
@@ -78,12 +77,12 @@ class ModelProfile:
         return len(self.layers)
 
     def kinds(self, start: int, end: int) -> dict[str, int]:
-        """Return how many layers of each kind are among the layers [start, end)."""
+        """Return the number of layers of each kind among the layers [start, end)."""
         return dict(Counter(layer.kind for layer in self.layers[start:end]))
 
     def drafter(self, start: int, end: int) -> tuple[int, int]:
-        """Return the bytes of the drafter's weights, and of its KV for each token, where a stage of the layers [start,
-        end) has it. One on the last stage reads the embedding there."""
+        """Return the bytes of the drafter's weights, and of its KV for each token, if a stage of the layers [start,
+        end) has it, else zeros. A drafter on the last stage also needs the embedding there."""
         draft, is_last = self.draft, end == self.num_layers
         if draft is None or not (start == 0 if draft.like is None else is_last):
             return 0, 0
@@ -91,13 +90,11 @@ class ModelProfile:
         return draft.weights + read_too, draft.kv_per_token
 
     def weights(self, start: int, end: int) -> int:
-        """Return the bytes of the weights of a stage of the layers [start, end), with what comes before and behind
-        them."""
+        """Return the bytes of the weights of a stage of the layers [start, end), with its embedding and head."""
         return sum(layer.weights for layer in self.layers[start:end]) + self.beside_layers(start, end)
 
     def beside_layers(self, start: int, end: int) -> int:
-        """Return the bytes of what comes before and behind the layers, where a stage of the layers [start, end) has
-        it."""
+        """Return the bytes of the embedding and the head, as far as a stage of the layers [start, end) has them."""
         is_first, is_last = start == 0, end == self.num_layers
         if is_first and is_last and self.is_tied:
             return max(self.embedding, self.head)
@@ -106,8 +103,8 @@ class ModelProfile:
 
 @pydantic.dataclasses.dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class Load:
-    """What other programs computed during a measurement. ``others``: the processors that they kept busy, out of
-    ``processors``; ``busiest``: the name of the one that took most, empty if the system does not tell."""
+    """The load from other programs during a measurement. ``others``: the processors that they kept busy, out of
+    ``processors``. ``busiest``: the name of the busiest program, empty if unknown."""
 
     others: NotNegative = 0.0
     processors: Count = 1
@@ -120,19 +117,19 @@ class Load:
 
     @property
     def is_full(self) -> bool:
-        """Whether they left so little room that nothing was measured."""
+        """Whether they left too little room for any measurement."""
         return self.others > _FULL * self.processors
 
 
 @pydantic.dataclasses.dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class Trials:
-    """How a machine was measured. The defaults are those of a machine that was described and not measured.
+    """How a machine was measured. The defaults belong to a machine that was described and not measured.
 
-    few, many: how many times as long the slowest of the trials that count took as the quickest, for steps of few rows
-        and for steps that read a prompt; 0: there were too few trials to tell.
+    few, many: the ratio of the slowest to the quickest of the trials that count, for steps of few rows and for steps
+        that read a prompt; 0: too few trials.
     longest: the most positions that a row attended to.
-    load: of other programs meanwhile.
-    age: seconds since then, when it was asked for.
+    load: the load from other programs meanwhile.
+    age: seconds from the measurement to the request for it.
     """
 
     few: NotNegative = 1.0
@@ -143,17 +140,17 @@ class Trials:
 
     @property
     def agree(self) -> bool:
-        """Whether trials of few rows agree, and those that read a prompt."""
+        """Whether the trials agree, both of few rows and of prompts."""
         return 0 < self.few < _AGREE and 0 < self.many < _AGREE
 
     @property
     def tell(self) -> bool:
-        """Whether they tell the machine's speed."""
+        """Whether the trials tell the machine's speed."""
         return self.agree and not self.load.is_full
 
     @property
     def are_good(self) -> bool:
-        """Whether they are worth keeping: nothing may have slowed them down."""
+        """Whether the trials are worth saving: nothing can have slowed them down."""
         return self.agree and not self.load.is_high
 
 
@@ -161,22 +158,22 @@ class Trials:
 class MachineProfile(Numbers):
     """One machine, for one model.
 
-    name: as a stage of a layout is named.
+    name: the name of its stage in a layout.
     layers: the costs of one layer, by its kind, without ``step``.
     address, key: of its worker, as in a layout (``core.layout.StageSpec``); no address for the coordinator.
-    step: seconds of a step on any stage, whatever layers it has.
-    host: seconds for which the device waits for its host in a step: launching what was built ahead, reading.
-    head: the costs of what comes behind the layers, by the rows of a step. Of a prompt's chunk it computes one row at
-        most, of an answer and of drafts every row.
+    step: seconds of every step, for any layers.
+    host: seconds in a step for which the device waits for its host: launching the prepared work, reading.
+    head: the costs after the layers, by the rows of a step. For a prompt's chunk it computes at most one row, for an
+        answer and for drafts every row.
     draft, draft_more: seconds of a round of drafts for one sequence and for each further one, if this machine is the
         coordinator.
-    free_bytes: that a stage may take for weights and KV, when nothing of the model is loaded.
+    free_bytes: bytes that a stage may take for weights and KV, when nothing of the model is loaded.
     scores: bytes of unfused attention in a step, for each token of context (``models.caches.attention``).
     launches_ahead: whether its device computes while the host goes on.
-    halves: the costs of what one of two ranks has of a layer, by the layer's kind, without its sums; empty if layers
-        cannot be divided.
-    is_exposed: whether sums with it would cross a network in the clear, which nobody has allowed.
-    across: the names of the two machines, if these are one stage (``placement.pairs``).
+    halves: the costs of one rank's part of a layer, by the layer's kind, without its sums; empty if layers cannot be
+        divided.
+    is_exposed: whether sums with it would cross a network unencrypted although nobody has allowed that.
+    across: the names of the two machines, if they are one stage (``placement.pairs``).
     trials: how all of this was measured.
     """
 
@@ -199,11 +196,11 @@ class MachineProfile(Numbers):
 
     @property
     def ranks(self) -> tuple[str, ...]:
-        """The names of the machines that it is: its own, or those of both."""
+        """The names of the machines in it: its own, or both names of a pair."""
         return self.across or (self.name,)
 
     def slower(self, factor: float) -> Self:
-        """Return the same machine where its device takes ``factor`` times as long for everything."""
+        """Return the same machine with a device that takes ``factor`` times as long for everything."""
         return replace(
             self,
             layers={kind: costs.scaled(factor) for kind, costs in self.layers.items()},
@@ -217,9 +214,9 @@ class MachineProfile(Numbers):
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
-    """One direction of a link: the machines' names, seconds of latency one way, and bytes a second (infinite: too many
-    to be measured). ``sums``: seconds of a sum of both machines' hidden states by their rows, where that was
-    measured; ``sums_over``: what added up."""
+    """One direction of a link: the machines' names, seconds of latency one way, and bytes a second (infinite: too fast
+    to measure). ``sums``: seconds of a sum of both machines' hidden states by their rows, or None if not measured.
+    ``sums_over``: the backend of the sums."""
 
     source: str
     target: str
@@ -234,7 +231,7 @@ class Profiles:
     """A model, the machines that may run it (the coordinator first), and the links between them.
 
     Raises:
-        ValueError: a machine does not have the costs of every kind of layer.
+        ValueError: a machine lacks the costs of a kind of layer.
     """
 
     model: ModelProfile
@@ -247,7 +244,7 @@ class Profiles:
                 raise ValueError(f"machine {machine.name} has no costs of layers of kind {missing[0]!r}")
 
     def link(self, source: str, target: str) -> LinkProfile | None:
-        """Return the link from one machine to another; where only the way back was measured, that; else ``None``."""
+        """Return the link from one machine to another, else the link back with its ends swapped, else None."""
         for a, b in ((source, target), (target, source)):
             for link in self.links:
                 if (link.source, link.target) == (a, b):

@@ -1,4 +1,4 @@
-"""Which machine this process emulates, if any: ``SPLITINFER_ACCELERATOR`` names its file.
+"""Names the machine that this process emulates, if any: ``SPLITINFER_ACCELERATOR`` is the path of its file.
 
 The variable is for every process of a pipeline; a local worker inherits it.
 """
@@ -10,6 +10,6 @@ VARIABLE = "SPLITINFER_ACCELERATOR"
 
 
 def emulated_machine() -> Path | None:
-    """Return the file of the machine that this process emulates. Return None if it computes on what it has."""
+    """Return the file of the machine that this process emulates. Return None if it uses the real device."""
     name = os.environ.get(VARIABLE)
     return Path(name) if name else None

@@ -1,10 +1,10 @@
-"""Pictures in prompts: from the bytes that somebody sends to values for a model's tower and tokens for its prompt.
+"""Turns pictures in prompts, as received bytes, into values for a model's tower and tokens for its prompt.
 
-    sources      where a picture may come from: data URLs, files where allowed; nothing is ever fetched
-    decoding     bytes to RGB in a process of its own, with limits; ``decoder`` is that process
-    sizes        how large each family of models wants a picture: arithmetic, the same in both processes
+    sources      reads a picture from a data URL or an allowed file; nothing is ever fetched
+    decoding     turns bytes into RGB in a separate process, with limits; ``decoder`` is that process
+    sizes        computes the size of a picture for each family of models, alike in both processes
     families     a family's values, rows and placeholders, from a checkpoint's configuration
 
-Nothing of this is imported by a model without a tower, and nothing beyond ``families`` before the first picture comes.
-Pictures are what strangers send: bytes, numbers and pixels have bounds, and what exceeds them is refused in a sentence.
+A model without a tower imports none of this, and only ``families`` is imported before the first picture comes. Pictures
+come from strangers: bytes, numbers and pixels have bounds, and a sentence refuses a picture that exceeds them.
 """

@@ -1,9 +1,9 @@
 """The process that decodes one picture: bytes on standard input, RGB on standard output.
 
-It bounds its own memory, processor time and files before it imports what decodes, refuses a picture by the size in its
-header (what it has, and what it would have for the model) before any pixel of it is read, and answers with one line of
-JSON: the size of what follows, or what is wrong. Whatever else happens here (a crash in a library, no memory, no end)
-is the parent's to notice; nothing of it reaches a model.
+It bounds its own memory, processor time and files before it imports the decoder. It checks the size in the picture's
+header, and the size for the model, before it reads any pixel. It answers with one line of JSON: the size of the bytes
+that follow, or an error. The parent notices any other trouble (a crash in a library, no memory, no end); nothing
+of it reaches a model.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ _TURNED = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROT
 
 
 class NotAPicture(Exception):
-    """What is wrong with it, for the person who sent it."""
+    """The bytes are not a usable picture. The text tells the sender why."""
 
 
 class TooLarge(Exception):
-    """The model would get more of it than there is room for."""
+    """The picture, in the size for the model, needs more room than there is."""
 
 
 def _bound(seconds: int, memory: int) -> None:
-    """Bound this process's processor time, and its memory where the system can; it writes no file."""
+    """Limit this process's processor time, its memory if the system can, and forbid it to write files."""
     import resource
 
     of_files = ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0))
@@ -39,11 +39,11 @@ def _bound(seconds: int, memory: int) -> None:
 
 
 def decoded(data: bytes, fit: Fit, most_pixels: int, room: int = 1 << 62) -> tuple[int, int, bytes]:
-    """Return width, height and RGB bytes of a picture, turned as its camera was held and resized. ``room``: the most
-    pixels that it may then have.
+    """Return width, height and RGB bytes of a picture, turned upright and resized. ``room``: the most pixels that it
+    may then have.
 
     Raises:
-        NotAPicture: it cannot be decoded, or is too large.
+        NotAPicture: it cannot be decoded or is too large.
         TooLarge: there is no room for it.
     """
     from PIL import Image, UnidentifiedImageError
@@ -69,10 +69,10 @@ def decoded(data: bytes, fit: Fit, most_pixels: int, room: int = 1 << 62) -> tup
 
 
 def _turned(image: Any) -> Any:
-    """Return a picture as its camera was held, if it says so legibly."""
+    """Return a picture turned upright, if its notes (Exif) give a legible orientation."""
     from PIL import Image
 
-    with contextlib.suppress(Exception):  # notes that are damaged damage no pixels
+    with contextlib.suppress(Exception):  # damaged notes do not damage the pixels
         way = image.getexif().get(_ORIENTATION)
         if isinstance(way, int) and 2 <= way <= 8:
             return image.transpose(Image.Transpose[_TURNED[way - 2]])
@@ -80,7 +80,7 @@ def _turned(image: Any) -> Any:
 
 
 def _opaque(image: Any) -> Any:
-    """Return a picture in RGB: what can be seen through is on white, as on a page; 16 bits for a pixel become 8."""
+    """Return a picture in RGB: transparent parts on white, as on a page; 16 bits per pixel become 8."""
     from PIL import Image
 
     if image.mode.startswith("I"):
@@ -92,7 +92,7 @@ def _opaque(image: Any) -> Any:
 
 
 def _high_bytes(image: Any) -> Any:
-    """Return the upper halves of 16 bits for each pixel."""
+    """Return a picture of the upper 8 of each pixel's 16 bits."""
     from PIL import Image
 
     little = image.mode != "I;16B"

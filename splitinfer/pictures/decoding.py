@@ -1,7 +1,7 @@
-"""Decodes pictures in processes of their own, one for each, so that none can harm this one.
+"""Decodes each picture in a process of its own, so that none can harm this one.
 
-A picture is a program for its decoder: a few bytes may ask for gigabytes or for minutes, and a decoder's bugs are
-reached by whoever sends one. So bytes, pixels, seconds and memory have bounds, and few are decoded at a time.
+A picture is a program for its decoder: a few bytes may ask for gigabytes or for minutes, and any sender can reach a
+decoder's bugs. So bytes, pixels, seconds and memory have bounds, and few pictures are decoded at a time.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ _COMMAND = ["-m", "splitinfer.pictures.decoder"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request may send. ``nbytes``, ``pixels``: of one picture. ``fitted``: pixels of all its pictures in the
-    sizes that the model wants. ``memory``: of the process that decodes, which macOS does not bound."""
+    """The limits of a request's pictures. ``nbytes``, ``pixels``: of one picture. ``fitted``: pixels of all pictures in
+    the model's sizes. ``memory``: bytes of the decoding process; macOS does not enforce it."""
 
     pictures: int = 16
     nbytes: int = 20 * 10**6
@@ -41,10 +41,10 @@ _turn = threading.BoundedSemaphore(_AT_ONCE)
 
 
 def decode(data: bytes, fit: Fit, limits: Limits, room: int | None = None) -> RGB:
-    """Return [height, width, 3] of a picture, in the size that ``fit`` asks for. ``room``: pixels that are left for it.
+    """Return the pixels [height, width, 3] of a picture, in the size that ``fit`` asks for. ``room``: the most pixels.
 
     Raises:
-        ContextExceeded: it would have more; nothing of it was decoded.
+        ContextExceeded: it would have more than ``room``; no pixel was decoded.
         RequestError: it cannot be decoded within the limits; one sentence says why.
         NotInstalled: Pillow is missing.
     """
@@ -58,7 +58,7 @@ def decode(data: bytes, fit: Fit, limits: Limits, room: int | None = None) -> RG
     with _turn:
         said, rgb = _run(json.dumps(asked).encode() + b"\n" + data, limits.seconds)
     if "too_large" in said:
-        raise ContextExceeded("the pictures take more of the context than there is; send fewer, or smaller ones")
+        raise ContextExceeded("the pictures need more tokens than the context has; send fewer or smaller pictures")
     if "wrong" in said:
         raise RequestError(f"a picture cannot be used: {said['wrong']}")
     width, height = said["size"]
@@ -66,7 +66,7 @@ def decode(data: bytes, fit: Fit, limits: Limits, room: int | None = None) -> RG
 
 
 def _run(question: bytes, seconds: int) -> tuple[dict[str, Any], bytes]:
-    """Return the answer of a new process; without one, what became of it."""
+    """Return the answer of a new process, or an error that says how the process ended."""
     command = [sys.executable, *_COMMAND]
     try:
         done = subprocess.run(command, input=question, capture_output=True, timeout=2 * seconds, check=False)

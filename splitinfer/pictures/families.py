@@ -1,7 +1,7 @@
-"""Families of models that see: what their towers take, and which tokens stand for a picture.
+"""Families of models that see: the input of their towers, and the tokens that stand for a picture.
 
-Read from a checkpoint's ``config.json`` and its processor's configuration, without mlx-vlm and transformers. The values
-are those of each family's own processor.
+This module reads a checkpoint's ``config.json`` and its processor's configuration, without mlx-vlm and transformers.
+Its values equal the values of each family's own processor.
 """
 
 import hashlib
@@ -31,10 +31,10 @@ _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 class Prepared:
     """A picture for one model.
 
-    key: of its content. make: makes ``values`` of its pixels, which are eight times smaller and so are what is kept.
-    values, named: what the tower takes. token_ids: the placeholders of its rows as the tower knows them; sent: as
-    stages are sent them. before, after: tokens around them in the prompt. grid, is_whole: as ``core.picture.Picture``
-    has them.
+    key: a digest of its content. make: makes ``values`` from its pixels, which take an eighth of the bytes and so are
+    kept instead. values, named: the tower's input. token_ids: the placeholders of its rows, as the tower knows them;
+    sent: as stages receive them. before, after: tokens around them in the prompt. grid, is_whole: see
+    ``core.picture.Picture``.
     """
 
     key: bytes
@@ -60,7 +60,7 @@ class Prepared:
 @dataclass(frozen=True, slots=True)
 class Family:
     """How a checkpoint sees. ``placeholder``: the token that a prompt has once for each picture. ``mark``: a text with
-    it, where no template says one."""
+    it, for templates that give none."""
 
     name: str
     placeholder: int
@@ -74,7 +74,7 @@ class Family:
     is_whole: bool = False
 
     def prepared(self, rgb: RGB) -> Prepared:
-        """Return a picture that has the size ``fit`` asks for."""
+        """Return ``rgb``, which already has the size that ``fit`` asks for, prepared for the model."""
         height, width = rgb.shape[:2]
         inputs = (self.name, self.patch, self.merge, self.mean, self.std, rgb.shape)
         digest = hashlib.blake2b(repr(inputs).encode(), digest_size=32)
@@ -84,7 +84,7 @@ class Family:
 
     @property
     def step(self) -> int:
-        """Pixels of a row of the tower's on each side."""
+        """The side, in pixels, of the square that one of the tower's rows covers."""
         return self.patch * self.merge
 
     def normalised(self, rgb: RGB) -> Values:
@@ -97,7 +97,7 @@ class Family:
 
 
 def _patches(family: Family, rgb: RGB, rows: int, columns: int) -> Values:
-    """Return patches in the order of the merged ones, each twice: pictures are films of two frames."""
+    """Return the patches, grouped by the squares to merge, each twice: a picture is a film of two equal frames."""
     p, m = family.patch, family.merge
     once = family.normalised(rgb).reshape(3, rows, m, p, columns, m, p).transpose(1, 4, 2, 5, 0, 3, 6)
     return np.repeat(once[:, :, :, :, :, None], 2, axis=5).reshape(rows * m * columns * m, -1)
@@ -115,14 +115,14 @@ def _planes(family: Family, rgb: RGB) -> Values:
 
 
 def _pixtral(family: Family, key: bytes, rgb: RGB, rows: int, columns: int) -> Prepared:
-    """Return the rows of placeholders, with a token between them and one behind the last."""
+    """Return a picture whose rows of placeholders have a token between them and one after the last."""
     row = (family.placeholder,) * columns
     ids = (*(*row, family.others["break"]) * (rows - 1), *row, family.others["end"])
     return Prepared(key, partial(_planes, family, rgb), rgb.nbytes, {"image_sizes": [rgb.shape[:2]]}, ids, ids)
 
 
 def _gemma(family: Family, key: bytes, rgb: RGB, rows: int, columns: int) -> Prepared:
-    """Return tables that depend on tokens have the padding's entry for a picture."""
+    """Return a picture whose rows take the padding's entry from tables that depend on tokens."""
     count = rows * columns
     around = (family.others["begin"],), (family.others["end"],)
     whole = family.is_whole
@@ -135,11 +135,11 @@ _MAKERS = {"qwen": _qwen, "pixtral": _pixtral, "gemma": _gemma}
 
 
 def family_of(folder: Path, config: Mapping[str, Any], token_id: TokenId) -> Family | None:
-    """Return the family of a checkpoint. Return None if it does not see, or not in a way that is known here.
-    ``token_id``: the id of a special token's text, where there is a tokenizer.
+    """Return the family of a checkpoint. Return None if it cannot see, or its family is not known here. ``token_id``:
+    gives the id of a special token's text.
 
     Raises:
-        ModelError: its configuration, or its processor's, has values that no such model has.
+        ModelError: its configuration, or its processor's, has impossible values.
     """
     if not isinstance(config.get("vision_config"), Mapping):
         return None
@@ -158,7 +158,7 @@ def sees(config: Mapping[str, Any]) -> bool:
 
 
 def layers_at_once(config: Mapping[str, Any]) -> int:
-    """Return how many of the first layers take more of a picture than its rows, and so must be where its tower is."""
+    """Return the number of first layers that need more of a picture than its rows, and so must be with the tower."""
     if positive(config, "hidden_size_per_layer_input"):
         return positive(config, "num_hidden_layers") or 0  # all of them look at the rows themselves
     found = config["vision_config"].get("deepstack_visual_indexes")
@@ -166,7 +166,7 @@ def layers_at_once(config: Mapping[str, Any]) -> int:
 
 
 def _processor(folder: Path) -> dict[str, Any]:
-    """Return the configuration of a checkpoint's processor of images; empty without one."""
+    """Return the configuration of a checkpoint's image processor, or an empty dict."""
     for name in _PROCESSORS:
         if (folder / name).exists():
             found = json.loads((folder / name).read_text(encoding="utf-8"))

@@ -1,9 +1,9 @@
-"""Pictures in the texts of messages, until a template writes these out.
+"""Marks pictures in the texts of messages until a template writes the texts out.
 
-A picture stands in a message's text as its source between two characters that Unicode leaves to programs, so that the
-order of pictures is that of the text. Behind the first of these is a number that each process draws, so that no text
-that somebody else wrote is taken for a picture. Nor is the name of the token that stands for pictures one, where it is
-in a text: it is cut in two.
+A picture stands in a message's text as its source between two characters that Unicode reserves for programs, so the
+pictures keep their place in the text. A random number of each process follows the first of these characters, so no text
+from outside counts as a picture. If a text has the name of the token that stands for pictures, it is cut in two, so
+that it does not count as one either.
 """
 
 import re
@@ -22,8 +22,8 @@ def marked(source: str) -> str:
 def taken_out(
     messages: Sequence[Mapping[str, Any]], mark: str, name: str = ""
 ) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Return messages with ``mark`` in the places of their pictures, and the pictures' sources in that order. ``name``:
-    of the token that stands for pictures, cut in two where it is in other texts.
+    """Return messages with ``mark`` in place of their pictures, and the pictures' sources in that order. ``name``: the
+    name of the token that stands for pictures; it is cut in two in other texts.
 
     >>> taken_out([{"role": "user", "content": f"<p> is {marked('a.png')}."}], "<start><p>", "<p>")
     ([{'role': 'user', 'content': '< p> is <start><p>.'}], ['a.png'])
@@ -44,7 +44,7 @@ def taken_out(
 
 
 def unseen(messages: Sequence[Mapping[str, Any]], takes: Callable[[str], bool], words: str) -> list[Mapping[str, Any]]:
-    """Return messages with ``words`` in the place of each picture whose source is not taken.
+    """Return messages with ``words`` in place of each picture whose source ``takes`` refuses.
 
     >>> unseen([{"role": "user", "content": f"Look: {marked('a.png')}"}], lambda _: False, "[a picture]")
     [{'role': 'user', 'content': 'Look: [a picture]'}]
@@ -75,8 +75,8 @@ def in_lines(texts: Iterable[str]) -> str:
 
 
 def portable(text: str, *, reads: bool = False) -> str:
-    """Return a text with pictures for a file, in which the number is of no use; ``reads``: one of a file for this
-    process.
+    """Return a text with pictures for a file, without this process's number. ``reads``: convert a file's text back for
+    this process.
 
     >>> portable(portable(marked("a.png")), reads=True) == marked("a.png")
     True
@@ -85,7 +85,7 @@ def portable(text: str, *, reads: bool = False) -> str:
 
 
 def shown(text: str) -> str:
-    """Return a text as a person is shown it.
+    """Return a text in the form that a person sees.
 
     >>> shown(f"{marked('a.png')} What is {marked('data:image/png;base64,AA==')}?")
     '[a.png] What is [a picture]?'

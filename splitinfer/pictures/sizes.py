@@ -1,6 +1,6 @@
-"""How large families of models want a picture to be: whole patches, within a number of them, in its own shape.
+"""Computes the size of a picture for a family of models: whole patches, within bounds, in nearly the picture's shape.
 
-The rounding is that of each family's own processor, because a picture of another size is another picture.
+The rounding follows each family's own processor, because a picture of another size is another picture.
 """
 
 import math
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 
 class Fit(NamedTuple):
-    """How a size is chosen. ``multiple``: of what both sides must be, in pixels; ``least`` and ``most``: pixels, or for
-    ``longest`` the longest side."""
+    """How a size is chosen. ``multiple``: both sides are multiples of it, in pixels. ``least``, ``most``: bounds on the
+    area in pixels, or for ``longest`` on the longest side."""
 
     way: str
     multiple: int
@@ -39,7 +39,7 @@ def fitted(fit: Fit, width: int, height: int) -> _Size:
 
 
 def _by_area(fit: Fit, width: int, height: int) -> _Size:
-    """Return qwen's: the nearest multiples, scaled into the bounds of the area."""
+    """Return qwen's size: the nearest multiples, scaled into the bounds of the area."""
     sides, step = (width, height), fit.multiple
     near = [round(side / step) * step for side in sides]
     if near[0] * near[1] > fit.most:
@@ -52,7 +52,7 @@ def _by_area(fit: Fit, width: int, height: int) -> _Size:
 
 
 def _by_longest(fit: Fit, width: int, height: int) -> _Size:
-    """Return pixtral's: no side longer than the bound, then up to whole patches."""
+    """Return pixtral's size: no side exceeds the bound; then each is rounded up to whole patches."""
     ratio = max(width, height) / fit.most
     if ratio > 1:
         width, height = max(1, math.floor(width / ratio)), max(1, math.floor(height / ratio))
@@ -60,7 +60,7 @@ def _by_longest(fit: Fit, width: int, height: int) -> _Size:
 
 
 def _by_budget(fit: Fit, width: int, height: int) -> _Size:
-    """Return gemma 4's: as large as the bound of the area allows, down to whole patches."""
+    """Return gemma 4's size: as large as the bound of the area allows, rounded down to whole patches."""
     step, scale = fit.multiple, math.sqrt(fit.most / (width * height))
     across, down = (math.floor(scale * side / step) * step for side in (width, height))
     longest = fit.most // step

@@ -1,7 +1,7 @@
-"""Where a picture may come from: a data URL, or a file below a folder that was named. Nothing is fetched.
+"""Reads a picture from a data URL, or from a file in an allowed folder. Nothing is fetched.
 
-A server that fetched addresses would reach what its clients cannot (its own network, its host's metadata), so an
-address is refused; whoever wants one fetches it and sends the bytes.
+A server that fetched addresses could reach places that its clients cannot (its own network, its host's metadata). So
+addresses are refused; a client can fetch the picture itself and send the bytes.
 """
 
 import base64
@@ -15,11 +15,11 @@ _SHOWN = 40  # characters of what was sent
 
 
 def from_url(url: str, most: int, folder: Path | None = None) -> bytes:
-    """Return the bytes of the picture that a URL names, of which at most ``most`` are read, or one more of a file.
-    ``folder``: below which files may be read.
+    """Return the bytes of the picture that a URL names. A file larger than ``most`` bytes gives ``most + 1`` bytes.
+    ``folder``: files below it may be read.
 
     Raises:
-        RequestError: it is no data URL with a picture and no file that may be read, or the picture is larger.
+        RequestError: it is neither a data URL with a picture nor a readable file, or a data URL exceeds ``most``.
     """
     if folder is not None and url[:8].lower() == "file:///":
         return _file(Path(unquote(url[7:])), most, folder)
@@ -40,18 +40,18 @@ def from_url(url: str, most: int, folder: Path | None = None) -> bytes:
 
 
 def _file(path: Path, most: int, folder: Path) -> bytes:
-    """Return what lies elsewhere is refused in one way, whether it is there or not."""
+    """Return the bytes of a file below ``folder``. Other paths get one error, whether a file is there or not."""
     try:
         real = path.resolve()
         if not real.is_relative_to(folder.resolve()) or (real.exists() and not real.is_file()):
-            raise RequestError(f"the picture {str(path)[:_SHOWN]!r} is in no folder that may be read")
+            raise RequestError(f"the picture {str(path)[:_SHOWN]!r} is not in a folder that may be read")
         return read_file(real, most)
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle
         raise RequestError(f"the picture {str(path)[:_SHOWN]!r} cannot be read ({type(error).__name__})") from None
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """Return the bytes of a file, one more than ``most`` at the most.
+    """Return the bytes of a file, at most ``most + 1``.
 
     Raises:
         OSError: it cannot be read.

@@ -1,4 +1,4 @@
-"""Where to cut: profiles and aims in, layouts out. Pure: nothing is measured, loaded or written here.
+"""Chooses where to cut: profiles and aims in, layouts out. Pure: nothing is measured, loaded or written here.
 
-profiles ──cuts──▶ every cut and order ──memory──▶ those that fit ──formulas──▶ the best of each aim ──▶ a layout
+profiles ──cuts──▶ every cut and order ──memory──▶ fitting cuts ──formulas──▶ the best of each aim ──▶ a layout
 """

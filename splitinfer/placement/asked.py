@@ -1,4 +1,4 @@
-"""What a layout is for: the aim, what has to fit, and what is left free."""
+"""The purpose of a layout: its aim, the sequences that must fit, and the memory to leave free."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,11 +7,11 @@ from splitinfer.core.kv.budget import KV_SHARE
 from splitinfer.core.serving_options import usual_token_budget
 from splitinfer.machine.profile import Profiles
 
-LONG_PROMPT = 4096  # tokens; the prompt whose time to the first token is told
+LONG_PROMPT = 4096  # tokens of the prompt for the time to the first token
 
 
 class Aim(StrEnum):
-    """What a cut may be best for.
+    """The goal of a cut.
 
     CHAT: one reader: the seconds of a turn, from a prompt until the answer's last token.
     THROUGHPUT: the tokens per second of many streams together.
@@ -25,16 +25,16 @@ class Aim(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a plan has to meet.
+    """The requirements of a plan.
 
-    context: tokens of a sequence, prompt and answer, that have to fit.
-    streams: sequences of that length that have to fit for ``THROUGHPUT``; one for the others.
+    context: tokens of a sequence, prompt and answer, that must fit.
+    streams: sequences of that length that must fit for ``THROUGHPUT``; one for the other aims.
     prompt, answer: tokens of a turn of a chat.
-    acceptance: the share of drafts that are right; ``None``: no drafts.
-    token_budget: tokens in a step, at most; ``None``: as a coordinator has it.
-    uses_all: whether every machine has to get layers.
-    spare_bytes: left free on each machine, beside what a stage needs.
-    kv_share: the share of what is free beside the weights that KV may take; a coordinator takes half by default.
+    acceptance: the share of drafts that are right; None: no drafts.
+    token_budget: the most tokens in a step; None: a coordinator's default.
+    uses_all: whether every machine must get layers.
+    spare_bytes: bytes to leave free on each machine.
+    kv_share: the share of the bytes free beside the weights that KV may take; a coordinator takes half by default.
     """
 
     context: int = 8192
@@ -48,7 +48,7 @@ class Asked:
     kv_share: float = KV_SHARE
 
     def sequences(self, aim: Aim) -> int:
-        """Return the sequences of ``context`` tokens that have to fit."""
+        """Return the number of sequences of ``context`` tokens that must fit."""
         return self.streams if aim is Aim.THROUGHPUT else 1
 
     def budget(self, profiles: Profiles) -> int:

@@ -5,10 +5,10 @@
     two machines as one stage      at most twice as fast, as each computes half of every layer
     longer prompts                 take no less time
     rows and positions             up to ``BEYOND`` times as many as were measured; layers of one kind cost the same
-    trials                         agree, with room to compute (``Trials.tell``); otherwise there is no figure, and the
-                                   reason is said
+    trials                         agree, with room to compute (``Trials.tell``); otherwise the reason replaces the
+                                   figure
 
-Whatever is in the figures' way is said with the machine, the program that was busy there, and what to do.
+A reason names the machine, the program that was busy there, and the cure.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,16 +22,16 @@ from splitinfer.placement.formulas import Formulas
 
 BEYOND = 4  # times as many rows or positions as were measured
 _UNLIKE = 3  # times as long for the same layer: perhaps it is another machine, perhaps it was busy
-_LEFT_OUT = 1.1  # times as long or as short as by the formulas: what they leave out, however well trials agree
+_LEFT_OUT = 1.1  # times as long or as short as by the formulas, which leave some costs out even if trials agree
 _ROUNDING = 1.001
-_OLD = 60.0  # seconds: what was measured before that is not of this minute
+_OLD = 60.0  # seconds; the age of an older measurement is shown
 
 
 # -- trials ----------------------------------------------------------------------------------------
 
 
 def busy_in_words(name: str, load: Load) -> list[str]:
-    """Return a sentence if other programs computed so much on a machine that they may have slowed it down."""
+    """Return a sentence if other programs may have slowed a machine down, else an empty list."""
     most = f", most of all {load.busiest}" if load.busiest else ""
     said = f"{name} was busy: other programs used {load.others:.1f} of its {load.processors} processors{most}."
     return [said] if load.is_high else []
@@ -43,8 +43,8 @@ def is_known(machine: MachineProfile) -> bool:
 
 
 def assumed(profiles: Profiles) -> Profiles:
-    """Return the profiles from which to choose a cut: machines whose trials do not agree are as fast as the quickest of
-    the others, or the quickest of all. Their trials stay, so that no figure of theirs is shown."""
+    """Return the profiles for choosing a cut: machines whose trials do not agree count as fast as the quickest of the
+    others, or of all. They keep their trials, so that no figure of theirs is shown."""
     sure = [each for each in profiles.machines if is_known(each)] or profiles.machines
     like = min(sure, key=_of_a_layer)
 
@@ -56,7 +56,7 @@ def assumed(profiles: Profiles) -> Profiles:
 
 
 def doubts(profiles: Profiles) -> Iterator[str]:
-    """Yield what speaks against the measurements, a sentence each; the last one says what to do."""
+    """Yield the doubts about the measurements, a sentence each; the last one says what to do."""
     machines = [each for each in profiles.machines if not each.across]
     found = [said for machine in machines for said in _doubts_of(machine)]
     yield from found
@@ -88,7 +88,7 @@ def _doubts_of(machine: MachineProfile) -> Iterator[str]:
 
 
 def ages(profiles: Profiles) -> str:
-    """Return how long ago the machines were measured, if that is not just now; else nothing."""
+    """Return a sentence with the ages of old measurements, or an empty text if all are new."""
     old = [(each.name, each.trials.age) for each in profiles.machines if not each.across and each.trials.age > _OLD]
     said = ", ".join(f"{name} {duration(age)} ago" for name, age in old)
     return f"Measured: {said}; --measure does it again." if old else ""
@@ -98,15 +98,15 @@ def ages(profiles: Profiles) -> str:
 
 
 def spread_of(machines: Iterable[MachineProfile], *, reads: bool = False) -> float:
-    """Return by what factor a figure of these machines may be too large or too small; 1.0 for machines that were
+    """Return the factor by which a figure of these machines may be too large or too small; 1.0 for machines that were
     described and not measured. ``reads``: whether the figure depends on steps that read a prompt."""
     each = [trials.many if reads else trials.few for trials in (one.trials for one in machines) if trials != Trials()]
     return max([_LEFT_OUT, *each]) if each else 1.0
 
 
 def why_not(machines: Sequence[MachineProfile], rows: int, positions: int, *, reads: bool) -> str:
-    """Return why a figure is not known that depends on steps of ``rows`` rows, each attending to ``positions``
-    positions. Return nothing if it is known."""
+    """Return why a figure is unknown if it depends on steps of ``rows`` rows that each attend to ``positions``
+    positions. Return an empty text if it is known."""
     for machine in machines:
         trials = machine.trials
         if not trials.tell:
@@ -122,7 +122,7 @@ def why_not(machines: Sequence[MachineProfile], rows: int, positions: int, *, re
 def impossible(
     formulas: Formulas, cut: Cut, one: float | None, many: float | None, prompts: Sequence[float] = ()
 ) -> str:
-    """Return what cannot be true of a cut's figures; nothing if they can be.
+    """Return why a cut's figures cannot be true, or an empty text if they can.
 
     Args:
         one: tokens a second of one chat without drafts.

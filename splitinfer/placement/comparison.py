@@ -1,7 +1,7 @@
-"""This machine alone beside the cut in force and the best one over several machines: five rows, a column for each way
-to run it, and what other machines change in one sentence. A figure has its range, and is left out where it is not known
-or cannot be true (``placement.bounds``). Where there is only one machine, another one like it is assumed, with half of
-the weights, over a link of 1 ms and 100 MB/s."""
+"""Compares this machine alone with the cut in force and the best cut over several machines: five rows, a column for
+each way to run the model, and one sentence about the gain from other machines. A figure has its range, and is left out
+if it is unknown or impossible (``placement.bounds``). With only one machine, a second one like it is assumed, with half
+of the weights, over a link of 1 ms and 100 MB/s."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,21 +19,21 @@ from splitinfer.placement.memory import Memory
 from splitinfer.placement.plan import Best, Plan, Ways
 
 _SECOND = "(second)"  # a name that no stage can have
-_EACH = 4096  # tokens of each chat, where there are several at once
-_SAME = 1.05  # times as fast: what is less is no difference
+_EACH = 4096  # tokens of each of several chats at once
+_SAME = 1.05  # times as fast; a smaller factor is no difference
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``headings``: of the ways to run the model. ``rows``: each a name, and a cell for each way; a cell that cannot be
-    had says why. ``sentence``: what further machines change."""
+    """A table. ``headings``: the ways to run the model. ``rows``: each a name and a cell for each way; a cell without a
+    figure says why. ``sentence``: the gain from further machines."""
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     sentence: str
 
     def lines(self) -> Iterator[str]:
-        """Yield the same in a line for each way."""
+        """Yield a line for each way, with all of its cells."""
         for at, heading in enumerate(self.headings, 1):
             yield f"{heading}: {'; '.join(f'{row[0]}: {row[at]}' for row in self.rows)}"
 
@@ -41,7 +41,7 @@ class Comparison:
 @dataclass(frozen=True, slots=True)
 class _Way:
     """A way to run the model: tokens per second of one chat and of several together, and seconds to the first token of
-    a long prompt; ``None`` where that does not fit or is not known, for the reason that its cell says."""
+    a long prompt. A figure is None if it does not fit or is unknown; its cell says why."""
 
     heading: str
     cells: tuple[str, ...]
@@ -52,8 +52,8 @@ class _Way:
 
 
 def beside(plan: Plan, aim: Aim, now: Cut | None = None) -> Comparison:
-    """Compare the ways of a plan to run its model, each at its best for ``aim``. ``now``: the cut in force, which has a
-    column. Drafts are beside the way that is best."""
+    """Compare a plan's ways to run its model, each with its best cut for ``aim``. ``now``: the cut in force, which gets
+    a column. The best way has a second column with drafts."""
     profiles, ways = plan.profiles, plan.ways.get(aim, Ways())
     alone = Cut((0,), (profiles.model.num_layers,))
     best = [found.cut for found in (ways.pipeline, ways.tensor_parallel) if found is not None]
@@ -90,7 +90,7 @@ def layout_text(plan: Plan, best: Best, origin: str, base: Layout | None = None)
 
 
 def halved(model: ModelProfile) -> Cut:
-    """Return the cut over two machines whose larger stage is smallest."""
+    """Return the cut over two machines with the smallest larger stage."""
     count = model.num_layers
 
     def larger(first: int) -> int:
@@ -101,7 +101,7 @@ def halved(model: ModelProfile) -> Cut:
 
 
 def held_in_words(model: ModelProfile) -> str:
-    """Return what a second machine would change for the memory of this one."""
+    """Return a sentence about the memory that this machine would need with a second one."""
     if model.num_layers < 2:
         return ""
     half, whole = (size(model.weights(0, end)) for end in (halved(model).layers[0], model.num_layers))
@@ -157,7 +157,7 @@ def _heading(profiles: Profiles, cut: Cut) -> str:
 
 
 def _needs(profiles: Profiles, asked: Asked, cut: Cut, context: int, sequences: int) -> str:
-    """Return what so many sequences need on the machine that lacks most; empty if they fit."""
+    """Return the need of these sequences on the machine that lacks most, in words; empty if they fit."""
     lack, place = max((lack, place) for place, lack in Memory(profiles, asked).lacks(cut, context, sequences).items())
     if lack <= 0:
         return ""
@@ -183,11 +183,11 @@ def _differences(profiles: Profiles, cuts: list[Cut], ways: list[_Way]) -> Itera
 
 
 def _difference(here: str, alone: _Way, way: _Way) -> str:
-    """Return what a way changes; nothing if its figures, or those of this machine alone, are not known."""
+    """Return the gain of a way over this machine alone, in words; empty if figures of either are unknown."""
     if not way.fits:
         return "it does not fit"
     if not alone.fits:
-        return f"it fits, as it does not on {here} alone"
+        return f"it fits, and does not on {here} alone"
     said = [f"one chat {_times(way.one / alone.one)}"] if way.one and alone.one else []
     if way.many:
         said += [f"several at once {_times(way.many / alone.many) if alone.many else 'fit'}"]
@@ -197,7 +197,11 @@ def _difference(here: str, alone: _Way, way: _Way) -> str:
 
 
 def _times(gain: float) -> str:
-    """Return >>> _times(1.72), _times(0.98), _times(0.042) ('1.7 times as fast', 'no faster', '24 times as slow')"""
+    """Return a gain in words.
+
+    >>> _times(1.72), _times(0.98), _times(0.042)
+    ('1.7 times as fast', 'no faster', '24 times as slow')
+    """
     if 1 / _SAME < gain < _SAME:
         return "no faster"
     return f"{rate(gain)} times as fast" if gain > 1 else f"{rate(1 / gain)} times as slow"

@@ -1,7 +1,7 @@
-"""Cuts: which machine holds which layers, in which order. The coordinator is first, the others in any order.
+"""Cuts: the layers of each machine, in order. The coordinator is first, the others come in any order.
 
-Two or three machines have few enough cuts to try them all: of 66 layers 65 and 2,080 for each order. Where there are
-more than ``MOST``, those on a grid are tried first, and then those near the best of these, nearer and nearer.
+Two or three machines have few enough cuts to try them all: 65 and 2,080 for each order of 66 layers. If there are more
+than ``MOST`` cuts, the cuts on a grid are tried first, and then the cuts near the best of these, nearer and nearer.
 """
 
 import itertools
@@ -15,8 +15,8 @@ MOST = 20_000  # cuts that are screened one by one
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """``machines``: the stages' places among the profiles, the coordinator's 0, or that of a pair with it, first;
-    ``layers``: their numbers."""
+    """``machines``: the stages' places among the profiles; the first is the coordinator's, 0, or its pair's.
+    ``layers``: the stages' numbers of layers."""
 
     machines: tuple[int, ...]
     layers: tuple[int, ...]
@@ -37,8 +37,8 @@ class Cut:
 def orders(
     num_machines: int, num_layers: int, *, uses_all: bool, pairs: Sequence[tuple[int, int]] = ()
 ) -> list[tuple[int, ...]]:
-    """Return the orders of machines: 0 first, and the others, all or some of them, in any order; none has more machines
-    than there are layers. ``pairs``: machines that may be one stage; each pair's place follows those of the machines.
+    """Return the orders of machines: 0 first, then all or some of the others in any order, at most as many machines as
+    layers. ``pairs``: machines that may be one stage; the pairs' places follow the machines'.
 
     >>> orders(3, 66, uses_all=True), orders(2, 66, uses_all=False, pairs=[(0, 1)])
     ([(0, 1, 2), (0, 2, 1)], [(0,), (0, 1), (2,)])
@@ -56,7 +56,7 @@ def orders(
 
 
 def stride_of(all_orders: Sequence[tuple[int, ...]], num_layers: int, most: int = MOST) -> int:
-    """Return the least distance of a grid's lines with which there are no more than ``most`` cuts."""
+    """Return the smallest distance between a grid's lines that gives at most ``most`` cuts."""
 
     def num_cuts(stride: int) -> int:
         lines = len(range(stride, num_layers, stride))
@@ -73,7 +73,7 @@ def on_grid(all_orders: Iterable[tuple[int, ...]], num_layers: int, stride: int 
 
 
 def near(cuts: Iterable[Cut], distance: int) -> list[Cut]:
-    """Return ``cuts``, and those with any of their ends moved by ``distance`` layers; each once."""
+    """Return ``cuts`` and the cuts with any of their ends moved by ``distance`` layers, each once."""
     found = dict.fromkeys(
         _cut(cut.machines, moved, sum(cut.layers))
         for cut in cuts

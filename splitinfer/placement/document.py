@@ -1,4 +1,4 @@
-"""A plan in sentences, as a layout file, and as plain numbers."""
+"""Writes a plan as sentences, as a layout file, and as plain numbers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -33,7 +33,7 @@ def name_in_words(profiles: Profiles, cut: Cut) -> str:
 
 
 def why(plan: Plan, best: Best) -> Iterator[str]:
-    """Yield what each stage takes, who gets no layers, and what memory forces: a few sentences."""
+    """Yield a few sentences: the seconds of each stage, the machines without layers, the limits of memory."""
     machines, cut = plan.profiles.machines, best.cut
     found = Formulas(plan.profiles, plan.asked).seconds(cut, plan.asked.sequences(best.aim))
     times = (f"{seconds(each)} on {machines[m].name}" for each, m in zip(found, cut.machines, strict=True))
@@ -56,7 +56,7 @@ def why(plan: Plan, best: Best) -> Iterator[str]:
 
 
 def compared(plan: Plan, best: Best) -> Iterator[str]:
-    """Say whether two machines as one stage are faster than the layers cut between them, with the figures of both."""
+    """Yield a sentence that compares two machines as one stage with a cut of the layers, with the figures of both."""
     ways, machines = plan.ways.get(best.aim, Ways()), plan.profiles.machines
     shared, cut = ways.tensor_parallel, ways.pipeline or ways.alone
     if shared is not None and cut is not None:
@@ -85,7 +85,7 @@ def _rates(best: Best) -> str:
 
 
 def shortage(profiles: Profiles, asked: Asked, aim: Aim) -> str:
-    """Return what is lacking where no cut meets an aim, and what would make room."""
+    """Return a sentence for an aim that no cut meets: the lacking memory, and the ways to make room."""
     context, sequences = BLOCK if aim is Aim.CONTEXT else asked.context, asked.sequences(aim)
     profiles = with_pairs(profiles)
     memory, num_layers, every = Memory(profiles, asked), profiles.model.num_layers, orders_of(profiles, asked)
@@ -105,8 +105,8 @@ def shortage(profiles: Profiles, asked: Asked, aim: Aim) -> str:
 
 
 def layout_of(plan: Plan, best: Best, base: Layout | None = None) -> Layout:
-    """Return the layout of a cut. ``base``: has what a plan does not choose, such as codecs, transports and serving
-    options."""
+    """Return the layout of a cut. ``base``: supplies the values that a plan does not choose, such as codecs, transports
+    and serving options."""
     known = {} if base is None else {stage.name: stage for stage in base.stages}
     machines = plan.profiles.machines
     stages = lay_out((machines[m].name, end - start, None) for m, start, end in best.cut.stages())
@@ -133,7 +133,7 @@ def _stage(spec: StageSpec, machine: MachineProfile, known: StageSpec | None, *,
 
 
 def _across(profiles: Profiles, spec: StageSpec, names: Sequence[str], known: StageSpec | None) -> StageSpec:
-    """Return a stage across two machines. Of the coordinator's a worker has that part which it starts itself."""
+    """Return a stage across two machines. The coordinator starts the worker for its own part itself."""
     machines = {each.name: each for each in profiles.machines}
     ranks = tuple(written(machines[name].address or LOCAL, machines[name].key) for name in names)
     spec = replace(spec, across=ranks, sums=sums_over(profiles, *names))
@@ -143,7 +143,7 @@ def _across(profiles: Profiles, spec: StageSpec, names: Sequence[str], known: St
 
 
 def text_of(layout: Layout, comments: Iterable[str]) -> str:
-    """Return a layout as a file. ``comments``: lines before it."""
+    """Return the text of a layout's file. ``comments``: lines before it."""
     lines = [f"# {line}" for line in comments]
     lines += [_flow({key: value}, braces=False) for key, value in _top(layout).items()]
     lines.append("stages:")
@@ -152,7 +152,7 @@ def text_of(layout: Layout, comments: Iterable[str]) -> str:
 
 
 def _top(layout: Layout) -> dict[str, Any]:
-    """Return the keys of a layout beside its stages, where they are not the defaults."""
+    """Return the keys of a layout, without its stages and without defaults."""
     plain = Layout(layout.stages)
     found: dict[str, Any] = {
         name: getattr(layout, name)
@@ -189,7 +189,7 @@ def _flow(mapping: dict[str, Any], *, braces: bool = True) -> str:
 
 
 def as_dict(plan: Plan, shortages: Mapping[Aim, str]) -> dict[str, Any]:
-    """Return a plan as plain numbers. ``shortages``: what is lacking for the aims for which nothing fits, in words."""
+    """Return a plan as plain numbers. ``shortages``: the shortage, in words, of each aim that no cut meets."""
     return {
         "model": plan.profiles.model.name,
         "machines": [machine.name for machine in plan.profiles.machines if not machine.across],

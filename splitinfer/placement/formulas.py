@@ -1,7 +1,8 @@
-"""What a cut gives, by formulas, from what its machines and links were measured to do: some ten microseconds a figure.
+"""Estimates a cut's figures by formulas from the measurements of its machines and links, in some 10 µs a figure.
 
-With t_s(r) the seconds of r rows on stage s, l the hops together and what hosts do while nothing computes, n streams in
-G groups of r = n / G rows, a draft's acceptance a and seconds d, and h those of the coordinator's host for a step:
+Let t_s(r) be the seconds of r rows on stage s, l the seconds of all hops and of the hosts while nothing computes, n the
+streams in G groups of r = n / G rows, a a draft's acceptance, d its seconds, and h the seconds of the coordinator's
+host for a step:
 
     one stream           1 / (sum of t_s(1) + l)
     with k drafts        (1 - a^(k+1)) / (1 - a) / (k d + sum of t_s(k+1) + l)            each block waits for the last
@@ -9,11 +10,11 @@ G groups of r = n / G rows, a draft's acceptance a and seconds d, and h those of
                          u = max(t_0(k) + k d + h, t_s(k))             draft costs L, the line above for one block
     a prompt of c chunks sum of t_s(chunk) + (c - 1) longest t_s(chunk) + l
     many streams         n / max(G longest t_s(r), sum of t_s(r) + l)                     for the best G, and drafts:
-                         t_0 is longer by theirs and by h, as a stage waits for what follows on drafts
+                         t_0 is longer by theirs and by h, as a stage waits for the work that follows on drafts
 
 Stages on one device, the coordinator's and those at ``local``, compute one after the other: "longest" is all of them.
-How near the best by formula is to the best of all, `tests/placement/test_plan_choices.py` shows by the scheduler in
-virtual time. Seconds of a stage are differences of sums over the layers.
+`tests/placement/test_plan_choices.py` shows, by the scheduler in virtual time, how near the best by formula is to the
+best of all. Seconds of a stage are differences of sums over the layers.
 """
 
 from itertools import accumulate, pairwise
@@ -26,12 +27,12 @@ from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.asked import Asked
 from splitinfer.placement.cuts import Cut
 
-HEAD_ROWS = 64  # of a step, that the head computes at most: of a chunk it computes one, and steps do not tell
+HEAD_ROWS = 64  # the most rows of the head in a step: it computes one of a chunk, and steps do not show which
 _ALONE = (1, 2, 3, 5, 7, 11)  # drafts of a block of one stream
 _EACH = (1, 2, 3, 5)  # drafts of each of many
 _CERTAIN = 0.995  # bound on acceptance: with 1, runs of right drafts would be infinite
 _SEVERAL = 8  # sequences in a round of drafts
-_UNKNOWN = (0.001, 100e6)  # seconds and bytes a second of a link that nobody measured, where no other was either
+_UNKNOWN = (0.001, 100e6)  # seconds and bytes a second of a link, if no link was measured
 
 
 class Formulas:
@@ -46,7 +47,7 @@ class Formulas:
         self._drafts = [drafting(profiles, machine) for machine in places]
         draft = self._model.draft
         self._at_end, self._at_once = draft is not None and draft.like is not None, draft is not None and draft.at_once
-        self._coordinating = 2 * profiles.machines[0].host  # to plan a step and take in its result takes as long again
+        self._coordinating = 2 * profiles.machines[0].host  # planning a step and reading its result take as long again
         here = {each.name for i, each in enumerate(profiles.machines) if i == 0 or each.address == LOCAL}
         self._is_here = [not here.isdisjoint(machine.ranks) for machine in profiles.machines]
         self._hops = {(a, b): hop_of(profiles, a, b) for a in places for b in places}
@@ -58,7 +59,7 @@ class Formulas:
         return self.prompt(cut, self._asked.prompt) + (self._asked.answer - 1) / self.one(cut, self._asked.acceptance)
 
     def one(self, cut: Cut, acceptance: float | None) -> float:
-        """Return the tokens per second of one stream, with drafts where there are any (``acceptance``) and they pay."""
+        """Return the tokens per second of one stream, with drafts if there are any (``acceptance``) and they pay."""
         plain = 1 / self._latency(cut, 1)
         return plain if acceptance is None else max(plain, *(self._drafted(cut, k, acceptance) for k in _ALONE))
 
@@ -76,7 +77,7 @@ class Formulas:
         return sum(self._seconds(cut, self._block(rows, 1))) + self._passing(cut, rows)
 
     def chunk(self, cut: Cut, num_tokens: int) -> int:
-        """Return the tokens of a prompt that are read in a step."""
+        """Return the number of tokens of a prompt that one step reads."""
         return even_share(num_tokens, self._budget, len(cut.layers), rounds=False)
 
     def prompt(self, cut: Cut, num_tokens: int) -> float:
@@ -102,28 +103,28 @@ class Formulas:
         each[-1 if self._at_end else 0] += self._drafting(cut, members, k)
         passing = sum(each) + self._passing(cut, members * (k + 1))
         if k and not self._at_end:
-            each[0] += self._coordinating  # for which the first stage waits behind its drafts
+            each[0] += self._coordinating  # the first stage waits for the coordinator after its drafts
         period = max(groups * self._longest(cut, each), passing)
         return streams * ((1 - a ** (k + 1)) / (1 - a) if k else 1.0) / period
 
     def _drafting(self, cut: Cut, members: int, k: int) -> float:
-        """Return the seconds of ``k`` drafts of each of so many sequences."""
+        """Return the seconds of ``k`` drafts for each of ``members`` sequences."""
         one, more = self._drafts[cut.machines[-1]]
         return (min(k, 1) if self._at_once else k) * (one + more * (members - 1))
 
     # -- bounds --------------------------------------------------------------------------------
 
     def machines_of(self, cut: Cut) -> list[MachineProfile]:
-        """Return the machines of a cut's stages; two that are one stage are one."""
+        """Return the machines of a cut's stages; a pair counts as one machine."""
         return [self._profiles.machines[place] for place in cut.machines]
 
     def num_machines(self, cut: Cut) -> int:
-        """Return how many machines a cut has layers on."""
+        """Return the number of machines that have layers of a cut; a pair counts as two."""
         return sum(len(machine.ranks) for machine in self.machines_of(cut))
 
     def most_alone(self, cut: Cut, streams: int | None) -> float:
-        """Return the most tokens a second that any one machine of a cut would do with all layers, however little memory
-        it has, and with nothing to wait for but computing. ``streams``: at once; ``None``: any number up to all."""
+        """Return the most tokens a second of any one machine of a cut with all layers, regardless of its memory, if it
+        waits only for computing. ``streams``: at once; None: any number up to all."""
         names = {name for machine in self.machines_of(cut) for name in machine.ranks}
         places = [i for i, machine in enumerate(self._profiles.machines) if machine.name in names]
         every = range(1, self._asked.streams + 1) if streams is None else (streams,)
@@ -133,11 +134,11 @@ class Formulas:
     # -- seconds -------------------------------------------------------------------------------
 
     def seconds(self, cut: Cut, streams: int) -> list[float]:
-        """Return the seconds of each stage for a step of so many streams in as many groups as there are stages."""
+        """Return the seconds of each stage for a step, with ``streams`` in as many groups as there are stages."""
         return self._seconds(cut, self._block(1, -(-streams // min(len(cut.layers), streams))))
 
     def _block(self, rows: int, members: int) -> Shape:
-        """Return a step in which each of some sequences has so many rows."""
+        """Return the shape of a step with ``rows`` rows for each of ``members`` sequences."""
         if rows == 1:
             return Shape(members, members * self.usual_position, 0)
         return Shape(members * rows, 0, members * (rows * self.usual_position + rows * (rows + 1) // 2))
@@ -152,7 +153,7 @@ class Formulas:
         return found
 
     def _longest(self, cut: Cut, seconds: list[float]) -> float:
-        """Of the seconds of each stage those of the device that computes longest."""
+        """Return the seconds of the device that computes longest, given the seconds of each stage."""
         return max(*seconds, sum(each for m, each in zip(cut.machines, seconds, strict=True) if self._is_here[m]))
 
     def _summed(self, place: int, shape: Shape) -> tuple[list[float], float]:
@@ -164,18 +165,17 @@ class Formulas:
         return found
 
     def _passing(self, cut: Cut, rows: int) -> float:
-        """Return the seconds of the hops, with hidden states from stage to stage, with little from the last to the
-        first; and of the hosts, which launch a step and read what it has computed; and the coordinator's plans it,
-        too."""
+        """Return the seconds of a step's hops and hosts. The hops carry hidden states from stage to stage, and little
+        from the last to the first. The hosts launch a step and read its result; the coordinator's also plans it."""
         *forward, back = [self._hops[pair] for pair in hop_ends(cut)]
         hosts = sum(self._profiles.machines[place].host for place in (0, *cut.machines))
         return sum(latency + per_row * rows for latency, per_row in forward) + back[0] + hosts
 
 
 def drafting(profiles: Profiles, last: int) -> tuple[float, float]:
-    """Return the seconds of a round of drafts for one sequence, and for each further one, where the machine ``last``
-    has the last stage. A drafter there costs as much as layers of its bytes, and the head, for its rows; of two
-    machines that are one stage, each has all of it."""
+    """Return the seconds of a round of drafts for one sequence, and for each further one, if the machine ``last`` has
+    the last stage. A drafter there costs as much as layers of its bytes, and the head, for its rows. In a pair, each
+    machine has the whole drafter."""
     of_rank = profiles.machines[last].ranks[0]
     machine = next(machine for machine in profiles.machines if machine.name == of_rank)
     first, draft = profiles.machines[0], profiles.model.draft
@@ -196,15 +196,14 @@ def costs_of(model: ModelProfile, machine: MachineProfile, start: int, end: int)
 
 
 def hop_ends(cut: Cut) -> list[tuple[int, int]]:
-    """Return the machines at both ends of the hop after each stage; the last one's leads back."""
+    """Return the machines at both ends of the hop after each stage; the last hop leads back to the first stage."""
     return [(a, b) for a, b in zip(cut.machines, (*cut.machines[1:], cut.machines[0]), strict=True)]
 
 
 def hop_of(profiles: Profiles, source: int, target: int) -> tuple[float, float]:
-    """Return the seconds of the hop from one machine to another, and for each row of hidden states. Of two machines
-    that are one stage the first receives, and passes on to the second, which sends. Where they are the first stage, the
-    coordinator is another process beside the first: what leads there is taken to be no quicker than what leads to the
-    second."""
+    """Return the seconds of the hop from one machine to another, and for each row of hidden states. In a pair, the
+    first machine receives and passes on to the second, which sends. If a pair is the first stage, the coordinator is
+    another process beside its first machine, and the way to that is taken to be no quicker than to the second."""
     here, way = profiles.machines[0].name, (profiles.machines[source].ranks[-1], *profiles.machines[target].ranks)
     links = [link_of(profiles, a, b) for a, b in pairwise(way) if a != b]
     beside = links[-1][0] if profiles.machines[target].across[:1] == (here,) else 0.0
@@ -214,8 +213,8 @@ def hop_of(profiles: Profiles, source: int, target: int) -> tuple[float, float]:
 
 
 def link_of(profiles: Profiles, source: str, target: str) -> tuple[float, float]:
-    """Return the seconds of latency one way, and bytes a second. A link that was not measured is taken to be like the
-    slowest that was."""
+    """Return the seconds of latency one way, and bytes a second. A link that was not measured counts as the slowest
+    measured one."""
     link = profiles.link(source, target)
     known = profiles.links if link is None else (link,)
     latency = max((each.latency for each in known), default=_UNKNOWN[0])

@@ -1,13 +1,12 @@
-"""Whether a cut fits: bytes of each stage, counted as a coordinator counts them when it loads and admits.
+"""Computes whether a cut fits: the bytes of each stage, counted as a coordinator counts them when it loads and admits.
 
-A stage with F bytes free, W of weights (the drafter's among them, where it is) and K of KV fits if
+A stage with F bytes free, W of weights (with the drafter's, if it has it) and K of KV fits if
 
     W + KV of one sequence + its scores + margin  <=  F              it is loaded (``models.memory.check_fit``)
     K of all sequences  <=  share (F - W)                            they are admitted (``llm.setup``)
 
-``F`` is what is left of the free bytes beside those to be spared. Stages on one machine (the coordinator's and those
-at ``local``) have its bytes together, and equal parts for KV. What a machine *lacks* are the further free bytes with
-which both would hold.
+``F`` is the free bytes without the bytes to spare. Stages on one machine (the coordinator's and those at ``local``)
+share its bytes, with equal parts for KV. A machine *lacks* the further free bytes that would make both hold.
 """
 
 from collections.abc import Iterable
@@ -32,8 +31,8 @@ class Memory:
         self._host_of = {each.name: 0 if each.address == LOCAL else i for i, each in enumerate(self._machines)}
 
     def weights(self, start: int, end: int, context: int = 0, *, is_half: bool = False) -> int:
-        """Return the bytes of the weights of the layers [start, end), or of a rank's half of them, with a drafter and
-        its KV of ``context`` tokens where the stage has one."""
+        """Return the bytes of the weights of the layers [start, end), or of a rank's half of them. If the stage has a
+        drafter, add its weights and its KV of ``context`` tokens."""
         weights = (self._half if is_half else self._whole).bytes_of(start, end)
         if self._asked.acceptance is None:
             return weights
@@ -41,8 +40,8 @@ class Memory:
         return weights + own + per_token * context
 
     def lacks(self, cut: Cut, context: int, sequences: int) -> dict[int, int]:
-        """Return the bytes that each machine of a cut lacks for so many sequences of ``context`` tokens, by its place;
-        0 or fewer: none, and so many are left. Stages on the coordinator's machine count as its own."""
+        """Return the bytes that each machine of a cut, by its place, lacks for ``sequences`` sequences of ``context``
+        tokens. A negative number of bytes is left over. Stages on the coordinator's machine count as its own."""
         one = KVBudget().use_of(context)
         use = KVUse(one.sequences * sequences, one.tokens * sequences)
         weights, to_load, kv = dict[int, int](), dict[int, int](), dict[int, list[int]]()
@@ -62,12 +61,12 @@ class Memory:
         }
 
     def fits(self, cut: Cut, context: int, sequences: int) -> bool:
-        """Return whether so many sequences of ``context`` tokens fit."""
+        """Return whether ``sequences`` sequences of ``context`` tokens fit."""
         return max(self.lacks(cut, context, sequences).values()) <= 0
 
     def longest(self, cut: Cut) -> int:
-        """Return the most tokens of one sequence that fit, in whole blocks, or the model's own context; 0: the cut does
-        not fit at all."""
+        """Return the most tokens of one sequence that fit, in whole blocks, or the model's whole context. Return 0 if
+        the cut does not fit at all."""
         most = self._model.context_length
         if self.fits(cut, most, 1):
             return most
@@ -88,11 +87,11 @@ class _Layers:
         self._fixed = _sums(layer.kv_fixed for layer in model.layers)
 
     def bytes_of(self, start: int, end: int) -> int:
-        """Of the weights of a stage of the layers [start, end)."""
+        """Return the bytes of the weights of a stage of the layers [start, end)."""
         return self._weights[end] - self._weights[start] + self._model.beside_layers(start, end)
 
     def kv_of(self, start: int, end: int) -> tuple[int, int]:
-        """Of their KV, for a sequence of any length and for each token."""
+        """Return the bytes of the layers' KV: for a sequence of any length, and for each token."""
         return self._fixed[end] - self._fixed[start], self._per_token[end] - self._per_token[start]
 
 

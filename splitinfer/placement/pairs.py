@@ -1,14 +1,14 @@
-"""Two machines as one stage: tensor parallel. Each computes its half of every layer, and waits for the other in sums.
+"""Plans two machines as one stage (tensor parallel): each computes half of every layer, and waits for the other's sums.
 
 To a plan, such a pair is one more machine:
 
-    t(r)  of a layer    the slower machine's t(r) of the part that a rank has, + sums x s(r)
-    s(r)  of a sum      as measured between both; or before that 2 l + r b: over a ring of two there and back, with l
-                        the latency one way and b the seconds of a row's bytes
-    bytes               of the half on both: layers by the part that a rank has, embedding, norms and router whole
+    t(r)  of a layer    the slower machine's t(r) for a rank's part, + sums x s(r)
+    s(r)  of a sum      as measured between both; before that 2 l + r b: over a ring of two there and back, with l the
+                        latency one way and b the seconds of a row's bytes
+    bytes               of the half on both: a rank's part of the layers; embedding, norms and router whole
 
-What divides is the model's matter (``models.cut.divided``). Where no part of a layer was measured, its time follows its
-bytes, of weights or of keys and values; that flatters small layers and experts, whose time is not all reading.
+The model decides which parts divide (``models.cut.divided``). If no part of a layer was measured, its time follows its
+bytes of weights or of keys and values; that flatters small layers and experts, whose time is not all reading.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from splitinfer.placement.formulas import link_of
 
 
 def with_pairs(profiles: Profiles) -> Profiles:
-    """Return the same, with each pair that may be one stage behind the machines."""
+    """Return the profiles with each pair that may be one stage added after the machines."""
     half = profiles.model.half
     if half is None or any(machine.across for machine in profiles.machines):
         return profiles
@@ -36,7 +36,7 @@ def with_pairs(profiles: Profiles) -> Profiles:
 
 
 def _host(machine: MachineProfile) -> str | None:
-    """Return a machine's host, whose workers share its device; ``None``: this one."""
+    """Return a machine's host, whose workers share its device, or None for this host."""
     address = machine.address or LOCAL
     if address == LOCAL or address.startswith("inproc://"):
         return None
@@ -45,14 +45,14 @@ def _host(machine: MachineProfile) -> str | None:
 
 
 def exposed(profiles: Profiles, cut: Cut) -> str | None:
-    """Return a machine of a pair whose sums would cross a network in the clear. Return None if there is none."""
+    """Return a machine of a pair whose sums would cross a network unencrypted, or None if no pair has one."""
     pairs = [profiles.machines[place].across for place in cut.machines if profiles.machines[place].across]
     names = {name for pair in pairs if sums_over(profiles, *pair) == RING for name in pair}
     return next((each.name for each in profiles.machines if each.name in names and each.is_exposed), None)
 
 
 def pairs_of(profiles: Profiles) -> tuple[int, list[tuple[int, int]]]:
-    """Return how many machines there are, and the places of those that each pair behind them has."""
+    """Return the number of machines, and the places of both machines of each pair."""
     names = [machine.name for machine in profiles.machines if not machine.across]
     return len(names), [
         (names.index(machine.across[0]), names.index(machine.across[1])) for machine in profiles.machines[len(names) :]
@@ -83,8 +83,7 @@ def _pair(profiles: Profiles, half: ModelProfile, a: MachineProfile, b: MachineP
 
 
 def _half_of(machine: MachineProfile, whole: LayerProfile, part: LayerProfile) -> Costs:
-    """Return what a rank's part of a layer costs: as measured, but no less than its share, and no more than the
-    layer."""
+    """Return the costs of a rank's part of a layer: as measured, but at least its share and at most the layer's."""
     costs, attends = machine.layers[whole.kind], _share(_kv(part), _kv(whole))
     own = costs.scaled(_share(part.weights, whole.weights))
     least = replace(own, decode=costs.decode * attends, chunk=costs.chunk * attends)
@@ -100,7 +99,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def sums_over(profiles: Profiles, a: str, b: str) -> str:
-    """Return what adds up two machines' halves: RDMA, where sums over it were measured."""
+    """Return the backend that adds up two machines' halves: RDMA if sums over it were measured, else a ring."""
     link = profiles.link(a, b)
     return RING if link is None else link.sums_over
 
@@ -116,7 +115,7 @@ def sum_of(profiles: Profiles, a: str, b: str) -> Costs:
 
 
 def with_sums(profiles: Profiles, across: Sequence[str], sums: Costs) -> Profiles:
-    """Return the same, where a sum of two machines is known to take so long. ``profiles``: without pairs."""
+    """Return the profiles with the measured costs of two machines' sums. ``profiles``: without pairs."""
     a, b = across
     latency, bandwidth = link_of(profiles, a, b)
     others = [link for link in profiles.links if {link.source, link.target} != {a, b}]
@@ -125,7 +124,7 @@ def with_sums(profiles: Profiles, across: Sequence[str], sums: Costs) -> Profile
 
 
 def sums_of_token(profiles: Profiles, pair: MachineProfile) -> tuple[int, float]:
-    """Return how many sums a token has, were all layers on a pair, and the seconds of all of them."""
+    """Return the number of sums for a token with all layers on a pair, and the seconds of all of them."""
     half = profiles.model.half
     assert half is not None
     count = sum(layer.sums for layer in half.layers)

@@ -1,5 +1,5 @@
-"""The best cut for each aim, of all that fit, by formulas. Where figures are as good as equal, fewer machines are
-better: one more that can fail is to be worth something."""
+"""Finds the best cut that fits for each aim, by formulas. If figures are nearly equal, fewer machines are better: a
+further machine that can fail must be worth it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,18 +15,18 @@ from splitinfer.placement.formulas import Formulas
 from splitinfer.placement.memory import Memory
 from splitinfer.placement.pairs import exposed, pairs_of, with_pairs
 
-_WORTH = 0.99  # of the best figure, that fewer machines may have
-_AS_GOOD = 0.999  # of the best figure: then the cut whose slowest stage is the quickest
+_WORTH = 0.99  # share of the best figure that is enough for fewer machines
+_AS_GOOD = 0.999  # share of the best figure from which the cut with the quickest slowest stage wins
 _AS_LONG = 0.99  # of the longest context
-CLEARLY = 1.1  # times as good: two machines as one stage
-_WIDER = 16  # cuts of a grid that are looked around, the best
+CLEARLY = 1.1  # times as good; two machines as one stage must be
+_WIDER = 16  # the best cuts of a grid, whose neighbours are tried
 
 
 @dataclass(frozen=True, slots=True)
 class CutFigures:
-    """What a cut does: tokens per second of one stream and of all streams together, without and with drafts (``None``:
-    there are none), seconds from a prompt of 4,096 tokens to its first token, seconds of a turn, and the longest
-    context of one sequence."""
+    """A cut's figures: tokens per second of one stream and of all streams together, without and with drafts (None: no
+    drafts), seconds from a prompt of 4,096 tokens to its first token, seconds of a turn, and the longest context of one
+    sequence."""
 
     one: float
     many: float
@@ -39,7 +39,7 @@ class CutFigures:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best cut for an aim. ``faster``: the best one were there memory enough, if it does not fit; ``gain``: how
+    """The best cut for an aim. ``faster``: a better cut that does not fit into memory, if there is one. ``gain``: how
     many times as good it would be."""
 
     aim: Aim
@@ -51,8 +51,8 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """The best cut for an aim of each way to use the machines; ``None`` where none fits. ``alone``: all layers on the
-    coordinator; ``pipeline``: each layer on one of several machines; ``tensor_parallel``: two machines are one stage,
+    """The best cut for an aim in each way to use the machines, or None if no cut fits. ``alone``: all layers on the
+    coordinator. ``pipeline``: each layer on one of several machines. ``tensor_parallel``: two machines are one stage,
     alone or in a pipeline."""
 
     alone: Best | None = None
@@ -62,8 +62,8 @@ class Ways:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``best``: by aim; an aim is missing where nothing fits that meets it. ``tried``: how many cuts were.
-    ``ways``: the best cut of each way to use the machines. ``profiles``: with each pair that may be one stage."""
+    """The best cuts of some machines. ``best``: by aim, without the aims that no cut meets. ``tried``: the number of
+    cuts. ``ways``: the best cut of each way to use the machines. ``profiles``: with each pair that may be one stage."""
 
     profiles: Profiles
     asked: Asked
@@ -73,7 +73,7 @@ class Plan:
 
 
 class Planner:
-    """Finds the best of ``cuts``, or of all cuts, and remembers what it has computed of each."""
+    """Finds the best of ``cuts``, or of all cuts, and remembers each cut's score."""
 
     def __init__(self, profiles: Profiles, asked: Asked, cuts: Sequence[Cut] | None = None) -> None:
         profiles = with_pairs(profiles)
@@ -91,13 +91,13 @@ class Planner:
         return Plan(self.profiles, self.asked, best, len(self.cuts), {aim: self.ways(aim) for aim in aims})
 
     def ways(self, aim: Aim) -> Ways:
-        """Return the best cut for an aim of each way."""
+        """Return the best cut for an aim in each way to use the machines."""
         alone = [cut for cut in self._by_layers if len(cut.machines) == 1]
         several = [cut for cut in self._by_layers if len(cut.machines) > 1]
         return Ways(*(self._best_of(aim, cuts) for cuts in (alone, several, self._shared)))
 
     def _every_cut(self) -> list[Cut]:
-        """Return every cut and order, or where there are too many those on a grid and those near the best of them."""
+        """Return every cut and order, or if they are too many, the cuts on a grid and near the best of them."""
         num_layers, every = self.profiles.model.num_layers, orders_of(self.profiles, self.asked)
         stride = stride_of(every, num_layers)
         found = dict.fromkeys(on_grid(every, num_layers, stride))
@@ -115,8 +115,8 @@ class Planner:
         return self._better(self._best_of(aim, self._by_layers), self._best_of(aim, self._shared))
 
     def _better(self, by_layers: Best | None, shared: Best | None) -> Best | None:
-        """Return the better of two, where two machines as one stage have to be clearly so: what their sums cost is
-        known less well, and both stop where one does."""
+        """Return the better of two. Two machines as one stage must be clearly better: the costs of their sums are known
+        less well, and if one machine stops, both stop."""
         if shared is None or exposed(self.profiles, shared.cut) is not None:
             return by_layers
         if by_layers is None:
@@ -139,8 +139,8 @@ class Planner:
         return Best(aim, cut, self.figures(cut), free, self.score(aim, free) / self.score(aim, cut))
 
     def _most_even(self, aim: Aim, best: Cut, cuts: Sequence[Cut]) -> Cut:
-        """Of the cuts for the same machines that are as good as ``best`` the one whose slowest stage is the quickest:
-        what formulas do not foresee costs it least."""
+        """Return the cut with the quickest slowest stage, of the cuts for the same machines that are as good as
+        ``best``: costs outside the formulas harm it least."""
         enough = _AS_GOOD * self.score(aim, best)
         alike = [cut for cut in cuts if cut.machines == best.machines and self.score(aim, cut) >= enough]
         return min(alike, key=lambda cut: max(self.formulas.seconds(cut, self.asked.streams)))
@@ -149,8 +149,8 @@ class Planner:
         return sum(len(self.profiles.machines[place].ranks) for place in cut.machines)
 
     def _ranked(self, aim: Aim, cuts: Iterable[Cut]) -> list[Cut]:
-        """Return the cuts that meet an aim's need of memory, the best first; for the context those with the longest
-        one."""
+        """Return the cuts that fit into memory for an aim, the best first. For CONTEXT, only cuts with nearly the
+        longest context count."""
         if aim is not Aim.CONTEXT:
             sequences = self.asked.sequences(aim)
             fitting = [cut for cut in cuts if self.memory.fits(cut, self.asked.context, sequences)]
@@ -164,8 +164,8 @@ class Planner:
         return sorted(fitting, key=lambda cut: self.score(aim, cut), reverse=True)
 
     def _score(self, aim: Aim, cut: Cut) -> float:
-        """Return what is to be as large as possible: turns of a chat per second, or tokens per second of all streams.
-        For the context, the turns."""
+        """Return the figure to maximise: tokens per second of all streams for THROUGHPUT, else turns of a chat per
+        second."""
         if aim is Aim.THROUGHPUT:
             return self.formulas.many(cut, self.asked.acceptance)
         return 1 / self.formulas.turn(cut)
@@ -184,7 +184,7 @@ class Planner:
 
 
 def orders_of(profiles: Profiles, asked: Asked) -> list[tuple[int, ...]]:
-    """Return the orders of machines that a plan may choose from, those with a pair as one stage among them."""
+    """Return the orders of machines that a plan may choose from, also with pairs as one stage."""
     num_machines, pairs = pairs_of(profiles)
     return orders(num_machines, profiles.model.num_layers, uses_all=asked.uses_all, pairs=pairs)
 
@@ -193,7 +193,7 @@ def plan(profiles: Profiles, asked: Asked, aims: Iterable[Aim] = tuple(Aim)) -> 
     """Return the best cut for each aim.
 
     Raises:
-        CannotFit: every machine is to have layers, and there are too few.
+        CannotFit: every machine must have layers, but there are too few layers.
     """
     num_machines, num_layers = len(profiles.machines), profiles.model.num_layers
     if asked.uses_all and num_machines > num_layers:

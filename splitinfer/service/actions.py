@@ -1,9 +1,9 @@
-"""Installs, removes and looks at a service. The file is replaced as a whole, and put back where a start fails.
+"""Installs, removes and inspects a service. The file is replaced as a whole, and restored if a start fails.
 
-A ``Manager`` has: ``file``, which is installed; ``log``, where its output is, for people; ``check``, which raises where
-services cannot be started at all; ``text`` and ``read``, the file's text from a definition and back; ``start``, which
-takes up the file as it is now; ``stop``, which returns when the service is gone; ``forget``, after the file is removed;
-``state``; ``last_lines`` of the log; ``advice``, what the person has to know after an installation. Each may raise
+A ``Manager`` has: ``file``, the installed file; ``log``, the place of its output, for people; ``check``, which raises
+if services cannot be started at all; ``text`` and ``read``, from a definition to the file's text and back; ``start``,
+which loads the present file; ``stop``, which returns when the service is gone; ``forget``, called after the file is
+removed; ``state``; ``last_lines`` of the log; ``advice``, notes for the person after an installation. Each may raise
 ConfigError, whose sentence says what the system refused.
 """
 
@@ -17,21 +17,21 @@ from splitinfer.service.definition import NAME, Definition, ServicePlace, State
 from splitinfer.service.launchd import Launchd
 from splitinfer.service.systemd import Systemd
 
-_WATCHED = 3.0  # seconds after a start in which a service that cannot run has ended: it imports, then listens
+_WATCHED = 3.0  # seconds within which a service that cannot run ends after its start: it imports, then listens
 _POLL = 0.5
 
 Manager = Launchd | Systemd
 
 
 def manager_of(place: ServicePlace) -> Manager:
-    """Return the manager of services where ``place`` is. Raises ConfigError: this system has none."""
+    """Return the manager of services for ``place``. Raises ConfigError if its system has none."""
     if place.platform not in ("darwin", "linux"):
         raise ConfigError(f"services are for launchd (macOS) and systemd (Linux), not for {place.platform}")
     return Launchd(place) if place.platform == "darwin" else Systemd(place)
 
 
 def refuse_root(place: ServicePlace) -> None:
-    """Raise ConfigError: a service cannot be installed by this user."""
+    """Raise ConfigError if the user is root, who cannot install a service."""
     if place.user == 0:
         raise ConfigError(
             "a service runs as the user who installs it, with that user's keys and models, and never as root: install "
@@ -40,11 +40,11 @@ def refuse_root(place: ServicePlace) -> None:
 
 
 def install(definition: Definition, manager: Manager, place: ServicePlace, *, force: bool) -> bool:
-    """Install a service and start it; whether anything had to be done.
+    """Install a service and start it. Return whether anything had to be done.
 
     Raises:
-        ConfigError: another one is there and ``force`` is not given; or it does not start, or not stay: then it is as
-            it was before.
+        ConfigError: another service is installed and ``force`` is not given; or the service does not start or ends at
+            once, and everything is restored.
     """
     manager.check()
     text, before = manager.text(definition), _content(manager.file)
@@ -64,7 +64,7 @@ def install(definition: Definition, manager: Manager, place: ServicePlace, *, fo
 
 
 def remove(manager: Manager) -> bool:
-    """Stop a service and remove its file; whether there was one. Its log, keys, models and stored KV stay."""
+    """Stop a service and remove its file. Return whether there was one. Its log, keys, models and stored KV stay."""
     is_there = manager.file.exists() or manager.state().is_loaded
     if is_there:
         manager.check()
@@ -75,8 +75,8 @@ def remove(manager: Manager) -> bool:
 
 
 def status(manager: Manager, place: ServicePlace) -> tuple[State, bool, list[str]]:
-    """Return what the system says of a service, whether it is installed, and lines for people: what is installed, what
-    runs, the end of the log."""
+    """Return the system's state of a service, whether it is installed, and lines for people: its command, its process,
+    the end of the log."""
     text, state = _content(manager.file), manager.state()
     if text is None and state.is_loaded:
         said = f"{NAME}: its file is gone, but the system knows it; `splitinfer service remove` forgets it"
@@ -105,7 +105,7 @@ def _running(state: State) -> str:
 
 
 def _difference(definition: Definition, manager: Manager, before: bytes) -> str:
-    """Return how what is installed differs from what is asked for."""
+    """Describe how the installed service differs from the requested one."""
     there = manager.read(before)
     if there is None:
         return f"{manager.file} is there and was not made by this command"
@@ -122,7 +122,7 @@ def _variables(definition: Definition) -> str:
 
 
 def _watch(manager: Manager, place: ServicePlace) -> None:
-    """Wait until a service that cannot run would have ended. Raises ConfigError: it has."""
+    """Wait as long as a service that cannot run takes to end. Raises ConfigError if it has ended."""
     for _ in range(int(_WATCHED / _POLL)):
         place.sleep(_POLL)
         state = manager.state()
@@ -137,7 +137,7 @@ def _watch(manager: Manager, place: ServicePlace) -> None:
 
 
 def _put_back(manager: Manager, before: bytes | None, failed: bytes) -> None:
-    """Make it as it was: without the service, or with the one from before."""
+    """Restore the state before: no service, or the earlier one."""
     if before == failed:
         return  # the system goes on trying
     manager.stop()
@@ -146,7 +146,7 @@ def _put_back(manager: Manager, before: bytes | None, failed: bytes) -> None:
         manager.forget()
         return
     write(manager.file, before)
-    with contextlib.suppress(ConfigError):  # the first error is the one to know
+    with contextlib.suppress(ConfigError):  # the first error is the one to report
         manager.start()
 
 

@@ -1,7 +1,7 @@
-"""What is to be kept running, as values: the worker with its program and options, its state.
+"""Describes a service as values: the worker's program and options, and its state.
 
-The program is the installed command, by a path that stays: the link of `uv tool` and pipx in ~/.local/bin, a venv's
-bin; not the environment of uvx or `pipx run`, which is "disposable" (uv's manual, "Tools") and lies in a cache.
+The program is the installed command, by a lasting path: the link of `uv tool` and pipx in ~/.local/bin, or a venv's
+bin. The environment of uvx or `pipx run` is "disposable" (uv's manual, "Tools") and in a cache, so it is refused.
 """
 
 import os
@@ -18,8 +18,8 @@ from splitinfer.errors import ConfigError
 _CARRIED = (
     "HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
 )  # fmt: skip
-"""Where models, stored KV and keys are, and nothing that is secret: a service does not see the shell's environment."""
-_CACHES = (".cache", "Caches", "archive-v0")  # the last is uv's own, wherever UV_CACHE_DIR is
+"""The variables that locate models, stored KV and keys; none is secret. A service does not see the shell's others."""
+_CACHES = (".cache", "Caches", "archive-v0")  # the last is uv's own, at any UV_CACHE_DIR
 _INSTALL = "install it first, with `uv tool install` or `pipx install`"
 
 
@@ -31,10 +31,10 @@ STOP_SECONDS = 20  # from SIGTERM to SIGKILL; longer than the command takes to e
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A service as a file describes it.
+    """A service, as its file describes it.
 
     command: the program's absolute path, the command's name and its options, as words.
-    environment: the variables that it gets besides the system's.
+    environment: the variables that it gets in addition to the system's.
     """
 
     command: tuple[str, ...]
@@ -43,10 +43,10 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the system says of a service.
+    """The system's state of a service.
 
-    is_loaded: the system knows it. pid: ``None`` if it does not run. starts: how often it was started; ``None`` if that
-    is not known. last_exit: how it ended the last time; ``None`` if it never did, or the system does not say.
+    is_loaded: the system knows it. pid: None if it does not run. starts: the number of its starts, or None if unknown.
+    last_exit: how it ended last, or None if it never ended or the system does not say.
     """
 
     is_loaded: bool
@@ -60,18 +60,17 @@ class State:
 
 
 def carried(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of this process that a service needs, too; paths in them are absolute."""
+    """Return the variables of this process that a service also needs, with absolute paths."""
     found = {name: environment[name] for name in _CARRIED if environment.get(name)}
     is_path = ("_HOME", "_CACHE")
     return {name: os.path.abspath(value) if name.endswith(is_path) else value for name, value in found.items()}  # noqa: PTH100
 
 
 def absolute(value: str) -> str:
-    """Return a path that an option names, as it is from any folder. Words that are not a path stay ("none", a hub
-    id)."""
+    """Return an option's path as an absolute one. A word that is not a path ("none", a hub id) stays unchanged."""
     if not value or value == "none":
         return value
-    path = Path(os.path.expanduser(value))  # noqa: PTH111 - it leaves as it is what has no home: the command says so
+    path = Path(os.path.expanduser(value))  # noqa: PTH111 - unlike Path, it keeps an unknown ~user, which the command reports
     return str(path.absolute()) if path.exists() or value[0] in "~./" else value
 
 
@@ -79,7 +78,7 @@ def absolute(value: str) -> str:
 
 
 def find_executable() -> str:
-    """Return the absolute path of the command that runs. Raises ConfigError: no path to it stays."""
+    """Return the absolute path of the running command. Raises ConfigError if it has no lasting path."""
     called = shutil.which(sys.argv[0]) if sys.argv[0].endswith("splitinfer") else None
     beside = Path(sys.prefix, "bin", "splitinfer")  # python -m splitinfer
     path = Path(called).absolute() if called else beside
@@ -89,13 +88,12 @@ def find_executable() -> str:
 
 
 def temporary_folders() -> tuple[Path, ...]:
-    """Return folders whose content does not stay. The caches of uv and pipx are known by their names."""
+    """Return the system's folders for temporary files. The caches of uv and pipx are recognised by their names."""
     return tuple(Path(folder).resolve() for folder in {tempfile.gettempdir(), "/tmp", "/var/tmp"})
 
 
 def stable(path: Path, temporary: Iterable[Path]) -> Path:
-    """Return the path to write down for a program at ``path``. Raises ConfigError: it is in a folder that does not
-    stay."""
+    """Return ``path`` for a service's file. Raises ConfigError if the program is in a folder that may be emptied."""
     real = path.resolve()
     if any(part in _CACHES for part in real.parts) or any(real.is_relative_to(folder) for folder in temporary):
         raise ConfigError(f"{path} is in a folder that may be emptied any time, so no service can start it: {_INSTALL}")
@@ -107,7 +105,10 @@ def stable(path: Path, temporary: Iterable[Path]) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class ServicePlace:
-    """platform: as ``sys.platform`` has it. user: the user's id. sleep: waits for that many seconds."""
+    """Where a service is installed.
+
+    platform: a value of ``sys.platform``. user: the user's id. sleep: waits for a number of seconds.
+    """
 
     platform: str
     home: Path
@@ -117,5 +118,5 @@ class ServicePlace:
 
 
 def here() -> ServicePlace:
-    """Return this process's user, on this machine."""
+    """Return the place of this process's user on this machine."""
     return ServicePlace(sys.platform, Path.home(), os.geteuid(), dict(os.environ))

@@ -1,16 +1,16 @@
-"""A LaunchAgent: its property list, and what launchctl says of it.
+"""Manages a LaunchAgent: its property list, and its state by launchctl.
 
-Sources: launchd.plist(5) and launchctl(1) of macOS 15. What the keys are for:
+Sources: launchd.plist(5) and launchctl(1) of macOS 15. The purpose of the keys:
 
     ProcessType Interactive   no limits of resources; any other agent is throttled: efficiency cores, slow disk
     KeepAlive SuccessfulExit  false: started again after a crash or exit code 1 (a device that failed, a port in use),
-                              not after exit code 0, which is what SIGTERM gives: somebody stopped it.
+                              not after exit code 0, which follows SIGTERM: somebody stopped it.
     ThrottleInterval          seconds from one start to the next, at least; 10 is launchd's own value
     ExitTimeOut               seconds from SIGTERM to SIGKILL
     LimitLoadToSessionType    not given, so Aqua: the agent runs while its user is logged in on the screen
 
-``launchctl print`` is "NOT API in any sense at all" (launchctl(1)): everything that is read here may be missing. Lines
-of one tab belong to the service, deeper ones to its parts, which have states of their own.
+``launchctl print`` is "NOT API in any sense at all" (launchctl(1)): every field that is read here may be missing. Lines
+indented by one tab belong to the service, deeper ones to its parts, which have states of their own.
 """
 
 import plistlib
@@ -32,15 +32,15 @@ _FIELD = re.compile(r"^\t([a-z][a-z ]*?) = (.+)$", re.MULTILINE)
 
 
 def fields_of(printed: str) -> dict[str, str]:
-    """Return the fields of a service itself in what ``launchctl print DOMAIN/LABEL`` says."""
+    """Return the service's own fields in the output of ``launchctl print DOMAIN/LABEL``."""
     return {name: value.strip() for name, value in reversed(_FIELD.findall(printed))}  # the first of a name counts
 
 
 def state(printed: str) -> State:
-    """Return what ``launchctl print DOMAIN/LABEL`` says of a service that is loaded.
+    """Return the state of a loaded service, from the output of ``launchctl print DOMAIN/LABEL``.
 
-    ``xpcproxy`` as its state is launchd's own process on the way to becoming the service; the pid is the service's.
-    "last terminating signal" takes the place of an exit code (seen on macOS 26: maoyadongsh/siq-agent-security#66).
+    The state ``xpcproxy`` means launchd's own process, which is about to become the service and has its pid. "last
+    terminating signal" replaces the exit code (seen on macOS 26: maoyadongsh/siq-agent-security#66).
     """
     fields = fields_of(printed)
     runs = fields.get("state", "running") in ("running", "xpcproxy")
@@ -112,7 +112,7 @@ class Launchd:
     def start(self) -> None:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self.stop()
-        _launchctl("enable", self._target)  # someone may have disabled it, which bootstrap reports as error 5
+        _launchctl("enable", self._target)  # somebody may have disabled it; bootstrap would then report error 5
         for _ in range(int(_SETTLING / _POLL)):
             done = _launchctl("bootstrap", self._domain, str(self.file))
             if done.code not in _BUSY:

@@ -1,4 +1,4 @@
-"""A user unit of systemd: its text, and what systemctl says of it.
+"""Manages a user unit of systemd: its text, and its state by systemctl.
 
 Sources: systemd.service(5), systemd.unit(5), systemd.exec(5), systemd.kill(5), systemd.syntax(7), systemctl(1) of 252.
 
@@ -8,11 +8,11 @@ Sources: systemd.service(5), systemd.unit(5), systemd.exec(5), systemd.kill(5), 
                               option stays wrong. SIGTERM ends some commands with 143.
     StartLimit...             60 starts in ten minutes: two minutes for an address that is not up yet, as a user unit
                               cannot wait for network-online.target
-    KillMode=mixed            SIGTERM goes to the main process, which ends its own; SIGKILL to what is left
+    KillMode=mixed            SIGTERM goes to the main process, which ends its children; SIGKILL to all that remain
     Type=exec                 a program that cannot be started fails the start, instead of the service later
 
-Of systemd.exec's hardening those settings are used that need no mount namespace; MemoryDenyWriteExecute is not among
-them, because GPU drivers and MLX compile code.
+The unit uses the settings of systemd.exec's hardening that need no mount namespace, except MemoryDenyWriteExecute,
+because GPU drivers and MLX compile code.
 """
 
 import configparser
@@ -61,7 +61,7 @@ _REFUSED = re.compile(r"""["'\\]""")  # "Executable name contains special charac
 
 
 def _quoted(words: Iterable[str]) -> str:
-    """Return the words of a command line, or assignments, as a unit file has them."""
+    """Return the words of a command line, or assignments, quoted for a unit file."""
     escaped = ("".join(_ESCAPES.get(letter, letter) for letter in word) for word in words)
     return " ".join(f'"{word}"' for word in escaped)
 
@@ -71,7 +71,7 @@ def _words(line: str) -> list[str]:
 
 
 def state(shown: str) -> State:
-    """Return what ``systemctl --user show UNIT --property=...`` says, a line for each property."""
+    """Return the state in the output of ``systemctl --user show UNIT --property=...``, with a line per property."""
     values = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     pid = values.get("MainPID", "0")
     restarts = values.get("NRestarts", "")
@@ -124,7 +124,7 @@ class Systemd:
         ).encode()
 
     def read(self, text: bytes) -> Definition | None:
-        """Return a line break or tab in a word stays escaped."""
+        """Return the definition in a unit's text, or None if it is not one. Line breaks and tabs stay escaped."""
         parser = configparser.RawConfigParser(delimiters=("=",), strict=False)
         parser.optionxform = str  # type: ignore[assignment,method-assign]
         try:
@@ -137,7 +137,7 @@ class Systemd:
         return Definition(tuple(command), dict(each.split("=", 1) for each in assignments if "=" in each))
 
     def start(self) -> None:
-        _systemctl("reset-failed", UNIT)  # it may have been started too often with its options of before
+        _systemctl("reset-failed", UNIT)  # it may have been started too often with its earlier options
         for words in (("daemon-reload",), ("enable", UNIT), ("restart", UNIT)):
             done = _systemctl(*words)
             if done.code != 0:
@@ -159,7 +159,7 @@ class Systemd:
     def last_lines(self) -> list[str]:
         unit, lines = f"--user-unit={UNIT}", f"--lines={_LINES}"
         done = run(("journalctl", unit, lines, "--output=short-iso", "--no-pager", "--quiet"))
-        why = [f"({done.why})"] if done.complaint else []  # a journal that this user may not read, or none
+        why = [f"({done.why})"] if done.complaint else []  # the journal is missing, or this user may not read it
         return done.output.splitlines() or why
 
     def advice(self) -> list[str]:

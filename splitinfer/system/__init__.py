@@ -1,5 +1,5 @@
-"""This machine's operating system, as far as a running stage has to do with it: staying awake, being scheduled, memory.
+"""Talks to this machine's operating system for a running stage: staying awake, scheduling, memory.
 
-Everything that is Apple's is in these few files, and nothing above imports ctypes for it. On other systems it does
-nothing, or asks psutil. No failure here is an error: a machine that cannot be kept awake still computes.
+All of Apple's interfaces are in these few files; no other module imports ctypes for them. On other systems they do
+nothing, or ask psutil. No failure here is an error: a machine that cannot be kept awake still computes.
 """

@@ -15,10 +15,10 @@ def is_macos() -> bool:
 
 
 def command_buffers(chip: str) -> dict[str, str]:
-    """Return the variables with which MLX cuts work for a chip's GPU into command buffers.
+    """Return the environment variables that set how MLX cuts the work for a chip's GPU into command buffers.
 
-    By default it cuts after some 40 operations, and holds a launch once ten buffers are under way. With longer ones a
-    chunk of a prompt could take a slow GPU more than a second for each, which macOS takes for a hang.
+    By default MLX cuts after some 40 operations, and delays a launch once ten buffers are under way. With longer ones
+    than these, a slow GPU could need more than a second for one, which macOS treats as a hang.
 
     >>> command_buffers("Apple M4 Max")["MLX_MAX_MB_PER_BUFFER"], command_buffers("Apple M1")["MLX_MAX_MB_PER_BUFFER"]
     ('400', '100')
@@ -28,7 +28,7 @@ def command_buffers(chip: str) -> dict[str, str]:
 
 
 def chip() -> str:
-    """Return this Mac's chip, such as "Apple M4 Max"; empty where it cannot be told."""
+    """Return this Mac's chip, such as "Apple M4 Max", or an empty text if it is unknown."""
     try:
         return sysctl("machdep.cpu.brand_string").rstrip(b"\0").decode(errors="replace")
     except (OSError, AttributeError):
@@ -39,7 +39,7 @@ def sysctl(name: str) -> bytes:
     """Return a value of ``sysctl``, of at most 128 bytes (sysctlbyname(3)).
 
     Raises:
-        OSError: there is none of that name.
+        OSError: no value has that name.
         AttributeError: the library lacks the function.
     """
     call = library(LIBSYSTEM).sysctlbyname

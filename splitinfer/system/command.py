@@ -1,4 +1,4 @@
-"""Runs a command to its end, whatever becomes of it."""
+"""Runs a command to its end, however it ends."""
 
 import contextlib
 import os
@@ -19,8 +19,8 @@ _MOST_OUTPUT = 2**22  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A command that has ended: its exit code, and what it wrote to standard output and standard error. ``silent_s``:
-    seconds since it last wrote to the former."""
+    """A command that has ended: its exit code, its standard output and its standard error (``complaint``).
+    ``silent_s``: seconds since it last wrote to standard output."""
 
     code: int
     output: str = ""
@@ -29,7 +29,7 @@ class Done:
 
     @property
     def why(self) -> str:
-        """What it said, in one line."""
+        """The command's message, in one line."""
         return " ".join((self.complaint or self.output).split())[:200] or f"exit code {self.code}"
 
 
@@ -41,10 +41,14 @@ def run(
     text: str = "",
     group: bool = True,
 ) -> Done:
-    """Run a command for at most ``seconds``; then end it, with all that it has started in its ``group`` or without. One
-    that does not exist ends with ``NOT_FOUND``, one that hangs with ``TIMED_OUT``. ``text``: its standard input.
+    """Run a command for at most ``seconds``, then end it. The code is ``NOT_FOUND`` if the command does not exist, and
+    ``TIMED_OUT`` if it hangs.
 
-    Its output goes to files: what it has started may go on and keep them open, and a pipe would be waited for.
+    Its output goes to files: its own children may go on and keep a pipe open, and this call would wait for them.
+
+    Args:
+        text: its standard input.
+        group: give it a process group of its own, and end the whole group.
     """
     name = command[0].rpartition("/")[2]
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

@@ -7,14 +7,14 @@ On macOS ``vm_stat`` counts the pages, which takes milliseconds:
                        └ of these *speculative*: read ahead; the kernel's count of free pages has them, too
                          (vm_page_speculate in osfmk/vm/vm_resident.c; mach/vm_statistics.h)
 
-Free pages and cached files can be had at once, as iOS grants them to its applications (xnu, osfmk/vm/vm_page.h).
-psutil's ``available`` leaves out file-backed pages that were read lately, such as those of the model that was just
-loaded, and counts idle anonymous ones in full; here these count half, as compression reduces them "by more than 50
-percent" (Apple, OS X Mavericks Core Technologies Overview).
+Free pages and cached files are available at once; iOS, too, grants them to its applications (xnu, osfmk/vm/vm_page.h).
+psutil's ``available`` leaves out file-backed pages that were read lately, such as those of a model just loaded, and
+counts idle anonymous pages in full. Here these count half, as compression reduces them "by more than 50 percent"
+(Apple, OS X Mavericks Core Technologies Overview).
 
-``iogpu.wired_limit_mb`` is the owner's limit of what the GPU may wire, in MiB; 0 leaves it to macOS, whose choice Metal
-reports as ``recommendedMaxWorkingSetSize``. That is the device's and follows the owner's limit (AlexsJones/llmfit #754,
-antirez/ds4 #893), but MLX asks for it once (*assumed* of all its versions): the smaller of both holds.
+``iogpu.wired_limit_mb`` is the owner's limit of the memory that the GPU may wire, in MiB; 0 leaves it to macOS. Metal
+reports the limit of the device as ``recommendedMaxWorkingSetSize``. It follows the owner's limit (AlexsJones/llmfit
+#754, antirez/ds4 #893), but MLX asks for it once (*assumed* of all its versions): the smaller of both holds.
 """
 
 import logging
@@ -28,7 +28,7 @@ from splitinfer.system.command import run
 
 # -- the kinds of pages that macOS counts ------------------------------------------------------------------------------
 
-_COMPRESSED_SHARE = 0.5  # what is left of a page that was compressed, at most
+_COMPRESSED_SHARE = 0.5  # the most that remains of a compressed page
 
 # vm_stat's names, from the source of vm_stat.c (system_cmds), and ours. Its "Pages free" leaves out speculative ones.
 _NAMES = {
@@ -59,17 +59,17 @@ class MemoryPages:
 
     @property
     def idle_anonymous(self) -> int:
-        """At least so many pages are inactive, and neither file-backed nor purgeable."""
+        """The least number of pages that are inactive and neither file-backed nor purgeable."""
         return max(0, self.inactive - max(0, self.file_backed - self.speculative) - self.purgeable)
 
     @property
     def available_bytes(self) -> int:
-        """Bytes that can be had without taking memory from a program that uses it."""
+        """The bytes that are available without taking memory from a program that uses it."""
         compressible = int(self.idle_anonymous * (1 - _COMPRESSED_SHARE))
         return (self.free + self.file_backed + self.purgeable + compressible) * self.page_size
 
     def by_category(self) -> dict[str, int]:
-        """Return the bytes, by the names of Activity Monitor; "compressible" is what compressing idle pages would
+        """Return the bytes by the names of Activity Monitor; "compressible": bytes that compressing idle pages would
         free."""
         pages = {
             "free": self.free,
@@ -86,7 +86,7 @@ def parse_vm_stat(text: str) -> MemoryPages:
     """Return the pages, from the output of ``vm_stat``.
 
     Raises:
-        ValueError: it is not such an output, or lacks a kind of page.
+        ValueError: it is not the output of ``vm_stat``, or lacks a kind of page.
     """
     head = re.match(r"Mach Virtual Memory Statistics: \(page size of (\d+) bytes\)", text)
     if head is None:
@@ -107,25 +107,25 @@ _SECONDS = 5.0
 
 
 def available_bytes() -> int:
-    """Return the bytes of this machine's memory that can be had without taking them from a program that uses them."""
+    """Return the bytes of memory that are available without taking them from a program that uses them."""
     pages = memory_pages()
     return int(psutil.virtual_memory().available) if pages is None else pages.available_bytes
 
 
 def memory_pages() -> MemoryPages | None:
-    """Return what macOS counts; ``None`` on other systems, or where ``vm_stat`` does not tell it."""
+    """Return the pages that macOS counts. Return None on other systems, or if ``vm_stat`` fails."""
     if not apple.is_macos():
         return None
     done = run([_VM_STAT], _SECONDS)
     try:
         return parse_vm_stat(done.output)
     except ValueError as error:
-        log.info("vm_stat does not tell the free memory: %s", done.complaint or error)
+        log.info("vm_stat did not report the free memory: %s", done.complaint or error)
     return None
 
 
 def wired_limit_bytes() -> int | None:
-    """Return the owner's limit of what the GPU may wire. Return None if it is macOS's own, or there is none."""
+    """Return the owner's limit of the bytes that the GPU may wire. Return None if the owner has set no limit."""
     if not apple.is_macos():
         return None
     try:

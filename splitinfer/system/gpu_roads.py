@@ -1,12 +1,12 @@
-"""What only a GPU does, and the variable that has a process do without it: ``SPLITINFER_...=0`` in its environment,
-which local workers inherit. None of it changes what is computed, so each can be left out where it goes wrong."""
+"""Optimisations that only a GPU uses. ``SPLITINFER_...=0`` in a process's environment switches one off; local workers
+inherit it. None of them changes a result, so each can be switched off if it causes trouble."""
 
 import os
 from enum import StrEnum
 
 
 class Road(StrEnum):
-    """One of these, by its variable."""
+    """One optimisation, named by its variable."""
 
     LAUNCH_AHEAD = "SPLITINFER_LAUNCH_AHEAD"
     WAITER = "SPLITINFER_WAITER"
@@ -17,5 +17,5 @@ class Road(StrEnum):
 
     @property
     def is_open(self) -> bool:
-        """Whether this process may take it."""
+        """Whether this process may use it."""
         return os.environ.get(self) != "0"

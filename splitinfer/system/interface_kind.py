@@ -1,4 +1,4 @@
-"""What kind of network interface each is, by what the system says of it. Pure.
+"""Classifies network interfaces by the system's data about them. Pure.
 
     THUNDERBOLT   macOS: the ports "Thunderbolt Bridge", "Thunderbolt 1" ... of ``networksetup -listallhardwareports``;
                   Linux: the driver thunderbolt-net, which names them thunderbolt0 (kernel: admin-guide/thunderbolt)
@@ -6,7 +6,7 @@
     VPN, VIRTUAL  by their names, which are the same everywhere: tunnels, containers, virtual machines, AirDrop's awdl
     CABLE         everything else
 
-"Thunderbolt Ethernet" is an adapter at the end of which is a cable.
+"Thunderbolt Ethernet" is an adapter for a network cable, so it counts as one.
 """
 
 import ipaddress
@@ -21,7 +21,7 @@ _VIRTUAL = ("docker", "br-", "virbr", "veth", "vmnet", "vnic", "bridge1", "awdl"
 
 
 class Kind(StrEnum):
-    """What an interface leads to."""
+    """The kind of network that an interface leads to."""
 
     THUNDERBOLT = "Thunderbolt"
     CABLE = "cable"
@@ -32,8 +32,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LocalInterface:
-    """An interface that is up. ``networks``: its addresses with their networks. ``speed``: Mb/s, as the driver says; 0
-    where it does not. ``index``: the system's number."""
+    """An interface that is up. ``networks``: its addresses with their networks. ``speed``: the driver's figure in Mb/s,
+    or 0 if it gives none. ``index``: the system's number."""
 
     name: str
     kind: Kind
@@ -43,7 +43,7 @@ class LocalInterface:
 
     @property
     def ipv4(self) -> tuple[str, ...]:
-        """Its IPv4 addresses."""
+        """The interface's IPv4 addresses."""
         return tuple(str(each.ip) for each in self.networks if each.version == 4)
 
     @property
@@ -57,7 +57,7 @@ class LocalInterface:
 
 
 def kind_of(name: str, port: str = "", driver: str = "", *, is_wireless: bool = False) -> Kind:
-    """Return the kind of an interface. ``port``: its hardware port on macOS; ``driver``: that of Linux."""
+    """Return the kind of an interface. ``port``: its hardware port on macOS. ``driver``: its driver on Linux."""
     if (port.startswith("Thunderbolt") and "Ethernet" not in port) or driver == "thunderbolt-net":
         return Kind.THUNDERBOLT
     if not port and name.startswith("thunderbolt"):
@@ -77,8 +77,7 @@ _TO_OTHERS = (Kind.WIRELESS, Kind.CABLE, Kind.VPN)
 def address_for_others(interfaces: Iterable[LocalInterface]) -> str | None:
     """Return the IPv4 address at which a phone or another computer most likely reaches this machine.
 
-    Addresses that a machine has given itself, such as those of a cable between two Macs, do not count. Return None if
-    there is no other.
+    Self-assigned addresses, as on a cable between two Macs, do not count. Return None if there is no other.
     """
     found = [
         (_TO_OTHERS.index(each.kind), str(one.ip))
@@ -90,7 +89,7 @@ def address_for_others(interfaces: Iterable[LocalInterface]) -> str | None:
 
 
 def interface_of(source: str, interfaces: Sequence[LocalInterface]) -> LocalInterface | None:
-    """Return the interface that has this address, which may have a scope; ``None`` if it is of none of these."""
+    """Return the interface that has this address, which may have a scope, or None if none of these has it."""
     number, _, scope = source.partition("%")
     if scope:
         return next((each for each in interfaces if scope in (each.name, str(each.index))), None)
@@ -99,8 +98,8 @@ def interface_of(source: str, interfaces: Sequence[LocalInterface]) -> LocalInte
 
 
 def is_direct(own: str, interfaces: Sequence[LocalInterface]) -> bool:
-    """Return whether what leaves this machine from its address ``own`` stays on a cable: loopback, Thunderbolt, or a
-    network cable on which nobody has given out addresses."""
+    """Return whether packets that leave this machine from its address ``own`` stay on one cable: loopback, Thunderbolt,
+    or a network cable with self-assigned addresses."""
     address, interface = ipaddress.ip_address(own), interface_of(own, interfaces)
     if address.is_loopback or interface is None:
         return address.is_loopback

@@ -1,4 +1,4 @@
-"""The network interfaces of this machine that are up, and what kind each is."""
+"""Finds the network interfaces of this machine that are up, with their kinds."""
 
 import ipaddress
 import re
@@ -17,11 +17,11 @@ _PORTS_COMMAND = ("/usr/sbin/networksetup", "-listallhardwareports")
 _SECONDS = 5.0
 _CLASS = Path("/sys/class/net")
 _LINK_LOCAL_BITS = 64
-_DISCARD = 9  # a port, to which nothing is sent
+_DISCARD = 9  # a port; nothing is sent to it
 
 
 def local_interfaces() -> tuple[LocalInterface, ...]:
-    """Return the interfaces that are up and have an address, loopback left out."""
+    """Return the interfaces that are up and have an address, without loopback."""
     states, ports, wireless = psutil.net_if_stats(), _ports(), _wireless_interfaces()
     found = []
     for name, addresses in psutil.net_if_addrs().items():
@@ -35,7 +35,7 @@ def local_interfaces() -> tuple[LocalInterface, ...]:
 
 
 def source_towards(host: str) -> str | None:
-    """Return this machine's IPv4 address from which packets to ``host`` leave; ``None`` without a way. Send nothing."""
+    """Return the IPv4 address from which packets to ``host`` leave, or None without a route. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as to_ask:
         try:
             to_ask.connect((host, _DISCARD))
@@ -50,7 +50,7 @@ def own_addresses() -> frozenset[str]:
 
 
 def _wireless_interfaces() -> frozenset[str]:
-    """Return the interfaces that Linux says are Wi-Fi; macOS says it by networksetup."""
+    """Return the interfaces that are Wi-Fi on Linux. On macOS, networksetup reports them instead."""
     return frozenset(path.parent.name for path in _CLASS.glob("*/wireless"))
 
 
@@ -75,7 +75,7 @@ def _network(address: ipaddress.IPv4Address | ipaddress.IPv6Address, mask: str |
 
 
 def _ports() -> dict[str, str]:
-    """Return the hardware port of each interface of a Mac; nothing elsewhere, or where networksetup fails."""
+    """Return the hardware port of each interface of a Mac. Empty on other systems, or if networksetup fails."""
     if sys.platform != "darwin":
         return {}
     return {device: port for port, device in hardware_ports(run(_PORTS_COMMAND, _SECONDS).output).items()}
@@ -95,7 +95,7 @@ def _index(name: str) -> int:
         return 0
 
 
-# -- what the system's commands print of interfaces --------------------------------------------------------------------
+# -- parsing the system's commands -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

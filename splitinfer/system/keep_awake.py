@@ -1,8 +1,8 @@
 """Keeps this machine awake while it has work, and a little longer.
 
-macOS sleeps after minutes without a person at the keyboard, whatever a process computes. ``caffeinate -i -w PID``
-prevents that until it is ended, or this process has; the display may sleep. It does not prevent the sleep that a person
-asks for, closing a lid, or an empty battery. A process is started for it, so a conversation's pauses are bridged.
+macOS sleeps after minutes without a person at the keyboard, even if a process computes. ``caffeinate -i -w PID``
+prevents that until it ends or this process ends; the display may sleep. It does not prevent sleep that a person asks
+for, a closed lid or an empty battery. Because each start takes a process, it also bridges the pauses of a conversation.
 """
 
 import logging
@@ -23,11 +23,11 @@ _CAFFEINATE = "/usr/bin/caffeinate"
 
 
 class KeepAwake:
-    """Prevents sleep while there is work, and ``LINGER`` seconds longer. For one thread; times are in seconds, of one
-    clock."""
+    """Prevents sleep while there is work, and ``LINGER`` seconds longer. Only one thread may use it; times are in
+    seconds of one clock."""
 
     def __init__(self) -> None:
-        self._busy_at: float | None = None  # when there was work last; ``None``: long ago
+        self._busy_at: float | None = None  # the last time of work; ``None``: long ago
         self._release: Release | None = None
         self._has_warned = False
 
@@ -41,7 +41,7 @@ class KeepAwake:
             self.close()
 
     def until_update(self, now: float) -> float | None:
-        """Return the seconds until ``update`` has to be called though nothing has happened; ``None``: it has not."""
+        """Return the seconds until ``update`` must be called even if nothing happens, or None if it need not be."""
         return None if self._busy_at is None else max(0.0, self._busy_at + LINGER - now)
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class KeepAwake:
             if not self._has_warned:
                 self._has_warned = True
                 log.warning("this machine may go to sleep while it is needed: %s", error)
-            return _nothing  # tried again the next time that work comes
+            return _nothing  # the next work tries again
 
 
 def _nothing() -> None:
@@ -65,8 +65,8 @@ def _nothing() -> None:
 
 
 def prevent_idle_sleep() -> Release:
-    """Prevent this machine's idle sleep until what is returned is called. Does nothing except on macOS, or where
-    ``SPLITINFER_STAY_AWAKE`` is 0.
+    """Prevent this machine's idle sleep until the caller calls the returned function. Do nothing except on macOS, or
+    if ``SPLITINFER_STAY_AWAKE`` is 0.
 
     Raises:
         OSError: caffeinate cannot be started.
@@ -79,7 +79,7 @@ def prevent_idle_sleep() -> Release:
     )  # fmt: skip
 
     def end() -> None:
-        child.kill()  # SIGTERM would do; nothing in it has to be cleaned up
+        child.kill()  # it has nothing to clean up
         child.wait()
 
     return end

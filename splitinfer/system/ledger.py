@@ -1,20 +1,20 @@
-"""Publishes what this process claims of the machine's memory, and reads the claims of the user's other processes.
+"""Publishes this process's claims to the machine's memory, and reads the claims of the user's other processes.
 
     ~/Library/Caches/splitinfer/memory/HOST/    (macOS; elsewhere ~/.cache/...)
         lock              held while claims are read or written, so that two processes do not see the same bytes free
         PID-RANDOM        a claim; its process holds a lock on it (flock(2)), which the system gives up however it dies
 
-A claim whose lock can be had is nobody's, and is removed. Where files cannot be locked, nothing is claimed: each
-process counts all that is free, as if it were alone. What the system calls free has in it what another process is about
-to take, so a claim has
+If another process can lock a claim, its owner is gone, and the claim is removed. If files cannot be locked, nothing is
+claimed: each process counts all free memory, as if it were alone. The system's free memory includes bytes that another
+process is about to take, so a claim has
 
     held                bytes that MLX holds in its process now: the system does not call these free any more
-    load                bytes that it will surely take besides: weights being read, KV of one context, room to compute
-    growth              bytes that KV may take besides, in the course of time, where that is more
+    load                bytes that it will surely take, too: weights being read, KV of one context, room to compute
+    growth              bytes that KV may take over time, if that is more than ``load``
 
-and is written again as memory fills up. The coordinator divides what is free among itself and the workers that it
-starts: in such a *group* each other's ``load`` counts alone. For everyone else the group also grows, by its largest
-growth: each member announces the half of what is free, and gets a part of that.
+and is rewritten as memory fills up. The coordinator divides the free memory among itself and the workers that it
+starts: within such a *group* only ``load`` counts. For other processes the group also grows, by its largest growth:
+each member announces half of the free memory, and gets a part of that.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ import pydantic
 
 from splitinfer.places import of_this_host
 
-# -- claims, and what they leave. Pure ---------------------------------------------------------------------------------
+# -- claims, and the bytes that they leave. Pure -----------------------------------------------------------------------
 
 
 _Count = Annotated[int, pydantic.Field(ge=0)]
@@ -42,7 +42,8 @@ _Count = Annotated[int, pydantic.Field(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Bytes of one process. ``group``: the id of the process that divides memory among several, or its own."""
+    """The bytes that one process claims. ``group``: the id of the process that divides memory among several, or its
+    own."""
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
 
@@ -52,12 +53,12 @@ class Claim:
     growth: _Count = 0
 
     def encode(self) -> bytes:
-        """Return the claim as it is written to a file."""
+        """Return the content of the claim's file."""
         return _CLAIM.dump_json(self)
 
     @classmethod
     def decode(cls, data: bytes) -> "Claim":
-        """Return a claim that was read from a file.
+        """Return the claim in a file's content.
 
         Raises:
             ValueError: it is not a claim.
@@ -70,15 +71,15 @@ _CLAIM = pydantic.TypeAdapter(Claim)
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """What other processes hold, and what they will take besides: bytes."""
+    """The bytes that other processes hold, and the bytes that they will take in addition."""
 
     held: int = 0
     to_come: int = 0
 
 
 def settled(parts: Sequence[Claim], held: int) -> list[Claim]:
-    """Return what the parts of a process are still to take, now that it holds ``held`` bytes. ``parts``: as they were
-    announced, the oldest first. What was taken since then is the newest one's, as far as that wanted it."""
+    """Return the claims of a process's parts, reduced by the bytes taken since, now that it holds ``held`` bytes.
+    ``parts``: as announced, the oldest first. Taken bytes count for the newest part first, up to its claim."""
     found, accounted = list[Claim](), 0
     for part in reversed(parts):
         taken = min(max(0, held - part.held - accounted), max(part.load, part.growth))
@@ -94,7 +95,7 @@ def merged(parts: Sequence[Claim], held: int) -> Claim:
 
 
 def sum_up(claims: Iterable[Claim], group: int) -> Others:
-    """Return what the processes of these claims mean to one of ``group``."""
+    """Return the bytes of these claims as a process of ``group`` counts them."""
     groups: dict[int, list[Claim]] = defaultdict(list)
     for claim in claims:
         groups[claim.group].append(claim)
@@ -111,10 +112,10 @@ def left_over(available: int, limit: int | None, own: int, others: Others) -> in
     """Return the bytes that a process may still take.
 
     Args:
-        available: what the system calls free.
-        limit: what the GPU may hold for all processes together; ``None`` without such a limit.
-        own: what this process holds of that.
-        others: what other processes have announced.
+        available: the system's free bytes.
+        limit: the bytes that the GPU may hold for all processes together; None: unlimited.
+        own: the bytes of them that this process holds.
+        others: the claims of other processes.
     """
     left = available - others.to_come
     if limit is not None:
@@ -126,8 +127,8 @@ def left_over(available: int, limit: int | None, own: int, others: Others) -> in
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 1.0  # seconds for the lock, which is held for a millisecond: longer, and its holder was stopped
-_SIZE = 200  # bytes of a claim's file: written as a whole, so that it need not be locked for that
+_PATIENCE = 1.0  # seconds for the lock, which is held for a millisecond: a longer holder was stopped
+_SIZE = 200  # bytes of a claim's file: one write replaces it all, so no lock is needed
 
 
 class Ledger:
@@ -139,15 +140,15 @@ class Ledger:
     def __init__(self, folder: Path, group: int) -> None:
         self._folder, self.group = folder, group
         self._own: tuple[Path, int] | None = None  # this process's claim, and its descriptor
-        self._parts: dict[Hashable, Claim] = {}  # the oldest first, by what they are for
+        self._parts: dict[Hashable, Claim] = {}  # by their part, the oldest first
         self._lock, self._depth = threading.RLock(), 0
         self._is_locked = False  # for other processes, too
         self._has_warned = False
 
     @contextlib.contextmanager
     def locked(self, patience: float | None = None) -> Iterator[None]:
-        """No other process claims anything in this ``with`` block; may be nested. Its body runs in any case: where the
-        lock cannot be had in ``patience`` seconds (``None``: the usual ones), nothing is read or claimed in it."""
+        """Keep other processes from claiming during this ``with`` block, which may be nested. The body runs in any
+        case: without the lock after ``patience`` seconds (None: the default), nothing is read or claimed in it."""
         with self._lock, contextlib.ExitStack() as stack:
             if self._depth == 0:
                 self._is_locked = self._try(lambda: stack.enter_context(_locked(self._folder, patience)))
@@ -158,8 +159,8 @@ class Ledger:
                 self._depth -= 1
 
     def others(self, patience: float | None = None) -> Others:
-        """Return what the other processes of this user hold, and will take; nothing if that cannot be read in
-        ``patience`` seconds."""
+        """Return the bytes that the other processes of this user hold and will take, or zeros if they cannot be read
+        within ``patience`` seconds."""
         with self.locked(patience):
             claims: list[Claim] = []
             if self._is_locked:
@@ -167,9 +168,9 @@ class Ledger:
             return sum_up(claims, self.group)
 
     def claim(self, part: Hashable, *, held: int, load: int, growth: int = 0) -> None:
-        """Announce what a part of this process will take: bytes, as ``Claim``. ``held``: by all of this process. An
-        earlier announcement for the same part is replaced. Where the lock cannot be had, what the
-        others claim was not read either, so ``growth`` would be a share of what is theirs: none is announced."""
+        """Publish the bytes that a part of this process will take (``Claim``), in place of its earlier claim.
+        ``held``: the bytes of the whole process. Without the lock, the others' claims were not read either, so
+        ``growth`` could include their bytes and is not announced."""
         with self.locked():
             growth = max(0, growth) if self._is_locked else 0
             self._parts = dict(zip(self._parts, settled([*self._parts.values()], held), strict=True))
@@ -178,12 +179,12 @@ class Ledger:
             self._write(held)
 
     def refresh(self, held: int) -> None:
-        """This process holds so many bytes now: what it took since a claim is not to come any more."""
+        """Record that this process now holds ``held`` bytes: the bytes taken since a claim are not to come any more."""
         with self._lock:
             self._write(held)
 
     def drop(self, part: Hashable, *, held: int) -> None:
-        """Withdraw what was announced for a part, if anything was."""
+        """Withdraw the claim of a part, if it has one."""
         with self.locked():
             if self._parts.pop(part, None) is None:
                 return
@@ -217,7 +218,7 @@ class Ledger:
                 yield claim
 
     def _try(self, act: Callable[[], object]) -> bool:
-        """Return whether it could be done."""
+        """Call ``act``. Return whether it succeeded; log the first failure."""
         try:
             act()
         except OSError as error:
@@ -270,7 +271,7 @@ def _create(path: Path) -> tuple[Path, int]:
 
 
 def _read_living(path: Path) -> Claim | None:
-    """Return the claim of a process that lives; one of a process that has died is removed."""
+    """Return the claim of a live process. Remove the claim of a dead one and return None."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -281,7 +282,7 @@ def _read_living(path: Path) -> Claim | None:
             return None
         return Claim.decode(os.pread(descriptor, _SIZE, 0))
     except (OSError, ValueError) as error:
-        log.info("%s is left out: %s", path, error)
+        log.info("%s is ignored: %s", path, error)
         return None
     finally:
         os.close(descriptor)
@@ -294,8 +295,7 @@ _group: int | None = None
 
 
 def join_group(leader: int) -> None:
-    """Count this process to those among which ``leader``, which started it, divides memory. Call before anything is
-    claimed."""
+    """Add this process to the group of ``leader``, which started it and divides memory. Call before any claim."""
     global _group
     _group = leader
 

@@ -1,6 +1,6 @@
-"""How many files this process may have open. A connection is one.
+"""Raises the number of files that this process may open. A connection counts as a file.
 
-A process starts with a soft limit, which it may raise itself up to a hard one (getrlimit(2)). macOS gives 256
+A process starts with a soft limit, which it may raise up to a hard one (getrlimit(2)). macOS gives 256
 (`launchctl limit maxfiles`), many Linux systems 1,024. On macOS the hard limit is often "unlimited", which setrlimit(2)
 does not take there: at most OPEN_MAX, 10,240 (its section COMPATIBILITY; sys/syslimits.h).
 """
@@ -16,8 +16,7 @@ _OPEN_MAX = 10_240
 
 
 def raised(soft: int, hard: int, wanted: int, *, on_macos: bool) -> int:
-    """Return the soft limit that a process sets to have ``wanted`` files open, as far as it may. Infinite ones are
-    negative.
+    """Return the soft limit to set for ``wanted`` open files, within the bounds. A negative limit is infinite.
 
     >>> raised(256, -1, 5000, on_macos=True), raised(256, -1, 50_000, on_macos=True)
     (5000, 10240)
@@ -31,7 +30,7 @@ def raised(soft: int, hard: int, wanted: int, *, on_macos: bool) -> int:
 
 
 def make_room(wanted: int) -> int:
-    """Raise the limit so that ``wanted`` files may be open; how many may be then, at most ``wanted``."""
+    """Raise the limit so that ``wanted`` files may be open. Return the number allowed then, at most ``wanted``."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (-1 if value == resource.RLIM_INFINITY else value for value in limits)
     limit = raised(soft, hard, wanted, on_macos=apple.is_macos())

@@ -1,11 +1,11 @@
-"""How this process was started, which decides what macOS lets it do.
+"""Finds out how this process was started, because macOS's permissions depend on it.
 
-Local network privacy (Apple, TN3179) lets through daemons of launchd, programs running as root and command-line tools
-"run from Terminal or over SSH"; agents of launchd and everything in another program's terminal need the user's
-permission. A program whose Terminal was closed is reported to lose the right (The Eclectic Light Company, "How local
-network privacy could affect you", 2026).
+Local network privacy (Apple, TN3179) allows daemons of launchd, programs running as root and command-line tools "run
+from Terminal or over SSH"; agents of launchd and programs in another program's terminal need the user's permission. A
+program whose Terminal was closed is reported to lose the right (The Eclectic Light Company, "How local network privacy
+could affect you", 2026).
 
-What tells is the environment: launchd sets XPC_SERVICE_NAME to a job's label; a shell in a terminal has "0" there, an
+The environment shows it: launchd sets XPC_SERVICE_NAME to a job's label; a shell in a terminal has "0" there, an
 application "application.…" (seen, not documented). Terminals set TERM_PROGRAM, and sshd SSH_CONNECTION.
 """
 
@@ -23,9 +23,9 @@ _SECONDS = 2.0
 
 
 class Start(StrEnum):
-    """Who started a process."""
+    """The kind of program that started a process."""
 
-    ROOT = "root"  # whoever it was, it runs as root
+    ROOT = "root"  # in any way: it runs as root
     DAEMON = "daemon"
     AGENT = "agent"
     SSH = "ssh"
@@ -58,7 +58,7 @@ def origin_of(environment: Mapping[str, str], *, parent: int, user: int, session
         environment: its environment.
         parent: its parent's process id; 1 is launchd.
         user: its user id.
-        session: what ``launchctl managername`` prints, or "".
+        session: the output of ``launchctl managername``, or "".
 
     >>> origin_of({"TERM_PROGRAM": "iTerm.app", "XPC_SERVICE_NAME": "0"}, parent=7, user=501, session="Aqua")
     ProcessOrigin(start=<Start.PROGRAM: 'program'>, name='iTerm')
@@ -80,7 +80,7 @@ def origin_of(environment: Mapping[str, str], *, parent: int, user: int, session
 
 @cache
 def this_process() -> ProcessOrigin:
-    """Return how this process was started; unknown elsewhere than on macOS, where nothing depends on it."""
+    """Return how this process was started. Unknown on systems other than macOS, where nothing depends on it."""
     if not is_macos():
         return ProcessOrigin(Start.UNKNOWN)
     return origin_of(os.environ, parent=os.getppid(), user=os.geteuid(), session=_session())

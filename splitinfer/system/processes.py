@@ -1,6 +1,6 @@
-"""This user's processes on this machine, and which of them are splitinfer's.
+"""Lists this user's processes on this machine, and tells which of them are splitinfer's.
 
-One is known by its command line: ``.../splitinfer COMMAND ...`` or ``python -m splitinfer COMMAND ...``.
+Their command line shows it: ``.../splitinfer COMMAND ...`` or ``python -m splitinfer COMMAND ...``.
 """
 
 import getpass
@@ -22,12 +22,12 @@ class Process:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The command of splitinfer that it runs, with its options; empty if it is another program."""
+        """The splitinfer command that it runs, with its options; empty if it is another program."""
         return command_in(self.words)
 
 
 def command_in(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the command of splitinfer in a command line, with its options; empty if it is another program's.
+    """Return the splitinfer command in a command line, with its options; empty if it is another program's.
 
     >>> command_in(["/x/python", "/x/bin/splitinfer", "worker", "--port", "7"]), command_in(["vim", "splitinfer", "x"])
     (('worker', '--port', '7'), ())
@@ -37,7 +37,7 @@ def command_in(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_program(words: Sequence[str], at: int) -> bool:
-    """Return whether a word is what is run, and not an argument of another program, such as an editor."""
+    """Return whether a word is the program itself, not an argument of another program, such as an editor."""
     if at > 0 and words[at - 1] == "-m":
         return words[at] == "splitinfer"
     if PurePath(words[at]).name != "splitinfer" or at > 1:

@@ -1,10 +1,10 @@
-"""The quality of service of a thread, on macOS: with what priority it runs, and on which kind of core.
+"""Sets a thread's quality of service on macOS: its priority, and the kind of core that it runs on.
 
 Threads between a request and its next token are work that "was initiated by the user and that the user is likely
-waiting for": "user initiated". One that ``pthread_create`` makes is "default", which is below that; "user interactive"
-is for event loops and animation. Writing KV to disk behind the computing is "utility": it may be throttled. (sys/qos.h
-and pthread/qos.h of Apple's libpthread: ``pthread_set_qos_class_self_np`` returns 0, or EPERM where the thread has left
-the system.) A class does not lift the limits of a process, as launchd sets them without ``ProcessType`` Interactive.
+waiting for": "user initiated". A thread of ``pthread_create`` is "default", which is lower; "user interactive" is for
+event loops and animation. Writing KV to disk in the background is "utility": it may be throttled. (sys/qos.h and
+pthread/qos.h of Apple's libpthread: ``pthread_set_qos_class_self_np`` returns 0, or EPERM if the thread has left the
+system.) A class does not lift the limits that launchd sets on a process without ``ProcessType`` Interactive.
 """
 
 import ctypes
@@ -19,12 +19,12 @@ _USER_INITIATED, _UTILITY = 0x19, 0x11  # sys/qos.h
 
 
 def serve_requests() -> None:
-    """Call at the beginning of a thread that requests wait for."""
+    """Raise the calling thread's class, because requests wait for it. Call it at the thread's beginning."""
     _become(_USER_INITIATED)
 
 
 def write_behind() -> None:
-    """Call at the beginning of a thread that nobody waits for."""
+    """Lower the calling thread's class, because nobody waits for it. Call it at the thread's beginning."""
     _become(_UTILITY)
 
 

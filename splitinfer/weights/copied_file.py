@@ -1,13 +1,12 @@
-"""One file of weights that was copied in part, across restarts.
+"""One partly copied file of weights, which survives restarts.
 
     weights/model.safetensors           header, and the tensors at the sender's places; holes where nothing was copied
     weights/model.safetensors.ranges    the journal: one record for each range that is here
 
-A record is a range (begin, end) of the data part. It is written after the range's bytes were forced to the disk, so
-what the journal says survives a power failure. What a process had written since then when it was killed is asked for
-again.
+A record is a range (begin, end) of the data part. It is written after the range's bytes were forced to the disk, so a
+recorded range survives a power failure. Bytes that a killed process wrote after its last record are asked for again.
 
-A file with holes takes the disk's room for what was written to it (ext4, XFS, APFS).
+A file with holes takes room on the disk only for the bytes written to it (ext4, XFS, APFS).
 """
 
 import contextlib
@@ -28,16 +27,16 @@ from splitinfer.weights.ranges import Span, merged
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _RECORD = struct.Struct("<QQ4x")
 _RANGES = ".ranges"
-_ALIGN = 8  # the data part begins at a multiple of so many bytes
+_ALIGN = 8  # bytes; the data part begins at a multiple of this
 
 
 class CopiedFile:
-    """Writes ranges into the copy of a file with these tensors. One process at a time does.
+    """Writes ranges into the copy of a file with these tensors. Only one process at a time may do so.
 
-    ``here``: what was here when it was opened, merged.
+    ``here``: the spans that were here when it was opened, merged.
 
     Raises (all methods):
-        ModelError: the disk is full, or it cannot be written.
+        ModelError: the disk is full or cannot be written.
     """
 
     def __init__(self, path: Path, tensors: Sequence[TensorInfo]) -> None:
@@ -54,7 +53,7 @@ class CopiedFile:
             stack.pop_all()
         self.here = copied(path, tensors)
         records = os.fstat(self._journal).st_size // _RECORD.size
-        self._journal_end = records * _RECORD.size  # a half record behind it is written over
+        self._journal_end = records * _RECORD.size  # a half record after it is overwritten
         self._written: list[Span] = []  # and not yet in the journal
         self._is_open = True
 
@@ -65,8 +64,8 @@ class CopiedFile:
         self._written.append((begin, begin + memoryview(data).nbytes))
 
     def sync(self) -> None:
-        """Force what was written until now to the disk, and note it in the journal. It takes long, and may be called
-        on another thread than ``write``."""
+        """Write all bytes through to the disk, and record them in the journal. This takes long; another thread than the
+        one of ``write`` may call it."""
         count = len(self._written)
         records = b"".join(_RECORD.pack(*span) for span in merged(self._written[:count]))
         with said(self._path.parent):
@@ -77,14 +76,14 @@ class CopiedFile:
         del self._written[:count]
 
     def finish(self) -> None:
-        """Force all to the disk, and close the file."""
+        """Write everything through to the disk and close the file."""
         self.sync()
         with said(self._path.parent):
             sync_folder(self._path.parent)
         self.close()
 
     def close(self) -> None:
-        """Leave it as it is, with what was written noted as far as the disk takes it; the next writer goes on."""
+        """Close the file unfinished; record the written bytes if the disk allows. The next writer continues from it."""
         if self._is_open:
             self._is_open = False
             if self._written:
@@ -101,7 +100,7 @@ class CopiedFile:
 
 
 def copied(path: Path, tensors: Sequence[TensorInfo]) -> tuple[Span, ...]:
-    """Return what is here of the copy of a file with these tensors, merged."""
+    """Return the spans that the copy of a file with these tensors already holds, merged."""
     nbytes = size_of(tensors)
     try:
         if path.is_symlink() or path.stat().st_size != nbytes:
@@ -123,7 +122,7 @@ def header_of(tensors: Sequence[TensorInfo]) -> bytes:
 
 
 def size_of(tensors: Sequence[TensorInfo]) -> int:
-    """Return the bytes of a safetensors file with these tensors."""
+    """Return the size in bytes of a safetensors file with these tensors."""
     return len(header_of(tensors)) + max((info.end for info in tensors), default=0)
 
 
@@ -135,7 +134,7 @@ def write_whole(folder: Path, name: str, data: bytes) -> None:
     """Write a small file under its name, whole or not at all. ``name`` must have been checked (``weights.manifest``).
 
     Raises:
-        ModelError: the disk is full, or it cannot be written.
+        ModelError: the disk is full or cannot be written.
     """
     with said(folder):
         replace_file(folder / name, data)
@@ -151,7 +150,7 @@ def write_all(file: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force names in a folder to the disk."""
+    """Write the names in a folder through to the disk."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(file)
@@ -161,7 +160,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def said(folder: Path) -> Iterator[None]:
-    """Let an error of the disk be a sentence."""
+    """Turn a disk error into a ModelError whose text is a sentence."""
     try:
         yield
     except OSError as error:
@@ -172,13 +171,13 @@ def said(folder: Path) -> Iterator[None]:
             ) from error
         if error.errno == errno.ELOOP:
             raise ModelError(
-                f"{error.filename or folder} is a symbolic link, and splitinfer follows none here; remove it"
+                f"{error.filename or folder} is a symbolic link, which splitinfer does not follow here; remove it"
             ) from error
         raise ModelError(f"{folder} cannot be written: {error.strerror or error}") from error
 
 
 def _open(path: Path) -> int:
-    """Open a regular file of the store for writing; a link there is not followed."""
+    """Open a regular file of the store for writing, without following a link."""
     file = os.open(path, _FLAGS, 0o600)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)

@@ -1,10 +1,10 @@
-"""What a model consists of, as one machine tells it another: small files, tensors, and which bytes of them it holds.
+"""Describes a model to another machine: its small files, its tensors, and the bytes of them that the sender holds.
 
-A manifest comes from a peer, so nothing in it is believed: names have an allowed form, sizes are those of dtype and
-shape, numbers have bounds. That it describes the same model as a coordinator's is for the fingerprint to say
-(``common.fingerprint``), which this machine computes from the manifest itself.
+A manifest comes from a peer, so nothing in it is trusted: names must have an allowed form, sizes must match dtype and
+shape, numbers have bounds. The fingerprint (``common.fingerprint``), which this machine computes from the manifest
+itself, proves that it describes the coordinator's model.
 
-Only files with these names are sent and taken: what else lies in a model's folder stays there, programs above all.
+Only files with these names are sent and taken: other files of a model's folder, above all programs, stay there.
 """
 
 import re
@@ -21,8 +21,8 @@ from splitinfer.errors import ModelError
 from splitinfer.weights.ranges import Span, merged
 
 CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json", "engram_token_map.json")
-"""What a stage needs beside its tensors, as far as the model has it."""
-MAX_BYTES = 64 * 2**20  # of a manifest as sent
+"""The small files that a stage needs, if the model has them."""
+MAX_BYTES = 64 * 2**20  # of a compressed manifest
 _MAX_TEXT = 512 * 2**20  # of a manifest as text
 _MAX_TENSORS, _MAX_FILES = 1_000_000, 200
 _MAX_SMALL = 128 * 2**20  # bytes of one small file; a large tokenizer has 35 MB
@@ -30,7 +30,9 @@ _MAX_WEIGHTS = 2**46  # bytes of all tensors
 _MAX_NAME = 4096
 _FORMAT = 2
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")  # no separator, no leading dot, nothing that a shell minds
+_NAME = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}"
+)  # no separator, no leading dot, no character that is special to a shell
 _SMALL = re.compile(
     r"(config|generation_config|hf_quant_config|tokenizer[\w.-]*|special_tokens_map|added_tokens|vocab|chat_template|engram_token_map)\.json"
     r"|(vocab|merges)\.txt|[\w.-]+\.(jinja|tiktoken)|[\w.-]*(tokenizer|spiece|sentencepiece)[\w.-]*\.model"
@@ -39,7 +41,7 @@ _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")  # devices, to s
 
 
 def is_small_file(name: str) -> bool:
-    """Return whether a file of this name is taken beside the weights: configuration, tokenizer, chat template.
+    """Return whether a file of this name may be copied beside the weights: configuration, tokenizer, chat template.
 
     >>> [is_small_file(name) for name in ("config.json", "../config.json", "a/config.json", "model.py", "keys.json")]
     [True, False, False, False, False]
@@ -71,11 +73,15 @@ class SmallFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A model. ``files``: the small ones, all of which the sender has. ``held``: the bytes of the weights that the
-    sender has, by file, as merged spans of the data part (behind a safetensors file's header).
+    """A model, as its sender describes it.
+
+    Args:
+        files: the small files; the sender has all of them.
+        held: the bytes of the weights that the sender has, by file, as merged spans of the data part (after the header
+            of a safetensors file).
 
     Raises:
-        ModelError: a name or a size that no model of this project has.
+        ModelError: a name or a size is not allowed.
     """
 
     model: str
@@ -97,7 +103,7 @@ class Manifest:
 
     @cached_property
     def by_file(self) -> dict[str, list[TensorInfo]]:
-        """The tensors of each file of weights, in the order of their places."""
+        """The tensors of each file of weights, in the order of their bytes."""
         found: dict[str, list[TensorInfo]] = {}
         for info in sorted(self.tensors, key=lambda info: (info.file, info.begin, info.name)):
             found.setdefault(info.file, []).append(info)
@@ -105,17 +111,17 @@ class Manifest:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Bytes that may be asked for, by file: of a small file, or of the data part of a file of weights."""
+        """The bytes that can be asked for, by file: of a small file, or of the data part of a file of weights."""
         weights = {file: max(info.end for info in infos) for file, infos in self.by_file.items()}
         return weights | {file.name: file.nbytes for file in self.files}
 
     def small(self, *, tokenizer: bool) -> list[str]:
-        """Return the small files that are needed: by a stage its configuration, by a coordinator all."""
+        """Return the small files to copy: the configuration only, or with ``tokenizer`` all of them."""
         return [file.name for file in self.files if tokenizer or file.name in CONFIGS]
 
 
 def with_files(made: Manifest, files: Iterable[SmallFile]) -> Manifest:
-    """Return the same model with these small files, too; of two with one name, these."""
+    """Return the same model with these small files added. They replace files of the same name."""
     both = {file.name: file for file in (*made.files, *files)}
     return replace(made, files=tuple(sorted(both.values(), key=lambda file: file.name)))
 
@@ -129,7 +135,7 @@ def unpack(data: bytes | memoryview) -> Manifest:
     """Return the manifest in bytes that are not trusted.
 
     Raises:
-        ModelError: they hold none, or one that cannot be used.
+        ModelError: they are not a manifest, or not one that can be used.
     """
     inflating = zlib.decompressobj()
     try:

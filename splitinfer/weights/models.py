@@ -1,16 +1,16 @@
-"""The models in this machine's store, each in a folder that is named by the digest of its fingerprint.
+"""The models in this machine's store, each in a folder named after the digest of its fingerprint.
 
-    models/ 3f21.../ .manifest                   what the whole model consists of
+    models/ 3f21.../ .manifest                   all files and tensors of the model
                      config.json, ...            small files
-                     weights/                    the files of weights, as far as they were copied (``copied_file``)
+                     weights/                    the files of weights, complete or in part (``copied_file``)
             .lock                                locked while a model is begun or removed
-            .3f21....used                        locked by all who copy this model or have opened it, and by nobody else
-                                                 while it is removed
-            .3f21....copied                      locked by the one who copies it
+            .3f21....used                        shared lock of the processes that copy or have opened this model;
+                                                 exclusive while it is removed
+            .3f21....copied                      locked by the process that copies it
 
 Two sets of weights never share a folder: the digest has samples of the weights, or the revision at the hub
-(``common.fingerprint``). They are not in a folder of caches, which macOS may empty: a copy may have taken hours. The
-files of locks stay when a model is removed, so that all lock the same file.
+(``common.fingerprint``). The store is not a folder of caches, which macOS may empty: a copy may have taken hours. Lock
+files stay when a model is removed, so that all processes lock the same file.
 """
 
 import contextlib
@@ -38,13 +38,13 @@ _FOLDER = re.compile(r"[0-9a-f]{32}")
 
 
 class Hold:
-    """A lock, as of a model that is in use, until ``close`` or until nobody has this object any more."""
+    """A lock, for example on a model in use. It lasts until ``close`` or until this object is garbage."""
 
     def __init__(self, file: int) -> None:
         self._file = file
 
     def close(self) -> None:
-        """Give it up."""
+        """Release the lock."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
@@ -61,22 +61,22 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model's folder in the store, and what the model consists of."""
+    """A model's folder in the store, with its manifest."""
 
     folder: Path
     manifest: Manifest
 
     @property
     def digest(self) -> str:
-        """The digest of its fingerprint."""
+        """The digest of the model's fingerprint."""
         return self.folder.name
 
     def path_of(self, file: str) -> Path:
-        """Return where the copy of a file of weights lies."""
+        """Return the path of the copy of a file of weights."""
         return self.folder / _WEIGHTS / file
 
     def copied(self) -> dict[str, tuple[Span, ...]]:
-        """Return what is here of each file of weights."""
+        """Return the spans that are here of each file of weights."""
         return {file: copied(self.path_of(file), infos) for file, infos in self.manifest.by_file.items()}
 
     def tensors(self) -> dict[str, Path]:
@@ -93,14 +93,14 @@ class StoredModel:
         return [file.name for file in self.manifest.files if _size(self.folder / file.name) == file.nbytes]
 
     def lacking(self, wanted: Iterable[TensorInfo]) -> int:
-        """Return the bytes of these tensors that are not here."""
+        """Return the number of bytes of these tensors that are missing here."""
         here, spans = self.copied(), dict[str, list[Span]]()
         for info in wanted:
             spans.setdefault(info.file, []).append((info.begin, info.end))
         return sum(size(missing(of_file, here[file])) for file, of_file in spans.items())
 
     def open(self, file: str) -> CopiedFile:
-        """Go on with the copy of a file of weights. Raises ModelError."""
+        """Open the copy of a file of weights to continue it. Raises ModelError."""
         with said(self.folder):
             (self.folder / _WEIGHTS).mkdir(mode=0o700, exist_ok=True)
         if (self.folder / _WEIGHTS).is_symlink():
@@ -108,7 +108,7 @@ class StoredModel:
         return CopiedFile(self.path_of(file), self.manifest.by_file[file])
 
     def hold(self) -> Hold:
-        """Keep other processes from removing it.
+        """Keep other processes from removing the model.
 
         Raises:
             ModelError: it is being removed.
@@ -123,7 +123,7 @@ class StoredModel:
 
     @contextlib.contextmanager
     def copying(self, waits: Callable[[], None]) -> Iterator[None]:
-        """Be the only one who copies this model. ``waits``: called until no other process does; it has to sleep.
+        """Hold the lock for copying this model. ``waits`` is called, and must sleep, while another process copies it.
 
         Raises:
             ModelError: it is being removed.
@@ -137,21 +137,22 @@ class StoredModel:
             yield
 
     def remove(self) -> int:
-        """Remove it; return the bytes freed.
+        """Remove the model and return the number of bytes freed.
 
         Raises:
-            ModelError: it is in use, or cannot be removed.
+            ModelError: it is in use or cannot be removed.
         """
         try:
             unused = _lock(self._locked_by("used"), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ModelError(
-                f"{self.manifest.model} is in use by a splitinfer of this machine, or being copied; end that first"
+                f"{self.manifest.model} is in use by a splitinfer process of this machine, or being copied; "
+                "end that first"
             ) from None
         with unused, _lock(self.folder.with_name(_LOCK), fcntl.LOCK_EX):
             freed = self.nbytes
             try:
-                (self.folder / _MANIFEST).unlink(missing_ok=True)  # first, so that half a model is none
+                (self.folder / _MANIFEST).unlink(missing_ok=True)  # first, so that half a model does not count as one
                 shutil.rmtree(self.folder)
             except OSError as error:
                 raise ModelError(f"{self.folder} cannot be removed: {error.strerror or error}") from error
@@ -159,7 +160,7 @@ class StoredModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are here."""
+        """The bytes that are here."""
         small = sum(_size(path) or 0 for path in _paths(self.folder))
         return small + sum(map(size, self.copied().values()))
 
@@ -171,13 +172,13 @@ class StoredModel:
 
 
 class ModelStore:
-    """The store at ``path``, which may hold ``cap`` bytes (``None``: as many as its disk leaves)."""
+    """The store at ``path``, which may hold ``cap`` bytes (None: as many as the disk allows)."""
 
     def __init__(self, path: Path, cap: int | None = None) -> None:
         self.path, self.cap = path, cap
 
     def models(self) -> list[StoredModel]:
-        """Return all models, by name. Folders that hold something else are left alone."""
+        """Return all models, sorted by name. Skip folders that hold something else."""
         found = (self.find(path.name) for path in _paths(self.path))
         return sorted((one for one in found if one is not None), key=lambda one: (one.manifest.model, one.digest))
 
@@ -195,7 +196,7 @@ class ModelStore:
         return StoredModel(folder, manifest) if manifest.fingerprint.digest() == digest else None
 
     def named(self, name: str) -> list[StoredModel]:
-        """Return the models with this name, or with a fingerprint that begins so (eight digits or more)."""
+        """Return the models with this name, or whose fingerprint begins with it (eight digits or more)."""
         return [
             one
             for one in self.models()
@@ -203,10 +204,10 @@ class ModelStore:
         ]
 
     def begin(self, manifest: Manifest) -> StoredModel:
-        """Return the model's folder, which is made if there is none.
+        """Return the model's folder, and make it if it does not exist.
 
         Raises:
-            ModelError: it cannot be made.
+            ModelError: the folder cannot be made.
         """
         folder = self.path / manifest.fingerprint.digest()
         with said(self.path):
@@ -221,14 +222,14 @@ class ModelStore:
                 raise _is_link(folder)
             stored = StoredModel(folder, Manifest(merged.model, merged.fingerprint, merged.files, merged.tensors))
             write_whole(folder, _MANIFEST, pack(stored.manifest))
-            stored.hold().close()  # so that who only reads makes no file
+            stored.hold().close()  # makes the lock's file now, so that readers need not
             return stored
 
     def check_room(self, wanted: int) -> None:
         """Check that ``wanted`` more bytes fit.
 
         Raises:
-            ModelError: they do not; the message has the numbers.
+            ModelError: they do not fit; the message has the numbers.
         """
         here = next(path for path in (self.path, *self.path.parents) if path.exists())
         why = no_room(wanted, self.nbytes, shutil.disk_usage(here).free, self.cap)
@@ -237,15 +238,15 @@ class ModelStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all models."""
+        """The bytes of all models."""
         return sum(one.nbytes for one in self.models())
 
 
 def _lock(path: Path, how: int) -> Hold:
-    """Lock the file at ``path``. From a store that cannot be written nobody removes anything, so nothing is locked.
+    """Lock the file at ``path``. A store that cannot be written needs no lock, because nobody can remove anything.
 
     Raises:
-        BlockingIOError: another process has the lock, and it is not to be waited for.
+        BlockingIOError: another process has the lock, and ``how`` does not wait.
         ModelError: the file cannot be made.
     """
     with said(path.parent):
@@ -264,7 +265,7 @@ def _lock(path: Path, how: int) -> Hold:
 
 
 def _is_link(path: Path) -> ModelError:
-    return ModelError(f"{path} is a symbolic link, and splitinfer follows none here; remove it")
+    return ModelError(f"{path} is a symbolic link, which splitinfer does not follow here; remove it")
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -274,14 +275,14 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _size(path: Path) -> int | None:
-    """Return the size of a regular file; ``None`` for all else."""
+    """Return the size of a regular file, or None for anything else."""
     with contextlib.suppress(OSError):
         status = path.lstat()
         return status.st_size if stat.S_ISREG(status.st_mode) else None
     return None
 
 
-# -- where copies are, and whether there is room for more --------------------------------------------------------------
+# -- the folder, and the room in it ------------------------------------------------------------------------------------
 
 RESERVE = 5 * 10**9  # bytes of the disk that stay free: macOS itself needs some for swap files
 
@@ -294,18 +295,17 @@ def default_folder() -> Path:
 def no_room(wanted: int, stored: int, free: int, cap: int | None, reserve: int = RESERVE) -> str | None:
     """Return why ``wanted`` more bytes cannot be stored, as a phrase. Return None if they can.
 
-    ``stored``: bytes in the store. ``free``: bytes on its disk. ``cap``: bytes that the store may have; ``None``: any
-    number.
+    ``stored``: bytes in the store. ``free``: bytes on its disk. ``cap``: the most bytes of the store; None: any number.
 
     >>> no_room(3 * 10**9, 0, 7 * 10**9, None)
-    '3 GB are to be copied, and of the 7 GB free on the disk 5 GB stay free'
+    '3 GB must be copied, but 5 GB of the 7 GB free on the disk are reserved'
     >>> no_room(3 * 10**9, 9 * 10**9, 10**12, 10**10)
-    '3 GB are to be copied, and with the 9 GB that are there the store would have over 10 GB'
+    '3 GB must be copied, but with the 9 GB already there the store would exceed 10 GB'
     """
     if cap is not None and stored + wanted > cap:
-        there = f"with the {in_words(stored)} that are there the store would have over {in_words(cap)}"
-        return f"{in_words(wanted)} are to be copied, and {there}"
+        there = f"with the {in_words(stored)} already there the store would exceed {in_words(cap)}"
+        return f"{in_words(wanted)} must be copied, but {there}"
     if wanted > free - reserve:
-        there = f"of the {in_words(free)} free on the disk {in_words(reserve)} stay free"
-        return f"{in_words(wanted)} are to be copied, and {there}"
+        there = f"{in_words(reserve)} of the {in_words(free)} free on the disk are reserved"
+        return f"{in_words(wanted)} must be copied, but {there}"
     return None

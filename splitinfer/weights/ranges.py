@@ -1,8 +1,8 @@
-"""Ranges of bytes: which are here, which are missing, and in which pieces they are asked for.
+"""Computes with ranges of bytes: which are here, which are missing, and the pieces to ask for.
 
-A span is half-open. Spans that are *merged* rise, and neither touch nor overlap. A piece is what one message brings and
-what one checksum is of. Two megabytes: a gigabit link is busy with one for 17 ms, which is as long as a token beside it
-may have to wait, and a message about it has less than a thousandth of its bytes.
+A span is half-open. *Merged* spans rise, and neither touch nor overlap. One message brings one piece, and one checksum
+covers it. A piece has 2 MiB: a gigabit link needs 17 ms for it, which is the longest delay of a token beside it, and a
+message about it has less than a thousandth of its bytes.
 """
 
 import zlib
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 Span = tuple[int, int]
 
 PIECE = 2 * 2**20  # bytes
-WINDOW = 32 * 2**20  # bytes that may be asked for and not yet here: 10 Gb/s for 25 ms, a busy machine's hiccup
+WINDOW = 32 * 2**20  # bytes on the way at a time: 10 Gb/s for 25 ms, a busy machine's hiccup
 
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
@@ -58,7 +58,7 @@ def missing(wanted: Iterable[Span], here: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def size(spans: Iterable[Span]) -> int:
-    """Return the bytes of spans that do not overlap."""
+    """Return the total bytes of spans that do not overlap."""
     return sum(end - begin for begin, end in spans)
 
 
@@ -74,9 +74,8 @@ def pieces(spans: Iterable[Span], most: int = PIECE) -> Iterator[Span]:
 
 
 def checksum(data: bytes | memoryview) -> int:
-    """Return the checksum of a piece, CRC-32. It comes from whoever sends the bytes and finds accidents: a digest would
-    find no more, because the link authenticates the sender, and SHA-256 at both ends takes nearly as long as
-    encryption."""
+    """Return the CRC-32 of a piece. The sender computes it, and it finds accidents. A digest would find no more,
+    because the link authenticates the sender, and SHA-256 at both ends takes nearly as long as encryption."""
     return zlib.crc32(data)
 
 
@@ -86,16 +85,16 @@ BESIDE_SERVING = 30e6  # bytes a second: a quarter of a gigabit link
 
 
 class Pace:
-    """Says how long to wait before each piece, so that on average no more than ``rate`` bytes a second are sent.
+    """Computes the wait before each piece, so that on average at most ``rate`` bytes a second are sent.
 
-    Time that passed without sending is not made up for. All times are in seconds.
+    Idle time does not allow more bytes later. All times are in seconds.
     """
 
     def __init__(self) -> None:
         self._free_at = 0.0
 
     def wait(self, now: float, nbytes: int, rate: float | None) -> float:
-        """Return the seconds to wait before sending ``nbytes`` more; ``rate`` in bytes a second, ``None`` for any.
+        """Return the seconds to wait before sending ``nbytes`` more. ``rate``: bytes a second; None: unlimited.
 
         >>> pace = Pace()
         >>> [pace.wait(now, 10, 100.0) for now in (5.0, 5.0, 5.0, 9.0)]

@@ -1,8 +1,8 @@
 """Reads ranges of a model's files for another machine, and notices when a file changes meanwhile.
 
-A file is known by its inode, size and time of modification from when the manifest was made, which the fingerprint was
-computed for. One that was replaced by another of the same name, or written to, is not read from again. A copy in the
-store may grow meanwhile: what counts as being there is never written to again.
+A file is identified by its inode, size and modification time when its manifest was made, because the fingerprint
+belongs to that content. A file that was replaced or written to is not read any more. A copy in the store may grow
+meanwhile: its recorded ranges are never written again.
 """
 
 import os
@@ -17,7 +17,7 @@ from splitinfer.weights.ranges import Span, is_in
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the bytes of a file lie: at ``path``, from ``begin`` on. ``grows``: it is a copy in the store."""
+    """Where the bytes of a file are: in ``path``, from offset ``begin``. ``grows``: it is a copy in the store."""
 
     path: Path
     begin: int = 0
@@ -28,10 +28,10 @@ _State = tuple[int, int, int]  # inode, size, nanoseconds of the last change
 
 
 class Source:
-    """A model's files, read by one thread until ``close``. ``places``: of the files of which something is here.
+    """Reads a model's files, in one thread, until ``close``. ``places``: the files that are here, complete or in part.
 
     Raises:
-        ModelError: a file is gone, or has changed.
+        ModelError: a file is gone or has changed.
     """
 
     def __init__(self, manifest: Manifest, places: Mapping[str, Place]) -> None:
@@ -45,7 +45,7 @@ class Source:
         """Return the bytes of a small file, or of the data part of a file of weights.
 
         Raises:
-            ModelError: the file is gone, or has changed since the manifest was made, or these bytes are not here.
+            ModelError: the file is gone or has changed since the manifest was made, or these bytes are not here.
         """
         place = self._places.get(file)
         held = ((0, self._small[file]),) if file in self._small else self.manifest.held.get(file, tuple[Span, ...]())

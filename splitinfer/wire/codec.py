@@ -1,11 +1,11 @@
-"""Messages to frame headers and back, and which message may come when on a link.
+"""Turns messages into frame headers and back, and checks which message may come when on a link.
 
 A header is one msgpack map with the message's fields and its ``kind``. It is not trusted: unknown kinds, missing or
-extra fields, wrong types and impossible plans all raise ProtocolError. Of pydantic only the compiled validators are
-used: they read the step of one token in 6 µs, half of what checks in Python took.
+extra fields, wrong types and impossible plans all raise ProtocolError. Pydantic's compiled validators read the step of
+one token in 6 µs, half of the time of checks in Python.
 
-A link has four phases, and the role that its Hello names says what is allowed in each. Messages of the end that opened
-the link go "down", those of the other end "up".
+A link has four phases, and the role in its Hello decides which messages are allowed in each. Messages of the end that
+opened the link go "down", messages of the other end "up".
 
     role         hello          load                      run                  end
     coordinator  the handshake  questions, then the load  steps and results    no message
@@ -42,7 +42,7 @@ def decode(header: bytes | memoryview) -> m.Message:
     """Decode a frame header.
 
     Raises:
-        ProtocolError: the bytes are no message of this protocol.
+        ProtocolError: the bytes are not a message of this protocol.
     """
     try:
         fields = msgpack.unpackb(header, strict_map_key=True, use_list=False)
@@ -64,7 +64,7 @@ def decode(header: bytes | memoryview) -> m.Message:
 
 
 def asks_for_weights(header: bytes | memoryview) -> bool:
-    """Return whether a header is that of AskManifest or AskRanges."""
+    """Return whether a header belongs to AskManifest or AskRanges."""
     try:
         return type(decode(header)) in _ASKS
     except ProtocolError:
@@ -99,14 +99,14 @@ _ALLOWED: dict[tuple[str, Phase], tuple[MessageKinds, MessageKinds]] = {  # down
     ("upstream", Phase.RUN): (frozenset({m.Plan, m.Rows}), frozenset({m.Fault})),
     ("reader", Phase.RUN): (_ASKS, _TELLS | {m.Fault}),
 }
-_TURNS = (m.Hello, m.Welcome, m.Ready, m.Refuse, m.Fault)  # all others leave the phase as it is
+_TURNS = (m.Hello, m.Welcome, m.Ready, m.Refuse, m.Fault)  # all others keep the phase
 _AFTER_WELCOME = {"coordinator": Phase.LOAD, "upstream": Phase.RUN, "reader": Phase.RUN}
 
 
 class Session:
     """One end of a link. ``opened``: whether this end opened it.
 
-    Messages that leave the phase as it is, as steps and results do, may be sent on another thread than all others.
+    Messages that do not change the phase, such as steps and results, may be sent on a thread of their own.
     """
 
     def __init__(self, *, opened: bool) -> None:
@@ -120,10 +120,10 @@ class Session:
         self.phase = phase
 
     def encode(self, message: m.Message) -> bytes:
-        """Return the header of a message that is about to be sent.
+        """Return the header of a message to send.
 
         Raises:
-            ProtocolError: it is not allowed now (an error of this end).
+            ProtocolError: the message is not allowed now (an error of this end).
         """
         if type(message) not in self._sends:
             raise self._misplaced("about to send", message)
@@ -135,7 +135,7 @@ class Session:
         """Return the message of a header that was received.
 
         Raises:
-            ProtocolError: it is no message, or not allowed now (an error of the peer).
+            ProtocolError: it is not a message, or not allowed now (an error of the peer).
         """
         message = decode(header)
         if type(message) not in self._receives:
@@ -146,7 +146,7 @@ class Session:
 
     def _misplaced(self, who: str, message: m.Message) -> ProtocolError:
         kind = type(message).__name__.lower()
-        return ProtocolError(f"{who} a {kind} message, which has no place in the phase '{self.phase.value}'")
+        return ProtocolError(f"{who} a {kind} message that is not allowed in the phase '{self.phase.value}'")
 
     def _follow(self, message: m.Message) -> None:
         match message:

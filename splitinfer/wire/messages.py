@@ -2,17 +2,17 @@
 
     coordinator -> worker      Hello, Profile, Probe, Load, Connect, Plan, Rows
     worker -> coordinator      Welcome, Refuse, Progress, Profiled, Probed, Ready, Connected, Result, Fault
-    ranks, by the coordinator  Gather, Digest, Meet, Met    (of a stage across two machines)
-    coordinator -> worker      Spawn    (answered by Spawned: a process for a rank, and where it listens)
+    rank -> coordinator -> rank    Gather, Digest, Meet, Met    (for a stage across two machines)
+    coordinator -> worker      Spawn    (answered by Spawned: the port of a new process for a rank)
     worker -> next worker      Hello, Plan, Rows    (answered by Welcome, Refuse or Fault)
-    whoever measures a link    Hello, and then frames that are not messages    (``engine.links.probe``)
-    whoever lacks weights      AskManifest, AskRanges    (answered by TellManifest, TellRange or Unavailable)
+    probe of a link            Hello, and then frames that are not messages    (``engine.links.probe``)
+    reader of weights          AskManifest, AskRanges    (answered by TellManifest, TellRange or Unavailable)
 
-A worker asks its coordinator for weights on the control link, while it loads; anybody whose key is admitted asks a
+A loading worker asks its coordinator for weights on the control link. Any other process with an admitted key asks a
 worker on a link of its own, in the role "reader".
 
-Hidden states are not in a message: they are in the frame's parts, and ``Rows.tensor`` and ``Rows.packing`` say how to
-read them. So are the bytes of a manifest and of weights. Goodbyes and heartbeats belong to the transport.
+A message does not contain hidden states: the frame's parts do, and ``Rows.tensor`` and ``Rows.packing`` say how to read
+them. The bytes of a manifest and of weights are in parts, too. Goodbyes and heartbeats belong to the transport.
 """
 
 import math
@@ -31,14 +31,14 @@ from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.wire_codec import NAMES, NONE, Packing
 
 PROTOCOL_VERSION = 21
-MOST_RANGES, MOST_RANGE = 512, 2**22  # that one message asks for; bytes of one
+MOST_RANGES, MOST_RANGE = 512, 2**22  # ranges in one message; bytes of one range
 MOST_GATHERED = 2**17  # bytes of both ranks
-MOST_NAME, MOST_PATH = 200, 4096  # characters, of a worker's name and a model's
+MOST_NAME, MOST_PATH = 200, 4096  # characters of a worker's name and a model's
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The versions that must be equal on both sides, for equal tokens."""
+    """The versions that must be equal on both sides so that tokens are equal."""
 
     protocol: int
     splitinfer: str
@@ -46,7 +46,7 @@ class Versions:
     mlx_lm: str
 
     def difference(self, other: "Versions", mine: str = "here", theirs: str = "there") -> str | None:
-        """Return the first version that differs, in words, or ``None``. ``mine``, ``theirs``: where each runs."""
+        """Describe the first version that differs, or return None. ``mine``, ``theirs``: where each version runs."""
         for name in ("protocol", "splitinfer", "mlx", "mlx-lm"):
             own, others = (getattr(versions, name.replace("-", "_")) for versions in (self, other))
             if own != others:
@@ -56,8 +56,8 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message on a link. ``role``: "coordinator", "upstream" for the stage before, "probe" for who only
-    measures this link, or "reader" for who takes weights and nothing else."""
+    """The first message on a link. ``role``: "coordinator", "upstream" for the stage before, "probe" for a peer that
+    only measures this link, or "reader" for a peer that only takes weights."""
 
     role: str
     name: str
@@ -94,9 +94,9 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """Which half of every layer a rank of a stage across two machines holds, and how the two meet to add up theirs.
+    """The half of every layer that a rank of a stage across two machines holds, and how the two ranks add up.
 
-    ``own``, ``towards``: the IPv4 addresses of this rank and of the other; empty where they are to be found out.
+    ``own``, ``towards``: the IPv4 addresses of this rank and of the other; empty if the rank must find them out.
     ``insecure``: whether sums over sockets may cross any network.
     """
 
@@ -123,17 +123,17 @@ class Load:
     fingerprint: Fingerprint
     vocab_size: Annotated[int, Field(ge=1)]  # the tokenizer's: the number of values noise is drawn for
     kv_tokens: Annotated[int, Field(ge=1)]  # tokens of KV that must fit in memory
-    kv_root: Key  # the root of the keys of KV on disk; empty: none is written
+    kv_root: Key  # the root of the keys of KV on disk; empty: no KV is written
     kv_format: str  # how keys and values are stored (``core.kv.format``)
     float32_head: bool  # for the last stage: compute the norm and the head in float32
-    max_tokens: int = 0  # of a sequence, if there turns out to be memory for more than ``kv_tokens``
+    max_tokens: int = 0  # of a sequence, if the memory suffices for more than ``kv_tokens``
     peers: tuple[Peer, ...] = ()  # the other workers, to ask for weights that the coordinator lacks
-    reader_keys: tuple[str, ...] = ()  # the keys of those that may ask this one for weights
-    drafter: str = ""  # one trained on the model's hidden states: "mtp", or a model's name; empty: none
-    drafter_fingerprint: Fingerprint | None = None  # where it has a folder of its own
-    sees: bool = False  # take the classes of models that see pictures; the first stage has a tower for them
-    mlx_vlm: str = ""  # its version, where the model's classes are mlx-vlm's
-    half: Half | None = None  # of a stage across two machines
+    reader_keys: tuple[str, ...] = ()  # the keys of the peers that may ask this worker for weights
+    drafter: str = ""  # trained on the model's hidden states: "mtp", or a model's name; empty: no drafter
+    drafter_fingerprint: Fingerprint | None = None  # None: it has no folder of its own
+    sees: bool = False  # use the classes of models that see pictures; the first stage has a tower for them
+    mlx_vlm: str = ""  # mlx-vlm's version, if the model's classes come from it
+    half: Half | None = None  # for a stage across two machines
 
     def __post_init__(self) -> None:
         format_of(self.kv_format)
@@ -145,12 +145,12 @@ class Load:
 
     @property
     def start(self) -> int:
-        """The first own layer."""
+        """The stage's first layer."""
         return self.bounds[self.stage]
 
     @property
     def end(self) -> int:
-        """One past the last own layer."""
+        """One past the stage's last layer."""
         return self.bounds[self.stage + 1]
 
     @property
@@ -160,12 +160,12 @@ class Load:
 
     @property
     def layers(self) -> str:
-        """The own layers, in words."""
+        """The stage's layers, in words."""
         return f"layers {self.start} to {self.end - 1} of {self.model}"
 
     @property
     def of_drafter(self) -> "Load":
-        """The same for the drafter, where it has a folder of its own."""
+        """The same message for the drafter, which must have a folder of its own."""
         assert self.drafter_fingerprint is not None
         return replace(self, model=self.drafter, fingerprint=self.drafter_fingerprint)
 
@@ -176,12 +176,12 @@ class Load:
 
     @property
     def is_last(self) -> bool:
-        """Whether this stage has norm, head and sampler."""
+        """Whether this is the last stage, which has the norm, the head and the sampler."""
         return self.stage == len(self.bounds) - 2
 
     @property
     def passes_on(self) -> bool:
-        """Whether what comes is passed on at once, as it is: the last rank of a stage answers."""
+        """Whether this rank passes its input on unchanged at once; the last rank of a stage answers."""
         return self.half is not None and self.half.rank < RANKS - 1
 
 
@@ -190,7 +190,7 @@ class Profile:
     """Measure the machine for ``model``, whose configuration and shapes are in the frame's one part
     (``engine.profiling.question``), before anything is loaded.
 
-    ``again``: measure also where the worker remembers having done so.
+    ``again``: measure even if the worker has a saved measurement.
     """
 
     model: str
@@ -211,7 +211,7 @@ class Profiled:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far loading is, in bytes, or measuring, in steps. ``phase``: "measure", "survey", "copy", "download",
+    """The progress of loading, in bytes, or of measuring, in steps. ``phase``: "measure", "survey", "copy", "download",
     "load" or "try"; or "link" for a note about a link."""
 
     phase: str
@@ -227,22 +227,22 @@ class Ready:
     stage: int
     weight_bytes: int
     kv_bytes_per_token: int
-    kv_bytes_fixed: int  # per sequence, whatever its length
+    kv_bytes_fixed: int  # per sequence, for any length
     kv_bytes_stored: int  # per stored block
     free_bytes: int
-    rewind: int | None  # tokens its caches can be rewound; None: any number
+    rewind: int | None  # the tokens by which its caches can be rewound; None: any number
     keeps_blocks: bool  # whether its KV can be cached for other sequences
-    kept: tuple[Key, ...] | None  # the blocks on its disk; None: it stores none there
+    kept: tuple[Key, ...] | None  # the blocks on its disk; None: it does not store blocks
     hidden: TensorSpec | None  # one row of the hidden states it takes; None: the first stage
     device: str
-    sum_seconds: float = 0.0  # of one of a rank's sums with the other
+    sum_seconds: float = 0.0  # of one sum with the other rank
 
 
 @dataclass(frozen=True, slots=True)
 class NextStage:
     """Where the next stage is: at ``address``, with ``key``; without a key, its link is not encrypted.
 
-    ``fallback``: the address to use where the transport of ``address`` is unavailable; empty: there is none.
+    ``fallback``: the address to use if the transport of ``address`` is unavailable; empty: no fallback.
     """
 
     address: str
@@ -252,7 +252,7 @@ class NextStage:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Open a link to the next stage only to measure it, with nothing loaded."""
+    """Open a link to the next stage only to measure it, before anything is loaded."""
 
     following: NextStage
 
@@ -280,7 +280,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The data link to the next stage is open. ``note``: why it lacks the preferred transport; empty: it has it."""
+    """The data link to the next stage is open. ``note``: why it lacks the preferred transport; empty if it has it."""
 
     note: str = ""
 
@@ -301,10 +301,10 @@ class Plan:
 class Rows:
     """What a stage has computed of the oldest plan that waits for rows, with the figures of the stages before.
 
-    ``tensor`` is ``None`` for a plan without slices, which only frees, and on the way to the first stage. Each hidden
-    state may be followed by a row of taps. ``packing``: which rows are packed, and how; ``None``: none are. ``masked``:
-    the rows that may not get every token, as (sequence, row with logits); the last stage finds their masks one after
-    another in the frame's last part, with a bit for each token.
+    ``tensor`` is None on the way to the first stage, and for a plan without slices, which only frees. A row of taps may
+    follow each hidden state. ``packing``: which rows are packed, and how; None: no row. ``masked``: the rows that may
+    not get every token, as (sequence, row with logits). Their masks stand one after another in the frame's last part,
+    with a bit for each token.
     """
 
     step: int
@@ -342,34 +342,34 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """What a rank tells the other to meet it, and, back, what both have told, by rank."""
+    """The data that a rank sends to meet the other rank. The reply has the data of both, in the order of ranks."""
 
     data: Annotated[bytes, Field(max_length=MOST_GATHERED)]
 
 
 @dataclass(frozen=True, slots=True)
 class Meet:
-    """Meet the other rank with nothing loaded, and time sums."""
+    """Meet the other rank before anything is loaded, and time sums."""
 
     half: Half
 
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """The seconds of a sum by its bytes, of few first, then of many."""
+    """The seconds of two sums by their bytes: first a small one, then a large one."""
 
     sums: tuple[tuple[int, float], tuple[int, float]]
 
     def __post_init__(self) -> None:
         (few, first), (many, second) = self.sums
         if not (0 < few < many and 0 < first <= second < math.inf):
-            raise ValueError(f"sums took {self.sums}")
+            raise ValueError(f"the times of sums are not valid: {self.sums}")
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What a rank has sampled up to a step, which the other must have sampled, too. ``busy``: seconds that it has
-    computed since it was loaded."""
+    """A digest of the tokens that a rank has sampled up to a step; the other rank's must be equal. ``busy``: seconds
+    that it has computed since it was loaded."""
 
     step: int
     digest: int
@@ -380,8 +380,8 @@ class Digest:
 class Fault:
     """The sender cannot go on; ``reason`` is a sentence for a person. The link ends.
 
-    ``no_memory``: its device had no memory left for a step. ``is_ending``: its process ends, because its device failed.
-    ``lost_rank``: the other rank of its stage went away in a sum.
+    ``no_memory``: its device had too little memory for a step. ``is_ending``: its process ends because its device
+    failed. ``lost_rank``: the other rank of its stage went away in a sum.
     """
 
     reason: str
@@ -392,8 +392,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class AskManifest:
-    """Reply with what a model consists of. ``weights``: the digest of its fingerprint; if empty, ``model`` is its
-    name."""
+    """Ask for a model's manifest. ``weights``: the digest of its fingerprint; if empty, ``model`` is its name."""
 
     weights: str
     model: str = ""
@@ -401,7 +400,7 @@ class AskManifest:
 
 @dataclass(frozen=True, slots=True)
 class TellManifest:
-    """The reply: the manifest (``weights.manifest``) is in the frame's part. Ranges of its files may be asked for."""
+    """The reply: the frame's part holds the manifest (``weights.manifest``). Ranges of its files may now be asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +417,7 @@ class Range:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """The size in bytes."""
         return self.end - self.begin
 
 
@@ -431,7 +430,7 @@ class AskRanges:
 
 @dataclass(frozen=True, slots=True)
 class TellRange:
-    """One range, whose bytes are in the frame's part. ``check``: their checksum (``weights.ranges``)."""
+    """One range; the frame's part holds its bytes. ``check``: their checksum (``weights.ranges``)."""
 
     asked: Range
     check: int
@@ -439,7 +438,7 @@ class TellRange:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """What was asked for cannot be had here; ``reason`` is a sentence for a person. The link stays."""
+    """The requested data is not available here; ``reason`` is a sentence for a person. The link stays."""
 
     reason: str
 

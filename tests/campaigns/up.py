@@ -215,7 +215,7 @@ class Campaign:
         until(lambda: self.workers(self.mini), "a worker starts")
         self.mini.drop_connections()
         out, err = running.communicate(timeout=300)
-        self.check(b"the connection broke off; once more" in err, f"it does not say that ssh broke off: {err!r}")
+        self.check(b"the connection broke off; trying once more" in err, f"it does not say that ssh broke off: {err!r}")
         self.check(running.returncode == 0 and out.decode() == self.answer, f"no answer after a cut: {err[-400:]!r}")
         self.one_worker_runs()
 

@@ -151,7 +151,7 @@ def test_rm_removes_one_model(path: Path, name: str):
     ("words", "code", "said"),
     [
         *((("rm", name), 1, f"no KV of {name} is stored in ") for name in ("tin", "models")),
-        (("rm", ""), 1, "; `splitinfer cache ls` lists what is"),
+        (("rm", ""), 1, "; `splitinfer cache ls` lists the stored KV"),
         (("rm",), 2, "name a model, or give --all"),
         (("rm", "tiny", "--all"), 2, "not both"),
         *((("gc", "--kv-disk-gb", gb), 2, "--kv-disk-gb") for gb in ("-1", "nan", "inf", "much")),

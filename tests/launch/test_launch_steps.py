@@ -50,7 +50,7 @@ def test_every_host_comes_to_its_end():
     assert sum(start in script for script in made.asked) == 2
     assert [line for line in made.said if "mini" in line] == [
         "✓ mini: splitinfer 0.1.0 is there, 40.0 of 64.0 GB free",
-        "! mini: the connection broke off; once more",
+        "! mini: the connection broke off; trying once more",
         "✓ mini: worker started, port 5577; each machine has the other's key; log: /x/worker-5577.log",
     ]
     assert "✗ air: port 5577 is in use by python3; take another port, such as 5578" in made.said

@@ -57,7 +57,7 @@ def test_the_best_cut_over_several_machines_is_shown_where_one_alone_is_better_t
     ("free", "cells", "sentence"),
     [
         ((8 * GB, 8 * GB), ["does not fit: 8 chats of 4,096 tokens need", "tokens/s in total"], "several at once fit,"),
-        ((5 * GB, 8 * GB), ["does not fit: 8 chats", "tokens/s in total"], "it fits, as it does not on m0 alone."),
+        ((5 * GB, 8 * GB), ["does not fit: 8 chats", "tokens/s in total"], "it fits, and does not on m0 alone."),
         ((2 * GB, 2 * GB), ["does not fit"], "It does not fit on m0."),
     ],
 )  # fmt: skip

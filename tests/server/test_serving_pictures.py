@@ -125,7 +125,7 @@ def test_pictures_are_counted_before_they_are_values(llm: LLM, monkeypatch: pyte
     monkeypatch.setattr(Family, "normalised", None)
     tokens = [5, llm.seeing.check(1).placeholder] * 4
     seen = [png(seed=i + 20) for i in range(4)]
-    with pytest.raises(ContextExceeded, match="take more of the context than there is"):
+    with pytest.raises(ContextExceeded, match="need more tokens than the context has"):
         llm.seeing.prompt(tokens, seen, 4 + 2 * ROWS)
     assert len(llm.seeing.prompt(tokens, seen, 4 + 4 * ROWS).tokens) == 4 + 4 * ROWS
     with pytest.raises(ContextExceeded, match=f"the first 3 pictures take {3 * ROWS} tokens; the context has"):
@@ -184,7 +184,7 @@ def test_files_of_a_folder_that_was_named(llm: LLM, client: openai.OpenAI, tmp_p
     (folder / "away.png").symlink_to(tmp_path / "elsewhere.png")
     (tmp_path / "elsewhere.png").write_bytes(png())
     for path in ("away.png", "../" * 9 + "etc/passwd"):
-        with pytest.raises(openai.BadRequestError, match="is in no folder that may be read"):
+        with pytest.raises(openai.BadRequestError, match="is not in a folder that may be read"):
             asked(client, f"file://{folder}/{path}")
 
 

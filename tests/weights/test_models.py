@@ -66,7 +66,7 @@ def test_weights_that_are_a_link_are_not_read_or_written(store: ModelStore, tmp_
     path.symlink_to(tmp_path / "elsewhere")
     if what == "file":
         assert model.tensors().keys() <= {"layers.3.weight"}  # an empty one
-    with pytest.raises(ModelError, match="is a symbolic link, and splitinfer follows none here"):
+    with pytest.raises(ModelError, match="is a symbolic link, which splitinfer does not follow here"):
         model.open(FILE)
 
 
@@ -112,7 +112,7 @@ def test_a_model_is_removed_with_all_that_is_its_own(store: ModelStore, tmp_path
 def test_a_model_that_is_in_use_is_not_removed(store: ModelStore, tmp_path: Path):
     model = copied(store, tmp_path)
     with model.hold(), model.hold():  # several may
-        with pytest.raises(ModelError, match=r"a/model is in use by a splitinfer of this machine"):
+        with pytest.raises(ModelError, match=r"a/model is in use by a splitinfer process of this machine"):
             model.remove()
         assert len(model.tensors()) == 5
     assert model.remove() > 0

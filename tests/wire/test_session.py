@@ -69,7 +69,7 @@ class Ends:
         assert self.opener.phase is self.answerer.phase
         if not complaints:
             return True
-        rest = f"a {kind} message, which has no place in the phase '{before.value}'"
+        rest = f"a {kind} message that is not allowed in the phase '{before.value}'"
         assert complaints == [f"about to send {rest}", f"the peer sent {rest}"]
         assert self.opener.phase is before
         return False
@@ -95,6 +95,6 @@ def test_a_header_that_is_no_message_changes_nothing() -> None:
     session = Session(opened=False)
     with pytest.raises(ProtocolError, match="cannot be read"):
         session.decode(b"\xc1")
-    with pytest.raises(ProtocolError, match="a fault message, which has no place in the phase 'hello'"):
+    with pytest.raises(ProtocolError, match="a fault message that is not allowed in the phase 'hello'"):
         session.decode(encode(Fault("x", False, False)))
     assert session.phase is Phase.HELLO

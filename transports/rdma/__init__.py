@@ -8,7 +8,7 @@ r"""rdma://host:port: frames over a group of `mx.distributed`, set up and superv
 On Macs the group's backend is JACCL, which is RDMA over Thunderbolt 5; `ring` runs the same code anywhere. Tested over
 MLX's ring, and over `tests.emulation.jaccl`, which has JACCL's limits; **not run on a Mac**.
 
-**Directions.** Frames from the connector, hidden states, go over the group; all else goes over the control link. So
+**Directions.** Frames from the connector (hidden states) go over the group; all others go over the control link. So
 the group has one writer and one reader: JACCL does not check whether a completion belongs to a send or to a receive.
 
 **A child process**, because a process cannot leave a group: MLX keeps it until the process ends, and an operation whose
@@ -23,10 +23,10 @@ an error, and sizes in succession hang or bring wrong data (mlx#3149). So all me
 checksum over all its bytes and a nonce, which was agreed over the control link: other senders' bytes are refused. But
 messages are not encrypted, and anyone on the cable can read: use a direct one.
 
-**The end.** What ends the control link ends this one: silence, a lost connection, a close. So does the end of either
-child, and a group through which nothing arrives although something was sent. A reader is released, not killed: a
-process that is killed within a receive of JACCL leaves memory wired until a restart (mlx#3910). So a child that sends
-says last of all that nothing follows; only where it is killed itself the other must be, and a line in the log says so.
+**The end.** Whatever ends the control link ends this one: silence, a lost connection, a close. So do the end of either
+child, and a group that delivers nothing although something was sent. A reader is released, not killed: a process that
+is killed within a receive of JACCL leaves memory wired until a restart (mlx#3910). So the last message of a sending
+child says that nothing follows. Only if the sender is killed must the reader be killed too, and the log says so.
 """
 
 from transports.rdma.transport import RdmaTransport

@@ -51,7 +51,7 @@ class RdmaAddress:
 
 
 def parse(address: str) -> RdmaAddress:
-    """Parse an rdma:// address. Raises AddressError with what is wrong."""
+    """Parse an rdma:// address. Raises AddressError with the reason."""
     _, rest = split_scheme(address)
     rest, _, query = rest.partition("?")
     try:

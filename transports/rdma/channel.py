@@ -1,23 +1,23 @@
 """The messages between an engine's process and its child, over a pair of sockets.
 
     engine -> child    JOB the child's role · GATHERED the data of both
-                       SEND the chunk that lies in the segment, `size` bytes of content · CONSUMED the oldest chunk
+                       SEND the chunk in the segment, `size` bytes of content · CONSUMED the oldest chunk
                        WAKE from a rest
     child -> engine    GATHER this data · READY · FAILED why · ROUSE the peer's child
-                       GOT a chunk, which lies in the segment · CONSUMED the oldest chunk
+                       GOT a chunk in the segment · CONSUMED the oldest chunk
 
-A record is `kind u8 | length of the text u32 | offset u64 | size u64`, then the text. Both ends are of one installation
-and one machine.
+A record is `kind u8 | length of the text u32 | offset u64 | size u64`, then the text. Both ends run from one
+installation on one machine.
 
-The segment, which both share, holds only the bytes of messages. Where they lie, and that they were consumed, is said by
-records, whose system calls also order the reads and writes of the two processes. So each byte has one writer at a time,
-and there is no lock: where the engine writes, it leaves room for the heads of messages, which the child fills in. The
-segment is unlinked as soon as it is made, so the system frees it however the processes end.
+The shared segment holds only the bytes of messages. Records say where the bytes lie and when they were consumed, and
+their system calls order the reads and writes of the two processes. So each byte has one writer at a time and no lock is
+needed: when the engine writes, it leaves room for the heads of messages, which the child fills in. The segment is
+unlinked as soon as it exists, so the system frees it however the processes end.
 """
 
 from __future__ import annotations
 
-import _posixshmem  # type: ignore[import-not-found]  # what multiprocessing.shared_memory is made of
+import _posixshmem  # type: ignore[import-not-found]  # multiprocessing.shared_memory is built on it
 import mmap
 import os
 import secrets
@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from transports.rdma.messages import CHUNK_MESSAGES, MESSAGE_BYTES
 
-LEAVE_SECONDS = 3.0  # for a child to leave its group at the end, which may take the last message of its peer's child
+LEAVE_SECONDS = 3.0  # for a child to leave its group at the end; it may have to wait for the last message of its peer
 
 _RECORD = struct.Struct("<BIQQ")
 _BUFFER_BYTES = 256 << 10  # more than unread records ever take (`segment.NUM_SLOTS`), so no write waits
@@ -64,8 +64,8 @@ class ChannelRecord(NamedTuple):
 class Job:
     """A child's role and times.
 
-    `rest_seconds`: without a frame until the reader rests. `device`: its RDMA device, for JACCL. `host`: the peer's
-    IPv4 address, for ring.
+    `rest_seconds`: the time without a frame after which the reader rests. `device`: its RDMA device, for JACCL. `host`:
+    the peer's IPv4 address, for ring.
     """
 
     rank: int
@@ -94,7 +94,7 @@ class Channel:
         self._poll.register(socket, select.POLLIN)
 
     def send(self, word: ChannelWord, offset: int = 0, size: int = 0, text: bytes = b"") -> None:
-        """Raise ChannelClosedError."""
+        """Send one record. Raises ChannelClosedError."""
         data = _RECORD.pack(word, len(text), offset, size) + text
         try:
             with self._sending:
@@ -104,7 +104,7 @@ class Channel:
             raise ChannelClosedError(str(problem)) from None
 
     def recv(self, timeout: float | None = None) -> ChannelRecord | None:
-        """Return the next record; None when none came in `timeout` seconds. Raises ChannelClosedError."""
+        """Return the next record, or None after `timeout` seconds without one. Raises ChannelClosedError."""
         while (record := self._take()) is None:
             if not self._poll.poll(None if timeout is None else timeout * 1000):
                 return None
@@ -156,7 +156,7 @@ class Segment:
             raise
 
     def close(self) -> None:
-        """Free it; no other view of it may exist."""
+        """Free the segment; no other view of it may exist."""
         try:
             self.view.release()
             self._map.close()
@@ -180,5 +180,5 @@ class Slots:
     def consumed(self) -> None:
         """Free the oldest slot."""
         self._num_used -= 1
-        # When all are read: begin at the front, which is in the processor's cache.
+        # When all chunks are read, begin at the front again: it is in the processor's cache.
         self._first = self._first + 1 if self._num_used else 0

@@ -2,16 +2,16 @@
 
 `child_process` starts it, with two inherited descriptors, and sends its JOB. It joins the group, adds one number with
 the peer (the first message of a new JACCL group was seen to be lost, which a sum before it prevents) and sends READY.
-Then, until it ends, rank 0 sends the chunks that it finds in the segment, and rank 1 writes those that it receives to
-the segment. One thread does this, one operation at a time, each evaluated before the next is made: MLX sends and
-receives in the order of evaluation. Checksums take none of the engine's time.
+Then, until it ends, rank 0 sends the chunks that it finds in the segment, and rank 1 writes the chunks that it receives
+to the segment. One thread does this, one operation at a time, and evaluates each before it makes the next: MLX sends
+and receives in the order of evaluation. Checksums are computed here and take none of the engine's time.
 
 **The end.** When its parent is gone or has closed the channel, rank 0 sends one more message, which says that nothing
-follows, and rank 1 reads on, for nobody, until that comes: a process that is killed within a receive of JACCL leaves
-memory wired until a restart (mlx#3910). It never outlives its parent by more than LEAVE_SECONDS. Standard input is a
-pipe that no process writes to; when it closes, a second thread ends the process, even while the first one waits. It
-cannot run while a group is being joined, as MLX then holds the GIL and waits without limit: so an alarm is set, whose
-default action needs no Python.
+follows. Rank 1 reads and discards messages until that one comes: a process that is killed within a receive of JACCL
+leaves memory wired until a restart (mlx#3910). A child never outlives its parent by more than LEAVE_SECONDS. Its
+standard input is a pipe that no process writes to; when it closes, a second thread ends the process, even while the
+first one waits. That thread cannot run while a group is being joined, as MLX then holds the GIL and waits without
+limit. So an alarm is set, whose default action needs no Python.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Child:
         self._is_resting = True  # both ends begin at rest
         self._num_wakes = 0
         self._slots = Slots()
-        self._chunk: tuple[int, int] | None = None  # where the one that is being received lies, and its bytes so far
+        self._chunk: tuple[int, int] | None = None  # the chunk being received: its offset and its bytes so far
         self._is_alone = False  # the parent is gone
 
     def run(self) -> NoReturn:
@@ -85,7 +85,7 @@ class Child:
     def _expect(self, word: ChannelWord) -> ChannelRecord:
         record = self._next()
         if record.word is not word:
-            raise FrameError(f"{record.word.name} in place of {word.name}")
+            raise FrameError(f"{record.word.name} came instead of {word.name}")
         return record
 
     def _next(self) -> ChannelRecord:
@@ -107,7 +107,7 @@ class Child:
         return join_group(job.backend, job.rank, job.device, "", job.host, self._gather)
 
     def _gather(self, mine: bytes, _num_bytes: int = 0) -> bytes:
-        """Return exchange bytes with the peer through the two parents: the data of both, by rank."""
+        """Exchange bytes with the peer through the two parents. Return the data of both, in the order of ranks."""
         self._channel.send(ChannelWord.GATHER, text=bytes(mine))
         return self._expect(ChannelWord.GATHERED).text
 
@@ -122,13 +122,13 @@ class Child:
                 else:
                     self._send_chunk(record)
         except ChannelClosedError:
-            with contextlib.suppress(RuntimeError):  # on ring, where a peer that is gone is noticed
+            with contextlib.suppress(RuntimeError):  # ring notices a peer that is gone
                 self._rest()
             raise
 
     def _send_chunk(self, record: ChannelRecord) -> None:
         """Send the content of a record: messages, each with its head."""
-        ends_frame = record.size < CHUNK_MESSAGES * ROOM_BYTES  # or it is a whole chunk, which more may follow
+        ends_frame = record.size < CHUNK_MESSAGES * ROOM_BYTES  # a full chunk may be followed by more
         rests = ends_frame and self._job.rest_seconds == 0
         offset, left = record.offset, record.size
         if self._is_resting:
@@ -141,7 +141,7 @@ class Child:
         self._channel.send(ChannelWord.CONSUMED)
 
     def _rest(self) -> None:
-        """Let the reader sleep, unless it does."""
+        """Let the reader sleep, unless it sleeps already."""
         if not self._is_resting:
             self._send(memoryview(bytearray(MESSAGE_BYTES)), Head(0, rests=True))
 
@@ -157,7 +157,7 @@ class Child:
     def _read(self) -> NoReturn:
         while True:
             if self._is_resting:
-                while self._num_wakes == 0:  # one for every rest, which may arrive before the rest is announced
+                while self._num_wakes == 0:  # every rest has one, and it may arrive before the rest is announced
                     self._on_record()
                 self._num_wakes -= 1
             message = mx.distributed.recv((MESSAGE_BYTES,), mx.uint8, 0, group=self._group, stream=mx.cpu)

@@ -1,7 +1,7 @@
 """The engine's handle on its child: starts it, exchanges messages with it, and ends it in any case.
 
-An RDMA device has about 100 memory regions, of which a group takes 64 (mlx#3162), so a process has one child a device:
-the next one waits until the last one's has ended.
+An RDMA device has about 100 memory regions, and a group takes 64 of them (mlx#3162). So a process has one child per
+device, and the next child waits until the last one has ended.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from transports.rdma.messages import CHUNK_MESSAGES, HEAD_BYTES, MESSAGE_BYTES, 
 log = logging.getLogger("transports")
 
 _ROOT = Path(__file__).resolve().parents[2]
-_GRACE_SECONDS = 0.5  # for a child that has ended by itself to be collected
-_KILLED_SECONDS = 5.0  # for the system to end one
+_GRACE_SECONDS = 0.5  # to collect a child that has ended by itself
+_KILLED_SECONDS = 5.0  # for the system to end a killed child
 _DEVICE_SECONDS = LEAVE_SECONDS + 2.0
 # JACCL reads its own names before MLX's, and MLX_METAL_FAST_SYNCH was seen to hang GPUs together with RDMA.
 _REMOVED_VARIABLES = ("JACCL_", "MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_", "MLX_METAL_FAST_SYNCH")
 
-_devices: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # held as long as a child has one
+_devices: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # held while a child uses the device
 
 
 class ChildProcess:
@@ -60,7 +60,7 @@ class ChildProcess:
             with theirs:
                 self._process = self._start(theirs.fileno(), self.segment.descriptor)
             self._free = undo.pop_all()
-        with contextlib.suppress(ChannelClosedError):  # who receives will notice
+        with contextlib.suppress(ChannelClosedError):  # the receiving thread will notice
             self.channel.send(ChannelWord.JOB, text=json.dumps(asdict(job)).encode())
 
     def _start(self, *descriptors: int) -> subprocess.Popen[bytes]:
@@ -81,7 +81,7 @@ class ChildProcess:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def post(self, pieces: Sequence[Buffer], patience: float) -> int:
-        """Pass a frame to the child, in chunks of messages without their heads; the bytes of content.
+        """Pass a frame to the child in chunks of messages without their heads. Return the bytes of content.
 
         Waits at most `patience` seconds for room for each chunk.
 
@@ -112,7 +112,7 @@ class ChildProcess:
         raise LinkClosed("")
 
     def consumed(self) -> None:
-        """The child has sent the oldest chunk."""
+        """Free the slot of the oldest chunk, which the child has sent."""
         with self._room:
             self._slots.consumed()
             self._room.notify_all()
@@ -128,8 +128,8 @@ class ChildProcess:
             self.channel.socket.shutdown(sockets.SHUT_RDWR)
 
     def end(self, seconds: float = LEAVE_SECONDS) -> None:
-        """End the process, which may take `seconds` to leave its group, and free its resources. To be called once, by
-        the thread that receives from the channel."""
+        """End the process, which may take `seconds` to leave its group, and free its resources. The thread that
+        receives from the channel must call it, once."""
         self.disconnect()
         if not self._ends_within(seconds):
             self._process.kill()

@@ -20,14 +20,14 @@ from transports.base import FrameError
 from transports.rdma.address import RING
 
 Exchange = Callable[[bytes], bytes]
-"""Exchanges bytes with the peer: the data of both, by rank."""
+"""Exchanges bytes with the peer and returns the data of both, in the order of ranks."""
 
 _HEAD_START = 0.03  # rank 0 of a ring listens first; MLX retries a connection that comes too early after a second
 _ADDRESS = struct.Struct("<4sH")
 
 
 def join_group(backend: str, rank: int, device: str, own: str, towards: str, gather: Exchange) -> mx.distributed.Group:
-    """Return the group of this process and a peer. `own`: this end's IPv4 address; "": the one towards the host
+    """Join a group with a peer and return it. `own`: this end's IPv4 address; "": the one that reaches the host
     `towards`."""
     os.environ["MLX_RANK"] = str(rank)
     if backend == RING:
@@ -36,7 +36,7 @@ def join_group(backend: str, rank: int, device: str, own: str, towards: str, gat
     def gathered(mine: bytes, _num_bytes: int = 0) -> bytes:
         return gather(bytes(mine))
 
-    with _file([[None, device], [device, None]]) as file:  # only the own row is used
+    with _file([[None, device], [device, None]]) as file:  # only this rank's row is used
         os.environ["MLX_IBV_DEVICES"] = file.name
         os.environ["MLX_JACCL_COORDINATOR"] = "127.0.0.1:1"  # must be set, but is not used
         return mx.distributed.init(
@@ -47,8 +47,8 @@ def join_group(backend: str, rank: int, device: str, own: str, towards: str, gat
 
 
 def _join_ring(rank: int, own: str, towards: str, gather: Exchange) -> mx.distributed.Group:
-    """Of the peer's address only the port is taken from itself where its host is known, so that it cannot make this
-    machine connect to a third one."""
+    """Join a ring. If the peer's host is known, only its port comes from the peer, so that it cannot make this machine
+    connect to a third one."""
     own, port = _free_port(own, towards)
     gathered = gather(_ADDRESS.pack(sockets.inet_aton(own), port))
     both = list(_ADDRESS.iter_unpack(gathered))
@@ -61,15 +61,14 @@ def _join_ring(rank: int, own: str, towards: str, gather: Exchange) -> mx.distri
 
 
 def check_sum(group: mx.distributed.Group, rank: int) -> None:
-    """Add one number with the peer. Raises FrameError if the sum is not that of two."""
+    """Add one number with the peer. Raises FrameError if the group does not have two members that add up to 3."""
     total = mx.distributed.all_sum(mx.array([rank + 1.0]), group=group, stream=mx.cpu)
     if group.size() != 2 or total.item() != 3.0:
         raise FrameError(f"a group of {group.size()} adds up to {total.item()}, not two to 3")
 
 
 def _free_port(own: str, towards: str) -> tuple[str, int]:
-    """Return the address at which the host `towards` reaches this machine, if it is not known, and a port that is
-    free."""
+    """Return `own`, or if it is "" the address at which the host `towards` reaches this machine, and a free port."""
     try:
         if not own:
             with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as route:

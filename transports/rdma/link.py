@@ -1,7 +1,7 @@
 """A link over two paths: the group for frames from the connector, the control link for everything else.
 
-A thread per link reads from the child: chunks from the group (listener), room for more (connector). Only this thread
-ends the child. Frames of the control link are delivered by its hub's thread, and either thread may end the inbox.
+One thread per link reads from the child: chunks from the group (listener), notes of free room (connector). Only this
+thread ends the child. The hub's thread delivers the frames of the control link. Either thread may end the inbox.
 
 A frame of the control link begins with one byte, the tag:
 
@@ -10,7 +10,7 @@ A frame of the control link begins with one byte, the tag:
 
 Acknowledgements show that the group makes progress: if bytes were sent and no more of them arrive for `dead_after`, the
 group is dead, even if the control link is not. A child that waits in a receive uses a whole core. So a writer that has
-had nothing to send for a while announces a rest, and has its end send W before the next frame.
+had nothing to send for a while announces a rest, and its end sends W before the next frame.
 """
 
 from __future__ import annotations
@@ -36,14 +36,18 @@ _MAX_HEADER_BYTES = (1 << 32) - 1
 
 
 def control_options(options: LinkOptions) -> LinkOptions:
-    """Return the options of the control link, whose headers are longer by the tag, and which carries the handshake."""
+    """Return the options of the control link: its headers have a tag in addition, and it carries the handshake."""
     longest = min(options.max_header_bytes + 1, _MAX_HEADER_BYTES)
     return replace(options, max_header_bytes=max(longest, MAX_STEP_BYTES))
 
 
 class RdmaLink(InboxLink):
-    """One end. `child`: has joined the group; that of rank 0, the connecting end, writes. `on_end`: called when it has
-    ended."""
+    """One end of an rdma link.
+
+    Args:
+        child: has joined the group. The child of rank 0, the connecting end, writes.
+        on_end: called when the child has ended.
+    """
 
     def __init__(
         self,
@@ -93,7 +97,7 @@ class RdmaLink(InboxLink):
         """Send a frame, or the end, over the group. Raises LinkClosed."""
         give_up_at = time.monotonic() + patience
         if not self._writing.acquire(timeout=patience):
-            return  # only a BYE is sent while another frame waits for room
+            return  # only a BYE can come while another frame waits for room
         try:
             if (over := self._ended if kind is FrameKind.DATA else self.inbox.ended) is not None:
                 raise over
@@ -115,7 +119,7 @@ class RdmaLink(InboxLink):
     # -- receiving ---------------------------------------------------------------------------------------------------
 
     def _on_control(self, item: Frame | LinkClosed) -> None:
-        """The control link's sink, on its hub's thread."""
+        """Handle an item of the control link, on its hub's thread."""
         if isinstance(item, LinkClosed):
             self._finish(self._reason_of(item))
             return
@@ -166,7 +170,7 @@ class RdmaLink(InboxLink):
             self._fail(f"the group with {self.address} failed: {record.text.decode('utf-8', 'replace')}")
 
     def _on_chunk(self, content: memoryview) -> None:
-        """Process what has arrived. Raises FrameError."""
+        """Process a chunk that has arrived. Raises FrameError."""
         with content:
             self._bytes_received += content.nbytes
             if self._incoming is not None:
@@ -175,7 +179,7 @@ class RdmaLink(InboxLink):
                 kind, lengths = unpack_table(content)
                 check_bounds(lengths[0], lengths[1:], self._options)  # before memory is allocated for them
                 self._incoming = Assembly(kind, lengths, content)
-        with contextlib.suppress(ChannelClosedError):  # the child has ended; what it sent before is still to be read
+        with contextlib.suppress(ChannelClosedError):  # the child has ended, but its earlier records must still be read
             self._process.channel.send(ChannelWord.CONSUMED)
         if self._incoming.is_whole:
             whole, self._incoming = self._incoming, None
@@ -208,7 +212,7 @@ class RdmaLink(InboxLink):
 
     def _check_group(self, now: float) -> None:
         is_moving = self._bytes_reported != self._bytes_acked or self._bytes_acked >= self._bytes_posted
-        if is_moving or self._control.silent_for > 2 * self._options.beat_every:  # the control link ends for silence
+        if is_moving or self._control.silent_for > 2 * self._options.beat_every:  # silence ends the control link anyway
             self._bytes_reported = self._bytes_acked
             self._group.received(now)
         elif self._group.is_dead(now):
@@ -219,7 +223,7 @@ class RdmaLink(InboxLink):
 
     def close(self, reason: str = "") -> None:
         if (ending := self.inbox.ended) is not None:
-            reason = ending.reason  # the peer may not know it yet, and would take this one for it
+            reason = ending.reason  # the peer may not know it yet, and would take `reason` for it
         with self._state:
             is_first = self._close_reason is None and not self._over.is_set()
             if is_first:
@@ -264,7 +268,7 @@ class RdmaLink(InboxLink):
         self._finish(reason)
 
     def _reason_of(self, ending: LinkClosed) -> str:
-        """Return why the link is over, from the control link's end: the own reason if this end closed it."""
+        """Return why the link is over: this end's reason if it closed the link, else the control link's."""
         return ending.reason if self._close_reason is None else self._close_reason
 
     def _finish(self, reason: str) -> None:

@@ -3,16 +3,16 @@
 **One size.** All messages of a link have MESSAGE_BYTES: a group does not transmit sizes. A message:
 
     head: magic 'SPRD' | rests u16 | num_next u16 | nonce u64 | seq u64 | num_used u32 | crc u32
-    content, `num_used` bytes, then padding, which is whatever lay there before
+    content, `num_used` bytes, then padding: old bytes of the buffer
 
 All little-endian. `crc` covers head and content, always; `seq` counts the messages of a link, so a lost or repeated one
-is noticed at the next. `num_next`: how many messages of the same chunk follow, so that the reader's child tells its
-engine of whole chunks only. Where `rests` is 1 the reader sleeps after the message until it is woken.
+is noticed at the next. `num_next` is the number of messages of the same chunk that follow, so that the reader's child
+reports only whole chunks to its engine. If `rests` is 1, the reader sleeps after the message until it is woken.
 
-**Frames.** A frame's header and parts are its pieces. The contents of as many messages as it takes are one stream:
-`kind u32 | num_pieces u32 | the pieces' lengths, u64 each | the pieces`. This table is in the first message, and a
-frame begins a new message. Of the kinds of `transports.framing` there are DATA, and BYE, whose only piece is the
-reason. At most CHUNK_MESSAGES go from an engine to its child, or back, at a time: a chunk.
+**Frames.** A frame's header and parts are its pieces. The contents of its messages together are one stream:
+`kind u32 | num_pieces u32 | the pieces' lengths, u64 each | the pieces`. The first message holds this table, and a
+frame begins a new message. Two kinds of `transports.framing` are used: DATA, and BYE, whose only piece is the reason.
+At most CHUNK_MESSAGES go from an engine to its child, or back, at a time: a chunk.
 
 **Why 64 KiB.** It holds the step of a generated token: 4 sequences of width 8192 in bfloat16. A larger one makes each
 such step wait for its padding, a smaller one makes prompts pay for each message; and JACCL sends it in one frame.
@@ -54,7 +54,7 @@ class Head:
 
 
 def num_messages(num_bytes: int) -> int:
-    """Return how many messages a content of `num_bytes` takes."""
+    """Return the number of messages that `num_bytes` of content take."""
     return -(-num_bytes // ROOM_BYTES)
 
 
@@ -77,7 +77,7 @@ def unseal(message: memoryview, *, nonce: int, seq: int) -> Head:
         what = "missing" if its_seq > seq else "repeated"
         raise FrameError(f"message {its_seq} came, not {seq}: messages are {what}")
     if num_next >= CHUNK_MESSAGES or (num_used == 0 and (num_next > 0 or not rests)):
-        raise FrameError(f"a message with {num_used} bytes, {num_next} to come, means nothing here")
+        raise FrameError(f"a message with {num_used} bytes, {num_next} to come, is not valid here")
     return Head(num_used, num_next, rests=bool(rests))
 
 
@@ -86,7 +86,7 @@ def _crc(message: memoryview, num_used: int) -> int:
 
 
 def pack_table(kind: FrameKind, lengths: Sequence[int]) -> bytes:
-    """Return what precedes the pieces. Raises FrameError when it does not fit into one message."""
+    """Return the table that precedes the pieces. Raises FrameError if it does not fit into one message."""
     if len(lengths) > MAX_PIECES:
         raise FrameError(f"{len(lengths) - 1} parts; an rdma link takes at most {MAX_PIECES - 1}")
     return _TABLE.pack(kind, len(lengths)) + struct.pack(f"<{len(lengths)}Q", *lengths)
@@ -111,7 +111,7 @@ class Stream:
         self._views = [as_bytes(buffer) for buffer in reversed(buffers)]
 
     def fill(self, room: memoryview) -> int:
-        """Copy as many of the next bytes into `room` as fit; returns how many."""
+        """Copy as many of the next bytes into `room` as fit. Return their number."""
         at = 0
         while self._views and at < room.nbytes:
             view = self._views.pop()
@@ -127,7 +127,7 @@ class Assembly:
     """A frame being received: the contents of its messages, one after the other."""
 
     def __init__(self, kind: FrameKind, lengths: Sequence[int], content: memoryview) -> None:
-        """`content`: what came first, which began with the table. Raises FrameError when it is too long."""
+        """Take the first `content`, which begins with the table. Raises FrameError if it is too long."""
         self.kind = kind
         self._lengths = lengths
         self._data = bytearray(sum(lengths))
@@ -139,7 +139,7 @@ class Assembly:
         return self._num_filled == len(self._data)
 
     def add(self, content: memoryview) -> None:
-        """What came next. Raises FrameError when it is too long."""
+        """Add the next content. Raises FrameError if it is too long."""
         end = self._num_filled + content.nbytes
         if end > len(self._data):
             raise FrameError("more bytes than were announced")

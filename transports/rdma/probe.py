@@ -1,12 +1,12 @@
 """Checks whether this machine can use a backend; if not, the reason is one sentence for the user.
 
-Only the requirements on this machine are checked: a cable that leads to another machine shows when a group is joined.
+Only this machine's requirements are checked: whether the cable leads to the right machine shows when a group is joined.
 In tests the machine may be an emulated one (`tests.emulation.jaccl`).
 
 RDMA over Thunderbolt came with macOS 26.2 (Apple's TN3205). JACCL cuts a message into frames of 4 KiB before macOS
 26.3, and of up to 512 KiB from there on (`buffer_size_from_message` in MLX's rdma.h). Two ends that cut differently
-wait for each other for ever, so such a pair is refused before a group is joined. A program built with an SDK older than
-macOS 26's, as Python is, is told 16 for 26. Not run on a Mac.
+wait for each other for ever, so such a pair is refused before a group is joined. macOS 26 calls itself 16 to a program
+built with an older SDK, as Python is. Not run on a Mac.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def device_for(backend: str, wanted: str = "") -> str:
     ring.
 
     Raises:
-        TransportUnavailable: it cannot be used; why not.
+        TransportUnavailable: the backend cannot be used; the message says why.
     """
     if backend == JACCL and (reason := why_too_old(macos_version(wanted))) is not None:
         raise TransportUnavailable(reason)
@@ -57,7 +57,7 @@ def device_for(backend: str, wanted: str = "") -> str:
 
 
 def is_down(device: str) -> bool:
-    """Return whether the port of an RDMA device is known not to be active, as when its cable is out."""
+    """Return whether the port of an RDMA device is known to be inactive, as when its cable is out."""
     try:
         return parse_states(_output("ibv_devinfo")).get(device, ACTIVE) != ACTIVE
     except (OSError, subprocess.SubprocessError):
@@ -73,7 +73,7 @@ def _is_available(backend: str) -> bool:
 
 
 def pick(wanted: str, listed: Sequence[str], active: Sequence[str]) -> str:
-    """Return the device to use of those listed and those active (`device_for`)."""
+    """Return the device to use, given the listed and the active ones (`device_for`)."""
     reason = ""
     if not listed:
         reason = "ibv_devices lists no RDMA device: it takes Thunderbolt 5, and `rdma_ctl enable` in Recovery"
@@ -109,9 +109,9 @@ def parse_states(text: str) -> dict[str, str]:
 
 
 def macos_version(device: str = "") -> str:
-    """Return the version of the macOS that this machine runs, such as `26.3.1`; "" for another system.
+    """Return this machine's macOS version, such as `26.3.1`, or "" on another system.
 
-    `device`: the emulated Mac's; on a real machine all devices have the same.
+    `device`: chooses the emulated Mac; a real machine ignores it.
     """
     if (world := emulated()) is not None:
         return str(world.macos(device))
@@ -130,7 +130,7 @@ _COMPATIBLE, _TAHOE = 16, 26
 
 
 def parse_version(text: str) -> tuple[int, int] | None:
-    """Return the first two numbers of a version such as 26.3.1; None if there are none."""
+    """Return the first two numbers of a version such as 26.3.1, or None if it does not begin with a number."""
     found = re.match(r"(\d{1,4})(?:\.(\d{1,4}))?(?!\d)", text, re.ASCII)
     if found is None:
         return None
@@ -139,7 +139,7 @@ def parse_version(text: str) -> tuple[int, int] | None:
 
 
 def why_too_old(text: str, subject: str = "this") -> str | None:
-    """Return none if a Mac with this version has RDMA over Thunderbolt; else why not, as a sentence."""
+    """Return None if a Mac with this version has RDMA over Thunderbolt, else the reason as a sentence."""
     version = parse_version(text)
     if version is not None and version >= LEAST:
         return None
@@ -148,7 +148,7 @@ def why_too_old(text: str, subject: str = "this") -> str | None:
 
 
 def why_not_together(here: str, there: str) -> str | None:
-    """Return none if the systems of two ends, as each names its own, can share a group; else why not, as a sentence."""
+    """Return None if two ends with these versions can share a group, else the reason as a sentence."""
     reason = why_too_old(here, "one end") or why_too_old(there, "the other end")
     if reason is not None:
         return reason

@@ -1,16 +1,16 @@
-"""Connects and listens at rdma:// addresses: a tcp link first, then, over that, the way into a group.
+"""Connects and listens at rdma:// addresses: the ends open a tcp link, and over it they join a group.
 
 One port serves both kinds. A connector's OPEN says which kind of link it wants, so a listener at rdma:// returns plain
-tcp links as they are and upgrades the others. A child is started only for a peer that the control link has admitted and
+tcp links unchanged and upgrades the others. A child is started only for a peer that the control link has admitted and
 whose request is valid; the number of children is bounded.
 
     connector (rank 0)                                          listener (rank 1)
     OPEN, header: rdma, backend, device, nonce, macOS ->        if it cannot: BYE, why
     child: JOB                                                  child: JOB
-    gather: what the children exchange to meet        <->       gather, as often as they do
+    gather: the children's data to find each other    <->       gather, repeated as needed
     ready                                             <->       ready
 
-This blocks, with a deadline, in the thread that connects, or in one of the listener's own. An end that fails closes the
+This blocks, with a deadline, the thread that connects, or a thread of the listener. An end that fails closes the
 control link with the reason, so both ends report the same.
 """
 
@@ -53,14 +53,14 @@ from transports.tcp import TcpListener, TcpTransport
 
 log = logging.getLogger("transports")
 
-# Without a frame until a link's reader rests. Waking it takes a message on the control link: that is slow compared with
+# Seconds without a frame after which a link's reader rests. A message on the control link wakes it. That is slow for
 # JACCL, whose reader stays awake between the tokens even of a slow model; on ring it is as fast as the group itself.
 REST_SECONDS = {JACCL: 0.25, RING: 0.0}
 MAX_LINKS = 16  # of one listener, including those being set up; each has a process
 
 
 class RdmaListener(QueueListener[Link]):
-    """`below`: accepts the control links, having checked their OPEN."""
+    """Accepts rdma links. `below` accepts the control links and checks their OPEN."""
 
     def __init__(self, below: TcpListener, parsed: RdmaAddress, options: LinkOptions) -> None:
         self._options, self._below = options, below
@@ -97,7 +97,7 @@ class RdmaListener(QueueListener[Link]):
         try:
             link = self._join(control, parse_opening(control.opening))
         except Exception as problem:
-            self._room.release()  # whatever it is: 16 lost places, and there is no RDMA any more
+            self._room.release()  # after any error: 16 lost places would end RDMA here
             control.close(f"{problem}")
             is_known = isinstance(problem, TransportUnavailable)
             log.info("%s: no rdma link with %s: %s", self.address, control.address, problem, exc_info=not is_known)
@@ -116,14 +116,14 @@ class RdmaListener(QueueListener[Link]):
 
 class RdmaTransport:
     scheme = "rdma"
-    query_names = ("backend", "device")  # names in the query of an address, for `emulated+rdma://`, which adds others
+    query_names = ("backend", "device")  # in an address; `emulated+rdma://` adds others
 
     def __init__(self) -> None:
         self._tcp = TcpTransport()
 
     def listen(self, address: str, *, options: LinkOptions) -> Listener:
-        """Return a listener that accepts every backend that a connector asks for and this machine can use. The
-        address's own backend is only for `Listener.address`, by which others connect."""
+        """Return a listener that accepts every backend that a connector requests and this machine can use. The
+        address's own backend only appears in `Listener.address`, which peers connect to."""
         parsed, below = parse(address), control_options(options)
         with errors_naming(address, parsed.control):
             return RdmaListener(
@@ -131,8 +131,8 @@ class RdmaTransport:
             )
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
-        """Return `timeout` is for reaching the listener; joining a group takes further seconds when the machines are
-        busy, at most HANDSHAKE_SECONDS. Also raises TransportUnavailable."""
+        """Return a link. `timeout` limits the time to reach the listener; joining a group may take up to
+        HANDSHAKE_SECONDS more on busy machines. Also raises TransportUnavailable."""
         parsed = parse(address)
         host = address_of(parsed) if parsed.backend == RING else ""
         device = _device_for(parsed.backend, parsed.devices[0], host, options)
@@ -172,7 +172,7 @@ def _job(rank: int, request: LinkRequest, device: str, host: str) -> Job:
 
 HANDSHAKE_SECONDS = 20.0
 _CHECK_SECONDS = 0.1  # how often a wait for the child checks the control link
-_END_SECONDS = 0.5  # for a child to end that has not joined; one that waits in MLX cannot
+_END_SECONDS = 0.5  # for a child that has not joined to end; a child that waits in MLX cannot
 _GATHER, _READY = b"gather ", b"ready"
 
 _OPENING = b"rdma "
@@ -183,8 +183,8 @@ _DEVICE = re.compile(r"\w{0,32}", re.ASCII)
 class LinkRequest:
     """The kind of link that a connector asks a listener for.
 
-    `device`: the listener's; "": its only active one. `nonce`: what all messages of the link begin with. `macos`: the
-    connector's, if it has a device.
+    `device`: the listener's; "": its only active one. `nonce`: repeated in every message of the link. `macos`: the
+    connector's version, if it has a device.
     """
 
     backend: str
@@ -212,7 +212,7 @@ def parse_opening(opening: bytes) -> LinkRequest:
         if not is_sound or type(request.nonce) is not int or not 0 <= request.nonce < 1 << 64:
             raise ValueError
     except (AttributeError, KeyError, ValueError, TypeError, RecursionError):
-        raise FrameError("a kind of link that is not known here") from None
+        raise FrameError("unknown kind of link") from None
     return request
 
 
@@ -226,8 +226,8 @@ def address_of(parsed: RdmaAddress) -> str:
 
 
 def join(control: Link, job: Job) -> ChildProcess:
-    """Return a child that has joined a group with the peer's. Raises TransportUnavailable; the control link is closed
-    then."""
+    """Return a child that has joined a group with the peer's child. Close the control link and raise
+    TransportUnavailable if they cannot join."""
     child: ChildProcess | None = None
     try:
         child = ChildProcess(job)
@@ -259,7 +259,7 @@ def _join(control: Link, child: ChildProcess, rank: int) -> None:
 
 
 def _await(control: Link, child: ChildProcess, until: float) -> ChannelRecord:
-    """Return the child's next GATHER, or READY."""
+    """Wait for the child's next record, GATHER or READY, and return it."""
     while (record := child.channel.recv(min(_left(until), _CHECK_SECONDS))) is None:
         if control.closed is not None:
             raise control.closed

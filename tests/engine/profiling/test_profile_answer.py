@@ -62,7 +62,7 @@ def test_between_other_questions_and_before_the_load(model: bytes, profiles: lis
             assert MachineProfile.from_dict(json.loads(reply.profile)).as_dict() == QUICK.as_dict()
         assert isinstance(peer.say(peers.load()).hear(), Ready)
         peer.say(ASK, model)
-        assert "a profile message, which has no place in the phase 'run'" in peer.ending
+        assert "a profile message that is not allowed in the phase 'run'" in peer.ending
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_a_worker_takes_its_layers_once_and_no_others(model: Path, tmp_path: Pat
     store, tokens = ModelStore(tmp_path / "store"), prompt(20)
     with pipeline(model, [store]) as llm:
         assert tokens_of(llm, tokens, max_tokens=8) == plain_greedy(model, tokens, 8)
-        with pytest.raises(ModelError, match="is in use by a splitinfer of this machine"):
+        with pytest.raises(ModelError, match="is in use by a splitinfer process of this machine"):
             only(store).remove()
     first = only(store).tensors()
     assert set(first) == survey(open_folder(model), 2, 4, "float32").tensors
