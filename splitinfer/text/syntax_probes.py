@@ -441,9 +441,10 @@ def _with_text_marks(found: AnswerSyntax, probes: _Probes) -> AnswerSyntax:
         opens = opens.replace(mark, "")
     opens = f"{begun}{opens.strip()}" if opens.strip() else ""
     # Where the prompt opens no answer, or turns of users begin so, it is the head of a turn.
-    mark = _MARK.search(opens)
-    is_header = not _common_beginning(prompt, before).strip() or (mark is not None and mark[0] in probes.before_user)
-    return replace(found, left_out=(opens,) if (mark is not None and not is_header) or begun else (), begun=begun)
+    first_of_text, marks = _MARK.search(opens), _MARK.findall(probes.before_user)
+    is_header = first_of_text is None or not _common_beginning(prompt, before).strip()
+    is_header = is_header or (first_of_text is not None and first_of_text[0] in marks[-1:])
+    return replace(found, left_out=(opens,) if begun or not is_header else (), begun=begun)
 
 
 def _common(one: str, other: str) -> str:
