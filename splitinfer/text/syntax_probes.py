@@ -4,7 +4,7 @@ Histories with marked names, arguments, ids and texts are rendered and compared:
 the model writes. Nothing is known of single models. A description of calls counts only if calls with values of all
 kinds, written by the template, are read as what they were.
 
-A template that renders no calls has none; it may be an exception that is listed in ``text.call_syntax``.
+A template that renders no calls has none; it may be an exception that is listed in ``core.call_syntax``.
 """
 
 import itertools
@@ -14,9 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from splitinfer.text.answer import AnswerFormat, ToolCallPart, joined
-from splitinfer.text.call_reader import literal
-from splitinfer.text.call_syntax import (
+from splitinfer.core.call_syntax import (
     ARGUMENTS,
     ID,
     KEY,
@@ -28,6 +26,8 @@ from splitinfer.text.call_syntax import (
     Members,
     kind_of,
 )
+from splitinfer.text.answer import AnswerFormat, ToolCallPart, joined
+from splitinfer.text.call_reader import literal
 
 Message = Mapping[str, Any]
 Arguments = Mapping[str, Any]
