@@ -1,7 +1,7 @@
 """Calls of tools in the form of a model's own syntax, as Lark grammars: an answer that is one call, which parses; free
 text in which each call, once begun, is one; or calls alone, or else JSON of a schema: an agent's last answer.
 
-The syntax is what ``text.call_syntax`` describes, and ``text.call_reader`` reads. Arguments are one JSON object, or
+The syntax is what ``core.call_syntax`` describes, and ``text.call_reader`` reads. Arguments are one JSON object, or
 stand one by one: texts as they are, other values as JSON. No text has a word that ends it. Of the schema of a text
 between tags its choices and its lengths can be enforced.
 
@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from splitinfer.core.call_syntax import ARGUMENTS, ID, KEY, NAME, NUMBER, CallSyntax, Keyed
 from splitinfer.core.grammar import Grammar
 from splitinfer.errors import RequestError
 from splitinfer.grammar.compiling import json_in_lark
 from splitinfer.grammar.tags import Schema, guarded, json_of_calls, kind_of, value_rules
-from splitinfer.text.call_syntax import ARGUMENTS, ID, KEY, NAME, NUMBER, CallSyntax, Keyed
 
 Marker = Callable[[str], str]
 """The Lark for a text of the model's own, which may be special tokens."""

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from splitinfer.core.call_syntax import admitted
 from splitinfer.errors import RequestError
 from splitinfer.grammar.schemas import ESCAPES, asked, enforceable, in_53_bits
-from splitinfer.text.call_reader import admitted
 
 Schema = Mapping[str, Any]
 _Rest = dict[str, Any]  # of words by their next letter

@@ -21,9 +21,9 @@ from typing import Any
 
 import regex
 
+from splitinfer.core.call_syntax import AnswerSyntax, CallSyntax
 from splitinfer.text.call_reader import CallReader, Section
 from splitinfer.text.call_reader import ToolCallPart as ToolCallPart
-from splitinfer.text.call_syntax import AnswerSyntax, CallSyntax
 
 Tool = Mapping[str, Any]  # as in OpenAI's API: {"type": "function", "function": {"name": ..., "parameters": ...}}
 

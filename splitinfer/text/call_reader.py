@@ -1,4 +1,4 @@
-"""Calls read as they come, by the description of how they are written (``text.call_syntax``).
+"""Calls read as they come, by the description of how they are written (``core.call_syntax``).
 
 A section of calls is a generator over text that grows: it takes what is certain and waits for more. What the arguments
 surely begin with is told at once, as the JSON that they will be:
@@ -19,7 +19,7 @@ from typing import Any
 import regex
 
 from splitinfer.common.plain_text import whole_characters
-from splitinfer.text.call_syntax import ARGUMENTS, ID, KEY, KINDS, NAME, NUMBER, CallSyntax, Keyed, kind_of
+from splitinfer.core.call_syntax import ARGUMENTS, ID, KEY, KINDS, NAME, NUMBER, CallSyntax, Keyed, admitted
 
 Steps = Generator[None, None, None]
 Say = Callable[[str], None]
@@ -437,35 +437,6 @@ class Section(Source):
 
 
 # -- values by their schemas -----------------------------------------------------------------------
-
-
-def admitted(schema: Any, root: Schema, depth: int = 0) -> frozenset[str]:
-    """Return the JSON types that a schema admits, as far as it says. Empty: any."""
-    if not isinstance(schema, Mapping) or depth > _DEEPEST:
-        return frozenset()
-    if isinstance(name := schema.get("$ref"), str):
-        return admitted(_referred(name, root), root, depth + 1)
-    kinds = schema.get("type")
-    if isinstance(kinds, str):
-        return frozenset({kinds})
-    if isinstance(kinds, list | tuple):
-        return frozenset(one for one in kinds if isinstance(one, str))
-    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(choices, list | tuple):
-        return frozenset(map(kind_of, choices))
-    for key in ("anyOf", "oneOf", "allOf"):
-        if isinstance(several := schema.get(key), list | tuple):
-            found = [admitted(one, root, depth + 1) for one in several]
-            if key == "allOf":
-                return next(filter(None, found), frozenset())
-            return frozenset().union(*found) if all(found) else frozenset()
-    return frozenset({"object"}) if "properties" in schema else frozenset()
-
-
-def _referred(name: str, root: Any) -> Any:
-    for part in name.lstrip("#/").split("/"):
-        root = root.get(part) if isinstance(root, Mapping) else None
-    return root
 
 
 def typed(text: str, kinds: frozenset[str], keyed: Keyed | None = None) -> Any:

@@ -12,7 +12,7 @@ the model's own template, which takes one text beside a call, as reasoning, and 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from splitinfer.text.call_syntax import ARGUMENTS, NAME, AnswerSyntax, CallSyntax
+from splitinfer.core.call_syntax import ARGUMENTS, NAME, AnswerSyntax, CallSyntax
 
 _MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 _ENDS = ("<|call|>", "<|return|>")

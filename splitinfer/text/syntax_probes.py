@@ -4,7 +4,7 @@ Histories with marked names, arguments, ids and texts are rendered and compared:
 the model writes. Nothing is known of single models. A description of calls counts only if calls with values of all
 kinds, written by the template, are read as what they were.
 
-A template that renders no calls has none; it may be an exception that is listed in ``text.call_syntax``.
+A template that renders no calls has none; it may be an exception that is listed in ``core.call_syntax``.
 """
 
 import itertools
@@ -14,9 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from splitinfer.text.answer import AnswerFormat, ToolCallPart, joined
-from splitinfer.text.call_reader import literal
-from splitinfer.text.call_syntax import (
+from splitinfer.core.call_syntax import (
     ARGUMENTS,
     ID,
     KEY,
@@ -28,6 +26,8 @@ from splitinfer.text.call_syntax import (
     Members,
     kind_of,
 )
+from splitinfer.text.answer import AnswerFormat, ToolCallPart, joined
+from splitinfer.text.call_reader import literal
 
 Message = Mapping[str, Any]
 Arguments = Mapping[str, Any]
@@ -441,9 +441,10 @@ def _with_text_marks(found: AnswerSyntax, probes: _Probes) -> AnswerSyntax:
         opens = opens.replace(text, "")
     opens = f"{begun}{opens.strip()}" if opens.strip() else ""
     # Where the prompt opens no answer, or turns of users begin so, it is the head of a turn.
-    mark = _MARK.search(opens)
-    is_header = not _common_beginning(prompt, before).strip() or (mark is not None and mark[0] in probes.before_user)
-    return replace(found, left_out=(opens,) if (mark is not None and not is_header) or begun else (), begun=begun)
+    first_of_text, marks = _MARK.search(opens), _MARK.findall(probes.before_user)
+    is_header = first_of_text is None or not _common_beginning(prompt, before).strip()
+    is_header = is_header or (first_of_text is not None and first_of_text[0] in marks[-1:])
+    return replace(found, left_out=(opens,) if begun or not is_header else (), begun=begun)
 
 
 def _common(one: str, other: str) -> str:

@@ -17,10 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from splitinfer.core.call_syntax import JSON_TOOLS, NOT_WRITTEN, AnswerSyntax, CallSyntax
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text import harmony
 from splitinfer.text.answer import AnswerFormat, Tool
-from splitinfer.text.call_syntax import JSON_TOOLS, NOT_WRITTEN, AnswerSyntax, CallSyntax
 from splitinfer.text.conversations import TextCodec
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.fill import Gap, Marks, marks_in

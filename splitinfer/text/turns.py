@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from splitinfer.core.call_syntax import JSON_TOOLS, NAME, NUMBER, CallSyntax, kind_of
 from splitinfer.errors import RequestError
-from splitinfer.text.call_syntax import JSON_TOOLS, NAME, NUMBER, CallSyntax, kind_of
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]

@@ -400,7 +400,7 @@ class AskManifest:
 
 @dataclass(frozen=True, slots=True)
 class TellManifest:
-    """The reply: the frame's part holds the manifest (``weights.manifest``). Ranges of its files may now be asked for."""
+    """The reply: the frame's part holds the manifest (``weights.manifest``), whose ranges may be asked for now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,7 @@ import pytest
 from constrained import allowed, rules
 
 from splitinfer import Grammar, SamplingParams
-from splitinfer.errors import RequestError
-from splitinfer.grammar.calls import call_grammar
-from splitinfer.llm.forms import AnswerForms
-from splitinfer.text.answer import AnswerFormat, ToolCallPart, joined
-from splitinfer.text.call_syntax import (
+from splitinfer.core.call_syntax import (
     ARGUMENTS,
     ID,
     JSON_TOOLS,
@@ -28,6 +24,10 @@ from splitinfer.text.call_syntax import (
     CallSyntax,
     Keyed,
 )
+from splitinfer.errors import RequestError
+from splitinfer.grammar.calls import call_grammar
+from splitinfer.llm.forms import AnswerForms
+from splitinfer.text.answer import AnswerFormat, ToolCallPart, joined
 
 FUNCTIONS = [
     {

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitinfer.core.call_syntax import JSON_TOOLS, KIMI_K2, AnswerSyntax
 from splitinfer.text.answer import AnswerFormat, AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
-from splitinfer.text.call_syntax import JSON_TOOLS, KIMI_K2, AnswerSyntax
 
 TOOLS = [
     {

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from splitinfer.core.call_syntax import JSON_TOOLS
 from splitinfer.demo import TARGET
 from splitinfer.errors import ModelError, RequestError
-from splitinfer.text.call_syntax import JSON_TOOLS
 from splitinfer.text.tokenizer import Tokenizer
 from tests.text.templates import SHAPES, folder_with
 

@@ -20,6 +20,7 @@ from typing import Any
 NAME, ID, NUMBER, ARGUMENTS, KEY = "\ufdd4", "\ufdd5", "\ufdd6", "\ufdd7", "\ufdd8"
 """What stands in a description for what varies."""
 
+_DEEPEST = 64  # of schemas inside schemas
 _SHOWN = {NAME: "NAME", ID: "ID", NUMBER: "NUMBER", ARGUMENTS: "ARGUMENTS", KEY: "KEY"}
 KINDS: Mapping[str, tuple[type, ...]] = {
     "string": (str,), "boolean": (bool,), "integer": (int,), "number": (int, float), "null": (type(None),),
@@ -177,6 +178,35 @@ def _quoted(value: Any, quote: str) -> str:
 def kind_of(value: Any) -> str:
     """Return JSON Schema's name for the type of a value."""
     return next((kind for kind, types in KINDS.items() if isinstance(value, types)), "string")
+
+
+def admitted(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """Return the JSON types that a schema admits, as far as it says. Empty: any."""
+    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        return frozenset()
+    if isinstance(name := schema.get("$ref"), str):
+        return admitted(_referred(name, root), root, depth + 1)
+    kinds = schema.get("type")
+    if isinstance(kinds, str):
+        return frozenset({kinds})
+    if isinstance(kinds, list | tuple):
+        return frozenset(one for one in kinds if isinstance(one, str))
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(choices, list | tuple):
+        return frozenset(map(kind_of, choices))
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(several := schema.get(key), list | tuple):
+            found = [admitted(one, root, depth + 1) for one in several]
+            if key == "allOf":
+                return next(filter(None, found), frozenset())
+            return frozenset().union(*found) if all(found) else frozenset()
+    return frozenset({"object"}) if "properties" in schema else frozenset()
+
+
+def _referred(name: str, root: Any) -> Any:
+    for part in name.lstrip("#/").split("/"):
+        root = root.get(part) if isinstance(root, Mapping) else None
+    return root
 
 
 def _fixed(text: str) -> list[str]:
