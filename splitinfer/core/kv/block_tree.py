@@ -263,7 +263,7 @@ class BlockTree:
                 heapq.heappush(parents, (max(parent.last_use, last_use), parent.block_id))
 
     def only_for(self, block: Block) -> Iterator[Block]:
-        """Yield a leaf and those of its ancestors that lead to no other leaf, in eviction order."""
+        """Yield a leaf and its ancestors that lead to no other leaf, in eviction order."""
         alone: Block | None = block
         while alone is not None and alone.num_children <= (0 if alone is block else 1):
             yield alone

@@ -5,12 +5,6 @@ grows with its tokens as its caches do (``core.kv.growth``): by blocks, and by s
 
     bytes(n) = fixed + per_token * mean_room(n)         0 for n = 0: nothing is allocated
 
-A block of the prefix cache (``core.kv.block_tree``) takes ``stored`` bytes, full or not: its tokens' part of everything
-that grows, sliding windows included, and a copy of the states that do not.
-
-Stages differ in these factors, but not in the counts: the memory of any set of sequences and stored blocks follows, on
-each stage, from three numbers (``KVUse``). So there is one sum, not one per stage, and the fullest stage decides.
-
 A block of the prefix cache (``core.kv.block_tree``) takes ``stored`` bytes, full or not: its tokens' part of all caches
 that grow, sliding windows included, and a copy of the states that do not.
 

@@ -8,10 +8,6 @@ they take turns, layer after layer, each at another *phase* of the same ladder o
     layer 1    |------|-----------|-----------|----       at or after its length
     layer 2    |--|-----------|-----------|--------
 
-The ladder's step is a block of ``BLOCK`` tokens for short sequences and 1/16 to 1/8 of the length for long ones, so
-that a long sequence is seldom copied; its marks are not at the blocks' ends then, or many arrays would grow in a step
-that also saves a block. An array has at most 1/8 of its length unused, and a block; their mean, which counts, half.
-
 The ladder's step is a block of ``BLOCK`` tokens for short sequences, and 1/16 to 1/8 of the length for long ones, which
 are therefore seldom copied. The marks of a long sequence are not at block ends; otherwise many arrays would grow in a
 step that also saves a block. An array has at most 1/8 of its length and one block unused. The budget counts the mean,
