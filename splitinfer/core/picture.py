@@ -103,7 +103,7 @@ def grid_positions(pictures: Iterable[Picture], start: int, end: int) -> list[tu
 
 def chunk_end(pictures: Iterable[Picture], start: int, end: int) -> int:
     """Return ``end``, moved so that a chunk from ``start`` does not cut a picture that one step must compute: to the
-    picture's start, or to its end if the chunk begins within it.
+    picture's start, or to its end if the chunk begins at that start or later.
 
     >>> picture = Picture(4, b"", (9,) * 8, is_whole=True)
     >>> [chunk_end([picture], *chunk) for chunk in ((0, 3), (0, 6), (4, 6), (6, 7), (2, 12), (2, 14))]

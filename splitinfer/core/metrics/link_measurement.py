@@ -58,7 +58,7 @@ class LinkMeasurement:
 
 
 def probe(ask: Callable[[int, int], float]) -> LinkMeasurement:
-    """Measure a link. ``ask(there, back)`` exchanges as many bytes each way and returns the seconds."""
+    """Measure a link. ``ask(there, back)`` sends ``there`` bytes, receives ``back`` bytes and returns the seconds."""
     small_one = partial(ask, _SMALL_BYTES, _SMALL_BYTES)
     small_one()  # wakes threads and fills caches; not counted
     small = _repeat(small_one, _NUM_SMALL, _SMALL_SECONDS)
