@@ -18,7 +18,7 @@ class SchedulerConfig:
     fixed_groups: whether there are always that many; otherwise fewer if that is faster.
     max_in_flight: plans under way while no sequence decodes.
     token_budget: the most tokens in a step.
-    max_running: the most sequences that hold KV and run.
+    max_running: the most sequences that run at a time.
     max_len: the most tokens in a sequence (the model's context).
     max_waiting: the most requests in the queue.
     kv: the stages' KV memory and the size of its blocks; ``None``: no bound.
