@@ -6,7 +6,7 @@ that it admits depend on the answer's own tokens alone. So only the coordinator 
 
     tokens so far ──TokenRules──> jump forward   the tokens that must come next: drafts that are always right
                                   mask           the tokens that may come next; the last stage chooses only among these
-                                  alternatives   a few texts, one of which comes next; each is scored as a whole
+                                  alternatives   a few texts, exactly one comes next; each is scored as a whole
 """
 
 import json
@@ -148,7 +148,7 @@ Texts = tuple[Text, ...]
 
 class TokenRules(Protocol):
     """The rules for the tokens of one answer. Each method depends only on the tokens given. A call whose tokens begin
-    like those of the call before pays only for the new ones. May be called from several threads.
+    like the last call's pays only for the new ones. May be called from several threads.
 
     ``failure``: why the rules can no longer be applied; the request then ends with this error.
     """

@@ -175,7 +175,7 @@ class Layout:
         """Return the same layout with the address and key of each stage in ``found``, which has them by name.
 
         Raises:
-            LayoutError: two stages would have the same address.
+            LayoutError: two stages have one address.
         """
         stages = (
             dataclasses.replace(stage, address=found[stage.name][0], key=found[stage.name][1])

@@ -26,7 +26,7 @@ class LinkTransport:
 
     @property
     def mistake(self) -> str | None:
-        """A phrase that follows the stage's name and says what is wrong; ``None`` if nothing is."""
+        """The mistake in it, as a phrase that follows the stage's name; ``None`` if it is right."""
         if self.transport not in TRANSPORTS:
             return f"has the transport {self.transport!r}, which is unknown; known: {', '.join(TRANSPORTS)}"
         if self.backend not in BACKENDS:

@@ -55,10 +55,10 @@ class Slice:
 
     num_logits: how many of the last rows go through norm, head and sampler; 0 for a chunk that is not the prompt's
         last.
-    num_drafts: how many of the last tokens are drafts of tokens to be sampled in their places. The row before a draft
-        verifies it; if the slice begins with a draft, an earlier slice verifies that one.
+    num_drafts: how many of the last tokens are drafts. The row before a draft verifies it; an earlier slice verifies a
+        draft that begins the slice.
     num_next: how many drafts the last stage makes after the sampled tokens.
-    scored: the prompt tokens that follow the slice's other rows, if their log probabilities are wanted; else empty.
+    scored: the prompt tokens after the slice's other rows, if their log probabilities are wanted; else empty.
 
     Raises:
         ValueError: the numbers contradict each other.
@@ -131,12 +131,9 @@ class Slice:
         return self.num_accepted(tokens) == len(tokens) and tokens[-1] != self._verified[len(tokens) - 1]
 
     def is_answered_by(self, found: "SampledSlice | None", tokens: Seq[int] | None) -> bool:
-        """Return whether ``found`` is a possible result for its rows and drafts.
-
-        Args:
-            found: ``None`` if no result came, because none is wanted or a stage left it out.
-            tokens: the tokens of its sequence before the result; ``None`` if the sequence has ended.
-        """
+        """Return whether ``found`` is a possible result for its rows and drafts. ``found``: None if no result came,
+        because nothing was asked for or a stage left it out. ``tokens``: its sequence's before the result; None if it
+        has ended."""
         sampled = () if found is None else tuple(token.token_id for token in found.tokens)
         if found is not None and len(found.drafts) > self.num_next:
             return False
@@ -159,7 +156,6 @@ class Slice:
 @dataclass(frozen=True, slots=True)
 class Save:
     """Stores a copy of a sequence's KV of positions [start, end), which earlier steps computed, as block ``block_id``.
-
     With the ``tokens`` of those positions it is also written to disk, as a child of the block with key ``parent``.
 
     Raises:
@@ -187,8 +183,8 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Reads positions [start, end), which are on disk under ``key``, as block ``block_id``. A stage that cannot read
-    them reports that in its figures.
+    """Reads positions [start, end), which are on disk under ``key``, as block ``block_id``. A stage that cannot reports
+    so in its figures.
 
     Raises:
         ValueError: the range is empty.

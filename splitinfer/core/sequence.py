@@ -8,8 +8,8 @@ later chunk, a reused prefix and decode are then the same case: tokens still to 
     num_scheduled ------------------------> moves right with every plan
 
 With speculation, drafts follow the tokens. The drafts ``ahead`` are in plans under way, the drafts ``waiting`` are not
-yet. ``num_scheduled`` includes the drafts ahead. Sampled tokens replace the drafts as long as they are equal. The first
-that differs rejects all drafts after it, and ``num_scheduled`` is rolled back to its position.
+yet. ``num_scheduled`` includes the drafts ahead. Sampled tokens replace drafts while they are equal. The first that
+differs rejects all drafts after it, and ``num_scheduled`` is rolled back to its position.
 
     tokens ................. | ahead ......... | waiting ...
                              sampled next ^      num_scheduled is here
@@ -45,7 +45,7 @@ class Extension:
     """The effect of sampled tokens on a sequence.
 
     first: the position of the first token.
-    verdicts: (row, whether the draft was right) of each draft in plans that a drafter made. num_right: how many were.
+    verdicts: for each draft of a drafter in plans, its row and whether it was right. num_right: how many were.
     reason: why the sequence ends with the last token, if it does.
     """
 
@@ -300,8 +300,8 @@ class Sequence:
         return token_ids
 
     def put_to_vote(self, alternatives: Texts) -> None:
-        """Continue with the likeliest of the alternatives, whatever was sampled. No plan under way may hold tokens
-        after its own."""
+        """Make the likeliest alternative come next, whatever was sampled. No plan under way may hold tokens after its
+        own."""
         self.ballot = Ballot(alternatives) if self.ballot is None else self.ballot
         self.drafts.drop()
         self._take_back_last()

@@ -5,15 +5,15 @@
     fp8     E4M3, one float32 scale for each 128 values, which puts their largest at 448
     int8    symmetric, one float32 scale for each 128 values; the eight largest values of a row are sent apart, exactly
 
-A link transfers the residual stream, in which a few values may be thousands of times the others. One of them would take
-the whole range of an 8-bit scale and leave nothing for the rest. Hence scales for short runs of values, and in int8
+A link transfers the residual stream, where a few values may be thousands of times the others. One of them would take
+the whole range of an 8-bit scale and leave nothing for the rest. Hence a scale for each 128 values, and in int8
 separate spikes ("spike reserving", Flash Communication V2, arXiv 2508.03760). fp16 alone overflows on some models
 (Gemma 3: 7e5).
 
 A row's form depends only on its request and its position: *positions of the prompt are packed, generated ones are
-exact*, in whatever phase they are computed. So replay after a loss, another chunking or another batch give the same
-tokens. But then only the KV of prompts can be reused (``core.kv.prefix_cache``): a token that is first generated and
-then part of the next prompt is sent in two forms.
+exact*, in any phase. So replay after a loss, another chunking or another batch give the same tokens. But then only the
+KV of prompts can be reused (``core.kv.prefix_cache``): a token that is first generated and then part of the next prompt
+is sent in two forms.
 """
 
 from collections.abc import Iterable

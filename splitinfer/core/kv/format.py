@@ -3,7 +3,7 @@
 The keys and values of a position are stored in runs of numbers that share a scale and a bias (MLX's affine
 quantisation), computed from that position alone. So they do not depend on how a prompt was cut into chunks or on the
 rest of a step. A row attends to stored values, also at its own position. Hence a whole model and a cut one, one row and
-many, stored blocks and recomputed ones give the same tokens: the format's, which may differ from those of exact KV.
+many, stored blocks and recomputed ones give the same tokens. They may differ from the tokens that exact KV gives.
 
 Keys are more sensitive than values: an error in a key moves all weights of a row's attention, an error in a value only
 adds to the sum. So only values are stored in four bits; four-bit keys make some models useless.

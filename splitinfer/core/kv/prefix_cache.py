@@ -4,11 +4,11 @@ It holds two trees of token blocks (``core.kv.block_tree``): blocks that every s
 every stage has on disk. The plan after the one that completes a block *saves* it. Sequences can begin with it from the
 next plan on, and with its file once all stages have reported it written. If the disk has more of a sequence's prefix
 than memory, the rest is *fetched*: the blocks take their place in memory at once, marked as coming. Each plan reads a
-few of them, and the sequence waits for the results. A block that any stage could not read is dropped on all of them,
+few of them, and the sequence waits for the results. A block that any stage could not read is dropped on all stages,
 with all blocks after it, so the stages never have to agree on anything.
 
-If links pack the hidden states of prompts (``core.wire_codec``), the KV of generated tokens differs from that of the
-same tokens in a prompt. Then only blocks of prompts are stored, and they match only prompts.
+If links pack the hidden states of prompts (``core.wire_codec``), a token's KV depends on whether it was generated or in
+the prompt. Then only blocks of prompts are stored, and they match only prompts.
 
 When a sequence is preempted, its blocks that are not on disk yet are written there without a place in memory
 (``swap_out``). Later it is admitted like any other.
@@ -130,8 +130,7 @@ class PrefixCache:
         return in_memory
 
     def fetch(self, seq: Sequence, ahead: Seq[Block]) -> None:
-        """Make a sequence wait for the blocks ``ahead`` on disk. Read those that are not being read for another
-        sequence."""
+        """Make a sequence wait for the blocks ``ahead`` on disk. Read them unless another sequence's fetch does."""
         seq.kv.has_fetched = True
         path = ahead[-1].path
         in_memory = self._in_memory(path)
@@ -382,13 +381,12 @@ _SHARE = 0.75  # of all blocks, at most, are protected for open conversations
 
 
 class OpenConversations:
-    """The last block of each open conversation, by session name or by the block's key. Holds at most ``most``
-    conversations, the ones that went on last. Their blocks are evicted last, so they get the memory when it is short.
+    """The last block of each open conversation, by session name or by the block's key. Holds the ``most`` conversations
+    that went on last. Their blocks are evicted last, so they get the memory when it is short.
 
     A conversation is open if it has a session name, or once it *came back*: a request began with all that an earlier
     one had left. Other prompts may never be asked again. A share of all blocks is not protected, so that new
-    conversations can begin. Of the protected blocks, those of the latest conversation and the first ones of each stay
-    longest.
+    conversations can begin. Of the protected blocks, the latest conversation's and the first ones of each stay longest.
     """
 
     def __init__(self, most: int) -> None:

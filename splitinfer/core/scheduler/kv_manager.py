@@ -1,5 +1,4 @@
-"""The KV of all sequences on the stages: how much they have, how much a step may add, and which sequence gives way if
-memory is short.
+"""Grants KV memory to sequences: which may start, how much a step may add, and which gives way if memory is short.
 
 A sequence is admitted when its whole prompt and the beginning of its answer fit beside the KV that all others have or
 have reserved. It begins with the stored blocks that match it (``core.kv.prefix_cache``); if both do not fit, the plan
@@ -8,10 +7,10 @@ computing them is faster. If another sequence is computing its next block, it wa
 
 If a sequence's KV must grow and memory is short, in this order:
 
-    1. stored blocks are evicted, except those that sequences of this step begin with: the least recently used first,
-       those of open conversations last
+    1. stored blocks are evicted, the least recently used first and open conversations' last, except blocks that
+       sequences of this step begin with
     2. of the running sequences that rank below this one and are not in flight, the lowest is preempted
-    3. otherwise the sequence keeps what it has, and continues when others have ended
+    3. otherwise the sequence keeps its KV as it stands, and continues when others have ended
 
 Rank is priority, then order of arrival. So the highest-ranked sequence always continues once results are back, and two
 sequences never take memory from each other in turn. KV *promised* to the sequences of a step counts as taken until the

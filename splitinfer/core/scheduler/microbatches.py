@@ -81,11 +81,9 @@ class MicroBatches:
         return any(seq.num_awaited for seq in self._groups[group])
 
     def going_on(self, group: int, follows: Callable[[Sequence], bool]) -> list[Sequence]:
-        """Return the members that another step of a group in flight could hold.
-
-        These are members that ``follows`` lets go after their blocks under way, members whose blocks under way are all
-        rejected, and, if there is any such member, the idle ones. Otherwise empty: the group waits for all.
-        """
+        """Return the members that another step of a group in flight could hold: members that ``follows`` lets go after
+        their blocks under way, members whose blocks under way are all rejected, and beside such members the idle ones.
+        Empty if there are only idle ones and members that wait."""
         members = self._groups[group]
         followers = [seq for seq in members if seq.num_awaited and follows(seq)]
         rejected = [seq for seq in members if not seq.num_awaited and seq.num_in_flight]

@@ -8,12 +8,11 @@ A running sequence computes its prompt or decodes. Chunks of a prompt need no re
 consecutive steps that are all in flight; a decode waits for the last token. A sequence with its first token joins a
 group (``core.scheduler.microbatches``), and a step is
 
-    [ every member of one group: one token each, and drafts | chunks of prompts, with what is left of token_budget ]
+    [ every member of one group: one token each, and drafts | chunks of prompts, in the rest of token_budget ]
 
-So no decode is ever skipped for a prompt, and none waits longer than one step of bounded size per stage; other policies
-(``core.scheduler.policy``) decide otherwise. While sequences decode, as many plans are under way as there are groups:
-one more would only delay the next decode. While none decodes, ``max_in_flight`` plans keep one waiting in front of each
-stage.
+So no decode is ever skipped for a prompt, and none waits longer than one step of bounded size per stage. Other policies
+(``core.scheduler.policy``) decide otherwise. While sequences decode, there is one plan under way for each group: one
+more would only delay the next decode. While none decodes, ``max_in_flight`` plans keep one waiting before each stage.
 
 A step is filled group by group. Memory is promised to sequences by rank, which may at once evict stored blocks and
 preempt other sequences. If that leaves no slice for the group whose turn it is, the next group gets the turn. A

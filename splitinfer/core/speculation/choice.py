@@ -80,7 +80,7 @@ class FlightChooser:
 
 
 class Choosers:
-    """The ``FlightChooser`` of each sequence. They share what is learned as priors."""
+    """The ``FlightChooser`` of each sequence; shares of all sequences are the priors of each."""
 
     def __init__(self) -> None:
         count, drafts = len(_BOUNDS) + 1, Acceptance()

@@ -1,36 +1,36 @@
 """Chooses by cost how many groups decode in turn, how many drafts each member gets, and how many blocks fly.
 
-Sequences on S stages can go in any number G of groups, each of whose steps holds a block of every member, and each
-group may have F steps under way. One group of many pays the weights once and leaves stages idle; S groups keep all
-stages busy and read all weights S times. Drafts make tokens of rows, and rows are nearly free where weights are read
-anyway. With t_s the seconds of a step on stage s, D those of drafting (a round gives each of its members a draft), l a
-link's and h the coordinator's own for a step, a round of all groups takes
+Sequences on S stages can go in any number G of groups. Each step of a group holds a block of every member, and each
+group may have F steps under way. One group of many pays for the weights once and leaves stages idle; S groups keep all
+stages busy and read all weights S times. Drafts turn rows into tokens, and rows are nearly free where weights are read
+anyway. Let t_s be the seconds of a step on stage s, D of drafting (a round gives each of its members a draft), l of a
+link, and h of the coordinator's own work for a step. Then a round of all groups takes
 
-    P = max( F * sum over groups of (D + h + t_0),       the first stage drafts and computes; h only behind drafts
+    P = max( F * sum over groups of (D + h + t_0),       the first stage drafts and computes; h only with drafts
              F * sum over groups of t_s,                 any other stage
              max(1, G F / S) * longest (D + h + sum of t_s + S l) )        one step passes all stages
 
-and a member whose drafts are right with probability a, and who gets k of them in each step, has in it
+A member that gets k drafts in each step, each right with probability a, has the following tokens in a round:
 
     F = 1    1 + a + ... + a^k  =  (1 - a^(k+1)) / (1 - a)
     F > 1    F / (1 - a) / (F + a^(k+1) / (1 - a^k))      a run is b right blocks and F steps
 
-where it gets those drafts. A drafter that looks them up often has none: with probability q there are k rows more and
-these tokens, else one row and one token. And a member gets as many more, each of them a row, as the form of its answer
-forces behind a token (``core.grammar``).
+A drafter that looks drafts up often has none: with probability q there are k more rows and these tokens, else one row
+and one token. If the rules of an answer force tokens after a chosen one (``core.grammar``), the member gets them in
+addition, each as one more row.
 
-The tokens of all members, divided by P, are to be as many as possible; but no member of several is to get its tokens
-more slowly than without drafts in as many groups as there may be, and no gap between two tokens of several is to be
-longer than a bound: the objective, or ``LONGEST`` of the gap without drafts.
+The choice maximises the tokens of all members divided by P. With several members, none may get its tokens more slowly
+than without drafts in the largest allowed number of groups, and no gap between two tokens may be longer than a bound:
+the objective, or ``LONGEST`` of the gap without drafts.
 
-Which member gets the next draft: the k-th is worth a^k, and every row costs the same. So the choice is one depth k of
-the member whose drafts are best, and the others get those that are worth as much. See Sadhukhan et al. (MagicDec, arXiv
-2408.11049) and Liu et al. (TurboSpec, arXiv 2406.14066) for speculation in batches.
+Which member gets the next draft? The k-th is worth a^k, and every row costs the same. So the choice is one depth k for
+the member whose drafts are best, and the others get drafts that are worth as much. See Sadhukhan et al. (MagicDec,
+arXiv 2408.11049) and Liu et al. (TurboSpec, arXiv 2406.14066) for speculation in batches.
 
-Who gets no drafts gets a *trial* now and then, a single draft with a token that has to be computed anyway: texts
-change. What trials cost is bounded as a part of the time, for all requests together, and the part is less the more of
-them in a row were wrong. A draft model that is off does not read along, so a trial costs what it has to read, too: of a
-new request all. What was learnt stays: a new request begins with what the others had.
+A member without drafts gets a *trial* from time to time: one draft beside a token that must be computed anyway, because
+texts change. Trials of all requests together may take a bounded part of the time, which shrinks with each wrong one in
+a row. A draft model that is off does not read along, so a trial also costs its reading: for a new request, of the whole
+text. A new request starts from the acceptance that earlier requests had.
 """
 
 import math
@@ -48,37 +48,32 @@ from splitinfer.core.speculation.flight import MAX_ROWS, OFF, Flight
 LONGEST = 1.6  # the longest gap without an objective, in gaps without drafts
 _CERTAIN = 0.995  # bound on acceptance: with 1, runs would be infinite
 _DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, MAX_ROWS - 1)
-_SLOWER = 0.98  # of the time without drafts: what a token of a member may take, a little less for what is not foreseen
-_BEHIND = MAX_ROWS - 4  # drafts behind a block that is being verified
-_LONGER = 1.15  # times the verdict's time that they have to take
-_UNEVEN = 1.15  # factor by which gaps between blocks in flight are longer than steps of one length make them
-_GIVE_UP = 0.75  # of the best rate: with more drafts it only falls
-_MARGIN = 1.03  # factor by which drafts have to be faster than none
-_AS_GOOD = 0.997  # of the best rate: then the fewest drafts, because those that are discarded cost power
-_BETTER, _MUCH_BETTER = 1.01, 1.1  # factors by which another number of groups has to be faster: whoever moves costs its
-# place; the second one for some steps after a change that followed on figures and not on members, fewer of them while
-# little is known
+_SLOWER = 0.98  # of the time without drafts, which a member's token may take; the rest is for unforeseen costs
+_BEHIND = MAX_ROWS - 4  # drafts after a block that is being verified
+_LONGER = 1.15  # times the verdict's time, which these drafts must take
+_UNEVEN = 1.15  # factor by which gaps between blocks in flight exceed those of equal steps
+_GIVE_UP = 0.75  # of the best rate: with even more drafts it only falls
+_MARGIN = 1.03  # factor by which drafts must be faster than none
+_AS_GOOD = 0.997  # of the best rate: rates this close are equal, and the fewest drafts win: discarded ones cost power
+# Factors by which another number of groups must be faster, because moving a member costs its place. The second holds
+# for _DWELL steps after a change that came from figures, not from members; for fewer steps at the beginning.
+_BETTER, _MUCH_BETTER = 1.01, 1.1
 _DWELL = 128
 _EVERY = 8  # steps after which the choice is made again
-_TRUSTED = 2  # times the most rows of a step of decodes and drafts so far: what may be tried
+_TRUSTED = 2  # times the most rows so far of a step of decodes and drafts may be tried
 _FEW_ROWS = 4  # may be tried in any case
-_UNKNOWN = 3  # drafts of one sequence, to learn what they cost; of several one each
+_UNKNOWN = 3  # drafts of a lone sequence while their cost is unknown; with several, each gets one
 _TRIAL = Flight(1)
 _TRIALS_TAKE = 0.03  # of the time, at most
-_MOST_DOUBLED = 4  # times that wrong trials have doubled the time between them
-_MOST_REQUESTS = 256  # whose acceptance is stored
+_MOST_DOUBLED = 4  # times that wrong trials may double the time between trials
+_MOST_REQUESTS = 256  # the acceptance of that many is stored
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A sequence that decodes.
-
-    most: the most drafts in a block.
-    flight: its own fixed one, if any.
-    jumps: how many tokens its rules force after a chosen one.
-    share: how often its drafts are right; at_most: a plausible upper bound of that.
-    offered: how often a drafter that is asked has drafts for it.
-    """
+    """A sequence that decodes. ``most``: the most drafts in a block; ``flight``: its fixed one, if any; ``jumps``: how
+    many tokens its rules force after a chosen one; ``share``: how often its drafts are right; ``at_most``: a plausible
+    upper bound of that; ``offered``: how often a drafter that is asked has drafts for it."""
 
     position: int = 0
     most: int = MAX_ROWS - 1
