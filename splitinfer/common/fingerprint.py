@@ -24,10 +24,8 @@ class Fingerprint:
     revision: str | None = None
 
     def difference(self, other: "Fingerprint") -> str | None:
-        """Return a phrase that names the first difference between two models. Return None if they are equal.
-
-        Samples are compared only if both sides have the file.
-        """
+        """Return a phrase that names the first difference between two models. Return None if they are equal. Samples
+        are compared only if both sides have the file."""
         if self.config != other.config:
             return "config.json differs"
         if set(self.files) != set(other.files):

@@ -93,11 +93,8 @@ class Grammar:
 
     @classmethod
     def of(cls, given: Any) -> "Grammar":
-        """Return the grammar for ``given``: a grammar, a JSON schema as a mapping, or a pydantic model.
-
-        Raises:
-            ValueError: ``given`` is something else.
-        """
+        """Return the grammar for ``given``: a grammar, a JSON schema as a mapping, or a pydantic model. Raise
+        ValueError if it is something else."""
         if isinstance(given, Grammar):
             return given
         if isinstance(given, Mapping) or hasattr(given, "model_json_schema"):

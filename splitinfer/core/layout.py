@@ -172,11 +172,8 @@ class Layout:
         return dataclasses.replace(self, stages=tuple(stages))
 
     def with_found(self, found: Mapping[str, tuple[str, str | None]]) -> Self:
-        """Return the same layout with the address and key of each stage in ``found``, which has them by name.
-
-        Raises:
-            LayoutError: two stages have one address.
-        """
+        """Return the same layout with the address and key of each stage in ``found``, which has them by name. Raise
+        LayoutError if two stages get the same address."""
         stages = (
             dataclasses.replace(stage, address=found[stage.name][0], key=found[stage.name][1])
             if stage.name in found

@@ -38,10 +38,8 @@ class LossCounter:
 
 @dataclass(slots=True)
 class RejoinDeadline:
-    """The deadline for a lost stage to come back. Its clock runs only while a request waits.
-
-    timeout: seconds. since: when requests began to wait; ``None`` if no request waits.
-    """
+    """The deadline for a lost stage to come back. Its clock runs only while a request waits. ``timeout``: seconds;
+    ``since``: when requests began to wait, ``None`` if no request waits."""
 
     timeout: float
     since: float | None

@@ -79,11 +79,8 @@ def recommended(config: Mapping[str, Any]) -> Recommended:
 
 
 def _checked(name: str, raw: Any) -> Any:
-    """Return one value in the type that ``SamplingParams`` takes.
-
-    Raises:
-        ValueError: it is not a number, or is out of range.
-    """
+    """Return one value in the type that ``SamplingParams`` takes. Raise ValueError if it is not a number, or is out of
+    range."""
     value: Any = as_number(name, raw)
     if name in _WHOLE:
         if not value.is_integer() or value > _GREATEST_WHOLE:
@@ -105,11 +102,8 @@ class ResolvedSampling:
         return cls(params, dict.fromkeys(RECOMMENDABLE, Origin.DEFAULT))
 
     def with_value(self, name: str, text: str) -> "ResolvedSampling":
-        """Return the same parameters with one value set in the chat. ``text``: the value as the user typed it.
-
-        Raises:
-            ValueError: it is not a number, or is out of range.
-        """
+        """Return the same parameters with one value set in the chat. ``text``: the value as the user typed it. Raise
+        ValueError if it is not a number, or is out of range."""
         try:
             number: float = int(text) if name in _WHOLE else float(text)
         except ValueError:

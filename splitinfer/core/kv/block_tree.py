@@ -162,9 +162,7 @@ class BlockTree:
 
     def add(self, parent: Block | None, tokens: Sequence[int]) -> tuple[Block, list[Block]]:
         """Add a block after ``parent``. Return it and the partial blocks that it replaces, whose tokens it begins with.
-
-        The tree must not have this block yet (``child``).
-        """
+        The tree must not have this block yet (``child``)."""
         assert parent is None or parent.is_full
         key = chained(self.root if parent is None else parent.key, tokens)
         start = 0 if parent is None else parent.end

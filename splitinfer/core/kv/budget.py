@@ -73,10 +73,8 @@ class StageKV:
 
 
 class NeverFits(ValueError):
-    """Raised if a request's KV is too large for a stage even when no other request runs.
-
-    ``num_tokens``: the request's tokens at its longest; ``needed``, ``there``: bytes on stage ``stage``.
-    """
+    """Raised if a request's KV is too large for a stage even when no other request runs. ``num_tokens``: the request's
+    tokens at its longest; ``needed``, ``there``: bytes on stage ``stage``."""
 
     def __init__(self, num_tokens: int, stage: int, needed: int, there: int) -> None:
         self.num_tokens, self.stage, self.needed, self.there = num_tokens, stage, needed, there
@@ -122,11 +120,8 @@ class KVBudget:
         return max((stage.bytes_of(use) / max(stage.budget_bytes, 1) for stage in self.stages), default=0.0)
 
     def check(self, num_tokens: int) -> None:
-        """Check that a sequence of ``num_tokens`` tokens fits when it runs alone.
-
-        Raises:
-            NeverFits: it does not; the error names the stage that lacks most.
-        """
+        """Raise NeverFits if a sequence of ``num_tokens`` tokens does not fit even when it runs alone. The error names
+        the stage that lacks most."""
         use = self.use_of(num_tokens)
         lacks = [(stage.bytes_of(use) - stage.budget_bytes, index) for index, stage in enumerate(self.stages)]
         lack, index = max(lacks, default=(0, 0))

@@ -27,11 +27,8 @@ NAMES = (EXACT, *FORMATS)
 
 
 def format_of(name: str) -> KVFormat | None:
-    """Return the format named ``name``. Return None if keys and values are stored as the model computes them.
-
-    Raises:
-        ValueError: the name is unknown.
-    """
+    """Return the format named ``name``, or None for keys and values as the model computes them. Raise ValueError if the
+    name is unknown."""
     if name not in NAMES:
         raise ValueError(f"kv_format {name!r} is unknown; known: {', '.join(NAMES)}")
     return FORMATS.get(name)

@@ -182,13 +182,9 @@ class PrefixCache:
 
     def store_rest(self, seq: Sequence, used: KVUse, *, again: bool = False) -> None:
         """Store the remaining blocks of a sequence that ends, also its last, partial one. A conversation continues from
-        there, and so does a prompt that was cancelled and comes again.
-
-        Args:
-            used: the KV of the other running sequences.
-            again: also store blocks that found no room while the sequence ran. The caches must be able to copy any
-                positions.
-        """
+        there, and so does a prompt that was cancelled and comes again. ``used``: the KV of the other running sequences.
+        ``again``: also store blocks that found no room while the sequence ran; the caches must be able to copy any
+        positions."""
         if again and not seq.kv.is_stored and not self._config.whole_blocks:
             seq.kv.blocks, seq.kv.is_stored = self._stored_of(seq), True
         self.store_full_blocks(seq, used)  # a result may have many tokens
@@ -272,11 +268,9 @@ class PrefixCache:
     def make_room(
         self, use: KVUse, keep: Collection[Block] = (), victims: Iterable[Sequence] = ()
     ) -> list[Sequence] | None:
-        """Evict blocks, the least recently used first, until ``use``, which includes all blocks, fits.
-
-        Blocks in ``keep`` stay. Return the fewest ``victims``, in their order, that must also give up their KV. Return
-        None, and evict nothing, if ``use`` would not fit even without all of them.
-        """
+        """Evict blocks, the least recently used first, until ``use``, which includes all blocks, fits. Blocks in
+        ``keep`` stay. Return the fewest ``victims``, in their order, that must also give up their KV. Return None, and
+        evict nothing, if ``use`` would not fit even without all of them."""
         evicted, preempted = list[Block](), list[Sequence]()
         if not self.budget.fits(use):
             pinned = self.pinned

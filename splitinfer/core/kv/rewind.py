@@ -1,9 +1,9 @@
 """How far caches can be rolled back.
 
 A plain KV cache can be rolled back to any position, a sliding window by its slack (older positions are lost). A
-recurrent state stands for all tokens so far, so it cannot be truncated; but it can be rolled back to any row of a block
-of drafts, from what the cache kept of that block. A cache of an unknown kind cannot be rolled back. Each stage reports
-the least of its layers, and the least of all stages decides.
+recurrent state stands for all tokens so far. It cannot be truncated, but it can be rolled back to any row of a block of
+drafts, from what the cache kept of that block. A cache of an unknown kind cannot be rolled back. Each stage reports the
+least of its layers, and the least of all stages decides.
 """
 
 from collections.abc import Iterable

@@ -84,11 +84,9 @@ class StepRecord:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """A request until it ends.
-
-    submitted: when it was submitted. last: when its last token came, or else when it was submitted. first: when its
-    first token came; ``None``: not yet. computed: positions that steps have computed so far.
-    """
+    """A request until it ends. ``submitted``: when it was submitted; ``last``: when its last token came, at first when
+    it was submitted; ``first``: when its first token came, if any; ``computed``: positions that steps have computed so
+    far."""
 
     sequence: Sequence
     submitted: float

@@ -73,11 +73,7 @@ class SchedulerConfig:
         self.check_fits(seq)
 
     def check_fits(self, seq: Sequence) -> None:
-        """Check that the KV of ``seq`` at its longest fits on every stage.
-
-        Raises:
-            NeverFits: it is too large for a stage even when it runs alone.
-        """
+        """Raise NeverFits if the KV of ``seq`` at its longest is too large for a stage even when it runs alone."""
         if self.kv is not None:
             self.kv.check(self.longest(seq))
 

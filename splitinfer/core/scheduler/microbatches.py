@@ -128,12 +128,10 @@ class MicroBatches:
         self._id_to_group.clear()
 
     def balance(self, active: int | None = None) -> None:
-        """Move members, as far as results allow, until active groups differ by at most one and the others are empty.
-        ``active``: use only the first ``active`` groups from now on; ``None``: as before.
-
-        A sequence in flight stays, because its result would come in the turn of another group. The last to join moves,
-        so that the KV of the others stays in its place.
-        """
+        """Move members, as far as results allow, until active groups differ by at most one and the others are empty. A
+        sequence in flight stays, because its result would come in the turn of another group. The last to join moves, so
+        that the KV of the others stays in its place. ``active``: use only the first ``active`` groups from now on;
+        ``None``: as before."""
         if active is not None:
             self._active = max(1, min(active, len(self._groups)))
         while (seq := self._next_to_move()) is not None:

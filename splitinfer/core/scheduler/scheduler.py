@@ -132,10 +132,8 @@ class Scheduler:
         self.waiting.add(seq)
 
     def finish(self, seq_id: int, reason: FinishReason) -> bool:
-        """End a sequence for an outside reason (abort, a stop string). Return False if it has ended already.
-
-        Its slices under way still run and are ignored. Its KV is stored, and freed or retained (``KVManager.end``).
-        """
+        """End a sequence for an outside reason (abort, a stop string). Return False if it has ended already. Its slices
+        under way still run and are ignored. Its KV is stored, and freed or retained (``KVManager.end``)."""
         seq = self.running.get(seq_id) or self.waiting.get(seq_id)
         if seq is None:
             return False
@@ -204,11 +202,8 @@ class Scheduler:
 
     def requeue_all(self, kept: Iterable[DiskBlock] = ()) -> None:
         """Queue every running sequence again after the stages have lost everything except the blocks ``kept`` on disk.
-        Their KV is computed again from their tokens.
-
-        No sampled token is lost or sampled twice: the sequences have their tokens, and later tokens depend on nothing
-        else.
-        """
+        Its KV is computed again from its tokens. No sampled token is lost or sampled twice: the sequences have their
+        tokens, and later tokens depend on nothing else."""
         self.in_flight.clear()
         self.kv.clear(kept)
         self.batches.clear()
@@ -222,11 +217,8 @@ class Scheduler:
 
     def moved_to(self, config: SchedulerConfig) -> "Scheduler":
         """Return a scheduler for other stages, which hold nothing yet, with all sequences in its queue. Call it after
-        ``requeue_all``. Do not use this scheduler afterwards.
-
-        Raises:
-            NeverFits: a sequence is too large for one of those stages even when it runs alone; nothing has changed.
-        """
+        ``requeue_all``, and do not use this scheduler afterwards. Raise NeverFits, and change nothing, if a sequence is
+        too large for one of those stages even when it runs alone."""
         for seq in self.waiting:
             config.check_fits(seq)
         new = Scheduler(config)
@@ -420,10 +412,8 @@ class Scheduler:
     # -- plans out ---------------------------------------------------------------------------
 
     def schedule(self, now: float = 0.0) -> StepPlan | None:
-        """Return the next plan. Return None if there is nothing to do or no stage could take it.
-
-        ``now``: seconds on the first stage's clock. It may change the content of a plan, but not whether there is one.
-        """
+        """Return the next plan. Return None if there is nothing to do or no stage could take it. ``now``: seconds on
+        the first stage's clock; it may change the content of a plan, but not whether there is one."""
         self._now = max(self._now, now)
         self._jump_forward()
         if self._is_full:
@@ -692,11 +682,9 @@ class Scheduler:
         return sorted(groups, key=lambda group: group not in have)
 
     def _idle_since(self, plan: StepPlan, drafts: Mapping[int, int]) -> float | None:
-        """Return when the coordinator had nothing left to do but ``plan``, a step of decodes and drafts.
-
-        That is the last result's time plus the drafting after it if no other step is under way, else now if it has new
-        ``drafts``. Return None if the time is unknown, or the plan has other rows.
-        """
+        """Return when the coordinator had nothing left to do but ``plan``, a step of decodes and drafts: after the last
+        result and the drafting that followed it if no other step is under way, else now if it has new ``drafts``.
+        Return None if that is unknown, or the plan has other rows."""
         if not plan.has_only_logits:
             return None
         if self._returned_at and not self.in_flight:

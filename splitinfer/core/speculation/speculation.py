@@ -39,10 +39,7 @@ class Draft:
 @dataclass(slots=True)
 class Proposal:
     """Drafts that the next plan could contain: up to ``count``, from ``position`` on, where the sequence's stream ends.
-
-    num_misses: the sequence's wrong drafts when the proposal was made.
-    drafts: the drafts made so far.
-    """
+    ``num_misses``: the sequence's wrong drafts when it was made; ``drafts``: the ones made so far."""
 
     seq: Sequence
     count: int
