@@ -336,7 +336,7 @@ class StageFigures:
         times = abs(self.started) + abs(self.ended) + abs(self.received) + abs(self.sent)
         took = self.copying + self.fetching + self.drafting
         counts = (self.stage, self.bytes_sent, self.bytes_copied, self.rows, self.unfit)
-        is_sound = times + took < _FAR and self.started <= self.ended  # not so where any is no number
+        is_sound = times + took < _FAR and self.started <= self.ended  # false if any is NaN
         if not is_sound or min(self.copying, self.fetching, self.drafting, *counts) < 0 or max(counts) > _FAR:
             raise ValueError(f"stage {self.stage} reports times or counts of a step that no step has")
 

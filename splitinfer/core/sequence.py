@@ -281,7 +281,7 @@ class Sequence:
 
     @property
     def precedence(self) -> tuple[int, int]:
-        """Sorts sequences by rank, highest first: higher priority, then earlier arrival."""
+        """The sort key of its rank, highest rank first: higher priority, then earlier arrival."""
         return -self.priority, self.seq_id
 
     def begin(self, num_stored: int, room: int) -> None:

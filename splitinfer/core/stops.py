@@ -35,7 +35,7 @@ class Told(Protocol):
         """Take the next increment."""
 
     def finish(self, *, is_cut: bool) -> StopUpdate:
-        """Return the text held back when the answer has ended. ``is_cut``: the answer would have gone on."""
+        """Return the text held back when the answer has ended. ``is_cut``: whether it was cut off."""
 
 
 class StopMatcher:

@@ -107,7 +107,7 @@ class CostModel:
 
     def predicted(self, shape: Shape) -> float | None:
         """Return the seconds from sending a lone step of this shape until its result is back. One in twenty takes
-        longer. Return None if too few steps have been seen, or none with at least half as many rows."""
+        longer. Return None if too few steps have been seen, or none at least half as large."""
         return self.cycle(shape, 1) if all(stage.knows(shape) for stage in self.stages) else None
 
     def reading(self, start: int, count: int, size: int) -> float | None:

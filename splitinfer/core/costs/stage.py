@@ -85,12 +85,12 @@ class StageCosts:
     most_decode: int = 0  # positions that the single rows of a step attended to
     most_chunk: int = 0  # the same for the rows of its chunks
     _places: dict[int, _Place] = field(default_factory=dict)
-    decode: float = 0.0  # seconds for each of those
+    decode: float = 0.0  # seconds for each of these positions
     chunk: float = 0.0
     _of_decodes: _Slope = field(default_factory=_Slope)
     _of_chunks: _Slope = field(default_factory=_Slope)
-    _line: list[tuple[float, float]] | None = None  # the table by rows, less what was attended to
-    _off: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))  # measured to predicted, of the last steps
+    _line: list[tuple[float, float]] | None = None  # the table by rows, without the positions' part
+    _off: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))  # measured to predicted, last steps
 
     # -- what it predicts ----------------------------------------------------------------------
 
@@ -255,8 +255,8 @@ def _rising(points: Sequence[tuple[float, float, float]]) -> list[tuple[float, f
 
 
 def _on_line(line: Sequence[tuple[float, float]], x: float) -> float:
-    """Return the y at ``x`` on the lines between points. Beyond the last point it rises as it did over the upper
-    half."""
+    """Return the y at ``x`` on the lines between points. Beyond the last point it rises as it did over the upper half
+    of x."""
     if not line:
         return 0.0
     last, end = line[-1]
