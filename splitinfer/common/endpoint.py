@@ -1,7 +1,7 @@
-"""Where workers listen, as people write it in layouts, options and hosts of ssh: one grammar for all.
+"""Parses and writes the addresses of workers; layouts, options and ssh hosts share this one grammar.
 
-tcp://HOST:PORT    HOST:PORT    HOST         HOST is a name or a number; alone it has the usual port
-tcp://[::1]:PORT   [::1]:PORT   [::1]        an IPv6 address stands in brackets
+tcp://HOST:PORT    HOST:PORT    HOST         HOST is a name or a number; without a port, WORKER_PORT is used
+tcp://[::1]:PORT   [::1]:PORT   [::1]        an IPv6 address is written in brackets
 """
 
 import re
@@ -18,17 +18,17 @@ _FORM = re.compile(r"(?P<host>\w[\w.-]*|\[[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%\w[\w
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A host, without brackets, and a port. As a text it is what a layout has."""
+    """A host, without brackets, and a port. ``str`` gives the form that layouts use."""
 
     host: str
     port: int = WORKER_PORT
 
     @classmethod
     def parse(cls, text: str, port: int = WORKER_PORT) -> "Endpoint":
-        """Return the endpoint that a text names; ``port`` where it names none.
+        """Return the endpoint that ``text`` names, with the default ``port`` if the text has none.
 
         Raises:
-            ConfigError: it is not one.
+            ConfigError: ``text`` is not an address.
 
         >>> str(Endpoint.parse("mini.local")), str(Endpoint.parse("[fe80::1%en5]:7"))
         ('tcp://mini.local:5577', 'tcp://[fe80::1%en5]:7')
@@ -61,13 +61,13 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """A name for the machine: the first part of its host's name; empty where the host is a number."""
+        """A name for the machine: the first part of its host name. Empty if the host is a number."""
         first = self.host.partition(".")[0]
         return first if first[:1].isalpha() and ":" not in self.host else ""
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """Return the name, with a number where it is taken."""
+    """Return ``name``, with a number appended if it is taken."""
     count, found = 1, name
     while found in taken:
         count += 1
@@ -76,7 +76,7 @@ def free_name(name: str, taken: Collection[str]) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a host, which is a name or a number.
+    """Return whether only this machine can reach ``host``, a name or a number.
 
     >>> [is_loopback(host) for host in ("localhost", "127.0.0.2", "[::1]", "::1%lo0", "0.0.0.0", "mini.local", "")]
     [True, True, True, True, False, False, False]

@@ -1,4 +1,4 @@
-"""Fingerprints of weights, by which the stages check that they hold the same model."""
+"""Fingerprints of weights; stages compare them to check that they hold the same model."""
 
 import hashlib
 from collections.abc import Mapping
@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True, slots=True)
 class FileFingerprint:
     """One weights file. ``size``: bytes of data; ``table``: a digest of its table of tensors; ``sample``: a digest of
-    samples of its bytes, ``None`` where the file has not been downloaded.
-    """
+    samples of its bytes, or ``None`` if the file has not been downloaded."""
 
     size: int
     table: str
@@ -25,10 +24,8 @@ class Fingerprint:
     revision: str | None = None
 
     def difference(self, other: "Fingerprint") -> str | None:
-        """Return a phrase that names the first difference between two models, or ``None``.
-
-        Samples are compared only where both sides have the file.
-        """
+        """Return a phrase that names the first difference between two models. Return None if they are equal. Samples
+        are compared only if both sides have the file."""
         if self.config != other.config:
             return "config.json differs"
         if set(self.files) != set(other.files):

@@ -1,6 +1,6 @@
-"""Writes JSON documents for other programs; all that is printed, stored or sent uses this writer.
+"""Writes JSON for other programs. All that is printed, stored or sent uses this writer.
 
-Python's own writer puts out NaN and Infinity for such floats, which JSON does not have and most parsers refuse.
+Python's own writer emits NaN and Infinity, which JSON does not have and most parsers refuse.
 """
 
 import json
@@ -28,7 +28,7 @@ def _encoder(indent: int | None, separators: tuple[str, str] | None) -> json.JSO
 
 
 def _finite(value: Any) -> Any:
-    """Return the same with ``None`` in place of numbers that are not finite, also as keys."""
+    """Return ``value`` with ``None`` in place of numbers that are not finite, also as keys."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

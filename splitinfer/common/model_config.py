@@ -1,7 +1,6 @@
-"""Reads values of a model's configuration wherever they may stand: at its top, or in the part of its language model.
+"""Reads values of a config.json, which may stand at its top level or in the language model's part.
 
-A configuration comes from anywhere, so nothing in it is believed to have a type. A value of another type than is asked
-for is as good as none.
+A config.json may come from anyone, so no value's type is trusted. A value of the wrong type counts as missing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,7 @@ _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
 def parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the configuration, and within it that of the language model, if it has one."""
+    """Yield the configuration, then the nested configuration of its language model, if it has one."""
     yield config
     for name in _NESTED:
         if isinstance(inner := config.get(name), Mapping):
@@ -24,7 +23,7 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a part of the configuration by its name; empty if there is none."""
+    """Return the part of the configuration under ``key``, or an empty mapping."""
     found = config.get(key)
     return found if isinstance(found, Mapping) else {}
 
@@ -40,7 +39,7 @@ def positive(config: Mapping[str, Any], *keys: str) -> int | None:
 
 
 def token_ids(config: Mapping[str, Any], key: str) -> int | list[int] | None:
-    """Return the first token id, or list of such, under the key.
+    """Return the first token id, or list of token ids, under ``key``.
 
     >>> token_ids({"eos": [], "text_config": {"eos": [1, 7]}}, "eos")
     [1, 7]
@@ -49,7 +48,7 @@ def token_ids(config: Mapping[str, Any], key: str) -> int | list[int] | None:
 
 
 def is_integer(value: Any) -> TypeGuard[int]:
-    """Return whether it is an integer; ``True`` is not."""
+    """Return whether ``value`` is an integer. ``True`` is not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -1,5 +1,5 @@
-"""Texts for people: what a peer, another machine, a file or a model has written, as a terminal, a log or a table may
-show it; and numbers with units. Pure."""
+"""Text for people. Makes text from a peer, another machine, a file or a model safe for a terminal, a log or a table,
+and writes numbers with units. Pure."""
 
 import re
 import textwrap
@@ -10,12 +10,12 @@ _CONTROLS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not i
 
 
 def without_controls(text: str) -> str:
-    """Return any lines, without what would command a terminal."""
+    """Return ``text`` without control characters, which could command a terminal. Newlines and tabs stay."""
     return text.translate(_CONTROLS)
 
 
 def whole_characters(text: str) -> str:
-    """Return ``text`` with U+FFFD for each half of a character (a lone surrogate), which no tokenizer takes.
+    """Return ``text`` with U+FFFD in place of each lone surrogate, which no tokenizer accepts.
 
     >>> whole_characters("a\\ud83d") == "a\\ufffd"
     True
@@ -24,7 +24,7 @@ def whole_characters(text: str) -> str:
 
 
 def plain(text: str, most: int = 300) -> str:
-    """Return one line, printable, not longer than ``most`` characters.
+    """Return ``text`` as one printable line of at most ``most`` characters.
 
     >>> plain("a\\x1b[31mb\\nc")
     'a [31mb c'
@@ -34,8 +34,8 @@ def plain(text: str, most: int = 300) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return a text whose lines break between words, and not within commands, so that these can be copied; a line that
-    is indented by four spaces is a command. Other lines go on as far indented as they begin.
+    """Return ``text`` with lines of ``width``. Lines break between words, but not within commands, so that these can be
+    copied. A line that begins with four spaces is a command. Continuation lines keep their line's indent.
 
     >>> wrapped("one two\\nthree: run splitinfer worker --port 5577", 12)
     'one two\\nthree: run\\nsplitinfer worker --port 5577'
@@ -55,7 +55,7 @@ def _filled(line: str, width: int) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Return a number of bytes: three digits and a decimal unit.
+    """Return a number of bytes with three digits and a decimal unit.
 
     >>> size(0), size(20.48e6), size(21.04e9), size(5.35e12)
     ('0 B', '20.5 MB', '21 GB', '5.35 TB')
@@ -68,7 +68,11 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return >>> duration(59), duration(3600), duration(200000) ('59 s', '1 h', '2 days')"""
+    """Return whole days, hours, minutes or seconds.
+
+    >>> duration(59), duration(3600), duration(200000)
+    ('59 s', '1 h', '2 days')
+    """
     for size, least, unit in ((86400, 2 * 86400, "days"), (3600, 3600, "h"), (60, 60, "min")):
         if seconds >= least:
             return f"{seconds / size:.0f} {unit}"
@@ -76,13 +80,20 @@ def duration(seconds: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Return >>> seconds(0.0058), seconds(0.0251), seconds(2.51), seconds(251.2), seconds(1420) ('5.8 ms', '25 ms',
-    '2.5 s', '251 s', '24 min')"""
+    """Return a time with its unit.
+
+    >>> seconds(0.0058), seconds(0.0251), seconds(2.51), seconds(251.2), seconds(1420)
+    ('5.8 ms', '25 ms', '2.5 s', '251 s', '24 min')
+    """
     if value < 0.9995:
         return f"{1000 * value:.1f} ms" if value < 0.00995 else f"{1000 * value:.0f} ms"
     return f"{value:.1f} s" if value < 99.95 else f"{value:.0f} s" if value < 600 else duration(value)
 
 
 def rate(value: float) -> str:
-    """Return >>> rate(0.123), rate(4.951), rate(55.3), rate(1420.3) ('0.12', '5.0', '55', '1,420')"""
+    """Return a rate with two digits, or all digits of its whole part.
+
+    >>> rate(0.123), rate(4.951), rate(55.3), rate(1420.3)
+    ('0.12', '5.0', '55', '1,420')
+    """
     return f"{value:.2g}" if value < 1 else f"{value:.1f}" if value < 20 else f"{value:,.0f}"

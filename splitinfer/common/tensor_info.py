@@ -1,4 +1,4 @@
-"""One tensor of a safetensors file, as its header describes it: a name, a dtype, a shape and a place, and no weight."""
+"""One tensor of a safetensors file as its header describes it: name, dtype, shape and place, without the weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ ITEM_BITS = {
     "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
     "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64,
 }  # fmt: skip
-"""Bits of a number, by safetensors' name of its dtype: those that MLX loads."""
+"""Bits of a number, by safetensors' name of its dtype. Only dtypes that MLX loads are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class TensorInfo:
 
     @property
     def fills_its_place(self) -> bool:
-        """Whether dtype, shape and place belong together."""
+        """Whether the bytes from ``begin`` to ``end`` are as many as dtype and shape need."""
         bits = ITEM_BITS.get(self.dtype)
         if bits is None or self.begin < 0 or min(self.shape, default=0) < 0:
             return False

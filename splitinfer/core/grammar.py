@@ -1,12 +1,12 @@
-"""The form that an answer must have, and what the scheduler asks of whatever enforces it.
+"""The form that an answer must have, and the questions that the scheduler asks about it.
 
-A ``Grammar`` is text: a JSON schema, a regular expression, a grammar in Lark or GBNF, or a list of answers. What it
-admits is a function of the answer's own tokens, so it is matched once, on the coordinator, and on no other machine
+A ``Grammar`` is text: a JSON schema, a regular expression, a grammar in Lark or GBNF, or a list of answers. The tokens
+that it admits depend on the answer's own tokens alone. So only the coordinator matches it, once
 (``splitinfer.grammar``): no cut, batch, draft or lost worker changes it. The scheduler sees it as ``TokenRules``.
 
     tokens so far ──TokenRules──> jump forward   the tokens that must come next: drafts that are always right
-                                  mask           the tokens that may come next; the last stage chooses among these alone
-                                  alternatives   the few texts of which one comes next; each is scored as a whole
+                                  mask           the tokens that may come next; the last stage chooses only among these
+                                  alternatives   a few texts, exactly one comes next; each is scored as a whole
 """
 
 import json
@@ -19,12 +19,12 @@ from typing import Any, Protocol
 
 MAX_GRAMMAR = 1 << 18  # characters of a grammar's text
 MAX_CHOICES = 4096
-GBNF_RULE = re.compile(r"^[^\S\n]*[\w-]+\s*::=", re.MULTILINE)  # where one begins; Lark has a colon alone there
-_MAX_NESTED = 128  # objects and lists of a schema in each other
+GBNF_RULE = re.compile(r"^[^\S\n]*[\w-]+\s*::=", re.MULTILINE)  # the beginning of a rule; Lark has ":" instead of "::="
+_MAX_NESTED = 128  # levels of objects and lists in a schema
 
 
 class GrammarKind(StrEnum):
-    """What a grammar's text is."""
+    """The language of a grammar's text."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -53,8 +53,8 @@ class Grammar:
 
     @classmethod
     def json(cls, schema: Any = None) -> "Grammar":
-        """Return JSON that a schema admits: a mapping, its text, or a pydantic model, of whose fields there are no
-        others; ``None``: any JSON object."""
+        """Return the grammar of the JSON that a schema admits. The schema is a mapping, its text, or a pydantic model,
+        whose JSON has no other fields. ``None`` admits any JSON object."""
         schema = _read(schema)
         if not isinstance(schema, Mapping | bool):
             raise ValueError(f"a JSON schema must be an object, not {schema!r:.40}")
@@ -68,22 +68,22 @@ class Grammar:
 
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":
-        """Return text that a regular expression matches as a whole."""
+        """Return the grammar of text that a regular expression matches as a whole."""
         return cls(GrammarKind.REGEX, pattern)
 
     @classmethod
     def lark(cls, text: str) -> "Grammar":
-        """Return text of a Lark grammar, as llguidance reads it; its first rule is ``start``."""
+        """Return a Lark grammar, in llguidance's dialect. Its first rule is ``start``."""
         return cls(GrammarKind.LARK, text)
 
     @classmethod
     def gbnf(cls, text: str) -> "Grammar":
-        """Return text of a grammar as llama.cpp has it; its first rule is ``root``."""
+        """Return a grammar in llama.cpp's GBNF. Its first rule is ``root``."""
         return cls(GrammarKind.GBNF, text)
 
     @classmethod
     def choice(cls, answers: Iterable[str]) -> "Grammar":
-        """Return one of some answers."""
+        """Return the grammar whose only answers are ``answers``."""
         texts = list(answers)
         if isinstance(answers, str) or not texts or not all(isinstance(text, str) and text for text in texts):
             raise ValueError("choices must be a list of one or more texts, none of them empty")
@@ -93,11 +93,8 @@ class Grammar:
 
     @classmethod
     def of(cls, given: Any) -> "Grammar":
-        """Return a grammar from what a caller gives: one, a JSON schema as a mapping, or a pydantic model.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Return the grammar for ``given``: a grammar, a JSON schema as a mapping, or a pydantic model. Raise
+        ValueError if it is something else."""
         if isinstance(given, Grammar):
             return given
         if isinstance(given, Mapping) or hasattr(given, "model_json_schema"):
@@ -106,7 +103,7 @@ class Grammar:
 
 
 def _read(schema: Any) -> Any:
-    """Return a schema that was given as a pydantic model, as text, or not at all."""
+    """Return a schema as a value. It may be given as a pydantic model, as text, or as None (any object)."""
     if hasattr(schema, "model_json_schema"):
         return _closed(schema.model_json_schema())
     if isinstance(schema, str):
@@ -118,7 +115,7 @@ def _read(schema: Any) -> Any:
 
 
 def _closed(schema: Any) -> Any:
-    """Return a model's schema without further fields, which the model would leave out anyway."""
+    """Return a model's schema without additional properties, which the model would drop anyway."""
     if isinstance(schema, list):
         return [_closed(one) for one in schema]
     if not isinstance(schema, Mapping):
@@ -129,7 +126,7 @@ def _closed(schema: Any) -> Any:
 
 
 def _is_deep(value: Any) -> bool:
-    """Return whether a schema is nested too deeply for programs that go through it by recursion."""
+    """Return whether a schema is nested too deeply for programs that recurse through it."""
     level, depth = [value], 0
     while level and depth <= _MAX_NESTED:
         below = [list(one.values()) if isinstance(one, Mapping) else one for one in level if _holds(one)]
@@ -143,47 +140,48 @@ def _holds(value: Any) -> bool:
 
 Text = tuple[int, ...]
 Texts = tuple[Text, ...]
-"""Texts of a form, as tokens."""
+"""Texts that a grammar admits, as tokens."""
 
 
 class TokenRules(Protocol):
-    """What the tokens of one answer may be. Each method is a function of the tokens given, and of nothing else; tokens
-    that share a beginning with those of the call before cost what is new. May be called from several threads.
+    """The rules for the tokens of one answer. Each method depends only on the tokens given. A call whose tokens begin
+    like the last call's pays only for the new ones. May be called from several threads.
 
-    ``failure``: why the rules cannot be applied any further, if so; the request ends with it.
+    ``failure``: why the rules can no longer be applied; the request then ends with this error.
     """
 
     @property
     def failure(self) -> str | None: ...
 
     def refuses(self, answer: Seq[int]) -> bool:
-        """Return whether a token of an answer could not follow those before it: then the rules have not been kept."""
+        """Return whether a token of ``answer`` cannot follow those before it, so that the rules were broken."""
         ...
 
     def jump_forward(self, answer: Seq[int], most: int) -> tuple[int, ...]:
-        """Return the tokens, at most so many, that must follow ``answer``; none where there is a choice or an end."""
+        """Return up to ``most`` tokens that must follow ``answer``; empty if there is a choice or the answer may
+        end."""
         ...
 
     def admitted(self, answer: Seq[int], drafts: Seq[int]) -> list[bool]:
-        """For each of the ``drafts`` that may follow ``answer``, one after the other, whether no other may come."""
+        """Return, for each of the ``drafts`` that may follow ``answer`` one after the other, whether no other token may
+        come."""
         ...
 
     def alternatives(self, answer: Seq[int]) -> Texts:
-        """Return the tokens of the few texts one of which must follow ``answer``, if the likeliest is wanted and is not
-        decided by their first tokens alone; empty elsewhere, and once it is decided. ``admitted`` admits no draft
-        there."""
+        """Return the tokens of the few texts from which the likeliest must follow ``answer``, if their first tokens
+        alone do not decide it. Empty elsewhere, and once it is decided. ``admitted`` admits no draft there."""
         ...
 
     def decide(self, answer: Seq[int], tokens: Text) -> None:
-        """Have one of the ``alternatives`` be the tokens that must follow ``answer``."""
+        """Make ``tokens``, one of the ``alternatives``, the only tokens that may follow ``answer``."""
         ...
 
     def masks(self, answer: Seq[int], first: int) -> list[bytes | None]:
-        """For each beginning of ``answer`` of at least ``first`` tokens, the shortest first, the tokens that may follow
-        it: a bit for each id, the lowest first; ``None``: any."""
+        """Return the tokens that may follow each beginning of ``answer`` that has at least ``first`` tokens, the
+        shortest first: a bit for each id, lowest first, or None for any token."""
         ...
 
 
 def beginning_of(text: Text, other: Text) -> bool:
-    """Return whether some tokens are the beginning of others, and not all of them."""
+    """Return whether ``text`` is a proper prefix of ``other``."""
     return len(text) < len(other) and other[: len(text)] == text

@@ -6,11 +6,11 @@ A layout cuts a model's layers into consecutive half-open ranges, one per stage:
     layers     [0 ........................ 40) [40 .............. 66)
     address    none: it is this process        tcp://mini.local:5577
 
-A stage may be ``across`` two machines, its *ranks*, each of which holds a half of every layer (tensor parallel). A rank
-is always a worker. If the first stage is such a one, the coordinator holds no layers.
+A stage may be ``across`` two machines, its *ranks*; each holds one half of every layer (tensor parallel). A rank is
+always a worker. If the first stage is across two machines, the coordinator holds no layers.
 
-A ``Layout`` is consistent: the checks run when it is made, and no other code checks again. Only whether the layers add
-up to the model's is left to ``Layout.check``. ``splitinfer.config`` reads files and refuses unknown keys.
+A ``Layout`` is checked when it is made, and no other code checks it again. Only ``Layout.check`` is left, which
+compares its number of layers with the model's. ``splitinfer.config`` reads files and refuses unknown keys.
 """
 
 import dataclasses
@@ -31,16 +31,16 @@ from splitinfer.errors import ConfigError, LayoutError
 LOCAL = "local"  # the address of a worker that the coordinator starts itself
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 UNNAMED = "(unnamed)"  # the name of a layout without a file
-BY_UP = "(up)"  # of one whose workers `splitinfer up` has started
+BY_UP = "(up)"  # the name of a layout whose workers `splitinfer up` has started
 
-RANKS = 2  # of a stage across machines: a sum of two has the same bits on both
+RANKS = 2  # of a stage across machines: a sum of two numbers has the same bits on both
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _INPROC = re.compile(r"inproc://[\w.-]+")
 
 
 def written(address: str, key: str | None = None) -> str:
-    """Return a rank as a layout has it: ``local``, or ``host:port#KEY`` with or without the key."""
+    """Return a rank as layouts write it: ``address`` (``local`` or ``host:port``), then ``#KEY`` if it has a key."""
     return f"{address}#{key}" if key else address
 
 
@@ -48,16 +48,16 @@ def written(address: str, key: str | None = None) -> str:
 class StageSpec:
     """One stage and its layers ``[start, end)``.
 
-    address: None for stage 0 (the coordinator); for a worker ``"local"``, an ``Endpoint``, which a layout makes
-        ``"tcp://host:port"``, or, in tests, ``"inproc://name"``; or None for a worker that is yet to be found by its
-        name and key (``Layout.to_find``).
+    address: None for stage 0 (the coordinator), and for a worker still to be found by its name and key
+        (``Layout.to_find``). For other workers ``"local"``, an ``Endpoint``, which a layout makes
+        ``"tcp://host:port"``, or, in tests, ``"inproc://name"``.
     key: the worker's public key, 64 hexadecimal digits, if the links to it are encrypted.
     codec: how the stage before sends it the hidden states of prompts (``core.wire_codec``).
-    link_transport: the transport of the link to it from the stage before. The coordinator's own link to a later stage,
-        over which no hidden states go, is tcp.
-    across: the ranks as they are ``written``, if the layers are halved between machines; no address then.
-    sums: what adds up the ranks' halves: ``"ring"`` (sockets) or ``"jaccl"`` (Thunderbolt 5's RDMA), not encrypted.
-    sums_device: the RDMA devices of rank 0 and rank 1, as ``a:b``, for ``"jaccl"``.
+    link_transport: the transport of the link from the stage before. The coordinator's own link to a later stage, which
+        carries no hidden states, is tcp.
+    across: the ranks as ``written`` gives them, if two machines halve the layers; the stage then has no address.
+    sums: what adds up the ranks' halves: ``"ring"`` (sockets) or ``"jaccl"`` (Thunderbolt 5's RDMA). Not encrypted.
+    sums_device: for ``"jaccl"``, the RDMA devices of rank 0 and rank 1, as ``a:b``.
     """
 
     name: str
@@ -73,7 +73,8 @@ class StageSpec:
 
     @property
     def ranks(self) -> tuple["StageSpec", ...]:
-        """The workers of the stage, as stages of their own name: ``both/0`` and ``both/1``; itself, if it is one."""
+        """The stage's workers, as stages with names of their own: ``both/0`` and ``both/1``, or the stage itself if it
+        is one worker."""
         if not self.across:
             return (self,)
         parts = (rank.partition("#") for rank in self.across)
@@ -100,10 +101,10 @@ class Layout:
 
     model, draft: hub ids, folders or built-in names.
     dtype: one of ``DTYPES``.
-    name: used in messages; mostly the file's name.
+    name: used in messages; usually the file's name.
     serving: how requests share the stages.
     kv_format: how keys and values are stored (``core.kv.format``).
-    float32_head: whether what comes behind the last layer, the norm and the head, is computed in float32.
+    float32_head: whether the last norm and the head are computed in float32.
 
     Raises:
         LayoutError: the stages contradict each other, or a value is not allowed.
@@ -138,30 +139,31 @@ class Layout:
 
     @property
     def cut(self) -> str:
-        """The layers of each stage, as in a layout's name: ``40-26``; ``40-26x2`` where two machines halve the last."""
+        """The number of layers of each stage, as in a layout's name: ``40-26``, or ``40-26x2`` if two machines halve
+        the last."""
         return "-".join(
             f"{each.num_layers}x{len(each.across)}" if each.across else str(each.num_layers) for each in self.stages
         )
 
     @property
     def has_own_stage(self) -> bool:
-        """Whether the coordinator holds layers itself: the first stage's."""
+        """Whether the coordinator holds the first stage's layers itself."""
         return not self.stages[0].across
 
     @property
     def workers(self) -> tuple[StageSpec, ...]:
-        """All workers, in the order of the stages; each rank is one."""
+        """All workers, in the order of the stages. Each rank is a worker."""
         return tuple(rank for stage in self.stages[self.has_own_stage :] for rank in stage.ranks)
 
     @property
     def here(self) -> tuple[StageSpec, ...]:
-        """What runs on the coordinator's machine: its own stage, and local workers."""
+        """The stages on the coordinator's machine: its own and local workers."""
         own = self.stages[: self.has_own_stage]
         return (*own, *(worker for worker in self.workers if worker.is_local))
 
     @property
     def to_find(self) -> tuple[StageSpec, ...]:
-        """The workers without an address, which are to be found before the layout can be used."""
+        """The workers without an address. They must be found before the layout can be used."""
         return tuple(stage for stage in self.workers if stage.address is None)
 
     def to_be_found(self) -> Self:
@@ -170,11 +172,8 @@ class Layout:
         return dataclasses.replace(self, stages=tuple(stages))
 
     def with_found(self, found: Mapping[str, tuple[str, str | None]]) -> Self:
-        """Return the same layout with the address and key of each stage in ``found``, by the stages' names.
-
-        Raises:
-            LayoutError: two stages would have one address.
-        """
+        """Return the same layout with the address and key of each stage in ``found``, which has them by name. Raise
+        LayoutError if two stages get the same address."""
         stages = (
             dataclasses.replace(stage, address=found[stage.name][0], key=found[stage.name][1])
             if stage.name in found
@@ -184,7 +183,7 @@ class Layout:
         return dataclasses.replace(self, stages=tuple(stages))
 
     def with_model(self, model: str) -> Self:
-        """Return the same layout with ``model`` in place of its own, if it had one."""
+        """Return the same layout with ``model`` in place of any model it has."""
         return dataclasses.replace(self, model=model)
 
     def with_codec(self, codec: str) -> Self:
@@ -193,11 +192,7 @@ class Layout:
         return dataclasses.replace(self, stages=(first, *(dataclasses.replace(each, codec=codec) for each in others)))
 
     def check(self, num_layers_of_model: int) -> None:
-        """Check that the stages hold exactly the model's layers.
-
-        Raises:
-            LayoutError: they hold more or fewer.
-        """
+        """Raise LayoutError if the stages hold more or fewer layers than the model has."""
         if self.num_layers == num_layers_of_model:
             return
         sum_ = " + ".join(str(stage.num_layers) for stage in self.stages)
@@ -211,7 +206,7 @@ StagePart = tuple[str, int, str | None] | tuple[str, int, str | None, Mapping[st
 
 
 def lay_out(parts: Iterable[StagePart]) -> tuple[StageSpec, ...]:
-    """Return the stages from ``(name, number of layers, address[, further fields of StageSpec])`` in order; each starts
+    """Return the stages from ``(name, number of layers, address[, further fields of StageSpec])`` in order. Each starts
     where the one before ends."""
     stages: list[StageSpec] = []
     start = 0
@@ -223,7 +218,7 @@ def lay_out(parts: Iterable[StagePart]) -> tuple[StageSpec, ...]:
 
 
 def _check_stages(stages: Sequence[StageSpec], layout: str) -> None:
-    """Check that every layer is on exactly one stage, and every stage has only what it may have."""
+    """Raise LayoutError unless every layer is on exactly one stage and every stage has only fields that it may have."""
     if not stages:
         raise LayoutError(f"layout {layout} has no stages; it needs at least one")
     end, names, address_to_name = 0, set[str](), dict[str, str]()
@@ -236,7 +231,7 @@ def _check_stages(stages: Sequence[StageSpec], layout: str) -> None:
         end = stage.end
         for rank in stage.ranks:
             if rank.address is None or rank.is_local:
-                continue  # it is yet to be found; of local ones there may be several, each is started on its own port
+                continue  # a rank still to be found; or a local one, which is started on a port of its own
             other = address_to_name.setdefault(rank.address.lower(), rank.name)  # host names ignore case
             if other != rank.name:
                 raise LayoutError(
@@ -246,7 +241,7 @@ def _check_stages(stages: Sequence[StageSpec], layout: str) -> None:
 
 
 def _mistakes(stage: StageSpec, end: int, *, is_first: bool) -> Iterator[str]:
-    """Yield what is wrong with a stage, as phrases that follow its name. ``end``: of the stage before."""
+    """Yield each mistake of a stage as a phrase that follows its name. ``end``: the end of the stage before."""
     if stage.num_layers < 1:
         yield f"holds {_layers(stage.num_layers)}; it needs at least 1"
     if stage.start != end:
@@ -293,7 +288,7 @@ def _mistakes_across(stage: StageSpec) -> Iterator[str]:
 
 
 def _with_whole_address(stage: StageSpec, layout: str) -> StageSpec:
-    """Return the stage with its addresses as transports take them."""
+    """Return the stage with its addresses in the form that transports take."""
     if stage.across:
         wholes = (_with_whole_address(rank, layout) for rank in stage.ranks)
         across = tuple(written(str(whole.address), whole.key) for whole in wholes)

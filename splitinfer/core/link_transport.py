@@ -1,7 +1,7 @@
 """The transport of the link to a stage from the one before it, which carries hidden states.
 
-``tcp`` works everywhere; ``rdma`` is Thunderbolt 5 between two Macs (or, with the backend ``ring``, MLX's sockets, to
-run the same code without the hardware); ``auto`` prefers ``rdma`` and uses ``tcp`` where one of the two ends cannot.
+``tcp`` works everywhere. ``rdma`` is Thunderbolt 5 between two Macs (or, with the backend ``ring``, MLX's sockets, to
+run the same code without the hardware). ``auto`` prefers ``rdma`` and uses ``tcp`` if either end cannot use it.
 """
 
 import re
@@ -17,7 +17,7 @@ _DEVICE = re.compile(r"\w{1,32}(:\w{1,32})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class LinkTransport:
-    """A transport and its options. ``device``: the RDMA device, where there are several: one name, or this end's and
+    """A transport and its options. ``device``: the RDMA device, if a machine has several: one name, or this end's and
     the worker's as ``a:b``."""
 
     transport: str = TCP
@@ -26,7 +26,7 @@ class LinkTransport:
 
     @property
     def mistake(self) -> str | None:
-        """What is wrong with it, as a phrase that follows the stage's name; ``None`` if nothing is."""
+        """The mistake in it, as a phrase that follows the stage's name; ``None`` if it is right."""
         if self.transport not in TRANSPORTS:
             return f"has the transport {self.transport!r}, which is unknown; known: {', '.join(TRANSPORTS)}"
         if self.backend not in BACKENDS:
@@ -38,8 +38,7 @@ class LinkTransport:
         return None
 
     def addresses(self, tcp: str) -> tuple[str, str]:
-        """Return the address for the worker at ``tcp``, and the one to fall back to, which is empty if there is
-        none."""
+        """Return the address for the worker at ``tcp`` and the fallback address, which may be empty."""
         if self.transport == TCP:
             return tcp, ""
         given = [f"backend={self.backend}"] * (self.backend != JACCL) + [f"device={self.device}"] * bool(self.device)

@@ -1,13 +1,13 @@
 """Pictures among a sequence's tokens.
 
-A picture takes a run of positions in a prompt. What stands there for the model is a placeholder, the same token for
-every picture; what a row holds comes from the picture itself. So a sequence has there *row ids*, numbers beyond every
-vocabulary that are made of the picture's content: two runs are equal where the pictures are, and everything that
-compares tokens (prefix cache, blocks on disk, conversations) compares pictures with it. Stages are sent the
-placeholders, and once with a sequence where its pictures are.
+A picture takes a run of positions in a prompt. The model sees a placeholder there, the same token for every picture;
+the content of each row comes from the picture. In a sequence these positions hold *row ids*: numbers beyond every
+vocabulary, made from the picture's content. Two runs are equal if the pictures are. So everything that compares tokens
+(prefix cache, blocks on disk, conversations) also compares pictures. Stages get the placeholders, and, once with a
+sequence, the places of its pictures.
 
 Some models count positions in three dimensions: a picture of ``grid`` rows and columns takes as many positions as its
-longer side, and text goes on behind them.
+longer side, and the text continues after them.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 FIRST_ROW_ID = 2**62
-"""Ids from here on are rows of pictures."""
+"""The least id that stands for a row of a picture."""
 MAX_ROWS = 2**16  # of one picture
 
 
@@ -25,9 +25,9 @@ MAX_ROWS = 2**16  # of one picture
 class Picture:
     """A picture at positions [start, start + len(token_ids)) of a sequence.
 
-    ``key``: of its content. ``token_ids``: what stands in its place for the model. ``grid``: its rows and columns of
-    positions, where these have three dimensions; (0, 0) where a row is a position. ``is_whole``: whether its rows look
-    at each other both ways, so that they must be computed in one step.
+    ``key``: stands for its content. ``token_ids``: the placeholders that the model sees. ``grid``: its rows and columns
+    of positions if these have three dimensions; (0, 0) if each row is a position. ``is_whole``: whether its rows attend
+    to each other in both directions, so that one step must compute them all.
 
     Raises:
         ValueError: it has no rows, or another number than its grid.
@@ -58,8 +58,8 @@ class Picture:
 
 
 def row_ids(key: bytes, count: int) -> tuple[int, ...]:
-    """Return the ids of a picture's rows. Each has 62 bits of its own, so that no part of a picture is taken for
-    another's.
+    """Return the ids of a picture's rows. Each has 62 bits from ``key``, so that parts of different pictures never
+    match.
 
     >>> [number >= FIRST_ROW_ID for number in row_ids(b"key", 2)], len(set(row_ids(b"key", 9)))
     ([True, True], 9)
@@ -69,7 +69,7 @@ def row_ids(key: bytes, count: int) -> tuple[int, ...]:
 
 
 def with_placeholders(tokens: Seq[int], start: int, pictures: Iterable[Picture]) -> tuple[int, ...]:
-    """Return a sequence's ``tokens`` from position ``start`` on as stages are sent them.
+    """Return a sequence's ``tokens`` from position ``start`` on as stages get them: with placeholders for pictures.
 
     >>> with_placeholders((5, 2**62, 2**62 + 1, 6), 0, [Picture(1, b"", (9, 9))])
     (5, 9, 9, 6)
@@ -83,7 +83,8 @@ def with_placeholders(tokens: Seq[int], start: int, pictures: Iterable[Picture])
 
 
 def grid_positions(pictures: Iterable[Picture], start: int, end: int) -> list[tuple[int, int, int]]:
-    """Return the positions (time, row, column) of a sequence's tokens [start, end), with its pictures in their order.
+    """Return the positions (time, row, column) of a sequence's tokens [start, end). ``pictures``: its pictures, in
+    order.
 
     >>> grid_positions([Picture(1, b"", (9,) * 6, (2, 3))], 0, 9)
     [(0, 0, 0), (1, 1, 1), (1, 1, 2), (1, 1, 3), (1, 2, 1), (1, 2, 2), (1, 2, 3), (4, 4, 4), (5, 5, 5)]
@@ -101,8 +102,8 @@ def grid_positions(pictures: Iterable[Picture], start: int, end: int) -> list[tu
 
 
 def chunk_end(pictures: Iterable[Picture], start: int, end: int) -> int:
-    """Return where a chunk from ``start`` that is to end at ``end`` ends so that it cuts no picture that is computed
-    whole: before it, or behind it where the chunk begins with it.
+    """Return ``end``, moved so that a chunk from ``start`` does not cut a picture that one step must compute: to the
+    picture's start, or to its end if the chunk begins at that start or later.
 
     >>> picture = Picture(4, b"", (9,) * 8, is_whole=True)
     >>> [chunk_end([picture], *chunk) for chunk in ((0, 3), (0, 6), (4, 6), (6, 7), (2, 12), (2, 14))]

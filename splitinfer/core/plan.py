@@ -1,10 +1,10 @@
 """Plans and results: what every stage does in a step, and what it returns.
 
-All that the stages do follows from plans. A plan is immutable and numbered; a sequence that is new to the
-stages comes in full (``NewSequence``), a known one as its next tokens (``Slice``). A stage truncates its
-cache to ``Slice.start`` before it runs: rolling back after a rejected draft, or after an edited turn of a
-conversation, is data in the next plan and no message of its own. After a loss the scheduler makes new plans from
-the tokens, which rebuild a lost stage; no plan is kept. Results hold token ids, never hidden states.
+Stages do nothing but what plans say. A plan is immutable and numbered. It has a sequence that is new to the stages in
+full (``NewSequence``), a known one as its next tokens (``Slice``). A stage truncates its cache to ``Slice.start``
+before it runs. So rolling back, after a wrong draft or an edited turn of a conversation, is data in the next plan and
+not a message. After a loss the scheduler makes new plans from the tokens, which rebuild a lost stage; no plan is kept.
+Results hold token ids, never hidden states.
 
     Scheduler --StepPlan--> stage 0 --hidden--> stage 1 ... last stage --StepResult--> Scheduler
 """
@@ -17,17 +17,17 @@ from splitinfer.core.kv.block_tree import Key
 from splitinfer.core.picture import Picture
 from splitinfer.core.sampling_params import SamplingParams
 
-_FAR = 1e12  # seconds, or bytes; no clock and no step has more
+_FAR = 1e12  # seconds or bytes; no clock and no step reaches it
 
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """A sequence's static data, sent once. Filled by the scheduler.
+    """A sequence's static data, which the scheduler fills in and sends once.
 
     ``prefix``: the tokens before the first slice's start. Their KV is copied from the stored ``blocks``, in order, as
     far as there are tokens; the last stage needs the tokens for penalties. ``num_prompt``: positions before it belong
-    to the prompt, whose hidden states links may pack (``core.wire_codec``). ``pictures``: those in the prompt.
-    ``takes_over``: the ``retained`` sequence whose KV is that of these tokens, and perhaps more; nothing is copied.
+    to the prompt, whose hidden states links may pack (``core.wire_codec``). ``pictures``: the prompt's. ``takes_over``:
+    the ``retained`` sequence whose KV covers these tokens, and perhaps more; nothing is copied then.
 
     Raises:
         ValueError: blocks without a prefix, a prefix without blocks, or pictures that overlap.
@@ -53,11 +53,12 @@ class NewSequence:
 class Slice:
     """One sequence's part of a step: positions [start, start + len(token_ids)).
 
-    The last ``num_logits`` rows go through norm, head and sampler; 0 for a chunk that is not the prompt's last. The
-    last ``num_drafts`` tokens are drafts of what will be sampled in their places; each is verified by the row before
-    it, the slice's first token by an earlier slice. ``num_next``: drafts that the last stage is to make behind what is
-    sampled. ``scored``: the prompt's tokens behind the slice's other rows, whose log probabilities are wanted; empty if
-    they are not.
+    num_logits: how many of the last rows go through norm, head and sampler; 0 for a chunk that is not the prompt's
+        last.
+    num_drafts: how many of the last tokens are drafts. The row before a draft verifies it; an earlier slice verifies a
+        draft that begins the slice.
+    num_next: how many drafts the last stage makes after the sampled tokens.
+    scored: the prompt tokens after the slice's other rows, if their log probabilities are wanted; else empty.
 
     Raises:
         ValueError: the numbers contradict each other.
@@ -94,21 +95,22 @@ class Slice:
 
     @property
     def is_decode(self) -> bool:
-        """Whether it is one row that wants a token, and no draft."""
+        """Whether it is a single row that wants a token and is not a draft."""
         return len(self.token_ids) == self.num_logits == 1 and not self.num_drafts
 
     @property
     def begins_with_draft(self) -> bool:
-        """Whether its first token is a draft, so that it is rejected if another token is sampled in that place."""
+        """Whether its first token is a draft. The slice is then rejected if another token is sampled in that place."""
         return self.num_drafts == len(self.token_ids)
 
     def is_rejected(self, position: int, token_id: int | None) -> bool:
-        """Return whether it lies behind a wrong draft, where ``token_id`` was sampled last, for ``position`` (``None``:
-        no token was). A slice that begins with a draft is valid only if it begins there with that token."""
+        """Return whether the slice follows a wrong draft. ``position``, ``token_id``: the last sampled token; ``None``:
+        none was sampled. A slice that begins with a draft is valid only if that token is the draft, in its place."""
         return self.begins_with_draft and (self.start, self.token_ids[0]) != (position, token_id)
 
     def num_accepted(self, sampled: Seq[int]) -> int:
-        """Return how many of the ``num_logits`` sampled tokens count: those up to the first that is not the next draft.
+        """Return how many of the ``num_logits`` sampled tokens count: all up to the first that differs from the next
+        draft.
 
         Sampling the target at each position with that position's key, and accepting drafts while they are equal,
         gives the target's tokens whatever the drafts are.
@@ -122,14 +124,16 @@ class Slice:
         return len(sampled)
 
     def is_verdict(self, tokens: Seq[int]) -> bool:
-        """Return whether ``tokens`` can be those that count: all, or those up to one that is not the next draft."""
+        """Return whether ``tokens`` can be the ones that count: all, or all up to one that differs from the next
+        draft."""
         if len(tokens) >= self.num_logits or not tokens:
             return len(tokens) == self.num_logits and self.num_accepted(tokens) == len(tokens)
         return self.num_accepted(tokens) == len(tokens) and tokens[-1] != self._verified[len(tokens) - 1]
 
     def is_answered_by(self, found: "SampledSlice | None", tokens: Seq[int] | None) -> bool:
-        """Return whether ``found`` is possible for its rows and drafts. ``tokens``: its sequence's before it; ``None``:
-        it has ended. ``found``: ``None`` where nothing came, because nothing is wanted, or a stage has left it out."""
+        """Return whether ``found`` is a possible result for its rows and drafts. ``found``: None if no result came,
+        because nothing was asked for or a stage left it out. ``tokens``: its sequence's before the result; None if it
+        has ended."""
         sampled = () if found is None else tuple(token.token_id for token in found.tokens)
         if found is not None and len(found.drafts) > self.num_next:
             return False
@@ -145,18 +149,17 @@ class Slice:
 
     @property
     def _verified(self) -> tuple[int, ...]:
-        """The drafts that have a row before them."""
+        """The drafts that a row of this slice verifies."""
         return self.token_ids[len(self.token_ids) - self.num_logits + 1 :] if self.num_drafts else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
     """Stores a copy of a sequence's KV of positions [start, end), which earlier steps computed, as block ``block_id``.
-
-    With the ``tokens`` of those positions it is also written to disk, as the block after that of key ``parent``.
+    With the ``tokens`` of those positions it is also written to disk, as a child of the block with key ``parent``.
 
     Raises:
-        ValueError: an empty range, or tokens of another number.
+        ValueError: the range is empty, or the tokens are not as many.
     """
 
     block_id: int
@@ -174,17 +177,17 @@ class Save:
 
     @property
     def is_for_disk(self) -> bool:
-        """Whether it is to be written to disk."""
+        """Whether it is also written to disk."""
         return bool(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """Reads positions [start, end), which are on disk under ``key``, as block ``block_id``. A stage that cannot reports
-    that in its figures.
+    so in its figures.
 
     Raises:
-        ValueError: an empty range.
+        ValueError: the range is empty.
     """
 
     block_id: int
@@ -201,13 +204,13 @@ class Fetch:
 class StepPlan:
     """One micro-batch for all stages.
 
-    A stage first makes the ``saves``, then ends the ``retained`` sequences but keeps their KV, then frees the ``freed``
-    ones, then adds ``new`` ones, which may begin with ``dropped`` blocks for the last time, then drops those and adds
-    ``fetches``, then runs the ``slices``, each of another sequence. ``erased``: keys of files that will not be read
-    again.
+    A stage works in this order. It makes the ``saves``; it ends the ``retained`` sequences but keeps their KV; it frees
+    the ``freed`` ones; it adds the ``new`` ones, which may begin with ``dropped`` blocks for the last time; it drops
+    those blocks; it reads the ``fetches``; it runs the ``slices``, each of another sequence. ``erased``: keys of files
+    that will not be read again.
 
     Raises:
-        ValueError: two slices of one sequence.
+        ValueError: two slices belong to one sequence.
     """
 
     step: int
@@ -231,7 +234,7 @@ class StepPlan:
 
     @property
     def ended(self) -> tuple[int, ...]:
-        """The sequences that no later slice is of."""
+        """The sequences that no later slice belongs to."""
         return (*self.freed, *self.retained)
 
     @property
@@ -241,21 +244,21 @@ class StepPlan:
 
     @property
     def following(self) -> tuple[Slice, ...]:
-        """The slices of the step that is likely to follow on its sequences, with 0 for each token; none if it does more
-        than decode."""
+        """The slices of the step that probably follows on its sequences, with 0 for each token. Empty unless the step
+        only decodes."""
         if not all(part.is_decode for part in self.slices):
             return ()
         return tuple(Slice(part.seq_id, part.end, (0,), 1) for part in self.slices)
 
     @property
     def has_only_logits(self) -> bool:
-        """Whether every row wants logits, as those of decodes and drafts do, and it has rows."""
+        """Whether it has rows and each of them wants logits, as in decodes and drafts."""
         return bool(self.slices) and all(part.num_logits == len(part.token_ids) for part in self.slices)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """The layout of a hidden state's bytes: ``dtype`` by MLX's name, row-major ``shape``."""
+    """The layout of a hidden state's bytes: ``dtype`` by MLX's name, and the row-major ``shape``."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -263,8 +266,8 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """What a stored block has of one cache, which ``slot`` names: with ``by_token`` the arrays of positions [start,
-    end), else the state at ``end``. The bytes go beside it."""
+    """A stored block's part of one cache, which ``slot`` names: with ``by_token`` the arrays of positions [start, end),
+    else the state at ``end``. The bytes are sent beside it."""
 
     slot: tuple[int, ...]
     by_token: bool
@@ -275,7 +278,8 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One token, chosen or the prompt's. ``logprob`` and ``top`` only where the request asked for them."""
+    """A sampled token, or a scored one of the prompt. ``logprob`` and ``top`` are set only if the request asked for
+    them."""
 
     token_id: int
     logprob: float | None = None
@@ -284,9 +288,9 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class SampledSlice:
-    """The tokens sampled for one slice, one for each row with logits. With drafts they end at the first wrong one, and
-    there are none if the slice was rejected. ``drafts``: what the last stage has drafted behind them. ``scored``: the
-    slice's own, with their log probabilities."""
+    """The tokens sampled for one slice, one for each row with logits. With drafts they end at the first wrong one; a
+    rejected slice has no tokens. ``drafts``: the last stage's drafts of the tokens after them. ``scored``: the slice's
+    ``scored`` tokens, with their log probabilities."""
 
     seq_id: int
     tokens: tuple[SampledToken, ...]
@@ -298,19 +302,19 @@ class SampledSlice:
 class StageFigures:
     """What one step cost one stage. Times are seconds on that stage's own monotonic clock.
 
-    started, ended: of computing.
+    started, ended: when computing began and ended.
     received: when its frame had arrived; meaningless on the first stage.
-    sent: when its output was ready to be sent, but for the message around it.
+    sent: when its output was ready to send, except for the message around it.
     bytes_copied, copying: bytes of stored KV copied for new sequences, and the seconds that took.
     rows: number of rows that it computed.
-    unfit: rows that the link's codec could not hold and that were sent as they are.
+    unfit: rows that the link's codec could not hold, so that they were sent exactly.
     fetching: seconds that reading the plan's fetches took.
-    lacking: ids of the fetches' blocks that it could not read.
-    drafting: seconds of making drafts behind the step, after ``ended``.
+    lacking: block ids of the fetches that it could not read.
+    drafting: seconds of making drafts for the next step, after ``ended``.
     written: keys of blocks written to its disk since the last figures.
 
     Raises:
-        ValueError: times or counts that no step has.
+        ValueError: no step can have these times or counts.
     """
 
     stage: int
@@ -332,22 +336,22 @@ class StageFigures:
         times = abs(self.started) + abs(self.ended) + abs(self.received) + abs(self.sent)
         took = self.copying + self.fetching + self.drafting
         counts = (self.stage, self.bytes_sent, self.bytes_copied, self.rows, self.unfit)
-        is_sound = times + took < _FAR and self.started <= self.ended  # not so where any is no number
+        is_sound = times + took < _FAR and self.started <= self.ended  # false if any is NaN
         if not is_sound or min(self.copying, self.fetching, self.drafting, *counts) < 0 or max(counts) > _FAR:
             raise ValueError(f"stage {self.stage} reports times or counts of a step that no step has")
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a plan. The last stage makes it; ``figures`` has one entry from each stage."""
+    """The result of a plan. The last stage makes it. ``figures`` has one entry for each stage."""
 
     step: int
     sampled: tuple[SampledSlice, ...] = ()
     figures: tuple[StageFigures, ...] = ()
 
     def received_at(self, at: float) -> "StepResult":
-        """Return the same with the first stage's times as if it had received the step then: on the clock of who has
-        sent it, where that has no stage of its own."""
+        """Return the result with the first stage's times shifted so that ``received`` is ``at``. This puts them on the
+        sender's clock if the sender has no stage itself."""
         first, *others = self.figures
         late = first.received - at
         moved = replace(

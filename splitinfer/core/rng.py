@@ -1,6 +1,6 @@
-"""The random key of a token: a function of the request's seed and the token's position, alone.
+"""The random key of a token: a function of the request's seed and the token's position alone.
 
-So batching, chunking, the cut, drafts, preemption and replay cannot change what is sampled, at any temperature. The
+So batching, chunking, the cut, drafts, preemption and replay cannot change the sampled tokens, at any temperature. The
 mixing is SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): two rounds
 keep the keys of neighbouring positions and neighbouring seeds unrelated.
 """

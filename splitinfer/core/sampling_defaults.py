@@ -1,7 +1,7 @@
-"""The sampling values in force where a caller sets only some of them, and where each one comes from.
+"""The sampling values in force if a caller sets only some of them, and the source of each value.
 
-A model's makers recommend values in its ``generation_config.json``. A user's choice comes before the file, the file
-before the caller's fallback. Pure; ``models.folder.checkpoint`` reads the file.
+A model's makers recommend values in its ``generation_config.json``. A user's choice overrides the file, and the file
+overrides the caller's fallback. Pure; ``models.folder.checkpoint`` reads the file.
 """
 
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ RECOMMENDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """The fields of ``SamplingParams`` that a generation config may set."""
 
 ANSWER_TOKENS = 2048
-DEMO_TOKENS = 200  # beyond, the demo's tales are nonsense
-"""The token limit of an answer where nobody says one: on the command line, in the REPL and on the page."""
+DEMO_TOKENS = 200  # after that many, the demo's tales are nonsense
+"""The default token limit of an answer: on the command line, in the REPL and on the page."""
 
 SETTABLE = (*RECOMMENDABLE, "max_tokens", "thinking_budget")
 """The fields that a user can set in the chat."""
 
 _WHOLE = ("top_k", "max_tokens", "thinking_budget")
 _GREATEST_WHOLE = 2**31 - 1
-_SAMPLED_TEMPERATURE = 1.0  # what the file format means by do_sample without a temperature
+_SAMPLED_TEMPERATURE = 1.0  # the meaning of do_sample without a temperature in the file format
 
 
 class Origin(StrEnum):
@@ -38,15 +38,14 @@ class Origin(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Recommended:
     """The recommendations of a generation config. ``values``: by field of ``SamplingParams``, each within its range.
-    ``problems``: for each value that cannot be used, what it must be.
-    """
+    ``problems``: a sentence for each value that cannot be used."""
 
     values: Mapping[str, Any]
     problems: tuple[str, ...] = ()
 
     @property
     def params(self) -> SamplingParams:
-        """The values over the library's defaults."""
+        """The library's defaults, with these values in their place."""
         return replace(SamplingParams(), **self.values)
 
 
@@ -54,7 +53,7 @@ NOTHING = Recommended({})
 
 
 def recommended(config: Mapping[str, Any]) -> Recommended:
-    """Return the usable sampling values of a generation config; fields that are absent or null are left out.
+    """Return the usable sampling values of a generation config. Fields that are absent or null are left out.
 
     ``do_sample: false`` means greedy decoding whatever the temperature; ``do_sample: true`` without a temperature means
     a temperature of 1, as in the library that defines the format.
@@ -80,11 +79,8 @@ def recommended(config: Mapping[str, Any]) -> Recommended:
 
 
 def _checked(name: str, raw: Any) -> Any:
-    """Return one value as ``SamplingParams`` takes it.
-
-    Raises:
-        ValueError: it is not a number, or is out of range.
-    """
+    """Return one value in the type that ``SamplingParams`` takes. Raise ValueError if it is not a number, or is out of
+    range."""
     value: Any = as_number(name, raw)
     if name in _WHOLE:
         if not value.is_integer() or value > _GREATEST_WHOLE:
@@ -95,22 +91,19 @@ def _checked(name: str, raw: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSampling:
-    """Parameters for a request and, for each field of ``RECOMMENDABLE``, where its value comes from."""
+    """The parameters of a request, and the source of each field of ``RECOMMENDABLE``."""
 
     params: SamplingParams
     origins: Mapping[str, Origin]
 
     @classmethod
     def of(cls, params: SamplingParams) -> "ResolvedSampling":
-        """Return parameters whose values all count as defaults."""
+        """Return ``params`` with all values counted as defaults."""
         return cls(params, dict.fromkeys(RECOMMENDABLE, Origin.DEFAULT))
 
     def with_value(self, name: str, text: str) -> "ResolvedSampling":
-        """Return the same parameters with one value set in the chat. ``text``: the value as it was typed.
-
-        Raises:
-            ValueError: it is not a number, or is out of range.
-        """
+        """Return the same parameters with one value set in the chat. ``text``: the value as the user typed it. Raise
+        ValueError if it is not a number, or is out of range."""
         try:
             number: float = int(text) if name in _WHOLE else float(text)
         except ValueError:
@@ -120,12 +113,12 @@ class ResolvedSampling:
         return ResolvedSampling(params, {**self.origins, name: Origin.CHAT})
 
     def reset(self, name: str, usual: "ResolvedSampling") -> "ResolvedSampling":
-        """Return the same parameters with one value as in ``usual``."""
+        """Return the same parameters with one value taken from ``usual``."""
         params = replace(self.params, **{name: getattr(usual.params, name)})
         return ResolvedSampling(params, {**self.origins, name: usual.origin_of(name)})
 
     def origin_of(self, name: str) -> Origin:
-        """Return where the value of one of ``SETTABLE`` comes from."""
+        """Return the source of a value of ``SETTABLE``."""
         is_default = name != "max_tokens" or self.params.max_tokens in (ANSWER_TOKENS, DEMO_TOKENS)
         return self.origins.get(name, Origin.DEFAULT if is_default else Origin.OPTION)
 
@@ -134,8 +127,8 @@ class ResolvedSampling:
 class SamplingChoice:
     """A user's choice, made before the model is known.
 
-    chosen: fields of ``RECOMMENDABLE`` with the values given on the command line.
-    base: all other parameters, and the fallback for those that neither ``chosen`` nor the model sets.
+    chosen: values given on the command line, by field of ``RECOMMENDABLE``.
+    base: all other parameters, and the fallback for fields that neither ``chosen`` nor the model sets.
 
     Raises:
         ValueError: a chosen value is out of its range.

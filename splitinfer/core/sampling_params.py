@@ -11,9 +11,9 @@ from splitinfer.core.grammar import Grammar
 MAX_WHOLE = 2**63 - 1  # the largest number that a plan can hold
 MAX_BIAS = 100.0  # of a token's logit, either way, as in OpenAI's API
 MAX_BIASED = 1024  # tokens with a bias; plans hold them
-MAX_STOP_LENGTH = 4096  # characters of a stop string; as many may be held back
+MAX_STOP_LENGTH = 4096  # characters of a stop string, so of held-back text, too
 MAX_STOPS = 1024  # stop strings, and stop token ids
-_HALF = re.compile("[\ud800-\udfff]")  # of a character: no message can carry it
+_HALF = re.compile("[\ud800-\udfff]")  # a lone surrogate: no message can carry it
 
 
 MAX_LOGPROBS = 20
@@ -28,7 +28,7 @@ _NUMBERS: Mapping[str, tuple[float, float, str]] = {
     "presence_penalty": (-MAX_PENALTY, MAX_PENALTY, "between -2 and 2"),
     "frequency_penalty": (-MAX_PENALTY, MAX_PENALTY, "between -2 and 2"),
 }
-"""The fields that are fractions: the least and the most, and both in words."""
+"""The fractional fields: the least, the most, and both in words."""
 _WHOLE: Mapping[str, tuple[int, int, str]] = {
     "max_tokens": (1, MAX_WHOLE, "at least 1"),
     "top_k": (0, MAX_WHOLE, "0 (off) or more"),
@@ -38,11 +38,11 @@ _WHOLE: Mapping[str, tuple[int, int, str]] = {
     "min_tokens": (0, MAX_WHOLE, "0 or more"),
     "thinking_budget": (0, MAX_WHOLE, "0 or more"),
 }
-"""The same of those that are whole numbers."""
+"""The same for the whole-number fields."""
 
 
 def as_number(name: str, value: object) -> float:
-    """Return the value of a field that is a fraction. Raises ValueError: it is not a number, or too large for one."""
+    """Return the value of a fractional field. Raise ValueError if it is not a number, or too large for one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name} must be a number, not {value!r:.40}")
     try:
@@ -52,7 +52,8 @@ def as_number(name: str, value: object) -> float:
 
 
 def _as_biases(given: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Return pairs of token id and bias, by id, so that equal biases are equal values. Raises ValueError."""
+    """Return pairs of token id and bias, sorted, so that equal biases are equal values. Raise ValueError if they are
+    invalid."""
     pairs = given.items() if isinstance(given, Mapping) else given
     try:
         biases = tuple(sorted((token, float(bias)) for token, bias in pairs))
@@ -97,9 +98,9 @@ def _check_stop_tokens(tokens: tuple[int, ...]) -> None:
 class SamplingParams:
     """How the tokens of one request are chosen, and when it ends.
 
-    Filters act in mlx-lm's order (top_p, min_p, top_k, then temperature), each on the log
-    probabilities of the whole vocabulary. The random key of a token is a function of ``seed`` and
-    the token's position alone, so no batch, cut or chunking can change what is sampled.
+    Filters act in mlx-lm's order (top_p, min_p, top_k, then temperature), each on the log probabilities of the whole
+    vocabulary. The random key of a token is a function of ``seed`` and the token's position alone, so no batch, cut or
+    chunking can change the sampled tokens.
 
     max_tokens: the most tokens of the answer.
     temperature: 0 to 100; 0 always takes the likeliest token.
@@ -107,21 +108,21 @@ class SamplingParams:
     top_k: sample from the k likeliest tokens; 0 is off.
     min_p: leave out tokens less likely than this share of the likeliest; 0 is off.
     repetition_penalty: over 1 discourages the last 20 tokens.
-    presence_penalty: taken from the logit of each token that the answer has so far.
-    frequency_penalty: the same, times how often the answer has it.
+    presence_penalty: subtracted from the logit of each token that the answer already has.
+    frequency_penalty: the same, times how often the answer has the token.
     logit_bias: added to the logits of tokens; pairs or a mapping of token ids.
     seed: the same seed gives the same answer; ``None``: drawn when the request is submitted.
     stop: texts that end the answer, which does not contain them.
     stop_token_ids: tokens that end the answer.
     ignore_eos: go on after the model's own end, to the token limit.
     logprobs: log probabilities of the chosen token and of the n likeliest; ``None``: off.
-    prompt_logprobs: the same of the prompt's tokens, as the model gives them: no filter, penalty or bias changes them.
+    prompt_logprobs: the same for the prompt's tokens, as the model gives them: without filters, penalties or biases.
     grammar: the form of the answer: a ``Grammar``, a JSON schema as a mapping, or a pydantic model.
-    min_tokens: the answer does not end before it has so many tokens.
+    min_tokens: the least tokens of the answer.
     thinking_budget: the most tokens of reasoning before the answer begins; ``None`` is off.
 
     Raises:
-        ValueError: a value out of its range, named with the range.
+        ValueError: a value is out of its range; the error names the range.
     """
 
     max_tokens: int = 256
@@ -169,20 +170,20 @@ class SamplingParams:
 
     @property
     def for_stages(self) -> "SamplingParams":
-        """The parameters without those that end an answer, which is decided where its text is, and without its rules,
-        of which stages get masks."""
+        """The parameters that stages need. What ends an answer is left out, because the coordinator decides that from
+        the text, and so are the rules, whose masks the stages get."""
         if not (self.stop or self.stop_token_ids or self.has_rules):
             return self
         return replace(self, stop=(), stop_token_ids=(), grammar=None, min_tokens=0, thinking_budget=None)
 
     @property
     def has_rules(self) -> bool:
-        """Whether not every token may come at every place."""
+        """Whether rules forbid some tokens in some places."""
         return self.grammar is not None or self.min_tokens > 0 or self.thinking_budget is not None
 
     @property
     def depends_on_tokens(self) -> bool:
-        """Whether logits are changed by what came before, so that a row cannot be computed before that is known."""
+        """Whether earlier tokens change the logits, so that a row cannot be computed before they are known."""
         return self.repetition_penalty != 1.0 or self.has_answer_penalty
 
     @property
@@ -192,5 +193,5 @@ class SamplingParams:
 
     @property
     def has_answer_penalty(self) -> bool:
-        """Whether tokens that the answer has already are penalized."""
+        """Whether tokens that the answer already has are penalised."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

@@ -1,14 +1,13 @@
-"""The options of serving, and what a declaration of an option says.
+"""The options of serving, and the form of an option's declaration.
 
-An option is declared once, as an annotated field: its type, its default, its bounds and its help. Everything else is
-made from that:
+An option is declared once, as an annotated field: its type, default, bounds and help. Everything else is made from it:
 
     the field is in      layout file       command line    Settings    dial of a running server (``LLM.tune``)
     ``ServingOptions``   under 'serving'   yes             yes         yes
     ``Settings``         no                yes             yes         no
 
-The names are the same everywhere. ``None`` leaves an option to the next source: the command line and ``Settings`` come
-before the layout, the layout before the default. A field without an ``Option`` is for the library alone.
+The names are the same everywhere. ``None`` leaves an option to the next source: first the command line and
+``Settings``, then the layout, then the default. A field without an ``Option`` is for the library only.
 """
 
 import sys
@@ -22,18 +21,18 @@ from splitinfer.core.scheduler.policy import LEAST_SHARE, PolicyConfig, PolicyNa
 MAX_RUNNING = 32
 SERVING = "Serving: how requests share the stages"
 _HOUR = 3_600_000.0  # milliseconds
-_MOST = 1_000_000  # tokens in a step, requests: more than any machine has room for
+_MOST = 1_000_000  # tokens in a step, or requests: more than any machine has room for
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What an annotated field says of itself.
+    """An option's declaration in the annotation of a field.
 
-    help: what it does, in a sentence or two.
+    help: what the option does, in a sentence or two.
     panel: the panel of ``--help``; empty: the first one.
-    least, most: bounds of a number. ``choices``: of a word. ``unit``: of a number, for sentences.
+    least, most: bounds of a number. ``choices``: the words allowed. ``unit``: a number's unit, for sentences.
     flag: the option of the command line, if it is not the field's name.
-    per: how many of the field's units one of the flag's has, as 10^9 bytes a GB.
+    per: how many of the field's units are in one of the flag's, such as 10^9 bytes in a GB.
     """
 
     help: str
@@ -58,7 +57,7 @@ class Declared:
 
     @property
     def range(self) -> str:
-        """What a value may be, as part of a sentence.
+        """The values allowed, as part of a sentence.
 
         >>> SERVING_OPTIONS["prefill_share"].range, SERVING_OPTIONS["max_running"].range
         ('a number from 0.01 to 1', 'a whole number from 1 to 1,000,000')
@@ -71,7 +70,8 @@ class Declared:
         return f"{kind}{unit} from {least or 0:,g} to {'any finite one' if most is None else f'{most:,.0f}'}"
 
     def checked(self, value: Any) -> Any:
-        """Return ``value`` in the field's type; ``None`` stays. Raises ValueError: what it must be."""
+        """Return ``value`` in the field's type; ``None`` stays. Raise ValueError, with the allowed range, if it is not
+        allowed."""
         if value is None and self.may_be_none:
             return None
         option, least, most = self.option, self.option.least, self.option.most
@@ -79,7 +79,7 @@ class Declared:
             is_right = isinstance(value, str) and value in option.choices
         elif self.kind in (int, float):
             is_right = isinstance(value, int | float) and not isinstance(value, bool)
-            is_right = is_right and abs(value) <= sys.float_info.max  # which a whole number of 400 digits is not
+            is_right = is_right and abs(value) <= sys.float_info.max  # a whole number of 400 digits is larger
             is_right = is_right and (least is None or value >= least) and (most is None or value <= most)
             is_right = is_right and (self.kind is float or value == int(value))
         else:
@@ -90,7 +90,7 @@ class Declared:
 
 
 def declared(owner: type) -> Mapping[str, Declared]:
-    """Return the options that the fields of a dataclass declare, by name."""
+    """Return the options that a dataclass declares in its fields, by name."""
     hints = get_type_hints(owner, include_extras=True)
     found = {}
     for each in fields(owner):
@@ -104,11 +104,10 @@ def declared(owner: type) -> Mapping[str, Declared]:
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """How requests share the stages; ``None`` where an option is not set. What the policies do is in
-    ``core.scheduler.policy``.
+    """How requests share the stages. ``None``: the option is not set. ``core.scheduler.policy`` describes the policies.
 
     Raises:
-        ValueError: a value out of its range, named with the range.
+        ValueError: a value is out of its range; the error names the range.
     """
 
     policy: Annotated[
@@ -201,7 +200,7 @@ class ServingOptions:
 
     @property
     def policy_config(self) -> PolicyConfig:
-        """These options as the scheduler takes them, in seconds, with defaults."""
+        """These options in the scheduler's form: in seconds, with defaults."""
         options = {name: value for name, value in self.as_dict().items() if name not in ("token_budget", "max_running")}
         for name in ("itl_slo", "max_decode_gap"):
             if f"{name}_ms" in options:
@@ -216,13 +215,12 @@ class ServingOptions:
         return {name: value for name, value in values.items() if value is not None}
 
     def over(self, other: "ServingOptions") -> "ServingOptions":
-        """Return these options, and those of ``other`` where these are not set."""
+        """Return these options, and for each that is not set the value of ``other``."""
         return ServingOptions(**{**other.as_dict(), **self.as_dict()})
 
 
 def usual_token_budget(*, on_gpu: bool) -> int:
-    """Return the tokens in a step where nobody says: short chunks fill the stages sooner, but would leave a GPU
-    idle."""
+    """Return the default tokens in a step. Short chunks fill the stages sooner, but would leave a GPU idle."""
     return 512 if on_gpu else 128
 
 

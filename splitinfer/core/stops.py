@@ -1,15 +1,15 @@
 """Stop strings in streamed text.
 
-One may begin in one token and end three tokens later. So a suffix that may still grow into one is held back, and what
-is in front of it is emitted at once:
+A stop string may begin in one token and end three tokens later. So a suffix that may still grow into one is held back,
+and the text before it is emitted at once:
 
     stop    "User:"
     text    "Fine. Us"
              ~~~~~~ emit   ~~ hold: the longest suffix that some stop string begins with
 
-The one counts that is complete first, as if the text came character by character; of several that end at the same
-character, the longest. So the answer never depends on how its text was cut into increments. For stops "abcd" and "bc"
-in "abcd" that is "bc": a stream cannot wait to see whether a longer stop is completed.
+The stop string that is complete first counts, as if the text came character by character. If several end at the same
+character, the longest counts. So the answer never depends on how its text was cut into increments. For stops "abcd" and
+"bc" in "abcd" it is "bc": a stream cannot wait to see whether a longer stop is completed.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,9 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class StopUpdate:
-    """The result of one increment: the ``text`` to emit now, and the stop string that ended it, if one did. ``parts``:
-    where the answer is told apart, all that there is to emit, the text among it (``text.answer.AnswerPart``)."""
+    """The result of one increment: the ``text`` to emit now, and the stop string that ended the text, if one did.
+    ``parts``: if the answer is split into kinds of text, all parts to emit now, also those in ``text``
+    (``text.answer.AnswerPart``)."""
 
     text: str
     stopped: str | None = None
@@ -28,18 +29,18 @@ class StopUpdate:
 
 
 class Told(Protocol):
-    """Decides what a reader gets of one answer's text as it grows, and whether a stop string has ended it."""
+    """Decides which parts of an answer's growing text the reader gets, and whether a stop string has ended it."""
 
     def feed(self, text: str) -> StopUpdate:
         """Take the next increment."""
 
     def finish(self, *, is_cut: bool) -> StopUpdate:
-        """Return the text held back, when the answer has ended. ``is_cut``: it would have gone on."""
+        """Return the text held back when the answer has ended. ``is_cut``: whether it was cut off."""
 
 
 class StopMatcher:
-    """Finds stop strings in one request's text. ``SamplingParams`` has checked them: none is empty. ``held``: the text
-    held back, which is emitted later, or dropped as the beginning of a stop string."""
+    """Finds stop strings in one request's text. ``SamplingParams`` has checked that each has characters. ``held``: the
+    text held back, which is emitted later, or dropped as the beginning of a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -48,7 +49,7 @@ class StopMatcher:
         self._stopped: str | None = None
 
     def feed(self, text: str) -> StopUpdate:
-        """Take the next increment. All text after a stop string is dropped."""
+        """Take the next increment. Text after a stop string is dropped."""
         if self._stopped is not None:
             return StopUpdate("", self._stopped)
         text = self.held + text
@@ -66,12 +67,12 @@ class StopMatcher:
         return StopUpdate(self.flush())
 
     def flush(self) -> str:
-        """Return the text held back, when the text has ended without completing a stop string."""
+        """Return the text held back when the text has ended without a complete stop string."""
         held, self.held = self.held, ""
         return held
 
     def _num_held(self, text: str) -> int:
-        """Return length of the longest suffix of ``text`` that a stop string begins with."""
+        """Return the length of the longest suffix of ``text`` that a stop string begins with."""
         longest = min(len(text), self._longest - 1)
         sizes = range(longest, 0, -1)
         return next((size for size in sizes if any(stop.startswith(text[-size:]) for stop in self._stops)), 0)

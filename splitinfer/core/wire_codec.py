@@ -5,14 +5,15 @@
     fp8     E4M3, one float32 scale for each 128 values, which puts their largest at 448
     int8    symmetric, one float32 scale for each 128 values; the eight largest values of a row are sent apart, exactly
 
-A link transfers the residual stream, where a few values may be thousands of times the others: one of them would take
-the whole range of an 8-bit scale and leave nothing for the rest. Hence groups, and in int8 separate spikes ("spike
-reserving", Flash Communication V2, arXiv 2508.03760); fp16 alone overflows on some models (Gemma 3: 7e5).
+A link transfers the residual stream, where a few values may be thousands of times the others. One of them would take
+the whole range of an 8-bit scale and leave nothing for the rest. Hence a scale for each 128 values, and in int8
+separate spikes ("spike reserving", Flash Communication V2, arXiv 2508.03760). fp16 alone overflows on some models
+(Gemma 3: 7e5).
 
-A row's form depends on its request and its position alone: *positions of the prompt are packed, generated ones are
-exact*, whatever phase they are computed in. So replay after a loss, another chunking and another batch give the same
-tokens. Only KV of prompts can be reused then (``core.kv.prefix_cache``): a token that is first generated and then part
-of the next prompt is sent in two forms.
+A row's form depends only on its request and its position: *positions of the prompt are packed, generated ones are
+exact*, in any phase. So replay after a loss, another chunking or another batch give the same tokens. But then only the
+KV of prompts can be reused (``core.kv.prefix_cache``): a token that is first generated and then part of the next prompt
+is sent in two forms.
 """
 
 from collections.abc import Iterable
@@ -76,8 +77,9 @@ def packs(codec: str, width: int, dtype: str) -> bool:
 
 
 def is_faster(plain: int, packed: int, bytes_per_second: float, seconds: float) -> bool:
-    """Return whether packing is clearly faster. ``plain``, ``packed``: bytes of the same rows; ``seconds``: of packing
-    and unpacking them. A margin is needed because time on the link may overlap with computing, and packing does not.
+    """Return whether packing is clearly faster. ``plain``, ``packed``: bytes of the same rows; ``seconds``: the time of
+    packing and unpacking them. The margin is needed because time on the link may overlap with computing, but packing
+    does not.
 
     >>> is_faster(4_000_000, 1_000_000, 1e9, 0.001), is_faster(4_000_000, 1_000_000, 1e10, 0.001)
     (True, False)
@@ -90,7 +92,7 @@ class Packing:
     """Which rows of a step are packed, and how: ``runs``, ascending and apart.
 
     Raises:
-        ValueError: an unknown codec, or runs that are empty, overlap or are out of order.
+        ValueError: the codec is unknown, or runs are empty, overlap or are out of order.
     """
 
     codec: str
@@ -128,7 +130,7 @@ class Packing:
 
 
 def runs_of(rows: Iterable[int]) -> tuple[RowRun, ...]:
-    """Return group ascending numbers into runs.
+    """Return the runs that ascending numbers form.
 
     >>> runs_of([0, 1, 2, 5, 6])
     ((0, 3), (5, 7))

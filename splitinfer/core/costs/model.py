@@ -1,6 +1,6 @@
-"""What steps cost all stages, the links between them, the drafter and the coordinator's host: one model, learned once
-from each step's figures. The scheduler's objective, the choice of groups and drafts, the watch over stuck steps and
-the planner of cuts read it."""
+"""Predicts what a step costs on all stages, links, the drafter and the coordinator. There is one model, which learns
+once from each step's figures. The scheduler's objective, the choice of groups and drafts, the watch over stuck steps
+and the planner of cuts read it."""
 
 from bisect import bisect_right
 from collections import deque
@@ -13,9 +13,9 @@ from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import StageCosts
 from splitinfer.core.plan import Slice, StageFigures
 
-_MOST_HOST = 0.5  # of a step: what took longer was something else
-_UNTRIED = 3  # further sizes that are tried where nothing is known
-_LAST = 15  # measurements whose median is what something usually takes: means follow a late wake-up now and then
+_MOST_HOST = 0.5  # of a step: a longer delay had another cause
+_UNTRIED = 3  # sizes beyond the known ones that may be tried
+_LAST = 15  # measurements whose median is taken: a mean would follow a late wake-up
 
 
 def _measurements() -> deque[float]:
@@ -26,10 +26,10 @@ def _measurements() -> deque[float]:
 class CostModel:
     """The costs of all stages.
 
-    hop: seconds from the end of a step on one stage until it can start on the next, or until its result is with the
-        scheduler.
-    drafts: of a round of drafts, whose rows are its sequences.
-    host: seconds that the coordinator takes for a step besides drafts, computing and links.
+    hop: seconds from the end of a step on one stage until it can start on the next, or until the scheduler has its
+        result.
+    drafts: costs of a round of drafts; its rows are the sequences that get drafts.
+    host: seconds that the coordinator needs for a step besides drafts, computing and links.
     drafts_at_end: whether the last stage makes the drafts.
     drafts_at_once: the most drafts that a round makes; 0: one.
     """
@@ -57,8 +57,8 @@ class CostModel:
         returned_at: float,
         since: float | None = None,
     ) -> None:
-        """Learn from a step's figures. Seconds on the first stage's clock: ``returned_at``, when they came; ``since``,
-        from when on the host had nothing to do but this step and its drafts, if it is known."""
+        """Learn from a step's figures. Times are seconds on the first stage's clock. ``returned_at``: when the figures
+        came. ``since``: when the host had nothing left to do but this step and its drafts, if that is known."""
         shape = Shape.of(slices)
         for each in figures:
             if 0 <= each.stage < len(self.stages) and each.rows == shape.rows:
@@ -70,21 +70,22 @@ class CostModel:
             self._hosts.append(min(max(0.0, first.started - since), _MOST_HOST * (first.ended - first.started)))
             self.host = median(self._hosts)
         if len(figures) > 1 and returned_at and all(each.rows for each in figures):
-            # From its end on the first stage, less the time on the others, and in which drafts were made behind it.
+            # The time since its end on the first stage, less the time on the other stages and for drafts after it.
             others = sum(each.ended - each.received for each in figures[1:])
             on_links = returned_at - first.ended - others - figures[-1].drafting
             self._hops.append(max(0.0, on_links) / len(figures))
             self.hop = median(self._hops)
 
     def drafted(self, sequences: int, rounds: float, seconds: float) -> None:
-        """Learn from ``rounds`` of drafts for so many sequences at a time."""
+        """Learn from ``rounds`` rounds of drafts for ``sequences`` sequences, which took ``seconds`` in all."""
         if sequences and rounds:
             self.drafts.took(Shape(sequences), seconds / rounds)
 
     # -- what it predicts ----------------------------------------------------------------------
 
     def drafting(self, sequences: int, drafts: int = 1) -> float:
-        """Return the seconds of so many drafts of each of some sequences; 0 before the first round."""
+        """Return the seconds of making ``drafts`` drafts for each of ``sequences`` sequences; 0 before the first
+        round."""
         if not sequences or not drafts:
             return 0.0
         return (1 if self.drafts_at_once else drafts) * self.drafts.at(Shape(sequences))
@@ -99,21 +100,19 @@ class CostModel:
         return max(stage.at(shape) for stage in self.stages)
 
     def cycle(self, shape: Shape, num_groups: int) -> float:
-        """Return the seconds between two tokens of a sequence if the steps of all groups had this shape, exceeded one
-        time in twenty. In that time the slowest stage computes a step for each group, and one step passes all
-        stages."""
+        """Return the seconds between two tokens of a sequence if the steps of all groups have this shape. One in twenty
+        takes longer. In that time the slowest stage computes a step of each group, and one step passes all stages."""
         times = [stage.margin * stage.at(shape) for stage in self.stages]
         return max(num_groups * max(times), sum(times) + self.hop * (len(times) if len(times) > 1 else 0))
 
     def predicted(self, shape: Shape) -> float | None:
-        """Return the seconds from sending a step of this shape until its result is back, with nothing else under way,
-        exceeded one time in twenty. Return None if too little has been seen: too few steps, or none as large as half of
-        it."""
+        """Return the seconds from sending a lone step of this shape until its result is back. One in twenty takes
+        longer. Return None if too few steps have been seen, or none at least half as large."""
         return self.cycle(shape, 1) if all(stage.knows(shape) for stage in self.stages) else None
 
     def reading(self, start: int, count: int, size: int) -> float | None:
-        """Return the seconds until ``count`` tokens of a prompt from position ``start`` have passed all stages,
-        ``size`` in a step and nothing else under way. Return None if too little has been seen."""
+        """Return the seconds until ``count`` tokens of a prompt from position ``start`` have passed all stages in steps
+        of ``size``, with nothing else under way. Return None if too little has been seen."""
         size = min(size, count)
         middle, last = (Shape().plus(start + first, size) for first in ((count - size) // 2, count - size))
         if not all(stage.knows(last) for stage in self.stages):
@@ -131,13 +130,13 @@ class CostModel:
         return {"stages": [stage.as_dict() for stage in self.stages], "hop": self.hop}
 
 
-# Numbers of rows that fill the tiles of kernels: with one row more, another tile is computed.
+# Numbers of rows that fill the tiles of kernels: one row more costs another tile.
 _EFFICIENT: tuple[int, ...] = (*range(4, 64, 4), *range(64, 256, 16), *range(256, 16384, 64))
 
 
 def most_rows(costs: CostModel, decodes: Shape, start: int, most: int, num_groups: int, seconds: float) -> int:
-    """Return the number of rows of a prompt from position ``start`` that may share a step with ``decodes``, so that
-    these get their next token within ``seconds``: at most ``most``, and with the decodes an efficient number for
+    """Return how many rows of a prompt from position ``start`` may share a step with ``decodes``, so that these get
+    their next token within ``seconds``. It is at most ``most``, and together with the decodes an efficient number for
     kernels.
 
     It is never 0: an objective that cannot be met must not keep prompts from being computed.
@@ -154,18 +153,18 @@ def most_rows(costs: CostModel, decodes: Shape, start: int, most: int, num_group
     return min(most, rows)
 
 
-_LEAST_SIZE = 8  # tokens of a prompt in a step, where other sizes would do
+_LEAST_SIZE = 8  # tokens of a prompt in a step, if the prompt is not shorter
 _HALVES = range(2, 9)  # of the fewest steps: from as many to four times as many
-_WORTH = 0.97  # of the usual size's time; for less the same prompt is not cut in another way than the last time
-_ALIKE = 1.01  # times as long as the quickest; of sizes this close the largest, so that noise chooses none of them
+_WORTH = 0.97  # of the usual size's time: a smaller gain is not worth another cut of the same prompt
+_ALIKE = 1.01  # times the quickest time: sizes this close are equal, and the largest is taken, so noise does not choose
 
 
 def quickest_size(costs: CostModel, start: int, count: int, most: int, usual: int) -> int:
-    """Return the tokens of each step of a prompt, up to ``most``, with which the last of its ``count`` tokens from
-    position ``start`` has passed all stages first; ``usual`` where that is not known, or as good.
+    """Return the tokens for each step of a prompt, up to ``most``, that get the last of its ``count`` tokens from
+    position ``start`` through all stages first. Return ``usual`` if that is unknown or hardly slower.
 
-    More steps fill the stages behind the first sooner; fewer read the weights less often. Which is more depends on the
-    stages and on what the prompt attends to.
+    More steps fill the later stages sooner; fewer steps read the weights less often. Which matters more depends on the
+    stages and on the positions that the prompt attends to.
     """
     fewest = -(-count // most)
     sizes = {-(-count // max(1, fewest * halves // 2)) for halves in _HALVES}

@@ -1,4 +1,4 @@
-"""What a step's cost depends on: its rows, and the positions that they attend to."""
+"""What a step's cost depends on: its rows and the positions that they attend to."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from splitinfer.core.plan import Slice
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """``rows`` of a step, and the positions attended to by single rows and by rows of chunks."""
+    """The size of a step: its ``rows``, and the positions to which single rows and rows of chunks attend."""
 
     rows: int = 0
     decode_context: int = 0
@@ -31,7 +31,7 @@ class Shape:
         return shape
 
     def plus(self, start: int, count: int) -> "Shape":
-        """Return the shape with ``count`` more rows of a sequence, from position ``start``.
+        """Return the shape with ``count`` more rows of one sequence, from position ``start``.
 
         >>> Shape().plus(99, 1), Shape().plus(10, 3)
         (Shape(rows=1, decode_context=100, chunk_context=0), Shape(rows=3, decode_context=0, chunk_context=36))

@@ -1,18 +1,18 @@
 """What a step costs one stage: a table of seconds by rows, learned from its steps as they run.
 
-    seconds = what the table has for the rows  +  decode * (positions that single rows attend to)
-                                               +  chunk * (positions that the rows of chunks attend to)
+    seconds = table[rows]  +  decode * (positions that single rows attend to)
+                           +  chunk * (positions that the rows of chunks attend to)
 
-Weights are read once a step however many rows there are, so few rows are nearly free and many are not; where the change
-comes differs from machine to machine. So each number of rows has a place in the table, up to ``EXACT`` for itself and
-then four to an octave: decayed means of the steps that had so many. Between two places seconds are interpolated, behind
-the last one they go on as before it. More rows never cost less: places that say so are averaged.
+A step reads the weights once, whatever its number of rows, so a few rows are nearly free and many are not. Where that
+changes differs between machines. So the table has a place for each number of rows up to ``EXACT``, then four for each
+octave. A place holds decayed means of its steps. Between two places seconds are interpolated; beyond the last one they
+go on rising as before it. More rows never cost less: places that say so are averaged.
 
-The two slopes are those of steps of one place: how their seconds differed from its mean as what they attended to did.
-(Single rows and chunks have other kernels.)
+The two slopes come from steps of the same place: they relate the differences of seconds from the place's mean to the
+differences of positions attended to. Single rows and chunks use different kernels, so each has its own slope.
 
-Machines drift; the means follow within some tens of steps. A step that was held up counts as half as long again as
-usual, and the first ones of a place count for nothing once a much quicker one has come. The rest is in ``margin``: one
+Machines drift; the means follow within some tens of steps. A step that was held up counts as at most 1.5 times the
+usual time, and the first steps of a place are dropped once a much quicker one has come. ``margin`` covers the rest: one
 in twenty of the last steps took longer than predicted by this factor.
 """
 
@@ -27,22 +27,22 @@ from splitinfer.core.costs.shape import Shape
 
 EXACT = 16  # rows up to which each number has a place of its own
 _LEAST_WEIGHT = 0.1  # of one step in the means of its place
-_LITTLE = 0.2  # what a step says that was held up and is the first of its place
-_MOST_OFF = 1.5  # times the prediction: larger ratios, and smaller than the inverse, are outliers and clipped
+_LITTLE = 0.2  # the exponent of a ratio that is an outlier and the first of its place
+_MOST_OFF = 1.5  # times the prediction: larger ratios, and ones below the inverse, are outliers and clipped
 _FIRSTS = 5  # steps of a place, all of which may have been held up
 _FORGETTING = 0.998  # a step's weight in the slopes is multiplied by this with each step after it
-_FEW = 0.01  # of the most positions, squared: where what is attended to differs by less, it explains nothing
+_FEW = 0.01  # of the most positions, squared: smaller differences of positions explain nothing
 _LAST = 64  # steps from which the margin is computed
 _QUANTILE = 0.95
 LEAST_MARGIN, _MOST_MARGIN = 1.02, 1.5
 _TRUSTED_AFTER = 4  # steps
 _FURTHER = 2  # predictions are trusted up to this multiple of the most rows seen
-_AT_MOST = 0.9  # of a place's seconds are what it attends to
+_AT_MOST = 0.9  # of a place's seconds are for the positions that it attends to
 
 
 @dataclass(slots=True)
 class _Place:
-    """Decayed means of the steps of about so many rows."""
+    """Decayed means of the steps with about the same number of rows."""
 
     rows: float = 0.0
     seconds: float = 0.0
@@ -61,7 +61,7 @@ class _Place:
 
 @dataclass(slots=True)
 class _Slope:
-    """Seconds by position: decayed sums over steps of what they attended to and took, as differences from the means of
+    """Seconds for each position: decayed sums of positions attended to and seconds, as differences from the means of
     their places."""
 
     squares: float = 0.0
@@ -72,34 +72,35 @@ class _Slope:
         self.products = _FORGETTING * self.products + attended * seconds
 
     def at(self, most: float) -> float:
-        """Return the slope, where at ``most`` so many positions were attended to."""
+        """Return the slope, if a step attended to at most ``most`` positions."""
         return max(0.0, self.products) / (self.squares + _FEW * most * most) if self.squares else 0.0
 
 
 @dataclass(slots=True)
 class StageCosts:
-    """One stage's seconds by the shape of a step; ``took`` refines them."""
+    """One stage's seconds by the shape of a step. ``took`` refines them."""
 
     num_seen: int = 0
     most_rows: int = 0
     most_decode: int = 0  # positions that the single rows of a step attended to
-    most_chunk: int = 0  # and the rows of its chunks
+    most_chunk: int = 0  # the same for the rows of its chunks
     _places: dict[int, _Place] = field(default_factory=dict)
-    decode: float = 0.0  # seconds for each of those
+    decode: float = 0.0  # seconds for each of these positions
     chunk: float = 0.0
     _of_decodes: _Slope = field(default_factory=_Slope)
     _of_chunks: _Slope = field(default_factory=_Slope)
-    _line: list[tuple[float, float]] | None = None  # the table by rows, less what was attended to
-    _off: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))  # measured to predicted, of the last steps
+    _line: list[tuple[float, float]] | None = None  # the table by rows, without the positions' part
+    _off: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))  # measured to predicted, last steps
 
     # -- what it predicts ----------------------------------------------------------------------
 
     def at(self, shape: Shape) -> float:
-        """Return predicted seconds of a step of this shape; 0 before the first step."""
+        """Return the predicted seconds of a step of this shape; 0 before the first step."""
         return self._of_rows(shape.rows) + self._attending(shape.decode_context, shape.chunk_context)
 
     def at_least(self, shape: Shape) -> float:
-        """Return the same, as little as it may be where so many rows were never measured, so that they get tried."""
+        """Return an optimistic prediction: the least that numbers of rows without measurements may cost, so that they
+        are tried."""
         return _below(self._by_rows(), shape.rows) + self._attending(shape.decode_context, shape.chunk_context)
 
     def _of_rows(self, rows: float) -> float:
@@ -107,8 +108,7 @@ class StageCosts:
         return _on_line(self._by_rows(), rows)
 
     def _by_rows(self) -> list[tuple[float, float]]:
-        """Return the table by rows. Other threads read it while the loop learns, so each takes what is there as a
-        whole."""
+        """Return the table by rows. Other threads read it while the loop learns, so they take the list as a whole."""
         line = self._line
         if line is None:
             points = sorted((one.rows, one.seconds - self._attending(one.decode, one.chunk), one.count)
@@ -117,25 +117,25 @@ class StageCosts:
         return line
 
     def _attending(self, decode: float, chunk: float) -> float:
-        """Return the seconds for what a step attends to. What the first steps attended to says nothing of what many
-        times as much costs."""
+        """Return the seconds for the positions that a step attends to. They are capped, because the first steps say
+        nothing about the cost of many times as many positions."""
         decode, chunk = min(decode, _FURTHER * self.most_decode), min(chunk, _FURTHER * self.most_chunk)
         return self.decode * decode + self.chunk * chunk
 
     @property
     def sizes(self) -> list[int]:
-        """The numbers of rows, up to ``EXACT``, that steps had."""
+        """The numbers of rows, up to ``EXACT``, that steps have had."""
         return sorted(rows for rows in [*self._places] if rows <= EXACT)
 
     @property
     def measured(self) -> dict[int, float]:
-        """Seconds for each of ``sizes``, of a step like the last ones of that size."""
+        """Seconds for each of ``sizes``, with the mean positions of its steps."""
         places = ((rows, self._places[rows]) for rows in self.sizes)
         return {rows: self._of_rows(rows) + self._attending(place.decode, place.chunk) for rows, place in places}
 
     @property
     def margin(self) -> float:
-        """The factor by which one in twenty steps takes longer than predicted."""
+        """The ratio of measured to predicted seconds that one in twenty of the last steps exceeded."""
         if len(self._off) < _TRUSTED_AFTER:
             return _MOST_MARGIN
         last = sorted([*self._off])
@@ -144,8 +144,8 @@ class StageCosts:
 
     @property
     def spread(self) -> float:
-        """Return how far the middle half of the last steps was apart: how many times as long as predicted the slowest
-        of them took, to the quickest. Return 0 before enough steps."""
+        """The spread of the middle half of the last steps: the highest ratio of measured to predicted seconds over the
+        lowest. 0 before enough steps."""
         last = sorted([*self._off])
         return last[3 * len(last) // 4] / last[len(last) // 4] if len(last) >= _TRUSTED_AFTER else 0.0
 
@@ -190,7 +190,7 @@ class StageCosts:
         self._line = None
 
     def _usual(self, place: _Place, shape: Shape) -> float:
-        """Return the seconds of a step of a place that attends to what ``shape`` does."""
+        """Return the seconds of a step of a place that attends to the positions of ``shape``."""
         more = self._attending(shape.decode_context, shape.chunk_context) - self._attending(place.decode, place.chunk)
         more += self._of_rows(shape.rows) - self._of_rows(place.rows)
         return max(place.seconds + more, (1 - _AT_MOST) * place.seconds)
@@ -204,7 +204,7 @@ class StageCosts:
             self._of_decodes.add(decode, seconds)
 
     def _set_slopes(self) -> None:
-        """Set both slopes, so that no place's seconds are little but what it attended to."""
+        """Set both slopes so that the positions explain at most ``_AT_MOST`` of any place's seconds."""
         places = self._places.values()
         if self._of_decodes.squares:
             most = (_AT_MOST * one.seconds / one.decode for one in places if one.decode)
@@ -226,7 +226,7 @@ class StageCosts:
 
 
 def _key(rows: int) -> int:
-    """Return the place of a number of rows: itself, or the next of four to an octave.
+    """Return the place of a number of rows: the number itself, or the next of four to an octave.
 
     >>> [_key(rows) for rows in (16, 17, 33, 512, 513)]
     [16, 20, 40, 512, 640]
@@ -238,7 +238,7 @@ def _key(rows: int) -> int:
 
 
 def _rising(points: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
-    """Return the (rows, seconds) of points with weights, those averaged that fall.
+    """Return the (rows, seconds) of weighted points; neighbours whose seconds fall are averaged.
 
     >>> _rising([(1, 1.0, 1), (2, 3.0, 1), (3, 2.0, 1), (4, 4.0, 1)])
     [(1, 1.0), (2, 2.5), (3, 2.5), (4, 4.0)]
@@ -255,8 +255,8 @@ def _rising(points: Sequence[tuple[float, float, float]]) -> list[tuple[float, f
 
 
 def _on_line(line: Sequence[tuple[float, float]], x: float) -> float:
-    """Return the y at ``x`` on the lines between points. Behind the last one it rises as it has from half of that
-    on."""
+    """Return the y at ``x`` on the lines between points. Beyond the last point it rises as it did over the upper half
+    of x."""
     if not line:
         return 0.0
     last, end = line[-1]
@@ -271,8 +271,8 @@ def _on_line(line: Sequence[tuple[float, float]], x: float) -> float:
 
 
 def _below(line: Sequence[tuple[float, float]], x: float) -> float:
-    """Return the least y at ``x`` of a curve through all points that bends upwards: on the line before the points
-    around it, or on the line behind them, whichever is higher.
+    """Return the least y at ``x`` of a convex curve through all points: on the extended line of the two points before
+    ``x``, or of the two after it, whichever is higher.
 
     >>> _below([(1, 1.0), (4, 1.0), (16, 9.0), (32, 25.0)], 8), _below([(1, 1.0), (4, 1.0), (16, 9.0), (32, 25.0)], 14)
     (1.0, 7.0)

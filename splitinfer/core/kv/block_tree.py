@@ -1,16 +1,16 @@
 """The tree of token blocks that have KV on every stage. Only the coordinator has it.
 
     root ─┬─ [0, 256) "You are …" ─┬─ [256, 512) ─── [512, 600)     a conversation; its last block is partial
-          │                        └─ [256, 512)'                   another one with the same system prompt
+          │                        └─ [256, 512)'                   another with the same system prompt
           └─ [0, 40)
 
-A node is one block: up to ``block`` tokens after those of its parent; only a full one has children. Stages store a
-block's KV under its id and do as plans tell them. Only this tree decides which blocks exist, so stages never have to
-agree: every pipeline that let each rank match on its own shipped a deadlock or wrong tokens. Keys are chained hashes
-(after vLLM's automatic prefix caching): a key stands for the block's tokens and all before them.
+A node is one block: up to ``block`` tokens that follow its parent's tokens. Only full blocks have children. Stages
+store a block's KV under its id and do as plans tell them. Only this tree decides which blocks exist, so stages never
+have to agree: every pipeline that let each rank match on its own shipped a deadlock or wrong tokens. Keys are chained
+hashes (after vLLM's automatic prefix caching): a key stands for the block's tokens and all tokens before them.
 
-Leaves are evicted first, the least recently used first, since a block is of no use without those before it. To use a
-block is to use all before it: once those after it are gone, a block counts as used as recently as the last of them.
+Leaves are evicted first, the least recently used first, because a block is useless without those before it. Using a
+block uses all blocks before it: once its children are gone, a block counts as used as recently as the last of them.
 """
 
 import hashlib
@@ -22,18 +22,18 @@ from dataclasses import dataclass, field
 
 from splitinfer.core.kv.budget import BLOCK
 
-Key = bytes  # of a block and all before it
+Key = bytes  # a hash of a block's tokens and all tokens before them
 KEY_BYTES = 16
 
 
 def chained(parent: Key, tokens: Iterable[int]) -> Key:
-    """Return the key of a block after the one with key ``parent``."""
+    """Return the key of a block with these ``tokens`` after the block with key ``parent``."""
     text = ",".join(map(str, tokens)).encode()
     return hashlib.blake2b(parent + text, digest_size=KEY_BYTES).digest()
 
 
 def full_keys(root: Key, tokens: Sequence[int], block: int = BLOCK) -> tuple[Key, ...]:
-    """Return the keys of the full blocks that a sequence of tokens begins with.
+    """Return the keys of the full blocks at the beginning of ``tokens``.
 
     >>> [len(full_keys(b"", range(n))) for n in (255, 256, 700)]
     [0, 1, 2]
@@ -47,7 +47,7 @@ def full_keys(root: Key, tokens: Sequence[int], block: int = BLOCK) -> tuple[Key
 
 @dataclass(frozen=True, slots=True)
 class DiskBlock:
-    """A block on disk: ``tokens`` after the block of key ``parent``."""
+    """A block on disk: its ``tokens``, and the key of the block before it."""
 
     parent: Key
     tokens: tuple[int, ...]
@@ -58,7 +58,7 @@ class Block:
     """A node: ``tokens`` after the ``start`` tokens of its ancestors. Equal only to itself.
 
     ``ends``: a request has ended here. ``is_full``: other blocks may follow it. ``is_here``: it has not been removed.
-    ``is_coming``: it is being read from disk; no sequence can begin with it yet.
+    ``is_coming``: it is being read from disk, so no sequence can begin with it yet.
     """
 
     block_id: int
@@ -80,7 +80,7 @@ class Block:
         return self.start + len(self.tokens)
 
     def up_to(self, known: Container["Block"] = ()) -> list["Block"]:
-        """Return itself and its ancestors, the last first, up to the first that is ``known``."""
+        """Return the block and its ancestors, last first, up to the first that is ``known``, which is left out."""
         found = list[Block]()
         at: Block | None = self
         while at is not None and at not in known:
@@ -90,28 +90,29 @@ class Block:
 
     @property
     def path(self) -> list["Block"]:
-        """Its ancestors and itself, from the first tokens on."""
+        """Its ancestors and itself, in the order of their tokens."""
         return self.up_to()[::-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Blocks, in order, with the first ``num_tokens`` tokens of a sequence; the last may have more tokens."""
+    """Blocks, in order, whose tokens begin with the first ``num_tokens`` tokens of a sequence. The last block may have
+    more."""
 
     blocks: tuple[Block, ...] = ()
     num_tokens: int = 0
 
     @property
     def is_everything(self) -> bool:
-        """Whether it has all that some request has left."""
+        """Whether it contains all that an earlier request has left."""
         return bool(self.blocks) and self.blocks[-1].ends and self.blocks[-1].end == self.num_tokens
 
 
 class BlockTree:
-    """A tree of blocks by their tokens.
+    """A tree of blocks, found by their tokens.
 
     root: the key from which all keys are chained; it stands for the model and the KV format.
-    whole_blocks: whether a block is of use only to a sequence that has all its tokens, as with recurrent states.
+    whole_blocks: whether only a sequence that has all tokens of a block can use it, as with recurrent states.
     block: tokens of a full block.
     """
 
@@ -131,8 +132,8 @@ class BlockTree:
         return iter(self._blocks.values())
 
     def find(self, tokens: Sequence[int]) -> Match:
-        """Return the longest prefix that has KV. At least one token is left to compute, because its logits are
-        needed."""
+        """Return the longest prefix of ``tokens`` that has KV. It leaves at least one token to compute, whose logits
+        are needed."""
         wanted, at, found = len(tokens) - 1, 0, list[Block]()
         children = self._first
         while at < wanted:
@@ -155,15 +156,13 @@ class BlockTree:
         return best, most
 
     def new_id(self) -> int:
-        """Return an id that no block has had."""
+        """Return a block id that was not used before."""
         self._next_id += 1
         return self._next_id - 1
 
     def add(self, parent: Block | None, tokens: Sequence[int]) -> tuple[Block, list[Block]]:
-        """Add a block after ``parent``; returns it and the partial blocks it replaces, whose tokens it begins with.
-
-        There must be no such block yet (``child``).
-        """
+        """Add a block after ``parent``. Return it and the partial blocks that it replaces, whose tokens it begins with.
+        The tree must not have this block yet (``child``)."""
         assert parent is None or parent.is_full
         key = chained(self.root if parent is None else parent.key, tokens)
         start = 0 if parent is None else parent.end
@@ -181,8 +180,8 @@ class BlockTree:
         return block, replaced
 
     def plant(self, kept: Iterable[DiskBlock]) -> list[Key]:
-        """Add all blocks that can be reached from the root, parents first; returns the keys of partial blocks that
-        longer ones have replaced."""
+        """Add all blocks of ``kept`` that the root leads to, parents first. Return the keys of the partial blocks that
+        longer ones replaced."""
         after: dict[Key, list[DiskBlock]] = defaultdict(list)
         for one in sorted(kept, key=lambda one: len(one.tokens)):
             after[one.parent].append(one)
@@ -199,17 +198,17 @@ class BlockTree:
         return [block.key for block in all_replaced]
 
     def get(self, key: Key) -> Block | None:
-        """Return the block of that key, if there is one."""
+        """Return the block with this key. Return None if there is none."""
         return self._by_key.get(key)
 
     def child(self, parent: Block | None, tokens: Sequence[int]) -> Block | None:
-        """Return the block after ``parent`` that begins with these tokens, if there is one."""
+        """Return the block after ``parent`` that begins with these tokens. Return None if there is none."""
         wanted, children = tuple(tokens), self._first if parent is None else parent.children
         same = (block for block in children.get(wanted[0], ()) if block.tokens[: len(wanted)] == wanted)
         return next((block for block in same if not self._whole_blocks or len(block.tokens) == len(wanted)), None)
 
     def use(self, block: Block) -> None:
-        """Mark a block, and so all before it, as just used."""
+        """Mark a block as just used, and so all blocks before it."""
         is_leaf = self._unlist_leaf(block)
         block.last_use = self._tick()
         if is_leaf:
@@ -232,7 +231,7 @@ class BlockTree:
                 insort(self._leaves, (parent.last_use, parent.block_id))
 
     def remove_all(self, block: Block) -> list[Block]:
-        """Remove a block and all after it; returns them in the order of removal."""
+        """Remove a block and all that follow it. Return them in the order of removal."""
         removed = [block]
         for one in removed:
             removed += (child for some in one.children.values() for child in some)
@@ -242,8 +241,8 @@ class BlockTree:
         return removed
 
     def evictable(self) -> Iterator[Block]:
-        """Yield blocks in the order in which they may be evicted one after the other. Changes nothing."""
-        parents: list[tuple[int, int]] = []  # whose children have all been yielded
+        """Yield all blocks in eviction order: each after its children. Changes nothing."""
+        parents: list[tuple[int, int]] = []  # blocks whose children have all been yielded
         num_gone: dict[int, int] = {}
         at = 0
         while at < len(self._leaves) or parents:
@@ -262,8 +261,7 @@ class BlockTree:
                 heapq.heappush(parents, (max(parent.last_use, last_use), parent.block_id))
 
     def only_for(self, block: Block) -> Iterator[Block]:
-        """Yield a leaf and the blocks before it that no other block follows, in the order in which they may be
-        evicted."""
+        """Yield a leaf and its ancestors that lead to no other leaf, in eviction order."""
         alone: Block | None = block
         while alone is not None and alone.num_children <= (0 if alone is block else 1):
             yield alone
@@ -283,7 +281,7 @@ class BlockTree:
         return children.setdefault(block.tokens[0], [])
 
     def _unlist_leaf(self, block: Block) -> bool:
-        """Remove a block from the list of leaves; returns whether it was one."""
+        """Remove a block from the list of leaves. Return whether it was in the list."""
         at = bisect_left(self._leaves, (block.last_use, block.block_id))
         if at == len(self._leaves) or self._leaves[at][1] != block.block_id:
             return False

@@ -1,15 +1,15 @@
 """How much KV fits on the stages: arithmetic on counts, which only ``StageKV`` converts to bytes.
 
-A sequence takes, on each stage, a fixed part (sliding windows and recurrent states, counted as full) and a
-part that grows with its tokens, as its caches do (``core.kv.growth``): by blocks, and by several for a long one:
+On each stage a sequence takes a fixed part (sliding windows and recurrent states, counted as full) and a part that
+grows with its tokens as its caches do (``core.kv.growth``): by blocks, and by several blocks for a long sequence:
 
     bytes(n) = fixed + per_token * mean_room(n)         0 for n = 0: nothing is allocated
 
-A block of the prefix cache (``core.kv.block_tree``) takes ``stored`` bytes, full or not: its tokens' part of everything
-that grows, sliding windows included, and a copy of the states that do not.
+A block of the prefix cache (``core.kv.block_tree``) takes ``stored`` bytes, full or not: its tokens' part of all caches
+that grow, sliding windows included, and a copy of the states that do not.
 
-Stages differ in these factors, but not in the counts: the memory of any set of sequences and stored blocks follows, on
-each stage, from three numbers (``KVUse``). So there is one sum, not one per stage, and the fullest stage decides.
+Stages differ in these factors but not in the counts. Three numbers (``KVUse``) give the memory of any set of sequences
+and stored blocks on each stage. So one sum serves all stages, and the fullest stage decides.
 """
 
 from bisect import bisect_left
@@ -19,14 +19,14 @@ from typing import Self
 from splitinfer.core.kv.growth import BLOCK as BLOCK
 from splitinfer.core.kv.growth import mean_room
 
-KV_SHARE = 0.5  # of the free memory, for KV; the rest is for activations, for padding, and for rebuilding batches
+KV_SHARE = 0.5  # of the free memory, for KV; the rest is for activations, padding and rebuilding batches
 STAGE_MARGIN = 256 * 2**20  # bytes of a stage beside weights and KV: activations, buffers and the interpreter
-_STAYS = 0.75  # of what was in use on a device when it had no memory left
+_STAYS = 0.75  # of the memory in use when a device ran out of it
 
 
 @dataclass(frozen=True, slots=True)
 class KVUse:
-    """The KV of ``sequences`` with room for ``tokens`` in all, in whole blocks, and ``stored`` blocks in the prefix
+    """The KV of ``sequences`` with room for ``tokens`` in all, in whole blocks, and of ``stored`` blocks in the prefix
     cache."""
 
     sequences: int = 0
@@ -46,11 +46,11 @@ STORED_BLOCK = KVUse(stored=1)
 
 @dataclass(frozen=True, slots=True)
 class StageKV:
-    """One stage's memory for KV, in bytes: in all, for each token of a sequence, for each sequence of any length, and
-    for each stored block.
+    """One stage's KV memory in bytes: the budget, and what each token of a sequence, each sequence of any length, and
+    each stored block takes.
 
     Raises:
-        ValueError: a negative number.
+        ValueError: a number is negative.
     """
 
     budget_bytes: int
@@ -73,10 +73,8 @@ class StageKV:
 
 
 class NeverFits(ValueError):
-    """A request's KV is too large for a stage even when no other request runs.
-
-    ``num_tokens``: the request's tokens at its longest; ``needed``, ``there``: bytes on stage ``stage``.
-    """
+    """Raised if a request's KV is too large for a stage even when no other request runs. ``num_tokens``: the request's
+    tokens at its longest; ``needed``, ``there``: bytes on stage ``stage``."""
 
     def __init__(self, num_tokens: int, stage: int, needed: int, there: int) -> None:
         self.num_tokens, self.stage, self.needed, self.there = num_tokens, stage, needed, there
@@ -87,14 +85,13 @@ class NeverFits(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KVBudget:
-    """The KV memory of all stages in order, which is counted in blocks of ``block`` tokens. Without stages there is no
-    bound."""
+    """The KV memory of all stages, in order, counted in blocks of ``block`` tokens. Without stages it is unlimited."""
 
     stages: tuple[StageKV, ...] = ()
     block: int = BLOCK
 
     def use_of(self, num_tokens: int) -> KVUse:
-        """Return the use of one sequence with KV of ``num_tokens`` tokens.
+        """Return what one sequence with KV of ``num_tokens`` tokens uses.
 
         >>> use_of = KVBudget().use_of
         >>> use_of(0) == NOTHING, use_of(1) == KVUse(1, 256), use_of(257) == KVUse(1, 512)
@@ -103,7 +100,7 @@ class KVBudget:
         return KVUse(1, mean_room(num_tokens, self.block)) if num_tokens else NOTHING
 
     def growth(self, before: int, after: int) -> KVUse:
-        """Return the additional use of a sequence whose KV grows from ``before`` to ``after`` tokens; KV never
+        """Return what a sequence uses in addition if its KV grows from ``before`` to ``after`` tokens. KV never
         shrinks."""
         # This is called for each decode in each step, and nearly every decode stays inside its block.
         if after <= before or (before and (after - 1) // self.block == (before - 1) // self.block):
@@ -123,11 +120,8 @@ class KVBudget:
         return max((stage.bytes_of(use) / max(stage.budget_bytes, 1) for stage in self.stages), default=0.0)
 
     def check(self, num_tokens: int) -> None:
-        """Check that one sequence of ``num_tokens`` tokens fits when it is alone.
-
-        Raises:
-            NeverFits: it does not; the error names the stage that lacks most.
-        """
+        """Raise NeverFits if a sequence of ``num_tokens`` tokens does not fit even when it runs alone. The error names
+        the stage that lacks most."""
         use = self.use_of(num_tokens)
         lacks = [(stage.bytes_of(use) - stage.budget_bytes, index) for index, stage in enumerate(self.stages)]
         lack, index = max(lacks, default=(0, 0))
@@ -135,8 +129,8 @@ class KVBudget:
             raise NeverFits(num_tokens, index, self.stages[index].bytes_of(use), self.stages[index].budget_bytes)
 
     def longest(self, most: int) -> int:
-        """Return the most tokens, up to ``most``, of a sequence that fits when it is alone; in whole blocks if fewer.
-        At least one block, whose request is then refused with the numbers.
+        """Return the most tokens, up to ``most``, of a sequence that fits when it runs alone, in whole blocks if fewer.
+        It is at least one block; a request that does not fit even then is refused with the numbers.
 
         >>> KVBudget((StageKV(9 * BLOCK, 1), StageKV(5 * BLOCK, 1))).longest(100_000) // BLOCK, KVBudget().longest(7)
         (5, 7)
@@ -148,8 +142,8 @@ class KVBudget:
         return max(blocks, 1) * size
 
     def lowered(self, stage: int, use: KVUse) -> "KVBudget":
-        """Return the budget once the device of stage ``stage`` had no memory left for ``use``: three quarters of that
-        there.
+        """Return the budget after the device of ``stage`` ran out of memory with ``use``: there it becomes three
+        quarters of ``use``.
 
         >>> KVBudget((StageKV(9 * BLOCK, 1),)).lowered(0, KVUse(1, 4 * BLOCK)) == KVBudget((StageKV(3 * BLOCK, 1),))
         True

@@ -1,12 +1,12 @@
-"""How many bits the numbers of keys and values have in memory.
+"""How many bits each number of keys and values takes in memory.
 
-Keys and values of a position are stored in groups of numbers that share a scale and a bias (MLX's affine quantisation),
-computed from that position alone; so they do not depend on how a prompt was cut into chunks or what else was in a step.
-A row attends to the stored values, its own position included: a whole model and a cut one, one row and many, stored
-blocks and blocks computed again give the same tokens, which are those of the format, not of exact KV.
+The keys and values of a position are stored in runs of numbers that share a scale and a bias (MLX's affine
+quantisation), computed from that position alone. So they do not depend on how a prompt was cut into chunks or on the
+rest of a step. A row attends to stored values, also at its own position. Hence a whole model and a cut one, one row and
+many, stored blocks and recomputed ones give the same tokens. They may differ from the tokens that exact KV gives.
 
-Keys are more sensitive than values: a key's error moves all weights of a row's attention, a value's only adds to its
-sum. Four bits are for values alone; keys in four bits make some models useless.
+Keys are more sensitive than values: an error in a key moves all weights of a row's attention, an error in a value only
+adds to the sum. So only values are stored in four bits; four-bit keys make some models useless.
 """
 
 from dataclasses import dataclass
@@ -27,11 +27,8 @@ NAMES = (EXACT, *FORMATS)
 
 
 def format_of(name: str) -> KVFormat | None:
-    """Return the format of that name; ``None`` for keys and values as the model computes them.
-
-    Raises:
-        ValueError: there is no such format.
-    """
+    """Return the format named ``name``, or None for keys and values as the model computes them. Raise ValueError if the
+    name is unknown."""
     if name not in NAMES:
         raise ValueError(f"kv_format {name!r} is unknown; known: {', '.join(NAMES)}")
     return FORMATS.get(name)

@@ -1,17 +1,17 @@
-"""The prefix cache: blocks of KV that sequences with the same tokens can begin with, in memory and on disk.
+"""The prefix cache: blocks of KV, in memory and on disk, that sequences with the same tokens can begin with.
 
-It holds two trees of token blocks (``core.kv.block_tree``): the blocks that are in every stage's memory, and those of
-which every stage has a file. A block is *saved* by the plan after the one that completes it; sequences can begin with
-it from the next plan on, and with its file once all stages have reported that they wrote it. If the disk has more of a
-sequence's prefix than memory, the rest is *fetched*: the blocks take their place in memory at once, marked as coming;
-each plan has a few of them, and the sequence waits for the results. A block that a single stage could not read is
-dropped on all of them, with everything after it: the stages never have to agree on anything.
+It holds two trees of token blocks (``core.kv.block_tree``): blocks that every stage has in memory, and blocks that
+every stage has on disk. The plan after the one that completes a block *saves* it. Sequences can begin with it from the
+next plan on, and with its file once all stages have reported it written. If the disk has more of a sequence's prefix
+than memory, the rest is *fetched*: the blocks take their place in memory at once, marked as coming. Each plan reads a
+few of them, and the sequence waits for the results. A block that any stage could not read is dropped on all stages,
+with all blocks after it, so the stages never have to agree on anything.
 
-Where links pack the hidden states of prompts (``core.wire_codec``), KV of generated tokens differs from that of the
-same tokens in a prompt. Then only blocks of prompts are stored, and matched only with prompts.
+If links pack the hidden states of prompts (``core.wire_codec``), a token's KV depends on whether it was generated or in
+the prompt. Then only blocks of prompts are stored, and they match only prompts.
 
-When a sequence is preempted, the blocks that are not on disk yet are written there without a place in memory
-(``swap_out``); later it is admitted like any other.
+When a sequence is preempted, its blocks that are not on disk yet are written there without a place in memory
+(``swap_out``). Later it is admitted like any other.
 """
 
 from collections import OrderedDict, deque
@@ -25,21 +25,21 @@ from splitinfer.core.plan import Fetch, Save, StageFigures, StepPlan
 from splitinfer.core.sequence import Sequence
 
 WORTH = 32  # tokens that a fetch must save; fewer are computed as fast as they are read
-FETCHES = 2  # blocks in one plan; reading one takes a small part of the time of computing a chunk
-_SMOOTHING = 0.3  # weight of the newest fetch in the time of reading
+FETCHES = 2  # blocks read in one plan; reading one is much faster than computing a chunk
+_SMOOTHING = 0.3  # weight of the newest fetch in the mean reading time
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheConfig:
-    """Which blocks are cached.
+    """The rules for caching blocks.
 
-    keeps_blocks: whether any are.
+    keeps_blocks: whether any blocks are cached.
     whole_blocks: whether blocks can only be used whole (``core.kv.block_tree``).
-    prompts_only: whether only blocks of prompts are, because KV of generated tokens differs.
+    prompts_only: whether only blocks of prompts are cached, because the KV of generated tokens differs.
     root: the key from which all keys are chained (``core.kv.block_tree``).
-    on_disk: whether blocks are written to disk, too.
-    kept: the blocks that are on every stage's disk at the start.
-    max_sessions: names by which blocks can be dropped, at most.
+    on_disk: whether blocks are also written to disk.
+    kept: the blocks that every stage has on disk at the start.
+    max_sessions: the most session names that can be used to drop blocks.
     worth: tokens that a fetch from disk must save.
     """
 
@@ -54,8 +54,8 @@ class PrefixCacheConfig:
 
 
 class PrefixCache:
-    """Pure. ``tree``: blocks in every stage's memory, or being read; ``disk``: blocks on every stage's disk;
-    ``budget``: the memory of blocks and of sequences."""
+    """Decides which blocks are saved, fetched and dropped. Pure. ``tree``: blocks that every stage has in memory or is
+    reading; ``disk``: blocks that every stage has on disk; ``budget``: the memory of blocks and sequences."""
 
     def __init__(self, config: PrefixCacheConfig, budget: KVBudget) -> None:
         self._config, self.budget = config, budget
@@ -65,8 +65,8 @@ class PrefixCache:
         self.sessions = OpenConversations(config.max_sessions)
         self.num_fetched = 0  # tokens read from disk
         self.num_swapped = 0  # tokens written for preempted sequences
-        self.seconds_per_token: float | None = None  # of reading, on the slowest stage
-        self.awaiting: dict[int, Sequence] = {}  # those that wait for blocks from disk, by their ids
+        self.seconds_per_token: float | None = None  # for reading, on the slowest stage
+        self.awaiting: dict[int, Sequence] = {}  # sequences that wait for blocks from disk, by id
         self._saves: list[Save] = []
         self._dropped: list[int] = []
         self._fetches: deque[Fetch] = deque()
@@ -79,11 +79,12 @@ class PrefixCache:
 
     @property
     def has_changes(self) -> bool:
-        """Whether there are changes for the next plan."""
+        """Whether the next plan has changes to carry."""
         return bool(self._saves or self._dropped or self._fetches or self.files.has_changes)
 
     def take_changes(self) -> tuple[tuple[Save, ...], tuple[int, ...], tuple[Fetch, ...], tuple[Key, ...]]:
-        """Return and clear what the next plan saves, drops, fetches (at most ``FETCHES`` blocks) and erases."""
+        """Return and clear the saves, dropped blocks, fetches (at most ``FETCHES``) and erased files of the next
+        plan."""
         saves, dropped = tuple(self._saves), tuple(self._dropped)
         fetches = tuple(self._fetches.popleft() for _ in range(min(FETCHES, len(self._fetches))))
         self._saves.clear()
@@ -97,16 +98,16 @@ class PrefixCache:
         return self.tree.find(seq.tokens[: self._usable(seq)]) if self._config.keeps_blocks else Match()
 
     def _usable(self, seq: Sequence) -> int:
-        """Return the tokens of a sequence whose KV can be taken from stored blocks: rows that are scored must be
+        """Return how many of a sequence's tokens may take their KV from stored blocks. Rows that are scored must be
         computed."""
         return min(self._reach(seq), len(seq.scores)) if seq.num_to_score else self._reach(seq)
 
     def _reach(self, seq: Sequence) -> int:
-        """Return the tokens of a sequence whose KV can be stored."""
+        """Return how many of a sequence's tokens may have their KV stored."""
         return seq.num_prompt_tokens if self._config.prompts_only else len(seq.tokens)
 
     def ahead(self, seq: Sequence, match: Match) -> tuple[Block, ...]:
-        """Return the blocks on disk that continue ``match``, which is in memory; none if the sequence has fetched
+        """Return the blocks on disk that continue ``match``, which is in memory. Empty if the sequence has fetched
         before."""
         if not len(self.disk) or seq.kv.has_fetched:
             return ()
@@ -118,7 +119,7 @@ class PrefixCache:
         return found.blocks[first:]
 
     def _in_memory(self, on_disk: Iterable[Block]) -> list[Block]:
-        """Return the blocks in memory, or coming, with the tokens of those ``on_disk``, up to the first that is
+        """Return the memory's blocks with the tokens of ``on_disk``, also those being read, up to the first that is
         missing."""
         in_memory: list[Block] = []
         for one in on_disk:
@@ -129,7 +130,7 @@ class PrefixCache:
         return in_memory
 
     def fetch(self, seq: Sequence, ahead: Seq[Block]) -> None:
-        """Have a sequence wait for blocks on disk. They are read unless they are being read for another already."""
+        """Make a sequence wait for the blocks ``ahead`` on disk. Read them unless another sequence's fetch does."""
         seq.kv.has_fetched = True
         path = ahead[-1].path
         in_memory = self._in_memory(path)
@@ -144,13 +145,13 @@ class PrefixCache:
             self.awaiting[seq.seq_id] = seq
 
     def num_lacking(self, ahead: Seq[Block]) -> int:
-        """Return how many of the blocks up to and with these need memory in addition."""
+        """Return how many more blocks of memory the blocks up to and including ``ahead`` need."""
         path = ahead[-1].path if ahead else ()
         return len(path) - len(self._in_memory(path))
 
     @property
     def pinned(self) -> set[Block]:
-        """Blocks being read, and those before them. Each has been read or dropped when a plan under way is done."""
+        """Blocks being read, and those before them. Each is read or dropped once a plan under way is done."""
         found = set[Block]()
         for seq in self.awaiting.values():
             for block in reversed(seq.kv.awaits):
@@ -164,8 +165,8 @@ class PrefixCache:
     # -- storing -------------------------------------------------------------------------------
 
     def begin(self, seq: Sequence, match: Match) -> None:
-        """Have a sequence begin with what matches it."""
-        here = [block for block in match.blocks if block.is_here]  # the others it takes over
+        """Start a sequence with the blocks that match it."""
+        here = [block for block in match.blocks if block.is_here]  # the sequence takes over the others
         seq.comes_back |= match.is_everything
         seq.kv.num_reused, seq.kv.is_stored = match.num_tokens, len(here) == len(match.blocks)
         seq.kv.blocks = here[: match.num_tokens // self.budget.block]
@@ -173,17 +174,17 @@ class PrefixCache:
             self.tree.use(here[-1])
 
     def store_full_blocks(self, seq: Sequence, used: KVUse) -> None:
-        """Store the blocks that a sequence's planned tokens complete; the next plan saves them before anything else.
-        ``used``: the KV of all running sequences."""
+        """Store the blocks that a sequence's planned tokens complete. The next plan saves them before it does anything
+        else. ``used``: the KV of all running sequences."""
         while (end := (len(seq.kv.blocks) + 1) * self.budget.block) <= min(seq.num_sure, self._reach(seq)):
             if not self._store(seq, end, used):
                 return
 
     def store_rest(self, seq: Sequence, used: KVUse, *, again: bool = False) -> None:
-        """Store what is left of a sequence that ends, also its last block, though it is not full: a conversation
-        continues from here, and so does a prompt that was given up and comes again. ``used``: the KV of the others.
-        ``again``: store, too, what found no room while the sequence ran; the caches must be able to copy any positions.
-        """
+        """Store the remaining blocks of a sequence that ends, also its last, partial one. A conversation continues from
+        there, and so does a prompt that was cancelled and comes again. ``used``: the KV of the other running sequences.
+        ``again``: also store blocks that found no room while the sequence ran; the caches must be able to copy any
+        positions."""
         if again and not seq.kv.is_stored and not self._config.whole_blocks:
             seq.kv.blocks, seq.kv.is_stored = self._stored_of(seq), True
         self.store_full_blocks(seq, used)  # a result may have many tokens
@@ -206,7 +207,7 @@ class PrefixCache:
         return blocks
 
     def swap_out(self, seq: Sequence) -> None:
-        """Write the blocks of a sequence that is being preempted to disk, unless they are there; the next plan saves
+        """Write the blocks of a sequence that is being preempted to disk, unless they are there. The next plan saves
         them before it frees the sequence. The caches must be able to copy any positions."""
         if not (self._config.on_disk and self._config.keeps_blocks) or self._config.whole_blocks:
             return
@@ -224,7 +225,7 @@ class PrefixCache:
             parent = key
 
     def _store(self, seq: Sequence, end: int, used: KVUse) -> bool:
-        """Store a sequence's tokens from its last stored block to ``end``; returns whether there is room for them."""
+        """Store a sequence's tokens from its last stored block to ``end``. Return whether there was room."""
         parent, start = seq.kv.blocks[-1] if seq.kv.blocks else None, len(seq.kv.blocks) * self.budget.block
         seq.kv.is_stored &= self._config.keeps_blocks and (parent is None or parent.is_here)
         if not seq.kv.is_stored:
@@ -248,13 +249,13 @@ class PrefixCache:
         return block
 
     def _drop(self, blocks: Iterable[Block]) -> None:
-        """Have the stages drop blocks that were removed from the tree; those not fetched yet are not fetched."""
+        """Make the stages drop blocks that were removed from the tree, and cancel their fetches."""
         removed = {block.block_id for block in blocks}
         unread = {fetch.block_id for fetch in self._fetches} & removed
         if unread:
             self._fetches = deque(fetch for fetch in self._fetches if fetch.block_id not in unread)
         if removed:
-            self._update_awaiting()  # a sequence may wait for one that a longer block has replaced
+            self._update_awaiting()  # a sequence may wait for a block that a longer one has replaced
         self._dropped += sorted(removed - unread)
 
     def _save(self, block: Block, seq: Sequence) -> Save:
@@ -267,9 +268,9 @@ class PrefixCache:
     def make_room(
         self, use: KVUse, keep: Collection[Block] = (), victims: Iterable[Sequence] = ()
     ) -> list[Sequence] | None:
-        """Evict blocks, the least recently used first, until ``use``, which includes all blocks, fits. Those in
-        ``keep`` stay. Returns the fewest of the ``victims``, in their order, without whose KV it fits; ``None``: it
-        does not fit without all of them either, and nothing is evicted."""
+        """Evict blocks, the least recently used first, until ``use``, which includes all blocks, fits. Blocks in
+        ``keep`` stay. Return the fewest ``victims``, in their order, that must also give up their KV. Return None, and
+        evict nothing, if ``use`` would not fit even without all of them."""
         evicted, preempted = list[Block](), list[Sequence]()
         if not self.budget.fits(use):
             pinned = self.pinned
@@ -293,7 +294,7 @@ class PrefixCache:
     # -- evicting ------------------------------------------------------------------------------
 
     def evictable(self) -> Iterator[Block]:
-        """Block in the order in which they may be evicted, those of open conversations last. Changes nothing."""
+        """Yield blocks in eviction order, the blocks of open conversations last. Changes nothing."""
         return self.sessions.evictable(self.tree)
 
     def evict(self, block: Block) -> None:
@@ -302,7 +303,7 @@ class PrefixCache:
         self._drop([block])
 
     def forget(self, session: str) -> None:
-        """Forget a session: its blocks are dropped, except those that others begin with, too."""
+        """Forget a session and drop its blocks, except blocks that other sequences' blocks follow."""
         block, pinned = self.sessions.close(session), self.pinned
         if block is not None:
             for one in list(self.tree.only_for(block)):
@@ -311,12 +312,12 @@ class PrefixCache:
                 self.evict(one)
 
     def leave(self, seq: Sequence) -> None:
-        """Have a sequence wait no longer for its blocks."""
+        """Stop making a sequence wait for blocks."""
         self.awaiting.pop(seq.seq_id, None)
         seq.kv.awaits = []
 
     def clear(self, kept: Iterable[DiskBlock]) -> None:
-        """Start again, after the stages have lost everything but the blocks ``kept`` on disk."""
+        """Start again after the stages have lost everything except the blocks ``kept`` on disk."""
         for pending in (self._saves, self._dropped, self._fetches, self.sessions):
             pending.clear()
         for seq in list(self.awaiting.values()):
@@ -327,7 +328,7 @@ class PrefixCache:
     # -- taking in results ---------------------------------------------------------------------
 
     def learn(self, plan: StepPlan, figures: Iterable[StageFigures]) -> None:
-        """Take in from a step's figures which of the plan's fetches were read, and which files were written."""
+        """Note from a step's figures which of the plan's fetches were read and which files were written."""
         figures = tuple(figures)
         lacking = {block_id for each in figures for block_id in each.lacking}
         for fetch in plan.fetches:
@@ -340,7 +341,7 @@ class PrefixCache:
         self.files.learn(figures)
 
     def _measure_reading(self, plan: StepPlan, figures: Seq[StageFigures]) -> None:
-        """Measure the seconds of reading a token, on the slowest stage."""
+        """Update the seconds for reading a token on the slowest stage."""
         sizes = {fetch.block_id: fetch.end - fetch.start for fetch in plan.fetches}
         each = [
             one.fetching / read
@@ -370,16 +371,16 @@ class PrefixCache:
                 self.leave(seq)
 
 
-_SHARE = 0.75  # of all blocks, at most
+_SHARE = 0.75  # of all blocks, at most, are protected for open conversations
 
 
 class OpenConversations:
-    """The last block of each open conversation, by its session's name or its own key; at most ``most``, those that went
-    on last. Memory that is short goes to them, so their blocks are evicted last.
+    """The last block of each open conversation, by session name or by the block's key. Holds the ``most`` conversations
+    that went on last. Their blocks are evicted last, so they get the memory when it is short.
 
-    A conversation is open while it has a session's name, or once it *came back*: a request began with all that an
-    earlier one had left. What was asked once may never be asked again. A share of all blocks is not theirs, so that new
-    ones can begin; of theirs, those of the conversation that went on last, and the first ones of each, stay longest.
+    A conversation is open if it has a session name, or once it *came back*: a request began with all that an earlier
+    one had left. Other prompts may never be asked again. A share of all blocks is not protected, so that new
+    conversations can begin. Of the protected blocks, the latest conversation's and the first ones of each stay longest.
     """
 
     def __init__(self, most: int) -> None:
@@ -393,7 +394,7 @@ class OpenConversations:
         return len(self._last)
 
     def ended(self, seq: Sequence) -> None:
-        """A request with stored blocks has ended."""
+        """Note that a request with stored blocks has ended."""
         last = seq.kv.blocks[-1]
         last.ends = True
         if seq.session is None and not seq.comes_back:
@@ -402,28 +403,28 @@ class OpenConversations:
         self._last[name] = last
         self._last.move_to_end(name)
         for gone in [one for one, block in self._last.items() if not block.is_here]:
-            del self._last[gone]  # it protects nothing, and would keep the blocks before it alive
+            del self._last[gone]  # it protects nothing and would keep the blocks before it alive
         while len(self) > self._most:
             nameless = (one for one in self._last if not isinstance(one, str))
             del self._last[next(nameless, next(iter(self._last)))]  # a name is a promise that it can be dropped
 
     def close(self, session: str) -> Block | None:
-        """Forget a session; its last block, if it is there."""
+        """Forget a session. Return its last block, or None if that was removed."""
         last = self._last.pop(session, None)
         return last if last is not None and last.is_here else None
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all conversations."""
         self._last.clear()
 
     def evictable(self, tree: BlockTree) -> Iterator[Block]:
-        """Yield the blocks of a tree in the order in which they may be evicted. Changes nothing."""
+        """Yield the blocks of a tree in eviction order. Changes nothing."""
         are_last = self._blocks(int(_SHARE * len(tree)))
         yield from (block for block in tree.evictable() if block not in are_last)
         yield from (block for block in tree.evictable() if block in are_last)
 
     def _blocks(self, most: int) -> set[Block]:
-        """So many of their blocks; with each all before it, which cannot be evicted earlier."""
+        """Return up to ``most`` protected blocks, each with all blocks before it, which cannot be evicted earlier."""
         found = set[Block]()
         for last in reversed(self._last.values()):
             path = last.up_to(found)[::-1] if last.is_here else []
@@ -433,36 +434,36 @@ class OpenConversations:
         return found
 
 
-_MOST_ASKED = 60  # times for files without another block in between
-_MOST_UNWRITTEN = 4096  # blocks whose files are expected; a stage whose disk is full never reports them
+_MOST_ASKED = 60  # times that ``ask`` sends a plan after the last expected block
+_MOST_UNWRITTEN = 4096  # expected files; a stage whose disk is full never reports its own
 
 
 class BlockFiles:
-    """Which blocks every stage has on disk (``tree``), and which files are still expected.
+    """The blocks that every stage has on disk (``tree``), and the files that are still expected.
 
-    A block counts as being on disk once all stages have reported that they wrote it. They report with the results of
-    steps; where no step is under way, ``ask`` has an empty plan go out for it.
+    A block counts as on disk once all stages have reported it written. They report with the results of steps. While no
+    step is under way, ``ask`` sends an empty plan for the reports.
     """
 
     def __init__(self, root: Key, *, whole_blocks: bool, block: int) -> None:
         self.tree = BlockTree(root, whole_blocks=whole_blocks, block=block)
-        self._unwritten: OrderedDict[Key, tuple[DiskBlock, set[int]]] = OrderedDict()  # and the stages that have them
+        self._unwritten: OrderedDict[Key, tuple[DiskBlock, set[int]]] = OrderedDict()  # with the stages that wrote them
         self._erased: list[Key] = []
-        self.is_asking, self._asks_left = False, 0  # whether the next plan goes though it has nothing to do
+        self.is_asking, self._asks_left = False, 0  # whether to send the next plan even if it is empty
 
     def begin_with(self, kept: Iterable[DiskBlock]) -> None:
-        """Begin again, with the blocks that are on every stage's disk."""
+        """Start again with the blocks that every stage has on disk."""
         self._unwritten.clear()
         self.tree.clear()
         self.is_asking, self._erased = False, self.tree.plant(kept)
 
     @property
     def has_changes(self) -> bool:
-        """Whether the next plan has something to say of files."""
+        """Whether the next plan must erase files or ask for reports."""
         return bool(self._erased or self.is_asking)
 
     def take_erased(self) -> tuple[Key, ...]:
-        """Return the keys of files that will not be read again, for the next plan."""
+        """Return and clear the keys of the files that will not be read again, for the next plan."""
         erased, self._erased, self.is_asking = tuple(self._erased), [], False
         return erased
 
@@ -471,20 +472,20 @@ class BlockFiles:
         return key in self._unwritten
 
     def expect(self, kept: DiskBlock, key: Key) -> None:
-        """A block is to be written."""
+        """Note that the stages will write a block."""
         self._unwritten[key], self._asks_left = (kept, set()), _MOST_ASKED
         if len(self._unwritten) > _MOST_UNWRITTEN:
             self._unwritten.popitem(last=False)
 
     def ask(self) -> bool:
-        """Have a plan go out though nothing else is to be done, because its result tells what was written since the
-        last one; returns whether there is anything to ask for. Call it now and then while nothing is under way."""
+        """Send a plan even if it is empty, because its result reports the files written since the last one. Return
+        whether a report is still expected. Call it from time to time while nothing is under way."""
         if self._unwritten and self._asks_left:
             self.is_asking, self._asks_left = True, self._asks_left - 1
         return self.is_asking
 
     def learn(self, figures: Seq[StageFigures]) -> None:
-        """Take in from a step's figures which files were written."""
+        """Note from a step's figures which files were written."""
         for each in figures:
             for key in each.written:
                 self._written(key, each.stage, num_stages=len(figures))

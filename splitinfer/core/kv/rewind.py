@@ -1,9 +1,9 @@
 """How far caches can be rolled back.
 
-A plain KV cache can be rolled back to anywhere, a sliding window by its slack (what it dropped is lost). A recurrent
-state stands for all tokens so far, so it cannot be truncated, but it can be rolled back to any row of a block of
-drafts, from what was kept of that block; a cache of an unknown kind cannot even do that. Each stage reports the least
-of its own layers; the least of all stages decides.
+A plain KV cache can be rolled back to any position, a sliding window by its slack (older positions are lost). A
+recurrent state stands for all tokens so far. It cannot be truncated, but it can be rolled back to any row of a block of
+drafts, from what the cache kept of that block. A cache of an unknown kind cannot be rolled back. Each stage reports the
+least of its layers, and the least of all stages decides.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ NEVER = -1
 
 
 def least_rewind(limits: Iterable[int | None]) -> int | None:
-    """Return the rollback, in tokens, that every cache allows: ``UNLIMITED``, ``WITHIN_DRAFTS``, ``NEVER`` or a number.
+    """Return by how many tokens all caches can be rolled back: ``UNLIMITED``, ``WITHIN_DRAFTS``, ``NEVER`` or a number.
 
     >>> least_rewind([None, 256, None])
     256

@@ -1,19 +1,19 @@
 """Why a stage stood still: the gap before each of its steps, split by cause.
 
-All times are seconds on one clock. A step comes to a stage by four marks:
+All times are seconds on one clock. A step reaches a stage in four marks:
 
     ... end of the step before |  made    sent   received   start
                                |---|-------|--------|---------|
                            waits for   host   link     host
 
-*made*: the stage before has finished it; *sent*: it is sent; *received*: it has arrived; *start*: it runs. Marks
-before the gap cost nothing. The first stage waits not for a step but for a result that lets it plan the next one,
-so its marks are those of that result, and its cause of waiting is *downstream*, not *upstream*.
+*made*: the stage before has finished it; *sent*: it is sent; *received*: it has arrived; *start*: it runs. Marks before
+the gap cost nothing. The first stage does not wait for a step but for a result, so that it can plan the next step. Its
+marks are the result's, and its cause of waiting is *downstream*, not *upstream*.
 
-Only time in which some request is under way counts. A gap during which all requests ended has a part before that in
-which no step was to come: *nothing to do*. So, of the time under way, up to the end of a stage's last step:
+Only time with a request under way counts. If all requests ended during a gap, the part before their end had no step to
+wait for: *nothing to do*. So the time under way, up to the end of a stage's last step, is:
 
-    busy + upstream + downstream + link + host + nothing_to_do = all of it
+    busy + upstream + downstream + link + host + nothing_to_do
 """
 
 import math
@@ -26,7 +26,7 @@ from typing import NamedTuple
 from splitinfer.core.plan import StageFigures
 
 ALWAYS = -math.inf  # the time of an event that was never waited for
-_MOST_SPELLS = 256  # stored for a stage that has not run for a long time
+_MOST_SPELLS = 256  # kept for a stage that has not run for a long time
 
 
 class Cause(StrEnum):
@@ -36,7 +36,7 @@ class Cause(StrEnum):
     DOWNSTREAM = "downstream"  # the first stage had to wait for a result to plan anything
     LINK = "link"  # on its way between two stages
     HOST = "host"  # received and not started, or finished and not sent: planning, sampling, serialising
-    NOTHING = "nothing_to_do"  # no step was to come until all requests had ended
+    NOTHING = "nothing_to_do"  # no further step came before all requests had ended
 
 
 class Visit(NamedTuple):  # made for every stage in every step; a dataclass takes three times as long
@@ -68,14 +68,14 @@ def split(since: float, visit: Visit, waits_for: Cause) -> dict[Cause, float]:
 
 
 class Activity:
-    """Records the spells in which some request was under way."""
+    """Records the spells during which some request was under way."""
 
     def __init__(self) -> None:
         self._spells: deque[tuple[float, float]] = deque(maxlen=_MOST_SPELLS)
         self._since: float | None = None
 
     def begin(self, now: float) -> None:
-        """Note that a request is under way; changes nothing if one was before."""
+        """Note that a request is under way. Changes nothing if one already was."""
         self._since = now if self._since is None else self._since
 
     def stop(self, now: float) -> None:
@@ -85,14 +85,14 @@ class Activity:
             self._since = None
 
     def within(self, start: float, end: float) -> list[tuple[float, float]]:
-        """Return the parts of [start, end) in which a request was under way, in order."""
+        """Return the parts of [start, end) during which a request was under way, in order."""
         if self._since is not None and self._since <= start < end:
             return [(start, end)]
         now = () if self._since is None else ((self._since, math.inf),)
         return [(max(a, start), min(b, end)) for a, b in (*self._spells, *now) if max(a, start) < min(b, end)]
 
     def seconds(self, start: float, end: float) -> float:
-        """Return the seconds of [start, end) in which a request was under way."""
+        """Return the seconds of [start, end) during which a request was under way."""
         return sum(b - a for a, b in self.within(start, end))
 
     def forget(self, before: float) -> None:
@@ -103,7 +103,7 @@ class Activity:
 
 @dataclass(slots=True)
 class StageTime:
-    """One stage's time under way up to ``until``, its last step's end: seconds ``busy``, and ``idle`` by cause.
+    """One stage's time under way up to ``until``, the end of its last step: seconds ``busy``, and ``idle`` by cause.
     ``waits_for``: upstream or downstream."""
 
     waits_for: Cause
@@ -112,7 +112,7 @@ class StageTime:
     idle: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(Cause, 0.0))
 
     def add(self, visit: Visit, activity: Activity) -> dict[Cause, float]:
-        """Add the next step; returns the gap before it by cause. Time before ``until`` does not count."""
+        """Add the next step. Return the gap before it by cause. Time before ``until`` does not count."""
         if visit.end <= self.until:
             return {}
         start = max(visit.start, self.until)
@@ -135,25 +135,26 @@ class StageTime:
         return gap
 
 
-_DRIFT = 1e-4  # seconds a second, that clocks drift apart at most
+_DRIFT = 1e-4  # seconds per second that clocks drift apart at most
 
 
 class Arrivals:
-    """Puts the frames of steps on the first stage's clock.
+    """Puts the arrivals of steps on the first stage's clock.
 
-    A worker's monotonic clock begins anywhere. A step shows by how much it is ahead: the step was on its ways while no
-    stage had it, from the first stage's sending to the result's arrival, and each way is taken to be as long as the
-    others. That is wrong by half of all of them at most. So the step that took least is gone by, mostly one of a few
-    rows, whose ways are alike, until clocks may have drifted apart by as much as another one would be wrong.
+    A worker's monotonic clock begins anywhere. A step shows how far it is ahead: between the first stage's sending and
+    the result's arrival, the step was on a link whenever no stage had it. Each trip is assumed to take equally long,
+    which is wrong by at most half of all trips together. So the step with the shortest trips counts, usually one of a
+    few rows, whose trips are alike. Another step replaces it once the clocks may have drifted apart by more than that
+    step's error.
     """
 
     def __init__(self) -> None:
-        self._ahead: Seq[float] = ()  # by which each worker's clock is
-        self._wrong = self._heard = 0.0  # by how much that may be wrong, and since when
+        self._ahead: Seq[float] = ()  # seconds that each worker's clock is ahead
+        self._wrong = self._heard = 0.0  # the error that ``_ahead`` may have, and when it was measured
 
     def of(self, figures: Seq[StageFigures], heard: float) -> list[float]:
-        """Return when each worker received a step whose result was heard at ``heard``: none before it was sent, and
-        early enough for what follows. ``figures``: of all stages."""
+        """Return when each worker received the step whose result was heard at ``heard``. No time is before the step was
+        sent, or too late for the rest of its trip. ``figures``: all stages'."""
         sent, workers = figures[0].sent, figures[1:]
         latest = heard - sum(each.sent - each.received for each in workers)
         ways = latest - sent

@@ -1,8 +1,8 @@
-"""How often values lay between given bounds, since the start. Counts never go back: a program that reads them again and
-again subtracts what it has read before.
+"""Counts how many values lay between given bounds, since the start. Counts only grow: a program that reads them
+repeatedly subtracts its last reading.
 
-``SECONDS`` are bounds that answer for quantiles, too: each is 2.5 % over the one before at most, and those by which
-vLLM's dashboards ask are among them.
+``SECONDS`` has bounds fine enough for quantiles: each is at most 2.5 % above the one before. It contains the bounds
+that vLLM's dashboards use.
 """
 
 import math
@@ -21,7 +21,7 @@ SECONDS = tuple(sorted({*FIRST_TOKEN, *BETWEEN_TOKENS, *(1e-6 * 1.025**n for n i
 
 
 class Histogram:
-    """Counts values by ``bounds``, which rise; ``total`` and ``longest`` are exact."""
+    """Counts values by rising ``bounds``. ``total`` and ``longest`` are exact."""
 
     __slots__ = ("_counts", "bounds", "longest", "total")
 
@@ -31,14 +31,14 @@ class Histogram:
         self.total = self.longest = 0.0
 
     def add(self, value: float) -> None:
-        """Count one value; one that equals a bound is up to it."""
+        """Count one value. A value equal to a bound counts as up to it."""
         self._counts[bisect_left(self.bounds, value)] += 1
         self.total += value
         if value > self.longest:
             self.longest = value
 
     def copy(self) -> "Histogram":
-        """Return a reading, which stays as it is."""
+        """Return a copy that later values do not change."""
         made = Histogram(self.bounds)
         made._counts, made.total, made.longest = self._counts.copy(), self.total, self.longest
         return made
@@ -49,7 +49,7 @@ class Histogram:
         return sum(self._counts)
 
     def up_to(self, bounds: Sequence[float]) -> list[int]:
-        """Return how many values were up to each of ``bounds``, which are among its own.
+        """Return how many values were up to each of ``bounds``, which must be among its own.
 
         >>> values = Histogram((1, 2, 5))
         >>> for value in (1, 2, 3, 9): values.add(value)
@@ -60,7 +60,7 @@ class Histogram:
         return [sums[bisect_left(self.bounds, bound)] for bound in bounds]
 
     def quantile(self, share: float) -> float:
-        """Return the bound that ``share`` of the values do not exceed, or the longest of them; 0 if there are none.
+        """Return the bound that ``share`` of the values do not exceed, but at most the longest value; 0 without values.
 
         >>> waits = Histogram()
         >>> for milliseconds in range(1, 101): waits.add(milliseconds / 1000)

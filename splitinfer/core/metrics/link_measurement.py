@@ -1,13 +1,13 @@
-r"""The latency and bandwidth of a link, measured by exchanges that are timed at one end.
+r"""Measures the latency and bandwidth of a link by exchanges timed at one end.
 
-Each exchange is a frame there and a frame back, one of them large or both small:
+Each exchange is a frame there and a frame back. One frame is large, or both are small:
 
     small     latency + latency                   half of it is the latency, one way
-    down      latency + bytes / down + latency    minus a small exchange, it is the time of the bytes
+    down      latency + bytes / down + latency    less a small exchange, this is the time of the bytes
     up        latency + latency + bytes / up
 
-The work of both ends for a frame is included: a step pays the same. The number and size of exchanges depend on how long
-those before took: about 0.3 s in all.
+The work of both ends for a frame is included, because a step pays it, too. The number and size of exchanges depend on
+how long earlier ones took: about 0.3 s in all.
 """
 
 import math
@@ -20,19 +20,19 @@ MOST_BYTES = 4 * 2**20  # of one frame
 _LEAST_BYTES, _GROWTH = 64 * 2**10, 4
 _SMALL_BYTES = 64
 _NUM_SMALL, _NUM_LARGE = 20, 5
-_SMALL_SECONDS, _LARGE_SECONDS = 0.1, 0.07  # after which no further exchange of that size is made
+_SMALL_SECONDS, _LARGE_SECONDS = 0.1, 0.07  # after this, no further exchange of that size is made
 _HICCUP = 0.5  # seconds that a busy machine may add to one exchange; a shorter one is repeated
-_LONG_ENOUGH = 0.02  # seconds of bytes, so that noise of a millisecond does not matter
+_LONG_ENOUGH = 0.02  # seconds for the bytes, so that a millisecond of noise does not matter
 
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasurement:
     """A link to the next stage: latency one way in seconds, bytes per second towards it (``down``) and back (``up``).
 
-    A bandwidth too high to be measured is infinite.
+    A bandwidth too high to measure is infinite.
 
     Raises:
-        ValueError: values that no link can have.
+        ValueError: no link can have these values.
     """
 
     latency_p50: float
@@ -58,7 +58,7 @@ class LinkMeasurement:
 
 
 def probe(ask: Callable[[int, int], float]) -> LinkMeasurement:
-    """Measure a link. ``ask``: makes an exchange of so many bytes there, and so many back; its seconds."""
+    """Measure a link. ``ask(there, back)`` sends ``there`` bytes, receives ``back`` bytes and returns the seconds."""
     small_one = partial(ask, _SMALL_BYTES, _SMALL_BYTES)
     small_one()  # wakes threads and fills caches; not counted
     small = _repeat(small_one, _NUM_SMALL, _SMALL_SECONDS)
@@ -68,7 +68,8 @@ def probe(ask: Callable[[int, int], float]) -> LinkMeasurement:
 
 
 def _repeat(ask: Callable[[], float], at_most: int, seconds: float) -> list[float]:
-    """Repeat an exchange: at most ``at_most`` times, and not after ``seconds`` in all."""
+    """Repeat an exchange up to ``at_most`` times, or until ``seconds`` have passed in all. Return the seconds of
+    each."""
     times: list[float] = []
     while len(times) < at_most and sum(times) < seconds:
         times.append(ask())
@@ -76,7 +77,8 @@ def _repeat(ask: Callable[[], float], at_most: int, seconds: float) -> list[floa
 
 
 def _grow(ask: Callable[[int], float], small: float) -> tuple[int, list[float]]:
-    """Find the first size that takes clearly longer than a small exchange; returns it and its seconds."""
+    """Find the first size that takes clearly longer than a small exchange. Return it and the seconds of its
+    exchanges."""
     size = _LEAST_BYTES
     while True:
         times = _repeat(partial(ask, size), 2, _HICCUP)
@@ -89,7 +91,7 @@ def _grow(ask: Callable[[int], float], small: float) -> tuple[int, list[float]]:
 def figures(
     small: Sequence[float], down: tuple[int, Sequence[float]], up: tuple[int, Sequence[float]]
 ) -> LinkMeasurement:
-    """Return the measurement from the seconds of small exchanges, and the bytes and seconds of large ones down and up.
+    """Return the measurement. ``small``: seconds of small exchanges; ``down``, ``up``: bytes and seconds of large ones.
 
     >>> figures([0.002, 0.002, 0.004], (1_000_000, [0.102]), (1_000_000, [0.001]))
     LinkMeasurement(latency_p50=0.001, latency_p99=0.002, down=10000000.0, up=inf)

@@ -1,10 +1,10 @@
-"""One record of a step that has ended, and one of each request (``engine.figures.figures`` makes them). All that is
-counted, drawn or shown is made of these two.
+"""The two records that all counts, drawings and displays are made from: one for each finished step, one for each
+request. ``engine.figures.figures`` makes them.
 
     request   submitted --- queue --- begun --- prefill --- first token --- decode --- last token ... ended
     step      made | sent | received | start --- end      on each stage (``core.metrics.gaps``); its result is heard
 
-All times are seconds on the coordinator's clock. Neither says what was asked.
+All times are seconds on the coordinator's clock. Neither record contains text of a request.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from splitinfer.core.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What the rows of a step were: of prompts, tokens that had been chosen, and drafts."""
+    """The rows of a step by kind: prompt tokens, sampled tokens, and drafts."""
 
     prefill: int = 0
     decode: int = 0
@@ -27,7 +27,7 @@ class Rows:
 
     @property
     def kind(self) -> str:
-        """What the step was for, as traces call it.
+        """The purpose of the step, as traces name it.
 
         >>> Rows(8).kind, Rows(0, 1, 3).kind, Rows(8, 1).kind, Rows().kind
         ('prefill', 'decode', 'mixed', 'free')
@@ -39,8 +39,8 @@ class Rows:
 
 
 class Gained(NamedTuple):
-    """Tokens that a step brought a request, ``seconds`` after the ones before, or after its submission. ``prompt``,
-    ``cached``: tokens of its prompt, and those of them that were kept from before; 0 but with its first token."""
+    """Tokens that a request got from a step, ``seconds`` after its tokens before, or after its submission. ``prompt``,
+    ``cached``: tokens of its prompt, and how many of them were cached; 0 except with its first token."""
 
     seq_id: int
     tokens: int
@@ -53,10 +53,10 @@ class Gained(NamedTuple):
 class StepRecord:
     """A step whose result has come.
 
-    num_sequences: how many it had a slice of. useful: rows whose result was kept.
-    visits, figures: of each stage; the figures' times are on its own clock. gaps: the seconds before each visit.
+    num_sequences: how many sequences had a slice in it. useful: rows whose result was kept.
+    visits, figures: one for each stage; the figures' times are on its own clock. gaps: the seconds before each visit.
     sent, heard: when its result was sent and received.
-    cut: how many cuts of the layers were before this one.
+    cut: how many other cuts of the layers were used before this one.
     """
 
     number: int
@@ -78,17 +78,15 @@ class StepRecord:
 
     @property
     def is_rejected(self) -> bool:
-        """Whether nothing of it was kept, as it lay behind a wrong draft or its requests had ended."""
+        """Whether no row of it was kept, because it came after a wrong draft or its requests had ended."""
         return self.useful == 0 and self.num_rows > 0
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """A request, until it has ended.
-
-    submitted: when. last: when its last token came; before, when it was submitted. first: its first token's; ``None``:
-    none has come. computed: positions that steps have brought so far.
-    """
+    """A request until it ends. ``submitted``: when it was submitted; ``last``: when its last token came, at first when
+    it was submitted; ``first``: when its first token came, if any; ``computed``: positions that steps have computed so
+    far."""
 
     sequence: Sequence
     submitted: float

@@ -1,8 +1,8 @@
-"""How many tokens of prompts a step computes beside decodes.
+"""How many prompt tokens a step computes beside decodes.
 
-A step has room for so many tokens, and decodes take theirs first. An objective for the time between tokens bounds the
-rest by what steps have cost (``core.costs``). And the steps of a round get equal shares, as a shorter step behind a
-long one would wait for it (``core.scheduler.microbatches``).
+A step has room for a bounded number of tokens, and decodes take theirs first. An objective for the time between tokens
+bounds the rest by the cost of steps (``core.costs``). The steps of a round get equal shares, because a shorter step
+after a long one would wait for it (``core.scheduler.microbatches``).
 """
 
 from collections.abc import Sequence as Seq
@@ -15,14 +15,14 @@ from splitinfer.core.scheduler.microbatches import MicroBatches, even_share
 from splitinfer.core.scheduler.policy import PolicyDecision
 from splitinfer.core.sequence import Sequence
 
-LEAST_CHUNK = 8  # prompt tokens in a step, whatever the options say; else a prompt would never be read
+LEAST_CHUNK = 8  # prompt tokens in a step, whatever the options say; otherwise a prompt might never be read
 
-PromptFrom = tuple[Sequence, int]  # and the position from which on it is to be computed
+PromptFrom = tuple[Sequence, int]  # with the position of the first token to compute
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """``tokens`` of prompts for this step, and how many steps of the round are still ``to_come`` with as many."""
+    """The prompt ``tokens`` for this step, and how many further steps of the round (``to_come``) get as many."""
 
     tokens: int = 0
     to_come: int = 0
@@ -30,7 +30,8 @@ class Share:
 
 @dataclass(slots=True)
 class ChunkSizes:
-    """``share``: that of the last step; ``num_in_row``: consecutive steps with prompts in them."""
+    """Decides the prompt tokens of each step. ``share``: the last step's; ``num_in_row``: consecutive steps with
+    prompts."""
 
     costs: CostModel
     batches: MicroBatches
@@ -38,12 +39,12 @@ class ChunkSizes:
     num_in_row: int = 0
 
     def note(self, share: Share, *, has_chunks: bool) -> None:
-        """A step with slices was planned."""
+        """Note that a step with slices was planned."""
         self.share = share
         self.num_in_row = self.num_in_row + 1 if has_chunks else 0
 
     def end_round(self) -> None:
-        """Have the next step begin another round."""
+        """Make the next step begin another round."""
         self.share = Share()
 
     def room(
@@ -56,12 +57,12 @@ class ChunkSizes:
         *,
         begins: bool,
     ) -> tuple[int, Share]:
-        """Return the tokens of prompts that a step may contain beside the decodes that are ``going``, and its share of
-        them. ``begins``: whether one of the prompts was just admitted."""
+        """Return how many prompt tokens a step may contain beside the decodes ``going``, and its share. ``begins``:
+        whether one of the prompts was just admitted."""
         if not prompts:
             return 0, Share()
         most = self._beside(config, rules, going, prompts[0][1], num_decoding)
-        # The largest group determines how many tokens every step of the round has left.
+        # The largest group determines how many tokens each step of the round has left.
         others = max(config.token_budget - self.batches.largest, config.min_chunk) if rules.decodes_go else most
         share = self._share(config, prompts, min(most, others), begins=begins)
         return min(most, max(share.tokens, config.min_chunk if len(self.batches) else 0)), share
@@ -69,7 +70,7 @@ class ChunkSizes:
     def _beside(
         self, config: SchedulerConfig, rules: PolicyDecision, going: Seq[Sequence], start: int, num_decoding: int
     ) -> int:
-        """Return the tokens beside the decodes. ``start``: where the first prompt goes on."""
+        """Return the room for prompt tokens beside the decodes. ``start``: the first prompt's next position."""
         rows = [seq.num_rows + len(seq.drafts.waiting) for seq in going]
         room = config.token_budget - sum(rows)
         objective = config.policy_config.itl_slo
@@ -82,13 +83,13 @@ class ChunkSizes:
             decodes = decodes.plus(seq.num_scheduled, count)
         groups = config.num_groups
         if self.num_in_row < groups:
-            # Decodes that had short steps so far now wait for one long step more than there are groups.
+            # After short steps, decodes wait for one more long step than there are groups.
             objective *= groups / (groups + 1)
         return min(room, most_rows(self.costs, decodes, start, room, groups, objective))
 
     def _share(self, config: SchedulerConfig, prompts: Seq[PromptFrom], most: int, *, begins: bool) -> Share:
-        """Return the share stays for a round, or for a prompt while no sequence decodes, so that the steps are equal.
-        An admission begins another one."""
+        """Return this step's share. It stays for a round, or for a prompt while no sequence decodes, so that the steps
+        are equal. An admission begins a new share."""
         if self.share.to_come and not begins:
             return Share(self.share.tokens, self.share.to_come - 1)
         rounds, most = len(self.batches) > 0, max(most, 1)

@@ -1,4 +1,4 @@
-"""A scheduler's limits and rules. The engine makes them once, when it knows the stages."""
+"""The scheduler's limits and rules. The engine makes them once it knows the stages."""
 
 from dataclasses import dataclass, field
 
@@ -14,27 +14,27 @@ from splitinfer.errors import QueueFull
 class SchedulerConfig:
     """The scheduler's limits and rules.
 
-    num_groups: micro-batches that decode in turn, at most; as many as stages.
-    fixed_groups: whether there are always so many; else fewer where that is faster.
+    num_groups: the most micro-batches that decode in turn; as many as stages.
+    fixed_groups: whether there are always that many; otherwise fewer if that is faster.
     max_in_flight: plans under way while no sequence decodes.
-    token_budget: tokens in a step, at most.
-    max_running: sequences whose KV grows, at most.
-    max_len: tokens in a sequence, at most (the model's context).
-    max_waiting: requests in the queue, at most.
-    kv: the stages' KV memory, and the size of its blocks; ``None``: no bound.
-    blocks: which blocks are cached; where only whole blocks can be used, chunks end at block boundaries.
+    token_budget: the most tokens in a step.
+    max_running: the most sequences that run at a time.
+    max_len: the most tokens in a sequence (the model's context).
+    max_waiting: the most requests in the queue.
+    kv: the stages' KV memory and the size of its blocks; ``None``: no bound.
+    blocks: which blocks are cached; if only whole blocks can be used, chunks end at block boundaries.
     speculates: whether there is a drafter.
-    drafts_at_end: whether the last stage makes the drafts, behind the step whose tokens they follow.
+    drafts_at_end: whether the last stage makes the drafts, after the step whose tokens they follow.
     drafts_at_once: the most drafts that a round of it makes; 0: one.
-    with_ngrams: whether n-grams take the place of the last stage's drafts where they are as good.
-    jumps_forward: whether tokens of which rules leave no choice go out as drafts, with or without a drafter.
+    with_ngrams: whether n-grams replace the last stage's drafts where they are as good.
+    jumps_forward: whether tokens that the rules force are sent as drafts, with or without a drafter.
     num_stages: 0 stands for one per group.
     rewind: tokens by which every stage's caches can be rolled back (``core.kv.rewind``).
     min_chunk: prompt tokens; a smaller further chunk costs more than it saves.
     policy_config: whether prompts or decodes go first (``core.scheduler.policy``).
 
     Raises:
-        ValueError: a limit below 1.
+        ValueError: a limit is below 1.
     """
 
     num_groups: int
@@ -62,25 +62,21 @@ class SchedulerConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
     def check_room(self, seq: Sequence, num_waiting: int) -> None:
-        """Check that ``seq`` may wait beside ``num_waiting`` others, and will fit. Safe to call from any thread.
+        """Check that ``seq`` may wait beside ``num_waiting`` others and that it will fit. Safe to call from any thread.
 
         Raises:
-            QueueFull: too many wait already.
-            NeverFits: its KV is too large for a stage even when alone.
+            QueueFull: too many requests wait already.
+            NeverFits: its KV is too large for a stage even when it runs alone.
         """
         if num_waiting >= self.max_waiting:
             raise QueueFull(f"{num_waiting:,} requests are waiting already, which is the most; try again later")
         self.check_fits(seq)
 
     def check_fits(self, seq: Sequence) -> None:
-        """Check that the KV of ``seq`` at its longest fits on every stage.
-
-        Raises:
-            NeverFits: it is too large for a stage even when alone.
-        """
+        """Raise NeverFits if the KV of ``seq`` at its longest is too large for a stage even when it runs alone."""
         if self.kv is not None:
             self.kv.check(self.longest(seq))
 
     def longest(self, seq: Sequence) -> int:
-        """Return the most tokens that a sequence can have, prompt and answer."""
+        """Return the most tokens that a sequence can reach, prompt and answer together."""
         return max(seq.num_prompt_tokens, min(seq.num_prompt_tokens + seq.params.max_tokens, self.max_len))

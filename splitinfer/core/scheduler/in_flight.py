@@ -1,5 +1,6 @@
-"""Steps in flight: their record, one in the coordinator, from plan to result, which all parts refer to; and what a
-result may be. The pipeline keeps order, so one that does not answer the oldest plan comes from a broken peer."""
+"""Steps in flight, and the check of their results. The coordinator has one record for each step, from plan to result,
+which all its parts share. The pipeline keeps order, so a result that does not answer the oldest plan comes from a
+broken peer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +11,13 @@ from splitinfer.core.sequence import FinishReason, Sequence
 
 @dataclass(slots=True, eq=False)
 class StepInFlight:
-    """A step between its plan and its result. Each note has one writer, and seconds are on the first stage's clock.
+    """A step between its plan and its result. Each field has one writer. Times are seconds on the first stage's clock.
 
-    plan: what the stages are to do.
-    idle_since: from when on the coordinator had nothing to do but this step and its drafts, if that is known (the
-        scheduler).
-    launched_at, limit: when it was launched, and seconds after which it counts as stuck (``core.liveness``).
+    plan: the stages' work.
+    idle_since: when the coordinator had nothing left to do but this step and its drafts, if known (the scheduler).
+    launched_at, limit: when it was launched, and the seconds after which it counts as stuck (``core.liveness``).
     is_sent: whether it has left the first stage (`Pipeline`).
-    figures: the first stage's, which stay here while the step is on its way (`Pipeline`).
+    figures: the first stage's, kept here while the step is on its way (`Pipeline`).
     """
 
     plan: StepPlan
@@ -28,7 +28,7 @@ class StepInFlight:
     figures: StageFigures | None = None
 
     def is_stuck(self, answered_at: float, now: float) -> bool:
-        """Return whether it has been waited for too long, as the oldest. ``answered_at``: when the last result came."""
+        """Return whether this step, the oldest, has taken too long. ``answered_at``: when the last result came."""
         return self.launched_at is not None and now - max(self.launched_at, answered_at) > self.limit
 
 

@@ -6,10 +6,10 @@ turns can:
     stage 0    | 0 | 1 | 0 | 1 | 0 |
     stage 1        | 0 | 1 | 0 | 1 | 0 |
 
-A cycle is as long as its longest step. Hence groups are of equal size, and the steps of one round get equal shares of
-prefill (``even_share``). Membership is sticky, because the stages keep the KV of a group together: a new sequence joins
-the smallest group, and a group that has become too small is filled up from the largest, only as far as needed. Where
-fewer groups are faster (``core.speculation.chooser``), only the first few are ``active``.
+A cycle is as long as its longest step. So groups are of equal size, and the steps of a round get equal shares of
+prefill (``even_share``). Members stay in their group, because the stages keep the KV of a group together: a new
+sequence joins the smallest group, and a group that has become too small gets members from the largest, only as many as
+needed. If fewer groups are faster (``core.speculation.chooser``), only the first few are ``active``.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,13 +20,13 @@ MIN_CHUNK = 32  # prompt tokens; a smaller further chunk costs more than it save
 
 
 def even_share(remaining: int, most: int, num_groups: int, *, rounds: bool, least: int = MIN_CHUNK) -> int:
-    """Return prompt tokens for each of the next steps, when ``remaining`` are still to compute and a step takes
+    """Return the prompt tokens for each of the next steps. ``remaining`` are still to compute, and a step takes
     ``most``.
 
-    The prompt is cut into as few equal steps as possible, but into one for each group if each gets ``least``.
-    With ``rounds`` (sequences decode, so there are steps anyway) it is cut into whole rounds, because a group without
-    its share would be a bubble. Equal steps are right for a lone prompt, too: stages take the sum of all steps once,
-    and the longest step once more for each further stage.
+    The prompt is cut into as few equal steps as possible, but into at least one for each group if each gets ``least``.
+    With ``rounds`` (sequences decode, so there are steps anyway) it is cut into whole rounds, because a group without a
+    share would leave a bubble. Equal steps are also right for a lone prompt: it takes the sum of all steps once, and
+    the longest step once more for each further stage.
 
     >>> even_share(2200, 512, 2, rounds=False), even_share(2200, 512, 2, rounds=True)
     (440, 367)
@@ -60,30 +60,30 @@ class MicroBatches:
         return tuple(map(tuple, self._groups))
 
     def by_id(self) -> dict[int, Sequence]:
-        """Return all members."""
+        """Return all members by id."""
         return {seq.seq_id: seq for group in self._groups for seq in group}
 
     @property
     def largest(self) -> int:
-        """Members of the largest group."""
+        """The number of members of the largest group."""
         return max(map(len, self._groups))
 
     def members(self, group: int) -> list[Sequence]:
-        """Return a group's members in the order in which they are scheduled."""
+        """Return a group's members in scheduling order."""
         return list(self._groups[group])
 
     def may_go(self, group: int, *, alone: bool) -> bool:
-        """Return whether a step of the group could go now. ``alone``: also that of a group without members."""
+        """Return whether the group could have a step now. ``alone``: even without members."""
         return (alone or bool(self._groups[group])) and not self.is_in_flight(group)
 
     def is_in_flight(self, group: int) -> bool:
-        """Return whether the group has to wait for a result."""
+        """Return whether the group must wait for a result."""
         return any(seq.num_awaited for seq in self._groups[group])
 
     def going_on(self, group: int, follows: Callable[[Sequence], bool]) -> list[Sequence]:
-        """Return the members of a group in flight that another step of it could hold: those that ``follows`` says may
-        go behind their blocks under way, and those whose blocks under way are rejected. Nobody where none has blocks
-        that others may follow: then the group waits for all."""
+        """Return the members that another step of a group in flight could hold: members that ``follows`` lets go after
+        their blocks under way, members whose blocks under way are all rejected, and beside such members the idle ones.
+        Empty if there are only idle ones and members that wait."""
         members = self._groups[group]
         followers = [seq for seq in members if seq.num_awaited and follows(seq)]
         rejected = [seq for seq in members if not seq.num_awaited and seq.num_in_flight]
@@ -96,20 +96,21 @@ class MicroBatches:
         return ((self._turn + i) % count for i in range(count))
 
     def had_turn(self, group: int, late: Iterable[Sequence]) -> None:
-        """Pass the turn on. ``late``: members that the step had no room for; they go first the next time."""
+        """Pass the turn on. ``late``: members for which the step had no room; they go first the next time."""
         ids = {seq.seq_id for seq in late}
         self._groups[group].sort(key=lambda seq: seq.seq_id not in ids)  # stable: the others keep their order
         self._turn = (group + 1) % len(self._groups)
 
     def join(self, seq: Sequence) -> None:
-        """Add a sequence that begins to decode to the smallest group; of equals, to the one whose turn comes first."""
+        """Add a sequence that begins to decode to the smallest active group. Of equal ones, the next in turn gets
+        it."""
         active = (group for group in self.in_turn() if group < self._active)
         group = min(active, key=lambda group: len(self._groups[group]))
         self._groups[group].append(seq)
         self._id_to_group[seq.seq_id] = group
 
     def join_new(self, decoding: Iterable[Sequence]) -> None:
-        """Add those of some sequences that are in no group yet."""
+        """Add the sequences that are in no group yet."""
         for seq in decoding:
             if seq.seq_id not in self._id_to_group:
                 self.join(seq)
@@ -127,12 +128,10 @@ class MicroBatches:
         self._id_to_group.clear()
 
     def balance(self, active: int | None = None) -> None:
-        """Move members until no active group is larger than another by two or more and the others are empty, as far as
-        results allow. ``active``: use only the first so many groups from now on, or as many as there are.
-
-        A sequence in flight stays: its result would come in the turn of another group. The last to join moves, so
-        that the KV of the others stays where it is.
-        """
+        """Move members, as far as results allow, until active groups differ by at most one and the others are empty. A
+        sequence in flight stays, because its result would come in the turn of another group. The last to join moves, so
+        that the KV of the others stays in its place. ``active``: use only the first ``active`` groups from now on;
+        ``None``: as before."""
         if active is not None:
             self._active = max(1, min(active, len(self._groups)))
         while (seq := self._next_to_move()) is not None:

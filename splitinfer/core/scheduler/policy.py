@@ -1,27 +1,27 @@
-"""When prompts are read and when answers go on: the trade between the first token and a steady stream.
+"""When prompts are read and when answers continue: the trade between the first token and a steady stream.
 
-Answers under way (decodes) need one token of a step each, prompts take any number, and what goes first makes the other
-wait. A policy decides for each step whether the decodes of its group go, how much of the room prompts may take, and
+Each answer under way (a decode) needs one token of a step; prompts take any number. Whichever goes first makes the
+other wait. A policy decides for each step whether its group's decodes go, how much of the room prompts may take, and
 whether waiting requests may be admitted.
 
     policy          decodes go                   prompts get                        effect on latency
-    stall_free      always                       what is left, times prefill_share  ITL bounded by one step a stage
+    stall_free      always                       the rest, times prefill_share      ITL bounded by one step a stage
     prefill_first   when no prompt can be read   the whole step                     least TTFT; ITL as long as prompts
     watermark       like prefill_first until memory is full to kv_high, then        many sequences decode at once
                     like decode_first down to kv_low
-    decode_first    always                       what is left, but none is admitted least ITL; TTFT as long as answers
+    decode_first    always                       the rest; no request is admitted   least ITL; TTFT as long as answers
                                                  while sequences decode
 
 ``stall_free`` is Sarathi-Serve's schedule (Agrawal et al., arXiv 2403.02310), ``decode_first`` FasterTransformer's
-request-level batching, ``prefill_first`` vLLM's original schedule. A policy that keeps decodes waiting is overruled
-when one has waited for ``max_decode_gap``.
+request-level batching, ``prefill_first`` vLLM's original schedule. If a policy keeps a decode waiting for
+``max_decode_gap``, the decode goes anyway.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-LEAST_SHARE = 0.01  # of a step's room; with less a prompt would never be read
+LEAST_SHARE = 0.01  # of a step's room; with less, a prompt might never be read
 
 
 class PolicyName(StrEnum):
@@ -35,14 +35,14 @@ class PolicyName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """The policy and its options, of which each policy uses some. ``core.serving_options`` declares and bounds them.
+    """The policy and its options; each policy uses some. ``core.serving_options`` declares and bounds them.
 
-    prefill_share: share of the room that decodes leave in a step, which prompts get while sequences decode.
-    itl_slo: seconds between two tokens of an answer, at most; ``None``: steps are bounded by their tokens alone.
+    prefill_share: the share of the room left by decodes that prompts get while sequences decode.
+    itl_slo: the most seconds between two tokens of an answer; ``None``: only the token budget bounds steps.
     max_partial_prefills: prompts that are read side by side.
     max_decode_gap: seconds for which a policy may keep a decode waiting; ``None``: no bound.
     kv_high, kv_low: shares of the KV memory at which ``watermark`` begins to drain, and to fill again.
-    min_dwell: steps that ``watermark`` fills or drains, at least.
+    min_dwell: the least steps for which ``watermark`` fills or drains.
 
     Raises:
         ValueError: kv_low is not below kv_high.
@@ -63,10 +63,10 @@ class PolicyConfig:
 
 
 class PolicyDecision(NamedTuple):
-    """What a step may do.
+    """The rules for one step.
 
     decodes_go: whether it contains its group's decodes.
-    share: share of its room that prompts may take.
+    share: the share of its room that prompts may take.
     admits: whether waiting requests may be admitted.
     """
 
@@ -75,26 +75,26 @@ class PolicyDecision(NamedTuple):
     admits: bool
 
 
-_EVERYTHING = PolicyDecision(decodes_go=True, share=1.0, admits=True)  # where there is no decode to delay
+_EVERYTHING = PolicyDecision(decodes_go=True, share=1.0, admits=True)  # if no decode could be delayed
 _PROMPTS = PolicyDecision(decodes_go=False, share=1.0, admits=True)
 
 
 @dataclass(slots=True)
 class Policy:
-    """Decides what steps may do. ``decide`` changes nothing; ``scheduled`` updates what ``watermark`` goes by.
+    """Decides what steps may do. ``decide`` changes nothing; ``scheduled`` updates the state of ``watermark``.
 
-    ``watermark`` *drains* the memory or fills it. It changes sides at ``kv_high`` and ``kv_low``, and stays for
-    ``min_dwell`` steps at least; else it would change at every step near a mark. Where no sequence decodes, there is
-    nothing to drain.
+    ``watermark`` either *drains* the memory or fills it. It switches at ``kv_high`` and ``kv_low``, and stays for at
+    least ``min_dwell`` steps; otherwise it would switch at every step near a mark. While no sequence decodes, it cannot
+    drain.
     """
 
     config: PolicyConfig
     drains: bool = False
-    _steps: int = 0  # since it changed sides
+    _steps: int = 0  # since it switched
 
     def decide(self, num_decoding: int, waited: float = 0.0) -> PolicyDecision:
-        """Return what the next step of a group may do while ``num_decoding`` sequences decode in all groups.
-        ``waited``: the longest time since the last token of one of the group's members, in seconds."""
+        """Return what a group's next step may do while ``num_decoding`` sequences decode in all groups. ``waited``: the
+        longest time, in seconds, that a member of the group has waited for a token."""
         config = self.config
         if not num_decoding:
             return _EVERYTHING
@@ -106,8 +106,8 @@ class Policy:
         return _PROMPTS
 
     def scheduled(self, num_decoding: int, kv_share: float) -> None:
-        """Take note that a step with slices was planned, while running sequences use ``kv_share`` of the KV memory of
-        the stage that is fullest."""
+        """Note that a step with slices was planned. ``kv_share``: the share of KV memory that running sequences use on
+        the fullest stage."""
         config = self.config
         if config.policy is not PolicyName.WATERMARK:
             return
@@ -126,10 +126,10 @@ _LONG, _SHORT_CHUNK = 32 * 1024, 128  # tokens
 
 
 def longest_chunk(start: int, token_budget: int) -> int:
-    """Return the tokens of a prompt that a step reads behind ``start`` tokens, at most.
+    """Return the most prompt tokens that a step may read after ``start`` tokens.
 
-    Metal attends to all keys in one command, and macOS ends a process whose GPU computes one command for seconds: seen
-    from 65k keys on, with chunks of 2,048 (mlx, issue 3302). So behind 32k tokens chunks shorten as the keys grow.
+    Metal attends to all keys in one command, and macOS ends a process if the GPU takes seconds for one command: seen
+    from 65k keys on, with chunks of 2,048 (mlx, issue 3302). So beyond 32k tokens chunks shorten as the keys grow.
 
     >>> [longest_chunk(start, 512) for start in (0, 32_768, 65_536, 1_000_000)], longest_chunk(10**6, 16)
     ([512, 512, 256, 128], 16)

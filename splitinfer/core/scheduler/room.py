@@ -1,16 +1,16 @@
-"""When there is room in the queue again: what a client is told that is turned away because it is full.
+"""When the full queue has room again: the time that a rejected client is told to wait.
 
-A place comes free when a running request ends. Nobody knows when; but if it has as many tokens to go as answers had on
-average so far, it ends with the next one with the chance of one in so many. So the requests that run together end at
+A place becomes free when a running request ends. Nobody knows when. But if answers had m tokens on average so far, a
+request ends with its next token with probability 1/m. So the requests that run together end at
 
-    rate = sum of 1 / min(mean answer, tokens that it may still have)      a token of each
+    rate = sum of 1 / min(mean answer, tokens that it may still have)      per round of one token each
 
-A token of each takes a cycle, which the cost model predicts (`core.costs`), and whoever takes a place has a prompt to
-be read, in the same steps:
+Such a round takes a cycle, which the cost model predicts (`core.costs`). The request that gets the place has a prompt
+that must be read in the same steps:
 
     seconds a place = cycle / rate + mean prompt * seconds a prompt's token
 
-The n-th client that is turned away is told the time of n places. Told the same time, all would come back at once, for
+The n-th rejected client is told the time of n places. If all were told the same time, all would come back at once, for
 one place.
 """
 
@@ -22,13 +22,13 @@ from splitinfer.core.costs.shape import Shape
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.sequence import Sequence
 
-LEAST, MOST = 1.0, 60.0  # seconds; the official clients of OpenAI's API wait for two minutes at most
+LEAST, MOST = 1.0, 60.0  # seconds; the official clients of OpenAI's API wait at most two minutes
 
 
 @dataclass(frozen=True, slots=True)
 class UsualRequest:
-    """What requests had on average so far, in tokens: of an ``answer``, and of a ``prompt`` without what was cached.
-    0: none has ended yet."""
+    """The mean tokens of the requests so far: of an ``answer``, and of a ``prompt`` without its cached tokens. 0: no
+    request has ended yet."""
 
     answer: float = 0.0
     prompt: float = 0.0
@@ -49,6 +49,6 @@ def seconds_until_room(
 
 
 def _tokens_to_go(seq: Sequence, config: SchedulerConfig, usual: UsualRequest) -> float:
-    """Return the tokens until a sequence ends, on average."""
+    """Return the expected tokens until a sequence ends."""
     most = max(1, config.longest(seq) - len(seq.tokens))
     return min(max(1.0, usual.answer), most) if usual.answer else most

@@ -1,26 +1,25 @@
-"""Decides what every stage does next, and keeps account of it: events in, plans out.
+"""Decides what every stage does next, and keeps the books: events in, plans out.
 
-The course of a sequence: ``add`` queues it; ``schedule`` admits it when there is room and cuts its tokens still to
-compute into slices; ``update`` appends what the last stage sampled, so there is one more token to compute; ``finish``
-(or an end token, or the maximal length) ends it. What becomes of its KV: ``core.scheduler.kv_manager``.
+The life of a sequence: ``add`` queues it; ``schedule`` admits it when there is room and cuts its uncomputed tokens into
+slices; ``update`` appends the tokens that the last stage sampled, so there is one more to compute; ``finish`` (or an
+end token, or the length limit) ends it. ``core.scheduler.kv_manager`` decides what becomes of its KV.
 
 A running sequence computes its prompt or decodes. Chunks of a prompt need no result of each other, so they go in
 consecutive steps that are all in flight; a decode waits for the last token. A sequence with its first token joins a
 group (``core.scheduler.microbatches``), and a step is
 
-    [ every member of one group: one token each, and drafts | chunks of prompts, with what is left of token_budget ]
+    [ every member of one group: one token each, and drafts | chunks of prompts, in the rest of token_budget ]
 
-so no decode is ever skipped for a prompt, and none waits longer than one step of bounded size per stage; other policies
-(``core.scheduler.policy``) decide otherwise. While sequences decode, as many plans are under way as there are groups:
-one more would only delay the next decode. While none does, ``max_in_flight`` plans keep one waiting in front of each
-stage.
+So no decode is ever skipped for a prompt, and none waits longer than one step of bounded size per stage. Other policies
+(``core.scheduler.policy``) decide otherwise. While sequences decode, there is one plan under way for each group: one
+more would only delay the next decode. While none decodes, ``max_in_flight`` plans keep one waiting before each stage.
 
-A step is filled group by group: memory is promised to sequences by rank, which evicts stored blocks and preempts others
-at once. If that leaves no slice for the group whose turn it is, the next group gets its turn. A preempted sequence
-waits, keeps its tokens, and is computed again later, to the same tokens.
+A step is filled group by group. Memory is promised to sequences by rank, which may at once evict stored blocks and
+preempt other sequences. If that leaves no slice for the group whose turn it is, the next group gets the turn. A
+preempted sequence waits with its tokens and is computed again later, to the same tokens.
 
 With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``proposals`` returns
-how many and for which sequences, ``take_drafts`` takes them in, and the next plan contains them.
+which sequences may get how many, ``take_drafts`` takes them in, and the next plan contains them.
 """
 
 from collections import deque
@@ -59,16 +58,16 @@ _MOST_SCORED = 64  # rows of prompts in a step whose logits are computed: five a
 _NO_DRAFTS: Mapping[int, int] = {}
 _NO_TOKENS = SampledSlice(-1, ())
 
-SequenceWork = tuple[Sequence, int]  # and how many of its known tokens a step computes
+SequenceWork = tuple[Sequence, int]  # with the number of its known tokens that a step computes
 
 
 class Scheduler:
-    """Pure: no clock, no threads, no arrays.
+    """Turns requests and results into plans. Pure: no clock, no threads, no arrays.
 
     config: the limits and rules in force; ``tune`` changes them.
-    costs: the stages', as far as they are known before any step; refined with each step's figures.
+    costs: the stages' costs, as far as known before any step; each step's figures refine them.
     in_flight: the steps under way, oldest first.
-    deadlines: of all sequences; ``expire`` ends those that are over.
+    deadlines: the deadlines of all sequences; ``expire`` ends sequences past theirs.
     num_preemptions: times that a running sequence was preempted.
     """
 
@@ -90,7 +89,7 @@ class Scheduler:
         self._next_step = 0
         self._now = self._returned_at = 0.0  # the latest known time and the last result's, on the first stage's clock
         self._preempted = set[int]()  # for the step being planned
-        self._is_lowered = False  # the budget, below the config's
+        self._is_lowered = False  # whether the budget is below the config's
 
     def _speculation(self) -> Speculation | None:
         config = self.config
@@ -113,17 +112,17 @@ class Scheduler:
 
         Raises:
             QueueFull: ``max_waiting`` requests wait already.
-            NeverFits: its KV is too large for a stage even when alone.
+            NeverFits: its KV is too large for a stage even when it runs alone.
         """
         self.config.check_room(seq, len(self.waiting))
         if not (self.waiting or self.running):
-            self._returned_at = 0.0  # since then nobody wanted anything of the coordinator
+            self._returned_at = 0.0  # the coordinator has been idle since the last result
         self._queue(seq)
         self.deadlines.add(seq)
 
     def key(self, seq: Sequence) -> None:
-        """Note the keys of a sequence's blocks, unless that is done; on any thread, before ``add``, which would take 12
-        ms for 100,000 tokens."""
+        """Compute the keys of a sequence's blocks, unless it has them. Any thread may do so before ``add``, which would
+        otherwise take 12 ms for 100,000 tokens."""
         keyed_by = self.config.blocks.root, self.kv.budget.block
         if self.config.blocks.keeps_blocks and seq.keyed_by != keyed_by:
             seq.keys, seq.keyed_by = full_keys(keyed_by[0], seq.tokens, keyed_by[1]), keyed_by
@@ -133,10 +132,8 @@ class Scheduler:
         self.waiting.add(seq)
 
     def finish(self, seq_id: int, reason: FinishReason) -> bool:
-        """End a sequence from outside (abort, a stop string); False if it has ended already.
-
-        Its slices under way still run and are ignored; its KV is stored, and freed or retained (``KVManager.end``).
-        """
+        """End a sequence for an outside reason (abort, a stop string). Return False if it has ended already. Its slices
+        under way still run and are ignored. Its KV is stored, and freed or retained (``KVManager.end``)."""
         seq = self.running.get(seq_id) or self.waiting.get(seq_id)
         if seq is None:
             return False
@@ -145,16 +142,16 @@ class Scheduler:
         return True
 
     def expire(self, now: float) -> list[int]:
-        """End every sequence whose deadline is over (``ABORT``) and return their ids. ``now``: seconds on the caller's
-        clock."""
+        """End every sequence whose deadline has passed (``ABORT``) and return their ids. ``now``: seconds on the
+        caller's clock."""
         seq_ids = self.deadlines.over(now)
         for seq_id in seq_ids:
             self.finish(seq_id, FinishReason.ABORT)
         return seq_ids
 
     def unable(self) -> list[tuple[Sequence, NeverFits]]:
-        """Return the sequences that cannot go on even alone since the budget was lowered, and why; the caller ends
-        them."""
+        """Return the sequences that cannot continue even alone since the budget was lowered, with the errors. The
+        caller ends them."""
         found = list[tuple[Sequence, NeverFits]]()
         for seq in (*self.running.values(), *self.waiting) if self._is_lowered else ():
             try:
@@ -164,7 +161,7 @@ class Scheduler:
         return found
 
     def _admit(self, seq: Sequence, match: Match) -> NewSequence:
-        """Have a waiting sequence run, with the stored blocks that it begins with; returns what the stages are told."""
+        """Start a waiting sequence with the stored blocks that match it. Return its data for the stages."""
         self.waiting.remove(seq)
         self.running[seq.seq_id] = seq
         takes_over = self.kv.begin(seq, match)
@@ -204,12 +201,9 @@ class Scheduler:
     # -- the stages: lost, others, less memory -----------------------------------------------
 
     def requeue_all(self, kept: Iterable[DiskBlock] = ()) -> None:
-        """Queue every running sequence again, after the stages have lost everything but the blocks ``kept`` on their
-        disks; its KV is computed again from its tokens.
-
-        Nothing that was sampled is lost or sampled twice: the sequences have their tokens, and those still to come
-        depend on nothing else.
-        """
+        """Queue every running sequence again after the stages have lost everything except the blocks ``kept`` on disk.
+        Its KV is computed again from its tokens. No sampled token is lost or sampled twice: the sequences have their
+        tokens, and later tokens depend on nothing else."""
         self.in_flight.clear()
         self.kv.clear(kept)
         self.batches.clear()
@@ -222,12 +216,9 @@ class Scheduler:
         self.running.clear()
 
     def moved_to(self, config: SchedulerConfig) -> "Scheduler":
-        """Return a scheduler of other stages, which hold nothing yet, with all sequences in its queue. Call after
-        ``requeue_all``; this scheduler is of no use afterwards.
-
-        Raises:
-            NeverFits: a sequence is too large for one of those stages even when alone; nothing has changed.
-        """
+        """Return a scheduler for other stages, which hold nothing yet, with all sequences in its queue. Call it after
+        ``requeue_all``, and do not use this scheduler afterwards. Raise NeverFits, and change nothing, if a sequence is
+        too large for one of those stages even when it runs alone."""
         for seq in self.waiting:
             config.check_fits(seq)
         new = Scheduler(config)
@@ -238,13 +229,13 @@ class Scheduler:
         return new
 
     def lower_budget(self, stage: int) -> bool:
-        """Lower a stage's budget because its device had no memory left for what is in use; call before ``requeue_all``.
-        Returns whether there is less now, so that it will not happen for ever."""
+        """Lower the budget of a stage whose device ran out of memory. Call it before ``requeue_all``. Return whether
+        the budget changed; if not, trying again would fail for ever."""
         self._is_lowered = True
         return self.kv.lower(stage)
 
     def tune(self, policy_config: PolicyConfig, token_budget: int, max_running: int) -> None:
-        """Change the rules from the next plan on; running sequences continue."""
+        """Change the rules from the next plan on. Running sequences continue."""
         self.config = replace(
             self.config, policy_config=policy_config, token_budget=token_budget, max_running=max_running
         )
@@ -254,15 +245,15 @@ class Scheduler:
     # -- groups --------------------------------------------------------------------------------
 
     def fix_groups(self, count: int | None) -> None:
-        """Have sequences decode in ``count`` groups, at most as many as configured; ``None``: as configured."""
+        """Make sequences decode in ``count`` groups, at most as many as configured; ``None``: as configured."""
         self.chooser.most_groups = self.config.num_groups if count is None else min(count, self.config.num_groups)
         self.chooser.fixed = self.config.fixed_groups or count is not None
         self.chooser.choose({}, None, has_drafter=False)
         self._regroup()
 
     def _regroup(self, *, has_learned: bool = False) -> None:
-        """Choose again, if that is due, how many groups decode in turn and which members get drafts; move members.
-        ``has_learned``: the costs may have changed."""
+        """Choose again, if that is due, how many groups decode in turn and which members get drafts. Then move members.
+        ``has_learned``: whether the costs may have changed."""
         members, chooser, active = self.batches.by_id(), self.chooser, None
         if chooser.is_due(frozenset(members), has_learned=has_learned):
             asked = {seq_id: self._member(seq) for seq_id, seq in members.items()}
@@ -275,7 +266,7 @@ class Scheduler:
         self.batches.balance(active)
 
     def _member(self, seq: Sequence) -> Member:
-        """Return a sequence as the choice of groups and drafts sees it."""
+        """Return a sequence's data for the choice of groups and drafts."""
         most = 0 if self.speculation is None or not self.config.speculates else self.speculation.most_drafts
         num_chosen = seq.num_generated - seq.drafts.num_jumped - seq.drafts.num_right
         return Member(len(seq.tokens), most, seq.flight, seq.drafts.num_jumped / max(1, num_chosen))
@@ -283,11 +274,11 @@ class Scheduler:
     # -- results -------------------------------------------------------------------------------
 
     def update(self, result: StepResult, returned_at: float = 0.0) -> list[TokenEvent]:
-        """Take the result of the oldest plan under way and return its tokens. ``returned_at``: when it came, in seconds
-        on the first stage's clock. ``learn`` refines the costs by it, behind the next launch.
+        """Take in the result of the oldest plan under way and return its tokens. ``learn`` then refines the costs,
+        after the next launch. ``returned_at``: when the result came, in seconds on the first stage's clock.
 
         Raises:
-            ValueError: the result does not answer that plan; the pipeline keeps order, so a peer is broken.
+            ValueError: the result does not answer that plan. The pipeline keeps order, so a peer is broken.
         """
         step = check_result(result, self.oldest, self.running)
         self.in_flight.popleft()
@@ -302,8 +293,8 @@ class Scheduler:
         return events
 
     def learn(self) -> None:
-        """Refine the stages' costs by the steps that have returned, and choose groups and drafts by them, which takes
-        milliseconds for many: what follows on a result depends on neither."""
+        """Refine the stages' costs from the returned steps, then choose groups and drafts again. This can take
+        milliseconds, so it runs after the next launch, which depends on neither."""
         if not self._unlearned:
             return
         while self._unlearned:
@@ -312,7 +303,7 @@ class Scheduler:
         self._regroup(has_learned=True)
 
     def _tokens(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
-        """Append what was sampled for a plan."""
+        """Append a plan's sampled tokens to its sequences. Return the events."""
         sampled = {one.seq_id: one for one in result.sampled}
         events, decoding = list[TokenEvent](), list[Sequence]()
         for part in plan.slices:
@@ -333,11 +324,11 @@ class Scheduler:
                 self.speculation.propose(seq, found.drafts, self.config.longest(seq))
             if part.num_logits:
                 decoding.append(seq)
-        self.batches.join_new(decoding)  # after those that end have left, so that groups stay equal
+        self.batches.join_new(decoding)  # after ended sequences have left, so that groups stay equal
         return events
 
     def _append(self, seq: Sequence, part: Slice, tokens: tuple[SampledToken, ...]) -> list[TokenEvent]:
-        """Append what was sampled for a slice: drafts come to their verdict, and what lies behind a wrong one is
+        """Append a slice's sampled tokens and return the events. This decides its drafts: all after a wrong one are
         rejected."""
         speculation = self.speculation
         if part.num_drafts and not tokens:  # the slice was rejected
@@ -355,12 +346,12 @@ class Scheduler:
         elif alternatives:
             seq.put_to_vote(alternatives)
         elif speculation is not None and speculation.has_states and seq.drafts.were_planned and not seq.num_awaited:
-            self.prefix_cache.store_full_blocks(seq, self.kv.used)  # the state is that at their end only now
+            self.prefix_cache.store_full_blocks(seq, self.kv.used)  # only now is the state exact at their end
         return events
 
     def _before_ballot(self, seq: Sequence, tokens: tuple[SampledToken, ...]) -> tuple[tuple[SampledToken, ...], Texts]:
-        """Return the sampled tokens up to where alternatives are to be scored, and these. There the token that was
-        sampled is the likeliest beginning, and says nothing."""
+        """Return the sampled tokens up to a place where alternatives must be scored, and the alternatives. The token
+        sampled there is only the likeliest beginning, so it is left out."""
         if seq.rules is None:
             return tokens, ()
         answer, longest = seq.answer, self.config.longest(seq) - len(seq.tokens)
@@ -373,8 +364,8 @@ class Scheduler:
     # -- drafts ------------------------------------------------------------------------------
 
     def proposals(self) -> list[Proposal]:
-        """Return the drafts that the next plan could contain, a proposal for each of its sequences that gets some. Hand
-        each to ``take_drafts`` with its drafts before the next ``schedule``. Asking twice is harmless."""
+        """Return the drafts that the next plan could contain, as a proposal for each of its sequences that gets some.
+        Pass each, with its drafts, to ``take_drafts`` before the next ``schedule``. Asking twice is harmless."""
         if self.speculation is None or not self.config.speculates or self._is_full:
             return []
         self._jump_forward()
@@ -392,7 +383,8 @@ class Scheduler:
         return []
 
     def _proposals_of(self, members: list[Sequence]) -> list[Proposal]:
-        """Return those for sequences of one step, as far as it has room: half of it is a prompt's while one is read."""
+        """Return the proposals for sequences of one step, as far as it has room. While a prompt is read, half the room
+        is for it."""
         assert self.speculation is not None
         room = self.config.token_budget - sum(seq.num_to_compute for seq in members)
         return self.speculation.proposals(members, room // 2 if self._reads_prompts else room, self.config.longest)
@@ -404,13 +396,13 @@ class Scheduler:
 
     @property
     def drafts_next(self) -> list[Sequence]:
-        """The sequences that are likely to get drafts next, so that a drafter can read their prompts."""
+        """The sequences that will probably get drafts next, so that a drafter can read their prompts."""
         if self.speculation is None or not self.config.speculates:
             return []
         return [seq for seq in self.running.values() if self.speculation.is_likely(seq)]
 
     def _jump_forward(self) -> None:
-        """Have the tokens that must come next go out as drafts."""
+        """Queue the tokens that the rules force as drafts."""
         if self.speculation is None:
             return
         for seq in self.running.values():
@@ -420,11 +412,8 @@ class Scheduler:
     # -- plans out ---------------------------------------------------------------------------
 
     def schedule(self, now: float = 0.0) -> StepPlan | None:
-        """Return the next plan, or ``None`` when there is nothing to do or no stage could take it.
-
-        ``now``: seconds on the first stage's clock. The content of a plan may depend on it; whether there is one does
-        not.
-        """
+        """Return the next plan. Return None if there is nothing to do or no stage could take it. ``now``: seconds on
+        the first stage's clock; it may change the content of a plan, but not whether there is one."""
         self._now = max(self._now, now)
         self._jump_forward()
         if self._is_full:
@@ -444,23 +433,24 @@ class Scheduler:
         further = self._further_blocks() if self.speculation is not None else None
         if further is not None:
             return further
-        # Freed sequences, saves and fetches go with the next slices; alone only where no slices will follow, or where
-        # one gave up its KV for another that cannot go yet.
+        # Freed sequences, saves and fetches wait for the next slices. They go alone if no slices will follow, or if
+        # one sequence gave up its KV for another that cannot go yet.
         will_come = self.running and self.in_flight and not self._preempted
         return self._issue() if self.kv.has_changes and not will_come else None
 
     def _plan_of(self, group: int) -> StepPlan | None:
-        """Return the step of one group, by the policy. Return None if it has nothing to do."""
+        """Return a group's step by the policy's rules. Return None if it has nothing to do."""
         rules, num_awaiting = self._rules(group), len(self.prefix_cache.awaiting)
         plan = self._filled(group, rules)
         if plan is None and not (rules.decodes_go and not self.batches.members(group)):
-            # No prompt can be read now; or no decode has KV, and their rows are free for a prompt that has.
+            # No prompt can be read now, so decodes may go. Or no decode has KV, so prompts may take their rows.
             plan = self._filled(group, rules._replace(decodes_go=not rules.decodes_go))
         is_fetching = len(self.prefix_cache.awaiting) > num_awaiting
         return self._issue() if plan is None and is_fetching else plan
 
     def _filled(self, group: int, rules: PolicyDecision) -> StepPlan | None:
-        """Return a step with the group's decodes, if they go, then with chunks, as far as tokens and KV allow."""
+        """Return a step with the group's decodes, if the rules let them go, then chunks, as far as tokens and KV
+        allow."""
         self.kv.begin_step()
         budget = self.config.token_budget
         going = self.batches.members(group) if rules.decodes_go else []
@@ -470,15 +460,15 @@ class Scheduler:
         admissions = list(self.kv.admissible(self.waiting, running, most, budget)) if admits else []
         ready = [(seq, seq.num_scheduled) for seq in running if seq.num_to_compute]
         ready += [(seq, match.num_tokens) for seq, match in admissions]
-        # Decodes of all groups: lower ranks must not take the KV they need next.
+        # ``ready`` has the decodes of all groups: lower ranks must not take the KV that they need next.
         ready.sort(key=lambda one: one[0].precedence)
         prompts = [one for one in ready if one[0] not in self.batches]
         room, share = self._chunks.room(self.config, rules, going, prompts, num_decoding, begins=bool(admissions))
         granted, chunks = self._allocate(ready, room, min(len(prompts), self.config.policy_config.max_partial_prefills))
-        # Cut after allocating KV: a sequence that lacks it must not take the place of one that could go.
+        # Cut after allocating KV: a sequence without KV must not take the place of one that could go.
         able = [seq for seq in going if seq.seq_id in granted]
         rows = list(accumulate(seq.num_rows for seq in able))
-        most_decodes = max(1, sum(total <= budget for total in rows))  # since a ``tune`` one alone may have too many
+        most_decodes = max(1, sum(total <= budget for total in rows))  # after ``tune`` one alone may exceed the budget
         decodes, late = able[:most_decodes], able[most_decodes:]
         # Without a slice, an admitted sequence would hold blocks that could be evicted before their first use.
         beginning = {seq.seq_id for seq, _ in chunks}
@@ -498,8 +488,8 @@ class Scheduler:
     def _allocate(
         self, ready: Iterable[PromptFrom], room: int, side_by_side: int
     ) -> tuple[set[int], list[SequenceWork]]:
-        """Return promise KV by rank and cut chunks; returns the ids of the sequences that may decode, and the chunks.
-        ``side_by_side``: prompts that share the room."""
+        """Promise KV by rank and cut chunks. Return the ids of the sequences that may decode, and the chunks.
+        ``side_by_side``: the number of prompts that share the room."""
         granted, chunks, room_to_score = set[int](), list[SequenceWork](), _MOST_SCORED
         quota = max(room // side_by_side, LEAST_CHUNK) if side_by_side > 1 else room
         for seq, start in ready:
@@ -518,14 +508,14 @@ class Scheduler:
                 continue
             size = self._cut(seq, start, size)
             if not self._promise(seq, start + size):
-                room = 0  # lower ranks must not take what this one lacks
+                room = 0  # lower ranks must not take the KV that this one lacks
                 continue
             chunks.append((seq, size))
             room, room_to_score = room - size, room_to_score - size * bool(seq.num_to_score)
         return granted, chunks
 
     def _promise(self, seq: Sequence, end: int) -> bool:
-        """Return promise a sequence KV for ``end`` tokens, by eviction and preemption if needed; whether there is
+        """Promise a sequence KV for ``end`` tokens, by eviction and preemption if needed. Return whether there is
         room."""
         victims = self.kv.allocate(seq, end, self.running.values())
         for one in victims or ():
@@ -533,15 +523,15 @@ class Scheduler:
         return victims is not None
 
     def _cut(self, seq: Sequence, start: int, size: int) -> int:
-        """Return the size of a chunk that may end there."""
+        """Return the size of a chunk, reduced to where a chunk may end or extended to the end of a picture."""
         if self.config.blocks.whole_blocks:
             block = self.kv.budget.block
-            size = min(size, block - start % block)  # what is stored is the state at the block's end
+            size = min(size, block - start % block)  # the cache stores the state at the block's end
         return chunk_end(seq.pictures, start, start + size) - start
 
     def _allocate_drafts(self, decodes: Seq[Sequence], room: int) -> dict[int, int]:
-        """Return how many of the drafts that wait go with each sequence, as far as there is room, and memory without
-        eviction or preemption: for this step, and for those whose next token will need a place in theirs."""
+        """Return how many waiting drafts go with each sequence. There must be room, and memory without eviction or
+        preemption, also for the next tokens of sequences in other steps."""
         drafts, drafted = dict[int, int](), [seq for seq in decodes if seq.drafts.waiting]
         if not drafted:
             return drafts
@@ -560,8 +550,8 @@ class Scheduler:
     def _allocate_jumps(
         self, chunks: Iterable[SequenceWork], starts: Mapping[Sequence, int], room: int
     ) -> dict[int, int]:
-        """Have the tokens that must follow the prompts that end in this step go as drafts, as far as there is room, and
-        memory without eviction or preemption; how many go with each sequence."""
+        """Send the tokens that the rules force after prompts that end in this step, as drafts. Return how many go with
+        each sequence. There must be room, and memory without eviction or preemption."""
         assert self.speculation is not None
         jumps = dict[int, int]()
         for seq, size in chunks:
@@ -578,15 +568,15 @@ class Scheduler:
         return jumps
 
     def _further_blocks(self) -> StepPlan | None:
-        """Return a step of a group that has steps under way: drafts behind its members' blocks, and the first blocks of
-        those whose blocks under way are rejected."""
+        """Return a step of a group that has steps under way: drafts after its members' blocks, and the first blocks of
+        members whose blocks under way are all rejected. Return None if there are none."""
         budget = self.config.token_budget
         for group in self._groups_in_turn():
             self.kv.begin_step()
             num_decoding, kv_share, decodes = self._num_decoding, self._kv_share, list[Sequence]()
             for seq in sorted(self.batches.going_on(group, self._follows), key=lambda one: one.precedence):
                 if seq.seq_id in self._preempted:
-                    continue  # for one before it in this loop
+                    continue  # an earlier sequence of this loop took its KV
                 if seq.num_awaited or self._promise(seq, seq.num_scheduled + seq.num_rows):
                     decodes.append(seq)
             rows = list(accumulate(seq.num_rows if seq.num_to_compute else 0 for seq in decodes))
@@ -601,7 +591,7 @@ class Scheduler:
         return None
 
     def _follows(self, seq: Sequence) -> bool:
-        """Return whether a block that waits may go behind those of its sequence that are under way."""
+        """Return whether a sequence has a waiting block that may go after its blocks under way."""
         return bool(seq.drafts.waiting) and self.speculation is not None and self.speculation.may_follow(seq)
 
     def _issue(
@@ -610,8 +600,7 @@ class Scheduler:
         work: Iterable[SequenceWork] = (),
         drafts: Mapping[int, int] = _NO_DRAFTS,
     ) -> StepPlan:
-        """Return the next plan: admits sequences, and computes the next known tokens of some, with drafts behind
-        them."""
+        """Make the next plan: admit sequences, and compute the next known tokens of some, with drafts after them."""
         new = tuple(self._admit(seq, match) for seq, match in admissions)
         saves, dropped, fetches, erased = self.prefix_cache.take_changes()
         if new or fetches:
@@ -649,7 +638,7 @@ class Scheduler:
         scored = seq.sent(start + 1, min(end, seq.num_prompt_tokens - 1) + 1) if seq.num_to_score else ()
         return Slice(seq.seq_id, start, token_ids, num_logits, num_drafts, num_next, scored)
 
-    # -- what steps go by ----------------------------------------------------------------------
+    # -- what a step depends on ----------------------------------------------------------------
 
     @property
     def _is_full(self) -> bool:
@@ -659,12 +648,13 @@ class Scheduler:
 
     @property
     def _num_decoding(self) -> int:
-        """Sequences that decode, or will when a result under way arrives: steps planned now delay its next token."""
+        """The number of sequences that decode, or will when a result under way arrives: steps planned now delay their
+        next token."""
         return len(self.batches) + sum(not seq.num_to_compute for seq in self._not_decoding())
 
     @property
     def _reads_prompts(self) -> bool:
-        """Whether a sequence that was admitted has prompt tokens that are in no plan yet."""
+        """Whether an admitted sequence has prompt tokens that are in no plan yet."""
         return any(seq.num_to_compute for seq in self._not_decoding())
 
     def _not_decoding(self) -> list[Sequence]:
@@ -674,17 +664,17 @@ class Scheduler:
 
     @property
     def _kv_share(self) -> float:
-        """The share of KV memory in use, for the one policy that goes by it."""
+        """The share of KV memory in use for ``watermark``; 0 for other policies."""
         fills = self.config.policy_config.policy is PolicyName.WATERMARK
         return self.kv.budget.share(self.kv.used) if fills else 0.0
 
     def _rules(self, group: int) -> PolicyDecision:
-        """Return what the step of a group may do, by the policy."""
+        """Return what the group's step may do under the policy."""
         waited = max((self._now - seq.token_at for seq in self.batches.members(group)), default=0.0)
         return self._policy.decide(self._num_decoding, waited)
 
     def _groups_in_turn(self) -> list[int]:
-        """Return all groups in the order in which they go: first the one that drafts wait for, then by turn."""
+        """Return all groups in scheduling order: groups with waiting drafts first, then by turn."""
         groups = list(self.batches.in_turn())
         if self.speculation is None:
             return groups
@@ -692,8 +682,9 @@ class Scheduler:
         return sorted(groups, key=lambda group: group not in have)
 
     def _idle_since(self, plan: StepPlan, drafts: Mapping[int, int]) -> float | None:
-        """From when on the coordinator had only a step of decodes and drafts to do: since the last result, and the
-        drafts made after it, where no other step is under way; else since now, where it has new ``drafts``."""
+        """Return when the coordinator had nothing left to do but ``plan``, a step of decodes and drafts: after the last
+        result and the drafting that followed it if no other step is under way, else now if it has new ``drafts``.
+        Return None if that is unknown, or the plan has other rows."""
         if not plan.has_only_logits:
             return None
         if self._returned_at and not self.in_flight:
@@ -704,16 +695,16 @@ class Scheduler:
     # -- questions -----------------------------------------------------------------------------
 
     def predicted(self, plan: StepPlan) -> float | None:
-        """Return the seconds after which a plan's result is due, if nothing else is under way; ``None``: not known, as
-        for a plan whose blocks are read from disks."""
+        """Return the seconds after which a plan's result is due if nothing else is under way. Return None if that is
+        unknown, as for a plan that reads blocks from disks."""
         return None if plan.fetches else self.costs.predicted(Shape.of(plan.slices))
 
     @property
     def oldest(self) -> StepInFlight | None:
-        """The step that has been in flight for longest."""
+        """The step that has been in flight longest."""
         return self.in_flight[0] if self.in_flight else None
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing runs, waits, or is still to be freed."""
+        """Whether no sequence runs or waits, and no plan is needed to free KV."""
         return not (self.waiting or self.running or self.in_flight or self.kv.has_changes)

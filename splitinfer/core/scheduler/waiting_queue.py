@@ -1,7 +1,7 @@
-"""The queue of waiting sequences, and the deadlines of all.
+"""The queue of waiting sequences, and the deadlines of all sequences.
 
-Both are sorted lists of keys: some thousand requests at most, where inserting by bisection costs a microsecond
-and, unlike in a heap, an entry in the middle is removed at once.
+Both are sorted lists of keys, of at most a few thousand. Inserting by bisection takes a microsecond, and, unlike in a
+heap, an entry in the middle can be removed at once.
 """
 
 import math
@@ -14,10 +14,10 @@ QueueKey = tuple[int, bool, float, int]
 
 
 class WaitingQueue:
-    """Sequences in the order in which they will be admitted.
+    """The waiting sequences in admission order.
 
     The highest priority comes first, then sequences that were preempted (they have waited once already, and their
-    reader has seen the beginning), then the earliest deadline, then who came first.
+    reader has seen the beginning), then the earliest deadline, then the earliest arrival.
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class WaitingQueue:
         return (self._id_to_sequence[key[-1]] for key in self._keys)
 
     def get(self, seq_id: int) -> Sequence | None:
-        """Return the sequence of that id, if it waits."""
+        """Return the sequence with this id, or None if it does not wait."""
         return self._id_to_sequence.get(seq_id)
 
     def add(self, seq: Sequence) -> None:
-        """Queue a sequence; its priority, deadline and number of preemptions must not change while it waits."""
+        """Queue a sequence. Its priority, deadline and number of preemptions must not change while it waits."""
         insort(self._keys, _key(seq))
         self._id_to_sequence[seq.seq_id] = seq
 
@@ -67,7 +67,7 @@ class Deadlines:
             del self._keys[bisect_left(self._keys, (seq.deadline, seq.seq_id))]
 
     def over(self, now: float) -> list[int]:
-        """Return the ids of the sequences whose deadline is before or at ``now``, earliest first."""
+        """Return the ids of the sequences whose deadline is at or before ``now``, earliest first."""
         return [seq_id for _, seq_id in self._keys[: bisect_left(self._keys, (now, math.inf))]]
 
     @property

@@ -1,8 +1,8 @@
-"""How often drafts are right, counted as verdicts come.
+"""How often drafts are right.
 
-A draft is *tried* when all before it in its block were right, and its own position was sampled; so each block tries one
-more than it accepts, unless all are right. Acceptance is counted for each request, because texts differ; for all
-together, as a part of the prior of a new request; and by place in the block. Old tries fade, because texts change.
+A draft is *tried* if all drafts before it in its block were right and its own position was sampled. So each block tries
+one more than it accepts, unless all are right. Acceptance is counted for each request, because texts differ; for all
+together, as a part of a new request's prior; and by place in the block. Old tries fade, because texts change.
 """
 
 import math
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 _MEMORY = 0.995  # a try's weight is multiplied by this with each try after it
 _PRIOR, _PRIOR_WEIGHT = 0.7, 3.0  # acceptance of a new drafter, and the tries it counts as
 _REQUEST_WEIGHT = 10.0  # tries that the prior of a new request counts as
-_SEEN_WEIGHT = 2.0  # the same for what it may well be
-_LATEST, _CHANGED = 10, 0.35  # tries that show that a text has changed, if they differ by so much from all
+_SEEN_WEIGHT = 2.0  # the same for ``at_most``
+_LATEST, _CHANGED = 10, 0.35  # latest tries, and by how much their share must differ to show that a text has changed
 PLACES = 16  # in a block
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """A fading share of drafts that were right. ``like``: that of all such, which counts what this one does and is its
-    prior; ``usual``: the prior where there is none."""
+    """The share of drafts that were right; old ones fade. ``like``: the share of all similar drafts, which also counts
+    this one's and is its prior; ``usual``: the prior without ``like``."""
 
     like: "Acceptance | None" = None
     usual: float = _PRIOR
@@ -28,7 +28,7 @@ class Acceptance:
     latest: float | None = None
 
     def add(self, tried: int, accepted: int) -> None:
-        """Count a block's verdict: of the tried drafts only the last can be wrong."""
+        """Count a block's verdict. Of the tried drafts, only the last can be wrong."""
         for i in range(tried):
             is_right = i < accepted
             self.latest = self.share if self.latest is None else self.latest
@@ -47,8 +47,8 @@ class Acceptance:
 
     @property
     def at_most(self) -> float:
-        """What the probability may well be by what was seen of this one, as few tries tell little: a standard deviation
-        above their share."""
+        """A plausible upper bound of the probability: a standard deviation above the share seen, because few tries tell
+        little."""
         share = (self.accepted + _SEEN_WEIGHT * self._prior) / (self.tried + _SEEN_WEIGHT)
         return min(1.0, share + math.sqrt(share * (1 - share) / (self.tried + _SEEN_WEIGHT)))
 
@@ -70,7 +70,7 @@ class Counts:
     tried_at: list[int] = field(default_factory=lambda: [0] * PLACES)
     accepted_at: list[int] = field(default_factory=lambda: [0] * PLACES)
     blocks: int = 0
-    rejected: int = 0  # blocks behind a wrong draft, discarded as a whole
+    rejected: int = 0  # blocks discarded as a whole after a wrong draft
 
     def add(self, place: int, *, accepted: bool) -> None:
         """Count one tried draft."""

@@ -1,36 +1,36 @@
 """Chooses by cost how many groups decode in turn, how many drafts each member gets, and how many blocks fly.
 
-Sequences on S stages can go in any number G of groups, each of whose steps holds a block of every member, and each
-group may have F steps under way. One group of many pays the weights once and leaves stages idle; S groups keep all
-stages busy and read all weights S times. Drafts make tokens of rows, and rows are nearly free where weights are read
-anyway. With t_s the seconds of a step on stage s, D those of drafting (a round gives each of its members a draft), l a
-link's and h the coordinator's own for a step, a round of all groups takes
+Sequences on S stages can go in any number G of groups. Each step of a group holds a block of every member, and each
+group may have F steps under way. One group of many pays for the weights once and leaves stages idle; S groups keep all
+stages busy and read all weights S times. Drafts turn rows into tokens, and rows are nearly free where weights are read
+anyway. Let t_s be the seconds of a step on stage s, D of drafting (a round gives each of its members a draft), l of a
+link, and h of the coordinator's own work for a step. Then a round of all groups takes
 
-    P = max( F * sum over groups of (D + h + t_0),       the first stage drafts and computes; h only behind drafts
+    P = max( F * sum over groups of (D + h + t_0),       the first stage drafts and computes; h only with drafts
              F * sum over groups of t_s,                 any other stage
              max(1, G F / S) * longest (D + h + sum of t_s + S l) )        one step passes all stages
 
-and a member whose drafts are right with probability a, and who gets k of them in each step, has in it
+A member that gets k drafts in each step, each right with probability a, has the following tokens in a round:
 
     F = 1    1 + a + ... + a^k  =  (1 - a^(k+1)) / (1 - a)
     F > 1    F / (1 - a) / (F + a^(k+1) / (1 - a^k))      a run is b right blocks and F steps
 
-where it gets those drafts. A drafter that looks them up often has none: with probability q there are k rows more and
-these tokens, else one row and one token. And a member gets as many more, each of them a row, as the form of its answer
-forces behind a token (``core.grammar``).
+A drafter that looks drafts up often has none: with probability q there are k more rows and these tokens, else one row
+and one token. If the rules of an answer force tokens after a chosen one (``core.grammar``), the member gets them in
+addition, each as one more row.
 
-The tokens of all members, divided by P, are to be as many as possible; but no member of several is to get its tokens
-more slowly than without drafts in as many groups as there may be, and no gap between two tokens of several is to be
-longer than a bound: the objective, or ``LONGEST`` of the gap without drafts.
+The choice maximises the tokens of all members divided by P. With several members, none may get its tokens more slowly
+than without drafts in the largest allowed number of groups, and no gap between two tokens may be longer than a bound:
+the objective, or ``LONGEST`` of the gap without drafts.
 
-Which member gets the next draft: the k-th is worth a^k, and every row costs the same. So the choice is one depth k of
-the member whose drafts are best, and the others get those that are worth as much. See Sadhukhan et al. (MagicDec, arXiv
-2408.11049) and Liu et al. (TurboSpec, arXiv 2406.14066) for speculation in batches.
+Which member gets the next draft? The k-th is worth a^k, and every row costs the same. So the choice is one depth k for
+the member whose drafts are best, and the others get drafts that are worth as much. See Sadhukhan et al. (MagicDec,
+arXiv 2408.11049) and Liu et al. (TurboSpec, arXiv 2406.14066) for speculation in batches.
 
-Who gets no drafts gets a *trial* now and then, a single draft with a token that has to be computed anyway: texts
-change. What trials cost is bounded as a part of the time, for all requests together, and the part is less the more of
-them in a row were wrong. A draft model that is off does not read along, so a trial costs what it has to read, too: of a
-new request all. What was learnt stays: a new request begins with what the others had.
+A member without drafts gets a *trial* from time to time: one draft beside a token that must be computed anyway, because
+texts change. Trials of all requests together may take a bounded part of the time, which shrinks with each wrong one in
+a row. A draft model that is off does not read along, so a trial also costs its reading: for a new request, of the whole
+text. A new request starts from the acceptance that earlier requests had.
 """
 
 import math
@@ -48,32 +48,32 @@ from splitinfer.core.speculation.flight import MAX_ROWS, OFF, Flight
 LONGEST = 1.6  # the longest gap without an objective, in gaps without drafts
 _CERTAIN = 0.995  # bound on acceptance: with 1, runs would be infinite
 _DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, MAX_ROWS - 1)
-_SLOWER = 0.98  # of the time without drafts: what a token of a member may take, a little less for what is not foreseen
-_BEHIND = MAX_ROWS - 4  # drafts behind a block that is being verified
-_LONGER = 1.15  # times the verdict's time that they have to take
-_UNEVEN = 1.15  # factor by which gaps between blocks in flight are longer than steps of one length make them
-_GIVE_UP = 0.75  # of the best rate: with more drafts it only falls
-_MARGIN = 1.03  # factor by which drafts have to be faster than none
-_AS_GOOD = 0.997  # of the best rate: then the fewest drafts, because those that are discarded cost power
-_BETTER, _MUCH_BETTER = 1.01, 1.1  # factors by which another number of groups has to be faster: whoever moves costs its
-# place; the second one for some steps after a change that followed on figures and not on members, fewer of them while
-# little is known
+_SLOWER = 0.98  # of the time without drafts, which a member's token may take; the rest is for unforeseen costs
+_BEHIND = MAX_ROWS - 4  # drafts after a block that is being verified
+_LONGER = 1.15  # times the verdict's time, which these drafts must take
+_UNEVEN = 1.15  # factor by which gaps between blocks in flight exceed those of equal steps
+_GIVE_UP = 0.75  # of the best rate: with even more drafts it only falls
+_MARGIN = 1.03  # factor by which drafts must be faster than none
+_AS_GOOD = 0.997  # of the best rate: rates this close are equal, and the fewest drafts win: discarded ones cost power
+# Factors by which another number of groups must be faster, because moving a member costs its place. The second holds
+# for _DWELL steps after a change that came from figures, not from members; for fewer steps at the beginning.
+_BETTER, _MUCH_BETTER = 1.01, 1.1
 _DWELL = 128
 _EVERY = 8  # steps after which the choice is made again
-_TRUSTED = 2  # times the most rows of a step of decodes and drafts so far: what may be tried
+_TRUSTED = 2  # times the most rows so far of a step of decodes and drafts may be tried
 _FEW_ROWS = 4  # may be tried in any case
-_UNKNOWN = 3  # drafts of one sequence, to learn what they cost; of several one each
+_UNKNOWN = 3  # drafts of a lone sequence while their cost is unknown; with several, each gets one
 _TRIAL = Flight(1)
 _TRIALS_TAKE = 0.03  # of the time, at most
-_MOST_DOUBLED = 4  # times that wrong trials have doubled the time between them
-_MOST_REQUESTS = 256  # whose acceptance is stored
+_MOST_DOUBLED = 4  # times that wrong trials may double the time between trials
+_MOST_REQUESTS = 256  # the acceptance of that many is stored
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A sequence that decodes. ``most``: drafts in a block, at most; ``flight``: its own, if that is fixed; ``jumps``:
-    how many tokens must follow one that is chosen, by its rules; ``share``: how often its drafts are right, and
-    ``at_most``, may well be right; ``offered``: how often a drafter that is asked has any for it."""
+    """A sequence that decodes. ``most``: the most drafts in a block; ``flight``: its fixed one, if any; ``jumps``: how
+    many tokens its rules force after a chosen one; ``share``: how often its drafts are right; ``at_most``: a plausible
+    upper bound of that; ``offered``: how often a drafter that is asked has drafts for it."""
 
     position: int = 0
     most: int = MAX_ROWS - 1
@@ -84,20 +84,21 @@ class Member:
     offered: float = 1.0
 
     def tokens(self, drafts: int, in_flight: int, share: float) -> float:
-        """Return expected tokens in a round, with ``drafts`` in each of its steps, of which ``share`` are right."""
+        """Return the expected tokens in a round with ``drafts`` in each step. ``share``: how many of these are
+        right."""
         return 1 + self.jumps + self.offered * (emitted(share, drafts, in_flight) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupChoice:
-    """``groups`` that take turns, ``in_flight`` steps of each under way, and the ``drafts`` of each member.
+    """How many ``groups`` take turns, how many steps of each are ``in_flight``, and the ``drafts`` of each member.
 
     rate: expected tokens per second of all members.
-    gap: expected seconds between two tokens of a member, at most.
-    slowest: tokens per second of the slowest member whose drafts are not fixed, if it is a little lucky: nobody goes
-        without drafts because another had bad luck at first.
+    gap: the longest expected seconds between two tokens of a member.
+    slowest: tokens per second of the slowest member without a fixed flight, if it is a little lucky: no member loses
+        its drafts because another had bad luck at first.
     rows: of the largest step.
-    further: drafts of blocks behind the first, if not as many.
+    further: drafts of the blocks after the first, if their number differs.
     """
 
     groups: int
@@ -115,15 +116,14 @@ class GroupChoice:
         return self.in_flight * sum(self.drafts)
 
     def flight(self, drafts: int) -> Flight:
-        """Return that of a member with so many drafts."""
+        """Return the flight of a member with ``drafts`` drafts."""
         if not drafts or self.in_flight == 1:
             return Flight(drafts)
         return Flight(drafts, drafts if self.further is None else self.further, self.in_flight)
 
 
 def emitted(acceptance: float, drafts: int, in_flight: int = 1) -> float:
-    """Return expected tokens of a member in a round, in which it has ``in_flight`` steps with ``drafts`` drafts
-    each."""
+    """Return a member's expected tokens in a round of ``in_flight`` steps with ``drafts`` drafts each."""
     a = min(acceptance, _CERTAIN)
     if drafts == 0:
         return 1.0
@@ -133,7 +133,7 @@ def emitted(acceptance: float, drafts: int, in_flight: int = 1) -> float:
 
 
 def expected(costs: CostModel, members: Seq[Member], groups: int, in_flight: int, drafts: Seq[int]) -> GroupChoice:
-    """Return what a choice gives. Members are dealt to the groups like cards."""
+    """Return a choice with its expected figures. Members are dealt to the groups like cards."""
     num_stages, busy, passing, most = len(costs.stages), [0.0] * len(costs.stages), 0.0, 0
     for group in range(groups):
         mine = list(zip(members[group::groups], drafts[group::groups], strict=True))
@@ -158,8 +158,8 @@ def expected(costs: CostModel, members: Seq[Member], groups: int, in_flight: int
 
 
 def drafts_of(members: Seq[Member], depth: int, least: int = 0) -> list[int]:
-    """Return the drafts of each member: ``depth`` of the one whose drafts are best, and of the others as many as are
-    worth as much as its last, but at least so many.
+    """Return the drafts of each member: ``depth`` for the one whose drafts are best. The others get as many as are
+    worth as much as its last one, but at least ``least``.
 
     >>> drafts_of([Member(share=0.9), Member(share=0.5), Member(flight=Flight(2))], 7)
     [7, 1, 2]
@@ -177,8 +177,8 @@ def drafts_of(members: Seq[Member], depth: int, least: int = 0) -> list[int]:
 
 
 def _more_and_more(members: Seq[Member]) -> Iterator[list[int]]:
-    """Yield the drafts of the members that are tried, from few to many: by what they are worth, the same with one at
-    least for each, and as many for all, which costs the fewest rounds of drafting."""
+    """Yield the numbers of drafts to try, from few to many: by their worth, the same with at least one for each member,
+    and equally many for all, which costs the fewest rounds of drafting."""
     before = list[list[int]]()
     for depth in _DEPTHS:
         found = [drafts_of(members, depth, least) for least in (0, 1, depth)]
@@ -187,8 +187,8 @@ def _more_and_more(members: Seq[Member]) -> Iterator[list[int]]:
 
 
 def overlapped(costs: CostModel, one: Member, depth: int) -> GroupChoice | None:
-    """Return one sequence alone whose next drafts are made while its block is verified, and end with the verdict if
-    that is that one was wrong. ``None`` where they would be done before it: their block would be sent for nothing."""
+    """Return the choice for a lone sequence whose next drafts are made while its block is verified; a wrong draft's
+    verdict ends them. Return None if they would be done before the verdict: their block would be sent for nothing."""
     num_stages, draft, a = len(costs.stages), costs.drafting(1), min(one.share, _CERTAIN)
     block, behind = ([stage.at(Shape(rows, 0, rows * one.position)) for stage in costs.stages]
                      for rows in (depth + 1, _BEHIND))  # fmt: skip
@@ -208,8 +208,8 @@ class _OfRequest:
 
 @dataclass(slots=True)
 class GroupChooser:
-    """Chooses for at most ``most_groups`` groups, by ``costs``. ``fixed``: there have to be so many. A choice is made
-    again when sequences come or go, and every few steps."""
+    """Chooses groups and drafts by ``costs``, for at most ``most_groups`` groups, or exactly as many if ``fixed``. It
+    chooses again when sequences come or go, and every few steps."""
 
     costs: CostModel
     most_groups: int
@@ -221,12 +221,12 @@ class GroupChooser:
     _requests: "OrderedDict[int, _OfRequest]" = field(default_factory=OrderedDict)
     _since: int = 0  # steps since the last choice
     _steps: int = 0
-    _changed_at: int = 0  # the step at which the number of groups did, and that of members did not
-    _most_tried: int = 0  # rows of a step of decodes and drafts
-    _sizes: int = 0  # that had been measured at the last choice
-    _trial_cost: float = 1.0  # tokens of all members
-    _read_cost: float = 0.0  # the same, of what was read for the last trial
-    _has_paid: bool = True  # whether any member got drafts by the last choice for some; unknown at first
+    _changed_at: int = 0  # the last step at which the number of groups changed but not the number of members
+    _most_tried: int = 0  # rows of the largest step of decodes and drafts so far
+    _sizes: int = 0  # sizes of steps that had been measured at the last choice
+    _trial_cost: float = 1.0  # the cost of a trial, in tokens of all members
+    _read_cost: float = 0.0  # the same, for reading before the next trial
+    _has_paid: bool = True  # whether the last choice gave any member drafts; true before the first
     _waited: int = 0  # tokens without drafts since the last trial
     _failures: int = 0  # trials in a row that were wrong
     _on_trial: set[int] = field(default_factory=set)
@@ -257,19 +257,19 @@ class GroupChooser:
         self._on_trial.discard(seq_id)
 
     def read(self, seq_id: int, seconds: float) -> None:
-        """Learn how long the drafter has read a sequence whose draft was asked for."""
+        """Note how long the drafter read a sequence whose draft was asked for."""
         if self.choice is not None and self.flights.get(seq_id, OFF).is_off:
             self._read_cost += seconds * self.choice.rate
 
     # -- what to choose ------------------------------------------------------------------------
 
     def is_likely(self, seq_id: int) -> bool:
-        """Return whether a sequence is likely to get drafts next, so that it is of use to read it for them."""
+        """Return whether a sequence will probably get drafts next, so that the drafter should read it."""
         flight = self.flights.get(seq_id)
         return self._has_paid if flight is None else not flight.is_off
 
     def flight(self, seq_id: int) -> Flight:
-        """Return the flight of the next drafts of a sequence. Call it once for each block that begins with a sampled
+        """Return the flight of a sequence's next drafts. Call it once for each block that begins with a sampled
         token."""
         flight = self.flights.get(seq_id, OFF)
         if not flight.is_off or self.choice is None or not self.costs.drafts.num_seen:
@@ -283,14 +283,14 @@ class GroupChooser:
         return _TRIAL
 
     def is_due(self, seq_ids: frozenset[int], *, has_learned: bool = False) -> bool:
-        """Return whether to choose again for these sequences. ``has_learned``: also because of what steps have cost
-        since."""
+        """Return whether to choose again for these sequences. ``has_learned``: also if new costs make it due."""
         if seq_ids != self.flights.keys():
             return True
         return has_learned and (self._since >= _EVERY or self._sizes != self.costs.num_sizes)
 
     def choose(self, members: Mapping[int, Member], objective: float | None, *, has_drafter: bool) -> None:
-        """Choose for these sequences. ``objective``: seconds between two tokens of several, at most."""
+        """Choose for these sequences. ``objective``: the most seconds between two tokens if there are several
+        sequences."""
         self._since, self._sizes, self.flights = 0, self.costs.num_sizes, dict.fromkeys(members, OFF)
         if not members or not self._most_tried or not all(stage.num_seen for stage in self.costs.stages):
             self.choice = None
@@ -332,7 +332,8 @@ class GroupChooser:
         return none
 
     def _with_drafts(self, members: list[Member], longest: float, floor: float) -> Iterator[GroupChoice]:
-        """Yield the choices within the bounds."""
+        """Yield the choices within the bounds. ``longest``: of a gap in seconds; ``floor``: of a member's tokens per
+        second."""
         costs, most = self.costs, max(_FEW_ROWS, _TRUSTED * self._most_tried)
         for groups in self._groups(members):
             fly = 1 if costs.drafts_at_end else -(-len(costs.stages) // groups)
@@ -350,7 +351,8 @@ class GroupChooser:
             yield from (one for one in alone if one is not None and one.rows <= most)
 
     def _pick(self, found: list[GroupChoice]) -> GroupChoice | None:
-        """Return the best, in as many groups as there are if that is nearly as good."""
+        """Return the best choice, but keep the present number of groups if that is nearly as good. Return None if
+        ``found`` is empty."""
         best = max((one.rate for one in found), default=0.0)
         if self.choice is not None:
             has_stayed = self._steps - self._changed_at >= min(_DWELL, self._steps // 4)
@@ -368,7 +370,7 @@ class GroupChooser:
         return range(most if self.fixed else 1, most + 1)
 
     def _set_trial_cost(self, members: list[Member], none: GroupChoice) -> None:
-        """Of one draft in a step, in tokens of all members."""
+        """Set the cost of one draft in a step, in tokens of all members."""
         more = [replace(one, jumps=one.jumps + 1) if not i else one for i, one in enumerate(members)]
         slower = expected(self.costs, more, none.groups, 1, drafts_of(members, 0))
         row = max(0.0, none.rate * slower.gap / none.gap - none.rate) * none.gap if none.gap else 0.0
@@ -388,7 +390,7 @@ class GroupChooser:
         return found
 
     def as_dict(self) -> dict[str, object]:
-        """Return the latest choice, as plain numbers. Return None if there was none."""
+        """Return the latest choice as plain values; each is None before the first choice."""
         one = self.choice
         if one is None:
             return {"groups": None, "in_flight": None, "drafts": None, "expected_tokens_per_second": None}

@@ -2,11 +2,12 @@
 
 Code, summaries, edited text and answers that quote repeat themselves. The longest ending of the stream (8 tokens, or 3
 down to 1) that occurred before is looked up, and the token after its latest occurrence is the draft. See "prompt lookup
-decoding" (Saxena, 2023). An index of every ending makes a look-up a few dictionary reads, however long the text. A long
-prompt is indexed a part at a time, because other streams wait meanwhile: until then a guess is by the part.
+decoding" (Saxena, 2023). With an index of every ending, a look-up is a few dictionary reads, however long the text. A
+long prompt is indexed in parts, because other streams wait meanwhile; until it is complete, guesses use the indexed
+part.
 
-How many tokens agree before the two places says how much the guess is worth, so a look-up counts them, up to 16. And as
-the text goes on, each of its tokens shows whether the guess for it would have been right, used or not.
+The number of tokens that agree before the two places shows how much a guess is worth, so a look-up counts them, up to
+16. As the text goes on, each token shows whether the guess for it would have been right, used or not.
 """
 
 from collections.abc import Callable
@@ -16,12 +17,12 @@ from dataclasses import dataclass
 SIZES = (8, 3, 2, 1)  # tokens of the endings in the index: a long one tells a quotation from a common phrase
 MOST = 16  # tokens that are compared
 AT_ONCE = 1024  # tokens that are indexed with one token of the text: 1.5 ms
-_INDEXED = 1 << 16  # tokens of a prompt, the last ones: each takes 0.4 KB
+_INDEXED = 1 << 16  # last tokens of a prompt that are indexed; each takes 0.4 KB
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What followed before. ``length``: the tokens before it that agree with the stream's last ones, at most MOST."""
+    """A guessed token. ``length``: how many tokens before its place agree with the stream's last ones, at most MOST."""
 
     token_id: int
     length: int
@@ -34,19 +35,18 @@ def _ignore(_guess: Guess, _is_right: bool) -> None:
 class NGramIndex:
     """The endings of one sequence's tokens, each with the position after its latest occurrence.
 
-    ``shown``: called for each token that the text goes on with, if there was a guess for it, with the guess and whether
-    it was right.
+    ``shown``: called for each new token that had a guess, with the guess and whether it was right.
     """
 
     def __init__(self, shown: Callable[[Guess, bool], None] = _ignore) -> None:
         self._after: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0  # tokens
-        self._length = 0  # of the text, when it was followed last
+        self._length = 0  # of the text at the last call of ``follow``
         self._shown = shown
 
     def guess(self, tokens: Seq[int], drafts: Seq[int] = ()) -> int | None:
-        """Return the draft that follows ``tokens`` and ``drafts``, or ``None``. ``tokens`` may only grow from call to
-        call.
+        """Return the draft that follows ``tokens`` and ``drafts``. Return None if there is none. ``tokens`` may only
+        grow from call to call.
 
         >>> NGramIndex().guess((5, 6, 7, 8, 5, 6)), NGramIndex().guess((5, 6, 7, 8, 5, 6), (7,))
         (7, 8)
@@ -55,7 +55,7 @@ class NGramIndex:
         return None if found is None else found.token_id
 
     def look_up(self, tokens: Seq[int], drafts: Seq[int] = ()) -> Guess | None:
-        """Return the same, with the number of tokens that agree.
+        """Return the same draft with the number of tokens that agree.
 
         >>> NGramIndex().look_up((5, 6, 7, 8, 5, 6))
         Guess(token_id=7, length=2)
@@ -65,19 +65,19 @@ class NGramIndex:
         return self._found(tokens, [*tokens[-MOST:], *drafts][-MOST:])
 
     def follow(self, tokens: Seq[int]) -> None:
-        """Index what has come since the last call, up to ``AT_ONCE`` tokens."""
+        """Index up to ``AT_ONCE`` tokens that have come since the last call."""
         if self._length != len(tokens):
             self._index(tokens)
 
     def catch_up(self, tokens: Seq[int]) -> bool:
-        """Index the next ``AT_ONCE`` tokens, if more are missing; return whether they are."""
+        """Index the next ``AT_ONCE`` tokens if more than that are missing. Return whether they were."""
         if self._first(tokens) + AT_ONCE >= len(tokens):
             return False  # ``follow`` does it
         self._index(tokens)
         return True
 
     def _first(self, tokens: Seq[int]) -> int:
-        """Return where the next ending is indexed."""
+        """Return the first position whose ending is not indexed."""
         return max(1, self._num_indexed, len(tokens) - _INDEXED if not self._length else 0)
 
     def _index(self, tokens: Seq[int]) -> None:
@@ -94,7 +94,7 @@ class NGramIndex:
         self._num_indexed = max(first, last)
 
     def _found(self, tokens: Seq[int], last: Seq[int]) -> Guess | None:
-        """Return the guess behind the stream whose ``last`` tokens these are."""
+        """Return the guess for the token after ``last``, the stream's last tokens."""
         for size in SIZES:
             after = self._after.get(tuple(last[-size:])) if size <= len(last) else None
             if after is not None:

@@ -1,16 +1,15 @@
-"""Which sequences get drafts, how many, and how these fared. The scheduler calls it; it does nothing by itself.
+"""Which sequences get drafts, how many, and how many were right. The scheduler calls it; it does nothing by itself.
 
-How many drafts a sequence gets, and how many blocks of them fly, is chosen together with the number of groups
-(``chooser``). A request's own fixed flight goes before it. While a prompt is being computed blocks do not follow each
-other: its chunks fill the stages.
+The number of a sequence's drafts, and of their blocks under way, is chosen together with the number of groups
+(``chooser``), unless the request has a fixed flight. While a prompt is computed, blocks do not follow each other: the
+prompt's chunks fill the stages.
 
-A draft is worth nothing where the sequence would end before it, or where the stages could not be rolled back over it,
-and it never causes a preemption or an eviction.
+A draft is useless if the sequence would end before it, or if the stages could not be rolled back over it. A draft never
+causes a preemption or an eviction.
 
-Caches that are states cannot be truncated, but stages can roll them back to any row of the blocks of drafts that have
-no verdict yet. For such a sequence's blocks of KV to be cached, the state must once be exactly that at their ends: so
-no block of drafts goes beyond the end of a block of KV, and none follows one that reaches it before that has come to a
-verdict.
+Caches that are states cannot be truncated, but stages can roll them back to any row of undecided blocks of drafts. To
+cache such a sequence's blocks of KV, the state must once be exact at their ends. So no block of drafts crosses the end
+of a block of KV, and if one reaches it, the next waits for its verdict.
 """
 
 from collections.abc import Callable
@@ -30,8 +29,8 @@ from splitinfer.core.speculation.flight import MAX_ROWS, OFF, Flight
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A draft of the next token. ``seconds``: what its device took for it, if it has one; time in line behind a step is
-    not the draft's. 0: it cost nothing, and says nothing about what drafts cost."""
+    """A draft of the next token. ``seconds``: the time its device took, if known, without waiting behind a step. 0: it
+    cost nothing and says nothing about the cost of drafts."""
 
     token_id: int
     seconds: float | None = None
@@ -40,10 +39,7 @@ class Draft:
 @dataclass(slots=True)
 class Proposal:
     """Drafts that the next plan could contain: up to ``count``, from ``position`` on, where the sequence's stream ends.
-
-    num_misses: the sequence's wrong drafts when the proposal was made.
-    drafts: those made so far.
-    """
+    ``num_misses``: the sequence's wrong drafts when it was made; ``drafts``: the ones made so far."""
 
     seq: Sequence
     count: int
@@ -58,7 +54,7 @@ class Proposal:
 
     @property
     def stands(self) -> bool:
-        """Whether it is still valid: no draft before its own, or among them, was wrong, and the sequence goes on."""
+        """Whether it is still valid: the sequence goes on, and no draft before or among its own was wrong."""
         seq = self.seq
         if seq.finish_reason is not None or not seq.is_known or seq.drafts.num_misses != self.num_misses:
             return False
@@ -72,22 +68,22 @@ class Proposal:
 
 @dataclass(slots=True)
 class Speculation:
-    """Speculation on stages of these ``costs``. ``chooser``: chooses what sequences get. ``rewind``: tokens by
-    which the stages' caches can be rolled back; ``None``: any number; 0: they hold states, which are rolled back within
-    blocks of drafts."""
+    """Speculation on stages with these ``costs``. ``chooser``: chooses the sequences' drafts. ``rewind``: how many
+    tokens the stages' caches can be rolled back; ``None``: any number; 0: they hold states, which can be rolled back
+    within blocks of drafts."""
 
     costs: CostModel
     chooser: GroupChooser
     rewind: int | None = UNLIMITED
     keeps_blocks: bool = False  # whether blocks of KV are cached
-    block: int = BLOCK  # tokens of one
+    block: int = BLOCK  # tokens of such a block
     counts: Counts = field(default_factory=Counts)
     has_states: bool = field(init=False)  # whether the stages hold states
     is_at_end: bool = False  # whether the last stage drafts; a block then waits for the verdict on the one before
     choosers: Choosers | None = None  # n-grams beside the last stage's drafts
     are_several: bool = False  # whether two or more decode
-    _flights: dict[int, Flight] = field(default_factory=dict)  # by sequence: the flight of its run under way
-    _chosen_at: dict[int, int] = field(default_factory=dict)  # by sequence: its number of tokens then
+    _flights: dict[int, Flight] = field(default_factory=dict)  # by sequence: the flight of its blocks under way
+    _chosen_at: dict[int, int] = field(default_factory=dict)  # by sequence: its number of tokens at that choice
 
     def __post_init__(self) -> None:
         self.has_states = self.rewind == WITHIN_DRAFTS
@@ -95,12 +91,12 @@ class Speculation:
     # -- before a plan -------------------------------------------------------------------------
 
     def is_likely(self, seq: Sequence) -> bool:
-        """Return whether a sequence is likely to get drafts."""
+        """Return whether a sequence will probably get drafts."""
         return self.chooser.is_likely(seq.seq_id) if seq.flight is None else not seq.flight.is_off
 
     @property
     def most_drafts(self) -> int:
-        """Of a block."""
+        """The most drafts in a block."""
         most = min(MAX_ROWS - 1, self.costs.drafts_at_once or MAX_ROWS)
         return min(most, self.rewind or most)
 
@@ -109,7 +105,7 @@ class Speculation:
         return self.chooser.flight(seq.seq_id) if seq.flight is None else seq.flight
 
     def proposals(self, members: Seq[Sequence], room: int, longest: Callable[[Sequence], int]) -> list[Proposal]:
-        """Return those for sequences of one step with ``room`` for so many drafts. ``longest``: see ``first``."""
+        """Return proposals for sequences of one step with room for ``room`` drafts. ``longest``: see ``first``."""
         found = list[Proposal]()
         for seq in members:
             proposal = (self.further if seq.num_awaited else self.first)(seq, longest(seq))
@@ -119,8 +115,8 @@ class Speculation:
         return found
 
     def first(self, seq: Sequence, longest: int) -> Proposal | None:
-        """Return a proposal for a block that begins with a sampled token. ``longest``: the most tokens of the
-        sequence."""
+        """Return a proposal for a block that begins with a sampled token. ``longest``: the most tokens that the
+        sequence may have."""
         if seq.has_guesses or seq.drafts.is_dry or seq.num_to_compute > 1 or seq.ballot is not None:
             return None
         if self._chosen_at.get(seq.seq_id) != len(seq.tokens):
@@ -129,13 +125,13 @@ class Speculation:
         return self._proposal(seq, self._flights[seq.seq_id].first, longest)
 
     def num_next(self, seq: Sequence, longest: int) -> int:
-        """Return how many drafts the last stage is to make behind a step's tokens. ``longest``: see ``first``."""
+        """Return how many drafts the last stage makes after a step's tokens. ``longest``: see ``first``."""
         if not self.is_at_end:
             return 0
         return max(0, min(self._next_flight(seq).first, self.most_drafts, longest - 2 - seq.num_streamed))
 
     def propose(self, seq: Sequence, drafts: Seq[int], longest: int) -> None:
-        """Take in the drafts that the last stage has made behind a sequence's last token."""
+        """Take in the last stage's drafts after a sequence's last token."""
         proposal = None if seq.has_guesses else self._proposal(seq, len(drafts), longest)
         if proposal is not None:
             if self.choosers is not None:
@@ -144,13 +140,13 @@ class Speculation:
             self.take(proposal, longest)
 
     def further(self, seq: Sequence, longest: int) -> Proposal | None:
-        """Return a proposal for a block behind those under way."""
+        """Return a proposal for a block after the blocks under way."""
         if seq.has_guesses or seq.drafts.is_dry or not self.may_follow(seq):
             return None
         return self._proposal(seq, self._flights[seq.seq_id].further, longest)
 
     def may_follow(self, seq: Sequence) -> bool:
-        """Return whether one more block may be under way behind the others."""
+        """Return whether one more block may be under way after the others."""
         flight = self._flights.get(seq.seq_id, OFF)
         if seq.flight is None and self.chooser.flights.get(seq.seq_id, OFF).is_synchronous:
             return False  # it was chosen again since its blocks began to follow each other
@@ -170,8 +166,8 @@ class Speculation:
         return Proposal.of(seq, count) if count > 0 else None
 
     def jump_forward(self, seq: Sequence, longest: int) -> None:
-        """Have the tokens that must follow a sequence's stream wait for its next plan, if that may be the next block.
-        They cost no drafter anything, and say nothing about one."""
+        """Queue the tokens that the rules force after a sequence's stream, if they may be its next block. They cost no
+        drafter anything and say nothing about one."""
         may_go = self.may_follow(seq) if seq.num_awaited else seq.num_to_compute <= 1
         proposal = self._proposal(seq, MAX_ROWS, longest) if may_go else None
         if proposal is None or seq.rules is None:
@@ -179,16 +175,16 @@ class Speculation:
         seq.jump_forward(seq.rules.jump_forward(seq.answer_stream, proposal.count))
 
     def opening(self, seq: Sequence, longest: int) -> tuple[int, ...]:
-        """Return the tokens that must follow a prompt of which the last chunk goes now. None where caches are not
-        truncated: what a rollback needs would be kept of the whole chunk."""
+        """Return the tokens that the rules force after a prompt whose last chunk goes now. Empty if caches cannot be
+        truncated: a rollback would need data of the whole chunk."""
         proposal = self._proposal(seq, MAX_ROWS, longest)
         if seq.rules is None or proposal is None or self.rewind is not UNLIMITED or self.is_at_end:
             return ()
         return seq.rules.jump_forward(seq.answer_stream, proposal.count)
 
     def take(self, proposal: Proposal, longest: int) -> None:
-        """Take in a proposal's drafts, up to an end token, or one that cannot follow. A sequence that got fewer than it
-        could have gets no more until its next token. ``longest``: the most tokens the sequence can have."""
+        """Take in a proposal's drafts, up to an end token or one that cannot follow. A sequence that got fewer than it
+        could have gets no more until its next token. ``longest``: see ``first``."""
         seq, drafts = proposal.seq, proposal.unsampled
         self.counts.drafted += len(proposal.drafts)
         if not proposal.stands:
@@ -211,7 +207,7 @@ class Speculation:
             self.chooser.tried(seq_id, len(found.verdicts), found.num_right)
 
     def returned(self, plan: StepPlan, result: StepResult) -> None:
-        """Learn what the drafts cost that the last stage has made behind a step."""
+        """Learn the cost of the drafts that the last stage made after a step."""
         figures = result.figures
         if len(figures) != len(self.costs.stages):
             return
@@ -221,7 +217,7 @@ class Speculation:
             self.costs.drafted(len(asked), rounds, figures[-1].drafting)
 
     def asked(self, proposals: Seq[Proposal]) -> None:
-        """Learn for which proposals the drafter had drafts, once it was asked for them."""
+        """Learn for which of the proposals the drafter had drafts."""
         for proposal in proposals:
             self.chooser.asked(proposal.seq.seq_id, has_drafts=bool(proposal.drafts))
 
