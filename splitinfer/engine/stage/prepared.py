@@ -27,7 +27,7 @@ from splitinfer.models.caches.caches import is_list
 from splitinfer.models.caches.cohort import SequenceCaches
 
 _MAX_NOTED = 8  # more than the groups of any pipeline
-_PLAIN = (int, float, bool, str, type(None))  # most values; a call of ``_handle`` for each would cost more than the rest
+_PLAIN = (int, float, bool, str, type(None))  # most values; calling ``_handle`` for each would cost more than the rest
 
 
 class Snapshot:
