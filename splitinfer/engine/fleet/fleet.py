@@ -167,7 +167,7 @@ Reply = TypeVar("Reply", bound=Message)
 
 _MEANWHILE = 0.25  # seconds between calls of ``meanwhile`` while stages load
 _REPLY_SECONDS = 60.0  # for an idle engine to reply to a request that takes less than 1 s; a dead link ends in 3 s
-SILENCE = 300.0  # seconds that a worker may send nothing while it loads or measures; it reports each tensor that it reads
+SILENCE = 300.0  # seconds that a worker may send nothing while it loads or measures; it reports each tensor it reads
 _MAX_NOTE = 300  # characters of a worker's note that a person sees
 
 
