@@ -37,8 +37,7 @@ class Housekeeping(Generic[T]):
 
     def next_event(self, within: float | None) -> T | None:
         """Wait for the next event and return it. Return None if no event arrives ``within`` the given seconds; None
-        sets
-        no limit."""
+        sets no limit."""
         try:
             return self._inbox.get(timeout=within)
         except queue.Empty:

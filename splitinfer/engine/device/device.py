@@ -5,11 +5,10 @@
     waiting thread                                 wait(ticket) ─────┴─▶ span: the step's figures, then its result
 
 On a device that ``computes_at_launch``, a step is done when ``launch`` returns, or soon after. Any other device may
-hold
-the launching thread for most of a step, so code that needs a step's end waits on another thread. Arrays are evaluated
-in the order of their launches. ``mx.eval`` of arrays that are already scheduled only waits for their event and releases
-the interpreter's lock, so a thread that has launched nothing may wait for them. A GPU does not report when it began a
-step: that was at its launch, or when the previous launch was done.
+hold the launching thread for most of a step, so code that needs a step's end waits on another thread. Arrays are
+evaluated in the order of their launches. ``mx.eval`` of arrays that are already scheduled only waits for their event
+and releases the interpreter's lock, so a thread that has launched nothing may wait for them. A GPU does not report when
+it began a step: that was at its launch, or when the previous launch was done.
 """
 
 import sys
@@ -148,8 +147,9 @@ _OF_SUMS = "[ring]", "[jaccl]"  # the beginnings of MLX's errors for a lost peer
 
 @contextmanager
 def device_errors(*, of_memory: bool = False) -> Iterator[None]:
-    """Translate MLX's errors in the block or function to DeviceFailed: those of a failed device and those for lack of
-    memory, or only the latter with ``of_memory``."""
+    """Translate MLX's errors in the block or function to DeviceFailed: errors of a failed device and for lack of
+    memory,
+    or only the latter with ``of_memory``."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -168,8 +168,7 @@ def device_errors(*, of_memory: bool = False) -> Iterator[None]:
 
 def open_device(stage: int, bounds: tuple[int, ...], num_ranks: int = 1, *, sums: bool = True) -> Device:
     """Return the device of stage ``stage``, which has the layers ``bounds[stage]`` to ``bounds[stage + 1]``, or the
-    device of one of the ``num_ranks`` ranks that share these layers. ``sums``: whether its steps include the ranks'
-    sums.
+    device of one of the ``num_ranks`` ranks that share these layers. ``sums``: whether steps include the ranks' sums.
 
     Raises:
         ConfigError: the machine file cannot be read or does not fit the layout, or no emulators are installed.

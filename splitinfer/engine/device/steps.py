@@ -1,7 +1,6 @@
 """The steps in flight on a device, which are completed in the order of their launches. If the device computes at
-launch,
-a step is completed at once. Otherwise a thread waits for the steps, so that no result waits for a launch. After a step
-that failed, no step is completed: its result would be taken for the missing one's."""
+launch, a step is completed at once. Otherwise a thread waits for the steps, so that no result waits for a launch. After
+a step that failed, no step is completed: its result would be taken for the missing one's."""
 
 import queue
 import threading

@@ -4,10 +4,9 @@ It samples with the key of the position, as the target does: the same noise make
 Its KV holds the tokens of each sequence's last stream. Tokens that the current stream does not share are rolled back.
 
 Drafts for several sequences are made in *rounds*: one step of the model with a row for each sequence gives one draft
-for
-each. In the first round a sequence catches up with the tokens since its last draft. Under an answer's rules it draws
-only allowed tokens, and does not compute forced ones. On a GPU the next round is launched before the current one is
-read: its input is the array, not the numbers.
+for each. In the first round a sequence catches up with the tokens since its last draft. Under an answer's rules it
+draws only allowed tokens, and does not compute forced ones. On a GPU the next round is launched before the current one
+is read: its input is the array, not the numbers.
 """
 
 import time
@@ -202,7 +201,7 @@ class DraftModel:
     # -- internals -----------------------------------------------------------------------------
 
     def _rewound(self, seq: Sequence) -> _CacheEntry:
-        """Return a sequence's KV, rolled back to the tokens that it shares with the stream, without the stream's
+        """Return a sequence's KV, rolled back to the tokens that it shares with the stream, except the stream's
         last."""
         entry = self._entries.get(seq.seq_id)
         if entry is None:
@@ -232,9 +231,8 @@ class DraftModel:
         return nbytes([line.entry.caches for line in lines]) <= MAX_COPIED
 
     def _begin(self, lines: Seq[_Line], counts: Seq[int], number: int) -> _Round | None:
-        """Launch a round of the lines that get more than ``number`` drafts, when their streams are known. Return None
-        if
-        there are no such lines."""
+        """Launch a round of the lines, with known streams, that get more than ``number`` drafts. Return None if none
+        do."""
         able = [line for line in lines if _is_drafted_for(line, counts, number)]
         if not able:
             return None
@@ -253,8 +251,7 @@ class DraftModel:
 
     def _launch(self, lines: Seq[_Line], ids: Seq[int] | mx.array, tokens: Seq[list[int]], num_unknown: int) -> _Round:
         """Launch a step that appends ``tokens`` to the lines' KV. ``ids``: the same tokens in one list or array. The
-        last
-        ``num_unknown`` tokens of each line are not in its stream yet."""
+        last ``num_unknown`` tokens of each line are not in its stream yet."""
         parts, rows = [], []
         for line, new in zip(lines, tokens, strict=True):
             entry = line.entry

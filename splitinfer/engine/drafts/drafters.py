@@ -1,9 +1,8 @@
 """The interface of drafters, which run on the coordinator, on the engine's thread; n-gram lookup.
 
 A wrong draft cannot change the output: the last stage accepts a draft only if it equals the model's own token. A
-drafter
-gets the whole *stream* every time, a sequence's tokens and its drafts in flight, and finds rollbacks by comparing the
-stream with the previous one.
+drafter gets the whole *stream* every time, a sequence's tokens and its drafts in flight, and finds rollbacks by
+comparing the stream with the previous one.
 """
 
 from collections.abc import Iterator
@@ -63,8 +62,7 @@ class Drafter(Protocol):
 
     def draft_together(self, seqs: Seq[Sequence], counts: Seq[int]) -> Iterator[list[Draft | None]]:
         """Yield rounds until no sequence gets another draft. A round has one draft for each of ``seqs``, in their
-        order,
-        or ``None`` if the sequence has no more drafts or has its number in ``counts``.
+        order, or ``None`` if the sequence has no more drafts or has its number in ``counts``.
 
         The streams do not change meanwhile. ``counts`` is read before every round, so a caller ends the drafts of one
         sequence by lowering its number. It ends all drafts by leaving the iterator after any round.
@@ -137,8 +135,7 @@ class ModelWithNGrams:
         self._model.use_device(device)
 
     def prepare(self, seq: Sequence) -> bool:
-        """Compute a part of a prompt, unless the next draft is an n-gram's. Return false if there was none to
-        compute."""
+        """Compute a part of a prompt, unless an n-gram makes the next draft. Return false if nothing was left to do."""
         if self._choosers.of(seq.seq_id).catch_up(seq.tokens):
             return True
         return not self._guesses(seq, 1) and self._model.prepare(seq)

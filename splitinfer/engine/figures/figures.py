@@ -113,7 +113,7 @@ class Figures:
 
     @_later
     def opened(self, layout: Layout, now: float) -> None:
-        """Note that all stages are open: for the first time, again, or those of another cut."""
+        """Note that all stages are open: for the first time, again, or with another cut."""
         if layout != self._layout:
             self._begin_cut(layout, now)
         self._begin_again(now)

@@ -27,9 +27,8 @@ class StageHealth:
 
 @dataclass(frozen=True, slots=True)
 class PipelineHealth:
-    """The health of a pipeline. ``waits_for``: the reason why requests wait, in a few words; ``failure``: why requests
-    are refused. At most one of them is set, and neither has an address. ``is_changing``: requests wait for another
-    cut."""
+    """The health of a pipeline. ``waits_for``: why requests wait, in a few words; ``failure``: why they are refused. At
+    most one of them is set, and neither has an address. ``is_changing``: requests wait for another cut."""
 
     stages: tuple[StageHealth, ...]
     waits_for: str | None = None

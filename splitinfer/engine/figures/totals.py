@@ -34,9 +34,8 @@ BOUNDS: Mapping[str, tuple[float, ...]] = {
 """Histograms by name, and their bounds."""
 
 # Numbers by the keys of ``LLM.stats``. "away_seconds": the time between a step's end on the coordinator's own layers
-# and
-# the arrival of its result, summed over the steps. With one stream, "away_seconds" minus the other stages' busy time is
-# the links' share.
+# and the arrival of its result, summed over the steps. With one stream, "away_seconds" minus the other stages' busy
+# time is the links' share.
 _COUNTS = (
     *("away_seconds", "computed_tokens", "useful_tokens", "prompt_tokens", "cached_tokens", "generated_tokens"),
     *("forced_tokens", "rejoins"),

@@ -84,9 +84,7 @@ class Trace:
             )
 
     def _event(self, track: int, name: str, category: str, start: float, end: float, args: str) -> str:
-        """Return one event as text, with times in microseconds to three places. It begins no earlier than the end of
-        the
-        previous one."""
+        """Return one event as text, in microseconds to three places. It begins after the previous one's end."""
         begin = max(int(start * 1e9) - self._zero, self._until[track])
         until = self._until[track] = max(int(end * 1e9) - self._zero, begin)
         return (

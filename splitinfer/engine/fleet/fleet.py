@@ -196,9 +196,8 @@ class Fleet:
         self._gathered: dict[WorkerHandle, bytes] = {}
 
     def connect(self, stage: int, spec: StageSpec, address: str, timeout: float, rank: int | None = None) -> None:
-        """Connect to one worker and complete the handshake, within ``timeout`` seconds each. ``rank``: the worker's
-        rank
-        in a stage across two machines.
+        """Connect to one worker and complete the handshake, within ``timeout`` seconds each. ``rank``: as in the
+        handle.
 
         Raises:
             WorkerUnreachable: nothing listens there, or no answer arrived.
@@ -213,8 +212,7 @@ class Fleet:
         self.workers.append(worker)
 
     def spawn(self, stage: int, spec: StageSpec, timeout: float) -> str:
-        """Have the worker at a rank's address start a process for the rank, and return the process's address. It ends
-        with this fleet.
+        """Have the worker at a rank's address start a process, which ends with this fleet, and return its address.
 
         Raises:
             PeerError: as ``connect``, or that worker starts no processes.
@@ -271,8 +269,7 @@ class Fleet:
 
     def await_ready(self, silence: float = SILENCE, meanwhile: Callable[[], None] = lambda: None) -> list[Ready]:
         """Wait until all workers have loaded, and return each stage's Ready. Their progress goes to ``notice``.
-        ``silence``: seconds after which a worker that sends nothing is lost. ``meanwhile``: called a few times a
-            second.
+        ``silence``: seconds after which a silent worker is lost. ``meanwhile``: called a few times a second.
 
         Raises:
             PeerError: a worker refused, failed, is gone, or hangs.
@@ -289,8 +286,8 @@ class Fleet:
         silence: float,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> list[Reply]:
-        """Wait until each of ``workers`` has sent a message of this kind, and return the messages. Raises as
-        ``next_message``, also if another worker is lost."""
+        """Wait until each of ``workers`` has sent a message of this kind, and return these. Raises as
+        ``next_message``."""
         found = dict[WorkerHandle, Reply]()
         while waiting := [worker for worker in workers if worker not in found]:
             worker, message = self.next_message(waiting, silence, meanwhile)
@@ -313,8 +310,7 @@ class Fleet:
 
     def connect_ranks(self) -> None:
         """Have the first rank of each stage open its link to the second. It tells both when a cable is pulled, also
-        while
-        they load and one may wait for the other in a sum."""
+        while they load and one may wait for the other in a sum."""
         both = [(one, other) for one, other in pairwise(self.workers) if one.stage == other.stage]
         self._connect_each([(*pair, NONE) for pair in both], _REPLY_SECONDS)
 

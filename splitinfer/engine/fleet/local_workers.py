@@ -39,9 +39,7 @@ def start_early(layout: Layout, disk: Disk | None) -> None:
 
 
 def end_early(layout: Layout | None = None) -> None:
-    """End the early workers that were never taken, of one layout or all. A child that is still starting would not
-    notice
-    the end of its parent."""
+    """End the early workers that were never taken, of one layout or all: a starting child misses its parent's end."""
     for name in list(_early) if layout is None else [spec.name for spec in layout.workers]:
         if (worker := _early.pop(name, None)) is not None:
             worker.kill()

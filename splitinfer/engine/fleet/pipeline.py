@@ -99,8 +99,7 @@ _NOTICE_SECONDS = 0.5  # a neighbour may report a loss this much earlier than th
 
 class LocalResult(NamedTuple):
     """The result of a step if this machine's stage is the only one. ``at``: when it was done, in seconds. ``group``:
-    the
-    fleet at its launch, which tells whether the result is from before the last loss."""
+    the fleet at its launch, which tells whether the result is from before the last loss."""
 
     result: StepResult
     at: float
@@ -300,13 +299,12 @@ class Pipeline:
             self._fleet.await_ready()  # raises the error in that worker's last message
 
     def follow(self, by_key: frozenset[str]) -> None:
-        """From now on, find these stages' workers by their keys if they have moved."""
+        """Find these stages' workers by their keys from now on, if they have moved."""
         self._config = replace(self._config, by_key=self._config.by_key | by_key)
 
     def use_layout(self, layout: Layout) -> None:
         """Use another layout of the same model from the next ``open`` on. Unload this machine's stage if it differs,
-        and
-        stop local workers that the layout does not have. No step may be in flight."""
+        and stop local workers that the layout does not have. No step may be in flight."""
         self._end_ranks(spec for spec in self.layout.stages if spec not in layout.stages)
         self._config = replace(self._config, layout=layout)
         if self._local is not None and not (layout.has_own_stage and self._local.serves(self._config.load(0))):

@@ -90,8 +90,7 @@ CONNECT_TIMEOUT = 10.0  # seconds
 def open_connection(
     to: NextStage, role: str, name: str, session_id: str, own_key: Callable[[], KeyPair]
 ) -> tuple[Connection, str]:
-    """Open a link to the next stage in ``role``; return the connection and the note of ``Reached``. ``name``: the name
-    of the worker that opens it.
+    """Open a link to the next stage in ``role``; return it and the note of ``Reached``. ``name``: the opening worker's.
 
     Raises:
         PeerError: the next stage cannot be reached, or refuses.

@@ -55,7 +55,7 @@ def measure(link: Carrier, pause: float = 0.0) -> LinkMeasurement:
 
 
 def ask(link: Carrier, there: int, back: int, pause: float = 0.0) -> float:
-    """Exchange ``there`` bytes for ``back`` bytes after a pause, and return the seconds that it took.
+    """Send ``there`` bytes and receive ``back`` bytes, after a pause; return the seconds that it took.
 
     Raises:
         ProtocolError: the reply has the wrong number of bytes.

@@ -26,8 +26,8 @@ def explain_here(unreachable: Unreachable, here: str = "this machine") -> str:
 
 
 def explain(unreachable: Unreachable, system: str, origin: ProcessOrigin, here: str = "this machine") -> str:
-    """Return why a process of ``origin`` on ``system`` ("Darwin", "Linux" ...) cannot reach a machine, and what to
-    do."""
+    """Return why a process of ``origin`` on ``system`` ("Darwin", "Linux" ...) cannot reach a machine, with a
+    remedy."""
     host, is_mac = unreachable.host, system == "Darwin"
     if unreachable.is_name:
         return _name(host, is_mac, origin, here)

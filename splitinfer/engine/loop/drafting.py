@@ -1,8 +1,7 @@
 """Has the drafter make the drafts that the scheduler proposes, in rounds, and stops it when results void them.
 
-A round makes one draft for each sequence, all together. If there are several sequences, one that the drafter has not
-read yet gets no drafts: the drafter reads its prompt a chunk at a time, between the steps of the others. A sequence
-that is alone waits until the drafter has read it.
+A round makes one draft for each sequence, all together. A sequence that the drafter has not read yet waits if it is
+alone. Beside others it gets no drafts, and the drafter reads its prompt a chunk at a time between their steps.
 """
 
 import time
@@ -43,8 +42,7 @@ class Drafting:
                 scheduler.take_drafts(proposal)
 
     def _ready(self, proposals: list[Proposal], speculation: Speculation, receive: Receive) -> list[Proposal]:
-        """Return the proposals whose sequences the drafter has read. If there is only one sequence, read its rest
-        first."""
+        """Return the proposals whose sequences the drafter has read. Read the rest of a single sequence first."""
         if speculation.are_several:
             proposals = self._read_in_turn(proposals, speculation, receive)
         else:

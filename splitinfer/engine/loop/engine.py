@@ -44,11 +44,10 @@ _LOOK_EVERY = 0.2  # seconds between checks whether the engine still runs, while
 class Engine:
     """Runs a pipeline for many requests.
 
-    ``config``: the pipeline to open. ``notice``: called with the stages' progress while they load, from several
-        threads.
-    ``configure``: makes the scheduler's bounds once the stages are loaded, and ``draft`` makes the drafter or returns
-    None, both on the engine's thread. ``rejoin_timeout``: seconds that requests wait for a lost worker; 0 ends them at
-    once. ``trace``: the trace file for all steps.
+    ``config``: the pipeline to open. ``notice``: called with the stages' progress, from several threads. ``configure``:
+    makes the scheduler's bounds once the stages are loaded, and ``draft`` makes the drafter or returns None, both on
+    the
+    engine's thread. ``rejoin_timeout``: seconds that requests wait for a lost worker. ``trace``: gets every step.
     """
 
     def __init__(
@@ -91,10 +90,9 @@ class Engine:
         self._shared.inbox.put(act)
 
     def recut(self, layout: Layout, by_key: frozenset[str] = frozenset()) -> float:
-        """Load another cut of the same model, and return the seconds of the pause.
-
-        Requests wait meanwhile and go on with the same tokens. The stages compute their KV again from the tokens, or
-        read it from disk if all stages have it there. ``by_key``: the stages whose addresses were found by their keys.
+        """Load another cut of the same model, and return the seconds of the pause. Requests go on with the same tokens:
+        the stages compute their KV again from them, or read it from disk if all stages have it. ``by_key``: the stages
+        whose addresses were found by their keys.
 
         Raises:
             SplitinferError: the cut cannot be loaded, or has no room for an open request, and the previous cut is in
@@ -138,9 +136,8 @@ class Engine:
         return future.result()
 
     def drain(self, seconds: float) -> None:
-        """Refuse new requests from now on, and abort the open ones after ``seconds``. Return once no request is left,
-        or
-        a moment after the abort."""
+        """Refuse new requests, and abort the open ones after ``seconds``. Return when no request is left, or a moment
+        after the abort."""
         drained = self._shared.begin_draining()
         self.call(lambda loop: loop.requests.note_empty())
         if not drained.wait(seconds):

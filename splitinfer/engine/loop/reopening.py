@@ -115,8 +115,8 @@ class Reopening:
         return None
 
     def _open(self, loss: SplitinferError, wanted: WantedCut | None) -> None:
-        """Try until the pipeline is open, with the wanted cut or the one in force. ``loss``: the error to report if it
-        cannot be opened in time."""
+        """Try until the pipeline is open, with the wanted cut or the one in force. ``loss``: the error after a
+        timeout."""
         cut, began = self._pipeline.layout, time.monotonic()
         patience = RejoinDeadline(self._timeout, began)
         while True:

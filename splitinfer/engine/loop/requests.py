@@ -26,9 +26,7 @@ T = TypeVar("T")
 
 
 class GuardedRules:
-    """``TokenRules`` that never raise: the first exception of ``rules`` becomes their ``failure``, and from then on
-    they
-    restrict nothing."""
+    """``TokenRules`` that never raise: after the first exception, their ``failure``, they restrict nothing."""
 
     def __init__(self, rules: TokenRules) -> None:
         self._rules, self._failure = rules, ""
@@ -119,9 +117,8 @@ class RequestOutput:
     ``prompt_logprobs``: for the prompt's tokens from the second on, if the request asks for them.
 
     ``token_ids`` holds every generated token, including the one that ended the answer; ``text`` contains neither
-    special
-    tokens nor the stop string. Unless the request is ``raw``, ``text`` is the text for the reader, ``reasoning`` the
-    model's thoughts, and ``calls`` its tool calls (``text.answer.ToolCallPart``).
+    special tokens nor the stop string. Unless the request is ``raw``, ``text`` is the text for the reader,
+    ``reasoning`` the model's thoughts, and ``calls`` its tool calls (``text.answer.ToolCallPart``).
     """
 
     num_prompt_tokens: int

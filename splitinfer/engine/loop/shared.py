@@ -105,8 +105,7 @@ class Shared:
         )
 
     def begin_draining(self) -> threading.Event:
-        """Refuse new requests from now on. Return an event that is set once no request is left (``note_empty``) or the
-        engine has failed."""
+        """Refuse new requests. Return an event that is set when no request is left or the engine has failed."""
         with self._lock:
             drained = self._drained = self._drained or threading.Event()
             if self.failure is not None:
@@ -119,14 +118,12 @@ class Shared:
         return self._drained is not None
 
     def note_empty(self) -> None:
-        """Set the draining event if no request is arriving. The loop calls this on its thread when it has no
-        request."""
+        """Set the draining event if no request is arriving. The loop, on its thread, calls this without requests."""
         if self._drained is not None and not self._arriving:
             self._drained.set()
 
     def fail(self, failure: SplitinferError) -> list[RequestState]:
-        """Refuse requests from now on with ``failure``, and return those that the loop has not seen. On the engine's
-        thread."""
+        """Refuse requests with ``failure``, on the engine's thread, and return the ones that the loop has not seen."""
         with self._lock:
             self.failure = failure
             arriving = [*self._arriving.values()]

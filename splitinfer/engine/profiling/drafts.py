@@ -31,8 +31,7 @@ _TOGETHER = 64 * 2**20  # bytes of weights made at a time
 
 def measure_draft(name: str, dtype: str, vocab_size: int) -> tuple[DraftProfile, float, float]:
     """Return a drafter's bytes, the seconds of a draft, and the seconds of each further sequence in a round. Its
-    weights
-    are made up. N-grams cost 0 s.
+    weights are made up. N-grams cost 0 s.
 
     Raises:
         ModelError: the model does not exist.
@@ -57,8 +56,7 @@ def measure_draft(name: str, dtype: str, vocab_size: int) -> tuple[DraftProfile,
 
 def describe_heads(name: str, checkpoint: Checkpoint, described: DescribedModel, dtype: str | None) -> DraftProfile:
     """Return the bytes of the heads in ``checkpoint``, which draft on the last stage, and the kind of the model's
-    layers
-    that they resemble. Reads no weights.
+    layers that they resemble. Reads no weights.
 
     Raises:
         ModelError: the checkpoint has no heads, or they cannot run.

@@ -1,6 +1,5 @@
 """Measures this machine for one model: the seconds of layers of each kind, of the head, of a step, and of the host for
-a
-step; the free memory. Saves the profile, and answers a coordinator that asks for it.
+a step; the free memory. Saves the profile, and answers a coordinator that asks for it.
 
 The machine needs only the model's configuration and the shapes of its tensors; the weights are made up
 (``models.load.building``). The description is a part of the frame, as JSON:
@@ -210,8 +209,7 @@ def _measured(name: str, question: Question, report: OnStep, seconds: float) -> 
 
 def _halves(question: Question, dtype: str | None, report: OnStep, seconds: float, room: int) -> Mapping[str, Costs]:
     """Return the costs of a layer's half on one of two ranks, without sums, by the layer's kind. Return an empty
-    mapping
-    if the model cannot be divided."""
+    mapping if the model cannot be divided."""
     checkpoint, kv_format = question.checkpoint, format_of(question.kv_format)
     with alone() as sums:
         try:

@@ -59,8 +59,7 @@ OnStep = Callable[[int, int], None]  # steps done, and the expected total; raise
 
 class Trial:
     """A stage of a few layers with sequences of made-up rows, timed with the runner of stages. Only the thread that
-    made
-    it uses it. ``num_ranks``: the number of ranks that share these layers."""
+    made it uses it. ``num_ranks``: the number of ranks that share these layers."""
 
     def __init__(self, structure: ModelStructure, span: tuple[int, int], vocab_size: int, num_ranks: int = 1) -> None:
         stage = StageModel(structure.model, *span, structure, checks=False)
@@ -213,8 +212,7 @@ class Timed:
 
 class Stopwatch:
     """Times layers of a model in at most about ``seconds`` seconds. ``room``: the bytes of weights that may be in
-    memory;
-    ``num_ranks``: the number of ranks that share these layers."""
+    memory; ``num_ranks``: the number of ranks that share these layers."""
 
     def __init__(
         self,
@@ -250,8 +248,7 @@ class Stopwatch:
         self._launches_ahead = False
 
     def measure(self) -> MachineProfile:
-        """Time everything. Return the costs of a layer of each kind, of a step and of the head, as a profile without a
-        name."""
+        """Time everything. Return a profile without a name: the costs of a layer of each kind, a step and the head."""
         for number, spans in enumerate(self._groups):
             now, others = time.monotonic(), len(self._groups) - number
             self._try(spans, now + max(0.0, self._ends - now) / others)
@@ -263,8 +260,7 @@ class Stopwatch:
     # -- trials --------------------------------------------------------------------------------
 
     def _try(self, spans: Sequence[tuple[int, int]], until: float) -> None:
-        """Time some spans in turn, until all of their trials agree or the time is over. Each gets at least two
-        trials."""
+        """Time some spans in turn, until all trials agree or the time is over. Each span gets at least two trials."""
         for number, span in enumerate(spans):
             now = time.monotonic()
             self._first(span, now + (until - now) / (len(spans) - number))

@@ -5,9 +5,8 @@
     then, one after the other:  coordinator ── worker 1, coordinator ── worker 2, worker 1 ── worker 2 ...
 
 If this machine has RDMA, it times sums over RDMA with each worker. Two processes are started for that, because MLX
-keeps
-a group until a process ends. Workers of one machine are measured one after the other and share its free memory. Links
-are measured over tcp, in both directions; an RDMA link is at least as fast.
+keeps a group until a process ends. Workers of one machine are measured one after the other and share its free memory.
+Links are measured over tcp, in both directions; an RDMA link is at least as fast.
 """
 
 import json
@@ -40,9 +39,9 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class Surveyor:
     """Measures ``workers``, each given as a stage of any layers with its name, address and key. ``here``: this
-    machine's
-    name; ``own``: returns its key pair. ``timeout``: seconds to reach a worker. ``take_local``: starts a worker on this
-    machine. ``again``: ignore saved profiles. ``row``: the bytes of a row of hidden states; 0: do not time sums."""
+    machine's name; ``own``: returns its key pair. ``timeout``: seconds to reach a worker. ``take_local``: starts a
+    worker on this machine. ``again``: ignore saved profiles. ``row``: the bytes of a row of hidden states; 0: do not
+    time sums."""
 
     question: Question
     here: str

@@ -71,8 +71,8 @@ class _Entries:
 @dataclass(frozen=True, slots=True)
 class _Line(_Entries):
     """A slice that gets ``count`` drafts, with the settings of ``row``. ``right``: an int32 array, how many of its
-    drafts
-    were right; ``token``: int32 [1], the token sampled in the last right row; ``hidden``: [d], that row's state."""
+    drafts were right; ``token``: int32 [1], the token sampled in the last right row; ``hidden``: [d], that row's
+    state."""
 
     row: Row
     count: int
@@ -190,9 +190,7 @@ class HeadDrafter:
         return (mx.stack(tokens, axis=1),)
 
     def _one_by_one(self, entries: Sequence[_Entries], lines: Sequence[_Line]) -> tuple[mx.array, ...]:
-        """Run the entries of all slices with the first draft of each line, then the further drafts in rounds. Return
-        the
-        drafts."""
+        """Run the entries of all slices with each line's first draft, then the other drafts in rounds. Return them."""
         each = [one.rows() for one in entries]
         ids, hidden, positions = (mx.concatenate(list(of_all)) for of_all in list(zip(*each, strict=True))[:3])
         runs = [(one.caches, len(own), seen) for one, (own, _, _, seen) in zip(entries, each, strict=True)]

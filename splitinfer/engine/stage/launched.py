@@ -97,8 +97,7 @@ class Launched:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A completed step: [T, d] hidden states, each followed by a row of taps if the drafter needs them, or sampled
-    tokens
-    on the last stage. ``packed``: the rows that cross the link in fewer bytes."""
+    tokens on the last stage. ``packed``: the rows that cross the link in fewer bytes."""
 
     plan: StepPlan
     figures: StageFigures

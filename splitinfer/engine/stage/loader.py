@@ -135,8 +135,7 @@ class LoadedStage:
 
     def close(self) -> None:
         """Finish writing KV to disk within ``CLOSE_SECONDS``, and withdraw the claim on memory, because the process
-        ends
-        or another stage takes this one's place."""
+        ends or another stage takes this one's place."""
         if self.disk is not None:
             self.disk.close(CLOSE_SECONDS)
         withdraw(self.claim)
@@ -214,8 +213,7 @@ def _check_classes(command: Load, name: str) -> None:
 
 
 def _open_drafter(command: Load, checkpoint: Checkpoint, source: WeightSource, report: OnLoading) -> Checkpoint | None:
-    """Return the checkpoint of the drafter whose heads or taps the stage has, which may be the model's own. Return None
-    if it has none.
+    """Return the checkpoint, maybe the model's own, of the drafter whose heads or taps the stage has, or None.
 
     Raises:
         ModelError: the drafter is not available, or differs from the coordinator's.

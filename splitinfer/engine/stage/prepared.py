@@ -2,14 +2,12 @@
 
 Building a step's graph takes Python milliseconds, and an idle device waits meanwhile. Most steps decode the same
 sequences as an earlier step, one position further. Only the token ids are unknown, the hidden states except on the
-first
-stage, and on the last stage the masks of answers in a form. So the graph is built ahead, on inputs whose memory is
-filled when the step arrives.
+first stage, and on the last stage the masks of answers in a form. So the graph is built ahead, on inputs whose memory
+is filled when the step arrives.
 
 If another step arrives, the caches are restored (``Snapshot``): MLX computes nothing while a graph is built, but
-offsets
-grow, and caches refer to the graph's arrays. While a snapshot holds the earlier arrays, computing the graph copies what
-it would write in place, so the snapshot is dropped first.
+offsets grow, and caches refer to the graph's arrays. While a snapshot holds the earlier arrays, computing the graph
+copies what it would write in place, so the snapshot is dropped first.
 """
 
 import copy

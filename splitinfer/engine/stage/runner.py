@@ -84,8 +84,7 @@ class StageRunner:
         self.pool.rollback = outcome.rollback or self.pool.rollback
 
     def choose_by_form(self) -> None:
-        """Choose how to compute steps by whether a graph can be built, without trials: for a stage that is only
-        timed."""
+        """Choose how to compute steps by which graphs can be built, without trials, for a stage that is only timed."""
         self._step.choose_by_form()
 
     def reset(self) -> None:
@@ -344,8 +343,7 @@ class StageRunner:
         return Finished(launched.plan, figures, graph.hidden, graph.packed, verdicts)
 
     def store(self, launched: Launched) -> None:
-        """Write the blocks that a finished step has saved to disk, in the background. Call after its results are
-        sent."""
+        """Write a finished step's saved blocks to disk, in the background. Call after its results are sent."""
         self._commands.store(launched.applied)
 
     def _figures(self, launched: Launched, span: DeviceSpan) -> StageFigures:

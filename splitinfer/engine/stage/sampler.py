@@ -55,8 +55,7 @@ class TokenChoice:
 
 @dataclass(frozen=True, slots=True)
 class _Structure:
-    """The settings that decide which operations choose a row's token; all others are data. Greedy rows have no
-    filters."""
+    """The settings that decide which operations choose a row's token; the rest is data. Greedy rows have no filters."""
 
     samples: bool
     has_top_p: bool
@@ -171,8 +170,7 @@ class Sampler:
         return filtered * data.inverse_temperature.astype(filtered.dtype) + noise
 
     def _fit(self, noise: mx.array, width: int) -> mx.array:
-        """Return [n, width] noise, for a vocabulary that is padded (padding is never chosen) or smaller than the
-        tokenizer's."""
+        """Return [n, width] noise for a vocabulary that is padded, which is never chosen, or smaller than noise's."""
         if width <= self._vocab_size:
             return noise[:, :width]
         never = mx.full((noise.shape[0], width - self._vocab_size), -mx.inf)
@@ -199,8 +197,7 @@ def read(choices: Sequence[TokenChoice], rows: Sequence[Row]) -> list[SampledTok
 
 def with_logprobs(token: int, line: NDArray[np.float32], num_top: int | None) -> SampledToken:
     """Return a token with its log probabilities. ``line``: its row of ``TokenChoice.logprobs``; ``num_top``: how many
-    of
-    the most likely tokens to report; ``None``: no log probabilities, unless the token's is NaN."""
+    of the most likely tokens to report; ``None``: no log probabilities, unless the token's is NaN."""
     if num_top is None or math.isnan(line[0]):
         return SampledToken(token, math.nan if math.isnan(line[0]) else None)
     k = len(line) // 2
@@ -254,8 +251,7 @@ class Scores:
 def scored(
     logits: mx.array, slices: Sequence[Slice], histories: Mapping[int, History]
 ) -> tuple[mx.array, tuple[Scores, ...]]:
-    """Split the [rows, vocabulary] logits of slices. Return the logits to sample from, and the scores of prompt
-    tokens."""
+    """Split the [rows, vocabulary] logits of slices into the logits to sample from and the scores of prompt tokens."""
     if not any(part.scored for part in slices):
         return logits, ()
     sampled, scores, at = list[int](), [], 0

@@ -46,8 +46,7 @@ class Receiver(Protocol):
 
 
 class WeightAnswers:
-    """Answers the requests on ``end``. ``rate``: returns the bytes per second that it may send now; ``None``: no
-    limit."""
+    """Answers the requests on ``end``. ``rate``: returns the bytes per second to send now; ``None``: no limit."""
 
     def __init__(self, end: Receiver, find: Find, rate: Callable[[], float | None] = lambda: None) -> None:
         self._end, self._find, self._rate = end, find, rate

@@ -28,8 +28,7 @@ OpenReader = Callable[[Peer], AbstractContextManager[WeightChannel]]
 
 
 class FromPeers(WeightSource):
-    """The source of a worker that copies weights. ``channel``: its link to the coordinator. ``reader``: opens a link to
-    another worker."""
+    """The source of a worker. ``channel``: its link to the coordinator. ``reader``: opens a link to another worker."""
 
     def __init__(self, channel: WeightChannel, store: ModelStore, reader: OpenReader) -> None:
         self._channel, self._store, self._reader = channel, store, reader

@@ -28,8 +28,7 @@ class Abandoned(Exception):
 
 
 class StageHolder:
-    """Loads a stage and measures this machine for coordinators. Only the worker's thread uses it, unless a method says
-    otherwise.
+    """Loads a stage and measures this machine for coordinators, on the worker's thread unless a method says otherwise.
 
     ``model`` overrides the coordinator's name for the model. ``disk``: where KV is stored. ``access``: is told which
     readers may connect.

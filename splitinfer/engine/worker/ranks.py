@@ -72,8 +72,7 @@ def _end_with(device: str) -> None:
 
 class Sampled:
     """Digests a rank's sampled tokens and busy seconds in a session. The coordinator compares the digests of both
-    ranks,
-    because RDMA was seen to deliver wrong numbers without an error (mlx#4342)."""
+    ranks, because RDMA was seen to deliver wrong numbers without an error (mlx#4342)."""
 
     def __init__(self) -> None:
         self._sum, self._busy = 0, 0.0

@@ -32,8 +32,7 @@ class ControlChannel:
         self._arrived: queue.SimpleQueue[Frame | LinkClosed] = queue.SimpleQueue()
 
     def takes(self, connection: Connection, item: Frame | LinkClosed) -> bool:
-        """Take an item that arrived on this link. Return whether the inbox does not need it. On the transport's
-        thread."""
+        """Take an item of this link, on the transport's thread. Return whether the inbox does not need it."""
         if connection is not self._connection:
             return False
         self._arrived.put(item)

@@ -124,8 +124,7 @@ class Worker:
         self._thread.start()  # last, because a coordinator may have connected already
 
     def stop(self, timeout: float) -> bool:
-        """Finish the steps in flight, close all links, and end. Return whether that took at most ``timeout``
-        seconds."""
+        """Finish the steps in flight, close all links, and end. Return whether ``timeout`` seconds were enough."""
         self._inbox.put(_STOP)
         self._thread.join(timeout)
         self._acceptor.close()
@@ -263,8 +262,7 @@ class Worker:
         connection.send(Connected(note))
 
     def _spawn(self, connection: Connection, message: Spawn) -> None:
-        """Start the process of a rank, which can be ended while it waits for the other one. It needs this worker's
-        memory, so unload the stage first."""
+        """Unload the stage and start the process of a rank, which can be ended while it waits for the other one."""
         if self._start_rank is None:
             raise PeerError(f"{self.name} starts no processes for stages across two machines")
         self._holder.unload()
