@@ -1,15 +1,15 @@
-"""Everything that acts: the loops of coordinator and worker, and what they run.
+"""Carries plans out: the loops of coordinator and worker, and everything that they run.
 
 Threads, by the names that a debugger shows:
 
-engine          the loop of a coordinator or a worker; it owns all that is not named below
-waiter          waits for the device and sends what is done, where the device computes while Python goes on
-transports …    one for each port that listens, and for each link that was opened: receives, and sends heartbeats
-masks           which tokens may come (``loop.loop``)
-acceptor        answers who connects to a worker's port
+engine          the loop of a coordinator or a worker; it owns everything that no other thread below owns
+waiter          waits for the device and sends finished steps, if the device computes while Python continues
+transports …    one for each listening port and each opened link: receives, and sends heartbeats
+masks           computes which tokens the rules of an answer allow (``loop.loop``)
+acceptor        answers the peers that connect to a worker's port
 weights         sends weights to one reader (``weights.answering``)
 
-Requests wait for the threads of links as they do for the engine's own, so both are scheduled alike (``system.qos``).
+Requests wait for the links' threads as they do for the engine's, so both get the same priority (``system.qos``).
 """
 
 from splitinfer.system.qos import serve_requests

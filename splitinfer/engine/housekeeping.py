@@ -1,6 +1,6 @@
-"""What both loops do besides acting on events, the coordinator's and the workers'.
+"""The work of both loops, the coordinator's and a worker's, besides handling events.
 
-They keep the machine awake, tell other processes what this one holds, and build likely steps ahead.
+They keep the machine awake, report this process's memory to other processes, and build graphs of likely steps.
 """
 
 import queue
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class Housekeeping(Generic[T]):
-    """Of the loop that reads ``inbox``."""
+    """The housekeeping of the loop that reads ``inbox``."""
 
     def __init__(self, inbox: "queue.SimpleQueue[T]") -> None:
         self._inbox, self._awake, self._held = inbox, KeepAwake(), HeldReport()
 
     def watch_machine(self, *, is_needed: bool) -> None:
-        """Keep the machine awake while it ``is_needed``, and report the memory that this process holds."""
+        """Keep the machine awake if it ``is_needed``, and report the memory that this process holds."""
         now = time.monotonic()
         self._awake.update(is_needed, now)
         self._held.update(now)
@@ -31,13 +31,13 @@ class Housekeeping(Generic[T]):
         return self._awake.until_update(time.monotonic())
 
     def build_ahead(self, runner: StageRunner | None) -> None:
-        """Build graphs of steps that are likely to come, until an event comes."""
+        """Build graphs of likely steps until an event arrives."""
         while runner is not None and self._inbox.empty() and runner.prepare_next():
             pass
 
     def next_event(self, within: float | None) -> T | None:
-        """Return the next event, or ``None`` if none came ``within`` so many seconds (``None`` waits without a
-        limit)."""
+        """Wait for the next event and return it. Return None if no event arrives ``within`` the given seconds; None
+        sets no limit."""
         try:
             return self._inbox.get(timeout=within)
         except queue.Empty:

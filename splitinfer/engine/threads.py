@@ -1,7 +1,7 @@
 """The end of a thread that used MLX.
 
-MLX keeps streams and compiled functions per thread, and frees them after Python's ``join``, when the interpreter may be
-shutting down: that aborts. So a thread gives them up itself, at its end.
+MLX keeps streams and compiled functions per thread and frees them after Python's ``join``. The interpreter may then be
+shutting down, and the process aborts. So a thread frees them itself before it ends.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import mlx.core as mx
 
 @contextmanager
 def clears_streams() -> Iterator[None]:
-    """Have a thread give up, at the end of what this decorates, what MLX keeps for it."""
+    """Free the streams and compiled functions that MLX keeps for this thread when the block or function ends."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""This process's versions, which a handshake compares first; the machine's and the device's name."""
+"""The versions of this process, which a handshake compares first, and the names of the machine and its device."""
 
 import platform
 from functools import cache
@@ -23,7 +23,7 @@ def machine_name() -> str:
 
 
 def device_name() -> str:
-    """Return what stages compute on: a GPU's name, an emulated accelerator, or "cpu"."""
+    """Return the name of the device that stages compute on: a GPU's name, "emulated accelerator", or "cpu"."""
     if emulated_machine() is not None:
         return "emulated accelerator"
     if not on_gpu():

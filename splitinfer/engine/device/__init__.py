@@ -1,1 +1,1 @@
-"""The device that computes a stage's steps: launch arrays, get a ticket; a ticket is done when the device says so."""
+"""The device that computes a stage's steps. A launch of arrays returns a ticket; waiting for it gives the span."""

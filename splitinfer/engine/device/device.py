@@ -1,14 +1,14 @@
-"""MLX's default device. A step's result leaves when the device is done with it, and nothing guesses when that is.
+"""MLX's default device. A step's result is sent when the device is done with it; nothing estimates when that is.
 
     launching thread    build the graph ── launch ─▶ ticket ── build the next ...
     device                                   └─ started ........ ended
     waiting thread                                 wait(ticket) ─────┴─▶ span: the step's figures, then its result
 
-On a device that ``computes_at_launch`` the step is done when ``launch`` returns, or soon after. Any other may hold the
-launching thread for most of a step, so whatever needs a step's end waits on another thread. Arrays are evaluated in the
-order of their launches; ``mx.eval`` of arrays that are already scheduled only waits for their event, and releases the
-interpreter's lock: so a thread that has launched nothing may wait for them. A GPU does not say when it began a step:
-that was when it was launched, or when the launch before was done.
+On a device that ``computes_at_launch``, a step is done when ``launch`` returns, or soon after. Any other device may
+hold the launching thread for most of a step, so code that needs a step's end waits on another thread. Arrays are
+evaluated in the order of their launches. ``mx.eval`` of arrays that are already scheduled only waits for their event
+and releases the interpreter's lock, so a thread that has launched nothing may wait for them. A GPU does not report when
+it began a step: that was at its launch, or when the previous launch was done.
 """
 
 import sys
@@ -30,9 +30,9 @@ from splitinfer.system.gpu_roads import Road
 from transports import AddressError
 from transports.emulation import emulator
 
-_SWITCH = 0.0001  # seconds until a thread that waits for the interpreter's lock gets it; reading a result waits thrice
+_SWITCH = 0.0001  # seconds until a thread that waits for the interpreter's lock gets it; a result waits three times
 
-# What MLX and the drivers below it say when there is no memory: Metal, MLX's allocators, CUDA, C++.
+# Parts of the errors for lack of memory of MLX and the drivers below it: Metal, MLX's allocators, CUDA, C++.
 _NO_MEMORY = (
     "insufficient memory",
     "out of memory",
@@ -45,14 +45,14 @@ _NO_MEMORY = (
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is launched: a step of this shape, or one draft."""
+    """The work of a launch: a step of this shape, or a round of drafts."""
 
     shape: Shape
     is_draft: bool = False
 
 
 def round_of(sequences: int) -> Work:
-    """Return the work of a round of drafts: one for each of some sequences."""
+    """Return the work of a round of drafts, one draft for each of ``sequences``."""
     return Work(Shape(sequences), is_draft=True)
 
 
@@ -66,7 +66,7 @@ class DeviceSpan:
 
 @dataclass(slots=True)
 class Ticket:
-    """A launch. ``outputs``: the arrays that are evaluated when it is done. ``span`` is set by ``Device.wait``."""
+    """A launch. ``outputs``: the arrays that are evaluated when it is done. ``Device.wait`` sets ``span``."""
 
     outputs: Sequence[mx.array]
     launched: float
@@ -75,8 +75,8 @@ class Ticket:
     _waiting: threading.Lock = field(default_factory=threading.Lock)
 
     def once(self, wait: Callable[[], DeviceSpan]) -> DeviceSpan:
-        """Return the span, which ``wait`` returns. One thread waits at the device, and every other one for that thread:
-        MLX gives up a launched array's event without a lock, and tells an error to one of those who wait.
+        """Return the span that ``wait`` returns. Only the first thread waits for the device, the others wait for that
+        thread: MLX frees a launched array's event without a lock, and reports an error to only one waiting thread.
 
         Raises:
             DeviceFailed: ``wait`` raised it, now or for another thread.
@@ -94,7 +94,7 @@ class Ticket:
 
 
 class Device:
-    """MLX's default device; computes launches in their order. One thread launches; any thread may wait.
+    """MLX's default device, which computes launches in their order. One thread launches; any thread may wait.
 
     ``computes_at_launch``: whether a launch takes as long as computing it, as on a CPU, so that launching ahead would
     only delay results.
@@ -106,18 +106,18 @@ class Device:
         self._free_at = time.monotonic()
 
     def launch(self, outputs: Sequence[mx.array], pending: Sequence[mx.array], work: Work, began: float) -> Ticket:
-        """Have the device compute arrays.
+        """Launch the computation of arrays, and return its ticket.
 
         Args:
-            outputs: what the host reads when the ticket is done. No later launch may read it: on CUDA an array that the
-                host reads moves to other memory.
-            pending: what has to be computed too, and is read by later launches only.
-            work: what it is, for devices whose times follow from that.
-            began: when the host began to prepare it, in seconds on the monotonic clock. On a CPU that counts as
-                computing, too: both take the processor.
+            outputs: the arrays that the host reads when the ticket is done. No later launch may read them: on CUDA an
+                array that the host reads moves to other memory.
+            pending: further arrays to compute, which only later launches read.
+            work: the kind of work, for emulated devices, which derive their times from it.
+            began: when the host began to prepare the launch, in seconds on the monotonic clock. On a CPU the span
+                includes that time, because both use the processor.
 
         Raises:
-            DeviceFailed: the device did.
+            DeviceFailed: the device failed.
         """
         launched = began if self.computes_at_launch else time.monotonic()
         with device_errors():
@@ -125,10 +125,10 @@ class Device:
         return Ticket(outputs, launched)
 
     def wait(self, ticket: Ticket) -> DeviceSpan:
-        """Wait until a launch is done.
+        """Wait until a launch is done, and return when the device computed it.
 
         Raises:
-            DeviceFailed: the device did.
+            DeviceFailed: the device failed.
         """
         return ticket.once(lambda: self._wait(ticket))
 
@@ -142,13 +142,14 @@ class Device:
         return span
 
 
-_OF_SUMS = "[ring]", "[jaccl]"  # what MLX's errors of a lost peer begin with
+_OF_SUMS = "[ring]", "[jaccl]"  # the beginnings of MLX's errors for a lost peer
 
 
 @contextmanager
 def device_errors(*, of_memory: bool = False) -> Iterator[None]:
-    """Translate what MLX raises when the device fails, or has no memory left; only the latter, if the errors are to be
-    those ``of_memory``. In a ``with`` block, or of a function."""
+    """Translate MLX's errors in the block or function to DeviceFailed: errors of a failed device and for lack of
+    memory,
+    or only the latter with ``of_memory``."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -166,11 +167,11 @@ def device_errors(*, of_memory: bool = False) -> Iterator[None]:
 
 
 def open_device(stage: int, bounds: tuple[int, ...], num_ranks: int = 1, *, sums: bool = True) -> Device:
-    """Return the device of stage ``stage``, whose layers are ``bounds[stage]`` to ``bounds[stage + 1]``, or of one of
-    ``num_ranks`` ranks that have these together. ``sums``: whether its steps sum with the other's.
+    """Return the device of stage ``stage``, which has the layers ``bounds[stage]`` to ``bounds[stage + 1]``, or the
+    device of one of the ``num_ranks`` ranks that share these layers. ``sums``: whether steps include the ranks' sums.
 
     Raises:
-        ConfigError: the machine file cannot be read, or does not fit the layout; or there are no emulators here.
+        ConfigError: the machine file cannot be read or does not fit the layout, or no emulators are installed.
     """
     file = emulated_machine()
     if file is None:
@@ -189,12 +190,12 @@ def open_device(stage: int, bounds: tuple[int, ...], num_ranks: int = 1, *, sums
 
 @cache
 def default_device() -> Device:
-    """Return MLX's default device. A process has one, whatever it computes there."""
+    """Return MLX's default device, the same one for all stages of this process."""
     if on_gpu():
         _share_the_interpreter()
     return Device(computes_at_launch=not (on_gpu() and Road.WAITER.is_open))
 
 
 def _share_the_interpreter() -> None:
-    """Let the thread that waits for a step go on soon, though another builds the next one's graph."""
+    """Let the thread that waits for a step continue soon although another thread builds the next step's graph."""
     sys.setswitchinterval(_SWITCH)

@@ -1,6 +1,6 @@
-"""The steps under way on a device: each is completed when it is done, in their order. On a device that computes at
-launch that is at once; on any other a thread waits for the steps, so that nothing on the way of a result waits for a
-launch. Behind a step that failed none is completed: its result would be taken for the missing one's."""
+"""The steps in flight on a device, which are completed in the order of their launches. If the device computes at
+launch, a step is completed at once. Otherwise a thread waits for the steps, so that no result waits for a launch. After
+a step that failed, no step is completed: its result would be taken for the missing one's."""
 
 import queue
 import threading
@@ -13,12 +13,12 @@ from typing import Generic, TypeVar
 from splitinfer.system import qos
 
 T = TypeVar("T")
-_Entry = tuple[deque[T], T, Callable[[T], object], Callable[[T], None]]  # the list, the step, how to wait, and complete
+_Entry = tuple[deque[T], T, Callable[[T], object], Callable[[T], None]]  # the list, the step, wait, complete
 
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """What was raised for a step under way; ``is_late``: whether the step has been dropped since."""
+    """The error of a step in flight. ``is_late`` returns whether the step has been dropped since."""
 
     error: Exception
     is_late: Callable[[], bool]
@@ -30,10 +30,10 @@ class StepFailed:
 
 
 class StepsUnderWay(Generic[T]):
-    """Steps of one loop, and all that is noted of which are under way.
+    """The steps in flight of one loop, and the thread that waits for them.
 
-    failed: called on the waiting thread with what waiting for a step or completing it raised there. When the loop comes
-        to it, ``StepFailed.is_late`` says whether that step has been dropped since.
+    failed: called on the waiting thread with the error of waiting for a step or completing it. When the loop handles
+        it, ``StepFailed.is_late`` tells whether that step has been dropped since.
     """
 
     def __init__(self, failed: Callable[["StepFailed"], None]) -> None:
@@ -41,8 +41,8 @@ class StepsUnderWay(Generic[T]):
         self._queue: queue.SimpleQueue[_Entry[T] | None] = queue.SimpleQueue()  # for the thread; ``None``: the end
         self._lock = threading.Lock()  # guards the list
         self._changed = threading.Condition(self._lock)
-        self._steps: deque[T] = deque()  # the oldest first; another one begins where all are dropped
-        self._broken: deque[T] | None = None  # a list of which a step failed: no more of it are completed
+        self._steps: deque[T] = deque()  # the oldest first; ``drop`` replaces the list by an empty one
+        self._broken: deque[T] | None = None  # the list in which a step failed: its later steps are not completed
         self._completing = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -52,20 +52,20 @@ class StepsUnderWay(Generic[T]):
         return not self._steps
 
     def under_way(self) -> list[T]:
-        """Return the steps that were launched and are not completed, the oldest first."""
+        """Return the steps that are launched and not yet completed, the oldest first."""
         with self._lock:
             return list(self._steps)
 
     def add(self, step: T, wait: Callable[[T], object], complete: Callable[[T], None], *, is_done: bool) -> None:
-        """Take a step that was launched.
+        """Add a launched step.
 
         Args:
-            wait: blocks until it is done.
-            complete: does what is to be done then; never called if it was dropped, or is behind one that failed.
+            wait: blocks until the device is done with it.
+            complete: called afterwards; never called if the step was dropped or an earlier one failed.
             is_done: the device computed it at launch, so complete it now.
 
         Raises:
-            Exception: what completing raised, if ``is_done``.
+            Exception: as ``wait`` and ``complete``, if ``is_done``.
         """
         if is_done:
             wait(step)
@@ -79,21 +79,21 @@ class StepsUnderWay(Generic[T]):
             self._queue.put((self._steps, step, wait, complete))
 
     def drain(self) -> None:
-        """Block until no step is under way."""
+        """Block until no step is in flight."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_empty)
 
     def drop(self) -> None:
-        """Forget all steps under way. When this returns, none of them will be completed any more."""
+        """Forget all steps in flight. None of them will be completed after this call returns."""
         with self._changed:
             self._steps = deque()
             self._changed.notify_all()
-        with self._completing:  # one may be half-way
+        with self._completing:  # wait for a step that is being completed
             pass
 
     def close(self) -> None:
-        """Forget all steps under way, and end the thread as soon as it waits for none, without waiting for that. None
-        may be added any more."""
+        """Forget all steps in flight, and let the thread end after the step that it waits for. Return at once. No step
+        may be added afterwards."""
         with self._changed:
             self._steps = deque()
             self._changed.notify_all()
@@ -106,14 +106,14 @@ class StepsUnderWay(Generic[T]):
             del entry  # it holds arrays
 
     def _see_to(self, among: deque[T], step: T, wait: Callable[[T], object], complete: Callable[[T], None]) -> None:
-        """Complete a step when it is done, unless it was dropped or is behind one that failed."""
+        """Wait for a step and complete it, unless it was dropped or an earlier one failed."""
         try:
             if among is not self._broken and not self._is_dropped(among):
                 wait(step)
                 with self._completing:
                     if not self._is_dropped(among):
                         complete(step)
-        except Exception as error:  # noqa: BLE001 - goes to the loop, which knows what to do about each kind
+        except Exception as error:  # noqa: BLE001 - goes to the loop, which handles each kind of error
             if not self._is_dropped(among):
                 self._broken = among
                 self._failed(StepFailed(error, partial(self._is_dropped, among)))

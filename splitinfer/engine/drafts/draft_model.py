@@ -1,12 +1,12 @@
-"""A drafter that is a small model of the same tokenizer, whole on the coordinator.
+"""A drafter that is a small model with the same tokenizer, whole on the coordinator.
 
 It samples with the key of the position, as the target does: the same noise makes both choose the same token more often.
-Its KV holds the tokens of each sequence's last stream; what the current stream does not share is rolled back.
+Its KV holds the tokens of each sequence's last stream. Tokens that the current stream does not share are rolled back.
 
-Several sequences are drafted for in *rounds*: one step of the model, in which each sequence has a row, gives one draft
-of each. In the first round a sequence catches up with the tokens since its last draft. Where not every token may come
-it draws among those that may; what is forced it does not compute. On a GPU the next round is launched before the one
-before it has been read: its input is the array, not the numbers.
+Drafts for several sequences are made in *rounds*: one step of the model with a row for each sequence gives one draft
+for each. In the first round a sequence catches up with the tokens since its last draft. Under an answer's rules it
+draws only allowed tokens, and does not compute forced ones. On a GPU the next round is launched before the current one
+is read: its input is the array, not the numbers.
 """
 
 import time
@@ -43,14 +43,14 @@ from splitinfer.wire.messages import Progress
 
 OnDraftLoading = Callable[[Progress], None]
 
-_CHUNK = 128  # tokens of a prompt at once; a result that arrives meanwhile waits for them
+_CHUNK = 128  # tokens of a prompt at a time; a result that arrives meanwhile waits for them
 _FEW = 8  # tokens that are computed together with the next draft
-_MAX_SEQUENCES = 16  # whose KV is cached; more only if as many are drafted for together
+_MAX_SEQUENCES = 16  # sequences whose KV is cached; more only if a round has more
 
 
 @dataclass(slots=True)
 class _CacheEntry:
-    """One sequence's KV, and the tokens in it. ``params``: the sequence's, without log probabilities."""
+    """One sequence's KV, and the tokens in it. ``params``: the sequence's parameters, without log probabilities."""
 
     caches: SequenceCaches
     params: SamplingParams
@@ -59,8 +59,8 @@ class _CacheEntry:
 
 @dataclass(slots=True)
 class _Line:
-    """A sequence that is drafted for. ``index``: its place among those asked for; ``answer``: its stream behind the
-    prompt, and the drafts that are made; ``given``: its first drafts, which are known."""
+    """A sequence that gets drafts. ``index``: its place in the caller's list; ``answer``: its stream after the prompt,
+    with the drafts made so far; ``given``: its first drafts, if they are already known."""
 
     index: int
     seq: Sequence
@@ -70,7 +70,7 @@ class _Line:
     has_ended: bool = False
 
     def force(self, number: int, most: int) -> None:
-        """Have the tokens that must follow the stream, which has ``number`` drafts, be the next of at most ``most``."""
+        """Make forced tokens the next drafts. The stream has ``number`` drafts, and may have at most ``most``."""
         if self.seq.rules is None or self.has_ended or number < len(self.given) or number >= most:
             return
         if forced := self.seq.rules.jump_forward(self.answer, most - number):
@@ -82,7 +82,7 @@ class _Line:
         return [*self.seq.sent(start, num_prompt), *self.answer[max(0, start - num_prompt) :]]
 
     def row(self, num_unknown: int, vocab_size: int) -> Row:
-        """Return what the token behind the stream depends on, and behind ``num_unknown`` tokens that are not in it
+        """Return the row of the token that follows the stream and ``num_unknown`` further tokens, which are not known
         yet."""
         params, length = self.entry.params, self.seq.num_prompt_tokens + len(self.answer)
         before = tuple(self.tokens_from(max(0, length - REPETITION_CONTEXT)))
@@ -94,7 +94,7 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """A step under way on the device, with a token for each of its lines: an array [lines] for the next step, and
+    """A step in flight on the device, with a token for each of its lines: ``tokens``, [lines], for the next step, and
     ``ticket.outputs`` for the host."""
 
     lines: tuple[_Line, ...]
@@ -103,9 +103,9 @@ class _Round:
 
 
 class DraftModel:
-    """Drafts with ``model``, which is whole. ``vocab_size``: the tokenizer's, at which noise is drawn.
+    """Drafts with ``model``, a whole model. ``vocab_size``: the tokenizer's vocabulary size, for which noise is drawn.
 
-    On a device that computes while Python goes on, a round is launched before the one before it has been read.
+    If the device computes while Python continues, a round is launched before the previous one is read.
     """
 
     def __init__(self, name: str, model: StageModel, vocab_size: int) -> None:
@@ -121,10 +121,10 @@ class DraftModel:
     def load(
         cls, name: str, checkpoint: Checkpoint, dtype: str, vocab_size: int, kv_tokens: int, report: OnDraftLoading
     ) -> Self:
-        """Read the model into memory, with room for the KV of ``kv_tokens`` tokens; ``report`` receives the progress.
+        """Read the model into memory, with room for the KV of ``kv_tokens`` tokens. ``report`` receives the progress.
 
         Raises:
-            ModelError: the model is not here, does not fit, or cannot be rewound to where a draft was wrong.
+            ModelError: the model is missing, does not fit, or cannot be rolled back after a wrong draft.
         """
         resolved = resolve_dtype(dtype, gpu=on_gpu())
         num_layers = count_layers(checkpoint)
@@ -147,7 +147,7 @@ class DraftModel:
         self._device = device
 
     def prepare(self, seq: Sequence) -> bool:
-        """Compute the KV of one chunk of the sequence's tokens; whether any was missing."""
+        """Compute the KV of one chunk of the sequence's tokens. Return false if no chunk was missing."""
         entry = self._rewound(seq)
         start, end = len(entry.tokens), seq.num_streamed - 1
         if end - start <= _FEW:
@@ -163,8 +163,8 @@ class DraftModel:
     def draft_together(
         self, seqs: Seq[Sequence], counts: Seq[int], given: Seq[Seq[int]] = ()
     ) -> Iterator[list[Draft | None]]:
-        """See ``Drafter``: one step of the model a round. ``given``: for each sequence, its first drafts; the model
-        drafts behind them."""
+        """Yield rounds as ``Drafter``, one step of the model for each. ``given``: for each sequence, its first drafts;
+        the model continues after them."""
         given = given or [()] * len(seqs)
         self._most_entries = max(self._most_entries, len(seqs))
         for seq, count, known in zip(seqs, counts, given, strict=True):
@@ -201,7 +201,8 @@ class DraftModel:
     # -- internals -----------------------------------------------------------------------------
 
     def _rewound(self, seq: Sequence) -> _CacheEntry:
-        """Return a sequence's KV, rolled back to what it shares with the stream, without the stream's last token."""
+        """Return a sequence's KV, rolled back to the tokens that it shares with the stream, except the stream's
+        last."""
         entry = self._entries.get(seq.seq_id)
         if entry is None:
             entry = self._entries[seq.seq_id] = _CacheEntry(
@@ -214,15 +215,15 @@ class DraftModel:
         shared = min(same + _num_shared(entry.tokens[same:], seq.streamed(same)), seq.num_streamed - 1)
         back = len(entry.tokens) - shared
         if back and not entry.caches.rewind(back):
-            entry.caches.close()  # farther than its windows reach: recompute
+            entry.caches.close()  # its windows do not reach that far back: recompute
             entry.caches, entry.tokens = self._model.make_caches(), []
         elif back:
             del entry.tokens[shared:]
         return entry
 
     def _may_go_ahead(self, lines: Seq[_Line]) -> bool:
-        """Return whether a round may be launched before the one before it has been read: not where that gains nothing,
-        where sampling needs the token ids, or where it would copy much KV, which the round before still reads."""
+        """Return whether a round may be launched before the previous one is read. It may not if that gains nothing, if
+        sampling needs the token ids, or if it would copy much KV that the previous round still reads."""
         if self._device.computes_at_launch or not Road.LAUNCH_AHEAD.is_open:
             return False
         if any(one.entry.params.depends_on_tokens or one.seq.rules is not None for one in lines):
@@ -230,7 +231,8 @@ class DraftModel:
         return nbytes([line.entry.caches for line in lines]) <= MAX_COPIED
 
     def _begin(self, lines: Seq[_Line], counts: Seq[int], number: int) -> _Round | None:
-        """Launch a round of the lines that get one more than ``number`` drafts, whose streams are known."""
+        """Launch a round of the lines, with known streams, that get more than ``number`` drafts. Return None if none
+        do."""
         able = [line for line in lines if _is_drafted_for(line, counts, number)]
         if not able:
             return None
@@ -238,8 +240,8 @@ class DraftModel:
         return self._launch(able, [token for tokens in missing for token in tokens], missing, 0)
 
     def _follow(self, before: _Round, lines: Seq[_Line], counts: Seq[int], number: int) -> _Round | None:
-        """Launch the round behind one whose tokens are not known yet: they are read from its array. Not where another
-        line begins with it, whose tokens are numbers."""
+        """Launch the round after one that is not read yet, with that one's array as its input. Return None if a line
+        begins with this round, because its tokens are numbers."""
         able = [line for line in lines if _is_drafted_for(line, counts, number)]
         places = [i for i, line in enumerate(before.lines) if any(line is one for one in able)]
         if not able or len(places) < len(able):
@@ -248,8 +250,8 @@ class DraftModel:
         return self._launch(able, tokens, [[0]] * len(able), 1)  # a placeholder until the id is known
 
     def _launch(self, lines: Seq[_Line], ids: Seq[int] | mx.array, tokens: Seq[list[int]], num_unknown: int) -> _Round:
-        """Launch a step that appends ``tokens`` to the lines' KV: ``ids``, of which the last ``num_unknown`` of each
-        line are not in its stream yet."""
+        """Launch a step that appends ``tokens`` to the lines' KV. ``ids``: the same tokens in one list or array. The
+        last ``num_unknown`` tokens of each line are not in its stream yet."""
         parts, rows = [], []
         for line, new in zip(lines, tokens, strict=True):
             entry = line.entry
@@ -258,13 +260,13 @@ class DraftModel:
             entry.tokens += new
         logits = self._step.run(parts, ids, None)
         chosen = self._sampler.tokens(logits[0] if len(logits) == 1 else mx.concatenate(logits), rows)
-        # The next round may read what is chosen: then the host has an array of its own (``Device.launch``).
+        # If the next round may read the chosen tokens, the host reads a copy of the array (``Device.launch``).
         read, pending = (chosen + 0, (chosen,)) if self._may_go_ahead(lines) else (chosen, ())
         ticket = self._device.launch((read,), pending, round_of(len(lines)), time.monotonic())
         return _Round(tuple(lines), chosen, ticket)
 
     def _read(self, done: _Round, following: _Round | None, found: list[Draft | None]) -> None:
-        """Put the drafts of a round in the places of their sequences, when the device is done with it."""
+        """Wait for a round, and put its drafts at the places of their sequences in ``found``."""
         span = self._device.wait(done.ticket)
         seconds = None if self._device.computes_at_launch else (span.ended - span.started) / len(done.lines)
         ahead = () if following is None else following.lines
@@ -272,19 +274,19 @@ class DraftModel:
             if any(line is one for one in ahead):
                 line.entry.tokens[-1] = token_id
             if line.has_ended or token_id >= self._vocab_size:
-                line.has_ended = True  # an id of this model's padding, which the target may not have
+                line.has_ended = True  # the id is padding of this model's vocabulary, and the target may not have it
                 continue
             line.answer.append(token_id)
             found[line.index] = Draft(token_id, seconds=seconds)
 
 
 def _is_drafted_for(line: _Line, counts: Seq[int], number: int) -> bool:
-    """Return whether the model makes a line's draft of this number."""
+    """Return whether the model makes draft ``number`` of a line."""
     return len(line.given) <= number < counts[line.index] and not line.has_ended
 
 
 def _next_given(lines: Seq[_Line], counts: Seq[int], number: int) -> list[Draft | None]:
-    """Return the drafts of this number that are known, appended to the lines' streams."""
+    """Return each line's draft ``number`` if it is known, and append it to the line's stream."""
     found: list[Draft | None] = [None] * len(lines)
     for line in lines:
         if number < min(len(line.given), counts[line.index]):
@@ -294,7 +296,7 @@ def _next_given(lines: Seq[_Line], counts: Seq[int], number: int) -> list[Draft 
 
 
 def _num_shared(a: list[int], b: list[int]) -> int:
-    """Return the number of equal leading tokens: nearly always all of the shorter list, which is compared at C's
-    speed."""
+    """Return the number of equal leading tokens. It is nearly always the length of the shorter list, which a comparison
+    of slices finds at C's speed."""
     size = min(len(a), len(b))
     return size if a[:size] == b[:size] else next(i for i in range(size) if a[i] != b[i])

@@ -1,8 +1,8 @@
 """The interface of drafters, which run on the coordinator, on the engine's thread; n-gram lookup.
 
-A drafter cannot change the output, however often it is wrong: the last stage accepts a draft only where it equals the
-token that the model itself gives. It is given the whole *stream* every time, a sequence's tokens and the drafts under
-way, and finds rollbacks by comparing it with the one before.
+A wrong draft cannot change the output: the last stage accepts a draft only if it equals the model's own token. A
+drafter gets the whole *stream* every time, a sequence's tokens and its drafts in flight, and finds rollbacks by
+comparing the stream with the previous one.
 """
 
 from collections.abc import Iterator
@@ -20,20 +20,20 @@ from splitinfer.errors import LayoutError
 from splitinfer.models.drafters.mtp import MTP
 
 NGRAM = "ngram"
-WITH_NGRAMS = "+" + NGRAM  # behind the name of a drafter
+WITH_NGRAMS = "+" + NGRAM  # after the name of a drafter
 
 
 def has_heads(drafter: str | None) -> bool:
-    """Return whether a layout's ``draft`` means the prediction heads of the model's checkpoint, which the last stage
-    runs."""
+    """Return whether a layout's ``draft`` means prediction heads in the model's checkpoint, which run on the last
+    stage."""
     return drafter is not None and drafter.removesuffix(WITH_NGRAMS) == MTP
 
 
 def model_in(drafter: str) -> str | None:
-    """Return the draft model in a layout's ``draft``; ``None`` for n-grams or prediction heads alone.
+    """Return the draft model in a layout's ``draft``, or None for n-grams or prediction heads alone.
 
     Raises:
-        LayoutError: it names no model beside the n-grams.
+        LayoutError: no model is named before the n-grams.
 
     >>> model_in("small+ngram"), model_in("small"), model_in("ngram")
     ('small', 'small', None)
@@ -45,7 +45,7 @@ def model_in(drafter: str) -> str | None:
 
 
 class Drafter(Protocol):
-    """What the engine needs of a drafter. Drafts are pulled one by one, so that a result can stop them in between."""
+    """The interface of a drafter for the engine. It yields drafts one by one, so that a result can stop it."""
 
     @property
     def name(self) -> str:
@@ -53,19 +53,19 @@ class Drafter(Protocol):
         ...
 
     def use_device(self, device: Device) -> None:
-        """Compute on this device, which is the first stage's."""
+        """Compute on this device, the coordinator's, from now on."""
         ...
 
     def prepare(self, seq: Sequence) -> bool:
-        """Do a part of what must be done before a sequence's first draft; whether there was anything to do."""
+        """Do a part of the work before a sequence's first draft. Return false if there was none to do."""
         ...
 
     def draft_together(self, seqs: Seq[Sequence], counts: Seq[int]) -> Iterator[list[Draft | None]]:
-        """Yield rounds: one draft of each of ``seqs``, in their order, or ``None`` where a sequence has no more, or as
-        many as its number in ``counts``. It ends when no sequence gets another.
+        """Yield rounds until no sequence gets another draft. A round has one draft for each of ``seqs``, in their
+        order, or ``None`` if the sequence has no more drafts or has its number in ``counts``.
 
         The streams do not change meanwhile. ``counts`` is read before every round, so a caller ends the drafts of one
-        sequence by lowering its number; it ends all of them by not going on, after any round.
+        sequence by lowering its number. It ends all drafts by leaving the iterator after any round.
         """
         ...
 
@@ -75,7 +75,7 @@ class Drafter(Protocol):
 
 
 class NGramDrafter:
-    """Drafts what followed the same tokens before (``core.speculation.ngram``). Costs next to nothing."""
+    """Drafts the tokens that followed the same tokens before (``core.speculation.ngram``). Costs almost no time."""
 
     name = NGRAM
 
@@ -83,17 +83,17 @@ class NGramDrafter:
         self._indices: dict[int, NGramIndex] = {}
 
     def use_device(self, device: Device) -> None:
-        """Nothing to do: look-up takes no device."""
+        """Ignore the device, which look-up does not need."""
 
     def prepare(self, seq: Sequence) -> bool:
-        """Index a part of a long prompt."""
+        """Index a part of a long prompt. Return false if there was none to index."""
         return self._index(seq).catch_up(seq.tokens)
 
     def _index(self, seq: Sequence) -> NGramIndex:
         return self._indices.setdefault(seq.seq_id, NGramIndex())
 
     def drafts(self, seq: Sequence, count: int) -> Iterator[Draft]:
-        """Yield drafts until the last tokens have not occurred before."""
+        """Yield at most ``count`` drafts, until the last tokens have not occurred before."""
         index = self._index(seq)
         ahead = [*seq.drafts]
         for _ in range(count):
@@ -104,7 +104,7 @@ class NGramDrafter:
             yield Draft(token_id)
 
     def draft_together(self, seqs: Seq[Sequence], counts: Seq[int]) -> Iterator[list[Draft | None]]:
-        """See ``Drafter``: each sequence for itself."""
+        """Yield rounds as ``Drafter``, with separate drafts for each sequence."""
         each = [self.drafts(seq, count) for seq, count in zip(seqs, counts, strict=True)]
         for number, found in enumerate(zip_longest(*each)):
             wanted = [draft if count > number else None for draft, count in zip(found, counts, strict=True)]
@@ -118,37 +118,37 @@ class NGramDrafter:
 
 
 class ModelWithNGrams:
-    """Drafts with ``model``, and with n-grams where these have been as right (``core.speculation.choice``).
+    """Drafts with ``model``, and with n-grams if they have been right as often (``core.speculation.choice``).
 
-    Where n-grams draft a whole block the model computes nothing; the tokens that it has missed go into its next step.
-    The first block of all is the model's, so that it is known what a draft costs.
+    If n-grams draft a whole block, the model computes nothing, and its next step includes the missed tokens. The model
+    drafts the very first block, so that the cost of a draft is known.
     """
 
     def __init__(self, model: DraftModel) -> None:
         self.name = model.name + WITH_NGRAMS
         self._model = model
         self._choosers = Choosers()
-        self._has_drafted = False  # the model
+        self._has_drafted = False  # whether the model has drafted
 
     def use_device(self, device: Device) -> None:
         """Compute on a device from now on."""
         self._model.use_device(device)
 
     def prepare(self, seq: Sequence) -> bool:
-        """Compute a part of a prompt, unless the next draft is an n-gram's."""
+        """Compute a part of a prompt, unless an n-gram makes the next draft. Return false if nothing was left to do."""
         if self._choosers.of(seq.seq_id).catch_up(seq.tokens):
             return True
         return not self._guesses(seq, 1) and self._model.prepare(seq)
 
     def draft_together(self, seqs: Seq[Sequence], counts: Seq[int]) -> Iterator[list[Draft | None]]:
-        """See ``Drafter``: the guesses first, then the model's drafts behind them."""
+        """Yield rounds as ``Drafter``: first the n-grams' guesses, then the model's drafts after them."""
         given = [self._guesses(seq, count) for seq, count in zip(seqs, counts, strict=True)]
         ahead = [[*seq.drafts] for seq in seqs]
         for found in self._model.draft_together(seqs, counts, given):
             for seq, before, draft in zip(seqs, ahead, found, strict=True):
                 if draft is None:
                     continue
-                by_model = draft.seconds != 0.0  # else it was known
+                by_model = draft.seconds != 0.0  # 0 s: an n-gram's guess or a forced token
                 self._choosers.of(seq.seq_id).drafted(seq.tokens, before, draft.token_id, by_model=by_model)
                 self._has_drafted |= by_model
                 before.append(draft.token_id)

@@ -1,1 +1,1 @@
-"""What the coordinator counts: steps, totals, health, and a trace of every step."""
+"""The coordinator's figures: records of steps, totals, health, and a trace of every step."""

@@ -1,12 +1,12 @@
-"""What a pipeline did: the loop tells, each step and each request that has ended becomes a record, and counters, the
-trace and whoever watches are given it.
+"""The figures of a pipeline. The loop reports events; each step, and each request that has ended, becomes a record for
+the counters, the trace and the watching function.
 
     requests    submitted ... ended
     steps       returned
     stages      opened ... lost, or paused for another cut ... opened
 
-The loop tells what happened, in order; counting is put off until there is time or somebody asks, so that it does not
-delay the next step. One thread at a time counts or reads.
+The loop reports events in order. They are counted later, when the loop is idle or a thread asks, so that counting does
+not delay the next step. One thread at a time counts or reads.
 """
 
 import threading
@@ -30,14 +30,14 @@ from splitinfer.engine.figures.trace import Trace
 P = ParamSpec("P")
 T = TypeVar("T")
 StepWatch = Callable[[StepRecord], object]
-_Came = tuple[float, float, float]  # when a result was made, sent and heard
+_Came = tuple[float, float, float]  # the times when a result was computed, sent and received
 
-_MOST = 256  # events that are counted later; a loop that is never idle counts them then
+_MOST = 256  # events that may wait to be counted; with more, a loop that is never idle counts them at once
 _NOT_WAITED_FOR: _Came = (ALWAYS, ALWAYS, ALWAYS)
 
 
 def _later(count: "Callable[Concatenate[Figures, P], None]") -> "Callable[Concatenate[Figures, P], None]":
-    """Have a method count its event later, in order."""
+    """Return a method that queues its event, so that ``count`` is called for it later, in order."""
 
     @wraps(count)
     def put(self: "Figures", /, *args: P.args, **named: P.kwargs) -> None:
@@ -49,11 +49,11 @@ def _later(count: "Callable[Concatenate[Figures, P], None]") -> "Callable[Concat
 
 
 class Figures:
-    """Counts what the loop's thread tells; any thread may read.
+    """Counts the events that the loop's thread reports; any thread may read.
 
-    now: seconds on the monotonic clock, as all times here. trace: where every step is drawn.
-    ``watch``: is given each step that is counted, on whichever thread that is; ``None``: nobody watches.
-    ``events``: those told and not yet counted.
+    now: seconds on the monotonic clock, as all times here. trace: the trace file for all steps.
+    ``watch``: called with each step's record, on the thread that counts it; ``None``: no function watches.
+    ``events``: reported events that are not counted yet.
     """
 
     def __init__(self, layout: Layout, now: float, trace: Trace | None = None) -> None:
@@ -72,7 +72,7 @@ class Figures:
 
     @_later
     def submitted(self, sequence: Sequence, at: float, now: float) -> None:
-        """A request was submitted at ``at``, and has reached the loop."""
+        """Count a request that was submitted at ``at`` and has reached the loop."""
         self._requests[sequence.seq_id] = RequestRecord(sequence, at, at)
         self._totals.is_active(True, now)
         if self._is_whole:
@@ -80,7 +80,7 @@ class Figures:
 
     @_later
     def ended(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
-        """A request has ended."""
+        """Count the end of a request."""
         self._totals.request(self._requests.pop(sequence.seq_id), reason, now)
         if not self._requests:
             self._totals.is_active(False, now)
@@ -90,7 +90,7 @@ class Figures:
     def returned(
         self, step: StepInFlight, result: StepResult, tokens: Iterable[TokenEvent], heard: float, now: float
     ) -> None:
-        """A step's result arrived at ``heard``; its ``tokens`` go to their readers ``now``."""
+        """Count a step. Its result arrived at ``heard``, and its ``tokens`` go to their readers ``now``."""
         rows, useful = self._rows(step.plan, result)
         visits = self._visits(self._trigger(step), result.figures, heard)
         gaps = [stage.add(visit, self._activity) for stage, visit in zip(self._stages, visits, strict=True)]
@@ -113,7 +113,7 @@ class Figures:
 
     @_later
     def opened(self, layout: Layout, now: float) -> None:
-        """All stages are there, for the first time or again, or others are."""
+        """Note that all stages are open: for the first time, again, or with another cut."""
         if layout != self._layout:
             self._begin_cut(layout, now)
         self._begin_again(now)
@@ -122,13 +122,13 @@ class Figures:
 
     @_later
     def paused(self, now: float) -> None:
-        """The stages are closed for others: until all are there, no time counts as active."""
+        """Note that the stages are closed for another cut. Until ``opened`` no time counts as active."""
         self._is_whole = False
         self._activity.stop(now)
 
     @_later
     def lost(self, stage: str | None, now: float) -> None:
-        """A stage is lost, and the steps under way with it. ``None``: it is not known which one."""
+        """Count the loss of a stage, and of the steps in flight. ``stage``: ``None`` if it is not known."""
         self._is_whole, self._is_lost = False, True
         self._activity.stop(now)
         self._totals.lost(stage)
@@ -145,7 +145,7 @@ class Figures:
 
     def _begin_again(self, now: float) -> None:
         self._arrivals = Arrivals()
-        self._results: deque[_Came] = deque()  # of those since a launch
+        self._results: deque[_Came] = deque()  # the results since a launch
         self._launched_at = ALWAYS
         if self._requests:
             self._activity.begin(now)
@@ -159,8 +159,8 @@ class Figures:
             watch(step)
 
     def _rows(self, plan: StepPlan, result: StepResult) -> tuple[Rows, int]:
-        """Return what a step's rows were, and how many of them are useful: those that a request still wanted and that
-        had not been computed before; of drafts, the accepted ones. A request that ends with this step wanted them."""
+        """Return a step's rows by kind, and how many of them are useful. A row is useful if its request was open until
+        this step and the row was not computed before. A draft's row is useful if the draft was accepted."""
         sampled = {each.seq_id: len(each.tokens) for each in result.sampled}
         decode = draft = useful = 0
         for part in plan.slices:
@@ -191,7 +191,7 @@ class Figures:
         return gained
 
     def _trigger(self, step: StepInFlight) -> _Came:
-        """Return the result that made a step possible: the first one heard since the launch before."""
+        """Return the result that made a step possible: the first one received since the previous launch."""
         results, at = self._results, ALWAYS if step.launched_at is None else step.launched_at
         while results and results[0][2] <= self._launched_at:
             results.popleft()
@@ -199,7 +199,7 @@ class Figures:
         return results[0] if results and results[0][2] <= at else _NOT_WAITED_FOR
 
     def _visits(self, trigger: _Came, figures: Seq[StageFigures], heard: float) -> list[Visit]:
-        """Return a step on each stage; notes when its result came."""
+        """Return the times of a step on each stage, and note when its result arrived."""
         first, sent = figures[0], figures[0].sent
         visits = [Visit(*trigger, first.started, first.ended)]
         for each, received in zip(figures[1:], self._arrivals.of(figures, heard), strict=True):
@@ -213,18 +213,18 @@ class Figures:
     # -- readings ----------------------------------------------------------------------------
 
     def count(self) -> None:
-        """Count everything told so far."""
+        """Count all events reported so far."""
         self._after_counting(lambda: None)
 
     def _after_counting(self, read: Callable[[], T]) -> T:
-        """Count everything told so far; the result of ``read``, during which nothing is counted."""
+        """Count all events reported so far, and return the result of ``read``. Nothing is counted during ``read``."""
         with self._counting:
             while self.events:
                 self.events.popleft()()
             return read()
 
     def as_dict(self, now: float) -> dict[str, Any]:
-        """Return counters as plain numbers, for ``LLM.stats``."""
+        """Return the counters as plain numbers, for ``LLM.stats``."""
         return self._after_counting(lambda: {**self._totals.as_dict(now), **self._of_stages(now)})
 
     def _of_stages(self, now: float) -> dict[str, Any]:
@@ -257,8 +257,8 @@ class Figures:
 
 
 def _new_rows(part: Slice, num_sampled: int, request: RequestRecord) -> int:
-    """Return the rows of a slice that are useful; notes them."""
-    if part.num_drafts and not num_sampled:  # void: what was wrong is behind its beginning
+    """Return the number of useful rows of a slice, and note them as computed."""
+    if part.num_drafts and not num_sampled:  # void: an earlier slice of its request had a wrong draft
         return 0
     if request.sequence.is_ballot(part):
         return 0

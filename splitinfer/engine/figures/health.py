@@ -1,18 +1,18 @@
-"""How a pipeline is, in a few words: each stage's state, what is waited for, and why it can answer no more."""
+"""The health of a pipeline, in a few words: each stage's state, why requests wait, and why the pipeline has failed."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 UNKNOWN_STAGE = "unknown"
-"""The name under which losses are counted where it is not known whose they were."""
+"""The name under which losses of an unknown stage are counted."""
 
 
 class StageState(StrEnum):
     """Whether a stage can compute."""
 
     READY = "ready"
-    LOST = "lost"  # its worker is waited for
-    STOPPED = "stopped"  # with the pipeline
+    LOST = "lost"  # requests wait for its worker
+    STOPPED = "stopped"  # the pipeline has failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class StageHealth:
 
 @dataclass(frozen=True, slots=True)
 class PipelineHealth:
-    """``waits_for``: what keeps requests waiting, in a few words; ``failure``: why none is taken any more. At most one
-    of them is set, and neither has an address. ``is_changing``: what is waited for is another cut of the layers."""
+    """The health of a pipeline. ``waits_for``: why requests wait, in a few words; ``failure``: why they are refused. At
+    most one of them is set, and neither has an address. ``is_changing``: requests wait for another cut."""
 
     stages: tuple[StageHealth, ...]
     waits_for: str | None = None
@@ -37,5 +37,5 @@ class PipelineHealth:
 
     @property
     def can_answer(self) -> bool:
-        """Whether requests are carried out now."""
+        """Whether the pipeline computes requests now."""
         return self.waits_for is None and self.failure is None

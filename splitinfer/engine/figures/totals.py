@@ -1,8 +1,8 @@
 """Counters of a pipeline since its start, made of the records of its steps and requests.
 
-What is counted of requests, and when, is what vLLM 0.33.0 counts (``vllm/v1/metrics/buckets.py``, ``stats.py``), for
-whose dashboards it is. A phase that a request never came to is not counted. The time between tokens is counted once for
-each step that brought a request any: drafts that were right come together.
+Requests are counted as in vLLM 0.33.0 (``vllm/v1/metrics/buckets.py``, ``stats.py``), so that its dashboards work. A
+phase that a request never reached is not counted. The time between tokens is counted once for each step that brought a
+request tokens, because right drafts arrive together.
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ _STEP_ROWS = tuple(2**n for n in (0, *range(3, 15)))  # 1, 8, 16, ... 16,384
 BOUNDS: Mapping[str, tuple[float, ...]] = {
     "first_token": SECONDS,  # from the submission
     "between_tokens": SECONDS,
-    "each_token": BETWEEN_TOKENS,  # a request's mean, without its first
+    "each_token": BETWEEN_TOKENS,  # a request's mean, without its first token
     "whole": LATENCIES,
     "queue": LATENCIES,
     "prefill": LATENCIES,
     "decode": LATENCIES,
     "inference": LATENCIES,
     "prompt": TOKENS,
-    "computed_prompt": TOKENS,  # without what was kept
+    "computed_prompt": TOKENS,  # without cached tokens
     "generated": TOKENS,
     "max_tokens": TOKENS,
     "preemptions": (1, 2, 3, 4, 5, 10, 20),
@@ -33,9 +33,9 @@ BOUNDS: Mapping[str, tuple[float, ...]] = {
 }
 """Histograms by name, and their bounds."""
 
-# Numbers by the keys of ``LLM.stats``. "away_seconds": between a step's end on the coordinator's own layers and the
-# arrival of its result, summed over the steps. With one stream, what is left of it without the other stages' busy time
-# is the links' share.
+# Numbers by the keys of ``LLM.stats``. "away_seconds": the time between a step's end on the coordinator's own layers
+# and the arrival of its result, summed over the steps. With one stream, "away_seconds" minus the other stages' busy
+# time is the links' share.
 _COUNTS = (
     *("away_seconds", "computed_tokens", "useful_tokens", "prompt_tokens", "cached_tokens", "generated_tokens"),
     *("forced_tokens", "rejoins"),
@@ -44,7 +44,7 @@ _OF_STAGES = ("steps", "bytes_sent", "rows_unfit", "bytes_copied", "copy_seconds
 
 
 class Totals:
-    """Counters by name; ``stages``: each stage's, since the present cut was loaded."""
+    """Counters by name. ``stages``: the counters of each stage since the current cut was loaded."""
 
     def __init__(self) -> None:
         self.counts: dict[str, float] = dict.fromkeys(_COUNTS, 0)
@@ -52,12 +52,12 @@ class Totals:
         self.histograms = {name: Histogram(bounds) for name, bounds in BOUNDS.items()}
         self._finished: dict[str, int] = {}
         self._losses: dict[str, int] = {}
-        self._bytes_sent = 0  # by stages of all cuts
-        self._active = 0.0  # seconds with any request under way, up to the last change
+        self._bytes_sent = 0  # by the stages of all cuts
+        self._active = 0.0  # seconds with an open request, up to the last change
         self._active_since: float | None = None
 
     def begin_cut(self, num_stages: int) -> None:
-        """Other stages are counted from now on."""
+        """Start the stages' counters again, for the stages of another cut."""
         self.stages = [dict.fromkeys(_OF_STAGES, 0) for _ in range(num_stages)]
 
     def step(self, step: StepRecord) -> None:
@@ -97,15 +97,15 @@ class Totals:
             self.histograms[name].add(value)
 
     def is_active(self, active: bool, now: float) -> None:
-        """Set whether any request is under way."""
+        """Set whether any request is open."""
         self._active, self._active_since = self.active_seconds(now), now if active else None
 
     def active_seconds(self, now: float) -> float:
-        """Return the seconds in which any request was under way."""
+        """Return the seconds during which any request was open."""
         return self._active + (0.0 if self._active_since is None else now - self._active_since)
 
     def lost(self, stage: str | None) -> None:
-        """Count a stage's loss; ``None``: it is not known which stage's."""
+        """Count the loss of a stage. ``stage``: ``None`` if it is not known."""
         name = stage or UNKNOWN_STAGE
         self._losses[name] = self._losses.get(name, 0) + 1
 
@@ -117,11 +117,11 @@ class Totals:
         return UsualRequest(generated.total / count, computed.total / count) if count else UsualRequest()
 
     def read_histograms(self) -> dict[str, Histogram]:
-        """Return what was counted so far, by the names of ``BOUNDS``."""
+        """Return copies of the histograms, by the names of ``BOUNDS``."""
         return {name: each.copy() for name, each in self.histograms.items()}
 
     def as_dict(self, now: float) -> dict[str, Any]:
-        """Return the counters of the whole as plain numbers, for ``LLM.stats``."""
+        """Return the counters of the whole pipeline as plain numbers, for ``LLM.stats``."""
         rows = self.counts["computed_tokens"]
         return {
             **self.counts,
@@ -135,7 +135,7 @@ class Totals:
 
 
 def _phases(request: RequestRecord, ended: float) -> dict[str, float]:
-    """Return the seconds of each phase that a request came to."""
+    """Return the seconds of each phase that a request reached."""
     found = {"whole": ended - request.submitted}
     begun = request.sequence.begun_at
     if begun is None:

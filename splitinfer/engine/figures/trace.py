@@ -1,10 +1,10 @@
 """Writes the steps to a trace file, for ui.perfetto.dev or chrome://tracing.
 
-The file is a JSON array of trace events, one to a line, in which the closing bracket may be missing, so it can be
-opened while it grows and after a crash. There is a track for each stage and one for each link, in the order in which a
-step passes them, all on the coordinator's clock. Events on a track never overlap, or viewers would draw one below the
-other; a frame's event begins when the frame before it has arrived, and ``way_ms`` is the time since it was sent.
-``waited_us`` is how long a step waited in a stage's inbox.
+The file is a JSON array of trace events, one on each line. Its closing bracket may be missing, so viewers can open it
+while it grows and after a crash. Each stage and each link has a track, in the order of a step's way, all on the
+coordinator's clock. Events on a track never overlap, because viewers would draw them below each other: a frame's event
+begins when the previous frame has arrived, and ``way_ms`` is the time since the frame was sent. ``waited_us`` is the
+time that a step waited in a stage's inbox.
 """
 
 import logging
@@ -25,7 +25,7 @@ _PROCESS = 1
 
 
 class Trace:
-    """Writes the steps to ``path``, from one thread; may be closed from another.
+    """Writes the steps to ``path``, from one thread. Another thread may close it.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -36,7 +36,7 @@ class Trace:
         self._lock = threading.Lock()
         self._zero = time.monotonic_ns()
         self._num_bytes = 0
-        self._until: list[int] = []  # by track: where its last event ends, in nanoseconds since the beginning
+        self._until: list[int] = []  # by track: the end of its last event, in nanoseconds since the beginning
         try:
             self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - lives as long as this
         except OSError as error:
@@ -45,7 +45,7 @@ class Trace:
         self._write("[\n" + _meta("process_name", 0, name="splitinfer"))
 
     def begin(self, names: Sequence[str]) -> None:
-        """Name the tracks: stage, link, stage, link ... A single stage has no link."""
+        """Write the names of the tracks: stage, link, stage, link ... A single stage has no link."""
         tracks = []
         for here, there in zip(names, (*names[1:], names[0]), strict=True):
             tracks += [here] if len(names) == 1 else [here, f"{here} to {there}"]
@@ -84,7 +84,7 @@ class Trace:
             )
 
     def _event(self, track: int, name: str, category: str, start: float, end: float, args: str) -> str:
-        """Return one event, cut where it would overlap the one before it; microseconds with three places."""
+        """Return one event as text, in microseconds to three places. It begins after the previous one's end."""
         begin = max(int(start * 1e9) - self._zero, self._until[track])
         until = self._until[track] = max(int(end * 1e9) - self._zero, begin)
         return (
@@ -98,7 +98,7 @@ class Trace:
                 self._put(text.encode(errors="replace"))
 
     def _put(self, data: bytes) -> None:
-        """Write whole lines at once, so that a process that dies leaves no partial line."""
+        """Write whole lines at once, so that a crash leaves no partial line."""
         try:
             self._file.write(data)
         except OSError as error:

@@ -1,1 +1,1 @@
-"""The coordinator's stages: its own, workers on links, workers that it starts, ranks that meet."""
+"""The coordinator's stages: its own, workers on links, workers that it starts itself, and ranks."""

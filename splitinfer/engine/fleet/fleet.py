@@ -1,7 +1,7 @@
 """The workers of one session: connects to them, loads them, connects them to each other, measures their links.
 
-A group is fail-stop: the first lost worker ends it, with one error that names the worker. A pipeline that continues
-after that makes a new group; what the old one's links still deliver is ignored.
+A fleet is fail-stop: the first lost worker ends it, with one error that names the worker. A pipeline that continues
+after that makes a new fleet, and messages on the old one's links are ignored.
 """
 
 import queue
@@ -64,14 +64,14 @@ from transports import (
     Unreachable,
 )
 
-# MLX waits without limit for a peer, and holds the interpreter's lock: the process ends itself by an alarm.
+# MLX waits for a peer without limit and holds the interpreter's lock, so an alarm ends the process.
 _HINT = "; a rank that cannot reach the other one for their sums ends after 20 s: is a firewall between the two?"
 _SILENCE = 2.0  # seconds until a process counts as frozen; it sends heartbeats five times a second, even when busy
 
 
 @dataclass(slots=True, eq=False)
 class WorkerHandle:
-    """One worker as the coordinator knows it. ``rank``: in a stage across two machines; ``None`` in others."""
+    """One worker, as the coordinator knows it. ``rank``: 0 or 1 in a stage across two machines, otherwise ``None``."""
 
     stage: int
     spec: StageSpec
@@ -79,35 +79,35 @@ class WorkerHandle:
     link: Link
     session: Session = field(default_factory=lambda: Session(opened=True))
     welcome: Welcome | None = None  # its versions, device and free memory
-    answers: WeightAnswers | None = None  # to its asks for weights
-    spoken_at: float = float("-inf")  # when a message went either way, in seconds on the monotonic clock
-    hangs: bool = False  # its heartbeats go on, and its engine does not
-    silence_at_end: float | None = None  # seconds since anything was received from it when its link ended
-    last_frame: Frame | None = None  # received from it
+    answers: WeightAnswers | None = None  # answers its requests for weights
+    spoken_at: float = float("-inf")  # the time of the last message in either direction, in seconds, monotonic clock
+    hangs: bool = False  # its heartbeats arrive, but its engine makes no progress
+    silence_at_end: float | None = None  # the seconds since its last frame or heartbeat, when its link ended
+    last_frame: Frame | None = None  # the last frame received from it
     rank: int | None = None
-    ready: Ready | None = None  # what it said when it had loaded
-    busy: float = 0.0  # seconds that it has computed since, if it is a rank
+    ready: Ready | None = None  # its message when it had loaded
+    busy: float = 0.0  # the seconds that it has computed since then, if it is a rank
 
     @property
     def stage_name(self) -> str:
-        """The name of its stage, which is its own but for a rank."""
+        """The name of its stage, which is the worker's own name unless it is a rank."""
         return self.spec.name if self.rank is None else self.spec.name.rpartition("/")[0]
 
     @property
     def place(self) -> NextStage:
-        """Where the stage before finds it."""
+        """The address at which the previous stage connects to it."""
         address, fallback = self.spec.link_transport.addresses(self.address)
         return NextStage(address, self.spec.key or "", fallback)
 
     @property
     def is_silent(self) -> bool:
-        """Whether the process at the other end seems frozen: nothing is received from it, not even a goodbye."""
+        """Whether its process seems frozen: nothing arrives from it, not even the end of its link."""
         silence = self.link.silent_for if self.silence_at_end is None else self.silence_at_end
         return silence >= _SILENCE
 
     @property
     def fault(self) -> Fault | None:
-        """Its last message, if that says why it cannot go on."""
+        """Its last message if that is a Fault, otherwise None."""
         try:
             message = None if self.last_frame is None else codec.decode(self.last_frame.header)
         except ProtocolError:
@@ -116,11 +116,11 @@ class WorkerHandle:
 
     @property
     def is_ending(self) -> bool:
-        """Whether its process ends, as it says itself."""
+        """Whether the worker has said that its process ends."""
         return self.fault is not None and self.fault.is_ending
 
     def lost(self, reason: str) -> WorkerLost:
-        """Return the error for the loss of this worker, with the reason that it gave itself, if it did."""
+        """Return the error for the loss of this worker, with the worker's own reason if it gave one."""
         if self.fault is not None:
             return self._faulty(self.fault)
         hint = "" if self.rank is None or self.ready is not None else _HINT
@@ -165,17 +165,17 @@ class LinkEvent(NamedTuple):
 Notice = Callable[[str, Progress], None]  # the name of a stage or machine, its progress
 Reply = TypeVar("Reply", bound=Message)
 
-_MEANWHILE = 0.25  # seconds between looks at something else while stages load
-_REPLY_SECONDS = 60.0  # for an idle engine to reply to what takes less than a second; a dead link ends in three
-SILENCE = 300.0  # seconds in which a worker that loads or measures may say nothing; each tensor that is read is told
-_MAX_NOTE = 300  # characters of a worker's note for a person
+_MEANWHILE = 0.25  # seconds between calls of ``meanwhile`` while stages load
+_REPLY_SECONDS = 60.0  # for an idle engine to reply to a request that takes less than 1 s; a dead link ends in 3 s
+SILENCE = 300.0  # seconds that a worker may send nothing while it loads or measures; it reports each tensor it reads
+_MAX_NOTE = 300  # characters of a worker's note that a person sees
 
 
 class Fleet:
-    """Links to the workers, in the order of the stages, and of the ranks of one.
+    """The links to the workers, in the order of the stages and of the ranks within a stage.
 
-    ``own_key``: returns this machine's key pair, where a worker has a key. ``put`` receives an ``LinkEvent`` for every
-    frame and link's end once ``start_delivery`` was called. ``notice`` receives a stage's name and its progress.
+    ``own_key``: returns this machine's key pair; called if a worker has a key. ``put`` receives a ``LinkEvent`` for
+    every frame and every link's end after ``start_delivery``. ``notice`` receives a stage's name and its progress.
     ``running``: the models that workers may copy.
     """
 
@@ -192,19 +192,19 @@ class Fleet:
         self._opening: queue.SimpleQueue[LinkEvent] | None = queue.SimpleQueue()
         self._delivery_lock = threading.Lock()
         self.workers: list[WorkerHandle] = []
-        self._keepers: list[WorkerHandle] = []  # that have started the process of a rank
+        self._keepers: list[WorkerHandle] = []  # the workers that have started the process of a rank
         self._gathered: dict[WorkerHandle, bytes] = {}
 
     def connect(self, stage: int, spec: StageSpec, address: str, timeout: float, rank: int | None = None) -> None:
-        """Connect to one worker and complete the handshake, within ``timeout`` seconds each. ``rank``: in a stage
-        across two machines.
+        """Connect to one worker and complete the handshake, within ``timeout`` seconds each. ``rank``: as in the
+        handle.
 
         Raises:
-            WorkerUnreachable: nothing listens there, or no answer came.
+            WorkerUnreachable: nothing listens there, or no answer arrived.
             Refused: the worker refused.
         """
         before = upstream_key(self.workers[-1].spec if self.workers else None, spec, self._own_key)
-        # To later stages go commands only; a stage's rdma device is for the stage before it, and has room for one link.
+        # Later stages get only commands from here: their rdma device has room for one link, the previous stage's.
         transport = spec.link_transport if stage == 1 and not self.workers else OVER_TCP
         worker = self._greet(stage, spec, address, timeout, transport, before)
         worker.rank = rank
@@ -212,10 +212,10 @@ class Fleet:
         self.workers.append(worker)
 
     def spawn(self, stage: int, spec: StageSpec, timeout: float) -> str:
-        """Have the worker at a rank's address start a process for it, which ends with this group; its address.
+        """Have the worker at a rank's address start a process, which ends with this fleet, and return its address.
 
         Raises:
-            PeerError: as ``connect``, or that worker starts none.
+            PeerError: as ``connect``, or that worker starts no processes.
         """
         keeper = self._greet(stage, spec, str(spec.address), timeout, OVER_TCP)
         self._keepers.append(keeper)
@@ -227,7 +227,7 @@ class Fleet:
     def _greet(
         self, stage: int, spec: StageSpec, address: str, timeout: float, transport: LinkTransport, before: str = ""
     ) -> WorkerHandle:
-        """Return a worker that was connected to, after the handshake. ``before``: the key of the stage before."""
+        """Connect to a worker, and return it after the handshake. ``before``: the key of the previous stage."""
         (link, note), spec = self._connect(spec, transport, address, timeout)
         self._note(spec, note)
         worker = WorkerHandle(stage, spec, address, link)
@@ -246,8 +246,8 @@ class Fleet:
     def _connect(
         self, spec: StageSpec, transport: LinkTransport, address: str, timeout: float
     ) -> tuple[Reached, StageSpec]:
-        """Return a link, and the stage with its worker's key: the given one, else the known one with which it
-        answers."""
+        """Return a link, and the stage with its worker's key: the given key, otherwise the known key that the worker
+        accepts."""
         try:
             return _reach(spec, transport, address, timeout, options_to(spec.key, self._own_key)), spec
         except Refused:
@@ -258,7 +258,7 @@ class Fleet:
             raise
 
     def load(self, commands: Sequence[Load]) -> None:
-        """Send every worker its Load; all load at the same time."""
+        """Send every worker its Load command, so that all load at the same time."""
         for worker, load in zip(self.workers, commands, strict=True):
             worker.send(load)
 
@@ -268,8 +268,8 @@ class Fleet:
         return all(worker.link.closed is None for worker in self.workers)
 
     def await_ready(self, silence: float = SILENCE, meanwhile: Callable[[], None] = lambda: None) -> list[Ready]:
-        """Wait until all have loaded, and return what each stage has said; their progress goes to ``notice``.
-        ``silence``: seconds after which one that has said nothing is lost. ``meanwhile``: called a few times a second.
+        """Wait until all workers have loaded, and return each stage's Ready. Their progress goes to ``notice``.
+        ``silence``: seconds after which a silent worker is lost. ``meanwhile``: called a few times a second.
 
         Raises:
             PeerError: a worker refused, failed, is gone, or hangs.
@@ -286,7 +286,8 @@ class Fleet:
         silence: float,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> list[Reply]:
-        """Wait until each of some workers has sent a message of this kind; raises, too, if another is lost."""
+        """Wait until each of ``workers`` has sent a message of this kind, and return these. Raises as
+        ``next_message``."""
         found = dict[WorkerHandle, Reply]()
         while waiting := [worker for worker in workers if worker not in found]:
             worker, message = self.next_message(waiting, silence, meanwhile)
@@ -299,7 +300,7 @@ class Fleet:
         return [found[worker] for worker in workers]
 
     def _gather(self, worker: WorkerHandle, told: Gather) -> None:
-        """Once both ranks of a stage have told something, tell each what both have."""
+        """Keep a rank's data. Once both ranks of a stage have sent theirs, send both parts to each."""
         self._gathered[worker] = told.data
         ranks = [one for one in self.workers if one.stage == worker.stage]
         if all(one in self._gathered for one in ranks):
@@ -308,14 +309,14 @@ class Fleet:
                 one.send(both)
 
     def connect_ranks(self) -> None:
-        """Have the first rank of each stage open its link to the second. Over it both hear of a cable that is pulled,
-        while they load, too: then each may wait for the other in a sum."""
+        """Have the first rank of each stage open its link to the second. It tells both when a cable is pulled, also
+        while they load and one may wait for the other in a sum."""
         both = [(one, other) for one, other in pairwise(self.workers) if one.stage == other.stage]
         self._connect_each([(*pair, NONE) for pair in both], _REPLY_SECONDS)
 
     def connect_stages(self, codecs: Sequence[str], silence: float = SILENCE) -> None:
-        """Have the last worker of every stage but the last open its data link to the next. ``codecs``: of the links to
-        all stages but the first. ``silence`` as in ``await_ready``."""
+        """Have the last worker of every stage except the last open its data link to the next stage. ``codecs``: the
+        codecs of these links and of the one to stage 1. ``silence``: as in ``await_ready``."""
         both = [(one, other) for one, other in pairwise(self.workers) if one.stage != other.stage]
         self._connect_each([(*pair, codecs[pair[1].stage - 1]) for pair in both], silence)
 
@@ -332,8 +333,8 @@ class Fleet:
             self._notice(spec.name, Progress("link", 0, 0, note[:_MAX_NOTE]))
 
     def probe(self, worker: WorkerHandle) -> Probed:
-        """Measure a link from this machine to a worker, of its own and by the transport of the worker's stage: about
-        a second.
+        """Measure a separate link from this machine to a worker, by the transport of the worker's stage. Takes about a
+        second.
 
         Raises:
             PeerError, TransportError: the worker is gone.
@@ -341,23 +342,23 @@ class Fleet:
         return probe_next(worker.place, machine_name(), self._session_id, self._own_key)
 
     def probe_between(self, worker: WorkerHandle, following: WorkerHandle) -> Probed:
-        """Have a worker measure a link to another, which was connected right after it; as ``probe``."""
+        """Have a worker measure a link to the one that was connected right after it. Otherwise as ``probe``."""
         worker.send(Probe(following.place))
         (found,) = self._from_each([worker], Probed, _REPLY_SECONDS)
         return replace(found, note=found.note[:_MAX_NOTE])
 
     def time_sums(self, halves: Sequence[Half]) -> Met:
-        """Have the workers, two ranks, meet and time sums; what the slower one says.
+        """Have the workers, two ranks, meet and time sums. Return the message of the slower one.
 
         Raises:
-            PeerError, TransportError: they cannot meet, or one is gone.
+            PeerError, TransportError: the ranks cannot meet, or one is gone.
         """
         for worker, half in zip(self.workers, halves, strict=True):
             worker.send(Meet(half))
         return max(self._from_each(self.workers, Met, _REPLY_SECONDS), key=lambda met: met.sums[0][1])
 
     def start_delivery(self) -> None:
-        """Deliver all events to ``put`` from now on, beginning with those that have arrived already."""
+        """Deliver all events to ``put`` from now on, first the events that have already arrived."""
         with self._delivery_lock:
             while self._opening is not None and not self._opening.empty():
                 self._put(self._opening.get())
@@ -371,8 +372,8 @@ class Fleet:
     def next_message(
         self, waiting: Iterable[WorkerHandle], silence: float = SILENCE, meanwhile: Callable[[], None] = lambda: None
     ) -> tuple[WorkerHandle, Message]:
-        """Wait for the next message of any worker. One of those ``waiting`` for is lost after ``silence`` seconds in
-        which no message went either way. ``meanwhile``: called a few times a second.
+        """Wait for the next message of any worker, and return both. A worker in ``waiting`` is lost after ``silence``
+        seconds without a message in either direction. ``meanwhile``: called a few times a second.
 
         Raises:
             PeerError: a worker refused, failed, is gone, or hangs.
@@ -407,7 +408,7 @@ class Fleet:
 
 
 def _why_refused(spec: StageSpec, address: str, options: LinkOptions, error: LinkRefused) -> str:
-    """Return what to do about an encrypted handshake that failed, as a sentence."""
+    """Return a sentence that says what to do after an encrypted handshake has failed."""
     where = f"worker {spec.name} ({address})"
     if options.security is None:
         place = f"as `key:` of stage {spec.name}, with --workers as {spec.name}=ADDRESS#KEY"
@@ -422,8 +423,8 @@ def _why_refused(spec: StageSpec, address: str, options: LinkOptions, error: Lin
 
 
 def start_command(address: str, *, has_key: bool) -> str:
-    """Return the command to run on a worker's machine so that it listens at this address, open to no more machines than
-    before. ``has_key``: its links are encrypted."""
+    """Return the command that starts a worker that listens at this address and is open to no more machines than before.
+    ``has_key``: its links are encrypted."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     is_here = is_loopback(host.strip("[]"))
     insecure = "" if has_key or is_here else " --insecure"
@@ -431,7 +432,7 @@ def start_command(address: str, *, has_key: bool) -> str:
 
 
 def _why_unreachable(name: str, address: str, timeout: float, unreachable: Unreachable | None, *, has_key: bool) -> str:
-    """Return what to do about a worker that could not be connected to, as a sentence."""
+    """Return a sentence that says what to do about a worker that cannot be reached."""
     tried = f"(tried for {timeout:.0f} s)"
     start = f"start it there with: {start_command(address, has_key=has_key)}"
     if unreachable is None:

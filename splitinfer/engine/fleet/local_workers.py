@@ -1,11 +1,11 @@
-"""Workers that the coordinator starts itself: ``address: local``. A worker that is asked for a rank of a stage across
-two machines starts one in the same way.
+"""Workers that the coordinator starts itself: ``address: local``. A worker starts the process of a rank, of a stage
+across two machines, in the same way.
 
-The child listens on a free port of the loopback interface and prints the address. Its standard input is a pipe that is
-never written to: when the coordinator ends, the pipe closes and the child exits too. It has a session of its own, so
-Ctrl-C in the terminal does not reach it first.
+The child listens on a free port of the loopback interface and prints the address. Its standard input is a pipe without
+data: when the coordinator ends, the pipe closes and the child exits, too. It has its own session, so Ctrl-C in the
+terminal does not reach it first.
 
-A child takes a second or two to start, and so does its parent; ``start_early`` lets both start at once.
+A child takes a second or two to start, and so does its parent. ``start_early`` lets both start at the same time.
 """
 
 import atexit
@@ -24,14 +24,14 @@ from splitinfer.core.layout import Layout
 from splitinfer.errors import WorkerUnreachable
 from splitinfer.kvstore.store import Disk, seconds_to_close
 
-START_TIMEOUT = 60.0  # seconds for the interpreter and MLX to start, on a machine that is busy or cold
+START_TIMEOUT = 60.0  # seconds for the interpreter and MLX to start on a busy or cold machine
 _LONGEST_LINE = 4096  # bytes; an address is a few dozen
 
 _early: dict[str, "LocalWorker"] = {}  # started, not yet taken
 
 
 def start_early(layout: Layout, disk: Disk | None) -> None:
-    """Start a layout's local workers that are not started yet, before they are needed; ``started`` returns them."""
+    """Start the local workers of a layout before they are needed. ``started`` returns them later."""
     for spec in layout.workers:
         if spec.is_local and spec.name not in _early:
             _early[spec.name] = LocalWorker(spec.name, disk)
@@ -39,14 +39,14 @@ def start_early(layout: Layout, disk: Disk | None) -> None:
 
 
 def end_early(layout: Layout | None = None) -> None:
-    """End those never taken, of a layout or all: a child that still starts would not notice that its parent is gone."""
+    """End the early workers that were never taken, of one layout or all: a starting child misses its parent's end."""
     for name in list(_early) if layout is None else [spec.name for spec in layout.workers]:
         if (worker := _early.pop(name, None)) is not None:
             worker.kill()
 
 
 def started(name: str, disk: Disk | None) -> "LocalWorker":
-    """Return the worker of that name that was started early, once; otherwise a new one."""
+    """Take and return the worker of that name that was started early, or start a new one."""
     early = _early.pop(name, None)
     if early is not None and early.disk == disk:
         return early
@@ -56,13 +56,13 @@ def started(name: str, disk: Disk | None) -> "LocalWorker":
 
 
 def give_back(worker: "LocalWorker") -> None:
-    """Keep a worker that was taken, for the next ``started`` of its name."""
+    """Keep a taken worker for the next ``started`` with its name."""
     _early[worker.name] = worker
     atexit.register(end_early)
 
 
 class LocalWorker:
-    """One child process; it starts when this is constructed. ``options``: further ones of the command."""
+    """One child process, which the constructor starts. ``options``: further options of its command."""
 
     def __init__(self, name: str, disk: Disk | None = None, options: Sequence[str] = ()) -> None:
         self.name, self.disk = name, disk
@@ -85,10 +85,10 @@ class LocalWorker:
         return self._process.poll() is None
 
     def address(self) -> str:
-        """Return the address it listens on; waits until the child has printed it.
+        """Wait until the child has printed its address, and return the address.
 
         Raises:
-            WorkerUnreachable: the child ended instead (the text ends with its last line), or printed nothing in time.
+            WorkerUnreachable: the child ended (the text ends with its last line), or printed nothing in time.
         """
         if self._address is not None:
             return self._address
@@ -100,7 +100,7 @@ class LocalWorker:
             raise WorkerUnreachable(f"the local worker {self.name} did not start: {self._last_line()}") from None
 
     def _first_line(self) -> bytes:
-        """Return what it prints first: up to the end of the line, or of its output."""
+        """Return the first line that the child prints, or its whole output if that has no line end."""
         assert self._process.stdout is not None
         line, output = b"", self._process.stdout.fileno()
         give_up = time.monotonic() + START_TIMEOUT
@@ -125,18 +125,18 @@ class LocalWorker:
         return lines[-1] if lines else f"exit code {self._process.returncode}"
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait at most ``seconds`` for the process to end, a moment after its connections; whether it has."""
+        """Wait at most ``seconds`` for the process to end, and return whether it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=seconds)
         return not self.is_alive
 
     def stop(self) -> None:
-        """End the child, by force if it does not end by itself: at most 2 seconds, and as long as KV that is to be kept
-        may take to be written."""
+        """End the child, by force if it does not end by itself. Takes at most 2 seconds, plus the time to write KV to
+        disk."""
         self._end(patience=1.5 + seconds_to_close(self.disk))
 
     def kill(self) -> None:
-        """End at once a child that no longer responds."""
+        """End the child at once, because it no longer responds."""
         self._end(patience=0.0)
 
     def _end(self, patience: float) -> None:
@@ -145,7 +145,7 @@ class LocalWorker:
         self._process.stdin.close()
         if not self.ends_within(patience):
             self._process.kill()
-            self.ends_within(0.5)  # a large one may take longer to free its memory; no need to wait for that
+            self.ends_within(0.5)  # a large process may free its memory for longer, but nothing waits for that
         self._process.stdout.close()
         self._log.close()
 

@@ -1,17 +1,17 @@
-"""The coordinator's view of all stages: opens them, launches a step through them, receives its result.
+"""The coordinator's view of all stages: opens them, launches steps through them, receives the results.
 
     stage 0 (here) --Step + hidden--> worker 1 --Step + hidden--> worker 2 --Result--> here
 
-Where the first stage is across two machines, the coordinator has none, and sends each step to that one. Of two ranks
-the first passes on what it gets, and the second answers.
+If the first stage is across two machines, the coordinator has no stage and sends each step to the first one. Of the two
+ranks of a stage, the first passes on what it gets, and the second answers.
 
-The coordinator's own stage is launched by the loop. Where its device computes at launch, the loop sends the step on;
-else the thread that waits for the device does, because launching the next step may hold the loop for most of a step.
-What a result has rejected in the meantime is not sent.
+The loop launches the coordinator's own stage. If the device computes at launch, the loop also sends the hidden states;
+otherwise the thread that waits for the device sends them, because launching the next step may hold the loop for most of
+a step.
 
-Opening again after a loss is the same with what is still there: weights stay, here and on the remaining workers; all KV
-but what is on disk is forgotten. Local workers that died or froze are started anew, first of all; ranks with any loss,
-as each may be waiting for the other in a sum.
+Opening again after a loss reuses what is left: weights stay loaded, here and on the remaining workers, but all KV that
+is not on disk is forgotten. First, local workers that died or froze are started again. Ranks are started again after
+any loss, because each may be waiting for the other in a sum.
 """
 
 import logging
@@ -58,20 +58,20 @@ from transports import LinkClosed, TransportError
 
 @dataclass(frozen=True, slots=True)
 class PipelineConfig:
-    """What to open. ``first``: what the first stage loads; the others differ in their layers and their peers."""
+    """The pipeline to open. ``first``: the Load command of the first stage; other stages differ in layers and peers."""
 
     layout: Layout
     first: Load
     connect_timeout: float  # seconds to reach a worker
     keys: Keyring  # for encrypted links
     disk: Disk | None = None  # where this machine stores KV
-    running: tuple[Running, ...] = ()  # what workers may copy that lack weights
-    find: Callable[[StageSpec], str | None] = lambda _spec: None  # where a worker's key announces itself now
-    by_key: frozenset[str] = frozenset()  # the stages whose addresses were found so, not given
+    running: tuple[Running, ...] = ()  # the models that workers without weights may copy
+    find: Callable[[StageSpec], str | None] = lambda _spec: None  # the address that a worker's key announces now
+    by_key: frozenset[str] = frozenset()  # the stages whose addresses were found by their keys
     insecure_sums: bool = False  # whether the sums of two ranks may cross any network
 
     def load(self, stage: int, half: Half | None = None) -> Load:
-        """Return what a stage is told to load, or a rank of it to load its half of."""
+        """Return the Load command of a stage, or of the rank of it that loads ``half``."""
         stages = self.layout.stages
         return replace(
             self.first,
@@ -93,13 +93,13 @@ class PipelineConfig:
 
 log = logging.getLogger(__name__)
 
-_EXIT_SECONDS = 0.05  # a process may outlive its connections by so much
-_NOTICE_SECONDS = 0.5  # a neighbour may report a loss so much earlier than it is noticed here
+_EXIT_SECONDS = 0.05  # the time that a process may outlive its connections
+_NOTICE_SECONDS = 0.5  # a neighbour may report a loss this much earlier than the coordinator notices it
 
 
 class LocalResult(NamedTuple):
-    """The result of a step where this machine's stage is the only one, and when it was there, in seconds. ``group``: of
-    workers, by which it is known whether it is from before the last loss."""
+    """The result of a step if this machine's stage is the only one. ``at``: when it was done, in seconds. ``group``:
+    the fleet at its launch, which tells whether the result is from before the last loss."""
 
     result: StepResult
     at: float
@@ -107,14 +107,14 @@ class LocalResult(NamedTuple):
 
 
 StageEvent = LinkEvent | LocalResult | StepFailed
-"""What stages bring to the loop."""
+"""An event of a stage for the loop."""
 
 
 class Pipeline:
-    """All stages of one layout. For the loop's thread, but for ``close``, and for what only reads.
+    """All stages of one layout. Only the loop's thread uses it, except for ``close`` and for methods that only read.
 
-    ``put`` receives an event for every message of a worker and for every link's end, once the pipeline is open, and for
-    what becomes of steps here. ``notice`` receives a stage's name and its progress while it loads.
+    ``put`` receives the events: every message of a worker and every link's end once the pipeline is open, and the
+    results and failures of steps here. ``notice`` receives a stage's name and its progress while it loads.
     """
 
     def __init__(self, config: PipelineConfig, put: Callable[[StageEvent], None], notice: Notice) -> None:
@@ -131,8 +131,8 @@ class Pipeline:
         self.ready: tuple[Ready, ...] = ()
         self.codecs: tuple[str, ...] = ()  # one for each link, once the pipeline was opened
         self._meanwhile: Callable[[], None] = lambda: None
-        self._halves: dict[int, tuple[Half, ...]] = {}  # what the ranks of each stage across two machines are told
-        self._digests: dict[tuple[int, int], int] = {}  # what one rank has sampled, by stage and step
+        self._halves: dict[int, tuple[Half, ...]] = {}  # by stage across two machines: its ranks' halves
+        self._digests: dict[tuple[int, int], int] = {}  # by stage and step: the digest of one rank's sampled tokens
 
     def _new_fleet(self) -> Fleet:
         return Fleet(self._config.keys.own, self._put, self._notice, self._config.running)
@@ -145,13 +145,16 @@ class Pipeline:
         silence: float = SILENCE,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
-        """Load and connect all stages, with no sequences. Call on the thread that will run the steps, because MLX's
-        streams belong to a thread. ``connect_timeout``: seconds to reach a worker, if not the config's. ``silence``:
-        seconds after which a worker that loads, and says nothing, is lost. ``meanwhile``: called on the same thread a
-        few times a second while stages load.
+        """Load and connect all stages, without sequences. Call on the thread that will run the steps, because MLX's
+        streams belong to a thread.
+
+        Args:
+            connect_timeout: seconds to reach a worker; ``None``: the config's.
+            silence: seconds after which a loading worker that sends nothing counts as lost.
+            meanwhile: called on this thread a few times a second while stages load.
 
         Raises:
-            PeerError, ModelError: a stage cannot be reached or loaded; all links are closed again.
+            PeerError, ModelError: a stage cannot be reached or loaded. All links are closed again.
         """
         self.renew_links("the pipeline is reopening", settled=self.is_open)  # each attempt needs fresh ones
         fleet, self._meanwhile = self._fleet, meanwhile
@@ -184,14 +187,14 @@ class Pipeline:
                 self._notice(self.layout.stages[ready.stage].name, Progress("link", 0, 0, told))
 
     def renew_links(self, reason: str, *, settled: bool = False) -> None:
-        """Close the links to the workers and begin a new group: local workers that died or froze are started anew, the
-        others stay loaded. Steps under way are forgotten, and what they still bring is late. ``settled``: there are
-        none, so ranks stay, too."""
+        """Close the links to the workers and begin a new fleet. Local workers that died or froze are started again, the
+        others stay loaded. Steps in flight are forgotten, and their messages ignored. ``settled``: no step is in
+        flight, so ranks may stay, too."""
         fleet, self._fleet = self._fleet, self._new_fleet()
         self.is_open = False
         self._digests.clear()
         self._kill_lost(fleet)
-        # A process on another machine ends with its group anyway.
+        # A rank's process on another machine ends with its link anyway.
         stages = self.layout.stages
         self._end_ranks(spec for spec in stages if not settled or not all(one.is_local for one in spec.ranks))
         self._start_locals()
@@ -206,15 +209,15 @@ class Pipeline:
                 worker.kill()
 
     def _end_ranks(self, specs: Iterable[StageSpec]) -> None:
-        """End the processes of stages across two machines: they have met, which a process does once."""
+        """End the processes of ranks: a process can join MLX's group only once in its life."""
         for spec in specs:
             for one in spec.ranks if spec.across else ():
                 if (worker := self._children.pop(one.name, None)) is not None:
                     worker.kill()
 
     def _is_lost(self, handle: WorkerHandle, worker: LocalWorker) -> bool:
-        """Return whether a local worker has died or frozen, or will end. One that only reported another's loss has
-        not."""
+        """Return whether a local worker has died, is frozen or will end. A worker that only reported another one's loss
+        is not lost."""
         if handle.hangs or handle.is_silent or handle.is_ending:
             return True
         return handle.link.closed is not None and worker.ends_within(_EXIT_SECONDS)
@@ -226,19 +229,19 @@ class Pipeline:
                 rank = number if spec.across else None
                 if one.is_local:
                     self._reach_local(fleet, stage, one, timeout, rank)
-                elif spec.across:  # a process of its own, which a peer that is gone may cost
+                elif spec.across:  # in a process of its own, which may end when the other rank is gone
                     fleet.connect(stage, one, fleet.spawn(stage, one, timeout), timeout, rank)
                 else:
                     self._reach_remote(fleet, stage, spec, timeout)
 
     def _half(self, worker: WorkerHandle) -> Half | None:
-        """Return which half of its stage a worker is told to load, if it is a rank."""
+        """Return the half of its stage that a rank loads, or None for a worker that is no rank."""
         if worker.rank is None:
             return None
         return self._halves[worker.stage][worker.rank]
 
     def _pair_ranks(self) -> None:
-        """Say how ranks are to meet. Raises as ``halves_of``."""
+        """Choose how the ranks of each stage meet. Raises as ``halves_of``."""
         for stage, spec in enumerate(self.layout.stages):
             if spec.across:
                 self._halves[stage] = halves_of(spec, insecure=self._config.insecure_sums)
@@ -246,7 +249,7 @@ class Pipeline:
                     self._notice(spec.name, Progress("link", 0, 0, f"its sums go over {spec.sums}, not encrypted"))
 
     def _reach_remote(self, fleet: Fleet, stage: int, spec: StageSpec, timeout: float) -> None:
-        """Connect to a worker; one that was found by its key, and has another address now, is followed."""
+        """Connect to a worker. If it was found by its key and has moved, connect to its new address."""
         try:
             fleet.connect(stage, spec, str(spec.address), timeout)
         except WorkerUnreachable as error:
@@ -275,7 +278,7 @@ class Pipeline:
             raise
 
     def _start_locals(self) -> None:
-        """Start the local workers that do not run; all are started before the first is waited for."""
+        """Start the local workers that do not run, all of them before waiting for the first."""
         for name in (spec.name for spec in self._config.layout.workers if spec.is_local):
             if name in self._children and not self._children[name].is_alive:
                 self._children.pop(name).stop()
@@ -289,19 +292,19 @@ class Pipeline:
         return self._local
 
     def _local_progress(self, progress: Progress) -> None:
-        """Report, and notice a worker's refusal while this stage is still loading."""
+        """Report progress, and raise a worker's refusal while this stage is still loading."""
         self._notice(self.layout.stages[0].name, progress)
         self._meanwhile()
         if not self._fleet.is_whole:
-            self._fleet.await_ready()  # raises when it reaches that worker's last message
+            self._fleet.await_ready()  # raises the error in that worker's last message
 
     def follow(self, by_key: frozenset[str]) -> None:
-        """Look for these stages' workers by their keys, too, when they have moved."""
+        """Find these stages' workers by their keys from now on, if they have moved."""
         self._config = replace(self._config, by_key=self._config.by_key | by_key)
 
     def use_layout(self, layout: Layout) -> None:
-        """Take another layout of the same model from the next ``open`` on. What this machine holds of the layout before
-        is given up, if it differs, and so are local workers that have no place in it. No step may be under way."""
+        """Use another layout of the same model from the next ``open`` on. Unload this machine's stage if it differs,
+        and stop local workers that the layout does not have. No step may be in flight."""
         self._end_ranks(spec for spec in self.layout.stages if spec not in layout.stages)
         self._config = replace(self._config, layout=layout)
         if self._local is not None and not (layout.has_own_stage and self._local.serves(self._config.load(0))):
@@ -326,7 +329,7 @@ class Pipeline:
 
     @property
     def rewind(self) -> int | None:
-        """How many tokens every stage's caches can be rewound; ``None``: any number."""
+        """The number of tokens by which every stage can rewind its caches; ``None``: any number."""
         return least_rewind(ready.rewind for ready in self.ready)
 
     @property
@@ -335,8 +338,8 @@ class Pipeline:
         return all(ready.kept is not None for ready in self.ready)
 
     def kept(self) -> tuple[DiskBlock, ...]:
-        """Return the blocks that were on every stage's disk when the pipeline was opened; without a stage of its own,
-        the coordinator knows them from a rank on this machine."""
+        """Return the blocks that were on every stage's disk when the pipeline was opened. A coordinator without a stage
+        reads their tokens from the files of a rank on this machine."""
         disk = self._config.disk
         if disk is None or not self.is_on_disk:
             return ()
@@ -349,20 +352,20 @@ class Pipeline:
 
     @property
     def local(self) -> StageRunner | None:
-        """The coordinator's own layers, once the pipeline was opened; ``None`` if it has none."""
+        """The runner of the coordinator's own stage; ``None`` before ``open``, or if it has no stage."""
         return None if self._local is None else self._local.runner
 
     @property
     def device(self) -> Device:
-        """The coordinator's."""
+        """The coordinator's device."""
         return open_device(0, self._config.load(0).bounds) if self.local is None else self.local.device
 
     def launch(self, step: StepInFlight, masks: Future[RawMasks] | None) -> None:
-        """Launch a step on this machine's device; it is sent to the next stage when the device is done with it.
-        ``masks``: of its rows.
+        """Launch a step on this machine's device, and send its plan ahead to the next stage. Its rows follow when the
+        device is done (``_send``). ``masks``: the masks of its rows.
 
         Raises:
-            WorkerLost, DeviceFailed, ProtocolError: it cannot be launched, or was done at once and cannot be sent.
+            WorkerLost, DeviceFailed, ProtocolError: the step cannot be launched, or its messages cannot be sent.
         """
         local, plan, here, group = self.local, step.plan, None, self._fleet
         if local is None:
@@ -371,7 +374,7 @@ class Pipeline:
             if masks is not None:
                 nothing = Finished(plan, StageFigures(0, 0.0, 0.0), None, None, ())
                 self._send_rows(group, step, nothing, masks.result())
-                step.figures = None  # the first stage's come with the result
+                step.figures = None  # the first stage's figures come with the result
             return
         if masks is not None and self.layout.num_stages == 1:
             raw, masks = masks, None
@@ -395,8 +398,8 @@ class Pipeline:
         masks: Future[RawMasks] | None,
         done: Launched,
     ) -> None:
-        """Send a step that is done. On the thread that waits for the device, if there is one. ``local``, ``group``: as
-        they were at its launch."""
+        """Send the rows of a step that is done, or give the loop its result if there is only one stage. Runs on the
+        thread that waits for the device, if there is one. ``local``, ``group``: the runner and fleet at its launch."""
         finished, step.is_sent = local.finish(done), True
         if self.layout.num_stages == 1:
             result = StepResult(step.plan.step, finished.sampled, (finished.figures,))
@@ -406,10 +409,10 @@ class Pipeline:
         local.store(done)
 
     def _send_rows(self, group: Fleet, step: StepInFlight, done: Finished, masks: RawMasks) -> None:
-        """Send a step's rows to the next stage. The step takes the first stage's figures.
+        """Send a step's rows to the next stage, and keep the first stage's figures in the step.
 
         Raises:
-            WorkerLost: they cannot be sent.
+            WorkerLost: the link fails.
         """
         message, parts, step.figures = outgoing(done, masks)
         self._send_next(group, message, *parts)
@@ -418,20 +421,21 @@ class Pipeline:
         """Send a message to the next stage.
 
         Raises:
-            WorkerLost: it cannot be sent.
+            WorkerLost: the link fails.
         """
         handle = group.workers[0]
         try:
             with self._sending:
                 handle.send(message, *parts)
         except LinkClosed:
-            return  # the next event gives the reason, which may be another worker's loss
+            return  # the link's end is an event, and its reason may be the loss of another worker
         except TransportError as error:
             self._lost = handle
             raise handle.lost(str(error)) from error
 
     def receive(self, event: LinkEvent | LocalResult) -> StepResult | None:
-        """Read what a stage brings: the result, of a worker's without the first stage's figures, or ``None``.
+        """Read a stage's event. Return the result of a step, or None for any other event. A worker's result lacks the
+        figures of the coordinator's own stage.
 
         Raises:
             WorkerLost, ProtocolError: the pipeline cannot go on.
@@ -466,10 +470,10 @@ class Pipeline:
         return None
 
     def _compare(self, handle: WorkerHandle, said: Digest) -> None:
-        """Compare what a rank has sampled with what the other has, once both have said it.
+        """Compare the digests of both ranks' sampled tokens, once both have arrived.
 
         Raises:
-            WorkerLost: it is not the same.
+            WorkerLost: the digests differ.
         """
         handle.busy = said.busy
         at = (handle.stage, said.step)
@@ -481,7 +485,7 @@ class Pipeline:
             raise WorkerLost(f"the two ranks of stage {handle.stage_name} have sampled different tokens")
 
     def _also_lost(self, reporter: WorkerHandle) -> WorkerHandle | None:
-        """Return another worker that is gone, so that the reporter's fault only follows from it."""
+        """Return another worker that is gone, which explains the reporter's fault. Return None if there is none."""
         give_up = time.monotonic() + _NOTICE_SECONDS
         others = [handle for handle in self._fleet.workers if handle is not reporter]
         while others:
@@ -494,8 +498,8 @@ class Pipeline:
         return None
 
     def stuck_worker(self, seconds: float) -> WorkerLost:
-        """Return the error for a step that does not return; it names the first worker that has done fewer steps than
-        the stage before it."""
+        """Return the error for a step that is overdue. It names the first worker that has done fewer steps than the
+        stage before it."""
         workers = self._fleet.workers
         done = [handle.link.peer_progress for handle in workers]
         slow = next((i for i in range(1, len(workers)) if done[i] < done[i - 1]), 0)
@@ -510,7 +514,7 @@ class Pipeline:
 
     @property
     def remedy(self) -> str:
-        """What brings back the worker that was lost last, as part of a sentence."""
+        """How the worker that was lost last comes back, as part of a sentence."""
         if self._lost is None:
             return "it is still running; reconnecting"
         if self._lost.spec.is_local:
@@ -524,7 +528,7 @@ class Pipeline:
     # -- closing -----------------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
-        """Close all links and end the local workers. At most about 2 seconds."""
+        """Close all links and end the local workers. Takes about 2 seconds at most."""
         with self._closing:  # a second caller waits, or the process could end before its children
             self.is_open = False
             self._kill_lost(self._fleet)
@@ -540,7 +544,7 @@ class Pipeline:
 
 
 def _codec(spec: StageSpec, ready: Ready) -> str:
-    """Return the codec of the link to a stage: the layout's, unless it would make rows no smaller."""
+    """Return the codec of the link to a stage: the layout's, or none if the codec would not make rows smaller."""
     row = ready.hidden
     if spec.codec == NONE or row is None or packs(spec.codec, math.prod(row.shape), row.dtype):
         return spec.codec

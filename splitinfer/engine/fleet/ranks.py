@@ -1,7 +1,7 @@
-"""Stages across two machines, as the coordinator sees them: how their ranks are to meet, and what both say as one.
+"""Stages across two machines, as the coordinator sees them: how their ranks meet, and one Ready message for both.
 
-Sums go between the ranks over MLX's own sockets (``ring``) or RDMA (``jaccl``), which encrypt nothing. RDMA over
-Thunderbolt is a cable. Sockets may lead anywhere, so they are refused where they would leave a cable.
+The ranks exchange sums over MLX's own sockets (``ring``) or RDMA (``jaccl``), without encryption. RDMA over Thunderbolt
+uses a cable. Sockets may use any network, so they are refused unless they stay on a cable.
 """
 
 import socket
@@ -20,16 +20,16 @@ _HERE = "127.0.0.1"
 
 
 def halves_of(spec: StageSpec, *, insecure: bool) -> tuple[Half, ...]:
-    """Return what each rank of a stage is told of its half. ``insecure``: sums may cross any network.
+    """Return the half of each rank of a stage. ``insecure``: sums may cross any network.
 
     Raises:
-        ConfigError: they would, and may not.
+        ConfigError: the sums would cross a network that is no direct cable, and ``insecure`` is false.
         WorkerUnreachable: a rank's host has no IPv4 address.
     """
     remote = ["" if one.is_local else _ipv4(one) for one in spec.ranks]
     hosts = remote if any(remote) else [_HERE, _HERE]
     if spec.sums == RING and not insecure and not all(remote):
-        # This machine is one of the two. Others see by themselves on which cable they are (``worker.ranks``).
+        # This machine is one of the two. Workers check their cables themselves (``worker.ranks``).
         for host in filter(None, hosts):
             if not leads_over_cable(host):
                 raise ConfigError(f"the sums of stage {spec.name} {would_cross(host)}")
@@ -48,7 +48,7 @@ def _ipv4(rank: StageSpec) -> str:
 
 
 def as_one(said: Sequence[Ready]) -> Ready:
-    """Return what the ranks of a stage have said, as of one that can do what all of them can."""
+    """Return one Ready for all ranks of a stage, with the abilities that all of them have."""
     first, *others = said
     if not others:
         return first

@@ -1,1 +1,1 @@
-"""Links between stages: their transport, keys, and measurement, and what goes over them."""
+"""Links between stages: their transport, keys, messages and measurement."""

@@ -1,7 +1,7 @@
-"""Whether the sums of two ranks, which nothing encrypts over sockets, would leave a cable between their machines.
+"""Finds out whether the sums of two ranks, which sockets do not encrypt, would leave a cable between their machines.
 
-The interface says it that the system takes towards the other machine, and never the address: without DHCP an interface
-of Wi-Fi gives itself one of 169.254, too.
+The answer depends on the interface that the system uses towards the other machine. The address does not show it:
+without DHCP, a Wi-Fi interface also gives itself an address of 169.254.
 """
 
 from splitinfer.core.link_transport import RING
@@ -16,7 +16,7 @@ def leads_over_cable(host: str) -> bool:
 
 
 def would_cross(host: str) -> str:
-    """Return the end of the sentence that refuses sums to ``host``."""
+    """Return the end of a sentence that refuses sums to ``host``."""
     return (
         f"would cross the network at {host}, and {RING} does not encrypt them: give the ranks' addresses on a cable "
         "between the two machines, or --insecure-sums if you trust that network"

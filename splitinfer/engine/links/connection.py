@@ -1,5 +1,5 @@
-"""Links between stages: opened by the transport of the layout, or by tcp where that is unavailable and allowed; their
-handshake; messages on them; and a finished step on its way to the next stage."""
+"""Links between stages: opens them, runs their handshake, and turns a finished step into a message. A link uses the
+transport of the layout, or tcp if that transport is unavailable and a fallback is allowed."""
 
 import logging
 import time
@@ -22,15 +22,15 @@ from transports import Frame, KeyPair, Link, LinkOptions, LinkTimeout, Security,
 
 
 def upstream_key(before: StageSpec | None, stage: StageSpec, own: Callable[[], KeyPair]) -> str:
-    """Return the key with which the worker ``before`` connects to ``stage``; empty where that link is not encrypted, or
-    where the stage before is the coordinator."""
+    """Return the key with which the worker ``before`` connects to ``stage``. Return an empty text if that link is not
+    encrypted, or if the coordinator is the previous stage."""
     if before is None or before.address is None or stage.key is None:
         return ""
     return before.key or own().public
 
 
 def options_to(key: str | None, own: Callable[[], KeyPair]) -> LinkOptions:
-    """Return the options to connect to the owner of ``key``; without a key, unencrypted."""
+    """Return the options of a link to the owner of ``key``. Without a key, the link is not encrypted."""
     return LinkOptions(security=Security(own(), key)) if key else LinkOptions()
 
 
@@ -66,7 +66,7 @@ class Reached(NamedTuple):
 
 
 def reach(address: str, fallback: str, timeout: float, options: LinkOptions) -> Reached:
-    """Connect to ``address``, or to ``fallback`` (unless empty) where the transport of ``address`` is unavailable.
+    """Connect to ``address``, or to ``fallback`` (unless empty) if the transport of ``address`` is unavailable.
 
     Raises:
         TransportError: as ``transports.connect``; TransportUnavailable only without a fallback.
@@ -90,7 +90,7 @@ CONNECT_TIMEOUT = 10.0  # seconds
 def open_connection(
     to: NextStage, role: str, name: str, session_id: str, own_key: Callable[[], KeyPair]
 ) -> tuple[Connection, str]:
-    """Open a link to the next stage in ``role``, and a note about it. ``name``: of the worker that opens it.
+    """Open a link to the next stage in ``role``; return it and the note of ``Reached``. ``name``: the opening worker's.
 
     Raises:
         PeerError: the next stage cannot be reached, or refuses.
@@ -119,9 +119,9 @@ def open_connection(
 def outgoing(
     done: Finished, masks: RawMasks, before: tuple[StageFigures, ...] | None = None, received: float = 0.0
 ) -> tuple[Rows, tuple[memoryview, ...], StageFigures]:
-    """Return what is sent of a step, its payload, and what the step cost here. ``masks``: for the last stage.
-    ``before``: the figures of earlier stages, which are sent with these; without them this is the first stage, which
-    keeps its own. ``received``: when its frame had arrived, in seconds."""
+    """Return the message for a finished step's rows, its payload, and the step's figures here. ``masks``: for the last
+    stage. ``before``: the figures of earlier stages, to be sent together with this stage's; ``None`` on the first
+    stage, which keeps its own. ``received``: when the step's frame arrived, in seconds."""
     sent, now = to_parts(done.hidden, done.packed), time.monotonic()
     num_bytes = sum(part.nbytes for part in sent.parts)
     here = replace(done.figures, received=received, bytes_sent=num_bytes, sent=now, unfit=sent.num_unfit)

@@ -1,9 +1,9 @@
-"""The one probe of a link: the exchanges of ``core.metrics.link_measurement``, timed by who asks.
+"""The probe of a link: the exchanges of ``core.metrics.link_measurement``, timed by the asking end.
 
-A frame there has four bytes in its header, how many bytes are to come back, and as many bytes in its part as are to go
-there; the frame back has an empty header. ``plan`` and ``doctor`` open a link to a worker for this alone, in the role
-"probe", or have a worker open one to another; ``bench`` does it between two processes of its own. A worker answers on
-the thread that computes steps: these pay for waking it, too.
+A request's header has four bytes, the number of bytes to send back; its part has the bytes to send there. A reply has
+an empty header. ``plan`` and ``doctor`` open a separate link to a worker, in the role "probe", or have a worker open
+one to another worker; ``bench`` measures between two processes of its own. A worker replies on the thread that computes
+steps, so that the time to wake it counts, as it does for steps.
 """
 
 import random
@@ -19,13 +19,13 @@ from splitinfer.errors import PeerError, ProtocolError
 from splitinfer.wire.messages import NextStage, Probed
 from transports import Frame, KeyPair, TransportError
 
-_PAUSE = 0.02  # seconds before each exchange, as between two steps: a processor that has slept wakes slowly
-PATIENCE = 10.0  # seconds for one reply; a dead link ends sooner, and by itself
-_WANTED = Struct("<I")  # bytes that are to come back
+_PAUSE = 0.02  # seconds before each exchange, as between two steps: a sleeping processor wakes slowly
+PATIENCE = 10.0  # seconds for one reply; a dead link ends sooner by itself
+_WANTED = Struct("<I")  # the number of bytes to send back
 
 
 class Carrier(Protocol):
-    """What frames can be exchanged on, as on a ``Link``: one, or, for ``bench``, what lies below links."""
+    """Exchanges frames: a ``Link``, or for ``bench`` the layer below links."""
 
     def send(self, frame: Frame, /) -> None: ...
 
@@ -33,10 +33,10 @@ class Carrier(Protocol):
 
 
 def probe_next(to: NextStage, name: str, session_id: str, own_key: Callable[[], KeyPair]) -> Probed:
-    """Open a link to the next stage, measure it and close it again. ``name``: of the worker that does so.
+    """Open a link to the next stage, measure it and close it again. ``name``: the name of the measuring worker.
 
     Raises:
-        PeerError: the next stage cannot be reached, refuses, or does not answer as it should.
+        PeerError: the next stage cannot be reached, refuses, or replies wrongly.
     """
     connection, note = open_connection(to, "probe", name, session_id, own_key)
     with connection.link as link:
@@ -49,17 +49,17 @@ def probe_next(to: NextStage, name: str, session_id: str, own_key: Callable[[], 
 
 
 def measure(link: Carrier, pause: float = 0.0) -> LinkMeasurement:
-    """Measure a link at whose other end every frame gets its ``reply_to``; some 0.3 s, and a ``pause`` (seconds) before
-    each of some thirty exchanges. Raises as ``ask``."""
+    """Measure a link whose other end replies by ``reply_to``. Takes about 0.3 s, plus ``pause`` seconds before each of
+    about thirty exchanges. Raises as ``ask``."""
     return probe(partial(ask, link, pause=pause))
 
 
 def ask(link: Carrier, there: int, back: int, pause: float = 0.0) -> float:
-    """Make one exchange of so many bytes there and back, after a pause; its seconds.
+    """Send ``there`` bytes and receive ``back`` bytes, after a pause; return the seconds that it took.
 
     Raises:
-        ProtocolError: the reply has another number of bytes than was asked for.
-        TransportError: the link is over, or nobody answers.
+        ProtocolError: the reply has the wrong number of bytes.
+        TransportError: the link has ended, or no reply arrives.
     """
     time.sleep(pause)
     asked = time.perf_counter()
@@ -72,10 +72,10 @@ def ask(link: Carrier, there: int, back: int, pause: float = 0.0) -> float:
 
 
 def reply_to(frame: Frame) -> Frame:
-    """Return the frame back.
+    """Return the reply to a probe's frame.
 
     Raises:
-        ProtocolError: the frame there is not a probe's, or asks for or carries more bytes than is allowed.
+        ProtocolError: the frame is not a probe's, or asks for or carries more bytes than allowed.
     """
     if len(frame.header) != _WANTED.size or len(frame.parts) > 1:
         raise ProtocolError(f"a probe came with a header of {len(frame.header)} bytes and {len(frame.parts)} payloads")
@@ -87,13 +87,12 @@ def reply_to(frame: Frame) -> Frame:
 
 @cache
 def _noise() -> memoryview:
-    """Return random bytes, which no layer below can compress. All frames have these, so they take no memory of their
-    own."""
+    """Return random bytes, which no lower layer can compress. All frames share them, so frames need no memory."""
     return memoryview(random.Random(0).randbytes(MOST_BYTES))
 
 
 def _payload(num_bytes: int) -> tuple[memoryview, ...]:
-    """Return the parts of a frame with ``num_bytes`` bytes. These never change, so they may be sent without a copy."""
+    """Return the parts of a frame with ``num_bytes`` bytes. The bytes never change, so links may send them uncopied."""
     return (_noise()[:num_bytes],) if num_bytes else ()
 
 

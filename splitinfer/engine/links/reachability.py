@@ -1,10 +1,10 @@
 """Says why another machine cannot be reached, and what to do, from the error of a connection.
 
-The same number means different things on different systems. The one that misleads most is EHOSTUNREACH, "No route to
-host": on macOS it is how local network privacy shows (``system.origin``). The connection is denied before a packet is
-sent, to other machines of the network but not to its router, while ping and Apple's own tools get through (TN3179). A
-machine that is off is EHOSTDOWN there (*assumed*). On Linux EHOSTUNREACH is a machine that does not answer ARP, or a
-firewall that rejects by ICMP. Private and link-local addresses and names under ``.local`` count as local.
+The same error number has different causes on different systems. The most misleading one is EHOSTUNREACH, "No route to
+host": on macOS local network privacy causes it (``system.origin``). macOS then denies connections to other machines of
+the network, but not to its router, before a packet is sent, while ping and Apple's own tools work (TN3179). A machine
+that is off causes EHOSTDOWN there (*assumed*). On Linux EHOSTUNREACH means that a machine does not answer ARP, or that
+a firewall rejects by ICMP. Private and link-local addresses and names under ``.local`` count as local.
 """
 
 import errno
@@ -20,13 +20,14 @@ _FREE = "Terminal, ssh and daemons in /Library/LaunchDaemons need no permission"
 
 
 def explain_here(unreachable: Unreachable, here: str = "this machine") -> str:
-    """Return why this process cannot reach a machine, and what to do, without a full stop. ``here``: what the reader
-    calls the one that it runs on."""
+    """Return why this process cannot reach a machine, and what to do, without a full stop. ``here``: the reader's name
+    for the machine that this process runs on."""
     return explain(unreachable, platform.system(), this_process(), here)
 
 
 def explain(unreachable: Unreachable, system: str, origin: ProcessOrigin, here: str = "this machine") -> str:
-    """Return why a process of this ``origin``, on a ``system`` ("Darwin", "Linux" ...), cannot reach a machine."""
+    """Return why a process of ``origin`` on ``system`` ("Darwin", "Linux" ...) cannot reach a machine, with a
+    remedy."""
     host, is_mac = unreachable.host, system == "Darwin"
     if unreachable.is_name:
         return _name(host, is_mac, origin, here)
@@ -91,7 +92,7 @@ def _no_route(host: str, is_mac: bool, here: str) -> str:
     if not is_mac:
         why += ", or a firewall rejects connections"
     elif host.startswith("169.254."):
-        # macOS has one route for all of these, by its first interface: swellweb/targetBridge PR 130.
+        # macOS has one route for all these addresses, on its first interface: swellweb/targetBridge PR 130.
         why += ", or macOS looks for this self-assigned address elsewhere than on the cable"
         ways += ", and give both ends of the cable addresses of their own"
     return f"{here} finds no route to {host} (“No route to host”): {why}; check the route: {ways}"
@@ -124,7 +125,7 @@ def _route(host: str, is_mac: bool) -> str:
 
 
 def _lacks_zone(host: str) -> bool:
-    """Return whether a link-local IPv6 address names no interface, without which it cannot be connected to."""
+    """Return whether a host is a link-local IPv6 address without the interface that a connection needs."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,1 +1,1 @@
-"""The coordinator's loop: requests, steps, drafts, and going on after a loss."""
+"""The coordinator's loop: requests, steps, drafts, and recovery after a loss."""

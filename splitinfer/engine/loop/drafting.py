@@ -1,7 +1,7 @@
 """Has the drafter make the drafts that the scheduler proposes, in rounds, and stops it when results void them.
 
-A round is one draft of each sequence, made together. A sequence that the drafter has not read yet gets no drafts beside
-others: its prompt is read a chunk at a time, between their steps; a sequence alone waits for it.
+A round makes one draft for each sequence, all together. A sequence that the drafter has not read yet waits if it is
+alone. Beside others it gets no drafts, and the drafter reads its prompt a chunk at a time between their steps.
 """
 
 import time
@@ -14,12 +14,12 @@ from splitinfer.engine.drafts.drafters import Drafter
 
 Receive = Callable[[], None]
 
-_CHUNKS = 1  # of prompts, read for drafts of one step of several sequences
+_CHUNKS = 1  # chunks of prompts that the drafter reads before one step of several sequences
 
 
 class Drafting:
-    """Drafts on the loop's thread, for the scheduler in force. ``receive``: takes in results that have come; called
-    between two rounds."""
+    """Makes drafts on the loop's thread, for the scheduler in force. Between two rounds it calls ``receive``, which
+    handles the results that have arrived."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
@@ -30,8 +30,8 @@ class Drafting:
         self._drafter.use_device(device)
 
     def make(self, scheduler: Scheduler, receive: Receive) -> None:
-        """Make the drafts that the scheduler proposes. Where a result voids some, make others behind it at once: its
-        token would go out alone, and only further blocks would follow it."""
+        """Make the drafts that the scheduler proposes. If a result voids some, make new ones after it at once: without
+        them its token would be sent alone."""
         speculation, are_overtaken = scheduler.speculation, True
         while are_overtaken and speculation is not None and (proposals := scheduler.proposals()):
             if ready := self._ready(proposals, speculation, receive):
@@ -42,7 +42,7 @@ class Drafting:
                 scheduler.take_drafts(proposal)
 
     def _ready(self, proposals: list[Proposal], speculation: Speculation, receive: Receive) -> list[Proposal]:
-        """Return the proposals whose sequences the drafter has read; of one alone the rest is read."""
+        """Return the proposals whose sequences the drafter has read. Read the rest of a single sequence first."""
         if speculation.are_several:
             proposals = self._read_in_turn(proposals, speculation, receive)
         else:
@@ -50,7 +50,7 @@ class Drafting:
         return [proposal for proposal in proposals if proposal.stands]
 
     def _read_whole(self, proposal: Proposal, speculation: Speculation, receive: Receive) -> None:
-        """Have the drafter read what it has not of a sequence alone."""
+        """Have the drafter read the rest of the only sequence."""
         began, has_read = time.monotonic(), False
         while proposal.stands and self._drafter.prepare(proposal.seq):
             has_read = True
@@ -59,7 +59,7 @@ class Drafting:
             speculation.chooser.read(proposal.seq.seq_id, time.monotonic() - began)
 
     def _read_in_turn(self, proposals: list[Proposal], speculation: Speculation, receive: Receive) -> list[Proposal]:
-        """Have the drafter read some chunks of those that it has not; the proposals of those that it has."""
+        """Have the drafter read at most ``_CHUNKS`` chunks, and return the proposals whose sequences it has read."""
         ready, chunks = list[Proposal](), 0
         for proposal in proposals:
             seq_id = proposal.seq.seq_id
@@ -78,16 +78,16 @@ class Drafting:
         return ready
 
     def _draft(self, proposals: list[Proposal], speculation: Speculation, receive: Receive) -> None:
-        """Make rounds of drafts, as long as a proposal is open."""
+        """Make rounds of drafts until every proposal has its number of drafts or is void."""
         counts = [proposal.count for proposal in proposals]
         began, is_first = time.monotonic(), True
         for found in self._drafter.draft_together([proposal.seq for proposal in proposals], counts):
             drafts = [draft for draft in found if draft is not None]
             on_device = sum(draft.seconds or 0.0 for draft in drafts)
             waited = time.monotonic() - began
-            made = sum(draft.seconds != 0.0 for draft in drafts)  # the others cost nothing: they were looked up
+            made = sum(draft.seconds != 0.0 for draft in drafts)  # a draft that was looked up costs 0 s
             if made:
-                # The first round may stand in line behind a step; the others cost all the time until they are read.
+                # The first round may have waited for a step on the device. A later one costs all the time it took.
                 took = on_device if is_first and on_device else max(on_device, waited)
                 speculation.costs.drafted(made, 1, took)
             is_first = False
@@ -103,10 +103,10 @@ class Drafting:
             began = time.monotonic()
 
     def read_ahead(self, scheduler: Scheduler) -> bool:
-        """Read for the sequences that are likely to get drafts next; whether there was anything to read."""
+        """Have the drafter read a sequence that is likely to get drafts next. Return whether there was one to read."""
         return any(self._drafter.prepare(seq) for seq in scheduler.drafts_next)
 
     def forget(self, seq_id: int) -> None:
-        """Forget a sequence that has ended, or whose KV has gone with the device."""
+        """Forget a sequence that has ended, or whose KV was lost with the device."""
         self._read.discard(seq_id)
         self._drafter.forget(seq_id)

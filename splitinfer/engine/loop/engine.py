@@ -1,8 +1,8 @@
-"""What other threads use of a pipeline that runs, and its thread: open, turn for turn, end.
+"""The engine: a thread that runs a pipeline, and the calls by which other threads use it.
 
-The thread opens the pipeline, then lets the loop (``engine.loop.loop``) turn. When a worker is lost, or another
-cut was asked for, it opens the pipeline again (``engine.loop.reopening``): readers see a pause. Every request
-ends, with one sentence, only when the worker does not come back in time or the same loss is repeated.
+The thread opens the pipeline, then runs turns of the loop (``engine.loop.loop``). If a worker is lost or another cut is
+requested, it opens the pipeline again (``engine.loop.reopening``), and readers see a pause. All requests end with one
+error only if the worker does not come back in time or the same loss is repeated.
 """
 
 import logging
@@ -36,18 +36,18 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SAVE = 5.0  # seconds for the KV of the last answers to be saved, at the end; a machine that is idle takes a moment
-_ABORT = 0.5  # seconds for aborts to be carried out, between two steps
-_LOOK_EVERY = 0.2  # seconds between looks at whether what is waited for can still come
+_SAVE = 5.0  # seconds to save the KV of the last answers at the end; an idle machine takes a moment
+_ABORT = 0.5  # seconds to abort requests, between two steps
+_LOOK_EVERY = 0.2  # seconds between checks whether the engine still runs, while a thread waits for its result
 
 
 class Engine:
     """Runs a pipeline for many requests.
 
-    ``config``: what the pipeline is opened with. ``notice``: told of the stages' progress while they load, from several
-    threads. ``configure``: makes the scheduler's bounds once the stages are known, and ``draft`` the drafter, if there
-    is one, both on the engine's thread. ``rejoin_timeout``: seconds that requests wait for a lost worker to come back;
-    0 ends them at once. ``trace``: where every step is drawn.
+    ``config``: the pipeline to open. ``notice``: called with the stages' progress, from several threads. ``configure``:
+    makes the scheduler's bounds once the stages are loaded, and ``draft`` makes the drafter or returns None, both on
+    the
+    engine's thread. ``rejoin_timeout``: seconds that requests wait for a lost worker. ``trace``: gets every step.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Engine:
         """Block until all stages are loaded.
 
         Raises:
-            SplitinferError: what kept them from it.
+            SplitinferError: they could not be loaded.
         """
         while not self._started.wait(timeout=0.5):
             pass
@@ -82,21 +82,21 @@ class Engine:
             raise self._shared.failure
 
     def abort(self, seq_id: int) -> None:
-        """End a request where it is; nothing happens if it has ended."""
+        """End a request early. Do nothing if it has ended."""
         self.call(lambda loop: loop.requests.abort(seq_id))
 
     def call(self, act: Call) -> None:
-        """Have the engine's thread do something between two steps, with its loop."""
+        """Have the engine's thread call ``act`` with its loop, between two steps."""
         self._shared.inbox.put(act)
 
     def recut(self, layout: Layout, by_key: frozenset[str] = frozenset()) -> float:
-        """Load another cut of the same model. Requests wait meanwhile, and go on with the same tokens: what the stages
-        held is computed again from them, or read from disk where all stages have it. Returns the seconds of the pause.
-        ``by_key``: the stages whose addresses were found by their keys.
+        """Load another cut of the same model, and return the seconds of the pause. Requests go on with the same tokens:
+        the stages compute their KV again from them, or read it from disk if all stages have it. ``by_key``: the stages
+        whose addresses were found by their keys.
 
         Raises:
-            SplitinferError: the cut cannot be loaded, or has no room for a request under way; the one before is in
-                force again. Or the pipeline has failed, was closed, or is being drained.
+            SplitinferError: the cut cannot be loaded, or has no room for an open request, and the previous cut is in
+                force again; or the pipeline has failed, was closed, or is draining.
         """
         paused = Future[float]()
 
@@ -108,12 +108,12 @@ class Engine:
         return self._result(paused)
 
     def carry_out(self, work: Callable[[], T]) -> T:
-        """Have the loop's thread carry out ``work`` between two steps, and return its result. For what must not meet a
-        step that is being built.
+        """Have the loop's thread call ``work`` between two steps, and return its result. For work that must not run
+        while a step is built.
 
         Raises:
-            SplitinferError: the pipeline has failed, or was closed.
-            Exception: what ``work`` raises.
+            SplitinferError: the pipeline has failed or was closed.
+            Exception: as ``work``.
         """
         result = Future[T]()
 
@@ -127,8 +127,8 @@ class Engine:
         return self._result(result)
 
     def _result(self, future: Future[T]) -> T:
-        """Return what the engine's thread puts there, unless it ends before. Raises what it puts there, or why it
-        ended."""
+        """Wait for the engine's thread to complete ``future``, and return its result. Raises the future's exception, or
+        the engine's failure if the engine ends first."""
         while self._shared.failure is None and not wait([future], timeout=_LOOK_EVERY).done:
             pass
         if not future.done() and self._shared.failure is not None:
@@ -136,8 +136,8 @@ class Engine:
         return future.result()
 
     def drain(self, seconds: float) -> None:
-        """Take no new request from now on; those under way have ``seconds`` to end, then they are aborted.
-        Returns when none is left, or a moment later than that."""
+        """Refuse new requests, and abort the open ones after ``seconds``. Return when no request is left, or a moment
+        after the abort."""
         drained = self._shared.begin_draining()
         self.call(lambda loop: loop.requests.note_empty())
         if not drained.wait(seconds):
@@ -145,13 +145,13 @@ class Engine:
             drained.wait(_ABORT)
 
     def close(self, timeout: float) -> None:
-        """End the loop, then the pipeline; requests under way end as aborted. ``timeout``: seconds for the loop to end,
-        beside those for KV to be saved on disk."""
+        """End the loop, then the pipeline; open requests end as aborted. ``timeout``: seconds for the loop to end, not
+        counting the time to save KV on disk."""
         self._shared.is_closing = True
         self.call(stop)
         self._thread.join(timeout + (_SAVE if self._keeps_on_disk else 0.0))
         if self._thread.is_alive():
-            # The loop is inside a long step; the links can be ended from here.
+            # The loop is inside a long step; this thread can close the links.
             self.pipeline.close("the coordinator was stopped")
 
     @property
@@ -185,13 +185,13 @@ class Engine:
         return stats
 
     def health(self) -> PipelineHealth:
-        """Return how the pipeline is now."""
+        """Return the state of the pipeline."""
         failure, lost = self._shared.failure, self._shared.lost_stage
         state = StageState.READY if failure is None else StageState.STOPPED
         layout = self.pipeline.layout if self._shared.in_force is None else self._shared.in_force.layout
         stages = tuple(
             StageHealth(spec.name, spec.start, spec.end, StageState.LOST if spec.name == lost else state)
-            for spec in layout.stages  # of the cut in force; while another is being tried, the one before
+            for spec in layout.stages  # the cut in force, also while another one is tried
         )
         if failure is not None:
             reason = "the pipeline has failed" if lost is None else f"stage {lost} was lost and did not come back"
@@ -224,13 +224,13 @@ class Engine:
                 reopening.turn()
         except Stop:
             reason = FinishReason.ABORT
-            shared.failure = failure  # nobody waits for what will not be
+            shared.failure = failure  # so that no thread waits for a result that will not come
             if loop is not None:
                 self._save_last_kv(loop)
         except SplitinferError as error:
             failure = error
         except Exception as error:
-            if not shared.is_closing:  # else the pipeline was closed under it, on purpose
+            if not shared.is_closing:  # else ``close`` has closed the pipeline while the loop used it
                 log.exception("the engine failed")
             failure = SplitinferError(f"the coordinator failed ({type(error).__name__}: {error})")
         finally:
@@ -241,21 +241,21 @@ class Engine:
                 loop.close()
             self._started.set()
             try:
-                self.figures.count()  # the last steps are drawn
+                self.figures.count()  # also draws the last steps in the trace
             finally:
                 self.pipeline.close("the coordinator is done" if reason is FinishReason.ABORT else str(failure))
                 housekeeping.close()
 
     def _opened(self, housekeeping: Housekeeping[StageEvent | Call]) -> Loop:
-        """Return the loop of the pipeline, which is open."""
-        drafter = self._shared.drafter = self._draft()  # before the stages say what memory is free
+        """Open the pipeline, and return its loop."""
+        drafter = self._shared.drafter = self._draft()  # first, because the stages then report the free memory
         self.pipeline.open()
         self.figures.opened(self.pipeline.layout, time.monotonic())
         scheduler = Scheduler(self._configure(self.pipeline))
         return Loop(self._shared, self.pipeline, self.figures, housekeeping, drafter, scheduler)
 
     def _save_last_kv(self, loop: Loop) -> None:
-        """Save the KV of the last answers, where KV is kept on disk, within what a person would wait."""
+        """Save the KV of the last answers if KV is stored on disk, for at most ``_SAVE`` seconds."""
         if not (self._keeps_on_disk and self.pipeline.is_open):
             return
         try:
@@ -263,7 +263,7 @@ class Engine:
         except (SplitinferError, Stop) as error:
             log.info("the last KV could not be saved: %s", error)
         except Exception:
-            if self.pipeline.is_open:  # else it took too long, and ``close`` has closed the pipeline under it
+            if self.pipeline.is_open:  # else it took too long, and ``close`` has closed the pipeline meanwhile
                 log.exception("the last KV could not be saved")
 
 
@@ -285,7 +285,7 @@ def _add_ranks(stats: dict[str, Any], pipeline: Pipeline) -> None:
 
 
 def _draft_stats(drafter: str | None, speculation: Speculation | None) -> dict[str, Any] | None:
-    """Return what was drafted, how much of it was right, and what it has cost. Return None if nobody drafts."""
+    """Return how many drafts were made, how many were right, and their costs. Return None without a drafter."""
     if drafter is None or speculation is None:
         return None
     costs = speculation.costs
@@ -300,7 +300,7 @@ def _draft_stats(drafter: str | None, speculation: Speculation | None) -> dict[s
 
 
 def _queue_stats(scheduler: Scheduler) -> dict[str, Any]:
-    """Return the scheduler's bounds, and how many are where now."""
+    """Return the scheduler's bounds, and the numbers of its requests and blocks by state."""
     return {
         "policy": scheduler.config.policy_config.policy.value,
         "token_budget": scheduler.config.token_budget,

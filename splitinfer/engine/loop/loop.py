@@ -1,13 +1,13 @@
-"""The coordinator's loop: receive, draft, plan, launch, take. It reacts to events, and waits for nothing else.
+"""The coordinator's loop: receive, draft, plan, launch, take. It reacts to events and waits for nothing else.
 
-    receive     calls of other threads (submissions, aborts), results of steps
-    draft       if the scheduler proposes drafts, the drafter makes them
-    plan        the scheduler writes the next step, if a stage can take it
-    launch      hand the step to the pipeline, which sends it when this machine's device is done
-    take        a result brings tokens; tokens go to their readers
+    receive     read calls of other threads (submissions, aborts) and results of steps
+    draft       have the drafter make the drafts that the scheduler proposes
+    plan        ask the scheduler for the next step, if a stage can take one
+    launch      give the step to the pipeline, which sends it when this machine's device is done
+    take        read the tokens of a result, and give them to their readers
 
-Between two draft tokens the loop looks for results: one may have rejected them. Several plans under way keep every
-stage busy; where the device computes while Python goes on, the next is launched behind the one under way.
+Between two draft tokens the loop looks for results, because a result may reject the drafts. Several plans in flight
+keep every stage busy. If the device computes while Python continues, the next step is launched before this one is done.
 """
 
 import contextlib
@@ -37,13 +37,13 @@ from splitinfer.engine.stage.masking import RawMasks
 from splitinfer.errors import SplitinferError
 
 Call = Callable[["Loop"], object]
-"""What another thread has the loop do, between two steps."""
+"""A call of another thread, which the loop makes between two steps."""
 
 _WATCH_EVERY = 1.0  # seconds between looks at a step that does not come back
 
 
 def _nothing(_loop: "Loop") -> None:
-    """A call after which there is something to plan."""
+    """Do nothing: an event after which the loop plans again."""
 
 
 class Stop(Exception):
@@ -51,20 +51,20 @@ class Stop(Exception):
 
 
 def stop(_loop: "Loop") -> None:
-    """The call that ends the loop."""
+    """End the loop, when it makes this call."""
     raise Stop
 
 
 @dataclass(frozen=True, slots=True)
 class WantedCut:
-    """A cut that was asked for. ``paused``: gets the seconds in which nothing was computed."""
+    """A requested cut. ``paused`` gets the seconds during which nothing was computed."""
 
     layout: Layout
     paused: Future[float]
 
 
 class Loop:
-    """Runs steps for the open requests of an open pipeline, by ``scheduler``. All of it is on the engine's thread."""
+    """Runs the steps that ``scheduler`` plans for open requests in an open pipeline, all on the engine's thread."""
 
     def __init__(
         self,
@@ -80,13 +80,13 @@ class Loop:
         self._drafting = None if drafter is None else Drafting(drafter)
         self.requests = OpenRequests(shared, figures, self._drafting)
         self.wanted: deque[WantedCut] = deque()
-        """Other cuts that were asked for, and are not loaded yet."""
+        """Requested cuts that are not loaded yet."""
         self._answered_at = float("-inf")  # when the last result came
-        self._tuned: dict[str, Callable[[Scheduler], None]] = {}  # what was tuned since the start
+        self._tuned: dict[str, Callable[[Scheduler], None]] = {}  # the changes by ``tune`` since the start
         self.use(scheduler)
 
     def use(self, scheduler: Scheduler) -> None:
-        """Go by a scheduler of the pipeline's present stages from now on, changed by all that was tuned."""
+        """Use a scheduler of the pipeline's present stages from now on, with all changes of ``tune`` applied."""
         for change in self._tuned.values():
             change(scheduler)
         self.scheduler, self._shared.in_force = scheduler, InForce(scheduler, self._pipeline.layout)
@@ -94,8 +94,8 @@ class Loop:
             self._drafting.use_device(self._pipeline.device)
 
     def tune(self, what: str, change: Callable[[Scheduler], None]) -> None:
-        """Change the scheduler in force, and each that takes its place. ``what``: an earlier change of the same is
-        forgotten."""
+        """Change the scheduler in force and each one that replaces it. A change replaces the earlier one with the same
+        ``what``."""
         self._tuned[what] = change
         change(self.scheduler)
 
@@ -110,24 +110,24 @@ class Loop:
         """Launch one step, or wait for an event if there is none to launch.
 
         Raises:
-            Stop: the loop is asked to end.
+            Stop: another thread asked the loop to end.
             WorkerLost, DeviceFailed: a stage is lost.
             SplitinferError: the pipeline has failed.
         """
         try:
             plan = self._plan()
         finally:
-            self.requests.tell()  # not before: readers would take the interpreter's lock from the plan
+            self.requests.tell()  # only now: readers that wake would take the interpreter's lock from the planning
         if plan is not None:
             self._launch(plan)
             self.scheduler.learn()  # while the device computes
-        self._watch_machine()  # after the launch: the device need not wait for it
-        # The event that asked for another cut may have been taken in by this turn.
+        self._watch_machine()  # after the launch, so that the device does not wait for it
+        # This turn may have handled an event that asks for another cut.
         if plan is None and not self.wanted and not (self._drafting is not None and self.scheduler.proposals()):
             self._idle()
 
     def _plan(self) -> StepPlan | None:
-        """Take in what has come, and decide on the next step."""
+        """Handle the events that have arrived, and return the next step, if there is one to launch."""
         self._receive()
         self.requests.expire()
         self.requests.end_unable()
@@ -137,17 +137,17 @@ class Loop:
         return self.scheduler.schedule(time.monotonic())
 
     def _launch(self, plan: StepPlan) -> None:
-        """Hand a step to the pipeline."""
+        """Give the latest planned step to the pipeline, and note when that was and how long it may take."""
         step, at = self.scheduler.in_flight[-1], time.monotonic()
         self._pipeline.launch(step, self._begin_masks(plan))
         step.launched_at, step.limit = at, limit_of(self.scheduler.predicted(plan))
 
     def _begin_masks(self, plan: StepPlan) -> "Future[RawMasks] | None":
-        """Have the masks of a plan computed while the first stage computes: what may follow depends on a step's own
-        tokens alone. That is on a thread of its own, and llguidance lets the GIL go; ``None`` where it has none.
+        """Start computing the masks of a plan, on a thread of its own. Return None if no row has rules.
 
-        A mask goes as it is, 19 KB for 152,000 tokens: 0.15 ms of a gigabit link. What differs from the nearest of the
-        masks before, packed, took 0.07 to 0.16 ms of both processors.
+        Masks need only the step's own tokens, so they are computed during the first stage; llguidance releases the GIL.
+        A mask is sent uncompressed: 19 KB for 152,000 tokens, 0.15 ms of a gigabit link. Packing the difference to the
+        nearest earlier mask took 0.07 to 0.16 ms on both processors.
         """
         wanted = list[tuple[int, TokenRules, list[int], int]]()
         for part in plan.slices:
@@ -158,21 +158,17 @@ class Loop:
         return self._masks.submit(_computed, wanted) if wanted else None
 
     def settle(self) -> None:
-        """Let the steps under way come back, and launch none.
-
-        Raises:
-            as ``turn``.
-        """
+        """Wait for the results of all steps in flight, and launch none. Raises as ``turn``."""
         while self.is_waiting:
             self._use_idle_time()
             self._handle(self._next_event())
             self.requests.tell()
-        self._pipeline.steps.drain()  # all results are here, but blocks of KV may be on their way to the disk
+        self._pipeline.steps.drain()  # all results are here, but blocks of KV may not be on disk yet
 
     # -- events ------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        """Handle all events that have arrived; wait for none."""
+        """Handle all events that have arrived, without waiting."""
         while not self._inbox.empty():
             self._handle(self._inbox.get_nowait())
 
@@ -181,7 +177,7 @@ class Loop:
         self.requests.tell()
 
     def _handle(self, event: StageEvent | Call) -> None:
-        """Act on an event."""
+        """Handle one event."""
         if isinstance(event, LinkEvent | LocalResult):
             if (result := self._pipeline.receive(event)) is not None:
                 self._take_result(result, event.at)
@@ -204,11 +200,11 @@ class Loop:
         self.requests.take(events, now)
 
     def hear(self, seconds: float = 0.0) -> None:
-        """Carry out calls, for some seconds, while a stage is away or loads; what links bring is late. End the requests
-        whose time is over.
+        """Make the calls of other threads for some seconds, while a stage is lost or loads, and end requests that timed
+        out. Messages of links belong to the time before and are ignored.
 
         Raises:
-            Stop: the loop is asked to end.
+            Stop: another thread asked the loop to end.
         """
         give_up = time.monotonic() + seconds
         with contextlib.suppress(queue.Empty):
@@ -221,7 +217,7 @@ class Loop:
     # -- while nothing can be planned ----------------------------------------------------------
 
     def _idle(self) -> None:
-        """Do what is of use later, then wait for an event."""
+        """Do work that later steps need, then wait for an event."""
         has_read, drafting = False, self._drafting
         if drafting is not None and self._inbox.empty() and self._pipeline.steps.is_empty:
             has_read = drafting.read_ahead(self.scheduler)
@@ -230,7 +226,7 @@ class Loop:
             self._handle(self._next_event())
 
     def _use_idle_time(self) -> None:
-        """Build graphs of steps that are likely to come, and count those that have been, until an event comes."""
+        """Build graphs of likely steps and count the steps that are done, until an event arrives."""
         self._housekeeping.build_ahead(self._pipeline.local)
         if self._inbox.empty():
             self._figures.count()
@@ -239,7 +235,7 @@ class Loop:
         """Wait for the next event.
 
         Raises:
-            SplitinferError: none came, and a step does not come back.
+            SplitinferError: no event arrived, and the oldest step is overdue.
         """
         while True:
             event = self._housekeeping.next_event(self._until_next_look())
@@ -252,20 +248,20 @@ class Loop:
             if oldest is not None and oldest.is_stuck(self._answered_at, time.monotonic()):
                 raise self._stuck(oldest)
             if not self.is_waiting and self.scheduler.prefix_cache.files.ask():
-                return _nothing  # the next turn plans a step for it
+                return _nothing  # the next turn plans a step that asks the stages
 
     def _until_next_look(self) -> float:
-        """Return the seconds until a step may be stuck, or a request's deadline."""
+        """Return the seconds until the loop must look for a stuck step or end a request at its deadline."""
         deadline = self.scheduler.deadlines.next
         return _WATCH_EVERY if deadline is None else min(_WATCH_EVERY, max(0.0, deadline - time.monotonic()))
 
     def _watch_machine(self) -> None:
-        """Keep the machine awake while requests are open, and let its other processes know what this one holds."""
+        """Keep the machine awake while requests are open, and report this process's memory to the other processes."""
         self._housekeeping.watch_machine(is_needed=bool(self.requests))
 
     def _stuck(self, oldest: StepInFlight) -> SplitinferError:
-        """Return the error for a step that does not come back."""
-        if not oldest.is_sent:  # nothing in this process can make the device go on
+        """Return the error for a step that is overdue."""
+        if not oldest.is_sent:  # this machine's device hangs, and nothing in this process can make it continue
             return SplitinferError(
                 f"the device of stage {self._pipeline.layout.stages[0].name} has made no progress for "
                 f"{oldest.limit:.0f} s; start the coordinator again"
@@ -275,23 +271,23 @@ class Loop:
     # -- endings -----------------------------------------------------------------------------
 
     def draft_again(self) -> None:
-        """What the drafter has computed is lost with this machine's device."""
+        """Forget all KV of the drafter: it was lost when this machine's device failed."""
         if self._drafting is not None:
             for seq_id in self.requests:
                 self._drafting.forget(seq_id)
 
     def empty(self, seconds: float) -> None:
-        """Abort all requests and run until nothing is left to do, for some seconds at most: the KV of the last answers
-        is saved that way."""
+        """Abort all requests, then run until nothing is left to do or ``seconds`` are over. That saves the KV of the
+        last answers."""
         give_up = time.monotonic() + seconds
         self.requests.abort_all()
         while not self.scheduler.is_idle and time.monotonic() < give_up:
             if (plan := self._plan()) is not None:
                 self._launch(plan)
-            elif not self.scheduler.is_idle:  # the last event may have been taken in by this plan
+            elif not self.scheduler.is_idle:  # ``_plan`` may have handled the last event
                 self._handle(self._next_event())
         if self.scheduler.is_idle:
-            self._pipeline.steps.drain()  # the results are here, but blocks may still be on their way to the disk
+            self._pipeline.steps.drain()  # the results are here, but blocks of KV may not be on disk yet
 
     def close(self) -> None:
         """End the thread that computes masks."""
@@ -299,8 +295,8 @@ class Loop:
 
 
 def _computed(wanted: "list[tuple[int, TokenRules, list[int], int]]") -> RawMasks:
-    """Return the masks of rows: of each slice's its sequence and rules, the answer's tokens up to its end, and how many
-    of these lie before the first row."""
+    """Return the masks by (sequence, row). ``wanted``, for each slice: its sequence, the rules, the answer's tokens up
+    to the slice's end, and how many of these tokens are before its first row."""
     return {
         (seq_id, row): mask
         for seq_id, rules, answer, first in wanted

@@ -1,11 +1,11 @@
-"""The requests that the loop has, on the engine's thread.
+"""The requests of the loop, on the engine's thread.
 
-    add     one that was submitted (``Shared.submit``): the scheduler gets it
-    take    a step brought tokens, and a stop string may end the request
-    tell    the tokens go to their readers
-    end     by its last token, aborted, timed out, without memory, or with the engine
+    add     give a submitted request (``Shared.submit``) to the scheduler
+    take    take the tokens of a step; a stop string may end a request
+    tell    give the tokens to their readers
+    end     by the last token, an abort, a timeout, lack of memory, or the end of the engine
 
-However a request ends, it is counted before its reader is told: who has an answer may ask for figures at once.
+A request that ends is counted before its reader is told, because the reader may ask for figures at once.
 """
 
 import math
@@ -29,7 +29,7 @@ _NOT_KEPT = "the answer did not keep the form that was asked for, so it was ende
 
 
 class OpenRequests:
-    """Those that the loop has. ``drafting``: told of each that ends."""
+    """The requests of the loop. ``drafting`` is told of each request that ends."""
 
     def __init__(self, shared: Shared, figures: Figures, drafting: Drafting | None) -> None:
         self._shared, self._figures, self._drafting = shared, figures, drafting
@@ -43,10 +43,10 @@ class OpenRequests:
         return iter([*self._states])
 
     def add(self, state: RequestState, submitted: float) -> None:
-        """Have the scheduler carry a request out. ``submitted``: when that was, in seconds on the monotonic clock."""
+        """Give a request to the scheduler. ``submitted``: the time of submission, in seconds on the monotonic clock."""
         try:
             self._shared.take_in(state)
-        except QueueFull as error:  # sequences that gave up their KV have filled the queue since it was let in
+        except QueueFull as error:  # preempted sequences have filled the queue since ``submit`` checked it
             state.end(FinishReason.ERROR, str(error))
         except NeverFits as error:  # another cut was loaded since
             state.end(FinishReason.ERROR, self._shared.never_fits(error))
@@ -55,11 +55,11 @@ class OpenRequests:
             self._figures.submitted(state.sequence, submitted, time.monotonic())
 
     def take(self, events: Iterable[TokenEvent], now: float) -> None:
-        """Take the tokens of a step; ``tell`` gives them to their readers."""
+        """Take the tokens of a step. ``tell`` gives them to their readers."""
         for event in events:
             state = self._states.get(event.seq_id)
             if state is None:
-                continue  # a stop string ended it with an earlier token of this step
+                continue  # a stop string ended the request at an earlier token of this step
             if (why := _broken(state.sequence, event.token)) is not None:
                 self._end(event.seq_id, FinishReason.ERROR, why)
                 continue
@@ -69,30 +69,30 @@ class OpenRequests:
             self._untold.append((state, came))
 
     def tell(self) -> None:
-        """Give the tokens that were taken to their readers. A reader that wakes takes the interpreter's lock."""
+        """Give the tokens of ``take`` to their readers. A reader that wakes takes the interpreter's lock."""
         while self._untold:
             state, came = self._untold.popleft()
             state.tell(came)
 
     def abort(self, seq_id: int) -> None:
-        """End a request where it is; nothing happens if it has ended."""
+        """End a request early. Do nothing if it has ended."""
         if seq_id in self._states:
             self._end(seq_id, FinishReason.ABORT)
 
     def abort_all(self) -> None:
-        """End every request where it is."""
+        """End every request early."""
         for seq_id in self:
             self.abort(seq_id)
 
     def expire(self) -> bool:
-        """End the requests whose time is over; whether there were any."""
+        """End the requests that have timed out. Return whether there were any."""
         seq_ids = self._shared.scheduler.expire(time.monotonic())
         for seq_id in seq_ids:
             self._end(seq_id, FinishReason.ABORT, "it timed out")
         return bool(seq_ids)
 
     def end_unable(self) -> None:
-        """End the requests whose KV does not fit any more, since a stage's device had no memory left."""
+        """End the requests whose KV no longer fits because a stage's device ran out of memory."""
         for seq, error in self._shared.scheduler.unable():
             reason = (
                 f"{error.num_tokens:,} tokens need {size(error.needed)} of KV on stage {self._shared.stage_of(error)}, "
@@ -102,8 +102,8 @@ class OpenRequests:
             self._end(seq.seq_id, FinishReason.ERROR, reason)
 
     def end_all(self, reason: FinishReason, failure: SplitinferError) -> None:
-        """End every request, and those that the loop has not seen, with the failure's sentence if the reason is an
-        error; take none any more."""
+        """End every request, including those that the loop has not seen, and refuse new ones. If ``reason`` is an
+        error, each request gets the failure's sentence."""
         arriving = self._shared.fail(failure)
         self.tell()
         for state in (*self._states.values(), *arriving):
@@ -112,7 +112,7 @@ class OpenRequests:
         self._shared.note_empty()
 
     def note_empty(self) -> None:
-        """Have who drains know if no request is left."""
+        """Set the draining event if no request is left."""
         if not self._states:
             self._shared.note_empty()
 
@@ -121,7 +121,7 @@ class OpenRequests:
         self._remove(seq_id, reason).end(reason, error)
 
     def _remove(self, seq_id: int, reason: FinishReason) -> RequestState:
-        """End a request in the scheduler, and count it. Its reader is told afterwards."""
+        """End a request in the scheduler and count it. The caller tells its reader afterwards."""
         self.tell()
         self._shared.scheduler.finish(seq_id, reason)
         state = self._states.pop(seq_id)
@@ -133,7 +133,7 @@ class OpenRequests:
 
 
 def _broken(seq: Sequence, token: SampledToken) -> str | None:
-    """Return why an answer's token means nothing, if so."""
+    """Return why an answer's token is not valid, or None if it is."""
     if seq.rules is not None:
         is_refused = seq.rules.refuses(seq.answer)
         if is_refused or seq.rules.failure is not None:

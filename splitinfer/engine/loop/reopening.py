@@ -1,12 +1,12 @@
-"""Opens the pipeline again while requests are under way, by one road for two reasons.
+"""Opens the pipeline again while requests are open, in the same way for two reasons.
 
-    a stage is lost   the steps under way are forgotten
-    another cut       the steps under way come back first (``Loop.settle``)
+    a stage is lost   forget the steps in flight
+    another cut       wait for the steps in flight first (``Loop.settle``)
 
-Then, until it works: if another cut was asked for, open that; a scheduler of its stages takes all sequences over. Else,
-or if that cannot be done, open the cut in force; its own scheduler goes on. Either way the stages compute again what
-they held, from the tokens, which are all here, or read it from disk; readers see a pause. So a cut that was asked for
-can do without a lost stage. Meanwhile calls of other threads are carried out (``Loop.hear``).
+Then repeat until it works: if a cut is requested, open that one, and a scheduler of its stages takes over all
+sequences. Otherwise, or if that fails, open the cut in force, whose scheduler goes on. In both cases the stages compute
+their KV again from the tokens, which are all here, or read it from disk, and readers see a pause. So a requested cut
+may leave out a lost stage. Meanwhile the loop makes the calls of other threads (``Loop.hear``).
 """
 
 import logging
@@ -26,15 +26,15 @@ from splitinfer.errors import CannotFit, DeviceFailed, PeerError, RequestError, 
 
 log = logging.getLogger(__name__)
 
-_RECONNECT = 1.0  # seconds for one attempt to reach a worker, so that calls are carried out in between
+_RECONNECT = 1.0  # seconds for one attempt to reach a worker; between attempts the loop makes other threads' calls
 _RETRY_EVERY = 0.25  # seconds between attempts
 
 
 class Reopening:
     """Opens a loop's pipeline again.
 
-    ``configure`` makes the bounds of a scheduler, given the open pipeline. ``timeout``: seconds that requests wait for
-    a lost stage; 0 ends them at once.
+    ``configure`` makes a scheduler's bounds for the open pipeline. ``timeout``: seconds that requests wait for a lost
+    stage; 0 ends them at once.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Reopening:
         self._losses = LossCounter()
 
     def turn(self) -> None:
-        """Have the loop turn; if that loses a stage, or another cut is wanted, open the pipeline again.
+        """Run one turn of the loop. If that loses a stage, or another cut is requested, open the pipeline again.
 
         Raises:
-            WorkerLost, DeviceFailed: that took too long, or the same loss was repeated without a token in between.
+            WorkerLost, DeviceFailed: opening took too long, or the loss was repeated without a token in between.
             Stop, SplitinferError: as ``Loop.turn``.
         """
         try:
@@ -70,7 +70,7 @@ class Reopening:
             self._open(WorkerLost(f"the cut {self._pipeline.layout.cut} cannot be loaded again"), wanted)
 
     def _recover(self, loss: WorkerLost | DeviceFailed) -> None:
-        """Wait until all stages are back, then have them compute what they held."""
+        """Wait until all stages are back, then have them compute their KV again."""
         pipeline, is_local = self._pipeline, isinstance(loss, DeviceFailed)
         name = pipeline.layout.stages[0].name if is_local else pipeline.lost_name
         if isinstance(loss, DeviceFailed):
@@ -78,7 +78,7 @@ class Reopening:
         self._shared.lost_stage = name or "of a worker"
         self._figures.lost(name, time.monotonic())
         log.warning("%s; %s", loss, self._remedy(loss))
-        # At once, so that no worker computes for nobody; each attempt renews them again.
+        # At once, so that workers stop computing lost steps; each attempt to open renews the links again.
         pipeline.renew_links(str(loss))
         if is_local:
             self._loop.draft_again()
@@ -86,10 +86,10 @@ class Reopening:
         log.warning("all stages are back; continuing where it stopped")
 
     def _remedy(self, loss: WorkerLost | DeviceFailed) -> str:
-        """Return what is done about a loss, as part of a sentence.
+        """Return, as part of a sentence, how the loss is repaired.
 
         Raises:
-            WorkerLost, DeviceFailed: nothing; the loss is repeated, or is not to be waited for.
+            WorkerLost, DeviceFailed: the loss is repeated, or requests do not wait for a lost stage.
         """
         stage, scheduler = loss.no_memory_on if isinstance(loss, WorkerLost) else None, self._loop.scheduler
         if isinstance(loss, DeviceFailed) and loss.no_memory:
@@ -106,7 +106,7 @@ class Reopening:
     # -- both --------------------------------------------------------------------------------
 
     def _next_wanted(self) -> WantedCut | None:
-        """Return the cut that was asked for first; none is loaded while the coordinator ends."""
+        """Return the cut that was requested first, or None. Refuse all of them while the coordinator shuts down."""
         while self._loop.wanted:
             wanted = self._loop.wanted.popleft()
             if not self._shared.is_draining:
@@ -115,7 +115,8 @@ class Reopening:
         return None
 
     def _open(self, loss: SplitinferError, wanted: WantedCut | None) -> None:
-        """Open the pipeline with a cut that is wanted, or as it is, until that works; ``loss``: said if it does not."""
+        """Try until the pipeline is open, with the wanted cut or the one in force. ``loss``: the error after a
+        timeout."""
         cut, began = self._pipeline.layout, time.monotonic()
         patience = RejoinDeadline(self._timeout, began)
         while True:
@@ -135,13 +136,13 @@ class Reopening:
             wanted = self._next_wanted()
 
     def _change_to(self, layout: Layout) -> SplitinferError | None:
-        """Open the pipeline with another cut; why that cannot be done, if so."""
+        """Open the pipeline with another cut. Return None, or the error if that fails."""
         self._shared.is_changing = True
         try:
             self._load(layout)
         except Stop:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the cut in force works
+        except Exception as error:  # noqa: BLE001 - after any error the cut in force still works
             refusal = _refusal(error, layout)
             log.warning("cut %s cannot be used: %s", layout.cut, refusal)
             return refusal
@@ -151,7 +152,7 @@ class Reopening:
 
     def _load(self, layout: Layout) -> None:
         loop, pipeline = self._loop, self._pipeline
-        loop.hear()  # so that nothing is opened once the loop is asked to end
+        loop.hear()  # raises ``Stop`` before anything is opened, if the loop must end
         pipeline.use_layout(layout)
         pipeline.open(meanwhile=loop.hear)
         loop.scheduler.requeue_all()
@@ -160,13 +161,13 @@ class Reopening:
         self._shared.lost_stage = None
 
     def _open_again(self, layout: Layout, patience: RejoinDeadline) -> str | None:
-        """Open the pipeline with the cut in force; the reason if that cannot be done yet."""
+        """Open the pipeline with the cut in force. Return None, or the reason if that fails for now."""
         loop, pipeline = self._loop, self._pipeline
         loop.hear()
         pipeline.use_layout(layout)
         try:
             pipeline.open(_RECONNECT, patience.left(time.monotonic()), loop.hear)
-        except (PeerError, CannotFit) as error:  # memory that another process has taken may be free again
+        except (PeerError, CannotFit) as error:  # memory that another process holds may be free later
             return str(error)
         loop.scheduler.requeue_all(pipeline.kept())
         loop.use(loop.scheduler)
@@ -176,7 +177,7 @@ class Reopening:
 
 
 def _refusal(error: Exception, layout: Layout) -> SplitinferError:
-    """Return why a cut cannot be used."""
+    """Return the error that says why a cut cannot be used."""
     if isinstance(error, NeverFits):
         name = layout.stages[error.stage].name
         return RequestError(

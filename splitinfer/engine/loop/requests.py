@@ -1,12 +1,10 @@
-"""A request's text: what its reader sees of the tokens that the scheduler reports.
+"""A request's text: turns the tokens that the scheduler reports into events for the request's reader.
 
-Text is decoded as tokens come and never contains half a character. A stop string is found even when it lies across
-tokens, so text that may become one is held back. The reader receives everything through a queue, because the engine's
-thread must not wait for it; and where no stop string decides how a request goes on, the reader decodes the tokens, so
-that the next step does not wait for that either.
+Text is decoded as tokens arrive and never contains half a character. A stop string may cross tokens, so text that may
+become one is held back. The reader receives events through a queue, because the engine's thread must not wait for it.
+A request without stop strings is decoded on the reader's thread, so that the next step does not wait for that either.
 
-What is a request's own, the form of its answer and its tokenizer, may fail on any token. Then that request ends with an
-error, and no other.
+The form of an answer and the tokenizer may fail on any token. Then only that request ends with an error.
 """
 
 import logging
@@ -28,7 +26,7 @@ T = TypeVar("T")
 
 
 class GuardedRules:
-    """``TokenRules`` that raise nothing: an exception of ``rules`` is their ``failure``, and they say nothing more."""
+    """``TokenRules`` that never raise: after the first exception, their ``failure``, they restrict nothing."""
 
     def __init__(self, rules: TokenRules) -> None:
         self._rules, self._failure = rules, ""
@@ -68,7 +66,7 @@ class GuardedRules:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The log probability of a chosen token, and of the most likely ones as (token id, logprob)."""
+    """The log probability of a chosen token, and the most likely tokens as (token id, log probability)."""
 
     token_id: int
     logprob: float
@@ -79,8 +77,8 @@ class TokenLogprobs:
 class StreamEvent:
     """New tokens and text of a request. The last event has a ``finish_reason``; its text may be empty.
 
-    ``time`` is in seconds since submission. ``stop``: the stop string that ended it, if one did. ``parts``: where the
-    answer is told apart, what is new of it (``text.answer.AnswerPart``); ``text`` is then the text for the reader.
+    ``time`` is in seconds since submission. ``stop``: the stop string that ended it, if one did. ``parts``: the new
+    parts (``text.answer.AnswerPart``) of an answer that is split into parts; ``text`` is then the text for the reader.
     """
 
     token_ids: tuple[int, ...]
@@ -95,8 +93,8 @@ class StreamEvent:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How far a prompt is read: ``read`` of ``total`` tokens, of which ``cached`` had been read before; ``seconds``
-    from its first step to the last one that is done, and ``since`` that one."""
+    """The progress of a prefill: ``read`` of ``total`` prompt tokens, ``cached`` of them from the prefix cache.
+    ``seconds``: from its first step to the last one that is done; ``since``: the seconds since that one."""
 
     read: int
     total: int
@@ -113,14 +111,14 @@ class Reading:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """Everything a request produced. ``token_times``: seconds since submission, one per token; [0] is TTFT.
-    ``queue_seconds``: seconds from submission to its first step; ``None`` if there was none.
-    ``num_tried_drafts``: drafts that came to a verdict; ``num_right_drafts``: of them, those that became tokens.
-    ``prompt_logprobs``: of the prompt's tokens from the second on, where they were asked for.
+    """Everything that a request produced. ``token_times``: seconds since submission, one per token; [0] is TTFT.
+    ``queue_seconds``: seconds from submission to its first step; ``None`` without a step.
+    ``num_tried_drafts``: the drafts that were verified; ``num_right_drafts``: the drafts that became tokens.
+    ``prompt_logprobs``: for the prompt's tokens from the second on, if the request asks for them.
 
-    ``token_ids`` holds every generated token, the one that ended it included; ``text`` holds neither special tokens nor
-    the stop string. Unless the answer was asked for as it is (``raw``), ``text`` is what the model says to its reader,
-    ``reasoning`` what it thinks beside that, and ``calls`` are its calls of tools (``text.answer.ToolCallPart``).
+    ``token_ids`` holds every generated token, including the one that ended the answer; ``text`` contains neither
+    special tokens nor the stop string. Unless the request is ``raw``, ``text`` is the text for the reader,
+    ``reasoning`` the model's thoughts, and ``calls`` its tool calls (``text.answer.ToolCallPart``).
     """
 
     num_prompt_tokens: int
@@ -151,7 +149,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """A token that has come, or the end without one; ``time`` in seconds since submission. Not decoded yet."""
+    """A token, not decoded yet, or an end without a token. ``time`` is in seconds since submission."""
 
     token: SampledToken | None
     reason: FinishReason | None
@@ -163,9 +161,10 @@ Came = StreamEvent | _Taken
 
 
 class RequestState:
-    """A request inside the engine. ``sequence`` belongs to the scheduler; ``get`` and ``is_empty`` to its one reader.
-    ``notify``: called on the engine's thread after each event, for a reader that cannot wait in ``get``; it must return
-    at once. ``told``: tells the answer apart, and ends it at a stop string; ``None``: stop strings end its whole text.
+    """A request inside the engine. ``sequence`` belongs to the scheduler. Only the request's one reader calls ``get``
+    and ``is_empty``. ``notify``: called on the engine's thread after each event, for a reader that cannot wait in
+    ``get``; it must return at once. ``told``: splits the answer into parts and ends it at a stop string; ``None``: stop
+    strings are searched in the whole text.
     """
 
     def __init__(
@@ -185,7 +184,7 @@ class RequestState:
         self._told: Told = told or StopMatcher(sequence.params.stop)
         self._clock = clock
         self.submitted = clock()
-        """When it was submitted, in seconds on ``clock``."""
+        """The time of submission, in seconds on ``clock``."""
 
     @property
     def seq_id(self) -> int:
@@ -200,7 +199,7 @@ class RequestState:
 
     @property
     def reading(self) -> Reading | None:
-        """How far its prompt is read; ``None`` before its first step, and once it is read."""
+        """The progress of its prefill; ``None`` before its first step and after its prefill."""
         seq, begun = self.sequence, self.sequence.begun_at
         (read, read_at), total = seq.read, seq.num_prompt_tokens
         if begun is None or read >= total or seq.num_generated:
@@ -209,8 +208,8 @@ class RequestState:
         return Reading(read, total, seq.num_cached or 0, last - begun, self._clock() - last)
 
     def take(self, token: SampledToken, reason: FinishReason | None) -> tuple[Came, FinishReason | None]:
-        """Return a token has come. Returns what ``tell`` gives the reader, and why the request ends with it, if it
-        does: ``reason``, or a stop string."""
+        """Take a token. Return the item for ``tell``, and why the request ends with this token: ``reason``, a stop
+        string, or None if it goes on."""
         taken = _Taken(token, reason, self._clock() - self.submitted)
         if not self.sequence.params.stop:
             return taken, reason
@@ -218,29 +217,29 @@ class RequestState:
         return event, None if event.finish_reason is None else FinishReason(event.finish_reason)
 
     def tell(self, came: Came) -> None:
-        """Hand on what has come. Count a request that ends before its reader is told: who has an answer may ask for
-        figures at once."""
+        """Give an item to the reader. Count a request that ends before this call: its reader may ask for figures at
+        once."""
         self._events.put(came)
         if self._notify is not None:
             self._notify()
 
     def get(self, timeout: float | None = None) -> StreamEvent:
-        """Wait for the next event. Raises queue.Empty: none came within ``timeout`` seconds."""
+        """Wait for the next event. Raises queue.Empty if no event arrives within ``timeout`` seconds."""
         came = self._events.get(timeout=timeout)
         return self._event_of(came) if isinstance(came, _Taken) else came
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no event now; for the reader, it stays as it is while there is one."""
+        """Whether no event waits now. For the reader, false stays false until it calls ``get``."""
         return self._events.empty()
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
-        """End without a token: the request was aborted, or the pipeline failed. Text that was held back is shown."""
+        """End the request without a token, after an abort or a failure. The reader gets the text that was held back."""
         taken = _Taken(None, reason, self._clock() - self.submitted, error)
         self.tell(self._event_of(taken) if self.sequence.params.stop else taken)
 
     def _event_of(self, taken: _Taken) -> StreamEvent:
-        """Decode what has come. Call once for each, in order. What cannot be decoded ends the request with an error."""
+        """Decode an item. Call once for each item, in order. A failure ends the request with an error."""
         try:
             return self._decoded(taken)
         except Exception as error:
@@ -269,5 +268,5 @@ class RequestState:
 
 
 def logprobs_of(token: SampledToken | None) -> tuple[TokenLogprobs, ...]:
-    """Return a token's, if they were asked for."""
+    """Return a token's log probabilities in a tuple; empty if the request does not ask for them."""
     return () if token is None or token.logprob is None else (TokenLogprobs(token.token_id, token.logprob, token.top),)

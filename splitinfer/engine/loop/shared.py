@@ -1,15 +1,15 @@
-"""What the threads of an engine share, all of it in this one place.
+"""The state that the threads of an engine share.
 
-The engine's thread makes and owns everything else. No other thread has a reference to the loop; it puts a call into the
-inbox, and the engine's thread carries it out between two steps. Two more things are shared, and guard themselves: the
-pipeline, whose steps may be sent by the thread that waits for the device, and the figures, which anybody may read.
+The engine's thread creates and owns everything else. Other threads have no reference to the loop: they put a call into
+the inbox, and the engine's thread makes it between two steps. Two more objects are shared and guard themselves: the
+pipeline, because the thread that waits for the device may send its steps, and the figures, which any thread may read.
 
-    any thread           submit, begin_draining; inbox.put(call); reads of what is below
+    any thread           submit, begin_draining; inbox.put(call); reads the attributes
     the engine's thread  take_in, note_empty, fail; writes in_force, drafter, lost_stage, is_changing, failure
-    who closes           writes is_closing
+    the closing thread   writes is_closing
 
-One lock makes certain that a refused request never reaches the loop, and that a loop that ends ends those that it has
-not seen.
+One lock ensures that a refused request never reaches the loop, and that a loop that ends also ends the requests that
+it has not seen.
 """
 
 import queue
@@ -29,21 +29,21 @@ from splitinfer.errors import Draining, RequestError, SplitinferError
 
 
 class InForce(NamedTuple):
-    """The scheduler, and the cut that it plans for. Both at once: other threads read them."""
+    """The scheduler and the cut that it plans for, as one value, so that other threads read both at once."""
 
     scheduler: Scheduler
     layout: Layout
 
 
 class Shared:
-    """What an engine's threads share. Without another note any thread may use it.
+    """The shared state of an engine. Any thread may use it, unless a method says otherwise.
 
-    inbox: calls from any thread, which get the loop, and what stages bring.
-    in_force: what requests are scheduled by; ``None`` before the stages are loaded.
-    drafter: for its name; all else of it is the loop's.
-    lost_stage: the stage that requests wait for, or waited for until they gave up.
+    inbox: the stages' events, and calls from any thread, which get the loop.
+    in_force: the scheduler and its cut; ``None`` before the stages are loaded.
+    drafter: other threads read only its name; the rest belongs to the loop.
+    lost_stage: the stage that requests wait for, or waited for until the timeout.
     is_changing: whether another cut is being loaded.
-    failure: why no request can be taken any more.
+    failure: why the engine accepts no more requests.
     """
 
     def __init__(self, inbox: "queue.SimpleQueue[StageEvent | Callable[[Any], object]]") -> None:
@@ -54,8 +54,8 @@ class Shared:
         self.is_changing = self.is_closing = False
         self.failure: SplitinferError | None = None
         self._lock = threading.Lock()
-        self._arriving: dict[int, RequestState] = {}  # submitted, and not yet taken in
-        self._drained: threading.Event | None = None  # set once no request is left, when that is wanted
+        self._arriving: dict[int, RequestState] = {}  # submitted, but not yet given to the scheduler
+        self._drained: threading.Event | None = None  # set once no request is left; None unless draining
 
     @property
     def scheduler(self) -> Scheduler:
@@ -64,12 +64,12 @@ class Shared:
         return self.in_force.scheduler
 
     def submit(self, state: RequestState) -> None:
-        """Check a request, and hand it to the loop.
+        """Check that a request has room, and give it to the loop.
 
         Raises:
-            QueueFull: too many wait already.
+            QueueFull: too many requests wait already.
             RequestError: its KV can never fit.
-            SplitinferError: the engine has failed, was closed, or is being drained.
+            SplitinferError: the engine has failed, was closed, or is draining.
         """
         submitted = time.monotonic()
         with self._lock:
@@ -86,18 +86,18 @@ class Shared:
             self.inbox.put(lambda loop: loop.requests.add(state, submitted))
 
     def take_in(self, state: RequestState) -> None:
-        """Give a request to the scheduler. Raises QueueFull, NeverFits. On the engine's thread."""
-        with self._lock:  # meanwhile it would count twice
+        """Give a request to the scheduler, on the engine's thread. Raises QueueFull, NeverFits."""
+        with self._lock:  # so that ``submit`` does not count the request twice
             self._arriving.pop(state.seq_id, None)
             self.scheduler.add(state.sequence)
 
     def stage_of(self, error: NeverFits) -> str:
-        """Return the name of the stage on which something does not fit."""
+        """Return the name of the stage that lacks the room."""
         assert self.in_force is not None
         return self.in_force.layout.stages[error.stage].name
 
     def never_fits(self, error: NeverFits) -> str:
-        """Return why a request can never be carried out with the cut in force."""
+        """Return the sentence for a request that can never fit the cut in force."""
         return (
             f"a prompt and answer of {error.num_tokens:,} tokens can never fit: they need {size(error.needed)} of KV "
             f"on stage {self.stage_of(error)}, which has {size(error.there)} for it; shorten them, or give it fewer "
@@ -105,7 +105,7 @@ class Shared:
         )
 
     def begin_draining(self) -> threading.Event:
-        """Take no new request; the event is set when none is left (``note_empty``), or the engine has failed."""
+        """Refuse new requests. Return an event that is set when no request is left or the engine has failed."""
         with self._lock:
             drained = self._drained = self._drained or threading.Event()
             if self.failure is not None:
@@ -114,16 +114,16 @@ class Shared:
 
     @property
     def is_draining(self) -> bool:
-        """Whether no new request is taken any more."""
+        """Whether new requests are refused."""
         return self._drained is not None
 
     def note_empty(self) -> None:
-        """The loop has no request: who drains is told, if none is arriving. On the engine's thread."""
+        """Set the draining event if no request is arriving. The loop, on its thread, calls this without requests."""
         if self._drained is not None and not self._arriving:
             self._drained.set()
 
     def fail(self, failure: SplitinferError) -> list[RequestState]:
-        """Take no request any more, for this reason; those that the loop has not seen. On the engine's thread."""
+        """Refuse requests with ``failure``, on the engine's thread, and return the ones that the loop has not seen."""
         with self._lock:
             self.failure = failure
             arriving = [*self._arriving.values()]

@@ -1,1 +1,1 @@
-"""Profiles of machines and links, measured for one model, from which layouts are planned (``machine.profile``)."""
+"""Measures profiles of machines and links for one model. Layouts are planned from them (``machine.profile``)."""

@@ -1,5 +1,5 @@
-"""What a drafter costs: the coordinator's is measured, a round for one sequence, and for each further one; heads on the
-last stage cost what layers like theirs do, on whatever machine that is."""
+"""The costs of a drafter. The coordinator's drafter is measured: a round for one sequence, and for each further one.
+Heads on the last stage cost as much as similar layers of the model on that machine."""
 
 import statistics
 import time
@@ -24,17 +24,17 @@ from splitinfer.models.load.loader import in_bunches, kv_need, resolve_dtype
 from splitinfer.models.load.trained import join
 from splitinfer.models.memory import on_gpu
 
-_ROUNDS, _SEVERAL = 6, 8  # of which the first is not counted; sequences that are drafted for together
+_ROUNDS, _SEVERAL = 6, 8  # rounds, without counting the first; sequences in a round of several
 _PROMPT = 16  # tokens
 _TOGETHER = 64 * 2**20  # bytes of weights made at a time
 
 
 def measure_draft(name: str, dtype: str, vocab_size: int) -> tuple[DraftProfile, float, float]:
-    """Return a drafter's bytes, the seconds of a draft, and those of each further sequence in a round. Its weights are
-    made up; n-grams cost next to nothing.
+    """Return a drafter's bytes, the seconds of a draft, and the seconds of each further sequence in a round. Its
+    weights are made up. N-grams cost 0 s.
 
     Raises:
-        ModelError: there is no such model.
+        ModelError: the model does not exist.
     """
     small = model_in(name)
     if small is None:
@@ -55,11 +55,11 @@ def measure_draft(name: str, dtype: str, vocab_size: int) -> tuple[DraftProfile,
 
 
 def describe_heads(name: str, checkpoint: Checkpoint, described: DescribedModel, dtype: str | None) -> DraftProfile:
-    """Return the bytes of a drafter on the last stage, which has ``checkpoint``, and which of the model's layers it is
-    like. Reads no weight.
+    """Return the bytes of the heads in ``checkpoint``, which draft on the last stage, and the kind of the model's
+    layers that they resemble. Reads no weights.
 
     Raises:
-        ModelError: there are none, or they cannot run.
+        ModelError: the checkpoint has no heads, or they cannot run.
     """
     last = described.structure.num_layers - 1
     stage = StageModel(described.model, last, last + 1, described.structure, checks=False)
@@ -70,7 +70,7 @@ def describe_heads(name: str, checkpoint: Checkpoint, described: DescribedModel,
 
 
 def _round(drafter: DraftModel, count: int) -> float:
-    """Return the seconds of a round of drafts for so many sequences: the median."""
+    """Return the median seconds of a round of drafts for ``count`` sequences."""
     sequences = [_sequence(i) for i in range(count)]
     seconds, began = list[float](), time.monotonic()
     for drafts in islice(drafter.draft_together(sequences, [_ROUNDS] * count), _ROUNDS):

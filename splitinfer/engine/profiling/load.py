@@ -1,4 +1,4 @@
-"""What other programs compute while this one measures: processors that they keep busy, and the busiest of them."""
+"""The load by other programs while this one measures: the processors that they use, and the busiest program."""
 
 import time
 from contextlib import suppress
@@ -10,13 +10,13 @@ from splitinfer.machine.profile import Load
 
 
 def _busy_seconds() -> float:
-    """Return the processor time of all programs since the system started, in seconds, with what a hypervisor took."""
+    """Return the processor time of all programs since the system started, in seconds, with a hypervisor's share."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
 
 
 def _by_process() -> dict[tuple[int, str], float]:
-    """Return the processor time of each process that the system tells of, in seconds."""
+    """Return the processor time of each process that the system reports, in seconds."""
     found = dict[tuple[int, str], float]()
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
@@ -26,7 +26,7 @@ def _by_process() -> dict[tuple[int, str], float]:
 
 
 def _own() -> set[int]:
-    """Return the ids of this process and of those that it has started."""
+    """Return the ids of this process and of its child processes."""
     own = psutil.Process()
     with suppress(psutil.Error, OSError):
         return {own.pid, *(child.pid for child in own.children(recursive=True))}
@@ -35,7 +35,7 @@ def _own() -> set[int]:
 
 @dataclass(slots=True)
 class LoadWatch:
-    """Watches the load from when it is made until ``load`` is called."""
+    """Watches the load from its creation until ``load`` is called."""
 
     _began: float = field(default_factory=time.monotonic)
     _busy: float = field(default_factory=_busy_seconds)

@@ -1,13 +1,13 @@
-"""Measures this machine for one model: seconds of layers of each kind, of the head, of a step, of the host for one;
-what is free. Remembers it, and answers a coordinator that asks for it.
+"""Measures this machine for one model: the seconds of layers of each kind, of the head, of a step, and of the host for
+a step; the free memory. Saves the profile, and answers a coordinator that asks for it.
 
-The model need not be here: its configuration and the shapes of its tensors suffice, and its numbers are made up
-(``models.load.building``). They travel in a part of the frame, as JSON:
+The machine needs only the model's configuration and the shapes of its tensors; the weights are made up
+(``models.load.building``). The description is a part of the frame, as JSON:
 
     {"files": {"config.json": "...", ...}, "tensors": {"model.norm.weight": {"dtype": "BF16", "shape": [5120]}, ...}}
 
-A profile is remembered in the user's folder of caches (``profiles/DIGEST.json``), by all that the figures depend on,
-the machine's name among it (home folders may be shared). What memory is free is never remembered.
+A profile is saved in the user's cache folder (``profiles/DIGEST.json``). The digest covers everything that the figures
+depend on, including the machine's name (home folders may be shared). The free memory is never saved.
 """
 
 import contextlib
@@ -47,17 +47,17 @@ from splitinfer.wire.messages import Profile, Profiled, Progress
 
 log = logging.getLogger(__name__)
 
-SECONDS = 12.0  # for whole layers, at most
-_FOR_HALVES = 0.4  # of them, and beside them, for what two ranks would have of the layers
-_LEAST = 0.4  # of them, for the steps that are timed, however long it took to describe the model
-_ROOM = 0.5  # of the free memory, for weights
+SECONDS = 12.0  # the most seconds for whole layers
+_FOR_HALVES = 0.4  # further seconds for the layers of two ranks, as a share of ``SECONDS``
+_LEAST = 0.4  # the least share of ``SECONDS`` for timing steps, after describing the model
+_ROOM = 0.5  # the share of free memory for weights
 _MAX_NAME = 4096  # characters of a model's name
 _MOST_BYTES = 64 * 2**20  # of a description
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A model, the layout's ``dtype`` and format of keys and values, with which it would be loaded."""
+    """A model to measure, with the layout's ``dtype`` and format of keys and values."""
 
     name: str
     checkpoint: Checkpoint
@@ -65,12 +65,12 @@ class Question:
     kv_format: str = EXACT
 
     def shape(self) -> str:
-        """Return a digest of all that the profile of a machine depends on: not of the weights."""
+        """Return a digest of everything in it that a machine's profile depends on, without the weights."""
         return hashlib.sha256(described(self.checkpoint) + f"{self.dtype} {self.kv_format}".encode()).hexdigest()
 
 
 def described(checkpoint: Checkpoint) -> bytes:
-    """Return a checkpoint's configuration and tensors, without the weights."""
+    """Return a checkpoint's configuration and the shapes of its tensors as JSON."""
     paths = [checkpoint.folder / name for name in CONFIGURATION]
     files = {path.name: path.read_text() for path in paths if path.exists()}
     tensors = {info.name: {"dtype": info.dtype, "shape": list(info.shape)} for info in checkpoint.tensors.values()}
@@ -79,11 +79,11 @@ def described(checkpoint: Checkpoint) -> bytes:
 
 @contextmanager
 def checkpoint_of(description: bytes | memoryview) -> Iterator[Checkpoint]:
-    """The checkpoint that ``described`` has described, in a temporary folder without weights.
+    """Give the block a checkpoint from a description by ``described``, in a temporary folder without weights.
 
     Raises:
-        ProtocolError: a peer sent something else.
-        ModelError: a dtype that MLX does not load.
+        ProtocolError: the description is not valid.
+        ModelError: it has a dtype that MLX does not load.
     """
     if len(description) > _MOST_BYTES:
         raise ProtocolError(f"a model was described in {len(description):,} bytes; it may have {_MOST_BYTES:,}")
@@ -104,7 +104,7 @@ def checkpoint_of(description: bytes | memoryview) -> Iterator[Checkpoint]:
 
 
 def _entry(one: dict[str, Any]) -> dict[str, Any]:
-    """Return a tensor as a safetensors header has it, as if it were alone in a file."""
+    """Return a tensor's entry in the safetensors header of a file with this tensor alone."""
     dtype, shape = str(one["dtype"]), [int(size) for size in one["shape"]]
     if dtype not in ITEM_BITS:
         raise ModelError(f"a model has tensors in {dtype!r:.20}, which MLX does not load")
@@ -112,11 +112,10 @@ def _entry(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer(command: Profile, parts: Sequence[memoryview], name: str, report: Callable[[Progress], None]) -> Profiled:
-    """Return this machine's profile. ``report`` is called with each step that is timed, and raises to end the
-    measuring.
+    """Return this machine's profile. ``report`` is called for each timed step, and raises to end the measuring.
 
     Raises:
-        ProtocolError: the message has no description of a model, or one that cannot be read.
+        ProtocolError: the description of the model is missing or not valid.
         ModelError, ConfigError, DeviceFailed: as ``measure_machine``.
     """
     if len(parts) != 1 or command.dtype not in DTYPES or len(command.model) > _MAX_NAME:
@@ -133,7 +132,7 @@ def answer(command: Profile, parts: Sequence[memoryview], name: str, report: Cal
 
 
 def profile_here(name: str, question: Question, report: OnStep, *, again: bool = False) -> MachineProfile:
-    """Return this machine's profile under ``name``, remembered or measured now; ``again``: measured now.
+    """Return this machine's profile under ``name``, saved or measured now. ``again``: measure it in any case.
 
     Raises:
         ModelError, ConfigError, DeviceFailed: as ``measure_machine``.
@@ -143,7 +142,7 @@ def profile_here(name: str, question: Question, report: OnStep, *, again: bool =
     profile = measure_machine(name, question, report)
     log.info("measured this machine for %s: %s", question.name, profile.trials)
     if not profile.trials.are_good:
-        return profile  # which is not kept: the next time the machine may be idle
+        return profile  # not saved: the machine may be idle the next time
     try:
         replace_file(_path(question), json.dumps(profile.as_dict(), indent=1) + "\n")
     except OSError as error:
@@ -152,7 +151,7 @@ def profile_here(name: str, question: Question, report: OnStep, *, again: bool =
 
 
 def remembered(name: str, question: Question) -> MachineProfile | None:
-    """Return this machine's profile under ``name``, if it was measured before."""
+    """Return this machine's saved profile under ``name``, or None if there is none."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         path = _path(question)
         known = MachineProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))
@@ -162,7 +161,7 @@ def remembered(name: str, question: Question) -> MachineProfile | None:
 
 
 def profiles_folder() -> Path:
-    """Return where profiles are remembered."""
+    """Return the folder of saved profiles."""
     return caches() / "profiles"
 
 
@@ -179,13 +178,13 @@ def _path(question: Question) -> Path:
 def measure_machine(
     name: str, question: Question, report: OnStep = lambda _done, _total: None, seconds: float = SECONDS
 ) -> MachineProfile:
-    """Measure this machine, which is called ``name``, in about ``seconds`` seconds. One thread, which then may use MLX
-    as before; what it held for this is freed.
+    """Measure this machine in about ``seconds`` seconds, and return its profile under ``name``. Runs on the calling
+    thread, and frees all memory that it used.
 
     Raises:
-        ModelError: mlx-lm cannot build the model, it cannot be cut, or not even a layer fits.
-        ConfigError: an emulated accelerator's file cannot be read, or does not say what each layer costs.
-        DeviceFailed: the device did.
+        ModelError: mlx-lm cannot build the model, it cannot be cut, or a single layer does not fit.
+        ConfigError: an emulated accelerator's file cannot be read, or lacks a layer's cost.
+        DeviceFailed: the device failed.
     """
     try:
         return _measured(name, question, report, seconds)
@@ -195,7 +194,7 @@ def measure_machine(
 
 def _measured(name: str, question: Question, report: OnStep, seconds: float) -> MachineProfile:
     began, watch = time.monotonic(), LoadWatch()
-    free = unloaded_bytes()  # what a stage that is loaded holds is given up for another
+    free = unloaded_bytes()  # includes the memory of a loaded stage, which another one would replace
     dtype = resolve_dtype(question.dtype, gpu=on_gpu())
     arrays = made_up(question.checkpoint)
     described = describe(question.checkpoint, dtype, question.name, arrays, format_of(question.kv_format))
@@ -209,8 +208,8 @@ def _measured(name: str, question: Question, report: OnStep, seconds: float) -> 
 
 
 def _halves(question: Question, dtype: str | None, report: OnStep, seconds: float, room: int) -> Mapping[str, Costs]:
-    """Return what one of two ranks' part of a layer costs, by the layer's kind, without sums; nothing if the model
-    cannot be divided."""
+    """Return the costs of a layer's half on one of two ranks, without sums, by the layer's kind. Return an empty
+    mapping if the model cannot be divided."""
     checkpoint, kv_format = question.checkpoint, format_of(question.kv_format)
     with alone() as sums:
         try:
@@ -225,7 +224,7 @@ def _room(model: ModelProfile, free: int) -> int:
     """Return the bytes for the layers that are timed together.
 
     Raises:
-        CannotFit: there is none for a single one.
+        CannotFit: a single layer has no room.
     """
     largest = max(layer.weights for layer in model.layers)
     outer = max(model.embedding, model.head)

@@ -1,22 +1,21 @@
-"""Times a few layers of a model, which need not be here: what one layer of each kind costs, a step, and the head.
+"""Times a few layers of a model, without its weights: the costs of one layer of each kind, of a step, and of the head.
 
-    one layer of each kind    steps of one row, of a few sequences, of a prompt's chunk; then one row and a chunk behind
-                              many positions, for what attending costs
-    several layers            what they take less than each of them alone is the fixed time of a step; if they take
-                              more, their weights do not stay in a cache between steps, as those of one layer do
-    the last layer            what it takes longer than another of its kind is norm, head and sampler; if it is the only
-                              one of its kind, they share its seconds by the bytes of their weights
+    one layer of each kind    steps of one row, of a few sequences, of a prompt's chunk; then one row and a chunk after
+                              many positions, for the cost of attention
+    several layers            if they take less than the sum of single layers, the difference is the fixed time of a
+                              step; if more, their weights, unlike one layer's, do not stay in a cache between steps
+    the last layer            if it takes longer than another layer of its kind, the difference is norm, head and
+                              sampler; if it is the only one of its kind, its seconds are shared by bytes of weights
 
-Other programs only make a step slower. So each piece of work is done in several *trials*, apart in time, and the
-quickest ``COUNT`` of them count, if they agree: their median is the figure, and their range its uncertainty. Once all
-pieces agree, nothing more is timed. A trial is the quickest of some steps, and the first steps, which compile kernels,
-are in none.
+Other programs only make a step slower. So each piece of work gets several *trials*, at different times, and the
+quickest ``COUNT`` of them count, if they agree: their median is the figure, and their range its uncertainty. Timing
+ends once all pieces agree. A trial is the quickest of some steps. It excludes the first steps, which compile kernels.
 
-Positions to attend to are not computed: a block of keys and values is, and a sequence opens with many copies of it. So
-steps are timed behind as many positions as long prompts have.
+The positions to attend to are not computed: a sequence opens with many copies of one block of keys and values. So steps
+are timed after as many positions as long prompts have.
 
-Layers are made up when it is their turn. If they do not fit into the memory together, they are given up when no other
-step needs them, so a model that is larger than the memory is timed, too.
+A layer's weights are made up before its steps. If the layers do not fit into memory together, a layer is freed when no
+other step needs it, so that a model larger than the memory can be timed, too.
 """
 
 import math
@@ -42,25 +41,25 @@ from splitinfer.models.load.layer_kinds import DescribedModel
 from splitinfer.models.load.loader import in_bunches
 
 FEW = (1, 8, 32)  # rows of a step, each of another sequence
-CHUNK = 128  # rows from which they are those of one sequence
-BEHIND = 2048  # positions behind which steps are timed: half of the longest prompt that a plan tells of
-COUNT = 3  # trials that count, the quickest ones
-SETTLED = 1.15  # times as long as the quickest of them the slowest may take, and no more trials are made
-_TRIAL, _MOST_STEPS = 0.05, 8  # seconds of a trial, unless a step takes longer, and the steps in it
-_WARM = 2  # steps in front of the first trial
+CHUNK = 128  # a step with this many rows or more is of one sequence
+BEHIND = 2048  # positions before the timed steps: half of the longest prompt that a plan reports
+COUNT = 3  # the number of quickest trials that count
+SETTLED = 1.15  # the trials agree if the slowest that counts takes at most this many times as long as the quickest
+_TRIAL, _MOST_STEPS = 0.05, 8  # seconds of a trial, unless a step takes longer, and the most steps in it
+_WARM = 2  # steps before the first trial
 _MANY = 8  # layers that are timed together
 _MOST_MADE = 2**30  # bytes of their weights
-_MOST_STEP = 0.9  # of the quickest layer's step: however noisy the timings are, no layer costs nothing
+_MOST_STEP = 0.9  # the largest share of a step's fixed time in the quickest layer's step, so that each layer has a cost
 _TOGETHER = 64 * 2**20  # bytes of weights made at a time
-_PARAMS = SamplingParams(temperature=0.7)  # noise is drawn for each row, as in most chats
+_PARAMS = SamplingParams(temperature=0.7)  # draws noise for each row, as in most chats
 _FIRST_ID = 5  # of the made-up prompts
 
-OnStep = Callable[[int, int], None]  # steps done, and how many there may be; raises to end the measuring
+OnStep = Callable[[int, int], None]  # steps done, and the expected total; raises to end the measuring
 
 
 class Trial:
-    """A stage of a few layers, timed by the stage's own runner, and its sequences of made-up rows. One thread uses it,
-    the one that made it. ``num_ranks``: that have these layers together."""
+    """A stage of a few layers with sequences of made-up rows, timed with the runner of stages. Only the thread that
+    made it uses it. ``num_ranks``: the number of ranks that share these layers."""
 
     def __init__(self, structure: ModelStructure, span: tuple[int, int], vocab_size: int, num_ranks: int = 1) -> None:
         stage = StageModel(structure.model, *span, structure, checks=False)
@@ -73,15 +72,15 @@ class Trial:
         self._opened = set[int]()
         self._block: KVBlock | None = None
         self.host = 0.0
-        """Seconds of the last step for which the device waited for its host."""
+        """The seconds of the last step during which the device waited for the host."""
 
     def open(self, count: int) -> list[int]:
-        """Open sequences; they come to be with their first step."""
+        """Return the ids of ``count`` new sequences, which their first step opens."""
         first, self._num_sequences = self._num_sequences, self._num_sequences + count
         return list(range(first, self._num_sequences))
 
     def open_behind(self, length: int) -> int:
-        """Open a sequence that already has ``length`` tokens, a multiple of ``CHUNK``."""
+        """Open a sequence that already has ``length`` tokens, a multiple of ``CHUNK``, and return its id."""
         pool = self._runner.pool
         if self._block is None:
             (first,) = self.open(1)
@@ -96,7 +95,7 @@ class Trial:
         return sequence
 
     def step(self, sequences: Sequence[int], rows: int) -> float:
-        """Compute a step of so many rows of each sequence; its seconds."""
+        """Compute a step of ``rows`` rows of each sequence, and return its seconds."""
         while self._runner.prepare_next():
             pass
         plan = self._plan(sequences, rows)
@@ -134,7 +133,7 @@ class Trial:
         return NewSequence(sequence, _PARAMS, sequence, blocks, prefix, num_prompt=1)
 
     def _hidden(self, rows: int) -> mx.array | None:
-        """Return made-up hidden states [rows, d]; ``None`` on the first stage."""
+        """Return made-up hidden states [rows, d], or None on the first stage."""
         if self._spec is None:
             return None
         width, dtype = self._spec
@@ -145,8 +144,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A step that is timed: so many rows, of one sequence each if they are fewer than ``CHUNK``, behind so many
-    positions."""
+    """A step to time: ``rows`` rows after ``behind`` positions. Fewer than ``CHUNK`` rows belong to one sequence each,
+    more belong to one sequence together."""
 
     rows: int
     behind: int = 0
@@ -169,7 +168,7 @@ class Tried:
 
     @property
     def spread(self) -> float:
-        """How many times as long the slowest trial that counts took as the quickest; infinite for a single one."""
+        """The slowest trial that counts divided by the quickest; infinite for a single trial."""
         return self._count[-1] / max(1e-9, self._count[0]) if len(self.trials) > 1 else math.inf
 
     @property
@@ -180,20 +179,20 @@ class Tried:
 
 @dataclass(slots=True)
 class Timed:
-    """Some layers: the trials of each piece, and the seconds of the host beside steps of one row."""
+    """The timings of some layers: the trials of each piece, and the host's seconds for steps of one row."""
 
     pieces: dict[Piece, Tried] = field(default_factory=dict)
     hosts: Tried = field(default_factory=Tried)
 
     def by_rows(self) -> dict[int, float]:
-        """Return the seconds of a step by its rows, which attend to as little as was timed."""
+        """Return the seconds of a step by its rows, each with the fewest positions that were timed."""
         found = dict[int, float]()
         for piece in sorted(self.pieces, key=lambda each: -each.behind):
             found[piece.rows] = self.pieces[piece].seconds
         return found
 
     def attending(self, rows: int) -> float:
-        """Return the seconds for each position that a row of a step of so many attends to; 0 if that was not timed."""
+        """Return the seconds for each position that a row attends to, in steps of ``rows`` rows; 0 if not timed."""
         behind = max((each.behind for each in self.pieces if each.rows == rows), default=0)
         if not behind or Piece(rows) not in self.pieces:
             return 0.0
@@ -202,7 +201,7 @@ class Timed:
 
     @property
     def behind(self) -> int:
-        """The most positions behind which a step was timed."""
+        """The largest number of positions before a timed step."""
         return max((each.behind for each in self.pieces), default=0)
 
     @property
@@ -212,8 +211,8 @@ class Timed:
 
 
 class Stopwatch:
-    """Times layers of a model in at most about ``seconds`` seconds. ``room``: bytes of weights that may be in memory;
-    ``num_ranks``: that have these layers together."""
+    """Times layers of a model in at most about ``seconds`` seconds. ``room``: the bytes of weights that may be in
+    memory; ``num_ranks``: the number of ranks that share these layers."""
 
     def __init__(
         self,
@@ -229,7 +228,7 @@ class Stopwatch:
         layers = described.profile.layers
         kinds = [layer.kind for layer in layers]
         self._last = len(kinds) - 1
-        # The layer that stands for each kind: not the first or last one, if there is another.
+        # The layer that represents each kind: not the first or last layer, if there is another one.
         self._of_kind = {
             kind: min((i for i, each in enumerate(kinds) if each == kind), key=lambda i: (i == self._last, i == 0, i))
             for kind in dict.fromkeys(kinds)
@@ -249,7 +248,7 @@ class Stopwatch:
         self._launches_ahead = False
 
     def measure(self) -> MachineProfile:
-        """Time everything: what one layer of each kind, a step and the head cost on a machine without a name."""
+        """Time everything. Return a profile without a name: the costs of a layer of each kind, a step and the head."""
         for number, spans in enumerate(self._groups):
             now, others = time.monotonic(), len(self._groups) - number
             self._try(spans, now + max(0.0, self._ends - now) / others)
@@ -261,7 +260,7 @@ class Stopwatch:
     # -- trials --------------------------------------------------------------------------------
 
     def _try(self, spans: Sequence[tuple[int, int]], until: float) -> None:
-        """Time some spans in turn, until all of their trials agree or the time is up. Each gets two trials at least."""
+        """Time some spans in turn, until all trials agree or the time is over. Each span gets at least two trials."""
         for number, span in enumerate(spans):
             now = time.monotonic()
             self._first(span, now + (until - now) / (len(spans) - number))
@@ -274,8 +273,8 @@ class Stopwatch:
             rounds += 1
 
     def _first(self, span: tuple[int, int], until: float) -> None:
-        """Make a span's layers, and time each piece of it that there is time for once. Two numbers of rows at least,
-        if the span has several."""
+        """Make a span's layers, and time each of its pieces once, while there is time; at least two numbers of rows if
+        the span has several."""
         self._make(span)
         trial = Trial(self._described.structure, span, self._vocab_size, self._num_ranks)
         self._trials[span] = trial
@@ -291,7 +290,7 @@ class Stopwatch:
             self._time(span, piece, warm=True)
 
     def _pieces(self, span: tuple[int, int]) -> list[Piece]:
-        """Return what is timed of a span, the most important first."""
+        """Return the pieces of a span to time, the most important first."""
         if span == self._several:
             return [Piece(1)]
         if span[0] not in self._of_kind.values():
@@ -326,7 +325,7 @@ class Stopwatch:
 
     @property
     def _left(self) -> int:
-        """About how many steps are still to be timed, if trials agree."""
+        """About how many steps are left to time, if trials agree."""
         every = [tried for timed in self._timed.values() for tried in timed.pieces.values()]
         return sum(max(0, COUNT - len(tried.trials)) for tried in every)
 
@@ -340,7 +339,7 @@ class Stopwatch:
             self._report(self._done, self._done + 1)
 
     def _give_up(self, spans: Sequence[tuple[int, int]], still: Iterable[tuple[int, int]]) -> None:
-        """Let go of the weights that no other span needs."""
+        """Free the weights that no other span needs."""
         needed = {layer for other in still for layer in range(*other)}
         for number in {layer for span in spans for layer in range(*span)} - needed:
             layer = self._described.structure.layers[number]
@@ -351,7 +350,7 @@ class Stopwatch:
 
 
 def _fitting(spans: Sequence[tuple[int, int]], weights: Sequence[int], room: int) -> list[list[tuple[int, int]]]:
-    """Return the spans in groups whose layers fit into ``room`` bytes together; a single span may need more.
+    """Return the spans in groups whose layers together fit into ``room`` bytes. A single span may need more.
 
     >>> _fitting([(1, 2), (3, 4), (1, 3)], [9, 9, 9, 9], 18)
     [[(1, 2), (3, 4)], [(1, 3)]]
@@ -372,7 +371,7 @@ def _fitted(
     timed: Mapping[tuple[int, int], Timed],
     several: tuple[int, int] | None,
 ) -> MachineProfile:
-    """Return what the timings say of the device."""
+    """Return the profile that fits the timings."""
     layers, model = described.profile.layers, described.profile
     last, last_of_kind = model.num_layers - 1, of_kind[layers[-1].kind]
     by_rows = {span: each.by_rows() for span, each in timed.items()}
@@ -399,7 +398,7 @@ def _fitted(
         single, chunk = own.attending(1), own.attending(behind)
         seconds = dict[int, float]()
         for rows, took in alone(place).items():
-            beside = step + (head.get(rows, head[1]) if place == last else 0.0)  # of a chunk the head computes one row
+            beside = step + (head.get(rows, head[1]) if place == last else 0.0)  # the head computes one row of a chunk
             if rows >= CHUNK:
                 beside += chunk * rows * (rows + 1) / 2
             elif not grows:  # most rows of a chat attend to a whole window
@@ -410,7 +409,7 @@ def _fitted(
 
 
 def _trials_of(timed: Mapping[tuple[int, int], Timed]) -> Trials:
-    """Return how far the trials agreed. A spread of 0 says that there were too few."""
+    """Return how well the trials agreed. A spread of 0 means that there were too few trials."""
     pieces = [(piece, tried.spread) for each in timed.values() for piece, tried in each.pieces.items()]
     few = max(spread for piece, spread in pieces if piece.rows < CHUNK)
     many = max((spread for piece, spread in pieces if piece.rows >= CHUNK), default=few)
@@ -420,7 +419,7 @@ def _trials_of(timed: Mapping[tuple[int, int], Timed]) -> Trials:
 
 
 def _rising(seconds: Mapping[int, float]) -> dict[int, float]:
-    """Return the seconds by rows, none less than those of fewer rows."""
+    """Return the seconds by rows, raised so that they never decrease with more rows."""
     found, most = {}, 0.0
     for rows, value in sorted(seconds.items()):
         found[rows] = most = max(most, value)

@@ -1,12 +1,12 @@
 """Measures all machines that a model may be cut over, at the same time, and the links between them.
 
-    coordinator ──Profile──▶ worker 1, worker 2 ...      each times a few layers, this machine meanwhile its own
+    coordinator ──Profile──▶ worker 1, worker 2 ...      each times a few layers; meanwhile this machine does so, too
                 ◀─Profiled──
     then, one after the other:  coordinator ── worker 1, coordinator ── worker 2, worker 1 ── worker 2 ...
 
-Where this machine has RDMA, sums over it are timed with each worker, by two processes that are started for that: MLX
-keeps a group until a process ends. Workers of one machine are measured one after the other, and share what memory is
-free there. Links are measured over tcp, in both directions; an RDMA link is at least as quick.
+If this machine has RDMA, it times sums over RDMA with each worker. Two processes are started for that, because MLX
+keeps a group until a process ends. Workers of one machine are measured one after the other and share its free memory.
+Links are measured over tcp, in both directions; an RDMA link is at least as fast.
 """
 
 import json
@@ -38,9 +38,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Surveyor:
-    """Asks ``workers``, each a stage of any layers with its name, address and key. ``here``: this machine's name;
-    ``own``: its key pair. ``timeout``: seconds to reach a worker. ``take_local``: starts a worker of this machine.
-    ``again``: measure what is remembered, too. ``row``: bytes of a row of hidden states; 0: sums are not timed."""
+    """Measures ``workers``, each given as a stage of any layers with its name, address and key. ``here``: this
+    machine's name; ``own``: returns its key pair. ``timeout``: seconds to reach a worker. ``take_local``: starts a
+    worker on this machine. ``again``: ignore saved profiles. ``row``: the bytes of a row of hidden states; 0: do not
+    time sums."""
 
     question: Question
     here: str
@@ -54,8 +55,8 @@ class Surveyor:
     _locals: dict[str, LocalWorker] = field(default_factory=dict)
 
     def run(self) -> tuple[list[MachineProfile], list[LinkProfile]]:
-        """Measure everything; the machines, the coordinator first, then the workers in the order given, and the links,
-        each in both directions.
+        """Measure everything. Return the machines, the coordinator first and then the workers in the order given, and
+        the links, each in both directions.
 
         Raises:
             PeerError: a worker cannot be reached, refuses, or is gone.
@@ -78,7 +79,7 @@ class Surveyor:
 
     @contextmanager
     def _group(self, specs: Sequence[StageSpec]) -> Iterator[Fleet]:
-        """A session with some workers."""
+        """Connect to some workers for the block."""
         group = Fleet(self.own)
         try:
             for stage, spec in enumerate(specs, 1):
@@ -91,7 +92,7 @@ class Surveyor:
             group.close(f"measured for {self.here}")
 
     def _time_sums(self, spec: StageSpec) -> Costs | None:
-        """Return the seconds by rows of a sum over RDMA with a worker. Return None if the two have none."""
+        """Return the seconds by rows of a sum over RDMA with a worker. Return None if it cannot be timed."""
         both = StageSpec(spec.name, 0, 1, across=(LOCAL, written(str(spec.address), spec.key)), sums=JACCL)
         first, second = both.ranks
         try:
@@ -123,7 +124,7 @@ class Surveyor:
     # -- machines ----------------------------------------------------------------------------
 
     def _profiles(self, group: Fleet) -> list[MachineProfile]:
-        """Return all machines' profiles. One worker of each machine measures at a time."""
+        """Return the profiles of all machines. One worker of each machine measures at a time."""
         waiting = defaultdict[str, list[WorkerHandle]](list)
         for handle in group.workers:
             waiting[_machine_of(handle)].append(handle)
@@ -135,7 +136,7 @@ class Surveyor:
             self._request(here[0])
         found = self._await(group, [*waiting.values(), here])
         machines = [own, *(found[handle.stage] for handle in group.workers)]
-        # Local stages need no share: a plan counts their memory with the coordinator's.
+        # Local stages get no share: a plan counts their memory together with the coordinator's.
         sharing = [self.here, *(handle.spec.name for handle in here if not handle.spec.is_local)]
         if len(sharing) == 1:
             return machines
@@ -149,7 +150,7 @@ class Surveyor:
         def report(done: int, total: int) -> None:
             self.notice(self.here, Progress("measure", done, total))
             if not group.is_whole:
-                while True:  # reaches the last message of the worker that is gone, and raises
+                while True:  # raises at the last message of the worker that is gone
                     group.next_message(())
 
         return report
@@ -160,8 +161,8 @@ class Surveyor:
         handle.send(command, memoryview(described(question.checkpoint)))
 
     def _await(self, group: Fleet, queues: Sequence[list[WorkerHandle]]) -> dict[int, MachineProfile]:
-        """Return the profiles of all workers in the queues, by stage; of each queue one is asked when the one before it
-        has replied."""
+        """Return the profiles of all workers in the queues, by stage. A worker is asked when the previous one of its
+        queue has replied."""
         found = dict[int, MachineProfile]()
         following = {handle.stage: after for queue in queues for handle, after in pairwise(queue)}
         asked = [queue[0] for queue in queues if queue]
@@ -182,7 +183,7 @@ _HERE = ""  # in place of a host's name
 
 
 def _machine_of(handle: WorkerHandle) -> str:
-    """Return what workers of one machine have in common, as far as their addresses say."""
+    """Return a name of a worker's machine, by its address: the same for all workers of one machine."""
     if handle.spec.is_local or "inproc://" in handle.address:
         return _HERE
     host = Endpoint.parse(handle.address).host

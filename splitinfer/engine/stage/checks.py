@@ -1,4 +1,4 @@
-"""What is not true of a step that a stage can carry out. Peers are not trusted: each error ends the session."""
+"""Checks that a stage can carry out a step. Peers are not trusted: each error ends the session."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,10 @@ from transports import Frame
 
 
 def check_rows(plan: StepPlan, hidden: mx.array | ReceivedRows | None, stage: int, *, rows_each: int) -> None:
-    """Compare a plan with the rows that came for it. The stage takes ``rows_each`` rows for each token.
+    """Compare a plan with the rows that arrived for it. The stage takes ``rows_each`` rows for each token.
 
     Raises:
-        ProtocolError: the stage takes another number of rows.
+        ProtocolError: the number of rows is wrong.
     """
     rows, wanted = 0 if hidden is None else hidden.shape[0], plan.num_tokens * rows_each
     if rows != wanted:
@@ -24,11 +24,11 @@ def check_rows(plan: StepPlan, hidden: mx.array | ReceivedRows | None, stage: in
 
 
 def check_plan(plan: StepPlan, num_ids: int | None, longest: int) -> None:
-    """Compare a plan's tokens with the model's ``num_ids``, and its positions with the ``longest`` sequence that there
-    is room for.
+    """Compare a plan's token ids with the model's ``num_ids``, and its positions with the ``longest`` sequence that has
+    room.
 
     Raises:
-        ProtocolError: the stage cannot carry it out.
+        ProtocolError: the stage cannot carry out the plan.
     """
     if any(part.end > longest for part in plan.slices):
         raise ProtocolError(f"step {plan.step} goes beyond the {longest:,} tokens that the stage has room for")
@@ -39,10 +39,10 @@ def check_plan(plan: StepPlan, num_ids: int | None, longest: int) -> None:
 
 
 def payload_of(rows: Rows, frame: Frame) -> tuple[ReceivedRows | None, RawMasks]:
-    """Return the hidden states and masks that came with a step.
+    """Return the hidden states and masks that arrived with a step.
 
     Raises:
-        ProtocolError: they cannot be right.
+        ProtocolError: the payload does not match the message.
     """
     parts = tuple(memoryview(part) for part in frame.parts)
     masks, parts = (parts[-1:], parts[:-1]) if rows.masked else ((), parts)
@@ -55,7 +55,7 @@ def payload_of(rows: Rows, frame: Frame) -> tuple[ReceivedRows | None, RawMasks]
 
 
 def _cut(masks: memoryview, rows: Sequence[tuple[int, int]]) -> RawMasks:
-    """Return the masks of these rows, which follow each other."""
+    """Split the bytes of all masks, and return the mask of each row."""
     size, rest = divmod(masks.nbytes, len(rows))
     if rest:
         raise ProtocolError(f"{masks.nbytes:,} bytes came as {len(rows)} masks of one size")

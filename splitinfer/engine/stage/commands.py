@@ -1,4 +1,4 @@
-"""What a plan has a stage do besides computing: save, retain, free, open, drop, fetch and erase, in this order."""
+"""A plan's commands to a stage besides computing: save, retain, free, open, drop, fetch and erase, in this order."""
 
 import time
 from collections.abc import Callable, Collection
@@ -16,9 +16,10 @@ from splitinfer.models.rows.kv_pool import KVPool
 
 
 class Commands:
-    """Carries them out on a stage's ``pool``, ``histories`` and ``disk``, and its ``tower`` for pictures. ``waits``:
-    whether to wait for what they copy; else it is computed with the step. ``agree``: which fetches have succeeded on
-    all machines of the stage, of those that have here."""
+    """Carries out commands on a stage's ``pool``, ``histories`` and ``disk``, and its ``tower`` for pictures.
+    ``waits``:
+    whether to wait until copies are computed; otherwise they are computed with the step. ``agree``: given which
+    fetches succeeded here, returns which succeeded on all machines of the stage."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class Commands:
     ) -> None:
         self._pool, self._histories, self._disk, self._waits = pool, histories, disk, waits
         self._tower, self._agree = tower, agree
-        self._keys: dict[int, Key] = {}  # by block id: of the blocks that are on disk, too
+        self._keys: dict[int, Key] = {}  # by block id: the keys of blocks in memory that are also on disk
 
     def clear(self) -> None:
         """Forget every block and every picture."""
@@ -41,7 +42,7 @@ class Commands:
             self._tower.clear()
 
     def apply(self, plan: StepPlan) -> Applied:
-        """Carry out all of a plan's."""
+        """Carry out all commands of a plan."""
         if not plan.has_commands:
             return Applied()
         saved = [(save, self._pool.save(save.block_id, save.seq_id, save.start, save.end)) for save in plan.saves]
@@ -64,18 +65,18 @@ class Commands:
             self._disk.erase(plan.erased)
         applied = Applied(layer_by_layer([block for _, block in saved]), for_disk, fetching, lacking)
         applied.bytes_copied = sum(array.nbytes for array in copied)
-        if not self._waits:  # for what is copied: that would be waiting for the step under way
+        if not self._waits:  # waiting for the copies would also wait for the step in flight
             applied.pending += copied
             return applied
-        mx.eval(applied.pending)  # a block shares its sequence's arrays until then; the step's write would copy them
-        if copied:  # it is rare and short, and its cost could not be measured otherwise
+        mx.eval(applied.pending)  # until then a block shares its sequence's arrays, and the step would copy them
+        if copied:  # waiting is rare and short here, and the only way to measure the copies
             began = time.monotonic()
             mx.eval(copied)
             applied.copying = time.monotonic() - began
         return applied
 
     def _open(self, new: NewSequence) -> list[mx.array]:
-        """Begin a sequence; the arrays that are copied for it."""
+        """Begin a sequence, and return the arrays that are copied for it."""
         self._histories[new.seq_id] = History(new.params, new.seed, list(new.prefix), new.num_prompt)
         if new.takes_over is not None:
             self._pool.take_over(new.seq_id, new.takes_over, len(new.prefix), new.pictures)
@@ -83,7 +84,7 @@ class Commands:
         return self._pool.open(new.seq_id, new.blocks, len(new.prefix), new.pictures)
 
     def _drop(self, plan: StepPlan) -> None:
-        """Drop blocks; those that sequences begin with count as used, also on disk."""
+        """Drop the plan's blocks, and mark the blocks that new sequences begin with as used on disk."""
         if self._disk is not None:
             begun = {block_id for new in plan.new for block_id in new.blocks}
             if keys := [self._keys[block_id] for block_id in begun if block_id in self._keys]:
@@ -93,7 +94,7 @@ class Commands:
             self._keys.pop(block_id, None)
 
     def _fetch(self, fetch: Fetch) -> bool:
-        """Read a block from disk into the pool; whether that succeeded."""
+        """Read a block from disk into the pool. Return whether that succeeded."""
         block = None if self._disk is None else self._disk.read(fetch)
         if block is None:
             return False
@@ -102,8 +103,7 @@ class Commands:
         return True
 
     def _for_disk(self, saved: list[tuple[Save, KVBlock]], dropped: Collection[int]) -> list[tuple[Save, KVBlock]]:
-        """Return those of the saved blocks that are to be written. What the same plan has ``dropped`` is on disk
-        alone."""
+        """Return the saved blocks that go to disk. A block that the same plan has ``dropped`` remains only on disk."""
         found = [(save, block) for save, block in saved if save.is_for_disk and self._disk is not None]
         self._keys |= {
             save.block_id: chained(save.parent, save.tokens) for save, _ in found if save.block_id not in dropped
@@ -111,7 +111,7 @@ class Commands:
         return found if self._waits else [(save, block.for_host()) for save, block in found]
 
     def store(self, applied: Applied) -> None:
-        """Have saved blocks written, once they are computed."""
+        """Write saved blocks to disk in the background, once they are computed."""
         if self._disk is not None:
             for save, block in applied.for_disk:
                 self._disk.write(save, block)

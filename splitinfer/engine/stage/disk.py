@@ -1,7 +1,7 @@
 """A stage's blocks between memory and disk: arrays to bytes and back, and the keys reported to the coordinator.
 
-The group of files that a stage reads and writes is named after everything its KV depends on: the model and the formats,
-which the coordinator sends, this machine's dtype, device and BLAS, and which half of the layers it has.
+A stage reads and writes one group of files. Its name covers everything that the KV depends on: the model and formats,
+which the coordinator sends, this machine's dtype, device and BLAS, and the rank, if it has half of each layer.
 """
 
 import hashlib
@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 
 
 def group_of(command: Load, dtype: str | None) -> str:
-    """Return the name of the group of files for a stage that computes in ``dtype`` (``None``: as the weights are)."""
+    """Return the name of the group of files for a stage that computes in ``dtype`` (``None``: the weights' dtype)."""
     arithmetic = f"{dtype} {device_name()} {'openblas' if has_openblas() else ''}"
     arithmetic += "" if command.half is None else f" rank {command.half.rank}"  # a rank has the KV of its heads
     return hashlib.blake2b(command.kv_root + arithmetic.encode(), digest_size=8).hexdigest()
 
 
 class StageDisk(KVStore):
-    """The block files of the stage that ``command`` loads, whose own caches are at ``places``, and whose blocks are
-    shaped like ``sample``. ``dtype``: in which it computes; ``None``: as the weights are."""
+    """The block files of the stage that ``command`` loads. Its own caches are at ``places``, and its blocks have the
+    shapes of ``sample``. It computes in ``dtype``; ``None``: the weights' dtype."""
 
     def __init__(self, disk: Disk, command: Load, dtype: str | None, places: list[int], sample: KVBlock) -> None:
         about = {"model": command.model, "dtype": dtype or "as the weights", "device": device_name()}
@@ -39,7 +39,7 @@ class StageDisk(KVStore):
         self._places, self._sample = places, sample
 
     def kept(self, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:
-        """Return these blocks with their tokens, as far as their files can be read."""
+        """Return the blocks of these keys whose files can be read, with their tokens."""
         return tuple(record.kept for record in self.headers(keys))
 
     def write(self, save: Save, block: KVBlock) -> None:
@@ -51,7 +51,7 @@ class StageDisk(KVStore):
         self.put(record, [buffer for _, buffers in parts.values() for buffer in buffers])
 
     def read(self, fetch: Fetch) -> KVBlock | None:
-        """Read a block; ``None`` if it is not stored, or is not what the plan says."""
+        """Read a block. Return None if it is not stored or does not match the plan."""
         found = self.get(fetch.key)
         if found is None:
             return None
@@ -64,7 +64,7 @@ class StageDisk(KVStore):
 
 
 def kept_here(disk: Disk, command: Load, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:
-    """Return these blocks with their tokens, as far as another process of this machine has written them for
+    """Return the blocks of these keys, with their tokens, that another process of this machine has written for
     ``command``."""
     dtype = resolve_dtype(command.dtype, gpu=on_gpu())
     store = KVStore(disk, group_of(command, dtype), (command.start, command.end), {})
@@ -78,7 +78,7 @@ def kept_here(disk: Disk, command: Load, keys: Iterable[Key]) -> tuple[DiskBlock
 def _parts(
     record: Record, buffers: Iterable[memoryview]
 ) -> Iterable[tuple[CacheSlot, tuple[StoredPart, list[memoryview]]]]:
-    """Yield a file's parts, each with its arrays. Slots are checked by the caller."""
+    """Yield a file's parts, each with its arrays. The caller checks the slots."""
     arrays = iter(buffers)
     for part in record.parts:
         yield part.slot or (-1,), (part, [next(arrays) for _ in part.arrays])

@@ -1,16 +1,16 @@
-"""Drafts with heads (``models.drafters.heads``) on the last stage, behind each step, in one graph.
+"""Drafts with heads (``models.drafters.heads``) on the last stage, after each step, in one graph.
 
-Which row is the last right one is computed from the sampled tokens and the drafts that they are compared with:
+The graph finds the last right row r by comparing the sampled tokens with the drafts:
 
     step     rows of a slice          t3   d4   d5   d6        sampled s4 s5 s6 s7; r = 1 if s4 = d4 and s5 is not d5
     heads    entries of these tokens  t3   d4   d5   d6        from the hidden states of the rows before them
-             and the first draft                         s5    from that of row r: predicts the token behind s5
+             and the first draft                         s5    from row r's hidden state: predicts the token after s5
              and each further one                        ...   from the heads' own hidden state
     at once  a block                                     s5   mask mask mask     sees all entries up to r, and itself
 
-The heads' KV gets an entry for each of the slice's tokens, and is rolled back with the layers'; those of the drafts are
-taken out again at once. What a slice's first entry needs of the slice before is one hidden state (``_tails``); where a
-sequence begins from stored blocks, zeros are taken: a draft may be worse, and the tokens are the target's in any case.
+The heads' KV gets an entry for each of the slice's tokens and is rolled back with the layers' KV. The entries of drafts
+are removed at once. A slice's first entry needs one hidden state of the previous slice (``_tails``). If a sequence
+begins with stored blocks, zeros replace it: a draft may be worse, but the tokens are the target's in any case.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,14 +33,14 @@ from splitinfer.models.load.trained import WithHeads
 
 @dataclass(frozen=True, slots=True)
 class HeadDrafts:
-    """Drafts of a step, not yet evaluated. ``rounds``: [sequences, n] ids each, n made at once; ``counts``: by
-    sequence, in their order, how many it asked for."""
+    """Drafts of a step, not yet evaluated. ``rounds``: [sequences, n] ids for each round that made n drafts at once.
+    ``counts``: by sequence, in the same order, how many drafts it asked for."""
 
     rounds: tuple[mx.array, ...] = ()
     counts: dict[int, int] = field(default_factory=dict)
 
     def read(self) -> dict[int, tuple[int, ...]]:
-        """By sequence its drafts. Waits until they are computed."""
+        """Wait until the drafts are computed, and return them by sequence."""
         if not self.rounds:
             return {}
         rounds = [cast(list[list[int]], one.tolist()) for one in self.rounds]
@@ -50,28 +50,29 @@ class HeadDrafts:
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """A slice, whose tokens get entries. ``before``: [n, d], the hidden state before each of its rows."""
+    """A slice, whose n tokens get entries. ``before``: [n, d], the hidden state before each of its rows."""
 
     part: Slice
     caches: SequenceCaches
     before: mx.array
 
     def rows(self) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-        """Return [n] ids, [n, d] hidden states before them, [n] positions, and which entries each sees, bool [n,
-        entries]."""
+        """Return [n] ids, [n, d] hidden states before them, [n] positions, and bool [n, entries]: the entries that each
+        of them sees."""
         positions = mx.arange(self.part.start, self.part.end)
         ids = mx.array(self.part.token_ids, dtype=mx.int32)
         return ids, self.before, positions, _visible(self.part.end, positions)
 
     def block(self) -> BlockPart:
-        """Return the same where drafts are made at once: a block without rows."""
+        """Return the slice for a drafter that makes drafts at once: a block without rows."""
         return BlockPart(self.caches, self.part.start, len(self.part.token_ids), mx.array(self.part.end), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Line(_Entries):
-    """A slice that gets ``count`` drafts, with the settings of ``row``. ``right``: how many of the tokens before its
-    last right row were drafts, an int32 array; ``token``: the one sampled there, int32 [1]; ``hidden``: [d] of it."""
+    """A slice that gets ``count`` drafts, with the settings of ``row``. ``right``: an int32 array, how many of its
+    drafts were right; ``token``: int32 [1], the token sampled in the last right row; ``hidden``: [d], that row's
+    state."""
 
     row: Row
     count: int
@@ -86,17 +87,18 @@ class _Line(_Entries):
 
     @property
     def position(self) -> mx.array:
-        """That of ``token``."""
+        """The position of ``token``."""
         return self.first + self.right
 
     def visible(self, number: int) -> mx.array:
-        """Return bool [end + number + 1]: what the entry of draft ``number`` sees: right tokens, and the drafts before
+        """Return bool [end + number + 1]: the entries that draft ``number`` sees, the right tokens and the drafts
+        before
         it."""
         entries = mx.arange(self.part.end + number + 1)
         return ((entries > 0) & (entries < self.position)) | (entries >= self.part.end)
 
     def rows(self) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-        """Return those of the slice, and behind them the first draft's."""
+        """Return the slice's rows, followed by the first draft's."""
         ids, hidden, positions, _ = _Entries.rows(self)
         visible = [_visible(self.part.end + 1, positions), self.visible(0)[None]]
         more = [[ids, self.token], [hidden, self.hidden[None]], [positions, self.position[None]], visible]
@@ -104,30 +106,30 @@ class _Line(_Entries):
         return ids, hidden, positions, seen
 
     def block(self) -> BlockPart:
-        """Return the token, and a row for each draft."""
+        """Return a block with a row for the token and one for each draft."""
         return replace(_Entries.block(self), position=self.position, rows=1 + self.count)
 
     def key(self, number: int) -> mx.array:
-        """Return [2]: the random key of the position that draft ``number`` fills."""
+        """Return [2] uint32: the random key of the position that draft ``number`` fills."""
         first = self.first + 1 + number
         keys = mx.array([position_key(self.row.seed, first + i) for i in range(self.part.num_logits)], dtype=mx.uint32)
         return keys[self.right[None]][0]
 
 
 class HeadDrafter:
-    """Makes drafts for the slices of steps. Keeps one hidden state of each sequence for its next slice."""
+    """Makes drafts for the slices of steps. Keeps the hidden states of each sequence's last slice for its next one."""
 
     def __init__(self, model: WithHeads, sampler: Sampler) -> None:
         self._model, self._sampler = model, sampler
-        self._tails: dict[int, tuple[int, mx.array]] = {}  # by sequence: a position, and hidden states from there on
+        self._tails: dict[int, tuple[int, mx.array]] = {}  # by sequence: a position, and the hidden states from there
 
     def forget(self, seq_ids: Iterable[int]) -> None:
-        """Sequences were freed."""
+        """Forget sequences that were freed."""
         for seq_id in seq_ids:
             self._tails.pop(seq_id, None)
 
     def clear(self) -> None:
-        """All were."""
+        """Forget all sequences."""
         self._tails.clear()
 
     def of(
@@ -138,11 +140,11 @@ class HeadDrafter:
         rows: Sequence[Row],
         choices: Sequence[TokenChoice],
     ) -> HeadDrafts:
-        """Return the drafts behind a step's slices, by a graph that is not computed yet.
+        """Return the drafts after a step's slices, as a graph that is not computed yet.
 
         Args:
-            parts: as they were run; ``hidden``: [T, d], what the last layer returned for their rows.
-            rows, choices: what is sampled for the rows with logits.
+            parts: the slices' rows as they were run. hidden: [T, d], the last layer's output for these rows.
+            rows, choices: the rows with logits, and the tokens chosen for them.
         """
         heads, sampled = self._model.heads, in_order(choices) if choices else mx.zeros((0,), mx.int32)
         states, entries, at, logit = heads.states(hidden), list[_Entries](), 0, 0
@@ -171,7 +173,7 @@ class HeadDrafter:
         return states[at : at + 1] if 0 <= at < len(states) else mx.zeros_like(own[:1])
 
     def _at_once(self, states: mx.array, entries: Sequence[_Entries], lines: Sequence[_Line]) -> tuple[mx.array, ...]:
-        """Write the entries of all slices, and run a block for each line."""
+        """Write the entries of all slices, run a block for each line, and return its drafts."""
         heads, blocks = cast(DFlash, self._model.heads), [one.block() for one in entries]
         if not lines:
             self._model.run_blocks(None, states, blocks)
@@ -181,14 +183,14 @@ class HeadDrafter:
         assert hidden is not None
         logits, tokens, before = self._model.logits(hidden), [], mx.concatenate([line.token for line in lines])
         firsts = list(accumulate((1 + line.count for line in lines), initial=0))
-        for number in range(max(line.count for line in lines)):  # of who has fewer, the last is taken again, not read
+        for number in range(max(line.count for line in lines)):  # a line with fewer repeats its last, which is not read
             at = mx.array([firsts[i] + min(number + 1, line.count) for i, line in enumerate(lines)])
             before = self._choose(heads.behind(logits[at], hidden[at], before), lines, number)
             tokens.append(before)
         return (mx.stack(tokens, axis=1),)
 
     def _one_by_one(self, entries: Sequence[_Entries], lines: Sequence[_Line]) -> tuple[mx.array, ...]:
-        """Run the entries of all slices with the first draft of each line, then the further drafts in rounds."""
+        """Run the entries of all slices with each line's first draft, then the other drafts in rounds. Return them."""
         each = [one.rows() for one in entries]
         ids, hidden, positions = (mx.concatenate(list(of_all)) for of_all in list(zip(*each, strict=True))[:3])
         runs = [(one.caches, len(own), seen) for one, (own, _, _, seen) in zip(entries, each, strict=True)]
@@ -205,12 +207,12 @@ class HeadDrafter:
         return tuple(one[:, None] for one in tokens)
 
     def written(self, parts: Sequence[SequenceRows]) -> list[mx.array]:
-        """Return the arrays that the heads' caches hold, to be computed with the drafts."""
+        """Return the arrays of the heads' caches, which are computed with the drafts."""
         caches = [cache for part in parts for cache in self._caches(part.caches)]
         return [array for cache in caches for array in (cache.keys, cache.values) if array is not None]
 
     def _choose(self, logits: mx.array, lines: Sequence[_Line], number: int) -> mx.array:
-        """Return the [lines] int32: drafts, drawn with the keys of their positions, as the target's tokens will be."""
+        """Return int32 [lines]: one draft each, drawn with the key of its position, as the target's token will be."""
         rows = [line.row for line in lines]
         is_greedy = all(row.params.temperature == 0 for row in rows)
         keys = None if is_greedy else mx.stack([line.key(number) for line in lines])
@@ -218,20 +220,20 @@ class HeadDrafter:
 
 
 def _visible(room: int, positions: mx.array) -> mx.array:
-    """Return bool [n, room]: which entries those at ``positions`` see. The first one has no hidden state before it; it
-    sees itself alone, and no other sees it."""
+    """Return bool [n, room]: which entries the entries at ``positions`` see. The first entry has no hidden state before
+    it: it sees only itself, and no other entry sees it."""
     entries, own = mx.arange(room)[None], positions[:, None]
     return (entries <= own) & ((entries > 0) | (own == 0))
 
 
 def _line(entries: _Entries, states: mx.array, row: Row, count: int, tokens: mx.array) -> _Line:
-    """Return ``states``: [n, d] of the slice's rows; ``row``, ``tokens``: of its first row with logits, and of all of
-    them."""
+    """Return the line of a slice that gets drafts. ``states``: [n, d], its rows' hidden states; ``row``: its first row
+    with logits; ``tokens``: the tokens sampled for all its rows with logits."""
     part, num_logits = entries.part, entries.part.num_logits
     drafts, right = part.token_ids[len(part.token_ids) - num_logits + 1 :], mx.array(0, dtype=mx.int32)
     if part.num_drafts and drafts:
         right = mx.cumprod((tokens[: num_logits - 1] == mx.array(drafts)).astype(mx.int32)).sum()
-    # Without penalties, whose tokens are not known yet.
+    # Without penalties, because they depend on tokens that are not known yet.
     free = replace(row.params, logprobs=None, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
     own = Row(free, row.seed, row.position, ())
     token, hidden = tokens[right[None]].astype(mx.int32), states[-num_logits:][right[None]][0]

@@ -1,4 +1,4 @@
-"""What the last stage knows of a sequence beside its KV: its tokens, for penalties and for the verdict on drafts."""
+"""The last stage's record of a sequence besides its KV: its tokens, for penalties and for the verdict on drafts."""
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -12,10 +12,10 @@ from splitinfer.core.sampling_params import REPETITION_CONTEXT, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one row's token depends on: ``position`` is the one it fills, ``recent`` the tokens before it.
+    """The data that one row's token depends on: it fills ``position``, and ``recent`` are the tokens before it.
 
-    ``answer``: the tokens of the answer so far; empty where no penalty depends on them. ``mask``: which tokens may be
-    chosen, bool [vocabulary]; ``None``: any.
+    ``answer``: the tokens of the answer so far; empty if no penalty depends on them. ``mask``: bool [vocabulary], the
+    tokens that may be chosen; ``None``: any.
     """
 
     params: SamplingParams
@@ -28,8 +28,8 @@ class Row:
 
 @dataclass(slots=True)
 class History:
-    """A sequence's tokens, for penalties and for verification, and the token sampled last. Positions before
-    ``num_prompt`` are its prompt's."""
+    """A sequence's tokens, for penalties and verification, and the token sampled last. The first ``num_prompt`` tokens
+    are its prompt."""
 
     params: SamplingParams
     seed: int
@@ -46,8 +46,7 @@ class History:
             yield Row(self.params, self.seed, position, recent, answer)
 
     def verdict(self, part: Slice, sampled: Seq[SampledToken]) -> tuple[SampledToken, ...]:
-        """Return the sampled tokens that count: up to the first that differs from its draft. Wrong drafts are
-        dropped."""
+        """Return the sampled tokens up to the first that differs from its draft, and drop the wrong drafts."""
         accepted = accepted_of(part, sampled)
         if accepted:
             del self.tokens[part.end - part.num_logits + len(accepted) :]
@@ -67,13 +66,14 @@ def verdicts_of(
     histories: Mapping[int, History],
     scores: Mapping[int, tuple[SampledToken, ...]],
 ) -> tuple[SampledSlice, ...]:
-    """Return the tokens of each slice of a plan with logits, of those sampled for the slices that were ``computed``;
-    the others are rejected and get none. ``scores``: by sequence, of its slice's own tokens."""
+    """Return the accepted tokens for each slice of a plan with logits. ``tokens``: the tokens sampled for the
+    ``computed`` slices; the other slices are rejected and get no tokens. ``scores``: by sequence, the log
+    probabilities of its slice's own tokens."""
     at, verdicts, were_computed = 0, [], {part.seq_id for part in computed}
     for part in plan.slices:
         if part.num_rows and part.seq_id in were_computed:
             sampled = tokens[at : (at := at + part.num_logits)]
-            history = histories.get(part.seq_id)  # None: a step behind this one has freed the sequence already
+            history = histories.get(part.seq_id)  # None if a later step has already freed the sequence
             counted = accepted_of(part, sampled) if history is None else history.verdict(part, sampled)
             verdicts.append(SampledSlice(part.seq_id, counted, scored=scores.get(part.seq_id, ())))
         elif part.num_rows:
@@ -82,7 +82,7 @@ def verdicts_of(
 
 
 def rows_of_prompts(slices: Seq[Slice], histories: Mapping[int, History], each: int = 1) -> list[int]:
-    """Return those of a step's rows that belong to prompts, where each token has so many."""
+    """Return the indices of a step's rows that belong to prompts. ``each``: the rows of one token."""
     rows, at = list[int](), 0
     for part in slices:
         history = histories.get(part.seq_id)

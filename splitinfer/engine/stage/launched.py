@@ -1,4 +1,4 @@
-"""A step on one stage, from its launch to its results: what a runner returns, and takes back."""
+"""The records of a step on one stage, from its launch to its results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,9 +19,9 @@ class StepGraph:
     """The arrays of a step, not yet evaluated.
 
     hidden: [T, d] for the next stage; ``None`` on the last one.
-    packed: the rows of them that cross the link in fewer bytes.
-    rows, choices: on the last stage, the rows that want logits, and what is chosen for them.
-    pending: arrays that the step writes, and that only later steps read.
+    packed: the rows of ``hidden`` that cross the link in fewer bytes.
+    rows, choices: on the last stage, the rows that need logits, and the tokens chosen for them.
+    pending: arrays that the step writes and only later steps read.
     scores: on the last stage, the log probabilities of prompts' tokens.
     """
 
@@ -33,9 +33,9 @@ class StepGraph:
     scores: tuple[Scores, ...] = ()
 
     def outputs(self, also: Sequence[mx.array] = ()) -> list[mx.array]:
-        """Make the list of the arrays that are read when the step is done. One element of the last array written is
-        among them, which is evaluated when all is: holding that array itself would make the next step copy it instead
-        of writing in place. ``also``: arrays written beside the graph, before its own.
+        """Return the arrays that the host reads when the step is done. They include one element of the last array
+        written, which is evaluated last: a reference to the array itself would make the next step copy it instead of
+        writing in place. ``also``: arrays written beside the graph, before its own.
         """
         found = [] if self.hidden is None else [self.hidden]
         found += [] if self.packed is None else self.packed.arrays()
@@ -53,13 +53,13 @@ def corner(array: mx.array) -> mx.array:
 
 @dataclass(slots=True)
 class Applied:
-    """What carrying out a plan's commands other than its slices has left.
+    """The results of a plan's commands, other than its slices.
 
-    pending: arrays to be computed with the step.
-    for_disk: blocks that ``store`` reads, their arrays among the step's outputs: the pool's own are read by later
-        launches.
+    pending: arrays to compute with the step.
+    for_disk: blocks for ``store``. Their arrays are among the step's outputs, because later launches read the pool's.
     fetching, lacking: as in ``StageFigures``.
-    bytes_copied, copying: of stored KV for sequences that begin with it; 0 seconds if they are a part of the step's.
+    bytes_copied, copying: the bytes of stored KV that were copied for sequences that begin with it, and the seconds;
+        0 seconds if the step includes them.
     """
 
     pending: list[mx.array] = field(default_factory=list)
@@ -72,11 +72,11 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step under way on this process's device; the coordinator's record from plan to result is ``StepInFlight``.
-    ``drafts``: behind it, with a ticket for each round."""
+    """A step in flight on this process's device. (The coordinator's record from plan to result is ``StepInFlight``.)
+    ``drafts``: the drafts after the step, with a ticket for each round."""
 
     plan: StepPlan
-    slices: tuple[Slice, ...]  # those that are computed here
+    slices: tuple[Slice, ...]  # the plan's slices that are computed here
     graph: StepGraph
     applied: Applied
     ticket: Ticket
@@ -85,19 +85,19 @@ class Launched:
 
     @property
     def seq_ids(self) -> list[int]:
-        """The sequences whose arrays it writes: those computed, and those that begin with stored KV."""
+        """The sequences whose arrays it writes: the sequences of its slices, and new ones that begin with stored KV."""
         return [*(part.seq_id for part in self.slices), *(new.seq_id for new in self.plan.new if new.blocks)]
 
     @property
     def is_done(self) -> bool:
-        """Whether somebody has waited for it; the drafts behind it may still be under way."""
+        """Whether a thread has waited for it. The drafts after it may still be in flight."""
         return self.ticket.span is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A completed step: [T, d] hidden states on an earlier stage, with a row of taps behind each if there are any;
-    sampled tokens on the last one. ``packed``: the rows that cross the link in fewer bytes."""
+    """A completed step: [T, d] hidden states, each followed by a row of taps if the drafter needs them, or sampled
+    tokens on the last stage. ``packed``: the rows that cross the link in fewer bytes."""
 
     plan: StepPlan
     figures: StageFigures

@@ -1,8 +1,8 @@
-"""Carries out a ``Load`` command: the same steps on the coordinator and on a worker.
+"""Carries out a ``Load`` command, in the same way on the coordinator and on a worker.
 
     open -> compare fingerprints -> survey -> check memory, and claim it -> fetch files -> read weights
 
-The memory that is needed and that is free is reported before anything is read.
+The needed and the free memory are reported before anything is read.
 """
 
 import gc
@@ -54,8 +54,8 @@ from splitinfer.wire.messages import Half, Load, Progress, Ready
 
 log = logging.getLogger(__name__)
 
-_ROW = 4096  # numbers: about as many as a token's hidden states
-_MAX_ERROR = 0.7  # relative, by quantized KV; a larger one is not rounding
+_ROW = 4096  # numbers in a timed sum: about as many as a token's hidden states have
+_MAX_ERROR = 0.7  # relative error by quantized KV; a larger one is not rounding
 
 OnLoading = Callable[[Progress], None]
 Join = Callable[[Half], Pair]
@@ -63,14 +63,14 @@ Join = Callable[[Half], Pair]
 
 
 class WeightSource:
-    """Finds a model, and brings the tensors that a stage of it reads to this machine: from its files, or the hub."""
+    """Finds a model, and brings the tensors that a stage reads to this machine: from its files, or from the hub."""
 
     def open(self, command: Load) -> Checkpoint:
         """Return the model that a command names; its weights may still be missing. Raises ModelError, PeerError."""
         return open_model(command.model)
 
     def fetch(self, command: Load, checkpoint: Checkpoint, tensors: Collection[str], report: OnLoading) -> Checkpoint:
-        """Return the same, with these tensors on this machine. Raises ModelError, PeerError."""
+        """Bring the tensors to this machine, and return the checkpoint with them. Raises ModelError, PeerError."""
         missing = checkpoint.missing(tensors)
         if missing and checkpoint.origin is not None:
             layers = "" if command.is_of_drafter else f" --layers {command.start}-{command.end - 1}"
@@ -82,8 +82,8 @@ class WeightSource:
 
 
 def free_memory() -> None:
-    """Free the memory of stages that nobody has any more. What is in a cycle was frozen with all else when a stage was
-    loaded, so nothing else collects it."""
+    """Free the memory of stages that are no longer used. Loading a stage freezes all objects, so no other garbage
+    collection frees a stage's reference cycles."""
     gc.unfreeze()
     gc.collect()
     mx.clear_cache()
@@ -95,10 +95,10 @@ def _alone(_half: Half) -> Pair:
 
 @dataclass(frozen=True, slots=True)
 class LoadedStage:
-    """A stage in memory, the command that loaded it, and the model it is of. ``claim``: under which its memory is
-    announced. ``ready``: what stays the same while it is loaded. ``disk``: its KV on disk, if it stores any.
-    ``arrays_per_block``: of a stored one. ``need``, ``scores``: bytes that it takes, the latter for attention that is
-    not fused."""
+    """A stage in memory, the command that loaded it, and its model. ``claim``: the key under which its memory is
+    announced. ``ready``: the Ready message, without the values that change while the stage is loaded. ``disk``: its KV
+    on disk, if it stores any. ``arrays_per_block``: the arrays of a stored block. ``need``: the bytes that it takes;
+    ``scores``: the further bytes for attention that is not fused."""
 
     command: Load
     claim: object
@@ -112,7 +112,7 @@ class LoadedStage:
     group: Pair | None = None
 
     def begin_anew(self) -> Ready:
-        """Forget all sequences; return the Ready message with the current free memory and stored blocks."""
+        """Forget all sequences, and return the Ready message with the current free memory and stored blocks."""
         self.runner.reset()
         sum_seconds = 0.0
         if self.group is not None:
@@ -125,24 +125,24 @@ class LoadedStage:
         return replace(self.ready, free_bytes=free, kv_bytes_stored=stored, kept=kept, sum_seconds=sum_seconds)
 
     def kept(self, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:
-        """Return these blocks with their tokens, as far as they are on this stage's disk."""
+        """Return the blocks of these keys that are on this stage's disk, with their tokens."""
         return () if self.disk is None else self.disk.kept(keys)
 
     def rest(self) -> None:
-        """Forget all sequences: nobody uses the stage until it begins anew."""
+        """Forget all sequences and announce the stage as idle, until ``begin_anew``."""
         self.runner.reset()
         announce_idle(self.claim)
 
     def close(self) -> None:
-        """Write the KV that is still to be written, for as long as a person would wait, because the process is about to
-        end or another stage takes its place."""
+        """Finish writing KV to disk within ``CLOSE_SECONDS``, and withdraw the claim on memory, because the process
+        ends or another stage takes this one's place."""
         if self.disk is not None:
             self.disk.close(CLOSE_SECONDS)
         withdraw(self.claim)
 
     def serves(self, command: Load) -> bool:
-        """Return whether this stage can serve ``command`` without reloading: it differs at most in keys and peers, and
-        in numbers of tokens for which there is room."""
+        """Return whether this stage can serve ``command`` without reloading. The command may differ in keys and peers,
+        and in numbers of tokens that have room."""
         own = self.command
         same = replace(
             own,
@@ -162,12 +162,13 @@ def load(
     source: WeightSource | None = None,
     join: Join = _alone,
 ) -> LoadedStage:
-    """Load a stage. ``name``: the stage's, for messages. ``disk``: where to store KV, if the command asks for that.
-    ``source``: where weights come from, if not from this machine or the hub. ``join``: meets the other rank.
+    """Load a stage. ``name``: the stage's name, for messages. ``disk``: where to store KV, if the command asks for
+    that.
+    ``source``: where weights come from; ``None``: this machine and the hub. ``join``: meets the other rank.
 
     Raises:
-        ModelError: the model cannot be had, has other weights, cannot be cut there, or does not fit.
-        PeerError: a machine that weights were copied from is gone, or has sent something else.
+        ModelError: the model is not available, has other weights, cannot be cut there, or does not fit.
+        PeerError: a machine that weights are copied from is gone, or sent something else.
         ConfigError: the emulated accelerator does not fit the layout.
     """
     free_memory()
@@ -187,7 +188,7 @@ def load(
         found = found.with_float32_head()
     scores = score_bytes(found.attention, backend(), STEP_ROWS, command.kv_tokens)
     what = f"stage {name} (layers {command.start} to {command.end - 1})"
-    claim = object()  # several stages of one process may have one name, as those of several models
+    claim = object()  # not the name, which stages of several models in one process may share
     free = reserve(found.need, command.kv_tokens, what, claim, scores)
     try:
         report(Progress("survey", 0, found.need.weights, found.need.warning(command.kv_tokens, free, scores)))
@@ -201,7 +202,7 @@ def load(
 
 
 def _check_classes(command: Load, name: str) -> None:
-    """Raise ModelError if the model's classes are mlx-vlm's, and this machine has not the coordinator's version."""
+    """Raise ModelError if the model needs mlx-vlm and this machine does not have the coordinator's version of it."""
     if not command.mlx_vlm or (here := mlx_vlm.version()) == command.mlx_vlm:
         return
     lacks = f"has mlx-vlm {here}" if here else "lacks mlx-vlm"
@@ -212,11 +213,11 @@ def _check_classes(command: Load, name: str) -> None:
 
 
 def _open_drafter(command: Load, checkpoint: Checkpoint, source: WeightSource, report: OnLoading) -> Checkpoint | None:
-    """Return the drafter whose heads or taps the stage has; the model's own checkpoint, where they are in it.
+    """Return the checkpoint, maybe the model's own, of the drafter whose heads or taps the stage has, or None.
 
     Raises:
-        ModelError: it cannot be had, or is another one than the coordinator's.
-        PeerError: a machine that it was copied from is gone, or has sent something else.
+        ModelError: the drafter is not available, or differs from the coordinator's.
+        PeerError: a machine that it is copied from is gone, or sent something else.
     """
     if command.drafter == MTP:
         return checkpoint if command.end == command.bounds[-1] else None
@@ -264,8 +265,8 @@ def _read(
             f"draft {command.drafter}: states of {type_name(model.whole)} cannot be rolled back beside its heads' KV"
         )
     ready = _ready(command, found, model, runner, keeps_blocks=block is not None)
-    # Modules and layers stay alive. A full garbage collection in the middle of a step takes 60 ms if it has to visit
-    # them, and next to nothing once they are frozen.
+    # Modules and layers stay alive. A full garbage collection during a step takes 60 ms if it visits them, and almost
+    # no time once they are frozen.
     gc.collect()
     gc.freeze()
     num_arrays = 0 if block is None else len(block.arrays())
@@ -275,10 +276,10 @@ def _read(
 def _tried(
     command: Load, checkpoint: Checkpoint, dtype: str | None, model: StageModel, report: OnLoading, group: Pair | None
 ) -> TrialOutcome:
-    """Return what trials of the stage found, now or when it was loaded before.
+    """Return the outcome of the stage's trials, made now or when it was loaded before.
 
     Raises:
-        ModelError: KV in the format that is asked for changes too much.
+        ModelError: KV in the requested format changes the output too much.
     """
     path = outcomes.path_of(command, checkpoint, dtype)
     outcome = outcomes.remembered(path)
@@ -297,8 +298,8 @@ def _tried(
 
 
 def _ready(command: Load, found: Survey, model: StageModel, runner: StageRunner, *, keeps_blocks: bool) -> Ready:
-    """Return what the coordinator is told of a stage, but for what ``begin_anew`` finds."""
-    row = None  # of the hidden states that the stage takes
+    """Return the Ready message of a stage, without the values that ``begin_anew`` finds."""
+    row = None  # one row of the hidden states that the stage takes
     if model.hidden_spec is not None:
         width, dtype = model.hidden_spec
         row = TensorSpec(name_of(dtype), (width,))

@@ -1,6 +1,6 @@
-"""Masks on the last stage: tokens that may not be chosen have no probability, whatever the filters are.
+"""Masks on the last stage: a token that a mask excludes has no probability, with any filters.
 
-They act behind biases and penalties, on the logits, so log probabilities are those of the tokens that may be chosen.
+Masks change the logits, after biases and penalties. So log probabilities count only the tokens that may be chosen.
 """
 
 from collections import Counter
@@ -17,18 +17,18 @@ from splitinfer.errors import ProtocolError
 from splitinfer.models.library.mlx_lm import sample_utils
 
 RawMasks = Mapping[tuple[int, int], bytes | memoryview]
-"""By sequence and row with logits: a bit for each token, the lowest first, in whole words of 32."""
+"""By sequence and row with logits: one bit for each token, the lowest first, in whole words of 32 bits."""
 
 RowMasks = dict[tuple[int, int], mx.array]
 """By sequence and row with logits: bool [vocabulary], the tokens that may be chosen."""
 
 Masks = Callable[[], RowMasks]
-"""Those of a step, which may have to be waited for."""
+"""Returns the masks of a step, maybe after waiting for them."""
 
 
 def masked(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """Return [n, vocabulary] logits, without those of tokens that the rows' masks leave out. A padded vocabulary's are
-    left out, too."""
+    """Return [n, vocabulary] logits that are minus infinity for the tokens that each row's mask excludes, and for the
+    padding of a vocabulary."""
     width = logits.shape[-1]
     masks = [_fitted(row.mask, width) for row in rows if row.mask is not None]
     return mx.where(mx.stack(masks), logits, -mx.inf)
@@ -39,7 +39,7 @@ def _fitted(allowed: mx.array, width: int) -> mx.array:
 
 
 def mask_of(raw: bytes | memoryview, vocab_size: int) -> mx.array:
-    """Return a mask of its bytes."""
+    """Return bool [vocabulary], the mask in some bytes."""
     return mx.array(np.unpackbits(np.frombuffer(raw, np.uint8), count=vocab_size, bitorder="little").view(np.bool_))
 
 
@@ -47,7 +47,7 @@ def read_masks(masks: RawMasks, vocab_size: int) -> RowMasks:
     """Return the masks of a step's rows.
 
     Raises:
-        ProtocolError: one is not of ``vocab_size`` tokens.
+        ProtocolError: a mask does not have ``vocab_size`` tokens.
     """
     size = 4 * -(-vocab_size // 32)
     wrong = next((len(raw) for raw in masks.values() if len(raw) != size), size)
@@ -57,7 +57,7 @@ def read_masks(masks: RawMasks, vocab_size: int) -> RowMasks:
 
 
 def with_masks(slices: Sequence[Slice], rows: Sequence[Row], masks: RowMasks) -> tuple[Row, ...]:
-    """Return the rows with logits of some slices, with their masks."""
+    """Return the slices' rows with logits, each with its mask."""
     places = [(part.seq_id, row) for part in slices for row in range(part.num_logits)]
     return tuple(replace(row, mask=masks.get(place)) for row, place in zip(rows, places, strict=True))
 
@@ -66,7 +66,7 @@ def with_masks(slices: Sequence[Slice], rows: Sequence[Row], masks: RowMasks) ->
 
 
 def adjusted(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """Return [n, vocabulary] logits with each row's bias and penalties; none is evaluated."""
+    """Return [n, vocabulary] logits with each row's bias and penalties, not evaluated."""
     logits = _added(logits, [dict(row.params.logit_bias) for row in rows])
     if any(row.params.repetition_penalty != 1.0 for row in rows):
         logits = _with_repetition_penalty(logits, rows)
@@ -74,7 +74,7 @@ def adjusted(logits: mx.array, rows: Sequence[Row]) -> mx.array:
 
 
 def answer_penalty(params: SamplingParams, answer: Sequence[int]) -> dict[int, float]:
-    """Return what the tokens of an answer add to their logits.
+    """Return, by token of an answer, the number that the presence and frequency penalties add to its logit.
 
     >>> answer_penalty(SamplingParams(presence_penalty=0.5, frequency_penalty=0.25), (7, 9, 7))
     {7: -1.0, 9: -0.75}
@@ -86,7 +86,7 @@ def answer_penalty(params: SamplingParams, answer: Sequence[int]) -> dict[int, f
 
 
 def _added(logits: mx.array, additions: Sequence[Mapping[int, float]]) -> mx.array:
-    """Return logits plus each row's numbers by token, as one operation for all rows."""
+    """Return the logits plus each row's numbers by token, in one operation for all rows."""
     entries = [
         (row, token, number)
         for row, addition in enumerate(additions)
@@ -100,7 +100,7 @@ def _added(logits: mx.array, additions: Sequence[Mapping[int, float]]) -> mx.arr
 
 
 def _with_repetition_penalty(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """Apply mlx-lm's repetition penalty, row by row, because each has other recent tokens."""
+    """Apply mlx-lm's repetition penalty row by row, because each row has its own recent tokens."""
     lines = []
     for i, row in enumerate(rows):
         penalty = sample_utils.make_repetition_penalty(row.params.repetition_penalty, REPETITION_CONTEXT)

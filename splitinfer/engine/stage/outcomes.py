@@ -1,9 +1,9 @@
-"""What was found when a stage was tried on this machine (``models.rows.step_trial``, ``kv_trial``), and the memory of
-it in the user's folder of state (``trials/DIGEST.json``): the same stage is tried once.
+"""Outcomes of a stage's trials on this machine (``models.rows.step_trial``, ``kv_trial``). They are saved in the user's
+state folder (``trials/DIGEST.json``), so that the same stage is tried only once.
 
-The digest is of all that an outcome depends on: weights, layers, formats; versions and the code that tries; the
-machine's name (home folders may be shared), its device and its BLAS. A file that cannot be read or written is as good
-as none. What is not sure, because the device may have failed a trial, is not remembered.
+The digest covers everything that an outcome depends on: weights, layers, formats; versions and the code of the trials;
+the machine's name (home folders may be shared), its device and its BLAS. A file that cannot be read or written counts
+as missing. An outcome is not saved if the device may have failed a trial.
 """
 
 import contextlib
@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """What the trials of a stage found.
+    """The outcome of a stage's trials.
 
-    kv_error: relative, of its output with KV in the format that is asked for; 0 for exact KV.
+    kv_error: the relative error of its output with KV in the requested format; 0 for exact KV.
     why_no_blocks: why its KV cannot be stored in blocks; ``None`` if it can.
     way: how rows of many sequences are run. shares_calls: whether plain caches share attention calls in it.
     rollback: how its states are rolled back; ``None`` if they cannot be.
-    is_sure: whether no trial may have failed by a fault of the device.
+    is_sure: whether no trial can have failed because of the device.
     """
 
     kv_error: float
@@ -51,14 +51,15 @@ class TrialOutcome:
     is_sure: bool = True
 
 
-_OF_A_DEVICE = ("RuntimeError", "MemoryError")  # what MLX raises for it; for wrong shapes it raises ValueError
+_OF_A_DEVICE = ("RuntimeError", "MemoryError")  # MLX's errors of a device; for wrong shapes it raises ValueError
 
 
 def try_stage(stage: StageModel, kv_format: str, say: Callable[[str], None]) -> TrialOutcome:
-    """Try a stage that was read. The stage uses KV of that format afterwards. ``say``: called with what is being tried.
+    """Try a stage whose weights are read, and return the outcome. It uses KV of ``kv_format`` afterwards. ``say`` is
+    called with the subject of each trial.
 
-    What depends on the kind of a layer is tried with a few layers. All of them are if the way that is right for these
-    is wrong for the stage."""
+    Properties of the kinds of layers are tried with a few layers. If their outcome is wrong for the whole stage, all
+    layers are tried."""
     say("how KV is kept")
     known = format_of(kv_format)
     error = off_by(stage, known) if known is not None else 0.0
@@ -86,7 +87,7 @@ def _try(stage: StageModel, kv_error: float, say: Callable[[str], None]) -> Tria
 
 
 def path_of(command: Load, checkpoint: Checkpoint, dtype: str | None) -> Path:
-    """Return where the outcome of a stage is remembered. ``dtype``: of its numbers as loaded."""
+    """Return the file for the outcome of a stage. ``dtype``: the dtype of its loaded weights."""
     own = command.drafter_fingerprint
     depends_on = (
         *(checkpoint.fingerprint().digest(), command.start, command.end, command.bounds[-1], dtype, command.kv_format),
@@ -99,14 +100,14 @@ def path_of(command: Load, checkpoint: Checkpoint, dtype: str | None) -> Path:
 
 @cache
 def _code() -> str:
-    """Return a digest of the code that runs and tries models: a checkout's version stays the same while that
-    changes."""
+    """Return a digest of the code that runs and tries models, because a checkout's code may change while its version
+    stays the same."""
     files = sorted(Path(models.__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def remembered(path: Path) -> TrialOutcome | None:
-    """Return the outcome that is remembered there."""
+    """Return the outcome saved at ``path``, or None if it cannot be read."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         found = json.loads(path.read_text(encoding="utf-8"))
         rollback = None if found["rollback"] is None else Rollback(found["rollback"])
@@ -115,7 +116,7 @@ def remembered(path: Path) -> TrialOutcome | None:
 
 
 def remember(path: Path, outcome: TrialOutcome) -> None:
-    """Remember an outcome there, where that can be done."""
+    """Save an outcome at ``path``, if that is possible."""
     try:
         replace_file(path, json.dumps(asdict(outcome)) + "\n")
     except OSError as error:

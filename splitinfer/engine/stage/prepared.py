@@ -1,13 +1,13 @@
-"""Graphs of steps that have not come yet, built while there is nothing else to do.
+"""Graphs of likely steps, built before the steps arrive, while there is nothing else to do.
 
-Building a step's graph takes Python milliseconds, and a device that has nothing in line stands still meanwhile. Most
-steps are decodes of the same sequences as some step before, one position on: unknown are only token ids, hidden states
-but for the first stage, and on the last one the masks of answers in a form. So the graph is built ahead, on inputs
-whose memory is filled when the step comes.
+Building a step's graph takes Python milliseconds, and an idle device waits meanwhile. Most steps decode the same
+sequences as an earlier step, one position further. Only the token ids are unknown, the hidden states except on the
+first stage, and on the last stage the masks of answers in a form. So the graph is built ahead, on inputs whose memory
+is filled when the step arrives.
 
-A step that comes otherwise finds the caches as they were (``Snapshot``): MLX computes nothing while a graph is built,
-but offsets grow, and caches name the graph's arrays. While handles of the arrays before are held, computing the graph
-copies what it would write in place, so a snapshot is dropped before that.
+If another step arrives, the caches are restored (``Snapshot``): MLX computes nothing while a graph is built, but
+offsets grow, and caches refer to the graph's arrays. While a snapshot holds the earlier arrays, computing the graph
+copies what it would write in place, so the snapshot is dropped first.
 """
 
 import copy
@@ -25,7 +25,7 @@ from splitinfer.models.caches.caches import is_list
 from splitinfer.models.caches.cohort import SequenceCaches
 
 _MAX_NOTED = 8  # more than the groups of any pipeline
-_PLAIN = (int, float, bool, str, type(None))  # most values, and a call for each of them would cost more than the rest
+_PLAIN = (int, float, bool, str, type(None))  # most values; calling ``_handle`` for each would cost more than the rest
 
 
 class Snapshot:
@@ -55,15 +55,15 @@ class Snapshot:
             self._before[id(thing)] = (thing, before)
 
     def restore(self) -> None:
-        """Put everything back. Only once, because handles are handed out."""
+        """Restore the caches. Call once only, because the caches then use the snapshot's handles."""
         for thing, before in self._before.values():
             vars(thing).clear()
             vars(thing).update(before)
 
 
 def _handle(value: Any) -> Any:
-    """Return the value, with arrays replaced by handles of their own, which assignments to the originals do not
-    change."""
+    """Return a copy of the value with new handles for its arrays, so that assignments to the originals do not change
+    it."""
     if isinstance(value, mx.array):
         return copy.copy(value)
     if type(value) in (list, tuple):
@@ -74,7 +74,7 @@ def _handle(value: Any) -> Any:
 
 
 class Likely(NamedTuple):
-    """A step that is likely to come: its slices, without token ids, and the sequences for which it will bring masks."""
+    """A likely step: its slices, without token ids, and the sequences for which it will bring masks."""
 
     slices: tuple[Slice, ...] = ()
     masked: frozenset[int] = frozenset()
@@ -85,10 +85,10 @@ def _memory(array: mx.array) -> memoryview:
 
 
 class PreparedStep:
-    """A graph of ``slices`` whose inputs are to be filled: [T] int32 token ids, the integers that stand for [T, d]
-    hidden states (``None`` on the first stage), and by sequence the [vocabulary] mask of its row.
+    """A graph of ``slices`` with inputs that ``fill`` writes: [T] int32 token ids, the [T, d] hidden states as unsigned
+    integers (``None`` on the first stage), and by sequence the [vocabulary] mask of its row.
 
-    ``outputs``: of the graph, those that are read when the step is done; ``pending``: what it writes.
+    ``outputs``: the arrays that the host reads when the step is done; ``pending``: the arrays that the step writes.
     """
 
     def __init__(
@@ -115,28 +115,28 @@ class PreparedStep:
             self._hidden[:] = hidden
 
     def takes(self, hidden: memoryview | None, masks: Masks | None) -> bool:
-        """Return whether these hidden states and masks fill its inputs. Waits for the masks if the hidden states do."""
+        """Return whether these hidden states and masks fit its inputs. Waits for the masks if the hidden states fit."""
         if (0 if self._hidden is None else self._hidden.nbytes) != (0 if hidden is None else hidden.nbytes):
             return False
         return {seq_id for seq_id, _ in (masks() if masks is not None else ())} == self._masks.keys()
 
 
 class PreparedSteps:
-    """The steps that are prepared, and those that could be."""
+    """The prepared steps, and the likely steps that could be prepared."""
 
     def __init__(self) -> None:
         self._noted: deque[Likely] = deque(maxlen=_MAX_NOTED)
         self._prepared: dict[frozenset[int], PreparedStep] = {}
 
     def note(self, plan: StepPlan, masks: Masks | None) -> None:
-        """Take a plan that was launched; the step that follows it may be prepared."""
+        """Note the step that is likely to follow a launched plan, so that it may be prepared."""
         if slices := plan.following:
             self._noted.append(
                 Likely(slices, frozenset(seq_id for seq_id, _ in (masks() if masks is not None else ())))
             )
 
     def next_wanted(self) -> Likely:
-        """Return a step to prepare; without slices if there is nothing to do."""
+        """Return a likely step to prepare; it has no slices if there is nothing to do."""
         return self._noted.popleft() if self._noted else Likely()
 
     def add(self, step: PreparedStep) -> None:
@@ -144,8 +144,8 @@ class PreparedSteps:
         self._prepared[_sequences(step.slices)] = step
 
     def take(self, plan: StepPlan, hidden: memoryview | None, masks: Masks | None = None) -> PreparedStep | None:
-        """Return the prepared step that is the plan's, if there is one; call before anything of the plan is carried
-        out. Steps that the plan makes impossible are undone."""
+        """Return the prepared step for a plan, or None. Undo the prepared steps that the plan makes impossible. Call
+        before any part of the plan is carried out."""
         if not self._prepared and not self._noted:
             return None
         key, others = _sequences(plan.slices), {save.seq_id for save in plan.saves} | set(plan.ended)
@@ -155,11 +155,11 @@ class PreparedSteps:
             return None
         self._undo(others)
         del self._prepared[key]
-        wanted.snapshot = None  # or computing would copy what it could write in place
+        wanted.snapshot = None  # otherwise computing would copy the arrays instead of writing in place
         return wanted
 
     def _undo(self, seq_ids: set[int]) -> None:
-        """Undo every prepared step with one of these sequences, and note none of them any more."""
+        """Undo every prepared step with one of these sequences, and forget the likely ones."""
         for key in [key for key in self._prepared if key & seq_ids]:
             step = self._prepared.pop(key)
             if step.snapshot is not None:
@@ -170,7 +170,7 @@ class PreparedSteps:
             self._noted = deque(stay, maxlen=_MAX_NOTED)
 
     def clear(self) -> None:
-        """Forget everything; the caches are gone."""
+        """Forget all steps without restoring caches, because the caches are gone."""
         self._prepared.clear()
         self._noted.clear()
 
@@ -180,7 +180,7 @@ def _sequences(slices: tuple[Slice, ...]) -> frozenset[int]:
 
 
 def _agree(prepared: tuple[Slice, ...], slices: tuple[Slice, ...]) -> bool:
-    """Return whether slices are those prepared, but for their token ids."""
+    """Return whether the slices equal the prepared ones, apart from their token ids."""
     return len(prepared) == len(slices) and all(
         (a.seq_id, a.start) == (b.seq_id, b.start) and b.is_decode for a, b in zip(prepared, slices, strict=True)
     )

@@ -1,8 +1,8 @@
 """Carries out a StepPlan on one stage's layers: the same class on the coordinator and on every worker.
 
-``launch`` builds a step's graph and hands it to the device; ``finish`` reads the results once the device is done, maybe
-on another thread while the loop launches the next step. Drafts are verified on the last stage: slices behind a wrong
-draft are not computed there, and their results have no tokens.
+``launch`` builds a step's graph and gives it to the device. ``finish`` reads the results once the device is done, maybe
+on another thread while the loop launches the next step. The last stage verifies drafts: it does not compute the slices
+after a wrong draft, and their results have no tokens.
 """
 
 import logging
@@ -42,9 +42,9 @@ log = logging.getLogger(__name__)
 class StageRunner:
     """Owns a stage's model and its caches, ``pool``.
 
-    One thread uses it, the one that loaded the model; but ``wait``, ``finish`` and ``store`` may be called on another,
-    for one step after the other in the order of their launches. Whoever calls ``launch`` with a plan of which
-    ``needs_verdict`` is true has seen to it that all steps before it are finished.
+    Only the thread that loaded the model uses it. Another thread may call ``wait``, ``finish`` and ``store``, for one
+    step after another in the order of their launches. If ``needs_verdict`` is true for a plan, all earlier steps must
+    be finished before ``launch``.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class StageRunner:
         self._is_rank = group is not None
         self._step = StepModel(model)
         self.pool = KVPool(model)
-        self.rolls_back = True  # its states, if it has any, within blocks of drafts
+        self.rolls_back = True  # whether the states of its layers can be rolled back within blocks of drafts
         self._sampler, self._tower = Sampler(vocab_size), model.tower
         self._vocab_size = vocab_size
         self._drafter = None if model.heads is None else HeadDrafter(model.heads, self._sampler)
@@ -73,22 +73,22 @@ class StageRunner:
         self._failure: DeviceFailed | None = None  # of a launch
 
     def use_codec(self, codec: str) -> None:
-        """Set the codec in which prompts' rows go to the next stage (``core.wire_codec``)."""
+        """Set the codec of prompts' rows on the link to the next stage (``core.wire_codec``)."""
         self._codec = codec
 
     def use(self, outcome: TrialOutcome) -> None:
-        """Compute steps of many sequences, and roll states back, as trials have found."""
+        """Use what trials found: how to compute steps of many sequences, and how to roll states back."""
         log.debug("many sequences run by %s", outcome.way.value)
         self._step.use(outcome.way, shares_calls=outcome.shares_calls)
         self.rolls_back = outcome.rollback is not None
         self.pool.rollback = outcome.rollback or self.pool.rollback
 
     def choose_by_form(self) -> None:
-        """Choose how steps are computed by what can be built: for stages that are only timed."""
+        """Choose how to compute steps by which graphs can be built, without trials, for a stage that is only timed."""
         self._step.choose_by_form()
 
     def reset(self) -> None:
-        """Forget every sequence and block, and the codec to the next stage. Call while no step is under way."""
+        """Forget every sequence and block, and the codec to the next stage. Call while no step is in flight."""
         self._codec = NONE
         self._prepared.clear()
         self._failure = None
@@ -102,7 +102,7 @@ class StageRunner:
     # -- steps ---------------------------------------------------------------------------------
 
     def check(self, plan: StepPlan, longest: int) -> None:
-        """Check a plan of a peer, before its rows come. ``longest``: the most tokens of a sequence.
+        """Check a peer's plan, before its rows arrive. ``longest``: the largest number of tokens of a sequence.
 
         Raises:
             ProtocolError: the plan does not fit this stage.
@@ -110,10 +110,10 @@ class StageRunner:
         check_plan(plan, self._num_ids, longest)
 
     def read_masks(self, masks: RawMasks) -> Masks | None:
-        """Return the masks of a step that has come. Return None if there are none, or on a stage that is not the last.
+        """Return the masks that a step brought. Return None if there are none, or if this is not the last stage.
 
         Raises:
-            ProtocolError: one cannot be read.
+            ProtocolError: a mask has the wrong size.
         """
         if not masks or not self._model.is_last:
             return None
@@ -132,12 +132,12 @@ class StageRunner:
 
         Args:
             hidden: [T, d], the rows of all its slices in order; ``None`` on the first stage.
-            masks: on the last stage, those of its rows, if there are any; waited for when all but sampling is built.
-            under_way: the steps before it that may not be done, the oldest first.
+            masks: on the last stage, the masks of its rows or None; called when everything but sampling is built.
+            under_way: the earlier steps that may not be done, the oldest first.
 
         Raises:
             ProtocolError: the rows do not fit the plan.
-            DeviceFailed: the device did.
+            DeviceFailed: the device failed.
         """
         began = time.monotonic()
         check_rows(plan, hidden, self._stage, rows_each=self._model.rows_in)
@@ -150,7 +150,7 @@ class StageRunner:
             rows = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
             slices, parts, graph = self._graph_of(plan, rows, masks)
             outputs, pending = graph.outputs(applied.pending), [*applied.pending, *graph.pending]
-            graph = replace(graph, pending=())  # whoever held these arrays would make the next step copy them
+            graph = replace(graph, pending=())  # a reference to these arrays would make the next step copy them
         else:
             slices, parts, graph, outputs = plan.slices, [], prepared.graph, prepared.outputs
             pending = [*applied.pending, *prepared.pending]
@@ -171,8 +171,8 @@ class StageRunner:
     def _draft(
         self, slices: tuple[Slice, ...], parts: list[SequenceRows], graph: StepGraph
     ) -> tuple[HeadDrafts, tuple[Ticket, ...]]:
-        """Launch the drafts behind a step where this stage makes some: a launch for each round, with the last of them
-        what they write."""
+        """Launch the drafts after a step, if this stage makes drafts: one launch for each round. The last one also
+        computes the arrays that the drafts write."""
         hidden, self._step.tapped = self._step.tapped, None
         if self._drafter is None or hidden is None or not parts:
             return HeadDrafts(), ()
@@ -193,7 +193,7 @@ class StageRunner:
         return drafts, tuple(tickets)
 
     def _end_first(self, slices: tuple[Slice, ...], under_way: Sequence[Launched]) -> None:
-        """Wait for steps under way where launching now would copy too much of what they write."""
+        """Wait for steps in flight if launching now would copy too many of the arrays that they write."""
         in_flight = [step for step in under_way if not step.is_done] if under_way else []
         if in_flight:
             step = [part.seq_id for part in slices]
@@ -204,7 +204,7 @@ class StageRunner:
     def _graph_of(
         self, plan: StepPlan, hidden: mx.array | None, masks: Masks | None
     ) -> tuple[tuple[Slice, ...], list[SequenceRows], StepGraph]:
-        """Return the slices of a plan that are computed here, their parts, and their graph."""
+        """Build the graph of a plan; return the slices that are computed here, their parts, and the graph."""
         slices, hidden = self._without_rejected(plan, hidden)
         hidden = hidden if self._tower is None else self._tower.rows(slices)
         parts, rows = [], list[Row]()
@@ -228,7 +228,7 @@ class StageRunner:
     ) -> StepGraph:
         """Build the graph of a step."""
         outputs = self._step.run(parts, token_ids, hidden) if parts else []
-        # A state that the output does not depend on would otherwise let the graph grow from step to step.
+        # These include states that the output does not depend on. Otherwise the graph would grow from step to step.
         pending = arrays_to_evaluate(parts)
         joined = (mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]) if outputs else None
         if not self._model.is_last:
@@ -243,11 +243,10 @@ class StageRunner:
 
     @device_errors(of_memory=True)
     def prepare_next(self) -> bool:
-        """Build the graph of a step that is likely to come. Call when there is nothing else to do; whether there was
-        one to build.
+        """Build the graph of a likely step, when there is nothing else to do. Return whether there may be another one.
 
         Raises:
-            DeviceFailed: it had no memory left. ``reset`` is all that may be called then.
+            DeviceFailed: the device had no memory left. Only ``reset`` may be called afterwards.
         """
         likely = Likely() if self._drafter is not None else self._prepared.next_wanted()
         if likely.slices and self._can_prepare(likely.slices):
@@ -256,9 +255,9 @@ class StageRunner:
 
     def _can_prepare(self, slices: tuple[Slice, ...]) -> bool:
         if not (self._model.traceable and Road.PREPARED_STEPS.is_open):
-            return False  # its graph depends on numbers, which are not there yet; or none is wanted
+            return False  # its graph depends on numbers that are not known yet, or graphs ahead are switched off
         histories = [self._histories.get(part.seq_id) for part in slices]
-        # A penalty depends on the tokens, which are not known yet, and so does a graph whose model looks at them.
+        # A penalty, or a model that reads tokens, makes the graph depend on tokens that are not known yet.
         return not self._model.reads_tokens and all(
             one is not None and not one.params.depends_on_tokens for one in histories
         )
@@ -272,33 +271,33 @@ class StageRunner:
         if self._model.hidden_spec is not None:
             width, dtype = self._model.hidden_spec
             raw = mx.array(np.zeros((len(slices) * self._model.rows_in, width), np.dtype(f"uint{8 * dtype.size}")))
-            hidden = raw.view(dtype)  # whose memory is filled later; no device is needed to make it
+            hidden = raw.view(dtype)  # ``fill`` writes its memory later; the view needs no device
         last = [(part, self._histories[part.seq_id]) for part in slices] if self._model.is_last else []
         rows = tuple(Row(one.params, one.seed, part.end, (), mask=masks.get(part.seq_id)) for part, one in last)
         return PreparedStep(slices, self._build(slices, parts, ids, hidden, rows), (ids, raw), snapshot, masks)
 
     def _fill(self, prepared: PreparedStep, plan: StepPlan, received: memoryview | None, masks: Masks | None) -> None:
-        """Give a prepared step its inputs, and the sequences their tokens."""
+        """Write the inputs of a prepared step, and add its tokens to the sequences' histories."""
         prepared.fill(plan.slices, received, masks)
         if self._model.is_last:
             for part in plan.slices:
                 self._histories[part.seq_id].tokens[part.start :] = part.token_ids
 
     def _pack(self, slices: tuple[Slice, ...], hidden: mx.array | None) -> PackedRows | None:
-        """Return the prompts' rows of a step, packed, if the link to the next stage has a codec that may change
-        them."""
+        """Return the prompts' rows of a step, packed. Return None if the link to the next stage has no codec, or if no
+        row may be packed."""
         if self._codec == NONE or self._model.is_last or hidden is None or self._model.sends_whole_numbers:
             return None
         rows = rows_of_prompts(slices, self._histories, self._model.rows_out)
         return PackedRows.of(self._codec, hidden, rows) if rows else None
 
     def needs_verdict(self, plan: StepPlan) -> bool:
-        """Return whether the step under way must be finished before this one is launched, because it decides which
-        slices are rejected."""
+        """Return whether all steps in flight must be finished before this plan is launched, because they decide which
+        of its slices are rejected."""
         return self._model.is_last and any(part.begins_with_draft for part in plan.slices)
 
     def _without_rejected(self, plan: StepPlan, hidden: mx.array | None) -> tuple[tuple[Slice, ...], mx.array | None]:
-        """Return the slices to compute, and their rows."""
+        """Return the slices of a plan that are not rejected, and their rows of ``hidden``."""
         if not self.needs_verdict(plan):
             return plan.slices, hidden
         keep, rows, at = list[Slice](), list[int](), 0
@@ -323,14 +322,14 @@ class StageRunner:
 
     @device_errors(of_memory=True)
     def finish(self, launched: Launched) -> Finished:
-        """Read the results of a step, when it is done.
+        """Wait until a step is done, and read its results.
 
         Raises:
-            DeviceFailed: the device did.
+            DeviceFailed: the device failed.
         """
         span = self.wait(launched)
         if self._failure is not None:
-            raise self._failure  # of the launch that came next: MLX tells it then, and this step's event hid it
+            raise self._failure  # of the next launch: MLX reports this step's failure there
         graph, figures = launched.graph, self._figures(launched, span)
         tokens = read(graph.choices, graph.rows)
         spans = [self.device.wait(ticket) for ticket in launched.draft_tickets]
@@ -344,11 +343,11 @@ class StageRunner:
         return Finished(launched.plan, figures, graph.hidden, graph.packed, verdicts)
 
     def store(self, launched: Launched) -> None:
-        """Have the blocks that a finished step has saved written to disk. Call when its results are on their way."""
+        """Write a finished step's saved blocks to disk, in the background. Call after its results are sent."""
         self._commands.store(launched.applied)
 
     def _figures(self, launched: Launched, span: DeviceSpan) -> StageFigures:
-        """Return what a step cost, and the keys of the blocks written to disk since the step before."""
+        """Return the figures of a step, with the keys of the blocks written to disk since the previous step."""
         applied = launched.applied
         return StageFigures(
             self._stage,

@@ -4,9 +4,9 @@ Sampling adds Gumbel noise to the scaled log probabilities and takes the largest
 noise of a row comes from the key of the position it fills (``core.rng``) and is drawn at the *tokenizer's* vocabulary
 size, so neither the other rows, nor the cut, nor a padded vocabulary can change it. Filters are mlx-lm's, in its order.
 
-On a GPU the dozen small operations behind the head are compiled into one call, anew for each constant: so settings are
-data wherever that changes no bit, and rows of one *structure* (``_Structure``) share a call. All that is reported of a
-step is computed with it, for an operation on the device would wait for the step launched meanwhile.
+On a GPU the dozen small operations after the head are compiled into one call, and each new constant needs another
+compilation. So settings are data if that changes no bit, and rows of one *structure* (``_Structure``) share a call.
+Everything that is reported of a step is computed with it: a later operation would wait for the next step.
 """
 
 import math
@@ -30,18 +30,18 @@ from splitinfer.models.library.mlx_lm import sample_utils
 from splitinfer.models.memory import on_gpu
 from splitinfer.system.gpu_roads import Road
 
-_MIN_TOP_P = 1e-30  # float32 has no smaller ones on every GPU, and 0 leaves no token at all
-_MIN_TEMPERATURE = 1e-6  # greedy but for ties; a lower one would leave the range of float32
+_MIN_TOP_P = 1e-30  # some GPUs have no smaller float32, and 0 would exclude every token
+_MIN_TEMPERATURE = 1e-6  # greedy except for ties; a lower one would leave the range of float32
 _MAX_TAILS = 64  # structures whose compiled functions are cached
 _MAX_EXACT = 2**24  # integers that float32 holds exactly: token ids are reported beside log probabilities
 
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """Rows of one structure, not yet evaluated: [n] tokens, and what is reported of their probabilities.
+    """The tokens chosen for ``rows`` of one structure, [n] and not yet evaluated, and their log probabilities.
 
-    ``logprobs``: float32 [n, 1 + 2 k], row-major: the token's log probability, those of the k most likely tokens in any
-    order, and their ids. k is 0 or ``MAX_LOGPROBS``, or the vocabulary's size if that is less.
+    ``logprobs``: float32 [n, 1 + 2 k], row-major: the token's log probability, the log probabilities of the k most
+    likely tokens in any order, and their ids. k is 0 or ``MAX_LOGPROBS``, or the vocabulary's size if that is less.
     """
 
     rows: tuple[int, ...]
@@ -49,13 +49,13 @@ class TokenChoice:
     logprobs: mx.array
 
     def arrays(self) -> list[mx.array]:
-        """Return the arrays that have to be evaluated."""
+        """Return the arrays to evaluate."""
         return [self.tokens, self.logprobs]
 
 
 @dataclass(frozen=True, slots=True)
 class _Structure:
-    """What decides which operations choose a row's token; everything else is data. Filters are off for greedy rows."""
+    """The settings that decide which operations choose a row's token; the rest is data. Greedy rows have no filters."""
 
     samples: bool
     has_top_p: bool
@@ -90,7 +90,7 @@ class _Data(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Row], keys: mx.array | None = None) -> "_Data":
-        """Return the settings of these rows; for a filter that is off, any number."""
+        """Return the settings of these rows. A filter that is off has an arbitrary number."""
         params = [row.params for row in rows]
         if keys is None:
             keys = mx.array([position_key(row.seed, row.position) for row in rows], dtype=mx.uint32)
@@ -102,14 +102,14 @@ class _Data(NamedTuple):
         )
 
 
-_Outputs = tuple[mx.array, mx.array]  # tokens, and what is reported
+_Outputs = tuple[mx.array, mx.array]  # tokens, and ``TokenChoice.logprobs``
 _Tail = Callable[..., _Outputs]
 
 
 class Sampler:
-    """Chooses tokens. ``vocab_size``: the number of values noise is drawn for. ``compiled``: by default on a GPU.
+    """Chooses tokens. ``vocab_size``: the number of tokens that noise is drawn for. ``compiled``: ``None``: on a GPU.
 
-    ``num_traced``: how many times a function was traced: as often as one was compiled, if they are.
+    ``num_traced``: how many times a function was traced, which is once for each compilation.
     """
 
     def __init__(self, vocab_size: int, *, compiled: bool | None = None) -> None:
@@ -123,8 +123,8 @@ class Sampler:
         """Build the graph that chooses a token for each row, without evaluating it.
 
         Args:
-            logits: [n, vocabulary], a line for each row.
-            keys: uint32 [n, 2], random keys for them where their positions are not known yet.
+            logits: [n, vocabulary], one line for each row.
+            keys: uint32 [n, 2], the rows' random keys if their positions are not known yet.
         """
         alike = defaultdict[_Structure, list[int]](list)
         for i, row in enumerate(rows):
@@ -132,7 +132,7 @@ class Sampler:
         return [self._choose_alike(logits, rows, keys, structure, indices) for structure, indices in alike.items()]
 
     def tokens(self, logits: mx.array, rows: Sequence[Row], keys: mx.array | None = None) -> mx.array:
-        """Return [n] tokens alone, in the order of the rows; what ``choose`` gives, not evaluated."""
+        """Return the [n] tokens of ``choose`` in the order of the rows, not evaluated."""
         if all(row.params.temperature == 0 and not row.params.changes_logits and row.mask is None for row in rows):
             return mx.argmax(logits, axis=-1)  # without the log probabilities
         return in_order(self.choose(logits, rows, keys))
@@ -164,13 +164,13 @@ class Sampler:
         return mx.compile(tail) if self._compiled else tail
 
     def _scores(self, logprobs: mx.array, structure: _Structure, data: _Data) -> mx.array:
-        """Return [n, vocabulary] numbers of which the largest is the token drawn."""
+        """Return [n, vocabulary] numbers. The token with the largest number of a row is the one drawn."""
         noise = self._fit(self._noise(data.keys), logprobs.shape[-1])
         filtered = _filtered(logprobs, structure, data)
         return filtered * data.inverse_temperature.astype(filtered.dtype) + noise
 
     def _fit(self, noise: mx.array, width: int) -> mx.array:
-        """Fit noise to a vocabulary that is padded (the padding is never chosen) or smaller than the tokenizer's."""
+        """Return [n, width] noise for a vocabulary that is padded, which is never chosen, or smaller than noise's."""
         if width <= self._vocab_size:
             return noise[:, :width]
         never = mx.full((noise.shape[0], width - self._vocab_size), -mx.inf)
@@ -178,15 +178,15 @@ class Sampler:
 
 
 def in_order(choices: Sequence[TokenChoice]) -> mx.array:
-    """Return [n] chosen tokens in the order of the rows, of which there is at least one."""
+    """Return [n] chosen tokens in the order of the rows. There must be at least one choice."""
     tokens = mx.concatenate([one.tokens for one in choices]) if len(choices) > 1 else choices[0].tokens
     order = [i for one in choices for i in one.rows]
     return tokens if order == sorted(order) else tokens[mx.argsort(mx.array(order))]
 
 
 def read(choices: Sequence[TokenChoice], rows: Sequence[Row]) -> list[SampledToken]:
-    """Return the chosen tokens in the order of the rows. Waits until the choices are evaluated; computes nothing. One
-    whose log probability is NaN has it in any case: a number of its row overflowed, and it means nothing."""
+    """Return the chosen tokens in the order of the rows. Waits until the choices are evaluated, and computes nothing. A
+    log probability of NaN is always reported: a number of that row overflowed, so its token is not valid."""
     tokens: dict[int, SampledToken] = {}
     for choice in choices:
         ids = on_host(choice.tokens).tolist()
@@ -196,7 +196,8 @@ def read(choices: Sequence[TokenChoice], rows: Sequence[Row]) -> list[SampledTok
 
 
 def with_logprobs(token: int, line: NDArray[np.float32], num_top: int | None) -> SampledToken:
-    """Return ``line``: a row of ``TokenChoice.logprobs``."""
+    """Return a token with its log probabilities. ``line``: its row of ``TokenChoice.logprobs``; ``num_top``: how many
+    of the most likely tokens to report; ``None``: no log probabilities, unless the token's is NaN."""
     if num_top is None or math.isnan(line[0]):
         return SampledToken(token, math.nan if math.isnan(line[0]) else None)
     k = len(line) // 2
@@ -206,7 +207,7 @@ def with_logprobs(token: int, line: NDArray[np.float32], num_top: int | None) ->
 
 
 def reported(logprobs: mx.array, tokens: mx.array, num_top: int) -> mx.array:
-    """Return ``TokenChoice.logprobs`` of ``tokens`` [n] from [n, vocabulary] log probabilities."""
+    """Return ``TokenChoice.logprobs`` for ``tokens`` [n], given [n, vocabulary] log probabilities."""
     own, num_top = mx.take_along_axis(logprobs, tokens[:, None], axis=-1), min(num_top, logprobs.shape[-1])
     own = own.astype(mx.float32)
     if not num_top:
@@ -219,9 +220,9 @@ def reported(logprobs: mx.array, tokens: mx.array, num_top: int) -> mx.array:
 
 def _filtered(logprobs: mx.array, structure: _Structure, data: _Data) -> mx.array:
     if structure.has_top_p:
-        logprobs = sample_utils.apply_top_p(logprobs, data.top_p)  # it multiplies by it, and nothing else
+        logprobs = sample_utils.apply_top_p(logprobs, data.top_p)  # accepts an array, because it only multiplies by it
     if structure.has_min_p:
-        # mlx-lm's ``apply_min_p`` with the logarithm as data, which that function takes of a Python number.
+        # As mlx-lm's ``apply_min_p``, which takes the logarithm of a Python number. Here the logarithm is data.
         least = mx.max(logprobs, axis=-1, keepdims=True) + data.log_min_p.astype(logprobs.dtype)
         logprobs = mx.where(logprobs < least, -mx.inf, logprobs)
     if 0 < structure.top_k < logprobs.shape[-1]:
@@ -238,8 +239,8 @@ def _column(values: list[float]) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Those of one slice, not yet evaluated. ``logprobs``: a line for each of ``tokens``, as in ``TokenChoice``;
-    ``num_top``: of the most likely tokens, how many are wanted."""
+    """The log probabilities of one slice's prompt tokens, not yet evaluated. ``logprobs``: one line for each of
+    ``tokens``, as in ``TokenChoice``; ``num_top``: how many of the most likely tokens to report."""
 
     seq_id: int
     tokens: tuple[int, ...]
@@ -250,7 +251,7 @@ class Scores:
 def scored(
     logits: mx.array, slices: Sequence[Slice], histories: Mapping[int, History]
 ) -> tuple[mx.array, tuple[Scores, ...]]:
-    """From the [rows, vocabulary] logits of some slices those that are sampled from, and the scores of the others."""
+    """Split the [rows, vocabulary] logits of slices into the logits to sample from and the scores of prompt tokens."""
     if not any(part.scored for part in slices):
         return logits, ()
     sampled, scores, at = list[int](), [], 0
@@ -271,7 +272,7 @@ def _scores(logits: mx.array, part: Slice, num_top: int) -> Scores:
 
 
 def read_scores(scores: Sequence[Scores]) -> dict[int, tuple[SampledToken, ...]]:
-    """By sequence, its slice's tokens with their log probabilities. Waits until they are evaluated."""
+    """Wait until scores are evaluated, and return, by sequence, its slice's tokens with their log probabilities."""
     return {
         one.seq_id: tuple(
             with_logprobs(token, line, one.num_top)

@@ -1,9 +1,9 @@
 """Weights on their way between machines.
 
-    AskManifest -> TellManifest             what a model consists of, and what of it the sender holds
+    AskManifest -> TellManifest             the model's files and tensors, and which of them the sender holds
     AskRanges   -> TellRange, TellRange...  bytes of its files, each range with a checksum
-                -> Unavailable              in place of either: a sentence
+                -> Unavailable              a sentence that says why, in place of either
 
-Who lacks weights asks, and asks for no more at a time than a window of bytes; so both ends hold little, and a sender
-sends nothing that nobody wants. Where a sender serves meanwhile, it answers at a bounded rate.
+The machine that lacks weights asks for them, for no more than a window of bytes at a time. So both ends hold little in
+memory, and a sender sends only wanted bytes. A sender that also serves requests answers at a bounded rate.
 """

@@ -1,9 +1,9 @@
-"""Answers requests for weights, each link's in a thread of its own: reading must hold up neither the engine, which may
-be reading its own layers, nor the thread that receives for all links.
+"""Answers requests for weights, each link's on its own thread. Reading must not delay the engine, which may be reading
+its own layers, or the thread that receives for all links.
 
-Who may ask is decided before (``engine.worker.handshake``). A coordinator lets its workers copy the model
-that it runs. A worker lets others copy the model whose layers it holds, what is in its store, and what the hub's client
-keeps on this machine; never a folder that was only named.
+The handshake decides which peers may ask (``engine.worker.handshake``). A coordinator lets its workers copy the model
+that it runs. A worker lets others copy the model whose layers it holds, the models in its store, and those that the
+hub's client keeps on this machine. A folder is never copied only because a peer names it.
 """
 
 import logging
@@ -46,7 +46,7 @@ class Receiver(Protocol):
 
 
 class WeightAnswers:
-    """Answers what is asked on ``end``. ``rate``: bytes a second that it may send now, ``None`` for any number."""
+    """Answers the requests on ``end``. ``rate``: returns the bytes per second to send now; ``None``: no limit."""
 
     def __init__(self, end: Receiver, find: Find, rate: Callable[[], float | None] = lambda: None) -> None:
         self._end, self._find, self._rate = end, find, rate
@@ -57,13 +57,13 @@ class WeightAnswers:
         self._thread.start()
 
     def put(self, frame: Frame) -> None:
-        """Take a request; from any thread, and at once."""
+        """Queue a request without waiting, on any thread."""
         if self._requests.qsize() > _MAX_WAITING:
             self._end.link.abort("it requested more than it took")
         self._requests.put(frame)
 
     def close(self) -> None:
-        """The link is over."""
+        """End the thread, because the link has ended."""
         self._is_over.set()
         self._requests.put(None)
 
@@ -118,8 +118,8 @@ class WeightAnswers:
 
 
 class Readers:
-    """Those who take weights at a worker's port. ``is_serving``: whether requests may be under way, so that readers are
-    to leave the link to them."""
+    """The peers that copy weights from a worker's port. ``is_serving``: returns whether the pipeline may have requests;
+    then readers get a bounded rate."""
 
     def __init__(self, find: Find, is_serving: Callable[[], bool]) -> None:
         self._find, self._is_serving = find, is_serving
@@ -128,13 +128,13 @@ class Readers:
 
     @property
     def reason_against(self) -> str | None:
-        """Why no reader may enter now; ``None``: one may."""
+        """Why another reader is refused now; ``None`` if it is admitted."""
         with self._lock:
             count = len(self._answers)
         return None if count < _MOST_READERS else f"{count} others copy weights from here; try again when one is done"
 
     def deliver(self, connection: Connection, item: Frame | LinkClosed) -> None:
-        """Take what arrived on a reader's link; on the transport's thread."""
+        """Handle a frame or the end of a reader's link, on the transport's thread."""
         with self._lock:
             answers = self._answers.get(id(connection))
             if isinstance(item, LinkClosed):
@@ -151,7 +151,7 @@ class Readers:
 
 
 def find_running(running: Callable[[], Iterable[Running]]) -> Find:
-    """Find a model that this machine runs."""
+    """Return a function that finds a model that this machine runs."""
 
     def find(weights: str, model: str) -> Source | None:
         for here in running():
@@ -163,7 +163,7 @@ def find_running(running: Callable[[], Iterable[Running]]) -> Find:
 
 
 def find_anywhere(running: Callable[[], Iterable[Running]], store: ModelStore | None) -> Find:
-    """Find what a worker lets others copy."""
+    """Return a function that finds a model that a worker lets others copy."""
     find_held = find_running(running)
     return lambda weights, model: (
         find_held(weights, model) or _find_stored(store, weights, model) or _find_hub(weights, model)
@@ -181,7 +181,7 @@ def _find_stored(store: ModelStore | None, weights: str, model: str) -> Source |
 
 
 def _find_hub(weights: str, model: str) -> Source | None:
-    """Return a model that the hub's client keeps here, by its hub id."""
+    """Return the model with this hub id if the hub's client keeps it here, otherwise None."""
     if weights or local_snapshot(model) is None:
         return None
     checkpoint = open_local(model)

@@ -2,8 +2,8 @@
 
     [ missing ranges -> ask, a window ahead -> TellRange -> compare its checksum ] -> [ write ] -> [ force to the disk ]
 
-Each bracket is a thread of its own, so that none does more for a range than the thread that decrypts it. Ranges come in
-the order in which they were asked for; any other ends the copy with a sentence. What was written until then stays.
+Each bracket is a thread of its own, so that none of them is slower than the thread that decrypts. Ranges must arrive in
+the order of the requests, otherwise the copy ends with an error. The bytes written until then stay.
 """
 
 import time
@@ -41,18 +41,18 @@ from splitinfer.wire.messages import (
 )
 from transports import Frame, Link, LinkOptions, LinkRefused, LinkTimeout, TransportError, connect
 
-OnCopied = Callable[[int, int], None]  # bytes here, bytes in all
+OnCopied = Callable[[int, int], None]  # bytes here, bytes in total
 
 _ASKED = 8 * 2**20  # bytes that one message asks for, so that there are few messages
-_WAITING = 0.2  # seconds between two looks at whether another process still copies
+_WAITING = 0.2  # seconds between checks whether another process still copies
 _WRITING = 8  # ranges that may wait to be written
 _REPORTED = 2**24  # bytes between two reports
-_SYNCED = 2**26  # bytes that are forced to the disk together; who is killed has to copy as many again
+_SYNCED = 2**26  # bytes that are forced to the disk together; a killed process copies at most as many again
 
 
 class WeightChannel(Protocol):
-    """A link to a ``peer`` that may be asked for weights. ``receive`` waits for the next message and its payload. Both
-    raise TransportError, and ``receive`` PeerError, too."""
+    """A link to a ``peer`` that answers requests for weights. ``receive`` waits for the next message and its payload.
+    Both methods raise TransportError; ``receive`` also raises PeerError."""
 
     peer: str
 
@@ -63,7 +63,7 @@ class WeightChannel(Protocol):
 
 @dataclass(frozen=True)
 class Remote:
-    """A peer that can be asked, and what it has said that the model consists of."""
+    """A peer that answers requests, and its manifest of the model."""
 
     channel: WeightChannel
     manifest: Manifest
@@ -75,11 +75,7 @@ class Remote:
         )
 
     def read(self, file: str) -> bytes:
-        """Return a small file.
-
-        Raises:
-            as ``copy``.
-        """
+        """Return the bytes of a small file. Raises as ``copy``."""
         if file not in self.manifest.sizes:
             raise ProtocolError(f"{self.channel.peer} has no {file}")
         ranges = (Range(file, *span) for span in pieces([(0, self.manifest.sizes[file])]))
@@ -87,11 +83,11 @@ class Remote:
 
 
 def request_manifest(channel: WeightChannel, weights: str, model: str = "") -> Remote | Unavailable:
-    """Ask a peer what a model consists of.
+    """Ask a peer for a model's manifest, by the digest of its ``weights`` or, if that is empty, by name.
 
     Raises:
         PeerError, TransportError: the peer is gone, or sent something else.
-        ModelError: it sent a manifest that cannot be used.
+        ModelError: the manifest cannot be used.
     """
     channel.send(AskManifest(weights, model))
     message, payload = channel.receive()
@@ -106,11 +102,7 @@ def request_manifest(channel: WeightChannel, weights: str, model: str = "") -> R
 
 
 def copy_small(remote: Remote, stored: StoredModel, files: Iterable[str]) -> None:
-    """Copy those small files that are not in the store yet.
-
-    Raises:
-        as ``copy``.
-    """
+    """Copy the small files that are not in the store yet. Raises as ``copy``."""
     here = set(stored.files())
     for file in files:
         if file not in here:
@@ -129,12 +121,12 @@ def copy(
     rate: float | None = None,
     waits: Callable[[], None] = lambda: None,
 ) -> None:
-    """Copy tensors, all of which the peer has. ``rate``: bytes a second, at most. ``waits``: called now and then while
+    """Copy tensors that the peer has. ``rate``: the most bytes per second. ``waits``: called a few times a second while
     another process copies the same model.
 
     Raises:
-        PeerError, TransportError: the peer is gone, cannot send them, or sent something else.
-        ModelError: they cannot be written, or there is no room.
+        PeerError, TransportError: the peer is gone, cannot send the tensors, or sent something else.
+        ModelError: the tensors cannot be written, or there is no room.
     """
     tensors = list(wanted)
 
@@ -156,7 +148,7 @@ def copy(
 
 
 class _Copying:
-    """The files that are being written: one, or two while the window reaches into the next."""
+    """The files that are being written: one, or two while the window reaches into the next file."""
 
     def __init__(
         self,
@@ -168,13 +160,13 @@ class _Copying:
     ) -> None:
         self._stored, self._stack, self._writer, self._finisher, self._report = stored, stack, writer, finisher, report
         self._files: dict[str, CopiedFile] = {}
-        self._left: dict[str, int] = {}  # bytes of each file that are still to be written
+        self._left: dict[str, int] = {}  # by file: the bytes that are not written yet
         self._writing: deque[Future[None]] = deque()
         self._finishing: list[Future[None]] = []
         self._done, self._total, self._reported, self._unsynced = 0, 0, 0, 0
 
     def ranges(self, tensors: Sequence[TensorInfo]) -> Iterator[Range]:
-        """Yield the missing ranges; opens each file when its turn comes."""
+        """Yield the missing ranges, and open each file before its first range."""
         wanted: dict[str, list[Span]] = {}
         for info in sorted(tensors, key=lambda info: info.file):
             wanted.setdefault(info.file, []).append((info.begin, info.end))
@@ -189,7 +181,7 @@ class _Copying:
             yield from (Range(name, *span) for span in pieces(left))
 
     def take(self, asked: Range, data: memoryview) -> None:
-        """Write a range that came."""
+        """Write a received range, on the writer's thread."""
         self._writing.append(self._writer.submit(self._write, asked, data))
         while len(self._writing) > _WRITING or (self._writing and self._writing[0].done()):
             self._writing.popleft().result()
@@ -199,7 +191,7 @@ class _Copying:
             self._report(self._done, self._total)
 
     def settle(self) -> None:
-        """Wait until all is written and on the disk."""
+        """Wait until all ranges are written and on the disk."""
         for future in self._writing:
             future.result()
         for future in self._finishing:
@@ -219,9 +211,9 @@ class _Copying:
 
 
 def _receive(remote: Remote, ranges: Iterable[Range], rate: float | None = None) -> Iterator[tuple[Range, memoryview]]:
-    """Ask for ranges, a window ahead, and yield their bytes as they come, each right by its checksum."""
+    """Ask for ranges, a window ahead, and yield their bytes as they arrive, each checked by its checksum."""
     due, pace = deque[Range](), Pace()
-    # A burst at the link's speed is what a rate is to prevent.
+    # With a rate, each message asks for one range: several would arrive in a burst at the link's speed.
     for asking in _bunches(ranges, _ASKED if rate is None else 1):
         while due and (len(due) > MOST_RANGES or sum(each.nbytes for each in (*due, *asking)) > WINDOW):
             yield _next(remote, due)
@@ -235,7 +227,7 @@ def _receive(remote: Remote, ranges: Iterable[Range], rate: float | None = None)
 
 
 def _next(remote: Remote, due: deque[Range]) -> tuple[Range, memoryview]:
-    """Return the range that is due."""
+    """Receive the range that is due, and return it with its bytes."""
     channel = remote.channel
     message, payload = channel.receive()
     if isinstance(message, Unavailable):
@@ -254,7 +246,7 @@ def _next(remote: Remote, due: deque[Range]) -> tuple[Range, memoryview]:
 
 
 def _bunches(ranges: Iterable[Range], nbytes: int) -> Iterator[list[Range]]:
-    """Yield the ranges in lists of about ``nbytes`` bytes, as far as one message may ask for so many."""
+    """Yield the ranges in lists of about ``nbytes`` bytes and at most ``MOST_RANGES`` ranges."""
     bunch = list[Range]()
     for each in ranges:
         bunch.append(each)
@@ -267,8 +259,8 @@ def _bunches(ranges: Iterable[Range], nbytes: int) -> Iterator[list[Range]]:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What a copy has brought. ``nbytes``: of tensors that were not here before; ``lacking``: of those that were wanted
-    and that the peer does not have."""
+    """The outcome of a copy. ``nbytes``: the bytes of copied tensors; ``lacking``: the bytes of wanted tensors that the
+    peer does not have."""
 
     stored: StoredModel
     nbytes: int
@@ -283,12 +275,12 @@ def pull(
     report: OnCopied,
     rate: float | None = None,
 ) -> Pulled:
-    """Copy a model's small files, and the tensors that its ``layers`` (half-open) read, ``None``: all, as far as the
-    peer has them, because a person asks for it. ``rate``: bytes a second, at most.
+    """Copy a model's small files, and the peer's tensors that its ``layers`` (half-open; ``None``: all) read, because a
+    person asks for it. ``rate``: the most bytes per second.
 
     Raises:
-        ModelError: there is no room, or the layers are not the model's.
-        PeerError, TransportError: the peer has no such model, is gone, or sent something else.
+        ModelError: there is no room, or the model does not have these layers.
+        PeerError, TransportError: the peer does not have the model, is gone, or sent something else.
     """
     remote = request_manifest(channel, "", model)
     if isinstance(remote, Unavailable):
@@ -304,7 +296,7 @@ def pull(
 
 
 def _tensors_of(stored: StoredModel, layers: Span | None) -> list[TensorInfo]:
-    """Return the tensors that these layers read."""
+    """Return the tensors that these layers read; ``None``: all layers."""
     if layers is None:
         return list(stored.manifest.tensors)
     checkpoint = open_stored(stored)
@@ -319,11 +311,11 @@ def _nbytes(tensors: Iterable[TensorInfo]) -> int:
     return sum(info.nbytes for info in tensors)
 
 
-_REPLY_SECONDS = 60.0  # for a range to be read from a disk that is busy; a dead link ends in three
+_REPLY_SECONDS = 60.0  # for a peer to read a range from a busy disk; a dead link ends in 3 s
 
 
 class WeightReader:
-    """The link, as a ``WeightChannel``.
+    """A link to a worker's port, as a ``WeightChannel``.
 
     Raises:
         WorkerUnreachable: nothing answers at ``address``.
@@ -336,7 +328,7 @@ class WeightReader:
         self._link = self._connect(address, options, timeout)
         try:
             self.send(Hello("reader", machine_name(), uuid.uuid4().hex, own_versions()))
-            self.receive()  # a welcome: what else there may be is raised
+            self.receive()  # a welcome; a refusal raises
         except BaseException:
             self._link.abort("the handshake failed")
             raise
@@ -358,14 +350,14 @@ class WeightReader:
             raise WorkerUnreachable(f"{self.peer} cannot be asked for weights: {error}") from error
 
     def send(self, message: Message) -> None:
-        """As ``WeightChannel.send``."""
+        """Send a message, as ``WeightChannel.send``."""
         try:
             self._link.send(Frame(self._session.encode(message)))
         except TransportError as error:
             raise self._gone(error) from error
 
     def receive(self) -> tuple[Message, Sequence[memoryview]]:
-        """As ``WeightChannel.receive``."""
+        """Wait for the next message, as ``WeightChannel.receive``."""
         try:
             frame = self._link.recv(timeout=_REPLY_SECONDS)
         except TransportError as error:
@@ -381,7 +373,7 @@ class WeightReader:
         )
 
     def close(self) -> None:
-        """End the link."""
+        """Close the link."""
         self._link.close("nothing more is wanted")
 
     def __enter__(self) -> Self:

@@ -1,11 +1,11 @@
-"""Where a worker gets its weights: this machine, then the coordinator, then other workers, then the hub.
+"""The sources of a worker's weights: this machine, then the coordinator, then other workers, then the hub.
 
     open     a folder or a whole copy of the hub's -> the store -> the coordinator's manifest -> the hub
-    fetch    for each tensor that the stage reads and that is not here, the first that has it:
+    fetch    for each tensor that the stage reads and that is not here, the first source that has it:
              the coordinator -> the other workers, in the layout's order -> the hub
 
-Without the internet all but the last of each still work. What the coordinator describes must have the fingerprint that
-its Load command names, in every table of tensors, before a byte of weights is asked for.
+Without the internet, all sources except the hub work. The coordinator's manifest must have the fingerprint of its Load
+command, in every table of tensors, before the worker asks for a byte of weights.
 """
 
 import logging
@@ -28,14 +28,14 @@ OpenReader = Callable[[Peer], AbstractContextManager[WeightChannel]]
 
 
 class FromPeers(WeightSource):
-    """For a worker. ``channel``: to its coordinator. ``reader``: opens a link to another worker."""
+    """The source of a worker. ``channel``: its link to the coordinator. ``reader``: opens a link to another worker."""
 
     def __init__(self, channel: WeightChannel, store: ModelStore, reader: OpenReader) -> None:
         self._channel, self._store, self._reader = channel, store, reader
         self._coordinator: Remote | None = None
 
     def open(self, command: Load) -> Checkpoint:
-        """As ``WeightSource.open``."""
+        """Open a model, as ``WeightSource.open``."""
         here = open_local(command.model, command.fingerprint.revision)
         if here is not None:
             return here
@@ -50,7 +50,7 @@ class FromPeers(WeightSource):
         return open_stored(stored, None if revision is None else local_snapshot(command.model, revision))
 
     def _begin(self, command: Load) -> StoredModel | None:
-        """Begin a copy, as the coordinator describes the model; ``None`` if the coordinator has none of it."""
+        """Begin a copy by the coordinator's manifest. Return None if the coordinator does not have the model."""
         try:
             remote = self._ask_coordinator(command)
         except PeerError as error:
@@ -62,10 +62,10 @@ class FromPeers(WeightSource):
         return self._store.begin(remote.manifest)
 
     def _ask_coordinator(self, command: Load) -> Remote:
-        """Return what the coordinator has of the model; it answers for the one that it was asked about last.
+        """Return the coordinator's manifest of the model. The coordinator answers for the model of the last request.
 
         Raises:
-            PeerError: nothing.
+            PeerError: the coordinator does not have the model.
         """
         known = self._coordinator
         if known is None or known.manifest.fingerprint.digest() != command.fingerprint.digest():
@@ -76,7 +76,7 @@ class FromPeers(WeightSource):
         return known
 
     def fetch(self, command: Load, checkpoint: Checkpoint, tensors: Collection[str], report: OnLoading) -> Checkpoint:
-        """As ``WeightSource.fetch``."""
+        """Copy or download tensors, as ``WeightSource.fetch``."""
         stored = self._store.find(command.fingerprint.digest())
         if checkpoint.origin is None or stored is None:
             return super().fetch(command, checkpoint, tensors, report)
@@ -91,7 +91,7 @@ class FromPeers(WeightSource):
     def _copy(
         self, command: Load, stored: StoredModel, wanted: list[TensorInfo], report: OnLoading
     ) -> list[TensorInfo]:
-        """Copy what other machines have; return what none has."""
+        """Copy the tensors that other machines have, and return the others."""
         for remote in self._remotes(command):
             coming = [info for info in wanted if remote.holds(info)]
             if coming:
@@ -111,7 +111,7 @@ class FromPeers(WeightSource):
         return wanted
 
     def _remotes(self, command: Load) -> Iterator[Remote]:
-        """Yield the machines that have some of the model, the coordinator first; each link is open while it is used."""
+        """Yield the machines that have parts of the model, the coordinator first. Each link is closed after its use."""
         try:
             yield self._ask_coordinator(command)
         except PeerError as error:
@@ -127,7 +127,7 @@ class FromPeers(WeightSource):
                     yield answer
 
     def _download(self, command: Load, checkpoint: Checkpoint, missing: list[TensorInfo], report: OnLoading) -> None:
-        """Download the files that hold what nobody has."""
+        """Download the files of the tensors that no machine has."""
         files = sorted({info.file for info in missing})
         if command.fingerprint.revision is None:
             what, where = command.model if command.is_of_drafter else command.layers, ", ".join(files[:2])
@@ -138,10 +138,10 @@ class FromPeers(WeightSource):
 
 
 class NoCopies(WeightSource):
-    """For a worker that keeps no copies."""
+    """The source of a worker that keeps no copies."""
 
     def open(self, command: Load) -> Checkpoint:
-        """As ``WeightSource.open``."""
+        """Open a model, as ``WeightSource.open``."""
         try:
             return super().open(command)
         except ModelError as error:

@@ -1,1 +1,1 @@
-"""The worker: its loop, the handshake on its port, access control by keys."""
+"""The worker: its loop, the handshake on its port, and access control by keys."""

@@ -1,13 +1,12 @@
-"""Authenticates peers that connect to a worker's port, while its engine may be busy.
+"""Authenticates peers that connect to a worker's port, even while the engine is busy.
 
-A worker serves one coordinator at a time. The acceptor replies at once, from the link's own thread, because the engine
-may be loading for minutes. Only links whose handshake succeeded reach the engine, or, in the role "reader",
-``Readers``.
+A worker serves one coordinator at a time. The acceptor replies at once, on the link's thread, because the engine may be
+loading for minutes. After a successful handshake, a link reaches the engine, or ``Readers`` in the role "reader".
 
-An encrypted worker admits coordinators whose keys it knows. An admitted one sends each worker the key of the stage that
-will send it hidden states, and those of the workers that may take weights. So workers need not know each other's keys;
-these hold for one session, and allow nothing else. A worker on the coordinator's own machine connects with that
-machine's key.
+An encrypted worker admits coordinators whose keys it knows. A coordinator sends each worker the key of the stage that
+will send it hidden states, and the keys of the workers that may copy weights. So workers do not need to know each
+other's keys. Such a key is valid for one session and for this role only. A worker on the coordinator's own machine
+connects with that machine's key.
 """
 
 import logging
@@ -40,7 +39,7 @@ from transports import (
 
 
 class AccessControl:
-    """Decides what a peer may do by its key. ``keys``: ``None`` where links are not encrypted, and every peer may
+    """Decides by a peer's key what it may do. ``keys``: ``None`` if links are not encrypted; then every peer may
     connect."""
 
     def __init__(self, keys: Keyring | None) -> None:
@@ -50,13 +49,13 @@ class AccessControl:
         self._readers: frozenset[str] = frozenset()
 
     def begin(self, upstream: str = "") -> None:
-        """Another session begins, or the last one is over. ``upstream``: the key of the stage before; empty: no stage
+        """Begin another session, or end the last one. ``upstream``: the key of the previous stage; empty: no stage
         connects with a key."""
         with self._lock:
             self._upstream, self._readers = upstream, frozenset()
 
     def let_read(self, readers: Iterable[str]) -> None:
-        """Let the owners of these keys take weights in this session."""
+        """Let the owners of these keys copy weights in this session."""
         with self._lock:
             self._readers = frozenset(filter(None, readers))
 
@@ -65,9 +64,9 @@ class AccessControl:
         return self._keys is not None and key == self._keys.own().public
 
     def allows(self, role: str, key: str | None) -> bool:
-        """Return whether the owner of ``key`` may connect in a role: who may coordinate in any but "upstream", which is
-        the stage before alone; that may measure its link, too. Those that the coordinator has named may read
-        weights."""
+        """Return whether the owner of ``key`` may connect in a role. Admitted coordinators may use any role except
+        "upstream". The previous stage may use "upstream" and "probe". The readers that the coordinator named may use
+        "reader"."""
         if self._keys is None:
             return True
         with self._lock:
@@ -76,7 +75,7 @@ class AccessControl:
 
     @property
     def options(self) -> LinkOptions:
-        """The options to listen with."""
+        """The options of the listener."""
         security = None if self._keys is None else Security(self._keys.own(), None, self._admits)
         return LinkOptions(security=security)
 
@@ -91,7 +90,7 @@ class AccessControl:
 log = logging.getLogger(__name__)
 
 _HELLO_SECONDS = 10.0  # for a peer to send its first message
-_PATIENCE = 0.1  # seconds for a look at the memory: this thread serves all links
+_PATIENCE = 0.1  # seconds for reading the free memory; short, because this thread serves all links
 _NAME_LENGTH = 60  # characters of a peer's name that are logged
 REASON_LENGTH = 600  # characters of a reason that are logged or sent
 
@@ -100,7 +99,7 @@ Deliver = Callable[[Connection, Frame | LinkClosed], None]
 
 
 class Acceptor:
-    """Accepts links in a thread of its own; what arrives on links that passed the handshake goes to ``deliver``."""
+    """Accepts links on its own thread. After a link's handshake, its frames and its end go to ``deliver``."""
 
     def __init__(
         self, listener: Listener, deliver: Deliver, name: str, access: AccessControl, readers: Readers
@@ -109,25 +108,25 @@ class Acceptor:
         self._readers = readers
         self._versions = own_versions()
         self._lock = threading.Lock()
-        self._pending: dict[Link, float] = {}  # before their first message, and since when
+        self._pending: dict[Link, float] = {}  # links before their first message, and when they were accepted
         self._owner: Connection | None = None
         self._thread = threading.Thread(target=self._accept_all, name="acceptor", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening; this ends all accepted links."""
+        """Stop listening, and end all accepted links."""
         self._listener.close()
         self._thread.join(timeout=1.0)
 
     @property
     def owner(self) -> Connection | None:
-        """The coordinator that was let in last, until its session is over."""
+        """The coordinator that was admitted last, or None after its session."""
         with self._lock:
             return self._owner
 
     def release(self, owner: Connection | None) -> None:
-        """The session of this coordinator is over: another may come, and so may this one as soon as it hears of it.
-        Nothing changes if another has come already."""
+        """End the session of this coordinator, so that any coordinator, also this one, may connect. Do nothing if
+        another one has connected already."""
         with self._lock:
             if self._owner is owner:
                 self._owner = None
@@ -161,7 +160,7 @@ class Acceptor:
         link.deliver_to(on_item)
 
     def _receive_first(self, link: Link, frame: Frame) -> list[Connection]:
-        """Reply to a link's first frame. Returns a list with the connection, empty if it was refused."""
+        """Reply to a link's first frame. Return a list with the connection, or an empty one if it was refused."""
         session = Session(opened=False)
         try:
             hello = session.decode(frame.header)
@@ -211,7 +210,7 @@ class Acceptor:
         return None
 
     def _warn_of_copied_key(self, connection: Connection) -> None:
-        """Say so if a coordinator on another machine has this one's key: it was copied."""
+        """Log a warning if a coordinator on another machine has this machine's key, which was copied."""
         host = connection.link.address.removeprefix("tcp://").rpartition(":")[0].strip("[]").partition("%")[0]
         if self._access.is_own(connection.link.peer_key) and not is_loopback(host) and host not in own_addresses():
             log.warning("%s at %s %s", connection.name, host, same_key())

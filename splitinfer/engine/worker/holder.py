@@ -1,4 +1,4 @@
-"""The stage that a worker holds: loaded for one coordinator, kept for the next, given up for another's layers."""
+"""The stage that a worker holds: loaded for one coordinator, kept for the next, and unloaded for other layers."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from transports import Frame, LinkClosed
 
 log = logging.getLogger(__name__)
 
-_SUMS = 2**13, 2**20  # bytes of the sums that are timed: of a token's, and of a chunk's hidden states
+_SUMS = 2**13, 2**20  # bytes of the timed sums: the hidden states of a token, and those of a chunk
 
 
 class Abandoned(Exception):
@@ -28,10 +28,10 @@ class Abandoned(Exception):
 
 
 class StageHolder:
-    """Loads, and measures, for coordinators. Everything is on the worker's thread, unless it says otherwise.
+    """Loads a stage and measures this machine for coordinators, on the worker's thread unless a method says otherwise.
 
-    ``model`` overrides the coordinator's name for the model. ``disk``: where KV is stored. ``access``: told which peers
-    may connect.
+    ``model`` overrides the coordinator's name for the model. ``disk``: where KV is stored. ``access``: is told which
+    readers may connect.
     """
 
     def __init__(self, name: str, model: str | None, disk: Disk | None, access: AccessControl) -> None:
@@ -39,25 +39,21 @@ class StageHolder:
         self.stage: LoadedStage | None = None
         self._group: Pair | None = None
         self.is_rank = False
-        """Whether the stage is across two machines, from when it is loaded. From any thread."""
+        """Whether the stage, loaded or loading, is across two machines. Any thread may read it."""
 
     def running(self) -> tuple[Running, ...]:
-        """Return the model whose layers are held. From any thread."""
+        """Return the model whose layers are held, on any thread."""
         stage = self.stage
         return () if stage is None else ((stage.checkpoint, stage.command.model),)
 
     def loaded(self) -> LoadedStage:
-        """Return the stage.
-
-        Raises:
-            ProtocolError: none was loaded.
-        """
+        """Return the stage. Raises ProtocolError if no stage is loaded."""
         if self.stage is None:
             raise ProtocolError("a step came before the stage was loaded")
         return self.stage
 
     def load(self, connection: Connection, command: Load, weights: Weights) -> None:
-        """Load what a coordinator asks for, unless it is loaded; reply to it."""
+        """Load the stage that a coordinator asks for, unless it is loaded already, and reply to the coordinator."""
         if self._model is not None:
             command = replace(command, model=self._model)
         self.is_rank = command.half is not None
@@ -79,14 +75,14 @@ class StageHolder:
 
     def _join(self, weights: Weights) -> Join:
         def join(half: Half) -> Pair:
-            """Return the group with the other rank: joined now, or when another stage was loaded in this process."""
+            """Return the group with the other rank, joined now or for an earlier stage of this process."""
             self._group = self._group or join_ranks(half, weights.gather)
             return self._group
 
         return join
 
     def meet(self, connection: Connection, half: Half, weights: Weights) -> None:
-        """Meet another rank, and say what sums with it take."""
+        """Meet another rank, and send the coordinator the seconds of sums with it."""
         with _refusing(connection):
             with weights.source(connection):
                 group = self._join(weights)(half)
@@ -94,7 +90,7 @@ class StageHolder:
             connection.send(Met(((_SUMS[0], few), (_SUMS[1], max(few, many)))))
 
     def profile(self, connection: Connection, command: Profile, frame: Frame) -> None:
-        """Measure this machine. A loaded stage stays, unless its memory is needed for that."""
+        """Measure this machine. A loaded stage stays, unless measuring needs its memory."""
         parts, report = [memoryview(part) for part in frame.parts], _reporter(connection)
         with _refusing(connection, ProtocolError):
             try:
@@ -113,13 +109,13 @@ class StageHolder:
         free_memory()
 
     def close(self) -> None:
-        """Write what is still to be written to disk."""
+        """Finish writing KV to disk, if a stage is loaded."""
         if self.stage is not None:
             self.stage.close()
 
 
 def _reporter(connection: Connection) -> Callable[[Progress], None]:
-    """Return sends progress to a coordinator, and raises if it has gone away."""
+    """Return a function that sends progress to a coordinator, and raises Abandoned if the coordinator is gone."""
 
     def report(progress: Progress) -> None:
         if connection.link.closed is not None:
@@ -131,7 +127,7 @@ def _reporter(connection: Connection) -> Callable[[Progress], None]:
 
 @contextmanager
 def _refusing(connection: Connection, *passing: type[SplitinferError]) -> Iterator[None]:
-    """Tell a coordinator why it gets no reply, unless the error is to pass."""
+    """Refuse a coordinator's request with an error of the block, and close the link. Let ``passing`` errors pass."""
     try:
         yield
     except passing:

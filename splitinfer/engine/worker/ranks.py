@@ -1,8 +1,8 @@
-"""A rank of a stage across two machines meets the other one, over the control links, and joins a group with it.
+"""How a rank of a stage across two machines meets the other one, over the control links, and joins a group with it.
 
-MLX keeps a group until the process ends, and a sum whose peer is silent, frozen or behind a pulled cable, cannot be
-called back. (With `ring`, one whose peer was killed raises an error.) So a rank is a process that its coordinator, or
-the worker that it asked, may end at any moment.
+MLX keeps a group until the process ends, and a sum cannot be cancelled if its peer is silent, frozen, or disconnected
+by a pulled cable. (With `ring`, a sum whose peer was killed raises an error.) So a rank is a process that its
+coordinator, or the worker that started it, may end at any moment.
 """
 
 import logging
@@ -28,22 +28,22 @@ from transports.rdma.probe import device_for, is_down
 
 log = logging.getLogger(__name__)
 
-_EVERY = 16  # steps between two comparisons of what both ranks have sampled
-_JOIN_SECONDS = 20  # MLX holds the GIL while it joins, and waits for ever for a peer that a firewall keeps away
-_LOOK_EVERY = 2.0  # seconds between looks at the cable of RDMA, which says nothing when it is pulled
+_EVERY = 16  # steps between two comparisons of both ranks' sampled tokens
+_JOIN_SECONDS = 20  # MLX holds the GIL while it joins, and waits for ever for a peer that a firewall blocks
+_LOOK_EVERY = 2.0  # seconds between checks of an RDMA cable, because RDMA raises no error when it is pulled
 
 
 def join_ranks(half: Half, gather: Callable[[bytes], bytes]) -> Pair:
-    """Return the group of both ranks. ``gather``: exchanges bytes with the other one.
+    """Join the group of both ranks, and return it. ``gather``: exchanges bytes with the other rank.
 
     Raises:
-        PeerError: they cannot meet, or their sums would cross a network and may not.
+        PeerError: the ranks cannot meet, or their sums would cross a network without permission.
     """
     if half.sums == RING and not half.insecure and half.towards and not leads_over_cable(half.towards):
         raise PeerError(f"the sums of rank {half.rank} {would_cross(half.towards)}")
 
     def gather_in_time(data: bytes) -> bytes:
-        signal.alarm(0)  # the other one may come later
+        signal.alarm(0)  # the other rank may arrive later
         found = gather(data)
         signal.alarm(_JOIN_SECONDS)
         return found
@@ -63,7 +63,7 @@ def join_ranks(half: Half, gather: Callable[[bytes], bytes]) -> Pair:
 
 
 def _end_with(device: str) -> None:
-    """End this process when the cable of an RDMA device is pulled: the coordinator sees that at once."""
+    """End this process when the cable of an RDMA device is pulled. The coordinator sees that at once."""
     while not is_down(device):
         time.sleep(_LOOK_EVERY)
     log.error("the cable of %s, over which both ranks add up, is out", device)
@@ -71,14 +71,14 @@ def _end_with(device: str) -> None:
 
 
 class Sampled:
-    """Sums up what a rank has done in a session. What it has sampled the coordinator compares with the other's, because
-    RDMA was seen to bring wrong numbers without an error (mlx#4342)."""
+    """Digests a rank's sampled tokens and busy seconds in a session. The coordinator compares the digests of both
+    ranks, because RDMA was seen to deliver wrong numbers without an error (mlx#4342)."""
 
     def __init__(self) -> None:
         self._sum, self._busy = 0, 0.0
 
     def after(self, done: Finished) -> Digest | None:
-        """Return the sums of all steps up to this one, if they are to be told."""
+        """Add a step. Return the digest of all steps so far if this one is due for a comparison, otherwise None."""
         self._busy += done.figures.ended - done.figures.started + done.figures.drafting
         for one in done.sampled:
             self._sum = crc32(array("q", [one.seq_id, *(token.token_id for token in one.tokens)]), self._sum)

@@ -1,8 +1,8 @@
-"""A worker's weights on their way: to it, while it loads, and from it to readers on its port.
+"""Copies of weights to a worker while it loads, and from it to readers on its port.
 
-What it lacks it asks the coordinator for on the control link, and other workers on links of its own. The engine's
-thread loads, so what the coordinator answers meanwhile goes past the inbox, which nobody reads. What a worker has it
-gives to readers, beside whatever its engine does: at a bounded pace if there was a step just now.
+A worker asks for missing weights: the coordinator on the control link, other workers on separate links. The engine's
+thread loads and does not read its inbox, so the coordinator's answers bypass it. A worker gives its weights to readers
+while its engine works, at a bounded rate if there was a step in the last seconds.
 """
 
 import queue
@@ -24,7 +24,7 @@ _ANSWER_SECONDS = 300.0  # for a range on a slow disk, while the coordinator rea
 
 
 class ControlChannel:
-    """A ``Channel`` on the link to the coordinator."""
+    """A ``WeightChannel`` on the link to the coordinator."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -32,18 +32,18 @@ class ControlChannel:
         self._arrived: queue.SimpleQueue[Frame | LinkClosed] = queue.SimpleQueue()
 
     def takes(self, connection: Connection, item: Frame | LinkClosed) -> bool:
-        """Take what arrived, if it is on this link; whether nobody else needs it. On the transport's thread."""
+        """Take an item of this link, on the transport's thread. Return whether the inbox does not need it."""
         if connection is not self._connection:
             return False
         self._arrived.put(item)
         return isinstance(item, Frame)
 
     def send(self, message: Message) -> None:
-        """As ``Channel.send``."""
+        """Send a message, as ``WeightChannel.send``."""
         self._connection.send(message)
 
     def receive(self) -> tuple[Message, Sequence[memoryview]]:
-        """As ``Channel.receive``. Raises LinkTimeout, too: there was no answer, and the link is of no further use."""
+        """Wait for the next message, as ``WeightChannel.receive``. Raises LinkTimeout if no answer arrives."""
         try:
             item = self._arrived.get(timeout=_ANSWER_SECONDS)
         except queue.Empty:
@@ -56,15 +56,15 @@ class ControlChannel:
 
 
 _CONNECT_TIMEOUT = 10.0  # seconds to reach another worker
-_SERVING_SECONDS = 5.0  # after a step: another may come at any moment
+_SERVING_SECONDS = 5.0  # the time after a step in which another one may arrive at any moment
 
 
 class Weights:
-    """``store``: where copies are kept, if there are any. ``copies``: whether weights are copied to here. ``running``:
-    the model whose layers are held. ``own_key``: returns this machine's key pair, or raises PeerError where links are
-    not to be encrypted.
+    """The weights of a worker: copies to it and from it. ``store``: where copies are kept, or None. ``copies``: whether
+    the worker copies weights. ``running``: returns the model whose layers it holds. ``own_key``: returns this machine's
+    key pair, or raises PeerError if links are not encrypted.
 
-    channel: that of the stage that is being loaded. stepped_at: when the last step was launched, in seconds."""
+    channel: the channel of the stage that is loading. stepped_at: when the last step was launched, in seconds."""
 
     def __init__(
         self,
@@ -82,7 +82,8 @@ class Weights:
 
     @contextmanager
     def source(self, connection: Connection) -> Iterator[WeightSource | None]:
-        """Where a stage gets its weights from, while it is loaded for the coordinator on ``connection``; ``None``: from
+        """Give the source of a stage's weights while the block loads it for the coordinator on ``connection``;
+        ``None``:
         this machine and the hub."""
         self.channel = channel = ControlChannel(connection)
         try:
@@ -91,7 +92,7 @@ class Weights:
             self.channel = None
 
     def gather(self, data: bytes) -> bytes:
-        """Tell the other rank of the stage that is being loaded ``data``, and return what both have told."""
+        """Send ``data`` to the other rank of the stage that is loading, and return the data of both ranks."""
         assert self.channel is not None
         self.channel.send(Gather(data))
         message, _ = self.channel.receive()
@@ -103,5 +104,5 @@ class Weights:
         return time.monotonic() - self.stepped_at < _SERVING_SECONDS
 
     def _reader(self, peer: Peer) -> WeightReader:
-        """Return a link to another worker that may have weights."""
+        """Open a link to another worker that may have weights."""
         return WeightReader(peer.address, options_to(peer.key, self._own_key), _CONNECT_TIMEOUT, peer.name)

@@ -1,24 +1,24 @@
-"""The loop on the other machines: serves one coordinator after another.
+"""A worker's loop, on the other machines: serves one coordinator after another.
 
 One thread, the engine, owns MLX: it loads the stage and launches the steps. Links deliver into its inbox from their own
-threads, so the next step is received while this one is computed. A step is sent on when the device is done with it, by
-the thread that waits for that (``engine.device.steps``); where the device computes at launch, the engine sends.
+threads, so the next step arrives while this one is computed. When the device is done with a step, the thread that waits
+for it sends the rows or the result (``engine.device.steps``). If the device computes at launch, the engine sends them.
 
     inbox -> Profile   -> time a few layers of the model, without its weights -> Profiled
           -> Spawn     -> start a process for a rank of a stage across two machines -> Spawned
           -> Meet      -> time sums with the other rank of such a stage -> Met
           -> Load      -> survey, fetch or copy, read the weights -> Ready
-          -> Connect   -> open the data link to the next stage -> Connected (stage 1 has steps from the control link)
-                      of the first rank of two: before Load
+          -> Connect   -> open the data link to the next stage -> Connected (stage 1 gets steps on the control link)
+                      to the first rank of two: before Load
           -> Probe     -> measure a link to the next stage -> Probed
           -> a probe's frame -> another frame (``engine.links.probe``)
           -> Plan      -> wait for its Rows, unless it needs none
           -> Rows      -> launch, Plan to the next stage ... done -> Rows to it, or Result to the coordinator
-                      of the first rank of two: -> both at once to the other one, which sends what both have computed
+                      to the first rank of two: -> pass both on at once to the other rank, which sends the output
           -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
 
-Nothing that a peer sends ends a worker: an error ends that coordinator's session, with one sentence on both sides. Only
-a device that fails ends it, unless that was for lack of memory: then the coordinator asks less of it.
+No message of a peer ends a worker: an error ends that coordinator's session, with one sentence on both sides. Only a
+failed device ends it. If the device only lacked memory, the worker stays, and the coordinator sends it smaller steps.
 """
 
 import logging
@@ -73,21 +73,21 @@ from transports import Frame, KeyPair, LinkClosed, Listener, TransportError
 log = logging.getLogger(__name__)
 
 _STOP = "stop"
-_MOST_WAITING = 256  # plans without rows; a coordinator has as many under way as there are groups, or stages and one
-_COMES_WITHIN = 0.5  # seconds within which the engine comes to an event, unless a step holds it
+_MOST_WAITING = 256  # plans without rows; a coordinator has one in flight for each group, or for each stage and one
+_COMES_WITHIN = 0.5  # seconds within which the engine handles an event, unless a step holds it
 
-Event = tuple[Connection, Frame | LinkClosed, float]  # and when it arrived, in seconds
+Event = tuple[Connection, Frame | LinkClosed, float]  # the last is the time of arrival, in seconds
 
 
 class Worker:
     """Serves on ``listener`` until ``stop``.
 
     ``model`` overrides the coordinator's name for the model, for a folder that lies elsewhere on this machine.
-    ``disk``: where KV is stored for coordinators that ask for it. ``store``: where weights are kept that are copied
-    from other machines; ``None``: none are. ``keys``: for encrypted links to the next stage.
+    ``disk``: where KV is stored for coordinators that ask for it. ``store``: where weights that are copied from other
+    machines are kept; ``None``: copy no weights. ``keys``: for encrypted links to the next stage.
     ``access``: which peers may connect to ``listener``. ``ended``: called by the engine's thread when it ends.
-    ``start_rank``: starts a process for a rank of a stage across two machines, by its name; its address, and what
-    ends it.
+    ``start_rank``: starts the process of a rank of a stage across two machines, given its name; returns the process's
+    address and a function that ends it.
     """
 
     def __init__(
@@ -107,24 +107,24 @@ class Worker:
         self._keys, self._access = keys, access or AccessControl(None)
         self._ended = ended
         self._holder = StageHolder(self.name, model, disk, self._access)
-        # Who names a folder of this machine wants that one.
+        # With a folder in ``model``, the worker uses that folder and copies no weights.
         self._weights = Weights(store, self._holder.running, self._own_key, copies=model is None)
         self._inbox: queue.SimpleQueue[Event | StepFailed | str] = queue.SimpleQueue()
         self._owner: Connection | None = None
-        self._guests: dict[str, Connection] = {}  # by role: the stage before, and who measures this worker's link
+        self._guests: dict[str, Connection] = {}  # by role: the previous stage, and the peer that measures a link
         self._downstream: Connection | None = None
         self._sampled = Sampled()
         self._start_rank = start_rank
         self._end_rank: Callable[[], None] = lambda: None  # the process that serves as a rank in this worker's place
-        self._waiting: deque[StepPlan] = deque()  # plans whose rows have not come
+        self._waiting: deque[StepPlan] = deque()  # plans whose rows have not arrived
         self._steps = StepsUnderWay[Launched](self._inbox.put)
         self._housekeeping = Housekeeping(self._inbox)
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.readers)
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
-        self._thread.start()  # last: a coordinator may be here already
+        self._thread.start()  # last, because a coordinator may have connected already
 
     def stop(self, timeout: float) -> bool:
-        """Finish the step under way, close all links, end. Whether that was done within ``timeout`` seconds."""
+        """Finish the steps in flight, close all links, and end. Return whether ``timeout`` seconds were enough."""
         self._inbox.put(_STOP)
         self._thread.join(timeout)
         self._acceptor.close()
@@ -148,7 +148,7 @@ class Worker:
         self._ended()
 
     def _guarded(self, event: Event | StepFailed | str | None) -> bool:
-        """Act on an event, and see to what goes wrong; whether to go on."""
+        """Handle an event and report its errors. Return whether the worker should go on."""
         try:
             if isinstance(event, StepFailed):
                 event.raise_if_due()
@@ -180,8 +180,8 @@ class Worker:
         self._inbox.put((connection, item, time.monotonic()))
 
     def _next_event(self) -> Event | StepFailed | str | None:
-        """Wait for the next event, and build graphs of steps that are likely to come until it does; ``None`` if none
-        came until the machine had to be looked after."""
+        """Build graphs of likely steps until an event arrives, and return the event. Return None if none arrived before
+        the machine may sleep again."""
         runner = None if self._holder.stage is None else self._holder.stage.runner
         try:
             self._watch_machine()
@@ -189,19 +189,18 @@ class Worker:
                 self._housekeeping.build_ahead(runner)
             release = None if self._owner is not None else self._housekeeping.until_release()
             return self._housekeeping.next_event(release)
-        except Exception as error:  # noqa: BLE001 - ends the session, like what is raised for an event
+        except Exception as error:  # noqa: BLE001 - ends the session, as an error in an event does
             return StepFailed(error, lambda: False)
 
     def _watch_machine(self) -> None:
-        """Keep the machine awake while a coordinator is connected, and let its other processes know what this one
-        holds.
+        """Keep the machine awake while a coordinator is connected, and report this process's memory to other processes.
 
-        Whether requests are open is not enough: a machine that sleeps between two of them is lost to its coordinator,
-        which cannot wake it. A coordinator that sleeps itself falls silent, and then the session ends."""
+        Open requests are not the criterion: if the machine sleeps between two requests, its coordinator loses it and
+        cannot wake it. A coordinator that sleeps itself falls silent, and then the session ends."""
         self._housekeeping.watch_machine(is_needed=self._owner is not None)
 
     def _on_item(self, connection: Connection, item: Frame | LinkClosed, received: float) -> None:
-        """Act on one frame, or on a link's end."""
+        """Handle one frame, or a link's end."""
         if isinstance(item, LinkClosed):
             self._on_closed(connection, item)
             return
@@ -213,7 +212,7 @@ class Worker:
             self._on_message(connection, connection.receive(item), item, received)
 
     def _on_message(self, connection: Connection, message: Message, item: Frame, received: float) -> None:
-        """Act on a message."""
+        """Handle a message."""
         match message:
             case Plan():
                 self._take_plan(message, item, received)
@@ -234,8 +233,8 @@ class Worker:
                 connection.send(probe_next(message.following, self.name, connection.session_id, self._own_key))
 
     def _is_in_session(self, connection: Connection) -> bool:
-        """Return whether a connection belongs to the session; the first frame of a new coordinator's begins one. Frames
-        of earlier ones are late, and ignored."""
+        """Return whether a connection belongs to the session. A new coordinator's first frame begins a session. Frames
+        of earlier sessions are late and ignored."""
         owner = self._acceptor.owner
         if owner is None or owner.session_id != connection.session_id or connection.link.closed is not None:
             return False
@@ -263,7 +262,7 @@ class Worker:
         connection.send(Connected(note))
 
     def _spawn(self, connection: Connection, message: Spawn) -> None:
-        """Start a process that can be ended while it waits for the other rank; it needs this one's memory."""
+        """Unload the stage and start the process of a rank, which can be ended while it waits for the other one."""
         if self._start_rank is None:
             raise PeerError(f"{self.name} starts no processes for stages across two machines")
         self._holder.unload()
@@ -292,7 +291,7 @@ class Worker:
             self._launch(stage, message.plan, None, {}, (), received)
 
     def _take_rows(self, rows: Rows, frame: Frame, received: float) -> None:
-        """Launch the oldest plan that waits, whose rows these must be."""
+        """Launch the oldest waiting plan with its rows. Raises ProtocolError if the rows are for another step."""
         stage = self._holder.loaded()
         if stage.command.passes_on:
             self._pass_on(frame)
@@ -309,8 +308,8 @@ class Worker:
         figures: tuple[StageFigures, ...],
         received: float,
     ) -> None:
-        """Hand a step to the device. It is sent on when the device is done with it. ``figures``: those of the stages
-        before."""
+        """Launch a step on the device, and send its plan ahead to the next stage. Its rows follow when the device is
+        done (``_send``). ``figures``: the figures of the earlier stages."""
         runner, command = stage.runner, stage.command
         following = None if command.is_last or command.passes_on else self._downstream
         if runner.needs_verdict(plan):
@@ -338,7 +337,7 @@ class Worker:
             raise PeerError(f"{self.name} lost the next stage: {error}") from error
 
     def _pass_on(self, frame: Frame) -> None:
-        """Send a step on to the other rank, as it came."""
+        """Send a received frame on to the other rank, unchanged."""
         if self._downstream is None:
             raise ProtocolError("a step came before the next stage was connected")
         try:
@@ -360,13 +359,13 @@ class Worker:
         thread that waits for steps, if there is one.
 
         Args:
-            figures: the step's, of the stages before.
-            masks: came with the step for the last stage.
-            received: when the step came, in seconds.
-            owner, following: as they were at its launch.
+            figures: the step's figures on the earlier stages.
+            masks: the masks that came with the step, for the last stage.
+            received: when the step arrived, in seconds.
+            owner, following: the links to the coordinator and to the next stage at the step's launch.
         """
         done = stage.runner.finish(launched)
-        # As the coordinator counts: a count of its own would outlive its pipeline.
+        # The coordinator's step number: a count of the worker's own would outlive the coordinator's pipeline.
         owner.link.set_progress(done.plan.step + 1)
         if stage.command.half is not None and (digest := self._sampled.after(done)) is not None:
             owner.send(digest)
@@ -385,8 +384,8 @@ class Worker:
     # -- endings -----------------------------------------------------------------------------
 
     def _tell_later(self, connection: Connection, ending: LinkClosed) -> None:
-        """Tell the coordinator of a lost neighbour where the engine does not come to it: a rank may wait for ever in a
-        sum with another that is silent."""
+        """Tell the coordinator of a lost neighbour from another thread, after ``_COMES_WITHIN`` seconds. The engine
+        cannot do so while it waits, maybe for ever, in a sum with a silent rank."""
 
         def tell() -> None:
             owner = self._owner
@@ -422,7 +421,7 @@ class Worker:
         self._end_session(reason)
 
     def _end_session(self, reason: str) -> None:
-        """Forget the session; keep the weights for the next one."""
+        """Close the session's links and forget its sequences, but keep the weights for the next one."""
         for connection in (*self._guests.values(), self._owner, self._downstream):
             if connection is not None:
                 connection.link.close(reason)
