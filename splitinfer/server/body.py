@@ -1,9 +1,9 @@
-"""Reads a request's body: bounded in bytes and in time, alone and with those of others; JSON in UTF-8.
+"""Reads a request's body as JSON in UTF-8, with bounds on its bytes and its time, alone and together with other bodies.
 
-A large body is read beside the event loop, and so is what it asks: a million values take seconds. JSON has nothing in
-it that could not be written again: Python reads NaN and infinity, which JSON has not; and half a character (a lone
-surrogate, ``"\\ud800"``), which nothing can send or tokenize, is read as U+FFFD, for a client that cut a text in the
-middle of one sends it in every turn. What is nested a thousand times breaks templates, and whoever recurses.
+A large body is parsed on a thread, and its request is validated there: a million values take seconds. The parsed JSON
+can always be written again. Python also reads NaN and infinity, which JSON does not have. Half a character (a lone
+surrogate, ``"\\ud800"``) cannot be sent or tokenized, so it is read as U+FFFD: a client that cut a text in the middle
+of one sends it in every turn. JSON nested a thousand levels deep would break templates and every recursive function.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class Bodies:
     held: int = 0
 
     def add(self, size: int) -> None:
-        """As many more bytes have come.
+        """Count ``size`` more bytes as held.
 
         Raises:
             Problem: 429, there is no room for them now.

@@ -1,11 +1,11 @@
-"""What every model of a request has: values of their types, one sentence for what is wrong, and what becomes of a field
-that no model has:
+"""The base of all request models: typed values, one sentence for each error, and a rule for fields that no model has:
 
     refused   it would change the answer (``Fields.refused``): a sentence names it, unless its value asks for nothing
-    ignored   the request is carried out without it, and its name is told: `X-Splitinfer-Ignored`
+    ignored   the request is carried out without it, and a header names it: `X-Splitinfer-Ignored`
 
-So a client that is newer than this server is answered, and finds out what had no effect. ``null`` asks for nothing
-anywhere. Objects of several kinds, such as parts of a message, are told apart by one of their fields (``Kinds``).
+So a client that is newer than this server gets an answer, and learns which fields had no effect. ``null`` asks for
+nothing anywhere. Objects of several kinds, such as parts of a message, are told apart by one of their fields
+(``Kinds``).
 """
 
 import re
@@ -40,7 +40,8 @@ _SHOWN = 60  # characters of a value in a sentence
 def wrong(
     words: str, *, inside: str = "", code: str = "invalid_value", details: Mapping[str, Any] | None = None
 ) -> PydanticCustomError:
-    """Return what a validator raises: the sentence behind the field's name. ``inside``: what the name goes on with."""
+    """Return an error for a validator to raise. ``words``: the sentence after the field's name. ``inside``: the rest of
+    the field's path."""
     return PydanticCustomError("wrong", "{words}", {"words": words, "inside": inside, "code": code, "details": details})
 
 
@@ -139,10 +140,10 @@ def _ignore(name: str, ignored: Ignored | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RefusedField:
-    """A field that would change the answer, and why that is not done.
+    """A field that would change the answer, and why the server does not support it.
 
-    neutral: values that ask for nothing, so that they may be there; ``is_neutral`` knows others.
-    details: by which a client finds out that it can do without (``Problem.details``).
+    neutral: values that ask for nothing and are accepted; ``is_neutral`` accepts further ones. details: tells a
+    client's program that it can do without the field (``Problem.details``).
     """
 
     why: str
@@ -267,7 +268,7 @@ class Kinds:
 
 @dataclass(frozen=True, slots=True)
 class AsGiven:
-    """On a dictionary: it is one of ``model``, and kept in the client's order, in which templates write its fields."""
+    """An annotation for a dictionary: check it against ``model``, but keep the client's order, which templates write."""
 
     model: type[Fields]
 

@@ -50,11 +50,10 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The rules of a server.
+    """The access rules of a server.
 
-    hosts: names under which it may be addressed; local ones always are.
-    origins: other sites whose pages may use it (CORS); ``*`` is all.
-    keys: those that are admitted; ``None``: no key is needed.
+    hosts: names under which it may be addressed; local names always work. origins: other sites whose pages may use it
+    (CORS); ``*`` is all. keys: the admitted keys; ``None``: no key is needed.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -84,10 +83,10 @@ class Gate:
         return "*" in self.origins or origin in self.origins
 
     def caller(self, facts: Facts, sessions: "Sessions | None", scope: Scope = Scope.USE) -> ApiKey:
-        """Return who asks.
+        """Return the key of the request's sender.
 
         Raises:
-            Problem: 401 without a key that is known, 403 without the scope.
+            Problem: 401 without a known key, 403 without the scope.
         """
         if self.keys is None:
             return NOBODY
@@ -101,7 +100,7 @@ class Gate:
         return key
 
     def name_of_caller(self, facts: Facts, sessions: "Sessions | None") -> str:
-        """Return who asks, for the log: the key's name, or "-"."""
+        """Return the name of the sender's key for the log, or "-"."""
         key = NOBODY if self.keys is None else self._key_of(facts, sessions)
         return "-" if key is None or key is NOBODY else key.name
 
@@ -136,7 +135,7 @@ def name_of(host: str) -> str:
 
 
 def _is_link(facts: Facts) -> bool:
-    """Return whether somebody follows a link to this server: what comes is shown to them, and no page can read it."""
+    """Return whether a person follows a link to this server: only they see the response, and no page can read it."""
     how = facts.headers.get("sec-fetch-mode"), facts.headers.get("sec-fetch-dest")
     return facts.method == "GET" and how == ("navigate", "document")
 
@@ -157,10 +156,10 @@ def _is_json(headers: Mapping[str, str]) -> bool:
 
 
 def check_exposure(host: str, *, has_keys: bool, no_auth: bool, origins: Iterable[str] = ()) -> None:
-    """Check that a server is open to no more than was said.
+    """Check that a server is no more open than its options say.
 
     Raises:
-        ConfigError: it would be, or what was said contradicts itself.
+        ConfigError: it is more open, or the options contradict each other.
     """
     if no_auth and has_keys:
         raise ConfigError("keys are given, and --no-auth says that none is needed; leave one of them out")

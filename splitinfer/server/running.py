@@ -1,5 +1,5 @@
-"""Runs the server: uvicorn's event loop in a thread of the coordinator's process. `connections` says why uvicorn. A
-certificate is looked at before minutes of loading."""
+"""Runs the server: uvicorn's event loop in a thread of the coordinator's process (`connections` says why uvicorn).
+Checks a certificate before the model loads, which takes minutes."""
 
 import asyncio
 import errno
@@ -85,7 +85,7 @@ def router_of(service: Service) -> Router:
 
 
 def make_app(service: Service, several: Several | None = None) -> Guard:
-    """Return ``several``: the models among which requests choose; ``service`` is then that of none."""
+    """Return the application. ``several``: the models that requests choose from; then ``service`` belongs to no model."""
     return Guard(
         router_of(service) if several is None else several,
         service.gate,
@@ -162,7 +162,7 @@ class Server:
         return len(self._connections.open)
 
     def begin_draining(self) -> None:
-        """Take no new request from now on; answers under way go on. From any thread."""
+        """Accept no new request from now on; running answers continue. Any thread may call this."""
         self.service.is_draining = True
 
     @property
@@ -171,7 +171,7 @@ class Server:
         return not self.service.num_running and not self._server.server_state.tasks
 
     def close(self) -> None:
-        """Take no new connection, end those that are open, and stop; in about two seconds at most."""
+        """Refuse new connections, end the open ones, and stop, within about two seconds."""
         self.begin_draining()  # ends the streams of figures, which have no end of their own
         self._server.should_exit = True
         self._thread.join(2 * _CLOSE_SECONDS)

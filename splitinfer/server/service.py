@@ -32,14 +32,13 @@ _LEAST_TIMES = 16  # different ones, for clients that are turned away
 
 @dataclass(slots=True)
 class Service:
-    """One server. All methods are called on its event loop; ``is_draining`` may be set by any thread.
+    """One server. All methods run on its event loop; any thread may set ``is_draining``.
 
-    model: the name under which the model is offered.
-    max_running: requests at a time, waiting ones included; ``None``: somewhat more than the engine runs and queues, so
-        that its own queue is what is full first.
-    logs_prompts: whether what is asked is written to the log.
-    offers: the models that clients may name, this one first.
-    loaded: the services of all models in memory.
+    model: the name under which the model is offered. max_running: requests at a time, waiting ones included; ``None``:
+    somewhat more than the engine runs and queues, so
+        that the engine's own queue is full first.
+    logs_prompts: whether to write prompts to the log. offers: the models that clients may name, this one first. loaded:
+    the services of all models in memory.
     """
 
     llm: LLM
@@ -81,7 +80,7 @@ class Service:
         return self.llm.tokenizer.token_bytes(token) if self.llm.has_tokenizer else b""
 
     def caller(self, request: Request, scope: Scope = Scope.USE) -> ApiKey:
-        """Return who asks.
+        """Return the key of the request's sender.
 
         Raises:
             Problem: as ``Gate.caller``.
@@ -133,9 +132,9 @@ class Service:
 
     @contextmanager
     def cancellable(self, request_id: str, key: ApiKey, answer: Answer) -> Iterator[None]:
-        """While a request is under way, its key may cancel it by its id; in the end it is aborted, if it has not ended.
-        Several may have one id: a client that tries again is noticed to have gone after its second request has begun.
-        """
+        """Let the key cancel a request by its id while it is under way, and abort the request at the end if it has not
+        ended. Several requests may have one id: if a client tries again, its second request may begin before the server
+        notices that the first one was left."""
         under_way = self._answers.setdefault((key.name, request_id), [])
         under_way.append(answer)
         try:

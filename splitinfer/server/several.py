@@ -1,10 +1,10 @@
-"""Several models behind one server: loads who is asked for, closes who has rested, and sends each request to its model.
+"""Several models in one server: loads requested models, closes idle ones, and sends each request to its model.
 
-`server.residents` decides; this carries it out, on the event loop, with loading and closing beside it. Each loaded
-model has a service and routes of its own. What is not posted to a model (its dials, its figures) says which with
-``?model=NAME``; without that, the one that was used last answers, as for what is of no model (sessions, the page, lists
-of models). A request whose model is not loaded waits, with pings if it is a stream: a stream that has been pinged has
-begun with 200, so an error behind that is the last event, in the API's own form.
+`server.residents` decides; this module acts, on the event loop, and loads and closes on threads. Each loaded model has
+a service and routes of its own. A request that is not posted to a model (dials, figures) names it with ``?model=NAME``.
+Without a name, the model used last answers, also for routes of no model (sessions, the page, lists of models). A
+request whose model is not loaded waits, with pings if it is a stream. A stream with a ping has begun with status 200,
+so a later error is its last event, in the API's own form.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ def _kv_here(llm: LLM) -> int:
 
 
 class Unloaded:
-    """In place of an LLM where none is loaded."""
+    """Stands for an LLM that is not loaded."""
 
     def __getattr__(self, name: str) -> Any:
         raise Problem(503, "no model is loaded now; a request that names one loads it", retry_after=AGAIN)
@@ -99,9 +99,9 @@ ModelTicket = asyncio.Future[Entry]
 
 
 class Several:
-    """The ASGI application of a server of several models, within the guard; on its event loop, but for ``put``,
-    ``drain`` and ``close``. Requests that name no model are for the first of ``entries``. ``front``: the service of no
-    model, with which those of models share callers and counts. ``routes``: makes the routes of a service."""
+    """The ASGI application of a server of several models, inside the guard. It runs on its event loop, except ``put``,
+    ``drain`` and ``close``. Requests without a model's name go to the first of ``entries``. ``front``: the service of
+    no model; the models' services share its callers and counts. ``routes``: makes the routes of a service."""
 
     def __init__(
         self, entries: Sequence[Entry], bounds: Bounds, front: Service, routes: Callable[[Service], ASGIApp]
@@ -173,8 +173,8 @@ class Several:
         return bool(may)
 
     def turn(self) -> None:
-        """Do what is to be done, unless something is being done: then this is called behind it. Called once a second,
-        too, so that who has rested is unloaded."""
+        """Do the next step that ``residents`` decides. If a step is under way, this runs again after it. Runs every
+        second, too, to unload idle models."""
         is_decided = self._acting is not None or self._is_closed
         while not is_decided:
             models, waiting = [held.resident for held in self._held.values()], [held.name for _, held in self._wanted]
@@ -222,18 +222,18 @@ class Several:
             llm.close()
 
     def put(self, name: str, llm: LLM) -> None:
-        """A model has been loaded."""
+        """Register a model that was loaded."""
         held = self._held[name]
         held.service = self._front.beside(llm, name)
         held.app, held.used_at = self._routes(held.service), time.monotonic()
 
     def drain(self, seconds: float) -> None:
-        """As ``LLM.drain``, of all."""
+        """Drain all loaded models at once (``LLM.drain``)."""
         with ThreadPoolExecutor(1 + len(self._loaded)) as pool:
             list(pool.map(lambda service: service.llm.drain(seconds), self._loaded))
 
     def close(self) -> None:
-        """As ``LLM.close``, of all."""
+        """Close all loaded models (``LLM.close``)."""
         self._is_closed = True
         for service in self._loaded:
             service.llm.close()
@@ -263,10 +263,12 @@ class Several:
         return JSONResponse(document, 503 if self.is_draining else 200)
 
     def _named(self, request: Request) -> ASGIApp:
-        """Return the routes of the model that the query names; without a name, those of the one that was used last.
+        """Return the routes of the model in the query. Without a name, return the routes of the model used last.
 
         Raises:
-            Problem: 404, there is no such model; 503, it is not loaded; 400, several are, and one is to be changed.
+            Problem: 404, the model does not exist; 503, it is not loaded; 400, several models are loaded and the
+                request would
+                change one.
         """
         name, path = request.query_params.get("model"), request.url.path
         loaded = [held for held in self._by_use if held.app is not None]

@@ -1,13 +1,13 @@
 """Server-sent events that are never silent for long, and that end with their client.
 
-Agents' watchdogs fire after 20 s without a byte, long before a prompt of 20,000 tokens is read. So whenever nothing was
-sent for ``PING_EVERY`` seconds a ping is, also while a request is queued or a lost worker is waited for. What a ping
-looks like is each API's matter: comments do not count for all.
+Agents' watchdogs fire after 20 s without a byte, long before a prompt of 20,000 tokens is read. So after ``PING_EVERY``
+seconds of silence the stream sends a ping, also while its request is queued or waits for a lost worker. Each API has
+its own form of a ping: not all clients count comments.
 
-Three tasks of one response: one writes what comes, one waits until the client has gone, and one watches the clock and
-pings. Whichever ends first ends the others; the source of the events is closed in any case, so an answer that nobody
-reads is aborted at once. Most writes are of one token, so a write makes no task and sets no timer: the watch looks at
-what the writer notes. A connection on which nothing moves is ended elsewhere (`connections`).
+Three tasks serve one response: one writes the events, one waits until the client leaves, and one watches the clock and
+pings. The first to end ends the others. The source of the events is always closed, so an answer without a reader is
+aborted at once. Most writes have one token, so a write starts no task and no timer: the watch looks at the writer's
+notes. Connections that stay still are ended elsewhere (`connections`).
 """
 
 import asyncio
@@ -38,7 +38,7 @@ def response_start(media_type: str) -> dict[str, Any]:
 
 
 def json_line(value: Any) -> str:
-    """Return a value as JSON on one line; what is not finite is null, as JSON has no such numbers."""
+    """Return a value as JSON on one line, with null for numbers that are not finite: JSON does not have them."""
     return dumps(value, separators=(",", ":"))
 
 

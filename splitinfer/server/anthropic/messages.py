@@ -1,13 +1,13 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`: a request as an `Ask`.
 
-A message of this API is a list of blocks. For chat templates, which know OpenAI's form, a turn of the user with results
-of tools becomes one message for each result, and then its text; a turn of the assistant becomes one message with its
-text, its thinking and its calls. Text is in blocks of text, in documents that are text, and in results of a client's
-own search; pictures are parts of the text (``server.reading``).
+A message of this API is a list of blocks, while chat templates know OpenAI's form. So a user's turn with results of
+tools becomes one message for each result, and then one with its text. A turn of the assistant becomes one message with
+its text, its thinking and its calls. Text comes from text blocks, from documents with text, and from results of a
+client's own search. Pictures are parts of the text (``server.reading``).
 
-The system's words stand beside the messages or among them; those at the beginning become one. A system turn may hold
-for the user's next question only, add tools or take them away, and say with how much effort the model shall answer
-(beta `mid-conversation-tool-changes`; anthropic 2.12.0): what holds at the conversation's end counts.
+The system prompt stands beside the messages or among them; system messages at the beginning are merged. A system turn
+may apply to the user's next question only, add or remove tools, and set the model's effort (beta
+`mid-conversation-tool-changes`; anthropic 2.12.0). The state at the end of the conversation counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -87,7 +87,7 @@ class SearchResult(_Cited):
 
 
 class ToolReference(Fields):
-    """In the result of a call; it becomes text, for the model sees all tools from the start."""
+    """A tool named in the result of a call. It becomes text, because the model sees all tools from the start."""
 
     type: Literal["tool_reference"]
     tool_name: str
@@ -230,8 +230,8 @@ class SystemTurn(Fields):
     output_config: Effort = Effort()
 
     def words(self, *, user_follows: bool) -> str | None:
-        """Return what it says; ``None``: nothing, or nothing any more. ``user_follows``: a turn of the user is behind
-        it."""
+        """Return the turn's text. Return None if it has none, or if it no longer applies. ``user_follows``: a user's
+        turn comes later."""
         if self.clear_at != "never" and user_follows:
             return None
         return text_of([block for block in self.content if not isinstance(block, ToolChange)]) or None
@@ -242,7 +242,7 @@ class SystemTurn(Fields):
 
 
 def changed_tools(tools: Sequence[Tool], turns: Sequence[SystemTurn]) -> list[Tool]:
-    """Return the tools that there are behind all turns."""
+    """Return the tools that remain after all turns."""
     known = {tool.name: tool for tool in tools}
     there = dict(known)
     for change in (change for turn in turns for change in turn.changes):
@@ -258,7 +258,7 @@ def changed_tools(tools: Sequence[Tool], turns: Sequence[SystemTurn]) -> list[To
 
 
 def last_effort(turns: Sequence[SystemTurn], effort: str | None) -> str | None:
-    """With how much effort the model shall answer: what the last turn says that says it, else ``effort``."""
+    """Return the effort that the last turn with one sets, else ``effort``."""
     said = [turn.output_config.effort for turn in turns]
     return next((one for one in reversed(said) if one is not None), effort)
 
@@ -336,7 +336,7 @@ class SchemaOutput(Fields):
 
 
 class Thinks(Fields):
-    """``budget_tokens``: of thinking; then the answer begins. ``display``: whether it is shown."""
+    """``budget_tokens``: the most tokens of thinking before the answer begins. ``display``: whether thinking is shown."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     display: Annotated[str, one_of("summarized", "omitted")] = "summarized"
@@ -381,7 +381,7 @@ class CountRequest(ForTemplate):
         return AskedChat(told, tools, self._options(), opens_answer=not goes_on, continues=goes_on)
 
     def functions(self) -> tuple[Told, Told, bool]:
-        """As ``chosen``."""
+        """Return the result of ``chosen`` for this request."""
         choice = self.tool_choice
         asked = (
             NamedFunction(type="function", name=choice.name) if isinstance(choice, ToolChoice) else _WORDS[choice.type]
@@ -394,7 +394,7 @@ class CountRequest(ForTemplate):
         return [turn for turn in self.messages if isinstance(turn, SystemTurn)]
 
     def _options(self) -> dict[str, Any]:
-        """Return what the template is told of thinking."""
+        """Return the template's options about thinking."""
         options = self.template_options()
         if (effort := last_effort(self._system_turns, self.output_config.effort)) is not None:
             options["reasoning_effort"] = effort

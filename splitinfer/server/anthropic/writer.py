@@ -38,7 +38,7 @@ class MessageWriter(Writer):
         return _PING
 
     def begin(self, answer: Answer) -> bytes:
-        """Of the usage only the prompt is known."""
+        """Return the event that starts a message. Its usage has only the prompt's tokens."""
         ended, usage = {"stop_reason": None, "stop_sequence": None}, usage_of(answer.usage)
         message = {**self._head(), "content": [], **ended, "usage": usage}
         return _sent(_event("message_start", message=message)) + _PING

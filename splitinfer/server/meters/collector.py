@@ -1,10 +1,10 @@
-"""All families as Prometheus reads them. The only module that needs prometheus-client.
+"""All metric families as Prometheus reads them. The only module that needs prometheus-client.
 
-Names, labels and bounds with ``vllm:`` are those of vLLM 0.33.0 (``vllm/v1/metrics/loggers.py``,
-``vllm/v1/spec_decode/metrics.py``). What they mean here is in ``docs/operate/meters.md``, with those that are left out.
+Names, labels and bounds with ``vllm:`` follow vLLM 0.33.0 (``vllm/v1/metrics/loggers.py``,
+``vllm/v1/spec_decode/metrics.py``). ``docs/operate/meters.md`` says what they mean here and which ones are left out.
 
-The text is that of version 0.0.4, which every Prometheus takes, whatever it would rather have: in OpenMetrics'
-prometheus-client 0.26.0 writes ``vllm_x`` for a sample ``vllm:x``, by which no dashboard finds it.
+The text is in version 0.0.4, which every Prometheus accepts, whichever version it asks for: in OpenMetrics,
+prometheus-client 0.26.0 writes ``vllm_x`` for a sample ``vllm:x``, and no dashboard finds that.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,5 @@
-"""The route ``/metrics``: written beside the event loop, one reading at a time, so that whoever asks on and on takes no
-thread from others.
-"""
+"""The route ``/metrics``. A thread writes the text, one reading at a time, so that a client that asks without end takes
+no thread from others."""
 
 import asyncio
 from collections import Counter

@@ -1,7 +1,7 @@
 """Answers of `POST /v1/chat/completions`: chunks of a stream, or one document made of the same pieces.
 
 Reasoning is written under both names that clients know, ``reasoning`` and ``reasoning_content``. The first delta of a
-call of a tool has its index, id and name; those behind it have more of its arguments.
+tool call has its index, id and name; the following deltas have more of its arguments.
 """
 
 import secrets
@@ -25,8 +25,9 @@ _DONE = event("[DONE]")
 
 @dataclass(slots=True)
 class ChunkWriter(Writer):
-    """What answers of chats and of completions have in common. ``created``: seconds since 1970. ``asked``: says what is
-    shown. ``fingerprint``: while it is the same, a seed gives the same answer."""
+    """The common base for the writers of chats and completions. ``created``: seconds since 1970. ``asked``: the
+    request, which says what to show. ``fingerprint``: with the same fingerprint, the same seed gives the same answer.
+    """
 
     answer_id: str
     created: int
@@ -48,7 +49,8 @@ class ChunkWriter(Writer):
         return COMMENT_PING if reading is None else self._progress(reading)
 
     def _progress(self, reading: Reading) -> bytes:
-        """Return the chunk that says how far a prompt is read; before the first one, another for what is cached."""
+        """Return the chunk that says how far the prompt is read. Before the first one comes a chunk for the cached
+        tokens."""
         told = [] if self._reported is not None else [replace(reading, read=reading.cached, since=0.0, seconds=0.0)]
         told += [reading] if reading.read != reading.cached else []
         self._reported = reading.read
@@ -73,7 +75,7 @@ class ChunkWriter(Writer):
         return (event({**self.chunk([]), "usage": self.usage(usage)}) if counts else b"") + _DONE
 
     def choice(self, index: int) -> dict[str, Any]:
-        """Return a choice of which nothing is new."""
+        """Return a choice without news."""
         raise NotImplementedError
 
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -200,8 +202,7 @@ def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
 
 
 def token_logprob(one: TokenLogprobs, num_top: int, token_text: TokenText) -> dict[str, Any]:
-    """Return a token's log probability, and those of the ``num_top`` likeliest tokens there, as OpenAI's API says
-    it."""
+    """Return the log probabilities of a token and of the ``num_top`` likeliest tokens in its place, in OpenAI's form."""
 
     def written(token_id: int, logprob: float) -> dict[str, Any]:
         raw = token_text(token_id)

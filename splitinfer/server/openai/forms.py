@@ -1,4 +1,4 @@
-"""The form of an answer: OpenAI's own fields for it, and those of vLLM and llama.cpp."""
+"""The form of an answer: the fields of OpenAI, vLLM and llama.cpp that ask for one."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -84,7 +84,7 @@ Texts = Annotated[list[str] | None, BeforeValidator(_asked)]
 
 
 class StructuredOutputs(Fields):
-    """vLLM's, one of which is given."""
+    """vLLM's field for a form; exactly one of its fields is set."""
 
     refused = STRUCTURED
     json_: Schema = Field(None, alias="json")

@@ -1,4 +1,4 @@
-"""Fields that OpenAI's requests for an answer have in common, and what they ask of the engine."""
+"""The fields that all of OpenAI's answer requests share, and their meaning for the engine."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self

@@ -1,9 +1,9 @@
-"""A conversation in OpenAI's words, as chat templates take it.
+"""A conversation in OpenAI's form, prepared for chat templates.
 
 Templates know text contents, the roles system, user, assistant and tool, and calls whose arguments are objects. So
-`developer` is `system`; system messages at the beginning are merged; content in parts is joined, pictures too
-(``server.reading``); arguments, which the API has as JSON text, are read. Reasoning that a client hands back reaches
-the template under the name that templates know.
+`developer` becomes `system`, system messages at the beginning are merged, content in parts is joined, pictures too
+(``server.reading``), and arguments, which the API has as JSON text, are parsed. Reasoning that a client sends back
+reaches the template under the name that templates know.
 """
 
 import json
@@ -99,7 +99,7 @@ class Said(_Message):
 
 
 class Answered(_Message):
-    """``refusal``: in place of the content where there is none."""
+    """An earlier answer. ``refusal`` replaces a missing content."""
 
     refused = EARLIER_ANSWER
     role: Literal["assistant"]
@@ -210,7 +210,7 @@ def with_ids(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def merged_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the messages with those of the system at the beginning as one."""
+    """Return the messages with all system messages at the beginning merged into one."""
     first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
     if first < 2:
         return list(messages)
@@ -219,8 +219,8 @@ def merged_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
 
 
 def arguments_of(given: str | dict[str, Any] | None) -> Any:
-    """Return a call's arguments as an object, where their JSON is one that a body may be, or null; else as they are,
-    for they may be the model's own."""
+    """Return a call's arguments as an object, if they are an object, null, or valid JSON for one. Otherwise return them
+    unchanged, because the model may have written them."""
     if isinstance(given, dict):
         return given
     try:
@@ -231,7 +231,7 @@ def arguments_of(given: str | dict[str, Any] | None) -> Any:
 
 
 def content_text(content: Sequence[TextPart | RefusalPart | PicturePart | InputPicturePart], role: str = "") -> str:
-    """Return the text of a content. ``role``: the parts of the assistant's were one text, which the model wrote; others
-    are lines, as in Anthropic's API."""
+    """Return the text of a content. ``role``: the assistant's parts are joined directly, because the model wrote them
+    as one text; other parts become lines, as in Anthropic's API."""
     texts = [part.text for part in content]
     return "".join(texts) if role == "assistant" else in_lines(texts)

@@ -1,14 +1,15 @@
-"""`POST /v1/responses` and `/v1/responses/input_tokens`: a request as an `Ask`. Stateless: the whole conversation comes
-with each request, and nothing is kept of it.
+"""`POST /v1/responses` and `/v1/responses/input_tokens`: a request as an `Ask`. Stateless: each request brings the
+whole conversation, and the server keeps nothing of it.
 
-A conversation is items, finer than messages: what an assistant did in one turn is an item of reasoning, one of text and
-one for each call, and what came of each call is an item, too. So the assistant's items that follow each other become
-one message. Reasoning comes back only if the client hands it back. Some clients drop what they can read of it and keep
-what they cannot (``encrypted_content``, which they ask for by name). So it also goes out in that form, as text that
-only this module reads: it is no secret, for the same item has the reasoning itself.
+A conversation is a list of items, which are finer than messages: an assistant's turn is an item of reasoning, an item
+of text and an item for each call, and the result of each call is an item, too. So adjacent items of the assistant
+become one message. The reasoning of earlier turns is there only if the client sends it back. Some clients drop the
+readable reasoning and keep the unreadable form (``encrypted_content``, which they request by name). So reasoning also
+goes out in that form, as text that only this module reads: it is no secret, because the same item has the reasoning
+itself.
 
-Tools of kinds that only OpenAI's servers run are left out. Functions may stand in namespaces (Codex's, for tools of MCP
-servers): the model is told of ``namespace__name``, and a call has both again.
+Tools that only OpenAI's servers run are left out. Functions may stand in namespaces (Codex's, for tools of MCP
+servers): the model sees ``namespace__name``, and a call has namespace and name again.
 """
 
 import base64
@@ -38,7 +39,7 @@ _FUNCTIONS = Kinds("type", left_out=lambda _: True)  # the model is told of func
 
 
 class ResponseFunction(Fields):
-    """A function, and what the model is told of it. ``strict``: as in a chat. ``namespace``: in which it stands."""
+    """A function as the model sees it. ``strict``: as in a chat. ``namespace``: the namespace that has it, if any."""
 
     type: Literal["function"]
     name: str
@@ -76,7 +77,7 @@ def told_name(name: str, namespace: str | None) -> str:
 
 
 def functions_of(tools: Sequence[ResponseFunction | Namespace | None]) -> list[ResponseFunction]:
-    """Return the functions of a request, also those in namespaces."""
+    """Return all functions of a request, including functions in namespaces."""
     found: list[ResponseFunction] = []
     for tool in tools:
         if isinstance(tool, Namespace):
@@ -272,7 +273,8 @@ class FlatSchema(NamedSchema):
 
 
 def _small(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return what comes back with the answer: of a stream, with each event that has the whole response."""
+    """Return the metadata, which comes back with the answer, and in a stream with each event that has the whole
+    response."""
     if (size := len(json_line(metadata))) > _MOST_METADATA:
         raise wrong(f" may have {_MOST_METADATA:,} characters of JSON, not {size:,}")
     return metadata

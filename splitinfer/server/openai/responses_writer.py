@@ -35,7 +35,7 @@ _ENDED_IN_PART = ("length", "abort", "error")
 
 @dataclass(slots=True)
 class _OpenItem:
-    """An item that has not ended: its first form, of which kind of part it is, and what came."""
+    """An item that has not ended: its first form, the kind of its parts, and its content so far."""
 
     kind: type[AnswerPart]
     item: dict[str, Any]
