@@ -127,7 +127,7 @@ def _type_of(option: Any) -> str:
 
 
 def sentence_of(error: Any) -> str:
-    """Return what is wrong with the arguments, as any other error of the command line is said."""
+    """Return the error in the arguments as a sentence, in the form of all other errors of the command line."""
     command = "splitinfer" if error.ctx is None else error.ctx.command_path
     said = error.format_message().removeprefix("Invalid value: ").removeprefix("Invalid value for ").rstrip(".")
     said = re.sub(r"^Got unexpected extra argument\S* \((.*)\)$", r"'\1' is not expected here", said)

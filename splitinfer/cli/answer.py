@@ -19,11 +19,11 @@ from splitinfer.llm import LLM, Request
 
 
 def answer(llm: LLM, text: str, params: SamplingParams, *, raw: bool, as_json: bool, status: bool) -> int:
-    """Write the answer to ``text`` to standard output and return the exit code. Reasoning is shown while there is no
-    answer yet, on a terminal with a line of figures; in JSON it stands beside the answer.
+    """Write the answer to ``text`` to standard output and return the exit code. Until the answer begins, a terminal
+    shows the reasoning and a line of figures; in JSON, the reasoning stands beside the answer.
 
-    ``raw`` continues the text as it is, else it goes through the model's chat template. ``status`` adds a line of
-    figures below the answer, live on a terminal.
+    ``raw`` continues the text without the model's chat template. ``status`` adds a line of figures below the answer,
+    live on a terminal.
 
     Raises:
         WorkerLost: the pipeline could not go on; the answer so far is on standard output.

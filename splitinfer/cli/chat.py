@@ -40,8 +40,8 @@ def is_server(options: ChatOptions) -> bool:
 
 
 def run_pipeline(options: ChatOptions, choice: SamplingChoice, text: str | None, chosen: "Chosen | None" = None) -> int:
-    """Return the answer to a text, else the REPL or the server of ``--serve``; the exit code. ``chosen``: what was
-    planned already."""
+    """Answer a text, or run the REPL or the server of ``--serve``, and return the exit code. ``chosen``: a plan made
+    earlier."""
     form = None if options.json_schema is None else _grammar_in(options.json_schema)
     with ExitStack() as stack:
         if options.serve is None:
@@ -84,7 +84,8 @@ def prompt_of(options: ChatOptions) -> str | None:
 
 
 def _with_demo(options: ChatOptions) -> ChatOptions:
-    """Return the options with the demo as their model, if a person at a terminal wants it, who is told what it is."""
+    """Return the options with the demo as the model, if a person at a terminal agrees to it. Say first that it is
+    small."""
     if not sys.stdin.isatty():
         return options  # which are refused: a script means a model
     say("No model is named. The built-in demo is a small model that tells tales.")

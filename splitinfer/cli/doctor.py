@@ -1,5 +1,5 @@
-"""`splitinfer doctor`: reports what this machine and a layout's links offer, and what is missing.
-`splitinfer selftest`: checks on this machine, and on a worker elsewhere, what has to be right before it is used."""
+"""`splitinfer doctor`: reports the abilities of this machine and of a layout's links, and anything missing. `splitinfer
+selftest`: checks that this machine, or a worker elsewhere, computes correctly before it is used."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +22,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON document.")] = False,
     verbose: Verbose = False,
 ) -> int:
-    """Report what is wrong with this machine, whether RDMA over Thunderbolt can work, and how fast links are."""
+    """Report problems of this machine, whether RDMA over Thunderbolt can work, and how fast links are."""
     from splitinfer.config import find_layout
     from splitinfer.console import errors
     from splitinfer.discovery.discover import find_stages

@@ -51,7 +51,7 @@ def pull(
     timeout: Timeout = 10.0,
     verbose: Verbose = False,
 ) -> None:
-    """Copy a model's weights to this machine, from a worker or from the hub; what was copied before stays."""
+    """Copy a model's weights to this machine, from a worker or from the hub. Weights copied earlier stay."""
     span = _span(layers)
     if from_ is None:
         _pull_from_hub(model, span)

@@ -54,11 +54,11 @@ def open_llm(
     drain_seconds: float = DRAIN_SECONDS,
     chats: bool = True,
 ) -> "Iterator[LLM]":
-    """An LLM whose loading is shown on standard error, and which a signal drains and closes.
+    """Yield an LLM, show its loading on standard error, and drain and close it on a signal.
 
-    chosen: what was planned already. servers: for an LLM that serves, whose context is what the stages have room for:
-    those that are open then; the caller may add to them. drain_seconds: that running answers may take. chats: whether
-    it is for chats; then it is said once if the model was not trained to have any.
+    chosen: a plan made earlier. servers: given for an LLM that serves; then its context is as large as the stages have
+    room for. The servers in it are drained, too, and the caller may add to them. drain_seconds: the time that running
+    answers get. chats: whether the LLM is for chats; then a warning says if the model was not trained for them.
 
     Raises:
         SplitinferError: as ``layout_of`` and ``LLM``.
@@ -118,7 +118,7 @@ def _until(is_so: Callable[[], bool], seconds: float) -> None:
 
 
 def layout_of(options: PipelineOptions) -> "str | Chosen":
-    """Return the layout's name, or what was planned. What is planned is said on standard error, and why.
+    """Return the layout's name, or a plan. A plan and its reasons are printed on standard error.
 
     Raises:
         SplitinferError: a machine cannot be measured, or no cut fits.

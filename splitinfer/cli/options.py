@@ -260,8 +260,8 @@ class ChatOptions(PipelineOptions):
 
 
 def with_options(command: Callable[..., int | None], without: Collection[str] = ()) -> Callable[..., int | None]:
-    """Return ``command(options, ...)`` as a function with an option for each field of its first parameter's class, but
-    for those that it does ``without``. Where the class has ``settings``, each declared one has an option, too, and help
+    """Return ``command(options, ...)`` as a function with an option for each field of its first parameter's class,
+    except fields in ``without``. If the class has ``settings``, each declared setting gets an option, too, and the help
     shows all in panels."""
     first, *own = inspect.signature(command).parameters.values()
     made: Any = first.annotation
@@ -376,8 +376,8 @@ def store_of(folder: str | None, gigabytes: float | None) -> "ModelStore | None"
 
 
 def words_of(options: WorkerOptions, always: Collection[str] = ()) -> list[str]:
-    """Return a worker's options as a command line has them; those that have their default value are left out, but for
-    the fields that are ``always`` named."""
+    """Return a worker's options as words of a command line. Default values are left out, except for the fields in
+    ``always``."""
     words, hints = list[str](), get_type_hints(WorkerOptions, include_extras=True)
     for each in fields(options):
         value = getattr(options, each.name)

@@ -1,4 +1,4 @@
-"""`splitinfer plan`: which machine gets which layers, from what was measured of them."""
+"""`splitinfer plan`: decides from measurements which machine gets which layers."""
 
 from functools import partial
 from pathlib import Path

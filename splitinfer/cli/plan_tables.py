@@ -1,5 +1,5 @@
-"""Shows a plan: this machine beside the best cut, what is best for other aims, what does not fit. Writes the layout
-that was asked for."""
+"""Shows a plan: this machine beside the best cut, the best cuts for other aims, and cuts that do not fit. Writes the
+layout to a file on request."""
 
 import datetime
 import shutil

@@ -71,12 +71,12 @@ def finished(command: Callable[..., int | None]) -> Callable[..., int]:
 
 
 def say(text: str) -> None:
-    """Print a text to standard error: wrapped between words on a terminal, as it is elsewhere."""
+    """Print a text to standard error, wrapped between words if that is a terminal."""
     sys.stderr.write(f"{_fitted(text)}\n")
 
 
 def tell(text: str) -> None:
-    """The same to standard output."""
+    """Print a text to standard output, wrapped between words if that is a terminal."""
     typer.echo(_fitted(text, sys.stdout))
 
 

@@ -31,13 +31,13 @@ _END_SECONDS = 3.0  # with all threads, and the goodbye of the announcement
 
 
 def serve(options: WorkerOptions, *, child: bool = False, shows_stage: bool = True) -> int:
-    """Serve coordinators until the process is to end; its exit code. ``child``: started by a coordinator on this
-    machine, which reads the address from standard output.
+    """Serve coordinators until the process ends, and return the exit code. ``child``: a coordinator on this machine
+    started the worker and reads the address from standard output.
 
     Beyond loopback, links are encrypted and only known coordinators are admitted, unless ``insecure``.
 
     Raises:
-        ConfigError: the address cannot be listened on, or what is to be announced cannot be.
+        ConfigError: the worker cannot listen on the address, or cannot be announced.
     """
     host, insecure, disk, store = options.host, options.insecure, options.disk, options.store
     wanted = is_announced(options.announce, host, insecure=insecure, child=child)
@@ -102,11 +102,12 @@ def _stay(worker: Worker, ending: threading.Event, announcing: Announcing | None
 
 
 def is_announced(asked: bool | None, host: str, *, insecure: bool, child: bool) -> bool:
-    """Return whether a worker is announced. ``asked``: what was asked for. Return None if nothing was: then one that
-    other machines reach is, unless it is ``insecure``, because who admits everyone should not be offered to everyone.
+    """Return whether to announce a worker. ``asked``: the option; ``None`` if it is not given. By default, a worker
+    that other machines reach is announced, unless it is ``insecure``: a worker that admits everyone should not be
+    offered to everyone.
 
     Raises:
-        ConfigError: it was asked for, and no other machine reaches the worker.
+        ConfigError: announcing was requested, but no other machine reaches the worker.
     """
     if child or (is_loopback(host) and not asked):
         return False

@@ -55,7 +55,7 @@ def _reach(options: WorkerOptions) -> list[str]:
 
 @service_app.command("status")
 def status() -> int:
-    """Print what is installed, whether it runs, how it ended last, and the end of its log."""
+    """Print the installed service, whether it runs, how it ended last, and the end of its log."""
     from splitinfer.service.actions import manager_of
     from splitinfer.service.actions import status as look
     from splitinfer.service.definition import here

@@ -78,10 +78,10 @@ def _keys(options: ServeOptions) -> ApiKeys | None:
 
 @contextmanager
 def serving(options: ServeOptions, chosen: Chosen | None = None) -> Iterator[LLM]:
-    """An LLM with a server of it, whose address is said on standard error.
+    """Yield an LLM with a server, and print the server's address on standard error.
 
     Raises:
-        ConfigError: it cannot listen there, or the certificate or the collector cannot be used.
+        ConfigError: the server cannot listen there, or the certificate cannot be used.
         SplitinferError: as ``open_llm``.
     """
     gate, servers = _checked(options), list[Server]()
@@ -94,7 +94,7 @@ def serving(options: ServeOptions, chosen: Chosen | None = None) -> Iterator[LLM
 
 @contextmanager
 def serving_several(options: ServeOptions) -> Iterator[None]:
-    """A server of several models, of which the first is loaded.
+    """Run a server of several models while the context lasts. The first model is loaded.
 
     Raises:
         ConfigError, SplitinferError: as ``serving``, and as ``entries_of``.
@@ -143,7 +143,7 @@ def _serve(
 
 
 def stay_open(llm: LLM) -> NoReturn:
-    """Stay while a pipeline lives; a signal ends the process. Raises SplitinferError: the pipeline failed."""
+    """Wait while a pipeline lives. A signal ends the process. Raise SplitinferError if the pipeline failed."""
     while (failure := llm.health().failure) is None or shutdown.has_begun:
         threading.Event().wait(_LOOK_EVERY)
     raise SplitinferError(f"{failure}; start it again with the same command")
@@ -177,11 +177,11 @@ _PAIRED = frozenset({"(paired)"})  # the workers of --auto, which are found when
 
 
 def entries_of(options: ServeOptions, bounds: Bounds) -> list[Entry]:
-    """Return the models of the options, then those of ``also``: ``[NAME=]MODEL``, or a layout's file in place of a
+    """Return the models of the options, then the models in ``also``: ``[NAME=]MODEL``, or a layout's file in place of a
     model.
 
     Raises:
-        ConfigError: two have one name.
+        ConfigError: two models have one name.
         SplitinferError: a layout or a model cannot be used.
     """
     wanted = [(options.model_name, options), *(_also(options, each) for each in options.also or ())]

@@ -189,7 +189,7 @@ def _planned(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]
 
 
 def _prepare(options: ChatOptions, model: str, workers: Sequence[dict[str, str]]) -> int:
-    """Write the layout. A worker that serves already, as one that was lost does at once, leaves it as it was."""
+    """Write the layout. Keep the old layout if a worker is already serving, as a lost worker does at once."""
     from splitinfer.places import of_up
 
     path = of_up() / _LAYOUT

@@ -101,7 +101,7 @@ class Choice:
 
     @property
     def is_scored(self) -> bool:
-        """Whether all requested log probabilities of its prompt are there; without them, its echo would look complete."""
+        """Whether all requested log probabilities of its prompt are there. Without them an echo would look complete."""
         found = self.request.output.prompt_logprobs
         return found is None or len(found) >= len(self.request.prompt) - 1
 

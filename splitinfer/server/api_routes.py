@@ -70,7 +70,7 @@ def _answering(service: Service) -> list[ApiRoute]:
 
 
 def _counting(service: Service) -> list[ApiRoute]:
-    """Return the numbers of conversations' tokens; nothing is generated."""
+    """Return the routes that count a conversation's tokens and generate nothing."""
 
     def counting(model: type[C], **more: str) -> Handler:
         async def route(request: Request) -> Response:

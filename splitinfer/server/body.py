@@ -34,7 +34,7 @@ _SOON_PARSED = 1 << 17  # bytes that take about a millisecond
 
 @dataclass(slots=True)
 class Bodies:
-    """What the bodies of all requests under way take, in bytes. Each gives its own part back in the end."""
+    """The bytes of the bodies of all requests under way. Each gives its own part back at the end."""
 
     most: int = MAX_TOGETHER
     held: int = 0

@@ -52,7 +52,7 @@ def not_a(wanted: str, value: object, *, inside: str = "") -> PydanticCustomErro
 def not_supported(
     why: str, *, value: object = None, inside: str = "", details: Mapping[str, Any] | None = None
 ) -> PydanticCustomError:
-    """Return a field, or a value of it, is not honoured."""
+    """Return an error for a field, or a value of it, that is not supported."""
     said = "" if value is None else f" {value!r:.40}"
     return wrong(f"{said} is not supported: {why}", inside=inside, code="unsupported_parameter", details=details)
 
@@ -268,7 +268,8 @@ class Kinds:
 
 @dataclass(frozen=True, slots=True)
 class AsGiven:
-    """An annotation for a dictionary: check it against ``model``, but keep the client's order, which templates write."""
+    """An annotation for a dictionary: check it against ``model``, but keep the client's order, because templates write
+    it."""
 
     model: type[Fields]
 

@@ -216,7 +216,7 @@ class Sessions:
         return name
 
     def end(self, name: str) -> bool:
-        """End a session; whether there was one."""
+        """End a session. Return whether it existed."""
         return self._held.pop(digest(name), None) is not None
 
     def key_of(self, name: str) -> ApiKey | None:

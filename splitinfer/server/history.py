@@ -1,8 +1,8 @@
-"""What a history has that this server or its model does not read, told as a sentence in its place.
+"""Replaces the blocks of a history that this server or its model cannot read by sentences. Pure.
 
-A conversation comes whole with each request, so a block that is refused would end it for ever: it stays in the history.
-So a request is refused only for what its user has just sent, the last message; all else is told as far as it says
-something. Pure.
+Each request brings its whole conversation, and a block stays in the history. So if one block were refused, the
+conversation could never go on. A request is refused only for the user's last message; any other block becomes a
+sentence with as much as it says.
 """
 
 import json
@@ -21,7 +21,7 @@ Taken = Callable[[Any], bool]
 
 
 def taken_by(kinds: Any) -> Taken:
-    """Return what decides whether a block is one of ``kinds``, a type that pydantic knows."""
+    """Return a function that tells whether a block is one of ``kinds``, a type that pydantic knows."""
     known = TypeAdapter[Any](kinds)
 
     def taken(block: Any) -> bool:
@@ -77,7 +77,7 @@ _MEDIA = {
 
 
 def _says(value: Any) -> Any:
-    """Return a value without the fields that only its author reads, and without those that are then empty."""
+    """Return a value without the fields that only its author reads, and without fields that are then empty."""
     if isinstance(value, list):
         return [said for one in value if (said := _says(one)) not in ({}, [], "", None)]
     if not isinstance(value, Mapping):

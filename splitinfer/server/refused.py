@@ -1,8 +1,8 @@
 """Fields that would change an answer and that this server does not have.
 
-They are of OpenAI, Anthropic, vLLM, llama.cpp, mlx-lm, LM Studio and Ollama, whose clients send many of them at the
-value that asks for nothing. One table does for all: a field that an API has here is never looked for in it. What
-changes no word of an answer is ignored (``fields``), and so is what does nothing without a field that is refused.
+They belong to OpenAI, Anthropic, vLLM, llama.cpp, mlx-lm, LM Studio and Ollama. Their clients often send them with the
+value that asks for nothing. One table serves all APIs: the server does not look up a field that the API has here. A
+field that changes no word of an answer is ignored (``fields``), and so is a field that needs a refused one.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def _named(here: str, *neutral: Any, names: str) -> dict[str, RefusedField]:
 
 
 def _has_no_sampling(options: Any) -> bool:
-    """Return whether Ollama's options are of its memory only."""
+    """Return whether Ollama's options concern its memory only."""
     return isinstance(options, dict) and not options.keys() & _OLLAMAS
 
 

@@ -85,7 +85,7 @@ def router_of(service: Service) -> Router:
 
 
 def make_app(service: Service, several: Several | None = None) -> Guard:
-    """Return the application. ``several``: the models that requests choose from; then ``service`` belongs to no model."""
+    """Return the application. ``several``: the models that requests choose from; ``service`` then belongs to none."""
     return Guard(
         router_of(service) if several is None else several,
         service.gate,

@@ -1,4 +1,5 @@
-"""What all routes share: the engine, who may ask, the answers under way, and a route's refusal of a method."""
+"""The common state of all routes: the engine, the access rules, the answers under way; and a route that refuses other
+methods."""
 
 import secrets
 import time
@@ -66,17 +67,17 @@ class Service:
             self.loaded = lambda: [self]
 
     def beside(self, llm: LLM, model: str) -> "Service":
-        """Return the service of another model of the same server: who may ask, and the responses, they have
-        together."""
+        """Return the service of another model of the same server. Both share callers and counts of responses."""
         return replace(self, llm=llm, model=model, num_running=0, meters=HttpMeters(self.meters.responses))
 
     @property
     def fingerprint(self) -> str:
-        """While it is the same, a seed gives the same answer. Another cut of the model has another one."""
+        """Identifies the computation: with the same fingerprint, the same seed gives the same answer. Each cut of a
+        model has its own."""
         return f"fp_{self.llm.fingerprint}"
 
     def token_text(self, token: int) -> bytes:
-        """Return the bytes of one token, which may be a part of a character; empty without a tokenizer."""
+        """Return the bytes of one token, which may be part of a character. Return no bytes without a tokenizer."""
         return self.llm.tokenizer.token_bytes(token) if self.llm.has_tokenizer else b""
 
     def caller(self, request: Request, scope: Scope = Scope.USE) -> ApiKey:
@@ -89,8 +90,8 @@ class Service:
 
     @contextmanager
     def admitted(self, key: ApiKey, num_answers: int = 1) -> Iterator[None]:
-        """Count a request while it is carried out; one for which the engine's queue has no room (``QueueFull``) costs
-        its key nothing. ``num_answers``: that it asks for at once.
+        """Count a request while it is carried out. If the engine's queue is full (``QueueFull``), the request costs its
+        key nothing. ``num_answers``: the answers that it requests at once.
 
         Raises:
             Problem: 429 or 503, with the time after which to try again.
@@ -119,9 +120,9 @@ class Service:
         return self.llm.max_running + self.llm.settings.max_waiting + _COUNTING
 
     def _turned_away(self, why: str) -> Problem:
-        """Return what a client is told for whose request there is no room, and when there will be: each of a later
-        place than the one before, up to as many as requests run together. Then the times begin again, so that one
-        client that asks on and on does not put off all others."""
+        """Return the problem for a request without room, with the time until there may be room. Each request gets a
+        later time than the one before, up to the number of requests that run together. Then the times begin again, so
+        that one client that asks without end does not delay all others."""
         nth = 1 + self._num_turned_away % max(_LEAST_TIMES, self.llm.max_running)
         self._num_turned_away += 1
         self.meters.turned_away += 1
@@ -155,7 +156,7 @@ class Service:
                 self.meters.answered(numbers)
 
     def cancel(self, request_id: str, key: ApiKey) -> bool:
-        """End the key's own requests with this id; false if it has none under way."""
+        """End all requests of the key with this id. Return False if there was nothing to end."""
         found = self._answers.get((key.name, request_id), ())
         for answer in found:
             answer.cancel()

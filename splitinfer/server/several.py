@@ -143,7 +143,7 @@ class Several:
     # -- models come and go --------------------------------------------------------------------
 
     def ask(self, name: str) -> ModelTicket:
-        """Return a ticket for the model, which has to be given back (``release``). It fails as loading does."""
+        """Return a ticket for the model; give it back with ``release``. The ticket fails if loading fails."""
         ticket: ModelTicket = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = self._held[name]
         self._admit()
@@ -160,11 +160,12 @@ class Several:
 
     @property
     def _wanted(self) -> list[tuple[ModelTicket, Entry]]:
-        """The tickets whose requests still wait, by age: one that was cancelled is given back a little later."""
+        """The tickets of waiting requests, the oldest first. A cancelled ticket stays a little longer until it is given
+        back."""
         return [(ticket, held) for ticket, held in self._waiting.items() if not ticket.done()]
 
     def _admit(self) -> bool:
-        """Let those use their models for whom these are there; whether there were any."""
+        """Give waiting requests their models if these are ready. Return whether any request got one."""
         may = [each for each in self._wanted if each[1].is_ready and each[1].name not in self._leaving]
         for ticket, held in may:
             del self._waiting[ticket]
@@ -228,7 +229,7 @@ class Several:
         held.app, held.used_at = self._routes(held.service), time.monotonic()
 
     def drain(self, seconds: float) -> None:
-        """Drain all loaded models at once (``LLM.drain``)."""
+        """End all loaded models' requests, as ``LLM.drain`` does, at once."""
         with ThreadPoolExecutor(1 + len(self._loaded)) as pool:
             list(pool.map(lambda service: service.llm.drain(seconds), self._loaded))
 
@@ -257,7 +258,7 @@ class Several:
             await self._chosen(Request(scope, receive), send)
 
     def _health(self) -> JSONResponse:
-        """Return a pipeline that has failed is no reason against: the next request loads it again."""
+        """Return the health document. A failed pipeline does not count against it: the next request loads it again."""
         models = [{"name": each.name, "loaded": each.layout is not None} for each in self.offers()]
         document = {"status": "draining" if self.is_draining else "ok", "running": self.num_running, "models": models}
         return JSONResponse(document, 503 if self.is_draining else 200)

@@ -119,7 +119,7 @@ class EventStream:
         await self._write(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _watch(self, send: Send) -> None:
-        """Ping in silence. While a write is under way there is none: the client has not taken what it has."""
+        """Send pings in silence, but not during a write: the client has not taken its data yet."""
         clock = asyncio.get_running_loop().time
         while True:
             silent = 0.0 if self._is_writing else clock() - self._wrote_at

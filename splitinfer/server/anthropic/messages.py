@@ -336,7 +336,8 @@ class SchemaOutput(Fields):
 
 
 class Thinks(Fields):
-    """``budget_tokens``: the most tokens of thinking before the answer begins. ``display``: whether thinking is shown."""
+    """``budget_tokens``: the most tokens of thinking before the answer begins. ``display``: whether to show the
+    thinking."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     display: Annotated[str, one_of("summarized", "omitted")] = "summarized"

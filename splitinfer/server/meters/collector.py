@@ -1,7 +1,8 @@
 """All metric families as Prometheus reads them. The only module that needs prometheus-client.
 
 Names, labels and bounds with ``vllm:`` follow vLLM 0.33.0 (``vllm/v1/metrics/loggers.py``,
-``vllm/v1/spec_decode/metrics.py``). ``docs/operate/meters.md`` says what they mean here and which ones are left out.
+``vllm/v1/spec_decode/metrics.py``). ``docs/operate/meters.md`` explains them for this server and lists the missing
+ones.
 
 The text is in version 0.0.4, which every Prometheus accepts, whichever version it asks for: in OpenMetrics,
 prometheus-client 0.26.0 writes ``vllm_x`` for a sample ``vllm:x``, and no dashboard finds that.

@@ -202,7 +202,7 @@ def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
 
 
 def token_logprob(one: TokenLogprobs, num_top: int, token_text: TokenText) -> dict[str, Any]:
-    """Return the log probabilities of a token and of the ``num_top`` likeliest tokens in its place, in OpenAI's form."""
+    """Return the log probabilities of a token and of the ``num_top`` likeliest tokens there, in OpenAI's form."""
 
     def written(token_id: int, logprob: float) -> dict[str, Any]:
         raw = token_text(token_id)

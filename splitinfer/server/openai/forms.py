@@ -38,10 +38,10 @@ TextFormat = Annotated[PlainFormat | JsonFormat | SchemaFormat, Kinds("type")]
 
 
 def grammar_of(schema: Any, param: str) -> Grammar:
-    """Return the form of JSON that a schema admits; ``None``: of any object.
+    """Return the grammar of JSON that a schema admits. ``None`` admits any object.
 
     Raises:
-        Problem: 400, it is not a schema.
+        Problem: 400, the schema is not valid.
     """
     try:
         return Grammar.json(schema)
@@ -95,7 +95,7 @@ class StructuredOutputs(Fields):
 
 
 class Formed(Fields):
-    """The form of an answer under other servers' names: vLLM's of today and of old, llama.cpp's and SGLang's.
+    """The form of an answer under other servers' names: vLLM's current and old ones, llama.cpp's and SGLang's.
     ``grammar``, ``ebnf``: in Lark or GBNF."""
 
     structured_outputs: StructuredOutputs | None = None
@@ -109,11 +109,10 @@ class Formed(Fields):
     ebnf: Text = None
 
     def form(self, own: dict[str, Any], param: str) -> dict[str, Any]:
-        """Return the fields of ``SamplingParams`` for the form. ``own``: those that the API's own field ``param`` asks
-        for.
+        """Return the fields of ``SamplingParams`` for the form. ``own``: the fields for the API's own field ``param``.
 
         Raises:
-            Problem: 400, there are several forms, or one is not a form.
+            Problem: 400, there are several forms, or one is not valid.
         """
         other = self.structured_outputs or StructuredOutputs.model_validate({})
         asked: list[tuple[str, Callable[[Any], Grammar], Any]] = [

@@ -140,7 +140,7 @@ class FunctionCallItem(_CallItem):
 
 
 class CustomCallItem(_CallItem):
-    """Told as an object, because templates know no other arguments."""
+    """A call with text. The model sees an object, because templates know no other arguments."""
 
     type: Literal["custom_tool_call"]
     input: str
@@ -206,7 +206,7 @@ Input = Annotated[
 
 
 def conversation(instructions: str | None, items: Sequence[Item | None]) -> tuple[Mapping[str, Any], ...]:
-    """Return the messages for a template. ``instructions``: the system's words, if any."""
+    """Return the messages for a template. ``instructions``: the system prompt, if any."""
     made: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
         if item is not None:
@@ -228,7 +228,7 @@ def _told(item: Item) -> dict[str, Any]:
 
 
 def _add(made: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Add a message; what the assistant did in one turn becomes one."""
+    """Add a message. Adjacent messages of the assistant become one, because they are one turn."""
     if message.get("reasoning_content") == "":
         del message["reasoning_content"]
     if not made or not made[-1]["role"] == message["role"] == "assistant":
@@ -249,7 +249,8 @@ def packed(reasoning: str) -> str:
 
 
 def unpacked(text: str) -> str:
-    """Return the reasoning in what ``packed`` made; empty for anything else, which only its author can read."""
+    """Return the reasoning in a text that ``packed`` made. Return an empty text for anything else: only its author can
+    read it."""
     if not text.startswith(_PACKED):
         return ""
     try:
@@ -301,7 +302,7 @@ class InputRequest(ForTemplate):
         return functions_of(self.tools)
 
     def chosen(self) -> tuple[Told, Told, bool]:
-        """As the function."""
+        """Return the result of the function ``chosen`` for this request."""
         return chosen([one.told for one in self.functions], self.tool_choice)
 
     def chat(self) -> AskedChat:
@@ -340,8 +341,8 @@ class ResponseRequest(InputRequest, Generating):
         return (Ask(self.chat(), sampling, self.max_output_tokens, 1, one_call, *may_call, self.stream),)
 
     def said(self, defaults: Recommended) -> dict[str, Any]:
-        """Return the fields that an answer repeats, those that the API's answers have beside them, and how tokens are
-        chosen, by the model's ``defaults`` where nothing is said."""
+        """Return the request's fields that an answer repeats, further fields of the API's answers, and the sampling
+        fields. The model's ``defaults`` fill missing ones."""
         choice, form = self.tool_choice, self.text.format
         untold = {"type": "function", "description": None, "parameters": None, "strict": None}
         told = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_unset=True)

@@ -109,8 +109,8 @@ class ResponseWriter(Writer):
     # -- items ---------------------------------------------------------------------------------
 
     def events(self, piece: Piece) -> list[Event]:
-        """Return the events of a piece; the last one closes the item that is open. The probabilities of a piece's
-        tokens come with its last text; those of a piece without text are not shown."""
+        """Return the events of a piece. The last piece also closes the open item. The probabilities of a piece's tokens
+        come with its last text; a piece without text does not show them."""
         last_text = max((i for i, part in enumerate(piece.parts) if isinstance(part, TextPart)), default=-1)
         events = list[Event]()
         for i, part in enumerate(piece.parts):

@@ -24,7 +24,7 @@ _WAIT = (Cause.UPSTREAM, Cause.DOWNSTREAM)
 @dataclass(frozen=True, slots=True)
 class Remark:
     """A sentence or two about the pipeline. ``code``: identifies the remark, for tests and pictures. ``stage``: the
-    number of its stage; ``None``: all stages. ``help``: a change that would help; empty if none is needed."""
+    number of its stage; ``None``: all stages. ``help``: a change that would help, or an empty text."""
 
     code: str
     text: str
@@ -231,6 +231,9 @@ def _name(seen: PipelineSeen, number: int) -> str:
 
 
 def _percent(share: float) -> str:
-    """>>> _percent(0.004), _percent(0.456), _percent(1.0)
-    ('under 1 %', '46 %', '100 %')"""
+    """Return a share in per cent.
+
+    >>> _percent(0.004), _percent(0.456), _percent(1.0)
+    ('under 1 %', '46 %', '100 %')
+    """
     return "under 1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
