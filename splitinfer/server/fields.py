@@ -142,8 +142,8 @@ def _ignore(name: str, ignored: Ignored | None) -> None:
 class RefusedField:
     """A field that would change the answer, and why the server does not support it.
 
-    neutral: values that ask for nothing and are accepted; ``is_neutral`` accepts further ones. details: tells a
-    client's program that it can do without the field (``Problem.details``).
+    neutral: values that ask for nothing and are accepted; ``is_neutral`` accepts further ones.
+    details: tells a client's program that it can do without the field (``Problem.details``).
     """
 
     why: str

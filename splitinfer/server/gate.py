@@ -52,8 +52,9 @@ class Facts:
 class Gate:
     """The access rules of a server.
 
-    hosts: names under which it may be addressed; local names always work. origins: other sites whose pages may use it
-    (CORS); ``*`` is all. keys: the admitted keys; ``None``: no key is needed.
+    hosts: names under which it may be addressed; local names always work.
+    origins: other sites whose pages may use it (CORS); ``*`` is all.
+    keys: the admitted keys; ``None``: no key is needed.
     """
 
     hosts: frozenset[str] = frozenset()

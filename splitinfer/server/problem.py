@@ -29,9 +29,13 @@ _ENDING = 10.0  # seconds until another server may be there in its place
 class Problem(Exception):
     """Why a request is not carried out.
 
-    status: of HTTP, from 400 on. message: one sentence for a person. param: the wrong field, if there is one. code: a
-    word for programs, if OpenAI's API has one. retry_after: seconds after which the request may succeed, if it may.
-    allow: the allowed methods, if this one is not. details: data for Anthropic's clients, where a word is not enough.
+    status: of HTTP, from 400 on.
+    message: one sentence for a person.
+    param: the wrong field, if there is one.
+    code: a word for programs, if OpenAI's API has one.
+    retry_after: seconds after which the request may succeed, if it may.
+    allow: the allowed methods, if this one is not.
+    details: data for Anthropic's clients, where a word is not enough.
     closes: whether to close the connection.
 
     Quotes from the request are cut to a length, so that an answer is not larger than the request.

@@ -35,11 +35,12 @@ _LEAST_TIMES = 16  # different ones, for clients that are turned away
 class Service:
     """One server. All methods run on its event loop; any thread may set ``is_draining``.
 
-    model: the name under which the model is offered. max_running: requests at a time, waiting ones included; ``None``:
-    somewhat more than the engine runs and queues, so
+    model: the name under which the model is offered.
+    max_running: requests at a time, waiting ones included; ``None``: somewhat more than the engine runs and queues, so
         that the engine's own queue is full first.
-    logs_prompts: whether to write prompts to the log. offers: the models that clients may name, this one first. loaded:
-    the services of all models in memory.
+    logs_prompts: whether to write prompts to the log.
+    offers: the models that clients may name, this one first.
+    loaded: the services of all models in memory.
     """
 
     llm: LLM

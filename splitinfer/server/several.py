@@ -268,8 +268,7 @@ class Several:
 
         Raises:
             Problem: 404, the model does not exist; 503, it is not loaded; 400, several models are loaded and the
-                request would
-                change one.
+                request would change one.
         """
         name, path = request.query_params.get("model"), request.url.path
         loaded = [held for held in self._by_use if held.app is not None]

@@ -54,9 +54,9 @@ class Sample:
 class StageSeen:
     """A stage in the last seconds. Shares are of the time with at least one request under way.
 
-    duty: share of time computing. useful: share of its rows that were kept. gaps: shares of time idle, by cause. kv,
-    kv_kept: KV of running requests now, and of blocks kept for later; kv_budget: bytes for both. ranks: share of time
-    computing of each machine, if the stage spans two.
+    duty: share of time computing. useful: share of its rows that were kept. gaps: shares of time idle, by cause.
+    kv, kv_kept: KV of running requests now, and of blocks kept for later; kv_budget: bytes for both.
+    ranks: share of time computing of each machine, if the stage spans two.
     """
 
     name: str
@@ -88,9 +88,9 @@ class PageLink:
 class PipelineSeen:
     """The pipeline in the last ``seconds``.
 
-    under_way: share of the time with at least one request. rows: of the steps seen. void: share of the rows that were
-    discarded. acceptance: share of the verified drafts that were right; ``None`` if there was no draft. preemptions:
-    requests that gave up their KV. failure, waits_for, is_changing: as in ``PipelineHealth``.
+    under_way: share of the time with at least one request. rows: of the steps seen. void: share of the rows that
+    were discarded. acceptance: share of the verified drafts that were right; ``None`` if there was no draft.
+    preemptions: requests that gave up their KV. failure, waits_for, is_changing: as in ``PipelineHealth``.
     """
 
     seconds: float
