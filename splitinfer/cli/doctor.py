@@ -70,6 +70,6 @@ def selftest(
     if read is not None:
         return read_report(read)
     if worker is None and key is not None:
-        raise ConfigError("--key is a worker's: say where that is with --worker")
+        raise ConfigError("--key belongs to a worker; give its address with --worker")
     there = None if worker is None else worker_elsewhere(worker, key)
     return run_selftest(there, seconds, quick=quick, file=json_file)

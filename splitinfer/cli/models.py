@@ -129,7 +129,7 @@ def _reader(address: str, key: str | None, timeout: float) -> "WeightReader":
 def _store(folder: str | None, gigabytes: float | None = None) -> "ModelStore":
     store = store_of(folder, gigabytes)
     if store is None:
-        raise ConfigError("--models-dir none is for workers that are to copy nothing; name a folder here")
+        raise ConfigError("--models-dir none is for workers that copy nothing; name a folder here")
     return store
 
 

@@ -64,7 +64,7 @@ def _up(
     set_up(options.verbose, info=is_server(options))
     choice = sampling(options)
     if (options.serve is not None) + (options.prompt is not None) + prepare > 1:
-        raise ConfigError("--serve, --prompt and --prepare each say what is to be done; give one of them")
+        raise ConfigError("--serve, --prompt and --prepare exclude each other; give one of them")
     last = _meant(hosts, hostfile, port, options.model)
     text = None if prepare else prompt_of(options)
     workers = _bring_up(last)
@@ -110,7 +110,7 @@ def _named(hosts: Sequence[str] | None, hostfile: Path | None, port: int) -> "tu
     if hostfile is None:
         return from_words(hosts or (), port)
     if hosts:
-        raise ConfigError("hosts are named by words or by --hostfile; give one of them")
+        raise ConfigError("give hosts as arguments or with --hostfile, not both")
     text = read(hostfile)
     if text is None:
         raise ConfigError(f"there is no hostfile {hostfile}")

@@ -27,7 +27,7 @@ def worker(
 ) -> int:
     """Wait for a coordinator, hold the layers it names, and serve one coordinator after another."""
     if detach + stop + show > 1 or (as_json and not (detach or stop or show)):
-        raise typer.BadParameter("--detach, --stop and --show each say what is to be done; give one, --json beside it")
+        raise typer.BadParameter("--detach, --stop and --show exclude each other; give one, --json beside it")
     if detach or stop or show:
         return _in_background(by, as_json, detach=detach, stop=stop)
     if child:

@@ -86,7 +86,7 @@ class Choice:
     num_tokens: int = 0
     num_reasoning_tokens: int = 0
     has_ended: bool = False  # its last piece was made
-    is_broken: bool = False  # by a call that is none
+    is_broken: bool = False  # by an invalid call
     _num_told: int = 0  # tokens of the pieces so far
     _has_called: bool = False
     _logprobs: list[TokenLogprobs] = field(default_factory=list)  # of tokens whose text is still held back
@@ -121,7 +121,7 @@ class Choice:
         self.num_tokens += len(event.token_ids)
         self._logprobs += [one for one in event.logprobs if one.token_id not in self.ends]
         reason, parts = event.finish_reason, list[AnswerPart](event.parts)
-        if event.text and not parts:  # it was not told apart
+        if event.text and not parts:  # the text was not parsed
             parts = [TextPart(event.text)]
         calls = [i for i, part in enumerate(parts) if isinstance(part, ToolCallPart) and part.ends]
         self._has_called |= bool(calls)
@@ -154,7 +154,7 @@ class Choice:
 
 log = logging.getLogger(__name__)
 
-_CUT_SHORT = "the server was told to end before the answer was whole"
+_CUT_SHORT = "the server shut down before the answer was complete"
 
 
 @dataclass(slots=True)
@@ -363,6 +363,6 @@ def _without_calls(llm: LLM, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the sampling of an answer that may call no tool, although its prompt tells of some. The token that opens a
     call never comes, if there is such a token; a call in other tokens is text."""
     opening, biases = llm.tokenizer.answer_format.call_start, dict(sampling.get("logit_bias", ()))
-    is_mark = any(map(str.isalpha, opening)) and not opening.isalpha()  # and not a bracket, or a word
+    is_mark = any(map(str.isalpha, opening)) and not opening.isalpha()  # neither a bracket nor a word
     ids = llm.tokenizer.encode(opening, adds_special=False) if is_mark and len(biases) < MAX_BIASED else []
     return {**sampling, "logit_bias": tuple({**biases, ids[0]: -MAX_BIAS}.items())} if len(ids) == 1 else sampling

@@ -25,7 +25,7 @@ MAX_CHOICES = 16  # answers to one prompt
 MAX_MESSAGES, MAX_TOOLS = 4096, 1024  # of a conversation
 
 _SAMPLING = {
-    "temperature": 1.0,  # of the APIs; the library's is 0
+    "temperature": 1.0,  # the APIs' default; the library's is 0
     "top_p": 1.0,
     "top_k": 0,
     "min_p": 0.0,

@@ -1,4 +1,4 @@
-"""The life of one request between HTTP and the engine: admitted, asked, read, and over, whichever way it ends."""
+"""Carries one request from HTTP to the engine: admits it, submits it, reads its answer, and ends it in every case."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ W = TypeVar("W", bound=AnswerRequest)
 Handler = Callable[[Request], Awaitable[Response | EventStream]]
 
 PRIORITY, TIMEOUT = "x-splitinfer-priority", "x-splitinfer-timeout"
-_MOST_PRIORITY = 100  # either way
+_MOST_PRIORITY = 100  # up or down
 
 
 def answering(service: Service, model: type[W], writer_of: Callable[[W, str, Request, Answer], Writer]) -> Handler:
@@ -66,7 +66,7 @@ async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[
     """
     handling, state = handling_of(request), request.state
     if service.logs_prompts:
-        marked = partial(with_marks, service.llm)  # pictures are megabytes, and take long
+        marked = partial(with_marks, service.llm)  # pictures are megabytes, so this takes long
         prompts = [(await asyncio.to_thread(marked, ask.prompt))[0] for ask in asks]
         log.info("request %s asks %r", state.request_id, prompts)
     open_things.enter_context(service.admitted(key, sum(ask.num_choices for ask in asks)))

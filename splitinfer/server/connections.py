@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from splitinfer.server.problem import Problem
 
-_READ_AHEAD = 64 << 10  # bytes behind a request
+_READ_AHEAD = 64 << 10  # bytes after a request
 _MOST_UNREAD = 64 << 10  # bytes of an answer; Linux takes twice as many
 _TOO_MANY_AGAIN = 2.0  # seconds, for a client that is turned away
 
@@ -44,7 +44,7 @@ class Connections:
 
     def look(self, now: float) -> None:
         """End connections that were still for too long at ``now`` (seconds), and connections beyond the limit."""
-        bounds = {"head": self._limits.head, "unread": self._limits.unread}  # those that are idle are uvicorn's
+        bounds = {"head": self._limits.head, "unread": self._limits.unread}  # uvicorn ends idle ones
         still = {}
         for connection in self.open:
             what, unsent = _waits_for(connection)
@@ -59,7 +59,8 @@ class Connections:
             elif what == "answer":
                 _listen_for_its_end(connection)
         self._still = still
-        # Who never asks meets no other bound, and what the system refuses for want of files would be anybody's.
+        # No other bound stops a client that never sends a request. The system would run out of files, and refuse just any
+        # connection.
         if (number := len(self.open) - self._limits.most) > 0:
             self._make_room(number)
 

@@ -85,7 +85,7 @@ def read(model: type[M], body: Mapping[str, Any], ignored: "Ignored | None" = No
         return model.model_validate(body, context=ignored)
     except ValidationError as error:
         found = error.errors(include_url=False)
-    # What is there and wrong says more than what is missing.
+    # A wrong field says more than a missing one.
     raise _problem(next((one for one in found if one["type"] != "missing"), found[0]))
 
 
@@ -110,7 +110,7 @@ def _problem(error: Any) -> Problem:
 
 
 def _name(place: tuple[str | int, ...]) -> str:
-    """Return a field as its client would write it. Negative numbers are of ``Kinds``."""
+    """Return a field's path as its client would write it. Negative numbers belong to ``Kinds``."""
     name = ""
     for part in place:
         if isinstance(part, str):
@@ -167,7 +167,7 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_known_fields(cls, given: Any, info: ValidationInfo) -> Any:
-        """Return the fields that ask for something; of the others each is refused or ignored."""
+        """Return the fields that ask for something. Fields of no model are refused or ignored."""
         if not isinstance(given, dict):
             return given
         asked = {name: value for name, value in given.items() if value is not None}
@@ -189,11 +189,12 @@ def _told(value: Any, info: ValidationInfo) -> Any:
 
 
 NoEffect = Annotated[Any, AfterValidator(_told)]
-"""Anything: it has no effect, but for a word in the answer, and counts as ignored."""
+"""Any value. It has no effect, except for a word in the answer, and counts as ignored."""
 
 
 def one_of(*words: str) -> AfterValidator:
-    """Return a mark for a text that hardly changes an answer: an unknown word counts as the first, and as ignored."""
+    """Return an annotation for a text that hardly changes an answer. An unknown word counts as the first one, and as
+    ignored."""
     return AfterValidator(lambda value, info: value if value in words else (_told(value, info), words[0])[1])
 
 
@@ -217,12 +218,12 @@ def _parts(given: Any) -> Any:
 
 
 Parts = Annotated[list[T], Field(fail_fast=True), BeforeValidator(_parts)]
-"""A list of objects, of which a text is one of the type ``text``; or one text."""
+"""A list of objects, or a text. A text counts as an object of type ``text``, also in the list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """On a union of models: tells objects apart by the field ``key``, a ``Literal`` of each model.
+    """An annotation for a union of models: tells objects apart by the field ``key``, a ``Literal`` of each model.
 
     default: the kind of an object without the field.
     left_out: of a kind that no model has, whether it is read as ``None``, so that the others keep their numbers; else
@@ -251,7 +252,7 @@ class Kinds:
                 return value
             return self._not_taken(kind, numbers)
 
-        # Pydantic names the choice in an error's place; by negative numbers, which no list has.
+        # Pydantic puts the choice into an error's path; negative numbers mark it, because no list has them.
         choices: dict[Any, CoreSchema] = {-1 - i: schema for i, schema in enumerate(schemas)}
         union = core_schema.tagged_union_schema(
             choices, lambda value: -1 - (len(models) if value is None else numbers[value[self.key]])

@@ -39,7 +39,7 @@ from splitinfer.server.service import new_request_id
 
 log = logging.getLogger(__name__)
 
-CLIENT_GONE = 499  # nginx's word for an answer that nobody waited for
+CLIENT_GONE = 499  # nginx's status for a client that left
 _MOST_METHOD, _MOST_PATH = 20, 80  # characters
 
 
@@ -52,7 +52,7 @@ def line(request_id: str, key: str, method: str, path: str, status: int, usage: 
     tokens = "" if usage is None else (
         f", {usage.cached:,} of {usage.prompt:,} prompt tokens cached, {usage.generated:,} generated"
     )  # fmt: skip
-    shown = quote(path, safe="/:._-")[:_MOST_PATH]  # a path may hold anything, ends of lines included
+    shown = quote(path, safe="/:._-")[:_MOST_PATH]  # a path may hold anything, including line breaks
     return f"request {request_id} {key} {method[:_MOST_METHOD]} {shown} {status}{tokens}, {seconds:.1f} s"
 
 
@@ -110,7 +110,9 @@ class Guard:
             self._bodies.held -= state["size"]
             self._note(ignored)
             status = CLIENT_GONE if state.get("has_left") else answered.status
-            level = logging.DEBUG if facts.path.startswith("/page/") else logging.INFO  # a look at the page is 30 files
+            level = (
+                logging.DEBUG if facts.path.startswith("/page/") else logging.INFO
+            )  # opening the page reads 30 files
             if log.isEnabledFor(level):
                 who, seconds = self._gate.name_of_caller(facts, self._sessions), time.monotonic() - began
                 usage = state["answer"].usage if "answer" in state else None
@@ -141,7 +143,7 @@ class Guard:
             await answered.refuse(problem, scope, receive)
         except ClientDisconnect:
             return
-        except Exception as error:  # noqa: BLE001 - a client gets an answer whatever fails; the log has where
+        except Exception as error:  # noqa: BLE001 - a client gets an answer whatever fails; the log has the place
             log.error("request %s failed: %s\n%s", scope["state"]["request_id"], type(error).__name__, where(error))
             await answered.refuse(Problem(500, "the server has failed; its log says why"), scope, receive)
 
@@ -220,7 +222,7 @@ def check_head(scope: Scope) -> None:
     headers = Headers(scope=scope)
     twice = next((name for name in _ONCE if len(headers.getlist(name)) > 1), None)
     if twice is not None:
-        raise Problem(400, f"the header {twice} is there twice")
+        raise Problem(400, f"the header {twice} appears twice")
     length = headers.get("content-length")
     if length is not None and "transfer-encoding" in headers:  # RFC 9112, 6.1 and 6.3: it may be an attack
         raise Problem(400, "a body has a Content-Length or a Transfer-Encoding, not both", closes=True)

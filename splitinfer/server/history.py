@@ -12,10 +12,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 NO_PICTURE = "[a picture, which this model cannot see]"
-_MOST_TOLD = 2000  # characters of what a block says
+_MOST_TOLD = 2000  # characters of a block's text
 _UNTOLD = frozenset(
     {"type", "id", "call_id", "tool_use_id", "status", "signature", "data", "encrypted_content", "caller", "file_data"}
-)  # which only its author reads
+)  # only their author reads these
 
 Taken = Callable[[Any], bool]
 

@@ -37,17 +37,17 @@ from splitinfer.server.problem import Problem
 log = logging.getLogger(__name__)
 
 _PREFIX = "sk-splitinfer-"
-SHORT = 16  # characters: a key that somebody chose, and another can find by trying
+SHORT = 16  # characters; a shorter key can be found by trying
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-# What PyYAML raises beside its own: for a date in month 13, `!!int ""`, `!!timestamp x`, `!!bool x`, a thousand `[`.
+# PyYAML raises these, too: for a date in month 13, `!!int ""`, `!!timestamp x`, `!!bool x`, a thousand `[`.
 _UNREADABLE = (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError, yaml.YAMLError)
 _Version = tuple[int, int, int, int]
 
 
 class Scope(StrEnum):
-    USE = "use"  # requests, and what the server says of itself, figures included
+    USE = "use"  # requests, and the server's own state, figures included
     ADMIN = "admin"  # also to change serving options
-    METRICS = "metrics"  # nothing but figures of all requests together, for Prometheus
+    METRICS = "metrics"  # only the figures of all requests together, for Prometheus
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -71,7 +71,7 @@ class ApiKey:
 _KEYS = TypeAdapter(list[ApiKey])
 
 NOBODY = ApiKey("nobody", "0" * 64, frozenset(Scope))
-"""Who asks where no key is needed. Nothing has this digest."""
+"""The caller if no key is needed. No secret has this digest."""
 
 
 def digest(secret: str) -> str:
@@ -114,7 +114,7 @@ class ApiKeys:
         version = self._version_now()
         if version != self._version:
             self._version = version
-            self._by_digest = _by_digest(self._given)  # whatever comes of reading it, no key of before is admitted
+            self._by_digest = _by_digest(self._given)  # even if reading fails, no earlier key is admitted
             try:
                 self._by_digest = self._read()
             except (ConfigError, OSError) as error:
@@ -180,7 +180,7 @@ def add_key(
     """
     secret = new_secret()
     try:
-        made = ApiKey(  # by names, which an error says
+        made = ApiKey(  # by name, because an error names the field
             name=name,
             sha256=digest(secret),
             scopes=frozenset(scopes),
@@ -237,7 +237,7 @@ def _sentence(error: ValidationError) -> str:
 @dataclasses.dataclass(slots=True)
 class _Account:
     running: int = 0
-    tokens: float | None = None  # requests that may be made at once; None: none was made yet
+    tokens: float | None = None  # requests that may be made at once; None before the first
     at: float = 0.0  # seconds, when ``tokens`` was right
 
 

@@ -101,9 +101,9 @@ def _state_routes(service: Service) -> list[ApiRoute]:
             ended = service.sessions.end(facts.cookies.get(SESSION_COOKIE, ""))
             gone = {"Set-Cookie": cookie("", is_secure=is_secure, seconds=0)}
             return JSONResponse({"ended": ended}, headers=gone)
-        key = service.gate.caller(facts, None)  # a key, as a session must not prolong itself
+        key = service.gate.caller(facts, None)  # a key is needed: a session must not prolong itself
         if key is NOBODY:
-            return JSONResponse({"session": False})  # none is needed
+            return JSONResponse({"session": False})  # no key is needed, so no session
         named = {"Set-Cookie": cookie(service.sessions.begin(key), is_secure=is_secure)}
         return JSONResponse({"session": True, "name": key.name, "scopes": sorted(key.scopes)}, headers=named)
 

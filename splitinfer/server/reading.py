@@ -20,7 +20,7 @@ from splitinfer.text.conversations import Conversations
 
 T = TypeVar("T")
 
-_LONG = 1 << 18  # bytes of a request, which take a tenth of a second or two
+_LONG = 1 << 18  # bytes of a request; more take over a tenth of a second
 
 
 def with_marks(llm: LLM, prompt: AskedPrompt) -> tuple[AskedPrompt, list[str]]:
@@ -67,7 +67,7 @@ class Reader:
         def end(done: asyncio.Future[Any]) -> None:
             turns.release()
             if not done.cancelled():
-                done.exception()  # which nobody may wait for any more
+                done.exception()  # maybe nobody waits for it any more
 
         working.add_done_callback(end)
         return await asyncio.shield(working)

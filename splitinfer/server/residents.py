@@ -61,7 +61,7 @@ def decide(models: Sequence[Resident], waiting: Sequence[str], bounds: Bounds, n
     if not waiting:
         return Change(tuple(each.name for each in rested))
     first = next(each for each in models if each.name == waiting[0])
-    if first.is_loaded and not first.has_failed:  # it was to go for another, that nobody wants any more
+    if first.is_loaded and not first.has_failed:  # it had to go for another model, which nobody wants any more
         return Change(load=first.name)
     going = _in_the_way(first, [each for each in loaded if each not in rested], bounds)
     if any(each.num_using for each in going):

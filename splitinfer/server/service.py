@@ -27,8 +27,8 @@ from splitinfer.server.reading import Reader
 
 M = TypeVar("M", bound=Fields)
 
-_COUNTING = 64  # requests beside those that the engine runs and queues: counted, or tokenized
-_LEAST_TIMES = 16  # different ones, for clients that are turned away
+_COUNTING = 64  # further requests, which only count tokens or are being tokenized
+_LEAST_TIMES = 16  # different times, for clients that are turned away
 
 
 @dataclass(slots=True)
@@ -99,7 +99,9 @@ class Service:
         """
         if self.is_draining:
             raise ending()
-        self.rates.begin(key, time.monotonic(), num_answers)  # first: a key over its own limits is not told of others
+        self.rates.begin(
+            key, time.monotonic(), num_answers
+        )  # first: the limits of other keys are no concern of a key over its own
         try:
             if self.num_running >= self._most:
                 raise QueueFull(f"{self.num_running:,} requests are under way, and no more may be")

@@ -41,15 +41,15 @@ log = logging.getLogger(__name__)
 
 _METRICS = "/metrics"  # of all models
 _OWN = "/v1/splitinfer/"
-_OF_NO_MODEL = ("/session", _OWN, "/api/show")  # what is posted there
+_OF_NO_MODEL = ("/session", _OWN, "/api/show")  # requests posted there name no model
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
     """A model that may be loaded. ``model``: its folder, or its name at the hub; ``context``: its own. ``needs``,
-    ``workers``: as in ``Resident``, before it is loaded; ``needs`` becomes all that there is, where it was found not to
-    fit beside others. ``open``: loads it, in any thread. ``service``, ``app``: while it is loaded. ``seconds``: that
-    loading took the last time."""
+    ``workers``: as in ``Resident``, before it is loaded; ``needs`` becomes all memory if the model did not fit beside
+    others. ``open``: loads it, in any thread. ``service``, ``app``: set while it is loaded. ``seconds``: the time that
+    loading took last."""
 
     name: str
     model: str
@@ -82,7 +82,7 @@ class Entry:
 
 
 def _kv_here(llm: LLM) -> int:
-    """Return the bytes on this machine that a loaded model's KV may come to."""
+    """Return the most bytes that a loaded model's KV may take on this machine."""
     stages = zip(llm.layout.stages, llm.kv_budget.stages, strict=False)
     return sum(kv.budget_bytes for i, (spec, kv) in enumerate(stages) if i == 0 or spec.is_local)
 
@@ -95,7 +95,7 @@ class Unloaded:
 
 
 ModelTicket = asyncio.Future[Entry]
-"""Is done when its request may use the model, until it gives the ticket back."""
+"""Done when its request may use the model, until the request gives it back."""
 
 
 class Several:
@@ -116,7 +116,7 @@ class Several:
         self._front_app = routes(front)
 
     def offers(self) -> list[Offer]:
-        """Return all models, the one that was used last first."""
+        """Return all models, the last used first."""
         return [held.offer(self._bounds.ttl) for held in self._by_use]
 
     @property
@@ -206,9 +206,9 @@ class Several:
         name, began = held.name, time.monotonic()
         try:
             llm = await asyncio.to_thread(held.open)
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told, and others are served
+        except Exception as error:  # noqa: BLE001 - any error goes to the waiting requests; the server goes on
             log.warning("%s cannot be loaded: %s", name, error)
-            if isinstance(error, CannotFit) and self._loaded:  # others take more than was thought: a swap, then
+            if isinstance(error, CannotFit) and self._loaded:  # the others take more than expected, so swap
                 held.needs = self._bounds.room
                 return
             why = f"the model {name!r:.80} cannot be loaded now; the server's log says why"
@@ -246,7 +246,7 @@ class Several:
 
         Raises:
             ClientDisconnect: the client has gone.
-            Problem: 404, there is no such model; 503, it cannot be loaded, or not in time; else as its route.
+            Problem: 404, the model does not exist; 503, it cannot be loaded, or not in time; or as its route.
         """
         if scope["path"] == "/health":
             await self._health()(scope, receive, send)
@@ -286,7 +286,7 @@ class Several:
         return next((held.app for held in loaded if held.app is not None), self._front_app)
 
     async def _chosen(self, request: Request, send: Send) -> None:
-        self._front.caller(request)  # before anything of the body is read
+        self._front.caller(request)  # before reading the body
         if self.is_draining:
             raise ending()
         request.state.raw = raw = await body_of(request)
@@ -312,18 +312,18 @@ class Several:
     async def _wait(
         self, ticket: ModelTicket, wanted: Entry, request: Request, ping: Callable[[], Awaitable[None]] | None
     ) -> Entry:
-        """Return the model, once it is there; a stream gets a ``ping`` in silence.
+        """Return the model once it is loaded. A stream gets a ``ping`` in silence.
 
         Raises:
             ClientDisconnect: the client has gone.
-            Problem: 503, it cannot be loaded, or the request's own time is over.
+            Problem: 503, the model cannot be loaded, or the request's timeout has passed.
         """
         most = handling_of(request).timeout
         try:
             async with asyncio.timeout(most):
                 return await until_gone(request, ticket, ping)
         except TimeoutError:
-            why = f"the model {wanted.name!r:.80} was not there within {most:g} s"
+            why = f"the model {wanted.name!r:.80} was not loaded within {most:g} s"
             raise Problem(503, why, retry_after=wanted.seconds) from None
 
 
@@ -332,7 +332,7 @@ def _streams(asked: Mapping[str, Any], path: str) -> bool:
 
 
 class _Pinged:
-    """Passes on what a route sends. Once it was pinged, the response has begun, and is a stream."""
+    """Passes on a route's messages. After a ping, the response has begun, and is a stream."""
 
     def __init__(self, send: Send, path: str) -> None:
         self.path, self.has_begun, self._send = path, False, send
@@ -350,7 +350,7 @@ class _Pinged:
         await self._write(LINE_PING if self._is_ollama else ping, ends=False)
 
     async def fail(self, problem: Problem) -> None:
-        """The last event, which says why there is no answer."""
+        """Send the last event, which says why there is no answer."""
         form = form_of(problem, self.path)
         last = line(form) if self._is_ollama else event(form, "error" if self._is_anthropic else None)
         await self._write(last, ends=True)

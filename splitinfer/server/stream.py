@@ -21,17 +21,17 @@ from starlette.types import Receive, Scope, Send
 from splitinfer.common.json_text import dumps
 
 PING_EVERY = 8.0  # seconds of silence; clients' limits begin at 10
-PROGRESS_EVERY = 0.5  # where a client wants to know how far its prompt is read
-_TURN = 16  # writes of one stream after which others have their turn
+PROGRESS_EVERY = 0.5  # if the client wants the progress of its prompt
+_TURN = 16  # writes of one stream before others get their turn
 
 EVENTS, NDJSON = "text/event-stream; charset=utf-8", "application/x-ndjson"
-_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # proxies shall pass on what comes
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # proxies must not buffer
 COMMENT_PING = b": ping\n\n"
 LINE_PING = b" "  # the beginning of a line of JSON, which may begin with blanks
 
 
 def response_start(media_type: str) -> dict[str, Any]:
-    """Return the message with which a stream begins."""
+    """Return the message that begins a stream."""
     headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
     typed = [(b"content-type", media_type.encode()), *headers]
     return {"type": "http.response.start", "status": 200, "headers": typed}
@@ -66,8 +66,8 @@ def line(data: Mapping[str, Any]) -> bytes:
 
 
 class EventStream:
-    """An ASGI response of events, which ``source`` yields. ``end`` is called when the response is over, however that
-    was. Where the client has left before the end, ``scope["state"]`` gets ``has_left``."""
+    """An ASGI response of the events from ``source``. ``end`` is called when the response is over, however it ended.
+    If the client leaves early, ``scope["state"]`` gets ``has_left``."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class EventStream:
             self._end()
 
     async def _serve(self, receive: Receive, send: Send) -> bool:
-        """Return whether all was sent; else the client has left."""
+        """Return whether everything was sent. If not, the client has left."""
         async with aclosing(self._source):
             self._wrote_at = asyncio.get_running_loop().time()
             writing = asyncio.create_task(self._write_all(send))
@@ -111,10 +111,10 @@ class EventStream:
         await self._write(send, response_start(self._media_type))
         num_read = 0
         async for data in self._source:
-            if data:  # reasoning may come that is not shown, and is silence
+            if data:  # hidden reasoning makes no data, which is silence
                 await self._write(send, _body(data))
             num_read += 1
-            if num_read % _TURN == 0:  # neither the source nor the client need ever have had to wait
+            if num_read % _TURN == 0:  # the source and the client may never have made this task wait
                 await asyncio.sleep(0)
         await self._write(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -129,7 +129,7 @@ class EventStream:
                 await asyncio.sleep(self._ping_every - silent)
 
     async def _write(self, send: Send, message: dict[str, Any]) -> None:
-        """Send a message, however long the client takes to read."""
+        """Send a message, and wait while the client does not read."""
         self._is_writing = True
         await send(message)
         self._wrote_at, self._is_writing = asyncio.get_running_loop().time(), False

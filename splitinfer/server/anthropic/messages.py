@@ -140,7 +140,7 @@ def _read(turn: Any, *, is_last: bool) -> Any:
     if taken is None:
         return turn
     said, role = turn.get("content"), turn["role"]
-    if role == "user" and is_last:  # which may have results of tools in it
+    if role == "user" and is_last:  # it may have results of tools
         said = [
             {**one, "content": told(one["content"], _IN_RESULT)}
             if isinstance(one, dict) and one.get("type") == "tool_result" and "content" in one
@@ -362,7 +362,7 @@ class CountRequest(ForTemplate):
     tool_choice: Annotated[Choice | ToolChoice, Kinds("type")] = Choice(type="auto")
     thinking: Thinks | None = None
     output_config: Output = Output()
-    output_format: SchemaOutput | None = None  # of the beta; output_config.format takes precedence
+    output_format: SchemaOutput | None = None  # the beta's field; output_config.format takes precedence
 
     def chat(self) -> AskedChat:
         """Return the conversation.

@@ -29,7 +29,7 @@ class MessageWriter(Writer):
     model: str
     new_id: Callable[[], str] = lambda: f"toolu_{secrets.token_hex(12)}"
     hides_thinking: bool = False
-    _index: int = -1  # of the block that is open, or was last
+    _index: int = -1  # of the open block, or of the last one
     _open: str | None = None  # the kind of block that is open
 
     # -- a stream ------------------------------------------------------------------------------

@@ -33,11 +33,11 @@ _GAUGES = {
     "splitinfer:max_running": ("max_running", "The most requests that share the stages."),
     "splitinfer:kept_blocks": ("stored_blocks", "Blocks of KV kept in memory for later requests."),
 }
-_COUNTERS = {  # without ``_total``, which their samples' names end in
+_COUNTERS = {  # without the ``_total`` at the end of their samples' names
     "vllm:prompt_tokens": ("prompt_tokens", "Tokens of prompts that were read, kept ones included."),
-    "vllm:prompt_tokens_cached": ("cached_tokens", "Those whose KV was kept from before."),
-    "vllm:prefix_cache_queries": ("prompt_tokens", "Tokens of prompts that were looked for among what is kept."),
-    "vllm:prefix_cache_hits": ("cached_tokens", "Those that were found there."),
+    "vllm:prompt_tokens_cached": ("cached_tokens", "Prompt tokens whose KV was kept from before."),
+    "vllm:prefix_cache_queries": ("prompt_tokens", "Prompt tokens that were looked up among the kept ones."),
+    "vllm:prefix_cache_hits": ("cached_tokens", "Prompt tokens that were found there."),
     "vllm:generation_tokens": ("generated_tokens", "Tokens of answers."),
     "vllm:num_preemptions": ("preemptions", "Times that a running request gave up its KV."),
     "splitinfer:active_seconds": ("active_seconds", "Seconds with any request under way."),

@@ -14,8 +14,8 @@ from splitinfer.models.folder.hub import open_model
 from splitinfer.server.health import Offer
 from splitinfer.server.ollama.writer import moment
 
-_ALL_LAYERS = 1 << 20  # on one stage: what sees is there
-_NEVER = 4102444800.0  # 2100-01-01, for what is never unloaded: clients want a time
+_ALL_LAYERS = 1 << 20  # on one stage, so its vision part is there
+_NEVER = 4102444800.0  # 2100-01-01, if it is never unloaded: clients expect a time
 
 _opened = lru_cache(maxsize=64)(open_model)
 

@@ -58,7 +58,7 @@ class OllamaWriter(Writer):
         return {**self.head(), **self._said(parts), **reason, **self._figures(usage)}
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
-        if not pieces:  # the model was to be loaded, and it is
+        if not pieces:  # the request was to load the model, which is loaded now
             reason = "unload" if self.asked.keep_alive == 0 else "load"
             return {**self.head(), **self._said(()), "done": True, "done_reason": reason}
         last = self.last(pieces[-1], usage, [part for piece in pieces for part in piece.parts])

@@ -18,7 +18,7 @@ from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCall
 TokenText = Callable[[int], bytes]
 """The bytes of one token id."""
 
-# A request that was ended, by its id or its deadline, has an answer that is cut off as at its length.
+# A request ended by its id or its deadline has an answer that is cut off, as by its token limit.
 REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool_calls", "abort": "length"}
 _DONE = event("[DONE]")
 
@@ -36,7 +36,7 @@ class ChunkWriter(Writer):
     token_text: TokenText
     answer: Answer
     fingerprint: str | None = None
-    _reported: int | None = None  # tokens of the prompt that were said to be read
+    _reported: int | None = None  # read tokens of the prompt, as reported
 
     kind: ClassVar[str]
 
@@ -103,7 +103,7 @@ class ChatWriter(ChunkWriter):
 
     new_id: Callable[[], str] = lambda: f"call_{secrets.token_hex(12)}"
     _num_calls: dict[int, int] = field(default_factory=dict)  # by choice
-    _frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # what is around a choice's text
+    _frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # the JSON around a choice's text
 
     kind = "chat.completion.chunk"
 
@@ -124,7 +124,7 @@ class ChatWriter(ChunkWriter):
         """Return the event of nothing but text, which nearly every token is: all but the text is always the same."""
         frame = self._frames.get(choice)
         if frame is None:
-            # What else could hold these characters has its quotation marks escaped, or comes before them.
+            # In any other place these characters have escaped quotation marks, or come earlier.
             before, name, after = event(self.chunk([_choice(choice, {"content": ""})])).rpartition(b'"content":""')
             frame = self._frames[choice] = before + name[:-2], after
         return frame[0] + json_line(text).encode("utf-8", "replace") + frame[1]

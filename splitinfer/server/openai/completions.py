@@ -53,7 +53,7 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-_OFF = _UNBOUNDED = -1  # of log probabilities; of tokens: as many as there is room for
+_OFF = _UNBOUNDED = -1  # no log probabilities; as many tokens as fit
 _Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 _Most = Annotated[int, Field(ge=_UNBOUNDED, le=MOST_TOKENS)]
 
@@ -117,7 +117,7 @@ class CompletionRequest(Streaming):
 # -- the answer ------------------------------------------------------------------------------------
 
 
-_ROOM = 4  # characters of a text for one that the tokenizer has made of them
+_ROOM = 4  # characters of a text that the tokenizer may turn into one
 _NO_LOGPROBS: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
@@ -126,7 +126,7 @@ class CompletionWriter(ChunkWriter):
     """Writes the answers to all prompts of a request."""
 
     asked: CompletionRequest
-    _offsets: dict[int, "_Offsets"] = field(default_factory=dict)  # by choice that has begun
+    _offsets: dict[int, "_Offsets"] = field(default_factory=dict)  # by choice, once it has begun
 
     kind = "text_completion"
 

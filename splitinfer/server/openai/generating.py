@@ -49,11 +49,11 @@ Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
 Stops = Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), BeforeValidator(in_list)]
 _NO_LIMIT = BeforeValidator(lambda given: None if type(given) is int and given in (-1, -2) else given)
 Limit = Annotated[Count | None, _NO_LIMIT]
-"""Most tokens of an answer; -1, and -2 of llama.cpp: as many as there is room for."""
+"""The token limit of an answer. -1, and llama.cpp's -2, mean as many as fit."""
 Budget = Annotated[CountOrNone | None, _NO_LIMIT]
-"""Most tokens of reasoning; -1: as many as the answer may have."""
-_LEAST_TOP_P = 1e-30  # of which the likeliest token is left
-_ANY_SEED = 2**32 - 1  # llama.cpp's word for none
+"""The token limit of reasoning. -1 means the answer's own limit."""
+_LEAST_TOP_P = 1e-30  # leaves the likeliest token
+_ANY_SEED = 2**32 - 1  # llama.cpp's value for no seed
 _SAMPLED = (
     "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "ignore_eos", "min_tokens",
     "thinking_budget",
@@ -232,7 +232,7 @@ def _flat(given: Any) -> Any:
 Choice = Word | AllowedFunctions | NamedFunction
 FunctionChoice = Annotated[Choice, Kinds("type"), BeforeValidator(_flat)]
 Told = tuple[Mapping[str, Any], ...]
-"""Functions, as templates know them."""
+"""Functions in the form that templates know."""
 
 
 def chosen(functions: Sequence[Mapping[str, Any]], choice: Choice) -> tuple[Told, Told, bool]:

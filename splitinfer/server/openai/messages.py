@@ -141,7 +141,7 @@ def _in_history(message: dict[str, Any], *, is_last: bool) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if role == "user" and is_last:
         return message
-    if role == "function":  # before there were tools
+    if role == "function":  # the role of results before there were tools
         return _in_history({**message, "role": "tool"}, is_last=is_last)
     if role == "assistant":
         message = _own_fields(message)

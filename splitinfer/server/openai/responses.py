@@ -158,7 +158,7 @@ class OutputItem(Fields):
 
 
 Item = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | OutputItem
-_LEFT_OUT = ("web_search_call", "mcp_list_tools")  # whose results are in what follows
+_LEFT_OUT = ("web_search_call", "mcp_list_tools")  # their results are in the following items
 _KINDS = Kinds(
     "type",
     default="message",
@@ -167,7 +167,7 @@ _KINDS = Kinds(
 )
 _PACKED = "splitinfer-1:"
 _READ = {"message", "reasoning", "function_call", "custom_tool_call", *_LEFT_OUT}
-_REFUSED = ("item_reference", "compaction_trigger")  # which ask for what is stored, or for another answer
+_REFUSED = ("item_reference", "compaction_trigger")  # they ask for stored items, or for another answer
 _RESULTS = ("function_call_output", "custom_tool_call_output")
 
 

@@ -118,7 +118,7 @@ class ResponseWriter(Writer):
         if piece.finish_reason is None:
             return events
         if piece.finish_reason == "stop" and not any(item["type"] == "message" for item in self._begun()):
-            events += self._opened(TextPart)  # an answer without a message would be no answer to agents
+            events += self._opened(TextPart)  # agents expect a message in every answer
         return events + self._closed("incomplete" if piece.finish_reason in _ENDED_IN_PART else "completed")
 
     def _part(self, part: AnswerPart, tokens: Sequence[TokenLogprobs]) -> list[Event]:
@@ -152,7 +152,7 @@ class ResponseWriter(Writer):
         if (ending := self._open) is None:
             return []
         text, item = "".join(ending.texts), {**ending.item, "status": status}
-        if ending.kind is ToolCallPart:  # arguments that are cut off are not done
+        if ending.kind is ToolCallPart:  # cut arguments are not done
             item["arguments"] = text
             whole = status == "completed"
             events = [self._arguments_event("done", item, arguments=text)] if whole else []

@@ -32,7 +32,7 @@ def sample_of(llm: LLM, recent: deque[StepRecord], at: float) -> Sample | None:
 
 
 EVERY = 0.5  # seconds between two samples
-_SPAN = 10.0  # seconds that the figures are of
+_SPAN = 10.0  # seconds that the figures cover
 _KEPT = 4  # documents for pages that are late
 _MOST_STEPS = 4096  # between two samples; older ones are lost
 

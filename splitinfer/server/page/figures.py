@@ -16,7 +16,7 @@ from splitinfer.core.metrics.records import Rows, StepRecord
 from splitinfer.engine.figures.health import PipelineHealth
 
 Stats = Mapping[str, Any]
-_LEAST_SHARE = 0.0005  # of standing still; less is not told
+_LEAST_SHARE = 0.0005  # of time idle; smaller shares are left out
 
 
 @dataclass(frozen=True, slots=True)

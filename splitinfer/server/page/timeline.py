@@ -18,7 +18,7 @@ from splitinfer.core.metrics.gaps import Cause
 from splitinfer.core.metrics.records import StepRecord
 
 MOST_SPANS = 40  # of a stage at a time
-_LEAST_GAP = 20e-6  # seconds; a shorter one between two spans is none
+_LEAST_GAP = 20e-6  # seconds; a shorter time between two spans is no gap
 _NO_CAUSE = ""
 LETTERS = {
     "prefill": "p",

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from splitinfer.core.metrics.gaps import Cause
 from splitinfer.server.page.figures import PipelineSeen
 
-_RESTS = 0.02  # of the time under way, under which nothing was asked
-_BUSY = 0.85  # of a stage's time: it hardly waits
-_MUCH = 0.15  # of a stage's time, or of all rows: it is worth a sentence
+_RESTS = 0.02  # share of the time under way; below it, the pipeline counts as idle
+_BUSY = 0.85  # share of a stage's time; from here on it hardly waits
+_MUCH = 0.15  # share of a stage's time, or of all rows, that is worth a sentence
 _MOSTLY = 0.5
 _UNEVEN = 0.2  # between the duties of two stages
 _FULL = 0.9  # of the memory for KV
