@@ -59,8 +59,8 @@ async def read_json(
     """Return the result of ``ask`` for the body, a JSON object. ``ask`` must be pure: any thread may call it.
 
     Raises:
-        Problem: as ``ask``; 400 if the body is not an object, 408 if it comes too slowly, 413 if it is too large, 415 if
-            it is compressed, 429 if all bodies under way are too large together.
+        Problem: as ``ask``; 400 if the body is not an object, 408 if it comes too slowly, 413 if it is too large, 415
+            if it is compressed, 429 if all bodies under way are too large together.
         ClientDisconnect: the client has gone.
     """
     raw = await body_of(request, max_bytes, seconds)

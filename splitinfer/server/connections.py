@@ -59,8 +59,8 @@ class Connections:
             elif what == "answer":
                 _listen_for_its_end(connection)
         self._still = still
-        # No other bound stops a client that never sends a request. The system would run out of files, and refuse just any
-        # connection.
+        # No other bound stops a client that never sends a request. The system would run out of files, and refuse just
+        # any connection.
         if (number := len(self.open) - self._limits.most) > 0:
             self._make_room(number)
 

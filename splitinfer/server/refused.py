@@ -135,9 +135,5 @@ STRUCTURED: Table = {
     "disable_additional_properties": RefusedField('say "additionalProperties": false in the schema', (False,)),
 }
 REASONING: Table = {"mode": RefusedField("there is one mode, standard", ("standard",))}
-EARLIER_ANSWER: Table = {
-    "audio": RefusedField("answers are text"),
-    "function_call": RefusedField("it is deprecated; give tool_calls"),
-}
 CITED: Table = {"citations": RefusedField("answers do not cite", ({}, {"enabled": False}))}
 OUTPUT: Table = {"task_budget": RefusedField("the model is not told how many tokens are left")}

@@ -13,12 +13,12 @@ may apply to the user's next question only, add or remove tools, and set the mod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, AnswerRequest, Ask, AskedChat
 from splitinfer.server.fields import Count, Fields, Kinds, Name, Parts, one_of
-from splitinfer.server.history import taken_by, told
+from splitinfer.server.history import history, taken_by, told
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import ForTemplate, NamedFunction, Sampling, Stops, Told, Word, chosen
 from splitinfer.server.openai.messages import arguments_of, merged_systems
@@ -127,29 +127,17 @@ _IN_RESULT = taken_by(_InResult)
 _TAKEN = {"user": taken_by(UserBlock), "assistant": taken_by(AssistantBlock)}
 
 
-def _history(given: Any) -> Any:
-    """Return the messages with a sentence in the place of each block that this server does not read, but for those that
-    the user sends in the last message."""
-    if not isinstance(given, list):
-        return given
-    return [_read(turn, is_last=i == len(given) - 1) for i, turn in enumerate(given)]
-
-
-def _read(turn: Any, *, is_last: bool) -> Any:
-    taken = _TAKEN.get(f"{turn.get('role')}") if isinstance(turn, dict) else None
-    if taken is None:
+def _mended(turn: dict[str, Any], just_sent: bool) -> dict[str, Any]:
+    """Return a turn with sentences in place of unreadable blocks; if it was just sent, only inside results of tools."""
+    role, content = turn.get("role"), turn.get("content")
+    if role not in ("user", "assistant") or not isinstance(content, list):
         return turn
-    said, role = turn.get("content"), turn["role"]
-    if role == "user" and is_last:  # it may have results of tools
-        said = [
-            {**one, "content": told(one["content"], _IN_RESULT)}
-            if isinstance(one, dict) and one.get("type") == "tool_result" and "content" in one
-            else one
-            for one in (said if isinstance(said, list) else ())
-        ] or said
-    else:
-        said = told(said, taken, role, _IN_RESULT)
-    return turn if said is None else {**turn, "content": said}
+    with_parts = ("tool_result",) if just_sent else ("tool_result", "search_result")
+    blocks = [
+        told(one, _IN_RESULT) if isinstance(one, dict) and one.get("type") in with_parts else one for one in content
+    ]
+    turn = {**turn, "content": blocks}
+    return turn if just_sent else told(turn, _TAKEN[role])
 
 
 # -- tools, and changes of them --------------------------------------------------------------------
@@ -355,7 +343,7 @@ class CountRequest(ForTemplate):
     refused = COUNTED
     model: Name | None = None
     messages: Annotated[
-        list[Annotated[Turn, Kinds("role")]], Field(max_length=MAX_MESSAGES, fail_fast=True), BeforeValidator(_history)
+        list[Annotated[Turn, Kinds("role")]], Field(max_length=MAX_MESSAGES, fail_fast=True), history(_mended)
     ]
     system: Texts = Field(default_factory=list)
     tools: list[AnyTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)

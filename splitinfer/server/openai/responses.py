@@ -24,7 +24,7 @@ from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, AskedChat, in_force
 from splitinfer.server.fields import Fields, Kinds, ListOf, Name, wrong
-from splitinfer.server.history import sentence, told
+from splitinfer.server.history import history, sentence, told
 from splitinfer.server.openai.forms import JsonFormat, NamedSchema, PlainFormat, form_of, grammar_of
 from splitinfer.server.openai.generating import ForTemplate, FunctionChoice, Generating, Limit, Told, Word, chosen
 from splitinfer.server.openai.messages import TAKEN, Content, arguments_of, content_text, merged_systems
@@ -166,34 +166,22 @@ _KINDS = Kinds(
     why={"item_reference": "nothing is stored here; give the item itself; clients do so with store: false"},
 )
 _PACKED = "splitinfer-1:"
-_READ = {"message", "reasoning", "function_call", "custom_tool_call", *_LEFT_OUT}
-_REFUSED = ("item_reference", "compaction_trigger")  # they ask for stored items, or for another answer
 _RESULTS = ("function_call_output", "custom_tool_call_output")
+_KNOWN = {
+    "message", "reasoning", "function_call", "custom_tool_call", *_LEFT_OUT,
+    "item_reference", "compaction_trigger",  # refused: they ask for stored items, or for another answer
+}  # fmt: skip
 
 
-def _items(given: Any) -> Any:
-    """Return the items with a sentence in the place of each that this server does not read, but for what the user sends
-    in the last one."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not isinstance(given, list):
-        return given
-    last = len(given) - 1
-    return [_item(one, is_last=i == last) if isinstance(one, dict) else one for i, one in enumerate(given)]
-
-
-def _item(item: dict[str, Any], *, is_last: bool) -> dict[str, Any]:
+def _mended(item: dict[str, Any], just_sent: bool) -> dict[str, Any]:
+    """Return an item with sentences in place of unreadable parts unless it was just sent. An item of an unknown kind
+    becomes a sentence: another server ran it, or it belongs to a tool that is left out."""
     match item.get("type") or "message":
-        case "message" if not (is_last and item.get("role") == "user"):
-            return {
-                name: told(one, TAKEN, f"{item.get('role')}") if name == "content" else one
-                for name, one in item.items()
-            }
+        case "message" if not just_sent:
+            return told(item, TAKEN)
         case kind if kind in _RESULTS:
-            return {name: told(one, TAKEN) if name == "output" else one for name, one in item.items()}
-        case str(kind) if (
-            kind not in _READ and kind not in _REFUSED
-        ):  # others' servers ran it, or it is of tools that are left out
+            return told(item, TAKEN, "output")
+        case str(kind) if kind not in _KNOWN:
             return {"role": "assistant", "content": f"{sentence(item)}\n"}
     return item
 
@@ -201,7 +189,8 @@ def _item(item: dict[str, Any], *, is_last: bool) -> dict[str, Any]:
 Input = Annotated[
     list[Annotated[Item | None, _KINDS]],
     Field(min_length=1, max_length=_MAX_ITEMS, fail_fast=True),
-    BeforeValidator(_items),
+    history(_mended),
+    BeforeValidator(lambda given: [{"role": "user", "content": given}] if isinstance(given, str) else given),
 ]
 
 

@@ -23,7 +23,7 @@ from splitinfer.server.openai.responses import InputRequest
 from splitinfer.server.problem import Problem
 from splitinfer.server.stream import event as sse
 from splitinfer.text.answer import AnswerFormat, ReasoningPart, TextPart, ToolCallPart
-from tests.text.test_answer import CALL, OSLO, TOOLS, wrapper
+from tests.text.test_answer import CALL, OSLO, QWEN, TOOLS
 
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -288,7 +288,7 @@ class Told:
 
     def __init__(self, *, stops: Sequence[str] = (), **more: Any) -> None:
         self.choice = Choice(0, NO_REQUEST, **more)
-        self.apart = Apart(AnswerFormat(wrapper()).parser((), TOOLS), stops)
+        self.apart = Apart(AnswerFormat(QWEN, shown=True).parser((), TOOLS), stops)
 
     def read(self, came: StreamEvent) -> Piece | None:
         found = [self.apart.feed(came.text)]
