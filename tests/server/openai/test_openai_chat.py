@@ -288,7 +288,7 @@ class Told:
 
     def __init__(self, *, stops: Sequence[str] = (), **more: Any) -> None:
         self.choice = Choice(0, NO_REQUEST, **more)
-        self.apart = Apart(AnswerFormat(QWEN, shown=True).parser((), TOOLS), stops)
+        self.apart = Apart(AnswerFormat(lambda _: QWEN, lambda _: "").parser((), TOOLS), stops)
 
     def read(self, came: StreamEvent) -> Piece | None:
         found = [self.apart.feed(came.text)]
