@@ -22,7 +22,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON document.")] = False,
     verbose: Verbose = False,
 ) -> int:
-    """Report what is wrong with this machine, whether RDMA over Thunderbolt can work, and how fast links are."""
+    """Report problems of this machine, whether RDMA over Thunderbolt can work, and how fast links are."""
     from splitinfer.config import find_layout
     from splitinfer.console import errors
     from splitinfer.discovery.discover import find_stages
@@ -70,6 +70,6 @@ def selftest(
     if read is not None:
         return read_report(read)
     if worker is None and key is not None:
-        raise ConfigError("--key is a worker's: say where that is with --worker")
+        raise ConfigError("--key belongs to a worker; give its address with --worker")
     there = None if worker is None else worker_elsewhere(worker, key)
     return run_selftest(there, seconds, quick=quick, file=json_file)

@@ -110,7 +110,7 @@ def _named(hosts: Sequence[str] | None, hostfile: Path | None, port: int) -> "tu
     if hostfile is None:
         return from_words(hosts or (), port)
     if hosts:
-        raise ConfigError("hosts are named by words or by --hostfile; give one of them")
+        raise ConfigError("give hosts as arguments or with --hostfile, not both")
     text = read(hostfile)
     if text is None:
         raise ConfigError(f"there is no hostfile {hostfile}")

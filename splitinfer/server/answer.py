@@ -1,8 +1,9 @@
-"""An answer as it grows: asked of the engine, and read for an event loop, all choices of a request as one stream.
+"""An answer while it grows: asks the engine for it, and reads it on an event loop, with all choices of a request as one
+stream.
 
-A choice ends for a reason that every API translates: "stop",
-"length", "tool_calls" where the model called a tool, "abort" or "error". A choice that shall have one call only ends
-with it, whatever the model would add; one of whose call something was told that turns out to be none, with an error.
+Each choice ends for a reason that every API translates: "stop", "length", "tool_calls" if the model called a tool,
+"abort" or "error". A choice limited to one call ends with that call, whatever the model would add. If the client was
+told of a call that then proves invalid, the choice ends with an error.
 """
 
 import asyncio
@@ -27,9 +28,8 @@ from splitinfer.text.fill import Gap
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request; those of a prompt count once, whatever the number of choices. ``reasoning``: of those that
-    were generated, the ones of reasoning. ``tried``, ``right``: drafts that came to a verdict, and those of them that
-    became tokens."""
+    """The tokens of a request. A prompt counts once, whatever the number of choices. ``reasoning``: the generated
+    tokens that are reasoning. ``tried``, ``right``: drafts that were verified, and drafts that were accepted."""
 
     prompt: int
     cached: int = 0
@@ -41,7 +41,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceTimes:
-    """One choice: seconds on the monotonic clock, ``None`` where it did not come to that."""
+    """The times of one choice, in seconds on the monotonic clock. A time is ``None`` if the choice never got there."""
 
     submitted: float
     begun: float | None = None
@@ -51,8 +51,8 @@ class ChoiceTimes:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new of one choice. ``finish_reason``: set on its last piece. ``error``: why it failed, if it did;
-    ``status``: what HTTP would say of that. ``stop``: the stop string that ended it, if one did."""
+    """The news of one choice. ``finish_reason``: set on its last piece. ``error``: why it failed, if it did;
+    ``status``: the HTTP status for that. ``stop``: the stop string that ended it, if one did."""
 
     choice: int
     parts: tuple[AnswerPart, ...] = ()
@@ -73,10 +73,10 @@ _BROKEN = "the model's call of a tool is not valid; ask again"
 
 @dataclass(slots=True)
 class Choice:
-    """One choice: a request to the engine, and what makes pieces of its events. ``number``: its own. ``one_call``: it
-    ends with its first call. ``tell``: called with its tokens when it is over. ``num_reasoning_tokens``: those of
-    pieces that begin with reasoning, so that the markers around it count for what follows them. ``ends``: tokens that
-    end it, which are no part of its text."""
+    """One choice: sends a request to the engine and makes pieces of its events. ``number``: its index. ``one_call``:
+    end it after its first call. ``tell``: called with its tokens when it is over. ``num_reasoning_tokens``: tokens of
+    the pieces that begin with reasoning, so markers around reasoning count for the piece that follows them. ``ends``:
+    end tokens, which are not part of its text."""
 
     number: int
     request: AsyncRequest
@@ -86,14 +86,14 @@ class Choice:
     num_tokens: int = 0
     num_reasoning_tokens: int = 0
     has_ended: bool = False  # its last piece was made
-    is_broken: bool = False  # by a call that is none
+    is_broken: bool = False  # by an invalid call
     _num_told: int = 0  # tokens of the pieces so far
     _has_called: bool = False
     _logprobs: list[TokenLogprobs] = field(default_factory=list)  # of tokens whose text is still held back
 
     @property
     def times(self) -> ChoiceTimes:
-        """What it has come to so far."""
+        """The times that the choice has reached so far."""
         output, at = self.request.output, self.request.submitted
         first, last = (at + output.token_times[0], at + output.token_times[-1]) if output.token_times else (None, None)
         begun = None if output.queue_seconds is None else at + output.queue_seconds
@@ -101,12 +101,12 @@ class Choice:
 
     @property
     def is_scored(self) -> bool:
-        """Whether its prompt has all log probabilities that were asked for; without them its echo would look whole."""
+        """Whether all requested log probabilities of its prompt are there. Without them an echo would look complete."""
         found = self.request.output.prompt_logprobs
         return found is None or len(found) >= len(self.request.prompt) - 1
 
     async def batches(self) -> AsyncGenerator[list[Piece], None]:
-        """Yield its pieces as they come."""
+        """Yield the choice's pieces as they come."""
         async with aclosing(self.request.batches()) as batches:
             async for events in batches:
                 if pieces := [piece for event in events if (piece := self.read(event)) is not None]:
@@ -115,13 +115,13 @@ class Choice:
                     return
 
     def read(self, event: StreamEvent) -> Piece | None:
-        """Return the next piece; ``None`` while all that came is held back, or behind the end."""
+        """Return the next piece. Return None while all text is still held back, or if the choice has ended."""
         if self.has_ended:
             return None
         self.num_tokens += len(event.token_ids)
         self._logprobs += [one for one in event.logprobs if one.token_id not in self.ends]
         reason, parts = event.finish_reason, list[AnswerPart](event.parts)
-        if event.text and not parts:  # it was not told apart
+        if event.text and not parts:  # the text was not parsed
             parts = [TextPart(event.text)]
         calls = [i for i, part in enumerate(parts) if isinstance(part, ToolCallPart) and part.ends]
         self._has_called |= bool(calls)
@@ -154,14 +154,14 @@ class Choice:
 
 log = logging.getLogger(__name__)
 
-_CUT_SHORT = "the server was told to end before the answer was whole"
+_CUT_SHORT = "the server shut down before the answer was complete"
 
 
 @dataclass(slots=True)
 class Answer:
-    """Answers under way. ``num_choices``: to each prompt; those to one prompt follow each other. ``failure``: why the
-    pipeline takes no request any more, if it does not (``PipelineHealth``). ``is_cancelled``: whether the client has
-    asked for the end, maybe before there was any request."""
+    """The choices of one request, under way. ``num_choices``: for each prompt; the choices of one prompt are adjacent.
+    ``failure``: returns why the pipeline no longer accepts requests, if it does not (``PipelineHealth``).
+    ``is_cancelled``: whether the client has cancelled, maybe before any choice was submitted."""
 
     num_choices: int
     failure: Callable[[], str | None] = lambda: None
@@ -183,18 +183,18 @@ class Answer:
 
     @property
     def tokens_by_prompt(self) -> list[list[int]]:
-        """How many tokens each choice has so far, by prompt."""
+        """The number of tokens of each choice so far, grouped by prompt."""
         numbers, each = [len(choice.request.output.token_ids) for choice in self.choices], self.num_choices
         return [numbers[first : first + each] for first in range(0, len(numbers), each)]
 
     @property
     def reading(self) -> Reading | None:
-        """How far the first prompt that is being read has come."""
+        """The progress of the first prompt that is still being read."""
         return next((found for one in self.choices if (found := one.request.reading) is not None), None)
 
     @property
     def first_reading(self) -> Reading:
-        """How the first prompt was read, once its answer has begun."""
+        """The finished reading of the first prompt, once its answer has begun."""
         output = self.choices[0].request.output
         total, first = output.num_prompt_tokens, next(iter(output.token_times), 0.0)
         return Reading(total, total, output.num_cached_tokens, max(0.0, first - (output.queue_seconds or 0.0)))
@@ -204,13 +204,13 @@ class Answer:
             choice.request.abort()
 
     def cancel(self) -> None:
-        """End all choices, as the client wants it."""
+        """End all choices because the client cancelled."""
         self.is_cancelled = True
         self.abort()
 
     async def batches(self) -> AsyncGenerator[list[Piece], None]:
-        """Yield the pieces of all choices as they come, those together that came together. Closing the generator aborts
-        what has not ended."""
+        """Yield the pieces of all choices as they come; pieces that come together are one batch. Closing the generator
+        aborts all unfinished choices."""
         source = self.choices[0].batches() if len(self.choices) == 1 else self._merged()
         try:
             async with aclosing(source) as batches:
@@ -222,9 +222,9 @@ class Answer:
                 choice.tell(choice.request.output.token_ids)
 
     def _told(self, piece: Piece) -> Piece:
-        """Return a piece as a client is told of it. An answer that the server itself has cut short has failed, else it
-        would look whole; and what ended every request has addresses and the words of libraries in it, which are for the
-        log."""
+        """Return a piece in the form that a client sees. If the server itself cut the answer short, the piece is an
+        error, else the answer would look complete. A failure that ended every request mentions addresses and words of
+        libraries, which belong in the log only."""
         if piece.finish_reason == "abort" and not self.choices[piece.choice].is_scored:
             why = piece.error or "the request was ended"
             piece = replace(piece, finish_reason="error", error=f"{why} before its prompt was scored")
@@ -363,6 +363,6 @@ def _without_calls(llm: LLM, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the sampling of an answer that may call no tool, although its prompt tells of some. The token that opens a
     call never comes, if there is such a token; a call in other tokens is text."""
     opening, biases = llm.tokenizer.answer_format.call_start, dict(sampling.get("logit_bias", ()))
-    is_mark = any(map(str.isalpha, opening)) and not opening.isalpha()  # and not a bracket, or a word
+    is_mark = any(map(str.isalpha, opening)) and not opening.isalpha()  # neither a bracket nor a word
     ids = llm.tokenizer.encode(opening, adds_special=False) if is_mark and len(biases) < MAX_BIASED else []
     return {**sampling, "logit_bias": tuple({**biases, ids[0]: -MAX_BIAS}.items())} if len(ids) == 1 else sampling

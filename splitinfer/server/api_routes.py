@@ -29,7 +29,7 @@ from splitinfer.server.service import ApiRoute, Service
 C = TypeVar("C", CountRequest, InputRequest)
 
 OLLAMAS_VERSION = "0.12.6"
-"""Of Ollama, whose API this is; editors refuse versions before 0.6.4."""
+"""The version of Ollama whose API this is; editors refuse versions before 0.6.4."""
 
 
 def api_routes(service: Service) -> list[ApiRoute]:
@@ -58,7 +58,7 @@ def _answering(service: Service) -> list[ApiRoute]:
     chat_completions = answering(service, ChatRequest, chat_writer)
     routes = {
         "/v1/chat/completions": chat_completions,
-        "/chat/completions": chat_completions,  # as mlx-lm's server has it, too
+        "/chat/completions": chat_completions,  # mlx-lm's server has this path, too
         "/v1/completions": answering(service, CompletionRequest, completion_writer),
         "/v1/responses": answering(service, ResponseRequest, response_writer),
         "/v1/messages": answering(service, MessageRequest, message_writer),
@@ -70,7 +70,7 @@ def _answering(service: Service) -> list[ApiRoute]:
 
 
 def _counting(service: Service) -> list[ApiRoute]:
-    """Return the numbers of conversations' tokens; nothing is generated."""
+    """Return the routes that count a conversation's tokens and generate nothing."""
 
     def counting(model: type[C], **more: str) -> Handler:
         async def route(request: Request) -> Response:
@@ -105,7 +105,7 @@ def _models(service: Service) -> list[ApiRoute]:
 
 class ShowRequest(Fields):
     model: Name | None = None
-    name: Name | None = None  # as it was called before
+    name: Name | None = None  # its old name
 
 
 def _of_ollama(service: Service) -> list[ApiRoute]:

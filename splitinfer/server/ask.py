@@ -1,10 +1,10 @@
-"""What a client wants, whichever API it speaks: a prompt, how its answer is chosen, and what of it is shown; and
-prompts as token ids, at a cost that is bounded before it is paid.
+"""A client's request in one form for all APIs (the prompt, how to sample, what to show), and prompts as token ids at a
+cost that is bounded before it is paid.
 
 A tokenizer takes about a second for each megabyte or two, a request may have 32 MB, and templates may look at all
-messages for each message. So what cannot fit is refused by its size: a conversation by the number of its messages and
-tools, and a text of over a million characters, or 16 for each token of the context, after as many of its pieces were
-tokenized as make twice the context, so that none is refused that would have fitted.
+messages for each message. So a prompt that cannot fit is refused by its size. A conversation is bounded by its number
+of messages and tools. A text of over a million characters, or of over 16 for each token of the context, is refused once
+enough of its pieces were tokenized to make twice the context, so a text that fits is never refused.
 """
 
 import re
@@ -25,7 +25,7 @@ MAX_CHOICES = 16  # answers to one prompt
 MAX_MESSAGES, MAX_TOOLS = 4096, 1024  # of a conversation
 
 _SAMPLING = {
-    "temperature": 1.0,  # of the APIs; the library's is 0
+    "temperature": 1.0,  # the APIs' default; the library's is 0
     "top_p": 1.0,
     "top_k": 0,
     "min_p": 0.0,
@@ -67,8 +67,8 @@ AskedPrompt = AskedChat | Gap | str | tuple[int, ...]
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One request. ``sampling``: the fields of ``SamplingParams`` that the client gave. ``max_tokens``: ``None`` is as
-    many as the context has room for. ``one_call``: the answer ends with its first call of a tool. ``tools``: those that
-    it may call, as in OpenAI's API; the prompt may tell of more. ``must_call``: it must call one of them, whatever form
+    many as the context has room for. ``one_call``: the answer ends after its first tool call. ``tools``: the tools that
+    it may call, in OpenAI's form; the prompt may describe more. ``must_call``: it must call one of them, whatever form
     an answer would have. ``grows``: calls are shown while they are written."""
 
     prompt: AskedPrompt
@@ -124,8 +124,7 @@ class AnswerRequest(Fields):
     stream: bool = False
 
     def asks(self) -> tuple[Ask, ...]:
-        """Return what it asks: one for each prompt, all alike in everything else; none where the model is only to be
-        loaded.
+        """Return one request for each prompt, alike in everything else. Return () if the model is only to load.
 
         Raises:
             Problem: 400, fields contradict each other.
@@ -141,11 +140,11 @@ _PIECE = 1 << 16  # characters
 
 
 def known_tokens(llm: LLM, prompt: AskedPrompt, known: Conversations) -> tuple[list[int], str | None]:
-    """Return a prompt's tokens, those of a known beginning as they were computed; and the text that the template made,
-    if it is a chat. It takes time: call it beside the event loop.
+    """Return a prompt's tokens, and the text that the template made if it is a chat. The tokens of a known beginning
+    are the ones computed earlier. This takes time: call it on a thread, not on the event loop.
 
     Raises:
-        Problem: 400, there is so much of it that it is not tokenized.
+        Problem: 400, the prompt is too large to tokenize.
         SplitinferError: as ``LLM.tokenizer`` and ``Tokenizer.encode_chat``.
     """
     match prompt:

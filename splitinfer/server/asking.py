@@ -1,4 +1,4 @@
-"""The life of one request between HTTP and the engine: admitted, asked, read, and over, whichever way it ends."""
+"""Carries one request from HTTP to the engine: admits it, submits it, reads its answer, and ends it in every case."""
 
 import asyncio
 import logging
@@ -27,12 +27,12 @@ W = TypeVar("W", bound=AnswerRequest)
 Handler = Callable[[Request], Awaitable[Response | EventStream]]
 
 PRIORITY, TIMEOUT = "x-splitinfer-priority", "x-splitinfer-timeout"
-_MOST_PRIORITY = 100  # either way
+_MOST_PRIORITY = 100  # up or down
 
 
 def answering(service: Service, model: type[W], writer_of: Callable[[W, str, Request, Answer], Writer]) -> Handler:
-    """Return a route that answers requests of a model. ``writer_of``: writes the answer to one, under a name of the
-    LLM."""
+    """Return a route that answers requests of a model. ``writer_of``: returns the writer for a request's answer, under
+    the name of the LLM."""
 
     async def route(request: Request) -> Response | EventStream:
         key = service.caller(request)
@@ -54,19 +54,19 @@ def answering(service: Service, model: type[W], writer_of: Callable[[W, str, Req
 
 
 async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[Ask], open_things: ExitStack) -> Answer:
-    """Admit a request and ask the engine.
+    """Admit a request and submit it to the engine.
 
-    What has to be undone in the end is in ``open_things``. The client's end is noticed from here on, and the request is
-    known by its id, also while it is tokenized; one that is cancelled then ends as soon as it begins.
+    ``open_things`` undoes everything at the end. From here on the server notices if the client leaves, and knows the
+    request by its id, even while it is tokenized; if it is cancelled then, it ends as soon as it begins.
 
     Raises:
         ClientDisconnect: the client has gone.
-        Problem: it is not admitted, or a value is out of its range.
+        Problem: the request is not admitted, or a value is out of its range.
         SplitinferError: as ``LLM.submit``, a full queue included.
     """
     handling, state = handling_of(request), request.state
     if service.logs_prompts:
-        marked = partial(with_marks, service.llm)  # pictures are megabytes, and take long
+        marked = partial(with_marks, service.llm)  # pictures are megabytes, so this takes long
         prompts = [(await asyncio.to_thread(marked, ask.prompt))[0] for ask in asks]
         log.info("request %s asks %r", state.request_id, prompts)
     open_things.enter_context(service.admitted(key, sum(ask.num_choices for ask in asks)))
@@ -87,7 +87,7 @@ async def asked(service: Service, request: Request, key: ApiKey, asks: Sequence[
 
 
 def handling_of(request: Request) -> Handling:
-    """Return how the headers want a request treated.
+    """Return the priority and the deadline that the headers set.
 
     Raises:
         Problem: 400, a header is not a number, or is out of range.
@@ -124,7 +124,7 @@ async def all_pieces(answer: Answer) -> list[Piece]:
 
 
 async def until_gone(request: Request, work: Awaitable[T], ping: Callable[[], Awaitable[None]] | None = None) -> T:
-    """Return the result of ``work``, which is cancelled when the client goes. ``ping``: sends something, in silence.
+    """Return the result of ``work``. Cancel it when the client leaves. ``ping``: called in silence.
 
     Raises:
         ClientDisconnect: the client has gone.

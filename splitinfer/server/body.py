@@ -1,9 +1,9 @@
-"""Reads a request's body: bounded in bytes and in time, alone and with those of others; JSON in UTF-8.
+"""Reads a request's body as JSON in UTF-8, with bounds on its bytes and its time, alone and together with other bodies.
 
-A large body is read beside the event loop, and so is what it asks: a million values take seconds. JSON has nothing in
-it that could not be written again: Python reads NaN and infinity, which JSON has not; and half a character (a lone
-surrogate, ``"\\ud800"``), which nothing can send or tokenize, is read as U+FFFD, for a client that cut a text in the
-middle of one sends it in every turn. What is nested a thousand times breaks templates, and whoever recurses.
+A large body is parsed on a thread, and its request is validated there: a million values take seconds. The parsed JSON
+can always be written again. Python also reads NaN and infinity, which JSON does not have. Half a character (a lone
+surrogate, ``"\\ud800"``) cannot be sent or tokenized, so it is read as U+FFFD: a client that cut a text in the middle
+of one sends it in every turn. JSON nested a thousand levels deep would break templates and every recursive function.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ M = TypeVar("M", bound=Fields)
 
 MAX_BYTES = 32 << 20  # a conversation that fills a context of a million tokens has about 5 MB
 MAX_TOGETHER = 16 * MAX_BYTES  # of all requests under way: a body is in memory until its answer is over
-READ_SECONDS = 30.0  # for a client to send it
+READ_SECONDS = 30.0  # for a client to send the body
 _SOON_PARSED = 1 << 17  # bytes that take about a millisecond
 
 
 @dataclass(slots=True)
 class Bodies:
-    """What the bodies of all requests under way take, in bytes. Each gives its own part back in the end."""
+    """The bytes of the bodies of all requests under way. Each gives its own part back at the end."""
 
     most: int = MAX_TOGETHER
     held: int = 0
 
     def add(self, size: int) -> None:
-        """As many more bytes have come.
+        """Count ``size`` more bytes as held.
 
         Raises:
             Problem: 429, there is no room for them now.
@@ -56,11 +56,11 @@ async def read_json(
     max_bytes: int = MAX_BYTES,
     seconds: float = READ_SECONDS,
 ) -> T:
-    """Return what the body, a JSON object, asks. ``ask``: reads that; pure, for it is called in any thread.
+    """Return the result of ``ask`` for the body, a JSON object. ``ask`` must be pure: any thread may call it.
 
     Raises:
-        Problem: as ``ask``; 400 if it is no object, 408 if it came too slowly, 413 if it is too large, 415 if it is
-            compressed, 429 if those under way are too large together.
+        Problem: as ``ask``; 400 if the body is not an object, 408 if it comes too slowly, 413 if it is too large, 415
+            if it is compressed, 429 if all bodies under way are too large together.
         ClientDisconnect: the client has gone.
     """
     raw = await body_of(request, max_bytes, seconds)
@@ -72,7 +72,7 @@ async def read_json(
 
 
 async def body_of(request: Request, max_bytes: int = MAX_BYTES, seconds: float = READ_SECONDS) -> bytes:
-    """Return the body, which is ``raw`` in the request's state where it was read before.
+    """Return the body. If it was read before, it is ``raw`` in the request's state.
 
     Raises:
         Problem, ClientDisconnect: as ``read_json``.
@@ -89,8 +89,8 @@ async def body_of(request: Request, max_bytes: int = MAX_BYTES, seconds: float =
 
 
 async def read_request(request: Request, model: type[M], ask: Callable[[M], T]) -> T:
-    """Return what the body asks as a request of a model. ``ask``: reads that, as for ``read_json``. The state of the
-    request gets the names of the fields that have no effect.
+    """Return the result of ``ask`` for the body as a request of a model (``read_json``). The names of fields without
+    effect go to the request's state.
 
     Raises:
         Problem, ClientDisconnect: as ``read_json``.
@@ -113,7 +113,7 @@ def parsed(raw: bytes) -> Mapping[str, Any]:
     """Return a body as a JSON object.
 
     Raises:
-        Problem: 400, it is something else, or goes beyond the bounds of `plain_json`.
+        Problem: 400, it is not one, or exceeds the bounds of `plain_json`.
     """
     try:
         text = raw.decode("utf-8", "surrogatepass")
@@ -128,23 +128,23 @@ def parsed(raw: bytes) -> Mapping[str, Any]:
     return found
 
 
-# -- JSON as it is taken from others ---------------------------------------------------------------
+# -- JSON of clients -------------------------------------------------------------------------------
 
 
-_MAX_DEPTH = 64  # of lists and objects in each other
-_MAX_COMMAS = 1 << 20  # each value but the first has one before it; a parser of 32 MB of them holds everybody up
+_MAX_DEPTH = 64  # of nested lists and objects
+_MAX_COMMAS = 1 << 20  # each value but the first has one before it; parsing 32 MB of them would block all others
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 class _NoJson(ValueError):
-    """What Python would read."""
+    """JSON that only Python would read."""
 
 
 def plain_json(text: str) -> Any:
-    """Return what a text says in JSON.
+    """Return the value of a text in JSON.
 
     Raises:
-        ValueError: it is not JSON, or goes beyond the bounds; the sentence lacks its subject.
+        ValueError: it is not JSON, or exceeds the bounds; the sentence lacks its subject.
     """
     if text.count(",") > _MAX_COMMAS:
         raise ValueError(f"may have {_MAX_COMMAS:,} commas")
@@ -161,12 +161,12 @@ def _parsed(text: str) -> Any:
         raise ValueError("is nested too deeply") from None
     except (json.JSONDecodeError, _NoJson) as error:
         raise ValueError(f"is not JSON: {error}") from None
-    except ValueError:  # of Python's, for an integer of over 4,300 digits
+    except ValueError:  # Python raises it for an integer of over 4,300 digits
         raise ValueError("is not JSON: a number has too many digits") from None
 
 
 def _repaired(found: Any, where: str = "") -> Any:
-    """Return the same with U+FFFD for each half of a character. ``where``: its place in the whole."""
+    """Return the value with U+FFFD for each half of a character. ``where``: its path in the body."""
     match found:
         case str(text):
             whole = whole_characters(text)
@@ -195,7 +195,7 @@ def _finite(word: str) -> float:
 
 
 def _depth(value: Any) -> int:
-    """Return how deeply lists and objects lie in each other; as deep as the limit is enough to know."""
+    """Return how deeply lists and objects are nested. Stop counting just above the limit."""
     level, depth = [value], 0
     while level and depth <= _MAX_DEPTH:
         below = [one for each in level for one in _inside(each)]

@@ -17,15 +17,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from splitinfer.server.problem import Problem
 
-_READ_AHEAD = 64 << 10  # bytes behind a request
+_READ_AHEAD = 64 << 10  # bytes after a request
 _MOST_UNREAD = 64 << 10  # bytes of an answer; Linux takes twice as many
 _TOO_MANY_AGAIN = 2.0  # seconds, for a client that is turned away
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``most`` connections at a time, and seconds: ``head`` for a request's head, or for a body that nobody wants;
-    ``idle`` between two requests; ``unread`` in which a client takes nothing of an answer."""
+    """The bounds of connections. ``most``: open at a time. In seconds: ``head``, to send a request's head, or a body
+    that nobody reads; ``idle``, between two requests; ``unread``, while a client takes nothing of an answer."""
 
     most: int = 4096
     head: float = 20.0
@@ -43,8 +43,8 @@ class Connections:
         """What each waits for, its bytes to send, and since when; in the loop's seconds."""
 
     def look(self, now: float) -> None:
-        """End those that were still for too long, as of ``now``, in seconds, and those that are too many."""
-        bounds = {"head": self._limits.head, "unread": self._limits.unread}  # those that are idle are uvicorn's
+        """End connections that were still for too long at ``now`` (seconds), and connections beyond the limit."""
+        bounds = {"head": self._limits.head, "unread": self._limits.unread}  # uvicorn ends idle ones
         still = {}
         for connection in self.open:
             what, unsent = _waits_for(connection)
@@ -59,7 +59,8 @@ class Connections:
             elif what == "answer":
                 _listen_for_its_end(connection)
         self._still = still
-        # Who never asks meets no other bound, and what the system refuses for want of files would be anybody's.
+        # No other bound stops a client that never sends a request. The system would run out of files, and refuse just
+        # any connection.
         if (number := len(self.open) - self._limits.most) > 0:
             self._make_room(number)
 
@@ -72,7 +73,7 @@ class Connections:
         return Problem(503, sentence, retry_after=_TOO_MANY_AGAIN, closes=True)
 
     def _make_room(self, number: int) -> int:
-        """End those that wait longest for a request; how many, at most ``number``."""
+        """End at most ``number`` connections that wait for a request, the longest first. Return how many ended."""
         new = ("head", 0, math.inf)  # since the last look
         waiting = [each for each in self.open if _waits_for(each)[0] in ("head", "idle")]
         oldest = sorted(waiting, key=lambda each: self._still.get(each, new)[2])[:number]

@@ -1,12 +1,12 @@
-"""The dials of serving: whoever may ask reads them, and who has the scope `admin` turns them.
+"""The dials of serving. Every client may read them; a key with the scope `admin` may turn them.
 
-    GET    each dial with its value, what is in force, its range and its meaning; and the model
-    PATCH  {"prefill_share": 0.3, "policy": null}: these are changed, all or none; null restores the default
+    GET    each dial with its value, the value in force, its range and its meaning; and the model
+    PATCH  {"prefill_share": 0.3, "policy": null}: changes these, all or none; null restores the default
 
-And the cut of the layers, by what the pipeline's own steps have cost (``llm.rebalance``):
+And the cut of the layers, by the costs of the pipeline's own steps (``llm.rebalance``):
 
-    GET   ?for=throughput          the cut in force, the best one for an aim, how many times as good it would be, why
-    POST  {"for": "throughput"}    the same; the best one is loaded where that is worth it, and requests wait meanwhile
+    GET   ?for=throughput          the cut in force, the best cut for an aim, how many times as good it is, and why
+    POST  {"for": "throughput"}    the same; loads the best cut if that is worth it, while requests wait
 """
 
 import asyncio
@@ -59,7 +59,7 @@ def changes_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dial(each: Declared, value: Any, in_force: Any) -> dict[str, Any]:
-    """Return ``value``: as it was set; ``None``: the default is in force."""
+    """Return a dial as the API shows it. ``value``: the value that was set; ``None`` if the default is in force."""
     option = each.option
     bounds = {"choices": list(option.choices)} if option.choices else {"least": option.least, "most": option.most}
     kind = "choice" if option.choices else "whole" if each.kind is int else "number"
@@ -114,10 +114,11 @@ def aim_of(asked: Mapping[str, Any]) -> Aim:
 
 
 def compared(llm: LLM, aim: Aim, *, loads: bool) -> dict[str, Any]:
-    """Return the document. ``loads``: have the best cut loaded, where that is worth it.
+    """Return the document that compares the cut in force with the best one. ``loads``: load the best cut if that is
+    worth it.
 
     Raises:
-        Problem: 409, nothing is known of the machines yet, no cut fits, or the best one cannot be loaded.
+        Problem: 409, the machines are not measured yet, no cut fits, or the best cut cannot be loaded.
     """
     try:
         brought, before, found = llm.outcome(), llm.layout.cut, llm.plan(aim)

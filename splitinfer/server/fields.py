@@ -1,11 +1,11 @@
-"""What every model of a request has: values of their types, one sentence for what is wrong, and what becomes of a field
-that no model has:
+"""The base of all request models: typed values, one sentence for each error, and a rule for fields that no model has:
 
     refused   it would change the answer (``Fields.refused``): a sentence names it, unless its value asks for nothing
-    ignored   the request is carried out without it, and its name is told: `X-Splitinfer-Ignored`
+    ignored   the request is carried out without it, and a header names it: `X-Splitinfer-Ignored`
 
-So a client that is newer than this server is answered, and finds out what had no effect. ``null`` asks for nothing
-anywhere. Objects of several kinds, such as parts of a message, are told apart by one of their fields (``Kinds``).
+So a client that is newer than this server gets an answer, and learns which fields had no effect. ``null`` asks for
+nothing anywhere. Objects of several kinds, such as parts of a message, are told apart by one of their fields
+(``Kinds``).
 """
 
 import re
@@ -40,7 +40,8 @@ _SHOWN = 60  # characters of a value in a sentence
 def wrong(
     words: str, *, inside: str = "", code: str = "invalid_value", details: Mapping[str, Any] | None = None
 ) -> PydanticCustomError:
-    """Return what a validator raises: the sentence behind the field's name. ``inside``: what the name goes on with."""
+    """Return an error for a validator to raise. ``words``: the sentence after the field's name. ``inside``: the rest of
+    the field's path."""
     return PydanticCustomError("wrong", "{words}", {"words": words, "inside": inside, "code": code, "details": details})
 
 
@@ -51,7 +52,7 @@ def not_a(wanted: str, value: object, *, inside: str = "") -> PydanticCustomErro
 def not_supported(
     why: str, *, value: object = None, inside: str = "", details: Mapping[str, Any] | None = None
 ) -> PydanticCustomError:
-    """Return a field, or a value of it, is not honoured."""
+    """Return an error for a field, or a value of it, that is not supported."""
     said = "" if value is None else f" {value!r:.40}"
     return wrong(f"{said} is not supported: {why}", inside=inside, code="unsupported_parameter", details=details)
 
@@ -84,7 +85,7 @@ def read(model: type[M], body: Mapping[str, Any], ignored: "Ignored | None" = No
         return model.model_validate(body, context=ignored)
     except ValidationError as error:
         found = error.errors(include_url=False)
-    # What is there and wrong says more than what is missing.
+    # A wrong field says more than a missing one.
     raise _problem(next((one for one in found if one["type"] != "missing"), found[0]))
 
 
@@ -109,7 +110,7 @@ def _problem(error: Any) -> Problem:
 
 
 def _name(place: tuple[str | int, ...]) -> str:
-    """Return a field as its client would write it. Negative numbers are of ``Kinds``."""
+    """Return a field's path as its client would write it. Negative numbers belong to ``Kinds``."""
     name = ""
     for part in place:
         if isinstance(part, str):
@@ -139,10 +140,10 @@ def _ignore(name: str, ignored: Ignored | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RefusedField:
-    """A field that would change the answer, and why that is not done.
+    """A field that would change the answer, and why the server does not support it.
 
-    neutral: values that ask for nothing, so that they may be there; ``is_neutral`` knows others.
-    details: by which a client finds out that it can do without (``Problem.details``).
+    neutral: values that ask for nothing and are accepted; ``is_neutral`` accepts further ones.
+    details: tells a client's program that it can do without the field (``Problem.details``).
     """
 
     why: str
@@ -166,7 +167,7 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_known_fields(cls, given: Any, info: ValidationInfo) -> Any:
-        """Return the fields that ask for something; of the others each is refused or ignored."""
+        """Return the fields that ask for something. Fields of no model are refused or ignored."""
         if not isinstance(given, dict):
             return given
         asked = {name: value for name, value in given.items() if value is not None}
@@ -188,11 +189,12 @@ def _told(value: Any, info: ValidationInfo) -> Any:
 
 
 NoEffect = Annotated[Any, AfterValidator(_told)]
-"""Anything: it has no effect, but for a word in the answer, and counts as ignored."""
+"""Any value. It has no effect, except for a word in the answer, and counts as ignored."""
 
 
 def one_of(*words: str) -> AfterValidator:
-    """Return a mark for a text that hardly changes an answer: an unknown word counts as the first, and as ignored."""
+    """Return an annotation for a text that hardly changes an answer. An unknown word counts as the first one, and as
+    ignored."""
     return AfterValidator(lambda value, info: value if value in words else (_told(value, info), words[0])[1])
 
 
@@ -216,12 +218,12 @@ def _parts(given: Any) -> Any:
 
 
 Parts = Annotated[list[T], Field(fail_fast=True), BeforeValidator(_parts)]
-"""A list of objects, of which a text is one of the type ``text``; or one text."""
+"""A list of objects, or a text. A text counts as an object of type ``text``, also in the list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """On a union of models: tells objects apart by the field ``key``, a ``Literal`` of each model.
+    """An annotation for a union of models: tells objects apart by the field ``key``, a ``Literal`` of each model.
 
     default: the kind of an object without the field.
     left_out: of a kind that no model has, whether it is read as ``None``, so that the others keep their numbers; else
@@ -250,7 +252,7 @@ class Kinds:
                 return value
             return self._not_taken(kind, numbers)
 
-        # Pydantic names the choice in an error's place; by negative numbers, which no list has.
+        # Pydantic puts the choice into an error's path; negative numbers mark it, because no list has them.
         choices: dict[Any, CoreSchema] = {-1 - i: schema for i, schema in enumerate(schemas)}
         union = core_schema.tagged_union_schema(
             choices, lambda value: -1 - (len(models) if value is None else numbers[value[self.key]])
@@ -267,7 +269,8 @@ class Kinds:
 
 @dataclass(frozen=True, slots=True)
 class AsGiven:
-    """On a dictionary: it is one of ``model``, and kept in the client's order, in which templates write its fields."""
+    """An annotation for a dictionary: check it against ``model``, but keep the client's order, because templates write
+    it."""
 
     model: type[Fields]
 

@@ -1,16 +1,16 @@
-"""Who may ask: decided from a request's method, path and headers, before anything of its body is read. Pure.
+"""Decides from method, path and headers who may send a request, before its body is read. Pure.
 
 - **A program with a key** shows it: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it.
 - **This server's own page** has a session that a key has bought, in a cookie that scripts cannot read (HttpOnly) and
   other sites' requests do not carry (SameSite=Strict).
 - **A page of another site**, in the browser of somebody who can reach this server, gets nothing. By DNS rebinding it
   can even make its own name point here. So the `Host` must be one of this server's names, an `Origin` its own or
-  allowed by name, what a browser says of where a request comes from (W3C's Fetch Metadata) not another site, and a body
-  must be declared as JSON, which no form can do; only a program that is no browser may leave that out.
+  allowed by name, and its origin according to the browser (W3C's Fetch Metadata) not another site. A body must be
+  declared as JSON, which no form can do; only a program other than a browser may leave that out.
 
-On loopback only this machine's programs reach a server, so no key is needed unless some are given. Beyond, a server
-without keys serves everybody on the network, which has to be said: `--no-auth`. So does letting every page of the web
-use a server without keys, because a browser on this machine reaches it whatever it listens on.
+On loopback only this machine's programs reach a server, so no key is needed unless some are given. Beyond loopback, a
+server without keys serves everybody on the network, which needs the option `--no-auth`. The same holds for a server
+without keys that every page of the web may use, because a browser on this machine reaches it wherever it listens.
 """
 
 import re
@@ -28,19 +28,19 @@ from splitinfer.server.problem import Problem
 
 SESSION_COOKIE = "splitinfer_session"
 EVERYWHERE = ("0.0.0.0", "::")
-"""Hosts by which a server listens on all networks."""
+"""Hosts that make a server listen on all networks."""
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _HOST = re.compile(r"(\[[0-9A-Za-z:.%_-]+\]|[^][:@/\\\s]+)(:[0-9]*)?")  # a name or an address, and a port
-_BROWSERS = ("Mozilla/", "Opera/")  # with which the user agents of all begin
+_BROWSERS = ("Mozilla/", "Opera/")  # the user agents of all browsers begin so
 _CURLS_OWN = "application/x-www-form-urlencoded"
 _FOREIGN_SITES = ("cross-site", "same-site")  # same-site: another server on this machine, among others
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a request before its body is read. ``headers``: names in lower case."""
+    """The facts about a request that are known before its body is read. ``headers``: names in lower case."""
 
     method: str
     path: str
@@ -50,11 +50,11 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The rules of a server.
+    """The access rules of a server.
 
-    hosts: names under which it may be addressed; local ones always are.
+    hosts: names under which it may be addressed; local names always work.
     origins: other sites whose pages may use it (CORS); ``*`` is all.
-    keys: those that are admitted; ``None``: no key is needed.
+    keys: the admitted keys; ``None``: no key is needed.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -62,13 +62,13 @@ class Gate:
     keys: ApiKeys | None = None
 
     def check_site(self, facts: Facts) -> None:
-        """Refuse what a page of another site could have caused.
+        """Refuse a request that a page of another site could have caused.
 
         Raises:
             Problem: 403 or 415.
         """
         host = facts.headers.get("host")
-        if host is None:  # HTTP/1.0, which no browser speaks: a load balancer's look at /health
+        if host is None:  # HTTP/1.0, which no browser speaks: a load balancer that checks /health
             host = "localhost"
         if name_of(host) not in (*_LOCAL_NAMES, *self.hosts) or _HOST.fullmatch(host) is None:
             raise Problem(403, f"host {host!r:.60} is not allowed; to allow it: --allow-host NAME")
@@ -84,10 +84,10 @@ class Gate:
         return "*" in self.origins or origin in self.origins
 
     def caller(self, facts: Facts, sessions: "Sessions | None", scope: Scope = Scope.USE) -> ApiKey:
-        """Return who asks.
+        """Return the key of the request's sender.
 
         Raises:
-            Problem: 401 without a key that is known, 403 without the scope.
+            Problem: 401 without a known key, 403 without the scope.
         """
         if self.keys is None:
             return NOBODY
@@ -101,7 +101,7 @@ class Gate:
         return key
 
     def name_of_caller(self, facts: Facts, sessions: "Sessions | None") -> str:
-        """Return who asks, for the log: the key's name, or "-"."""
+        """Return the name of the sender's key for the log, or "-"."""
         key = NOBODY if self.keys is None else self._key_of(facts, sessions)
         return "-" if key is None or key is NOBODY else key.name
 
@@ -109,7 +109,7 @@ class Gate:
         assert self.keys is not None
         shown = shown_key(facts.headers)
         if shown is not None:
-            return self.keys.find(shown)  # a wrong key is not saved by a right cookie
+            return self.keys.find(shown)  # a valid cookie does not excuse a wrong key
         bought_by = None if sessions is None else sessions.key_of(facts.cookies.get(SESSION_COOKIE, ""))
         return bought_by if bought_by is not None and self.keys.holds(bought_by) else None
 
@@ -136,15 +136,15 @@ def name_of(host: str) -> str:
 
 
 def _is_link(facts: Facts) -> bool:
-    """Return whether somebody follows a link to this server: what comes is shown to them, and no page can read it."""
+    """Return whether a person follows a link to this server: only they see the response, and no page can read it."""
     how = facts.headers.get("sec-fetch-mode"), facts.headers.get("sec-fetch-dest")
     return facts.method == "GET" and how == ("navigate", "document")
 
 
 def _is_json(headers: Mapping[str, str]) -> bool:
-    """Return whether a body is declared as JSON; or is not declared, and no browser sends it; or is `curl -d`'s, which
-    declares a form. A browser, which sends forms and untyped bodies of any site, says that it is one in ways that no
-    page can change; and shows no key to another site without asking it first."""
+    """Return whether a body may be read as JSON: it is declared as JSON, or undeclared and not from a browser, or from
+    `curl -d`, which declares a form. A browser sends forms and untyped bodies for any site, but it identifies itself in
+    ways that no page can change, and shows no key to another site without asking it first."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json" or any(name == "origin" or name.startswith("sec-") for name in headers):
         return kind == "application/json"
@@ -157,10 +157,10 @@ def _is_json(headers: Mapping[str, str]) -> bool:
 
 
 def check_exposure(host: str, *, has_keys: bool, no_auth: bool, origins: Iterable[str] = ()) -> None:
-    """Check that a server is open to no more than was said.
+    """Check that a server is no more open than its options say.
 
     Raises:
-        ConfigError: it would be, or what was said contradicts itself.
+        ConfigError: it is more open, or the options contradict each other.
     """
     if no_auth and has_keys:
         raise ConfigError("keys are given, and --no-auth says that none is needed; leave one of them out")
@@ -178,7 +178,7 @@ def check_exposure(host: str, *, has_keys: bool, no_auth: bool, origins: Iterabl
 def names_of(host: str, own_names: Iterable[str], allowed: Iterable[str]) -> frozenset[str]:
     """Return the names under which a server that listens on ``host`` may be addressed.
 
-    own_names: the machine's, its addresses included; they count where the server listens everywhere.
+    own_names: the machine's, its addresses included; they count if the server listens everywhere.
     allowed: others.
 
     >>> sorted(names_of("0.0.0.0", ["Mini.local", "192.168.0.2"], ["ai.example:443"]))
@@ -217,11 +217,11 @@ class Sessions:
         return name
 
     def end(self, name: str) -> bool:
-        """End a session; whether there was one."""
+        """End a session. Return whether it existed."""
         return self._held.pop(digest(name), None) is not None
 
     def key_of(self, name: str) -> ApiKey | None:
-        """Return the key that bought a session. Return None if there is no such session, or none any more."""
+        """Return the key that bought a session. Return None if the session does not exist or has expired."""
         key, until = self._held.get(digest(name), (None, 0.0))
         if key is not None and self._clock() >= until:
             del self._held[digest(name)]

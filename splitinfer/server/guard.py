@@ -1,12 +1,12 @@
-"""The outermost layer of the server: what holds for every request, whatever its route.
+"""The outermost layer of the server: rules for every request, whatever its route.
 
-Each request has an id (`X-Request-Id`: the client's own, if it is a plain word), by which it is found in the log and
-can be cancelled. A page of another site is turned away before anything is read. Every error has the form of the API
-that was asked, and none shows more than its sentence. A target may be absolute (`GET http://HOST/PATH`), as proxies
-write it: then its host counts, and `Host` does not (RFC 9112, 3.2.2).
+Each request has an id (`X-Request-Id`: the client's own, if it is a plain word). The log shows it, and the client can
+cancel the request by it. A request from a page of another site is turned away before anything is read. Every error has
+the form of the requested API and shows only its sentence. A target may be absolute (`GET http://HOST/PATH`), as proxies
+write it; then its host counts, and `Host` does not (RFC 9112, 3.2.2).
 
-Each request has one line in the log when it is over. Nothing of a prompt or an answer is in it, and of an address only
-its path, without what follows a question mark.
+Each request has one line in the log when it is over. The line shows nothing of a prompt or an answer, and only the path
+of an address, without the query.
 
     request req_5f… laptop POST /v1/chat/completions 200, 5,120 of 20,412 prompt tokens cached, 311 generated, 14.2 s
 """
@@ -39,7 +39,7 @@ from splitinfer.server.service import new_request_id
 
 log = logging.getLogger(__name__)
 
-CLIENT_GONE = 499  # nginx's word for an answer that nobody waited for
+CLIENT_GONE = 499  # nginx's status for a client that left
 _MOST_METHOD, _MOST_PATH = 20, 80  # characters
 
 
@@ -52,7 +52,7 @@ def line(request_id: str, key: str, method: str, path: str, status: int, usage: 
     tokens = "" if usage is None else (
         f", {usage.cached:,} of {usage.prompt:,} prompt tokens cached, {usage.generated:,} generated"
     )  # fmt: skip
-    shown = quote(path, safe="/:._-")[:_MOST_PATH]  # a path may hold anything, ends of lines included
+    shown = quote(path, safe="/:._-")[:_MOST_PATH]  # a path may hold anything, including line breaks
     return f"request {request_id} {key} {method[:_MOST_METHOD]} {shown} {status}{tokens}, {seconds:.1f} s"
 
 
@@ -110,7 +110,9 @@ class Guard:
             self._bodies.held -= state["size"]
             self._note(ignored)
             status = CLIENT_GONE if state.get("has_left") else answered.status
-            level = logging.DEBUG if facts.path.startswith("/page/") else logging.INFO  # a look at the page is 30 files
+            level = (
+                logging.DEBUG if facts.path.startswith("/page/") else logging.INFO
+            )  # opening the page reads 30 files
             if log.isEnabledFor(level):
                 who, seconds = self._gate.name_of_caller(facts, self._sessions), time.monotonic() - began
                 usage = state["answer"].usage if "answer" in state else None
@@ -141,7 +143,7 @@ class Guard:
             await answered.refuse(problem, scope, receive)
         except ClientDisconnect:
             return
-        except Exception as error:  # noqa: BLE001 - a client gets an answer whatever fails; the log has where
+        except Exception as error:  # noqa: BLE001 - a client gets an answer whatever fails; the log has the place
             log.error("request %s failed: %s\n%s", scope["state"]["request_id"], type(error).__name__, where(error))
             await answered.refuse(Problem(500, "the server has failed; its log says why"), scope, receive)
 
@@ -188,7 +190,7 @@ class _Answered:
             raise ClientDisconnect from None
 
     async def refuse(self, problem: Problem, scope: Scope, receive: Receive) -> None:
-        """Tell the client why; nothing where its answer has begun, which then ends in the middle."""
+        """Send the problem to the client. Send nothing if the answer has already begun: then it ends in the middle."""
         if not self._has_begun:
             body = form_of(problem, scope["path"], self._request_id)
             with suppress(ClientDisconnect):
@@ -196,7 +198,7 @@ class _Answered:
 
 
 def with_plain_target(scope: Scope) -> Scope:
-    """Return the same request, of which the target is a path: an absolute one's host is its `Host`."""
+    """Return the request with a path as its target. The host of an absolute target becomes its `Host`."""
     scheme, separator, rest = scope["raw_path"].partition(b"://")
     if not separator or scheme.lower() not in (b"http", b"https"):
         return scope
@@ -207,8 +209,8 @@ def with_plain_target(scope: Scope) -> Scope:
 
 
 def check_head(scope: Scope) -> None:
-    """Refuse a head that is too large, or whose headers contradict each other: a proxy in front may have gone by the
-    other one.
+    """Refuse a head that is too large or contradicts itself, because a proxy in front may have believed the other
+    header.
 
     Raises:
         Problem: 400, 413 for the body that it announces, or 431.
@@ -220,7 +222,7 @@ def check_head(scope: Scope) -> None:
     headers = Headers(scope=scope)
     twice = next((name for name in _ONCE if len(headers.getlist(name)) > 1), None)
     if twice is not None:
-        raise Problem(400, f"the header {twice} is there twice")
+        raise Problem(400, f"the header {twice} appears twice")
     length = headers.get("content-length")
     if length is not None and "transfer-encoding" in headers:  # RFC 9112, 6.1 and 6.3: it may be an attack
         raise Problem(400, "a body has a Content-Length or a Transfer-Encoding, not both", closes=True)
@@ -234,8 +236,8 @@ def facts_of(scope: Scope) -> Facts:
 
 
 def cookies_in(header: str) -> dict[str, str]:
-    """Return the cookies of a header, quotes left as they are: this server's own have none. `http.cookies` would take
-    their backslashes out, for half a minute where a header of 64 KB has nothing else (CVE-2024-7592).
+    """Return the cookies of a header. Quotes stay, because this server's own cookies have none. `http.cookies` would
+    remove their backslashes, which takes half a minute if a header of 64 KB has nothing else (CVE-2024-7592).
 
     >>> cookies_in('a=b; splitinfer_session=x-1;; ="')
     {'a': 'b', 'splitinfer_session': 'x-1', '': '"'}

@@ -1,4 +1,4 @@
-"""What `/health` and `/v1/models` say of the pipeline. Pure; nothing secret, as `/health` needs no key."""
+"""The documents of `/health` and `/v1/models`. Pure. They hold no secret, because `/health` needs no key."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,10 +27,10 @@ def health_document(health: PipelineHealth, num_running: int, *, is_draining: bo
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A model that clients may name. ``model``: its folder, or its name at the hub. ``layout``: in force; ``None``: it
-    is not loaded now. ``context``: of the pipeline, or the model's own while it is not loaded. ``rests_until``: when it
-    is unloaded if nobody asks for it, in seconds since 1970; ``None``: it stays. ``defaults``: what is in force where a
-    request says nothing, if that is known."""
+    """A model that clients may name. ``model``: its folder, or its name at the hub. ``layout``: in force; ``None`` if
+    the model is not loaded. ``context``: the pipeline's, or the model's own while it is not loaded. ``rests_until``:
+    when the model is unloaded if nobody uses it, in seconds since 1970; ``None``: never. ``defaults``: sampling fields
+    for requests that do not set them, if known."""
 
     name: str
     model: str
@@ -41,9 +41,9 @@ class Offer:
 
 
 def model_document(offer: Offer, started: int) -> dict[str, Any]:
-    """Return the model as both APIs list one. ``started``: seconds since 1970.
+    """Return the model as both APIs list it. ``started``: seconds since 1970.
 
-    OpenAI's has no field for the context. Clients read that of OpenRouter (``context_length``), of vLLM
+    OpenAI's API has no field for the context. Clients read OpenRouter's (``context_length``), vLLM's
     (``max_model_len``), or ``context_window`` (freellmapi #309, turnstone #252, Fastllm-proxy #24); Anthropic's is
     ``max_input_tokens``. llama.cpp's ``meta.n_ctx_train`` is left out: it is the model's own, and may be more.
     """
@@ -70,10 +70,10 @@ def model_document(offer: Offer, started: int) -> dict[str, Any]:
 
 
 def named(offers: Sequence[Offer], name: str) -> Offer:
-    """Return the model of that name, which may have Ollama's tag ``:latest``.
+    """Return the model with that name, which may end with Ollama's tag ``:latest``.
 
     Raises:
-        Problem: 404, there is none.
+        Problem: 404, no model has that name.
     """
     wanted = (name, name.removesuffix(":latest"))
     found = next((each for each in offers if each.name in wanted), None)

@@ -1,27 +1,27 @@
-"""What a history has that this server or its model does not read, told as a sentence in its place.
+"""Replaces the blocks of a history that this server or its model cannot read by sentences. Pure.
 
-A conversation comes whole with each request, so a block that is refused would end it for ever: it stays in the history.
-So a request is refused only for what its user has just sent, the last message; all else is told as far as it says
-something. Pure.
+Each request brings its whole conversation, and a block stays in the history. So if one block were refused, the
+conversation could never go on. A request is refused only for the user's last message; any other block becomes a
+sentence with as much as it says.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 NO_PICTURE = "[a picture, which this model cannot see]"
-_MOST_TOLD = 2000  # characters of what a block says
+_MOST_TOLD = 2000  # characters of a block's text
 _UNTOLD = frozenset(
     {"type", "id", "call_id", "tool_use_id", "status", "signature", "data", "encrypted_content", "caller", "file_data"}
-)  # which only its author reads
+)  # only their author reads these
 
 Taken = Callable[[Any], bool]
 
 
 def taken_by(kinds: Any) -> Taken:
-    """Return what decides whether a block is one of ``kinds``, a type that pydantic knows."""
+    """Return a function that tells whether a block is one of ``kinds``, a type that pydantic knows."""
     known = TypeAdapter[Any](kinds)
 
     def taken(block: Any) -> bool:
@@ -36,19 +36,30 @@ def taken_by(kinds: Any) -> Taken:
     return taken
 
 
-def told(content: Any, taken: Taken, role: str = "", inside: Taken | None = None) -> Any:
-    """Return a message's content with a sentence in the place of each block that is not taken; other content than a
-    list of blocks does not change. ``role``: the assistant's blocks are written without a break between them.
-    ``inside``: decides of the blocks in a block, such as a tool's result."""
+def history(mended: Callable[[dict[str, Any], bool], dict[str, Any]]) -> BeforeValidator:
+    """Return an annotation for a conversation's list: replaces each object by ``mended(object, was just sent)``. Only
+    the last message was just sent, and only if it is the user's."""
 
-    def read(block: Any) -> Any:
-        if taken(block):
-            return block
-        mended = {**block, "content": told(block["content"], inside)} if inside and "content" in block else block
-        end = "\n" if role == "assistant" else ""
-        return mended if taken(mended) else {"type": "text", "text": sentence(block) + end}
+    def read(given: Any) -> Any:
+        if not isinstance(given, list):
+            return given
+        last = len(given) - 1
+        return [
+            mended(one, i == last and one.get("role") == "user") if isinstance(one, dict) else one
+            for i, one in enumerate(given)
+        ]
 
-    return [*map(read, content)] if isinstance(content, list) else content
+    return BeforeValidator(read)
+
+
+def told(message: dict[str, Any], taken: Taken, field: str = "content") -> dict[str, Any]:
+    """Return a message with a sentence in place of each block of ``field`` that is not taken. The assistant's blocks
+    are joined without a break, so there the sentence ends with one."""
+    if not isinstance(content := message.get(field), list):
+        return message
+    end = "\n" if message.get("role") == "assistant" else ""
+    blocks = [one if taken(one) else {"type": "text", "text": sentence(one) + end} for one in content]
+    return {**message, field: blocks}
 
 
 def sentence(block: Mapping[str, Any]) -> str:
@@ -77,7 +88,7 @@ _MEDIA = {
 
 
 def _says(value: Any) -> Any:
-    """Return a value without the fields that only its author reads, and without those that are then empty."""
+    """Return a value without the fields that only its author reads, and without fields that are then empty."""
     if isinstance(value, list):
         return [said for one in value if (said := _says(one)) not in ({}, [], "", None)]
     if not isinstance(value, Mapping):

@@ -1,7 +1,6 @@
-"""`POST /infill`, as llama.cpp's server has it, for editors: fill a gap in a file. It is a completion with a suffix in
-other words (llama.cpp, tools/server, "POST /infill"). Its requests bound their time and the form of their lines, which
-nothing here does: such fields are ignored.
-"""
+"""`POST /infill`, as in llama.cpp's server, for editors: fills a gap in a file. It is a completion with a suffix in
+other words (llama.cpp, tools/server, "POST /infill"). Fields that bound its time and the form of its lines are ignored:
+nothing here does that."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ class _File(Fields):
 
 
 class InfillRequest(Generating):
-    """``prompt``: what the answer begins with. ``input_extra``: other files."""
+    """``prompt``: the beginning of the answer. ``input_extra``: other files."""
 
     refused = INFILL
     input_prefix: str

@@ -1,7 +1,8 @@
 """API keys: who may use the server, for what, and how much; and the file that holds them.
 
-A key is 32 random bytes behind a prefix, shown once. The file holds its SHA-256 only, from which it cannot be guessed.
-What a client shows is looked up by its digest, which it cannot steer, so the time of that tells nothing of the keys.
+A key is 32 random bytes after a prefix, shown once. The file holds only its SHA-256, and nobody can guess the key from
+that. The server looks up a client's key by its digest. The client cannot steer the digest, so the time of the lookup
+reveals nothing about the keys.
 
     - name: laptop
       sha256: 9f86d081884c7d65...     # of the whole key
@@ -9,9 +10,9 @@ What a client shows is looked up by its digest, which it cannot steer, so the ti
       requests_per_minute: 600        # left out: any number
       concurrent: 8                   # answers at a time; left out: any number
 
-A change replaces the file as a whole, and one change waits for the other. A server looks at the file's identity, time
-and size whenever a key is shown, so a key that is removed is refused at once, and so are the sessions that it bought. A
-file that cannot be read any more, or that other users may write, admits nobody but those given on the command line.
+A change replaces the whole file, and changes wait for each other. Whenever a client shows a key, the server compares
+the file's identity, time and size with the last ones. So a removed key is refused at once, and so are its sessions. If
+the file becomes unreadable, or other users may write it, only keys from the command line are admitted.
 """
 
 import contextlib
@@ -36,25 +37,25 @@ from splitinfer.server.problem import Problem
 log = logging.getLogger(__name__)
 
 _PREFIX = "sk-splitinfer-"
-SHORT = 16  # characters: a key that somebody chose, and another can find by trying
+SHORT = 16  # characters; a shorter key can be found by trying
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-# What PyYAML raises beside its own: for a date in month 13, `!!int ""`, `!!timestamp x`, `!!bool x`, a thousand `[`.
+# PyYAML raises these, too: for a date in month 13, `!!int ""`, `!!timestamp x`, `!!bool x`, a thousand `[`.
 _UNREADABLE = (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError, yaml.YAMLError)
 _Version = tuple[int, int, int, int]
 
 
 class Scope(StrEnum):
-    USE = "use"  # requests, and what the server says of itself, figures included
+    USE = "use"  # requests, and the server's own state, figures included
     ADMIN = "admin"  # also to change serving options
-    METRICS = "metrics"  # nothing but figures of all requests together, for Prometheus
+    METRICS = "metrics"  # only the figures of all requests together, for Prometheus
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ApiKey:
-    """A key as the server knows it. ``requests_per_minute``, ``concurrent``: ``None`` is any number.
+    """A key as the server stores it. ``requests_per_minute``, ``concurrent``: ``None`` is any number.
 
     Raises:
-        pydantic.ValidationError: a value that cannot be.
+        pydantic.ValidationError: a value is not valid.
     """
 
     name: Annotated[str, StringConstraints(strict=True, max_length=60, pattern=r"\S")]
@@ -70,11 +71,11 @@ class ApiKey:
 _KEYS = TypeAdapter(list[ApiKey])
 
 NOBODY = ApiKey("nobody", "0" * 64, frozenset(Scope))
-"""Who asks where no key is needed. Nothing has this digest."""
+"""The caller if no key is needed. No secret has this digest."""
 
 
 def digest(secret: str) -> str:
-    """Return what the file holds of a key."""
+    """Return the digest of a key, as in the file."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -83,11 +84,12 @@ def new_secret() -> str:
 
 
 class ApiKeys:
-    """The keys of a server, by digest: those of the file ``path`` as it is now, if there is one, and ``given`` ones.
+    """The keys of a server, by digest: the keys in the file ``path``, which is read again when it changes, and the
+    ``given`` keys.
 
     Raises:
-        ConfigError: two keys have one name, or one digest; or the file cannot be read, or holds something else, or
-            others than its owner can write it.
+        ConfigError: two keys share a name or a digest; or the file cannot be read, is not valid, or can be written by
+            others than its owner.
     """
 
     def __init__(self, given: Iterable[ApiKey] = (), path: Path | None = None) -> None:
@@ -105,14 +107,14 @@ class ApiKeys:
         return self._now().get(digest(secret))
 
     def holds(self, key: ApiKey) -> bool:
-        """Return whether a key is admitted still, as it was."""
+        """Return whether a key is still admitted, unchanged."""
         return self._now().get(key.sha256) == key
 
     def _now(self) -> dict[str, ApiKey]:
         version = self._version_now()
         if version != self._version:
             self._version = version
-            self._by_digest = _by_digest(self._given)  # whatever comes of reading it, no key of before is admitted
+            self._by_digest = _by_digest(self._given)  # even if reading fails, no earlier key is admitted
             try:
                 self._by_digest = self._read()
             except (ConfigError, OSError) as error:
@@ -170,14 +172,15 @@ def add_key(
     requests_per_minute: float | None = None,
     concurrent: int | None = None,
 ) -> str:
-    """Make a key and write its digest to the file, which is made if it is not there; the key, which is kept nowhere.
+    """Make a key, write its digest to the file, and return the key, which is kept nowhere. Make the file if it does not
+    exist.
 
     Raises:
-        ConfigError: there is a key of this name, a value cannot be, or the file cannot be read or written.
+        ConfigError: a key of this name exists, a value is not valid, or the file cannot be read or written.
     """
     secret = new_secret()
     try:
-        made = ApiKey(  # by names, which an error says
+        made = ApiKey(  # by name, because an error names the field
             name=name,
             sha256=digest(secret),
             scopes=frozenset(scopes),
@@ -197,7 +200,7 @@ def remove_key(path: Path, name: str) -> None:
     """Remove a key from the file.
 
     Raises:
-        ConfigError: there is none of this name, or the file cannot be read or written.
+        ConfigError: no key has this name, or the file cannot be read or written.
     """
     missing = ConfigError(f"{path} has no key {name!r}; `splitinfer keys ls` lists them")
     if not path.exists():
@@ -211,7 +214,7 @@ def remove_key(path: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def _changing(path: Path) -> Iterator[list[ApiKey]]:
-    """The keys of the file, which no other process changes meanwhile; it gets what they are at the end."""
+    """Yield the keys of the file, which no other process changes meanwhile, and write them back at the end."""
     try:
         with locked(path.parent):
             keys = read_keys(path) if path.exists() else []
@@ -222,7 +225,7 @@ def _changing(path: Path) -> Iterator[list[ApiKey]]:
 
 
 def _sentence(error: ValidationError) -> str:
-    """Return the first thing that is wrong, with the field's name."""
+    """Return the first error, with the field's name."""
     first = error.errors()[0]
     field = next((f"{part}: " for part in first["loc"] if isinstance(part, str)), "")
     return f"{field}{first['msg'][:1].lower()}{first['msg'][1:]}"
@@ -234,22 +237,23 @@ def _sentence(error: ValidationError) -> str:
 @dataclasses.dataclass(slots=True)
 class _Account:
     running: int = 0
-    tokens: float | None = None  # requests that may be made at once; None: none was made yet
+    tokens: float | None = None  # requests that may be made at once; None before the first
     at: float = 0.0  # seconds, when ``tokens`` was right
 
 
 class Rates:
-    """The accounts of all keys. ``begin`` for each request, and ``end`` when it is over, however that was."""
+    """The accounts of all keys. Call ``begin`` for each request, and ``end`` when it is over, however it ended."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}  # by the key's name
 
     def begin(self, key: ApiKey, now: float, num_answers: int = 1) -> None:
-        """Count a request that begins. ``now``: seconds of any steady clock. ``num_answers``: that it asks for, all at
-        once; each takes a place.
+        """Count a request that begins. ``now``: seconds of any steady clock. ``num_answers``: the answers that it
+        requests at once; each takes a place.
 
         Raises:
-            Problem: 429, as the key has too many under way or asks too often; 400, as it may never have so many.
+            Problem: 429, the key has too many answers under way or asks too often; 400, it may never have that many
+                answers.
         """
         account = self._accounts.setdefault(key.name, _Account())
         if key.concurrent is not None:
@@ -261,7 +265,7 @@ class Rates:
         self._accounts[key.name].running -= num_answers
 
     def give_back(self, key: ApiKey) -> None:
-        """A request that has begun is not carried out, and does not count as made."""
+        """Give back a request that began but is not carried out, so that it does not count."""
         account = self._accounts[key.name]
         if account.tokens is not None:
             account.tokens += 1.0

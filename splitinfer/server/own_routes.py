@@ -1,7 +1,7 @@
-"""The routes that belong to no API of others: health, sessions, cancelling, and a text as the model's tokens.
+"""The routes of no other API: health, sessions, cancelling, and a text as the model's tokens.
 
-vLLM's documentation ("OpenAI-Compatible Server", Tokenizer API) has the shapes of `/tokenize` and `/detokenize`,
-llama.cpp's server ("POST /apply-template") that of `/apply-template`.
+The shapes of `/tokenize` and `/detokenize` follow vLLM's documentation ("OpenAI-Compatible Server", Tokenizer API), the
+shape of `/apply-template` llama.cpp's server ("POST /apply-template").
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from splitinfer.text.conversations import Conversations
 
 
 class TemplateRequest(Conversation):
-    """A chat, as it is asked elsewhere: what concerns the answer is ignored."""
+    """A chat in the form of a chat request. Fields about the answer are ignored."""
 
     refused = TEMPLATE
     model: Any = None
@@ -48,15 +48,15 @@ class TemplateRequest(Conversation):
 
 
 class TokenizeRequest(TemplateRequest):
-    """A text, or a chat as for ``TemplateRequest``. ``return_token_strs``: also the text of each token.
-    ``add_special_tokens``: those that the tokenizer adds to a text; a chat has those of its template."""
+    """A text, or a chat as in ``TemplateRequest``. ``return_token_strs``: also return the text of each token.
+    ``add_special_tokens``: add the tokenizer's special tokens to a text; a chat has those in its template."""
 
     prompt: str | None = None
     return_token_strs: bool = False
     add_special_tokens: bool | None = None
 
     def asked(self) -> AskedChat | str:
-        """Return what is to be tokenized.
+        """Return the text or the chat to tokenize.
 
         Raises:
             Problem: 400, fields contradict each other.
@@ -101,9 +101,9 @@ def _state_routes(service: Service) -> list[ApiRoute]:
             ended = service.sessions.end(facts.cookies.get(SESSION_COOKIE, ""))
             gone = {"Set-Cookie": cookie("", is_secure=is_secure, seconds=0)}
             return JSONResponse({"ended": ended}, headers=gone)
-        key = service.gate.caller(facts, None)  # a key, as a session must not prolong itself
+        key = service.gate.caller(facts, None)  # a key is needed: a session must not prolong itself
         if key is NOBODY:
-            return JSONResponse({"session": False})  # none is needed
+            return JSONResponse({"session": False})  # no key is needed, so no session
         named = {"Set-Cookie": cookie(service.sessions.begin(key), is_secure=is_secure)}
         return JSONResponse({"session": True, "name": key.name, "scopes": sorted(key.scopes)}, headers=named)
 
@@ -115,11 +115,10 @@ def _state_routes(service: Service) -> list[ApiRoute]:
 
 
 def _tokens(llm: LLM, asked: AskedChat | str, *, adds_special: bool) -> list[int]:
-    """Return those of a text or of a chat. ``adds_special``: a text has the special tokens that the tokenizer itself
-    adds.
+    """Return the tokens of a text or of a chat. ``adds_special``: add the tokenizer's special tokens to a text.
 
     Raises:
-        Problem: it is too long, or has pictures.
+        Problem: the prompt is too long, or has pictures.
     """
     if not isinstance(asked, AskedChat):
         check_size(llm, asked)

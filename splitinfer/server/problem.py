@@ -1,6 +1,6 @@
-"""What a client is told when its request cannot be carried out, in the words of its API.
+"""Tells a client, in the words of its API, why the server cannot carry out its request.
 
-The sentence is the same everywhere; what surrounds it is each API's own. Clients decide by the status and the kind
+The sentence is the same everywhere; each API wraps it in its own form. Clients decide by the status and the kind
 whether to try again, so these follow the APIs' documentation ("Error codes", "Errors").
 """
 
@@ -21,7 +21,7 @@ _OTHER = "invalid_request_error"
 _NOT_NOW = "the server cannot carry this out now; its log says why"
 _MOST_MESSAGE, _MOST_PARAM = 1000, 200  # characters
 AGAIN = 5.0
-_ENDING = 10.0  # seconds until another server may be there in its place
+_ENDING = 10.0  # seconds until another server may replace it
 """Seconds after which a pipeline that ends or has failed may be there again, started by whatever keeps it running."""
 
 
@@ -31,14 +31,14 @@ class Problem(Exception):
 
     status: of HTTP, from 400 on.
     message: one sentence for a person.
-    param: the field that is wrong, if it is one.
-    code: a word for programs, where OpenAI's API has one.
-    retry_after: seconds after which it may succeed, if it may.
-    allow: the methods that would be taken, where this one is not.
-    details: what Anthropic's clients decide by, where a word is not enough.
-    closes: whether the connection ends with it.
+    param: the wrong field, if there is one.
+    code: a word for programs, if OpenAI's API has one.
+    retry_after: seconds after which the request may succeed, if it may.
+    allow: the allowed methods, if this one is not.
+    details: data for Anthropic's clients, where a word is not enough.
+    closes: whether to close the connection.
 
-    What quotes a request is cut to a length, so that an answer is no larger than what was asked.
+    Quotes from the request are cut to a length, so that an answer is not larger than the request.
     """
 
     status: int
@@ -82,7 +82,7 @@ ANTHROPIC, OLLAMA = "/v1/messages", "/api/"
 
 
 def form_of(problem: Problem, path: str, request_id: str = "") -> dict[str, Any]:
-    """Return what is wrong, as the API of a path says it."""
+    """Return the problem in the form of the API that ``path`` belongs to."""
     if path.startswith(OLLAMA):
         return {"error": problem.message}
     return problem.anthropic(request_id) if path.startswith(ANTHROPIC) else problem.openai()
@@ -93,16 +93,16 @@ def _cut(text: str, most: int) -> str:
 
 
 def ending() -> Problem:
-    """Return the server was told to end. A request may come just before the pipeline hears of it."""
+    """Return the problem of a server that is shutting down. A request may come just before the pipeline hears of it."""
     return Problem(503, "the server was told to end, and takes no new request", retry_after=_ENDING)
 
 
 def problem_of(error: SplitinferError, failure: str | None = None) -> Problem:
-    """Return what an error of the library means for a client. ``failure``: why the pipeline takes no request any more
-    (``PipelineHealth``). A full queue is no matter of this: ``Service.admitted``.
+    """Return the problem that a client sees for an error of the library. ``failure``: why the pipeline no longer
+    accepts requests (``PipelineHealth``). ``Service.admitted`` reports a full queue.
 
-    A client may read what its request did wrong. Of everything else the error's own text, which may have addresses,
-    folders and the words of libraries, is for the log.
+    A client may read its own mistake. Any other error's text may have addresses, folders and words of libraries, so it
+    belongs in the log only.
     """
     if isinstance(error, Draining):
         return ending()

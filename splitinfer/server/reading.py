@@ -1,8 +1,8 @@
-"""Prompts of requests become tokens: beside the event loop, and so that only long ones wait for long ones.
+"""Turns prompts of requests into tokens: on threads, and so that short prompts do not wait for long ones.
 
-What is done beside the event loop shares a few threads, five on the smallest machine, with grammars, `/metrics` and
-large bodies. So of prompts that may take long few are read at a time, each kind in the order in which they came; short
-ones need no turn. Pictures are parts of a message's text (``pictures.marks``).
+These threads are few, five on the smallest machine, and grammars, `/metrics` and large bodies share them. So only a few
+of the prompts that may take long are read at a time, each kind in order of arrival; short prompts need no turn.
+Pictures are parts of a message's text (``pictures.marks``).
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from splitinfer.text.conversations import Conversations
 
 T = TypeVar("T")
 
-_LONG = 1 << 18  # bytes of a request, which take a tenth of a second or two
+_LONG = 1 << 18  # bytes of a request; more take over a tenth of a second
 
 
 def with_marks(llm: LLM, prompt: AskedPrompt) -> tuple[AskedPrompt, list[str]]:
-    """Return a prompt without its pictures, but with the model's mark for each; and their URLs. A picture that the
-    model cannot see is told as such, unless the user shows it in the last message."""
+    """Return a prompt with the model's mark in place of each picture, and the URLs of the pictures. If the model cannot
+    see a picture, text replaces it, unless the picture is in the user's last message."""
     if not isinstance(prompt, AskedChat) or not has_pictures(prompt.messages):
         return prompt, []
     *before, last = prompt.messages
@@ -37,8 +37,7 @@ def with_marks(llm: LLM, prompt: AskedPrompt) -> tuple[AskedPrompt, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads the prompts of one server, on its event loop. ``known``: the conversations so far, of which each prompt
-    becomes a part."""
+    """Reads the prompts of one server, on its event loop. ``known``: the conversations so far; each prompt is added."""
 
     llm: LLM
     known: Conversations = field(default_factory=Conversations)
@@ -46,8 +45,9 @@ class Reader:
     _pictures: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
 
     async def read(self, prompt: AskedPrompt, size: int) -> tuple[SeenPrompt, list[int], str | None]:
-        """Return a prompt with its pictures read; its tokens without them, those of a known beginning as they were
-        computed; and the text that the template made, if it is a chat. ``size``: of the request, in bytes.
+        """Return a prompt with its pictures read, its tokens without pictures, and, for a chat, the text that the
+        template made. The tokens of a known beginning are the ones computed earlier. ``size``: of the request, in
+        bytes.
 
         Raises:
             Problem, SplitinferError: as ``known_tokens`` and ``LLM.submit``.
@@ -56,8 +56,8 @@ class Reader:
         return await self.beside(lambda: self._seen(prompt), size, self._pictures if sees else None)
 
     async def beside(self, work: Callable[[], T], size: int, turns: asyncio.Semaphore | None = None) -> T:
-        """Return what ``work`` makes of a request of ``size`` bytes, beside the event loop. Who waits for a turn and
-        leaves gives it up; what has begun keeps its turn to the end."""
+        """Return the result of ``work``, run on a thread, for a request of ``size`` bytes. A caller that stops waiting
+        gives up its turn. Work that has begun keeps its turn to the end."""
         turns = turns or (self._long if size > _LONG else None)
         if turns is None:
             return await asyncio.to_thread(work)
@@ -67,7 +67,7 @@ class Reader:
         def end(done: asyncio.Future[Any]) -> None:
             turns.release()
             if not done.cancelled():
-                done.exception()  # which nobody may wait for any more
+                done.exception()  # maybe nobody waits for it any more
 
         working.add_done_callback(end)
         return await asyncio.shield(working)

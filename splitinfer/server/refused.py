@@ -1,8 +1,8 @@
 """Fields that would change an answer and that this server does not have.
 
-They are of OpenAI, Anthropic, vLLM, llama.cpp, mlx-lm, LM Studio and Ollama, whose clients send many of them at the
-value that asks for nothing. One table does for all: a field that an API has here is never looked for in it. What
-changes no word of an answer is ignored (``fields``), and so is what does nothing without a field that is refused.
+They belong to OpenAI, Anthropic, vLLM, llama.cpp, mlx-lm, LM Studio and Ollama. Their clients often send them with the
+value that asks for nothing. One table serves all APIs: the server does not look up a field that the API has here. A
+field that changes no word of an answer is ignored (``fields``), and so is a field that needs a refused one.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def _named(here: str, *neutral: Any, names: str) -> dict[str, RefusedField]:
 
 
 def _has_no_sampling(options: Any) -> bool:
-    """Return whether Ollama's options are of its memory only."""
+    """Return whether Ollama's options concern its memory only."""
     return isinstance(options, dict) and not options.keys() & _OLLAMAS
 
 
@@ -65,7 +65,7 @@ TEMPLATE: Table = {
     "mm_processor_kwargs": RefusedField("the model's own processor says how pictures are read", EMPTY),
     **_all("pictures are parts of messages", *EMPTY, names="image_data images"),
 }
-"""Of a chat as tokens or text."""
+"""Fields of a chat that becomes tokens or text."""
 COUNTED: Table = {
     # Another prompt.
     **TEMPLATE,
@@ -80,17 +80,17 @@ COUNTED: Table = {
     "echo": RefusedField("a chat has no text that could be repeated", (False,)),
     "prompt_logprobs": RefusedField("completions have them"),
     "suffix": RefusedField("give it to /v1/completions", ("",)),
-    # What is stored or run elsewhere.
+    # Things that are stored or run elsewhere.
     **_all(_STATELESS, *EMPTY, names="previous_response_id conversation prompt context"),
     "container": RefusedField("nothing is run here"),
     "mcp_servers": RefusedField("nothing is run here", EMPTY),
     "web_search_options": RefusedField("the server runs no searches"),
-    # What makes Anthropic's own helpers send whole conversations (anthropic 2.12.0, ``lib/threads``, recovers_from).
+    # This makes Anthropic's own helpers send whole conversations (anthropic 2.12.0, ``lib/threads``, recovers_from).
     "thread": RefusedField(
         f"{_STATELESS} as messages", details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     ),
 }
-"""Of requests for a prompt's number of tokens; what concerns the answer is ignored there."""
+"""Fields of requests that count a prompt's tokens. Fields about the answer are ignored there."""
 REFUSED: Table = {
     **_SAMPLING,
     **COUNTED,
@@ -115,7 +115,7 @@ REFUSED: Table = {
     "text": RefusedField("its name here is response_format", ({}, {"format": {"type": "text"}})),
     "options": RefusedField("give its fields in the request itself", is_neutral=_has_no_sampling),
 }
-"""Of requests for an answer."""
+"""Fields of requests for an answer."""
 
 COMPLETIONS: Table = {
     **REFUSED,
@@ -126,18 +126,14 @@ INFILL: Table = {
     **_named("n_predict", -1, names="max_tokens max_completion_tokens max_output_tokens"),
 }
 OLLAMA_OPTIONS: Table = _SAMPLING
-"""Of ``options`` of Ollama's API."""
+"""Fields of ``options`` of Ollama's API."""
 
-# Of objects in requests.
+# Fields of objects in requests.
 STRUCTURED: Table = {
     "structural_tag": RefusedField("give tools, or a grammar"),
     "whitespace_pattern": RefusedField(_NO_BLANKS, EMPTY),
     "disable_additional_properties": RefusedField('say "additionalProperties": false in the schema', (False,)),
 }
 REASONING: Table = {"mode": RefusedField("there is one mode, standard", ("standard",))}
-EARLIER_ANSWER: Table = {
-    "audio": RefusedField("answers are text"),
-    "function_call": RefusedField("it is deprecated; give tool_calls"),
-}
 CITED: Table = {"citations": RefusedField("answers do not cite", ({}, {"enabled": False}))}
 OUTPUT: Table = {"task_budget": RefusedField("the model is not told how many tokens are left")}

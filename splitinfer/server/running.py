@@ -1,5 +1,5 @@
-"""Runs the server: uvicorn's event loop in a thread of the coordinator's process. `connections` says why uvicorn. A
-certificate is looked at before minutes of loading."""
+"""Runs the server: uvicorn's event loop in a thread of the coordinator's process (`connections` says why uvicorn).
+Checks a certificate before the model loads, which takes minutes."""
 
 import asyncio
 import errno
@@ -43,7 +43,7 @@ def check_tls(certificate: Path, key: Path) -> None:
         text = _read(what, path)
         if "-----BEGIN" not in text:
             raise ConfigError(f"the {what} {path} is not in PEM; it would begin with -----BEGIN")
-        if what == "key" and "ENCRYPTED" in text:  # OpenSSL would ask on the terminal, where nobody may be
+        if what == "key" and "ENCRYPTED" in text:  # OpenSSL would ask on the terminal, where nobody may answer
             raise ConfigError(f"the key {path} has a password; `openssl pkey -in {path.name} -out FILE` takes it off")
     _check_chain(certificate, key)
     _check_time(certificate)
@@ -85,7 +85,7 @@ def router_of(service: Service) -> Router:
 
 
 def make_app(service: Service, several: Several | None = None) -> Guard:
-    """Return ``several``: the models among which requests choose; ``service`` is then that of none."""
+    """Return the application. ``several``: the models that requests choose from; ``service`` then belongs to none."""
     return Guard(
         router_of(service) if several is None else several,
         service.gate,
@@ -138,15 +138,15 @@ class Server:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level=logging.CRITICAL,  # it warns of what is no request, which anybody can send by thousands
+            log_level=logging.CRITICAL,  # it warns of each invalid request, and anybody can send thousands
             access_log=False,
             server_header=False,
             date_header=False,
-            h11_max_incomplete_event_size=2 * MAX_HEAD_BYTES,  # what is over one of them the guard refuses, in JSON
+            h11_max_incomplete_event_size=2 * MAX_HEAD_BYTES,  # the guard refuses heads over one of them, in JSON
             timeout_keep_alive=math.ceil(listen.limits.idle),
             timeout_graceful_shutdown=_CLOSE_SECONDS,
             callback_notify=self._look,
-            timeout_notify=0,  # as often as it can: once a second
+            timeout_notify=0,  # the shortest interval: once a second
             ssl_certfile=listen.certificate,
             ssl_keyfile=listen.key,
         )
@@ -162,7 +162,7 @@ class Server:
         return len(self._connections.open)
 
     def begin_draining(self) -> None:
-        """Take no new request from now on; answers under way go on. From any thread."""
+        """Accept no new request from now on; running answers continue. Any thread may call this."""
         self.service.is_draining = True
 
     @property
@@ -171,7 +171,7 @@ class Server:
         return not self.service.num_running and not self._server.server_state.tasks
 
     def close(self) -> None:
-        """Take no new connection, end those that are open, and stop; in about two seconds at most."""
+        """Refuse new connections, end the open ones, and stop, within about two seconds."""
         self.begin_draining()  # ends the streams of figures, which have no end of their own
         self._server.should_exit = True
         self._thread.join(2 * _CLOSE_SECONDS)
@@ -224,7 +224,7 @@ def _bound(host: str, port: int) -> socket.socket:
         reason = (error.strerror or str(error)).partition(" (while")[0]
         cure = "; choose another port" if error.errno == errno.EADDRINUSE else ""
         raise ConfigError(f"the server cannot listen on {host}:{port}: {reason}{cure}") from error
-    # Connections inherit it. asyncio sets it only for sockets that name their protocol, which this one does not; and an
-    # answer is two writes, of which the second would wait for the client's delayed ACK.
+    # Connections inherit it. asyncio sets it only for sockets that name their protocol, and this one does not. An
+    # answer is two writes, and the second would wait for the client's delayed ACK.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return bound

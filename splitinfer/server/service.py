@@ -1,4 +1,5 @@
-"""What all routes share: the engine, who may ask, the answers under way, and a route's refusal of a method."""
+"""The common state of all routes: the engine, the access rules, the answers under way; and a route that refuses other
+methods."""
 
 import secrets
 import time
@@ -26,18 +27,18 @@ from splitinfer.server.reading import Reader
 
 M = TypeVar("M", bound=Fields)
 
-_COUNTING = 64  # requests beside those that the engine runs and queues: counted, or tokenized
-_LEAST_TIMES = 16  # different ones, for clients that are turned away
+_COUNTING = 64  # further requests, which only count tokens or are being tokenized
+_LEAST_TIMES = 16  # different times, for clients that are turned away
 
 
 @dataclass(slots=True)
 class Service:
-    """One server. All methods are called on its event loop; ``is_draining`` may be set by any thread.
+    """One server. All methods run on its event loop; any thread may set ``is_draining``.
 
     model: the name under which the model is offered.
     max_running: requests at a time, waiting ones included; ``None``: somewhat more than the engine runs and queues, so
-        that its own queue is what is full first.
-    logs_prompts: whether what is asked is written to the log.
+        that the engine's own queue is full first.
+    logs_prompts: whether to write prompts to the log.
     offers: the models that clients may name, this one first.
     loaded: the services of all models in memory.
     """
@@ -67,21 +68,21 @@ class Service:
             self.loaded = lambda: [self]
 
     def beside(self, llm: LLM, model: str) -> "Service":
-        """Return the service of another model of the same server: who may ask, and the responses, they have
-        together."""
+        """Return the service of another model of the same server. Both share callers and counts of responses."""
         return replace(self, llm=llm, model=model, num_running=0, meters=HttpMeters(self.meters.responses))
 
     @property
     def fingerprint(self) -> str:
-        """While it is the same, a seed gives the same answer. Another cut of the model has another one."""
+        """Identifies the computation: with the same fingerprint, the same seed gives the same answer. Each cut of a
+        model has its own."""
         return f"fp_{self.llm.fingerprint}"
 
     def token_text(self, token: int) -> bytes:
-        """Return the bytes of one token, which may be a part of a character; empty without a tokenizer."""
+        """Return the bytes of one token, which may be part of a character. Return no bytes without a tokenizer."""
         return self.llm.tokenizer.token_bytes(token) if self.llm.has_tokenizer else b""
 
     def caller(self, request: Request, scope: Scope = Scope.USE) -> ApiKey:
-        """Return who asks.
+        """Return the key of the request's sender.
 
         Raises:
             Problem: as ``Gate.caller``.
@@ -90,15 +91,17 @@ class Service:
 
     @contextmanager
     def admitted(self, key: ApiKey, num_answers: int = 1) -> Iterator[None]:
-        """Count a request while it is carried out; one for which the engine's queue has no room (``QueueFull``) costs
-        its key nothing. ``num_answers``: that it asks for at once.
+        """Count a request while it is carried out. If the engine's queue is full (``QueueFull``), the request costs its
+        key nothing. ``num_answers``: the answers that it requests at once.
 
         Raises:
             Problem: 429 or 503, with the time after which to try again.
         """
         if self.is_draining:
             raise ending()
-        self.rates.begin(key, time.monotonic(), num_answers)  # first: a key over its own limits is not told of others
+        self.rates.begin(
+            key, time.monotonic(), num_answers
+        )  # first: the limits of other keys are no concern of a key over its own
         try:
             if self.num_running >= self._most:
                 raise QueueFull(f"{self.num_running:,} requests are under way, and no more may be")
@@ -120,9 +123,9 @@ class Service:
         return self.llm.max_running + self.llm.settings.max_waiting + _COUNTING
 
     def _turned_away(self, why: str) -> Problem:
-        """Return what a client is told for whose request there is no room, and when there will be: each of a later
-        place than the one before, up to as many as requests run together. Then the times begin again, so that one
-        client that asks on and on does not put off all others."""
+        """Return the problem for a request without room, with the time until there may be room. Each request gets a
+        later time than the one before, up to the number of requests that run together. Then the times begin again, so
+        that one client that asks without end does not delay all others."""
         nth = 1 + self._num_turned_away % max(_LEAST_TIMES, self.llm.max_running)
         self._num_turned_away += 1
         self.meters.turned_away += 1
@@ -133,9 +136,9 @@ class Service:
 
     @contextmanager
     def cancellable(self, request_id: str, key: ApiKey, answer: Answer) -> Iterator[None]:
-        """While a request is under way, its key may cancel it by its id; in the end it is aborted, if it has not ended.
-        Several may have one id: a client that tries again is noticed to have gone after its second request has begun.
-        """
+        """Let the key cancel a request by its id while it is under way, and abort the request at the end if it has not
+        ended. Several requests may have one id: if a client tries again, its second request may begin before the server
+        notices that the first one was left."""
         under_way = self._answers.setdefault((key.name, request_id), [])
         under_way.append(answer)
         try:
@@ -156,7 +159,7 @@ class Service:
                 self.meters.answered(numbers)
 
     def cancel(self, request_id: str, key: ApiKey) -> bool:
-        """End the key's own requests with this id; false if it has none under way."""
+        """End all requests of the key with this id. Return False if there was nothing to end."""
         found = self._answers.get((key.name, request_id), ())
         for answer in found:
             answer.cancel()

@@ -1,10 +1,10 @@
-"""Several models behind one server: loads who is asked for, closes who has rested, and sends each request to its model.
+"""Several models in one server: loads requested models, closes idle ones, and sends each request to its model.
 
-`server.residents` decides; this carries it out, on the event loop, with loading and closing beside it. Each loaded
-model has a service and routes of its own. What is not posted to a model (its dials, its figures) says which with
-``?model=NAME``; without that, the one that was used last answers, as for what is of no model (sessions, the page, lists
-of models). A request whose model is not loaded waits, with pings if it is a stream: a stream that has been pinged has
-begun with 200, so an error behind that is the last event, in the API's own form.
+`server.residents` decides; this module acts, on the event loop, and loads and closes on threads. Each loaded model has
+a service and routes of its own. A request that is not posted to a model (dials, figures) names it with ``?model=NAME``.
+Without a name, the model used last answers, also for routes of no model (sessions, the page, lists of models). A
+request whose model is not loaded waits, with pings if it is a stream. A stream with a ping has begun with status 200,
+so a later error is its last event, in the API's own form.
 """
 
 import asyncio
@@ -41,15 +41,15 @@ log = logging.getLogger(__name__)
 
 _METRICS = "/metrics"  # of all models
 _OWN = "/v1/splitinfer/"
-_OF_NO_MODEL = ("/session", _OWN, "/api/show")  # what is posted there
+_OF_NO_MODEL = ("/session", _OWN, "/api/show")  # requests posted there name no model
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
     """A model that may be loaded. ``model``: its folder, or its name at the hub; ``context``: its own. ``needs``,
-    ``workers``: as in ``Resident``, before it is loaded; ``needs`` becomes all that there is, where it was found not to
-    fit beside others. ``open``: loads it, in any thread. ``service``, ``app``: while it is loaded. ``seconds``: that
-    loading took the last time."""
+    ``workers``: as in ``Resident``, before it is loaded; ``needs`` becomes all memory if the model did not fit beside
+    others. ``open``: loads it, in any thread. ``service``, ``app``: set while it is loaded. ``seconds``: the time that
+    loading took last."""
 
     name: str
     model: str
@@ -82,26 +82,26 @@ class Entry:
 
 
 def _kv_here(llm: LLM) -> int:
-    """Return the bytes on this machine that a loaded model's KV may come to."""
+    """Return the most bytes that a loaded model's KV may take on this machine."""
     stages = zip(llm.layout.stages, llm.kv_budget.stages, strict=False)
     return sum(kv.budget_bytes for i, (spec, kv) in enumerate(stages) if i == 0 or spec.is_local)
 
 
 class Unloaded:
-    """In place of an LLM where none is loaded."""
+    """Stands for an LLM that is not loaded."""
 
     def __getattr__(self, name: str) -> Any:
         raise Problem(503, "no model is loaded now; a request that names one loads it", retry_after=AGAIN)
 
 
 ModelTicket = asyncio.Future[Entry]
-"""Is done when its request may use the model, until it gives the ticket back."""
+"""Done when its request may use the model, until the request gives it back."""
 
 
 class Several:
-    """The ASGI application of a server of several models, within the guard; on its event loop, but for ``put``,
-    ``drain`` and ``close``. Requests that name no model are for the first of ``entries``. ``front``: the service of no
-    model, with which those of models share callers and counts. ``routes``: makes the routes of a service."""
+    """The ASGI application of a server of several models, inside the guard. It runs on its event loop, except ``put``,
+    ``drain`` and ``close``. Requests without a model's name go to the first of ``entries``. ``front``: the service of
+    no model; the models' services share its callers and counts. ``routes``: makes the routes of a service."""
 
     def __init__(
         self, entries: Sequence[Entry], bounds: Bounds, front: Service, routes: Callable[[Service], ASGIApp]
@@ -116,7 +116,7 @@ class Several:
         self._front_app = routes(front)
 
     def offers(self) -> list[Offer]:
-        """Return all models, the one that was used last first."""
+        """Return all models, the last used first."""
         return [held.offer(self._bounds.ttl) for held in self._by_use]
 
     @property
@@ -143,7 +143,7 @@ class Several:
     # -- models come and go --------------------------------------------------------------------
 
     def ask(self, name: str) -> ModelTicket:
-        """Return a ticket for the model, which has to be given back (``release``). It fails as loading does."""
+        """Return a ticket for the model; give it back with ``release``. The ticket fails if loading fails."""
         ticket: ModelTicket = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = self._held[name]
         self._admit()
@@ -160,11 +160,12 @@ class Several:
 
     @property
     def _wanted(self) -> list[tuple[ModelTicket, Entry]]:
-        """The tickets whose requests still wait, by age: one that was cancelled is given back a little later."""
+        """The tickets of waiting requests, the oldest first. A cancelled ticket stays a little longer until it is given
+        back."""
         return [(ticket, held) for ticket, held in self._waiting.items() if not ticket.done()]
 
     def _admit(self) -> bool:
-        """Let those use their models for whom these are there; whether there were any."""
+        """Give waiting requests their models if these are ready. Return whether any request got one."""
         may = [each for each in self._wanted if each[1].is_ready and each[1].name not in self._leaving]
         for ticket, held in may:
             del self._waiting[ticket]
@@ -173,8 +174,8 @@ class Several:
         return bool(may)
 
     def turn(self) -> None:
-        """Do what is to be done, unless something is being done: then this is called behind it. Called once a second,
-        too, so that who has rested is unloaded."""
+        """Do the next step that ``residents`` decides. If a step is under way, this runs again after it. Runs every
+        second, too, to unload idle models."""
         is_decided = self._acting is not None or self._is_closed
         while not is_decided:
             models, waiting = [held.resident for held in self._held.values()], [held.name for _, held in self._wanted]
@@ -205,9 +206,9 @@ class Several:
         name, began = held.name, time.monotonic()
         try:
             llm = await asyncio.to_thread(held.open)
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told, and others are served
+        except Exception as error:  # noqa: BLE001 - any error goes to the waiting requests; the server goes on
             log.warning("%s cannot be loaded: %s", name, error)
-            if isinstance(error, CannotFit) and self._loaded:  # others take more than was thought: a swap, then
+            if isinstance(error, CannotFit) and self._loaded:  # the others take more than expected, so swap
                 held.needs = self._bounds.room
                 return
             why = f"the model {name!r:.80} cannot be loaded now; the server's log says why"
@@ -222,18 +223,18 @@ class Several:
             llm.close()
 
     def put(self, name: str, llm: LLM) -> None:
-        """A model has been loaded."""
+        """Register a model that was loaded."""
         held = self._held[name]
         held.service = self._front.beside(llm, name)
         held.app, held.used_at = self._routes(held.service), time.monotonic()
 
     def drain(self, seconds: float) -> None:
-        """As ``LLM.drain``, of all."""
+        """End all loaded models' requests, as ``LLM.drain`` does, at once."""
         with ThreadPoolExecutor(1 + len(self._loaded)) as pool:
             list(pool.map(lambda service: service.llm.drain(seconds), self._loaded))
 
     def close(self) -> None:
-        """As ``LLM.close``, of all."""
+        """Close all loaded models (``LLM.close``)."""
         self._is_closed = True
         for service in self._loaded:
             service.llm.close()
@@ -245,7 +246,7 @@ class Several:
 
         Raises:
             ClientDisconnect: the client has gone.
-            Problem: 404, there is no such model; 503, it cannot be loaded, or not in time; else as its route.
+            Problem: 404, the model does not exist; 503, it cannot be loaded, or not in time; or as its route.
         """
         if scope["path"] == "/health":
             await self._health()(scope, receive, send)
@@ -257,16 +258,17 @@ class Several:
             await self._chosen(Request(scope, receive), send)
 
     def _health(self) -> JSONResponse:
-        """Return a pipeline that has failed is no reason against: the next request loads it again."""
+        """Return the health document. A failed pipeline does not count against it: the next request loads it again."""
         models = [{"name": each.name, "loaded": each.layout is not None} for each in self.offers()]
         document = {"status": "draining" if self.is_draining else "ok", "running": self.num_running, "models": models}
         return JSONResponse(document, 503 if self.is_draining else 200)
 
     def _named(self, request: Request) -> ASGIApp:
-        """Return the routes of the model that the query names; without a name, those of the one that was used last.
+        """Return the routes of the model in the query. Without a name, return the routes of the model used last.
 
         Raises:
-            Problem: 404, there is no such model; 503, it is not loaded; 400, several are, and one is to be changed.
+            Problem: 404, the model does not exist; 503, it is not loaded; 400, several models are loaded and the
+                request would change one.
         """
         name, path = request.query_params.get("model"), request.url.path
         loaded = [held for held in self._by_use if held.app is not None]
@@ -284,7 +286,7 @@ class Several:
         return next((held.app for held in loaded if held.app is not None), self._front_app)
 
     async def _chosen(self, request: Request, send: Send) -> None:
-        self._front.caller(request)  # before anything of the body is read
+        self._front.caller(request)  # before reading the body
         if self.is_draining:
             raise ending()
         request.state.raw = raw = await body_of(request)
@@ -310,18 +312,18 @@ class Several:
     async def _wait(
         self, ticket: ModelTicket, wanted: Entry, request: Request, ping: Callable[[], Awaitable[None]] | None
     ) -> Entry:
-        """Return the model, once it is there; a stream gets a ``ping`` in silence.
+        """Return the model once it is loaded. A stream gets a ``ping`` in silence.
 
         Raises:
             ClientDisconnect: the client has gone.
-            Problem: 503, it cannot be loaded, or the request's own time is over.
+            Problem: 503, the model cannot be loaded, or the request's timeout has passed.
         """
         most = handling_of(request).timeout
         try:
             async with asyncio.timeout(most):
                 return await until_gone(request, ticket, ping)
         except TimeoutError:
-            why = f"the model {wanted.name!r:.80} was not there within {most:g} s"
+            why = f"the model {wanted.name!r:.80} was not loaded within {most:g} s"
             raise Problem(503, why, retry_after=wanted.seconds) from None
 
 
@@ -330,7 +332,7 @@ def _streams(asked: Mapping[str, Any], path: str) -> bool:
 
 
 class _Pinged:
-    """Passes on what a route sends. Once it was pinged, the response has begun, and is a stream."""
+    """Passes on a route's messages. After a ping, the response has begun, and is a stream."""
 
     def __init__(self, send: Send, path: str) -> None:
         self.path, self.has_begun, self._send = path, False, send
@@ -348,7 +350,7 @@ class _Pinged:
         await self._write(LINE_PING if self._is_ollama else ping, ends=False)
 
     async def fail(self, problem: Problem) -> None:
-        """The last event, which says why there is no answer."""
+        """Send the last event, which says why there is no answer."""
         form = form_of(problem, self.path)
         last = line(form) if self._is_ollama else event(form, "error" if self._is_anthropic else None)
         await self._write(last, ends=True)

@@ -1,13 +1,13 @@
 """Server-sent events that are never silent for long, and that end with their client.
 
-Agents' watchdogs fire after 20 s without a byte, long before a prompt of 20,000 tokens is read. So whenever nothing was
-sent for ``PING_EVERY`` seconds a ping is, also while a request is queued or a lost worker is waited for. What a ping
-looks like is each API's matter: comments do not count for all.
+Agents' watchdogs fire after 20 s without a byte, long before a prompt of 20,000 tokens is read. So after ``PING_EVERY``
+seconds of silence the stream sends a ping, also while its request is queued or waits for a lost worker. Each API has
+its own form of a ping: not all clients count comments.
 
-Three tasks of one response: one writes what comes, one waits until the client has gone, and one watches the clock and
-pings. Whichever ends first ends the others; the source of the events is closed in any case, so an answer that nobody
-reads is aborted at once. Most writes are of one token, so a write makes no task and sets no timer: the watch looks at
-what the writer notes. A connection on which nothing moves is ended elsewhere (`connections`).
+Three tasks serve one response: one writes the events, one waits until the client leaves, and one watches the clock and
+pings. The first to end ends the others. The source of the events is always closed, so an answer without a reader is
+aborted at once. Most writes have one token, so a write starts no task and no timer: the watch looks at the writer's
+notes. Connections that stay still are ended elsewhere (`connections`).
 """
 
 import asyncio
@@ -21,24 +21,24 @@ from starlette.types import Receive, Scope, Send
 from splitinfer.common.json_text import dumps
 
 PING_EVERY = 8.0  # seconds of silence; clients' limits begin at 10
-PROGRESS_EVERY = 0.5  # where a client wants to know how far its prompt is read
-_TURN = 16  # writes of one stream after which others have their turn
+PROGRESS_EVERY = 0.5  # if the client wants the progress of its prompt
+_TURN = 16  # writes of one stream before others get their turn
 
 EVENTS, NDJSON = "text/event-stream; charset=utf-8", "application/x-ndjson"
-_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # proxies shall pass on what comes
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # proxies must not buffer
 COMMENT_PING = b": ping\n\n"
 LINE_PING = b" "  # the beginning of a line of JSON, which may begin with blanks
 
 
 def response_start(media_type: str) -> dict[str, Any]:
-    """Return the message with which a stream begins."""
+    """Return the message that begins a stream."""
     headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
     typed = [(b"content-type", media_type.encode()), *headers]
     return {"type": "http.response.start", "status": 200, "headers": typed}
 
 
 def json_line(value: Any) -> str:
-    """Return a value as JSON on one line; what is not finite is null, as JSON has no such numbers."""
+    """Return a value as JSON on one line, with null for numbers that are not finite: JSON does not have them."""
     return dumps(value, separators=(",", ":"))
 
 
@@ -66,8 +66,8 @@ def line(data: Mapping[str, Any]) -> bytes:
 
 
 class EventStream:
-    """An ASGI response of events, which ``source`` yields. ``end`` is called when the response is over, however that
-    was. Where the client has left before the end, ``scope["state"]`` gets ``has_left``."""
+    """An ASGI response of the events from ``source``. ``end`` is called when the response is over, however it ended.
+    If the client leaves early, ``scope["state"]`` gets ``has_left``."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class EventStream:
             self._end()
 
     async def _serve(self, receive: Receive, send: Send) -> bool:
-        """Return whether all was sent; else the client has left."""
+        """Return whether everything was sent. If not, the client has left."""
         async with aclosing(self._source):
             self._wrote_at = asyncio.get_running_loop().time()
             writing = asyncio.create_task(self._write_all(send))
@@ -111,15 +111,15 @@ class EventStream:
         await self._write(send, response_start(self._media_type))
         num_read = 0
         async for data in self._source:
-            if data:  # reasoning may come that is not shown, and is silence
+            if data:  # hidden reasoning makes no data, which is silence
                 await self._write(send, _body(data))
             num_read += 1
-            if num_read % _TURN == 0:  # neither the source nor the client need ever have had to wait
+            if num_read % _TURN == 0:  # the source and the client may never have made this task wait
                 await asyncio.sleep(0)
         await self._write(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _watch(self, send: Send) -> None:
-        """Ping in silence. While a write is under way there is none: the client has not taken what it has."""
+        """Send pings in silence, but not during a write: the client has not taken its data yet."""
         clock = asyncio.get_running_loop().time
         while True:
             silent = 0.0 if self._is_writing else clock() - self._wrote_at
@@ -129,7 +129,7 @@ class EventStream:
                 await asyncio.sleep(self._ping_every - silent)
 
     async def _write(self, send: Send, message: dict[str, Any]) -> None:
-        """Send a message, however long the client takes to read."""
+        """Send a message, and wait while the client does not read."""
         self._is_writing = True
         await send(message)
         self._wrote_at, self._is_writing = asyncio.get_running_loop().time(), False

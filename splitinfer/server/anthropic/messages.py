@@ -1,24 +1,24 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`: a request as an `Ask`.
 
-A message of this API is a list of blocks. For chat templates, which know OpenAI's form, a turn of the user with results
-of tools becomes one message for each result, and then its text; a turn of the assistant becomes one message with its
-text, its thinking and its calls. Text is in blocks of text, in documents that are text, and in results of a client's
-own search; pictures are parts of the text (``server.reading``).
+A message of this API is a list of blocks, while chat templates know OpenAI's form. So a user's turn with results of
+tools becomes one message for each result, and then one with its text. A turn of the assistant becomes one message with
+its text, its thinking and its calls. Text comes from text blocks, from documents with text, and from results of a
+client's own search. Pictures are parts of the text (``server.reading``).
 
-The system's words stand beside the messages or among them; those at the beginning become one. A system turn may hold
-for the user's next question only, add tools or take them away, and say with how much effort the model shall answer
-(beta `mid-conversation-tool-changes`; anthropic 2.12.0): what holds at the conversation's end counts.
+The system prompt stands beside the messages or among them; system messages at the beginning are merged. A system turn
+may apply to the user's next question only, add or remove tools, and set the model's effort (beta
+`mid-conversation-tool-changes`; anthropic 2.12.0). The state at the end of the conversation counts.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, AnswerRequest, Ask, AskedChat
 from splitinfer.server.fields import Count, Fields, Kinds, Name, Parts, one_of
-from splitinfer.server.history import taken_by, told
+from splitinfer.server.history import history, taken_by, told
 from splitinfer.server.openai.forms import grammar_of
 from splitinfer.server.openai.generating import ForTemplate, NamedFunction, Sampling, Stops, Told, Word, chosen
 from splitinfer.server.openai.messages import arguments_of, merged_systems
@@ -87,7 +87,7 @@ class SearchResult(_Cited):
 
 
 class ToolReference(Fields):
-    """In the result of a call; it becomes text, for the model sees all tools from the start."""
+    """A tool named in the result of a call. It becomes text, because the model sees all tools from the start."""
 
     type: Literal["tool_reference"]
     tool_name: str
@@ -127,29 +127,17 @@ _IN_RESULT = taken_by(_InResult)
 _TAKEN = {"user": taken_by(UserBlock), "assistant": taken_by(AssistantBlock)}
 
 
-def _history(given: Any) -> Any:
-    """Return the messages with a sentence in the place of each block that this server does not read, but for those that
-    the user sends in the last message."""
-    if not isinstance(given, list):
-        return given
-    return [_read(turn, is_last=i == len(given) - 1) for i, turn in enumerate(given)]
-
-
-def _read(turn: Any, *, is_last: bool) -> Any:
-    taken = _TAKEN.get(f"{turn.get('role')}") if isinstance(turn, dict) else None
-    if taken is None:
+def _mended(turn: dict[str, Any], just_sent: bool) -> dict[str, Any]:
+    """Return a turn with sentences in place of unreadable blocks; if it was just sent, only inside results of tools."""
+    role, content = turn.get("role"), turn.get("content")
+    if role not in ("user", "assistant") or not isinstance(content, list):
         return turn
-    said, role = turn.get("content"), turn["role"]
-    if role == "user" and is_last:  # which may have results of tools in it
-        said = [
-            {**one, "content": told(one["content"], _IN_RESULT)}
-            if isinstance(one, dict) and one.get("type") == "tool_result" and "content" in one
-            else one
-            for one in (said if isinstance(said, list) else ())
-        ] or said
-    else:
-        said = told(said, taken, role, _IN_RESULT)
-    return turn if said is None else {**turn, "content": said}
+    with_parts = ("tool_result",) if just_sent else ("tool_result", "search_result")
+    blocks = [
+        told(one, _IN_RESULT) if isinstance(one, dict) and one.get("type") in with_parts else one for one in content
+    ]
+    turn = {**turn, "content": blocks}
+    return turn if just_sent else told(turn, _TAKEN[role])
 
 
 # -- tools, and changes of them --------------------------------------------------------------------
@@ -230,8 +218,8 @@ class SystemTurn(Fields):
     output_config: Effort = Effort()
 
     def words(self, *, user_follows: bool) -> str | None:
-        """Return what it says; ``None``: nothing, or nothing any more. ``user_follows``: a turn of the user is behind
-        it."""
+        """Return the turn's text. Return None if it has none, or if it no longer applies. ``user_follows``: a user's
+        turn comes later."""
         if self.clear_at != "never" and user_follows:
             return None
         return text_of([block for block in self.content if not isinstance(block, ToolChange)]) or None
@@ -242,7 +230,7 @@ class SystemTurn(Fields):
 
 
 def changed_tools(tools: Sequence[Tool], turns: Sequence[SystemTurn]) -> list[Tool]:
-    """Return the tools that there are behind all turns."""
+    """Return the tools that remain after all turns."""
     known = {tool.name: tool for tool in tools}
     there = dict(known)
     for change in (change for turn in turns for change in turn.changes):
@@ -258,7 +246,7 @@ def changed_tools(tools: Sequence[Tool], turns: Sequence[SystemTurn]) -> list[To
 
 
 def last_effort(turns: Sequence[SystemTurn], effort: str | None) -> str | None:
-    """With how much effort the model shall answer: what the last turn says that says it, else ``effort``."""
+    """Return the effort that the last turn with one sets, else ``effort``."""
     said = [turn.output_config.effort for turn in turns]
     return next((one for one in reversed(said) if one is not None), effort)
 
@@ -336,7 +324,8 @@ class SchemaOutput(Fields):
 
 
 class Thinks(Fields):
-    """``budget_tokens``: of thinking; then the answer begins. ``display``: whether it is shown."""
+    """``budget_tokens``: the most tokens of thinking before the answer begins. ``display``: whether to show the
+    thinking."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     display: Annotated[str, one_of("summarized", "omitted")] = "summarized"
@@ -354,14 +343,14 @@ class CountRequest(ForTemplate):
     refused = COUNTED
     model: Name | None = None
     messages: Annotated[
-        list[Annotated[Turn, Kinds("role")]], Field(max_length=MAX_MESSAGES, fail_fast=True), BeforeValidator(_history)
+        list[Annotated[Turn, Kinds("role")]], Field(max_length=MAX_MESSAGES, fail_fast=True), history(_mended)
     ]
     system: Texts = Field(default_factory=list)
     tools: list[AnyTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: Annotated[Choice | ToolChoice, Kinds("type")] = Choice(type="auto")
     thinking: Thinks | None = None
     output_config: Output = Output()
-    output_format: SchemaOutput | None = None  # of the beta; output_config.format takes precedence
+    output_format: SchemaOutput | None = None  # the beta's field; output_config.format takes precedence
 
     def chat(self) -> AskedChat:
         """Return the conversation.
@@ -381,7 +370,7 @@ class CountRequest(ForTemplate):
         return AskedChat(told, tools, self._options(), opens_answer=not goes_on, continues=goes_on)
 
     def functions(self) -> tuple[Told, Told, bool]:
-        """As ``chosen``."""
+        """Return the result of ``chosen`` for this request."""
         choice = self.tool_choice
         asked = (
             NamedFunction(type="function", name=choice.name) if isinstance(choice, ToolChoice) else _WORDS[choice.type]
@@ -394,7 +383,7 @@ class CountRequest(ForTemplate):
         return [turn for turn in self.messages if isinstance(turn, SystemTurn)]
 
     def _options(self) -> dict[str, Any]:
-        """Return what the template is told of thinking."""
+        """Return the template's options about thinking."""
         options = self.template_options()
         if (effort := last_effort(self._system_turns, self.output_config.effort)) is not None:
             options["reasoning_effort"] = effort

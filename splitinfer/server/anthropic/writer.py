@@ -29,7 +29,7 @@ class MessageWriter(Writer):
     model: str
     new_id: Callable[[], str] = lambda: f"toolu_{secrets.token_hex(12)}"
     hides_thinking: bool = False
-    _index: int = -1  # of the block that is open, or was last
+    _index: int = -1  # of the open block, or of the last one
     _open: str | None = None  # the kind of block that is open
 
     # -- a stream ------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ class MessageWriter(Writer):
         return _PING
 
     def begin(self, answer: Answer) -> bytes:
-        """Of the usage only the prompt is known."""
+        """Return the event that starts a message. Its usage has only the prompt's tokens."""
         ended, usage = {"stop_reason": None, "stop_sequence": None}, usage_of(answer.usage)
         message = {**self._head(), "content": [], **ended, "usage": usage}
         return _sent(_event("message_start", message=message)) + _PING

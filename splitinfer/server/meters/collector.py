@@ -1,10 +1,11 @@
-"""All families as Prometheus reads them. The only module that needs prometheus-client.
+"""All metric families as Prometheus reads them. The only module that needs prometheus-client.
 
-Names, labels and bounds with ``vllm:`` are those of vLLM 0.33.0 (``vllm/v1/metrics/loggers.py``,
-``vllm/v1/spec_decode/metrics.py``). What they mean here is in ``docs/operate/meters.md``, with those that are left out.
+Names, labels and bounds with ``vllm:`` follow vLLM 0.33.0 (``vllm/v1/metrics/loggers.py``,
+``vllm/v1/spec_decode/metrics.py``). ``docs/operate/meters.md`` explains them for this server and lists the missing
+ones.
 
-The text is that of version 0.0.4, which every Prometheus takes, whatever it would rather have: in OpenMetrics'
-prometheus-client 0.26.0 writes ``vllm_x`` for a sample ``vllm:x``, by which no dashboard finds it.
+The text is in version 0.0.4, which every Prometheus accepts, whichever version it asks for: in OpenMetrics,
+prometheus-client 0.26.0 writes ``vllm_x`` for a sample ``vllm:x``, and no dashboard finds that.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,11 +33,11 @@ _GAUGES = {
     "splitinfer:max_running": ("max_running", "The most requests that share the stages."),
     "splitinfer:kept_blocks": ("stored_blocks", "Blocks of KV kept in memory for later requests."),
 }
-_COUNTERS = {  # without ``_total``, which their samples' names end in
+_COUNTERS = {  # without the ``_total`` at the end of their samples' names
     "vllm:prompt_tokens": ("prompt_tokens", "Tokens of prompts that were read, kept ones included."),
-    "vllm:prompt_tokens_cached": ("cached_tokens", "Those whose KV was kept from before."),
-    "vllm:prefix_cache_queries": ("prompt_tokens", "Tokens of prompts that were looked for among what is kept."),
-    "vllm:prefix_cache_hits": ("cached_tokens", "Those that were found there."),
+    "vllm:prompt_tokens_cached": ("cached_tokens", "Prompt tokens whose KV was kept from before."),
+    "vllm:prefix_cache_queries": ("prompt_tokens", "Prompt tokens that were looked up among the kept ones."),
+    "vllm:prefix_cache_hits": ("cached_tokens", "Prompt tokens that were found there."),
     "vllm:generation_tokens": ("generated_tokens", "Tokens of answers."),
     "vllm:num_preemptions": ("preemptions", "Times that a running request gave up its KV."),
     "splitinfer:active_seconds": ("active_seconds", "Seconds with any request under way."),

@@ -1,6 +1,5 @@
-"""The route ``/metrics``: written beside the event loop, one reading at a time, so that whoever asks on and on takes no
-thread from others.
-"""
+"""The route ``/metrics``. A thread writes the text, one reading at a time, so that a client that asks without end takes
+no thread from others."""
 
 import asyncio
 from collections import Counter
@@ -28,7 +27,7 @@ def meter_routes(service: Service) -> list[ApiRoute]:
         if find_spec("prometheus_client") is None:
             raise Problem(501, _MISSING)
         async with one_at_a_time:
-            # On the event loop, where they are counted.
+            # Copy on the event loop, where they are counted.
             counted = [(one, deepcopy(one.meters), one.num_running) for one in service.loaded()]
             responses = Counter(service.meters.responses)
             return await asyncio.to_thread(_answer, service, counted, responses)

@@ -1,4 +1,4 @@
-"""The models of a server as Ollama describes them: what a checkpoint's configuration and table of tensors say."""
+"""The models of a server as Ollama describes them, from a checkpoint's configuration and table of tensors."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -14,8 +14,8 @@ from splitinfer.models.folder.hub import open_model
 from splitinfer.server.health import Offer
 from splitinfer.server.ollama.writer import moment
 
-_ALL_LAYERS = 1 << 20  # on one stage: what sees is there
-_NEVER = 4102444800.0  # 2100-01-01, for what is never unloaded: clients want a time
+_ALL_LAYERS = 1 << 20  # on one stage, so its vision part is there
+_NEVER = 4102444800.0  # 2100-01-01, if it is never unloaded: clients expect a time
 
 _opened = lru_cache(maxsize=64)(open_model)
 
@@ -62,7 +62,7 @@ def shown(offer: Offer, started: float) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _described(model: str) -> Mapping[str, Any]:
-    """Return what all documents have, and what does not change."""
+    """Return the constant part that all documents share."""
     checkpoint = _opened(model)
     bits, tensors = positive(mapping(checkpoint.config, "quantization"), "bits"), checkpoint.tensors.values()
     family, number = _family(checkpoint), sum(_parameters(checkpoint))
@@ -80,7 +80,7 @@ def _described(model: str) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=64)
 def _template_and_capabilities(model: str) -> tuple[str, list[str]]:
-    """Return a model's chat template, and what clients may ask of it, in Ollama's words."""
+    """Return a model's chat template, and its capabilities in Ollama's words."""
     checkpoint, found = _opened(model), ["completion"]
     tokenizer = tokenizer_of(checkpoint)
     if tokenizer is not None and tokenizer.writes_turns:
@@ -97,7 +97,7 @@ def _family(checkpoint: Checkpoint) -> str:
 
 
 def _parameters(checkpoint: Checkpoint) -> Iterator[int]:
-    """Yield how many each tensor has; of quantised weights, those that they stand for."""
+    """Yield the number of parameters in each tensor. A quantised tensor counts the weights that it represents."""
     bits = positive(mapping(checkpoint.config, "quantization"), "bits") or 32
     for each in checkpoint.tensors.values():
         if not each.name.endswith((".scales", ".biases")):

@@ -70,7 +70,11 @@ class Generating(Conversation, Scored, AnswerRequest):
         return options if self.think is None else {**options, "enable_thinking": True, "reasoning_effort": self.think}
 
     def asked(self, prompt: AskedChat | str) -> Ask:
-        """Return raises Problem: 400, the format is not a schema."""
+        """Return the request for the engine.
+
+        Raises:
+            Problem: 400, the format is not a schema.
+        """
         form = {}
         if self.format is not None:
             form["grammar"] = Grammar.json() if self.format == "json" else grammar_of(self.format, "format")

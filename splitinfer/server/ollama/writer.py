@@ -27,8 +27,8 @@ def moment(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OllamaWriter(Writer):
-    """Writes one answer. ``asked``: says what is shown. ``began``: when its request came, in seconds on the monotonic
-    clock. ``times``: of the answer."""
+    """Writes one answer. ``asked``: the request, which says what to show. ``began``: when the request came, in seconds
+    on the monotonic clock. ``times``: returns the times of the answer."""
 
     model: str
     asked: Generating
@@ -42,7 +42,7 @@ class OllamaWriter(Writer):
         return LINE_PING
 
     def written(self, piece: Piece) -> bytes:
-        """Return the lines of a piece, without the last one of an answer."""
+        """Return the lines of a piece, without the answer's last line."""
         lines = [{**self.head(), **self._said([part]), "done": False} for part in piece.parts]
         if lines and piece.logprobs:
             lines[-1] |= self._logprobs([piece])
@@ -53,12 +53,12 @@ class OllamaWriter(Writer):
         return line({"error": last.problem.message} if failed else self.last(last, usage))
 
     def last(self, piece: Piece, usage: Usage, parts: Sequence[AnswerPart] = ()) -> dict[str, Any]:
-        """Return the line that ends an answer. ``parts``: that it has itself."""
+        """Return the line that ends an answer. ``parts``: the parts in that line itself."""
         reason = {"done": True, "done_reason": _REASONS[piece.finish_reason or "stop"]}
         return {**self.head(), **self._said(parts), **reason, **self._figures(usage)}
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
-        if not pieces:  # the model was to be loaded, and it is
+        if not pieces:  # the request was to load the model, which is loaded now
             reason = "unload" if self.asked.keep_alive == 0 else "load"
             return {**self.head(), **self._said(()), "done": True, "done_reason": reason}
         last = self.last(pieces[-1], usage, [part for piece in pieces for part in piece.parts])

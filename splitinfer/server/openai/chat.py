@@ -61,7 +61,7 @@ class Conversation(ForTemplate):
         return AskedChat(told, self.functions()[0], self.template_options(), opens, continues=goes_on)
 
     def functions(self) -> tuple[Told, Told, bool]:
-        """As ``chosen``."""
+        """Return the result of ``chosen`` for this request."""
         return chosen([tool.function for tool in self.tools], self.tool_choice)
 
 

@@ -1,7 +1,7 @@
 """Answers of `POST /v1/chat/completions`: chunks of a stream, or one document made of the same pieces.
 
 Reasoning is written under both names that clients know, ``reasoning`` and ``reasoning_content``. The first delta of a
-call of a tool has its index, id and name; those behind it have more of its arguments.
+tool call has its index, id and name; the following deltas have more of its arguments.
 """
 
 import secrets
@@ -18,15 +18,16 @@ from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCall
 TokenText = Callable[[int], bytes]
 """The bytes of one token id."""
 
-# A request that was ended, by its id or its deadline, has an answer that is cut off as at its length.
+# A request ended by its id or its deadline has an answer that is cut off, as by its token limit.
 REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool_calls", "abort": "length"}
 _DONE = event("[DONE]")
 
 
 @dataclass(slots=True)
 class ChunkWriter(Writer):
-    """What answers of chats and of completions have in common. ``created``: seconds since 1970. ``asked``: says what is
-    shown. ``fingerprint``: while it is the same, a seed gives the same answer."""
+    """The common base for the writers of chats and completions. ``created``: seconds since 1970. ``asked``: the
+    request, which says what to show. ``fingerprint``: with the same fingerprint, the same seed gives the same answer.
+    """
 
     answer_id: str
     created: int
@@ -35,7 +36,7 @@ class ChunkWriter(Writer):
     token_text: TokenText
     answer: Answer
     fingerprint: str | None = None
-    _reported: int | None = None  # tokens of the prompt that were said to be read
+    _reported: int | None = None  # read tokens of the prompt, as reported
 
     kind: ClassVar[str]
 
@@ -48,7 +49,8 @@ class ChunkWriter(Writer):
         return COMMENT_PING if reading is None else self._progress(reading)
 
     def _progress(self, reading: Reading) -> bytes:
-        """Return the chunk that says how far a prompt is read; before the first one, another for what is cached."""
+        """Return the chunk that says how far the prompt is read. Before the first one comes a chunk for the cached
+        tokens."""
         told = [] if self._reported is not None else [replace(reading, read=reading.cached, since=0.0, seconds=0.0)]
         told += [reading] if reading.read != reading.cached else []
         self._reported = reading.read
@@ -73,7 +75,7 @@ class ChunkWriter(Writer):
         return (event({**self.chunk([]), "usage": self.usage(usage)}) if counts else b"") + _DONE
 
     def choice(self, index: int) -> dict[str, Any]:
-        """Return a choice of which nothing is new."""
+        """Return a choice without news."""
         raise NotImplementedError
 
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -101,7 +103,7 @@ class ChatWriter(ChunkWriter):
 
     new_id: Callable[[], str] = lambda: f"call_{secrets.token_hex(12)}"
     _num_calls: dict[int, int] = field(default_factory=dict)  # by choice
-    _frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # what is around a choice's text
+    _frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # the JSON around a choice's text
 
     kind = "chat.completion.chunk"
 
@@ -122,7 +124,7 @@ class ChatWriter(ChunkWriter):
         """Return the event of nothing but text, which nearly every token is: all but the text is always the same."""
         frame = self._frames.get(choice)
         if frame is None:
-            # What else could hold these characters has its quotation marks escaped, or comes before them.
+            # In any other place these characters have escaped quotation marks, or come earlier.
             before, name, after = event(self.chunk([_choice(choice, {"content": ""})])).rpartition(b'"content":""')
             frame = self._frames[choice] = before + name[:-2], after
         return frame[0] + json_line(text).encode("utf-8", "replace") + frame[1]
@@ -200,8 +202,7 @@ def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
 
 
 def token_logprob(one: TokenLogprobs, num_top: int, token_text: TokenText) -> dict[str, Any]:
-    """Return a token's log probability, and those of the ``num_top`` likeliest tokens there, as OpenAI's API says
-    it."""
+    """Return the log probabilities of a token and of the ``num_top`` likeliest tokens there, in OpenAI's form."""
 
     def written(token_id: int, logprob: float) -> dict[str, Any]:
         raw = token_text(token_id)

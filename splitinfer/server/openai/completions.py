@@ -1,8 +1,8 @@
-"""`POST /v1/completions`: a request as one `Ask` for each prompt, whose text or tokens are continued as they are. A
-chunk of a stream and the whole document have one form; what differs is how much of each choice's text is in it.
+"""`POST /v1/completions`: a request as one `Ask` for each prompt. The model continues the prompt's text or tokens
+without a template. A chunk of a stream and the whole document have one form; a chunk has less of each choice's text.
 
-Tokens are text here, and names of objects' fields among the probabilities. A token that is a part of a character has no
-text, and two such would have one name; they are written as their bytes, ``bytes:\\xe2\\x82``, as OpenAI's models do it
+Tokens are text here, and among the probabilities they are field names. A token that is part of a character has no text,
+and two such tokens would share a name. So they are written as their bytes, ``bytes:\\xe2\\x82``, as OpenAI's models do
 (*assumed*: seen in their answers, described nowhere).
 """
 
@@ -53,15 +53,15 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-_OFF = _UNBOUNDED = -1  # of log probabilities; of tokens: as many as there is room for
+_OFF = _UNBOUNDED = -1  # no log probabilities; as many tokens as fit
 _Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 _Most = Annotated[int, Field(ge=_UNBOUNDED, le=MOST_TOKENS)]
 
 
 class CompletionRequest(Streaming):
-    """``max_tokens``: with ``echo`` also 0, the prompt alone. ``best_of``: must be ``n``. ``logprobs``: of each token
-    and of so many of the likeliest; true is 0, false and -1 are off. ``prompt_logprobs``: as vLLM has it. ``suffix``:
-    what stands behind the answer."""
+    """``max_tokens``: with ``echo`` also 0, for the prompt alone. ``best_of``: must equal ``n``. ``logprobs``: the
+    number of likeliest tokens beside each token; true is 0, false and -1 are off. ``prompt_logprobs``: as in vLLM.
+    ``suffix``: the text after the answer."""
 
     refused = COMPLETIONS
     prompt: Annotated[list[AskedPrompt], PlainValidator(_prompts)]
@@ -86,7 +86,7 @@ class CompletionRequest(Streaming):
 
     @property
     def most(self) -> int:
-        """Tokens of an answer; 0: none is shown."""
+        """The token limit of an answer; 0 shows no answer."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def asks(self) -> tuple[Ask, ...]:
@@ -117,7 +117,7 @@ class CompletionRequest(Streaming):
 # -- the answer ------------------------------------------------------------------------------------
 
 
-_ROOM = 4  # characters of a text for one that the tokenizer has made of them
+_ROOM = 4  # characters of a text that the tokenizer may turn into one
 _NO_LOGPROBS: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
@@ -126,7 +126,7 @@ class CompletionWriter(ChunkWriter):
     """Writes the answers to all prompts of a request."""
 
     asked: CompletionRequest
-    _offsets: dict[int, "_Offsets"] = field(default_factory=dict)  # by choice that has begun
+    _offsets: dict[int, "_Offsets"] = field(default_factory=dict)  # by choice, once it has begun
 
     kind = "text_completion"
 
@@ -147,7 +147,7 @@ class CompletionWriter(ChunkWriter):
         return usage_of(usage if self.asked.most else replace(usage, generated=0))
 
     def _prompt_logprobs(self, choice: int, num_top: int) -> list[dict[str, Any] | None]:
-        """As vLLM writes them: by id, each with its rank where that is known."""
+        """Return the prompt's log probabilities as vLLM writes them: by id, each with its rank if known."""
         lines = list[dict[str, Any] | None]([None])
         for one in self.answer.choices[choice].request.output.prompt_logprobs or ():
             ranked = {token: (rank, logprob) for rank, (token, logprob) in enumerate(one.top[:num_top], 1)}
@@ -182,7 +182,7 @@ class CompletionWriter(ChunkWriter):
         return b"".join(map(self.token_text, prompt)).decode("utf-8", "replace")
 
     def _of_prompt(self, choice: int, echo: str) -> dict[str, list[Any]]:
-        """Return those of the prompt's tokens; its first one has none."""
+        """Return the log probabilities of the prompt's tokens; the first token has none."""
         asked, offsets = self.answer.choices[choice].request, _EchoOffsets(0, echo=echo)
         raw = self.token_text(asked.prompt[0])
         first: dict[str, list[Any]] = {"tokens": [token_name(raw)], "text_offset": [offsets.next(raw)]}
@@ -219,8 +219,9 @@ class _Offsets:
 
 @dataclass(slots=True)
 class _EchoOffsets(_Offsets):
-    """Where a prompt's tokens begin in its text. Special tokens are not in it, and tokenizers change some characters: a
-    token that is not there takes no room, and those behind it are looked for a little further on, too."""
+    """The offsets of a prompt's tokens in its text. Special tokens are not in the text, and tokenizers change some
+    characters. So a token that is not found takes no room, and the search for the following ones reaches a little
+    further."""
 
     echo: str = ""
     _room: int = 0  # characters in which the next token may begin

@@ -1,4 +1,4 @@
-"""The form of an answer: OpenAI's own fields for it, and those of vLLM and llama.cpp."""
+"""The form of an answer: the fields of OpenAI, vLLM and llama.cpp that ask for one."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -38,10 +38,10 @@ TextFormat = Annotated[PlainFormat | JsonFormat | SchemaFormat, Kinds("type")]
 
 
 def grammar_of(schema: Any, param: str) -> Grammar:
-    """Return the form of JSON that a schema admits; ``None``: of any object.
+    """Return the grammar of JSON that a schema admits. ``None`` admits any object.
 
     Raises:
-        Problem: 400, it is not a schema.
+        Problem: 400, the schema is not valid.
     """
     try:
         return Grammar.json(schema)
@@ -84,7 +84,7 @@ Texts = Annotated[list[str] | None, BeforeValidator(_asked)]
 
 
 class StructuredOutputs(Fields):
-    """vLLM's, one of which is given."""
+    """vLLM's field for a form; exactly one of its fields is set."""
 
     refused = STRUCTURED
     json_: Schema = Field(None, alias="json")
@@ -95,7 +95,7 @@ class StructuredOutputs(Fields):
 
 
 class Formed(Fields):
-    """The form of an answer under other servers' names: vLLM's of today and of old, llama.cpp's and SGLang's.
+    """The form of an answer under other servers' names: vLLM's current and old ones, llama.cpp's and SGLang's.
     ``grammar``, ``ebnf``: in Lark or GBNF."""
 
     structured_outputs: StructuredOutputs | None = None
@@ -109,11 +109,10 @@ class Formed(Fields):
     ebnf: Text = None
 
     def form(self, own: dict[str, Any], param: str) -> dict[str, Any]:
-        """Return the fields of ``SamplingParams`` for the form. ``own``: those that the API's own field ``param`` asks
-        for.
+        """Return the fields of ``SamplingParams`` for the form. ``own``: the fields for the API's own field ``param``.
 
         Raises:
-            Problem: 400, there are several forms, or one is not a form.
+            Problem: 400, there are several forms, or one is not valid.
         """
         other = self.structured_outputs or StructuredOutputs.model_validate({})
         asked: list[tuple[str, Callable[[Any], Grammar], Any]] = [

@@ -1,4 +1,4 @@
-"""Fields that OpenAI's requests for an answer have in common, and what they ask of the engine."""
+"""The fields that all of OpenAI's answer requests share, and their meaning for the engine."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
@@ -49,11 +49,11 @@ Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
 Stops = Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), BeforeValidator(in_list)]
 _NO_LIMIT = BeforeValidator(lambda given: None if type(given) is int and given in (-1, -2) else given)
 Limit = Annotated[Count | None, _NO_LIMIT]
-"""Most tokens of an answer; -1, and -2 of llama.cpp: as many as there is room for."""
+"""The token limit of an answer. -1, and llama.cpp's -2, mean as many as fit."""
 Budget = Annotated[CountOrNone | None, _NO_LIMIT]
-"""Most tokens of reasoning; -1: as many as the answer may have."""
-_LEAST_TOP_P = 1e-30  # of which the likeliest token is left
-_ANY_SEED = 2**32 - 1  # llama.cpp's word for none
+"""The token limit of reasoning. -1 means the answer's own limit."""
+_LEAST_TOP_P = 1e-30  # leaves the likeliest token
+_ANY_SEED = 2**32 - 1  # llama.cpp's value for no seed
 _SAMPLED = (
     "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "ignore_eos", "min_tokens",
     "thinking_budget",
@@ -61,9 +61,9 @@ _SAMPLED = (
 
 
 class Sampling(Fields):
-    """How tokens are chosen, whichever API asks. What clients of other servers send to ask for nothing does nothing: 0
-    and -1 of ``top_k``, 0 and 1 of ``repetition_penalty``, a negative ``seed``; a ``top_p`` of 0 is the likeliest
-    token."""
+    """How to sample, whichever API asks. Some values mean nothing, because clients of other servers send them to ask
+    for nothing: 0 and -1 of ``top_k``, 0 and 1 of ``repetition_penalty``, a negative ``seed``. A ``top_p`` of 0 leaves
+    the likeliest token."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: float | None = None
@@ -153,7 +153,7 @@ def _of_the_template(given: dict[str, Any]) -> dict[str, Any]:
 
 
 class Reasoning(Fields):
-    """``max_tokens``: of reasoning; then the answer begins."""
+    """``max_tokens``: of reasoning, before the answer begins."""
 
     refused = REASONING
     effort: str | None = None
@@ -162,7 +162,7 @@ class Reasoning(Fields):
 
 
 class ForTemplate(Fields):
-    """What the template is told beside the conversation: how much to reason and to say, and the client's own values."""
+    """The template's input beside the conversation: how much to reason and to say, and the client's own values."""
 
     refused = REFUSED
     reasoning: Reasoning | None = None
@@ -176,7 +176,7 @@ class ForTemplate(Fields):
         return self.reasoning_effort or (None if self.reasoning is None else self.reasoning.effort)
 
     def template_options(self, verbosity: str | None = None) -> dict[str, Any]:
-        """Return ``verbosity``: where it is not said beside the conversation."""
+        """Return the options for the template. ``verbosity``: used if the request's own field is not set."""
         options, effort = dict(self.chat_template_kwargs), self.effort
         thinks = self.enable_thinking
         if thinks is None and self.reasoning is not None:
@@ -190,8 +190,8 @@ class ForTemplate(Fields):
         return {"enable_thinking": effort != "none", **options, "reasoning_effort": effort}
 
     def budget(self) -> dict[str, Any]:
-        """Return the field of ``SamplingParams`` for the most tokens of reasoning, if there is a bound: none where
-        reasoning is off, whatever the template makes of that."""
+        """Return the field of ``SamplingParams`` that bounds the tokens of reasoning, if there is a bound. If reasoning
+        is off, the bound is 0, even if the template ignores that."""
         if self.template_options().get("enable_thinking") is False:
             return {"thinking_budget": 0}
         most = None if self.reasoning is None else self.reasoning.max_tokens
@@ -217,7 +217,7 @@ class NamedFunction(Fields):
 
 
 def _flat(given: Any) -> Any:
-    """Return a choice as responses have it; a chat's has one more object inside."""
+    """Return a tool choice in the form of responses; a chat's choice has one more object inside."""
     match given:
         case str():
             return {"type": given}
@@ -232,7 +232,7 @@ def _flat(given: Any) -> Any:
 Choice = Word | AllowedFunctions | NamedFunction
 FunctionChoice = Annotated[Choice, Kinds("type"), BeforeValidator(_flat)]
 Told = tuple[Mapping[str, Any], ...]
-"""Functions, as templates know them."""
+"""Functions in the form that templates know."""
 
 
 def chosen(functions: Sequence[Mapping[str, Any]], choice: Choice) -> tuple[Told, Told, bool]:
@@ -240,7 +240,7 @@ def chosen(functions: Sequence[Mapping[str, Any]], choice: Choice) -> tuple[Told
     choice does not change the prompt, so the cache still has it.
 
     Raises:
-        Problem: 400, the choice names one that is not there, or requires a call, and there are no functions.
+        Problem: 400, the choice names an unknown function, or requires a call although there are no functions.
     """
     told: Told = tuple({"type": "function", "function": one} for one in functions)
     names = frozenset(one["name"] for one in functions)

@@ -1,9 +1,9 @@
-"""A conversation in OpenAI's words, as chat templates take it.
+"""A conversation in OpenAI's form, prepared for chat templates.
 
 Templates know text contents, the roles system, user, assistant and tool, and calls whose arguments are objects. So
-`developer` is `system`; system messages at the beginning are merged; content in parts is joined, pictures too
-(``server.reading``); arguments, which the API has as JSON text, are read. Reasoning that a client hands back reaches
-the template under the name that templates know.
+`developer` becomes `system`, system messages at the beginning are merged, content in parts is joined, pictures too
+(``server.reading``), and arguments, which the API has as JSON text, are parsed. Reasoning that a client sends back
+reaches the template under the name that templates know.
 """
 
 import json
@@ -17,8 +17,7 @@ from splitinfer.pictures.marks import in_lines, marked
 from splitinfer.server.ask import MAX_MESSAGES
 from splitinfer.server.body import plain_json
 from splitinfer.server.fields import Fields, Kinds, ListOf, Parts
-from splitinfer.server.history import sentence, taken_by, told
-from splitinfer.server.refused import EARLIER_ANSWER
+from splitinfer.server.history import history, sentence, taken_by, told
 
 
 class TextPart(Fields):
@@ -99,9 +98,8 @@ class Said(_Message):
 
 
 class Answered(_Message):
-    """``refusal``: in place of the content where there is none."""
+    """An earlier answer. ``refusal`` replaces a missing content."""
 
-    refused = EARLIER_ANSWER
     role: Literal["assistant"]
     content: Content | None = None
     refusal: str | None = None
@@ -128,61 +126,48 @@ class Outcome(_Message):
         return {**self._told("tool", content_text(self.content or ())), "tool_call_id": self.tool_call_id}
 
 
-def _history(given: Any) -> Any:
-    """Return the messages in this API's own fields, and with a sentence in the place of each part that this server does
-    not read, but for those that the user sends in the last message."""
-    if not isinstance(given, list):
-        return given
-    last = len(given) - 1
-    return [_in_history(one, is_last=i == last) if isinstance(one, dict) else one for i, one in enumerate(given)]
-
-
-def _in_history(message: dict[str, Any], *, is_last: bool) -> dict[str, Any]:
-    role, content = message.get("role"), message.get("content")
-    if role == "user" and is_last:
+def _mended(message: dict[str, Any], just_sent: bool) -> dict[str, Any]:
+    """Return a message in this API's own fields. Sentences replace unreadable parts unless it was just sent."""
+    role = message.get("role")
+    if just_sent:
         return message
-    if role == "function":  # before there were tools
-        return _in_history({**message, "role": "tool"}, is_last=is_last)
     if role == "assistant":
         message = _own_fields(message)
+    if role in ("tool", "function"):  # the role of results before there were tools
         content = message.get("content")
-    if role == "tool" and isinstance(content, dict | int | float):
-        content = json.dumps(content, ensure_ascii=False)
-    return message if content is None else {**message, "content": told(content, TAKEN, str(role))}
+        text = json.dumps(content, ensure_ascii=False) if isinstance(content, dict | int | float) else content
+        message = {**message, "role": "tool", "content": text}
+    return told(message, TAKEN)
 
 
 def _own_fields(message: dict[str, Any]) -> dict[str, Any]:
     """Return an answer with its reasoning and its calls in fields of their own. Some clients write them as parts of its
-    content, as Anthropic's API has them, or its only call as ``function_call``."""
+    content, as in Anthropic's API, or its only call as ``function_call``."""
     made, content = dict(message), message.get("content")
     called, spoken = made.pop("function_call", None), made.pop("audio", None)
-    by_kind: dict[str, list[dict[str, Any]]] = {"thinking": [], "reasoning": [], "tool_use": []}
-    if isinstance(content, list):
-        kinds = [f"{one.get('type')}" if isinstance(one, dict) else "" for one in content]
-        for kind, one in zip(kinds, content, strict=True):
-            by_kind.get(kind, []).append(one)
-        made["content"] = [one for kind, one in zip(kinds, content, strict=True) if kind not in by_kind]
-    thought = [one.get(one["type"]) or one.get("text") for one in (*by_kind["thinking"], *by_kind["reasoning"])]
-    calls = [_as_call(one.get("id"), one.get("name"), one.get("input")) for one in by_kind["tool_use"]]
-    if isinstance(called, dict):
-        calls.append(_as_call("", called.get("name"), called.get("arguments")))
+    parts = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
+    thoughts = [one for one in parts if one.get("type") in ("thinking", "reasoning")]
+    uses = [one for one in parts if one.get("type") == "tool_use"]
+    if thoughts or uses:
+        made["content"] = [one for one in content or () if one not in thoughts and one not in uses]
+    calls = [
+        {"id": one.get("id"), "function": {"name": one.get("name"), "arguments": one.get("input")}} for one in uses
+    ]
+    calls += [{"function": called}] if isinstance(called, dict) else []
     if calls and not made.get("tool_calls"):
         made["tool_calls"] = calls
-    if thought and not (made.get("reasoning_content") or made.get("reasoning")):
-        made["reasoning_content"] = "".join(text for text in thought if isinstance(text, str))
+    if thoughts and not (made.get("reasoning_content") or made.get("reasoning")):
+        texts = [one.get(one["type"]) or one.get("text") for one in thoughts]
+        made["reasoning_content"] = "".join(text for text in texts if isinstance(text, str))
     if spoken is not None and not made.get("content"):
         made["content"] = sentence({"type": "audio"})
     return made
 
 
-def _as_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
-    return {"id": call_id or "", "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
 Messages = Annotated[
     list[Annotated[Said | Answered | Outcome, Kinds("role")]],
     Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
-    BeforeValidator(_history),
+    history(_mended),
 ]
 
 
@@ -210,7 +195,7 @@ def with_ids(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def merged_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the messages with those of the system at the beginning as one."""
+    """Return the messages with all system messages at the beginning merged into one."""
     first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
     if first < 2:
         return list(messages)
@@ -219,8 +204,8 @@ def merged_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
 
 
 def arguments_of(given: str | dict[str, Any] | None) -> Any:
-    """Return a call's arguments as an object, where their JSON is one that a body may be, or null; else as they are,
-    for they may be the model's own."""
+    """Return a call's arguments as an object, if they are an object, null, or valid JSON for one. Otherwise return them
+    unchanged, because the model may have written them."""
     if isinstance(given, dict):
         return given
     try:
@@ -231,7 +216,7 @@ def arguments_of(given: str | dict[str, Any] | None) -> Any:
 
 
 def content_text(content: Sequence[TextPart | RefusalPart | PicturePart | InputPicturePart], role: str = "") -> str:
-    """Return the text of a content. ``role``: the parts of the assistant's were one text, which the model wrote; others
-    are lines, as in Anthropic's API."""
+    """Return the text of a content. ``role``: the assistant's parts are joined directly, because the model wrote them
+    as one text; other parts become lines, as in Anthropic's API."""
     texts = [part.text for part in content]
     return "".join(texts) if role == "assistant" else in_lines(texts)

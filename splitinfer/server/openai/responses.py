@@ -1,14 +1,15 @@
-"""`POST /v1/responses` and `/v1/responses/input_tokens`: a request as an `Ask`. Stateless: the whole conversation comes
-with each request, and nothing is kept of it.
+"""`POST /v1/responses` and `/v1/responses/input_tokens`: a request as an `Ask`. Stateless: each request brings the
+whole conversation, and the server keeps nothing of it.
 
-A conversation is items, finer than messages: what an assistant did in one turn is an item of reasoning, one of text and
-one for each call, and what came of each call is an item, too. So the assistant's items that follow each other become
-one message. Reasoning comes back only if the client hands it back. Some clients drop what they can read of it and keep
-what they cannot (``encrypted_content``, which they ask for by name). So it also goes out in that form, as text that
-only this module reads: it is no secret, for the same item has the reasoning itself.
+A conversation is a list of items, which are finer than messages: an assistant's turn is an item of reasoning, an item
+of text and an item for each call, and the result of each call is an item, too. So adjacent items of the assistant
+become one message. The reasoning of earlier turns is there only if the client sends it back. Some clients drop the
+readable reasoning and keep the unreadable form (``encrypted_content``, which they request by name). So reasoning also
+goes out in that form, as text that only this module reads: it is no secret, because the same item has the reasoning
+itself.
 
-Tools of kinds that only OpenAI's servers run are left out. Functions may stand in namespaces (Codex's, for tools of MCP
-servers): the model is told of ``namespace__name``, and a call has both again.
+Tools that only OpenAI's servers run are left out. Functions may stand in namespaces (Codex's, for tools of MCP
+servers): the model sees ``namespace__name``, and a call has namespace and name again.
 """
 
 import base64
@@ -23,7 +24,7 @@ from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, AskedChat, in_force
 from splitinfer.server.fields import Fields, Kinds, ListOf, Name, wrong
-from splitinfer.server.history import sentence, told
+from splitinfer.server.history import history, sentence, told
 from splitinfer.server.openai.forms import JsonFormat, NamedSchema, PlainFormat, form_of, grammar_of
 from splitinfer.server.openai.generating import ForTemplate, FunctionChoice, Generating, Limit, Told, Word, chosen
 from splitinfer.server.openai.messages import TAKEN, Content, arguments_of, content_text, merged_systems
@@ -38,7 +39,7 @@ _FUNCTIONS = Kinds("type", left_out=lambda _: True)  # the model is told of func
 
 
 class ResponseFunction(Fields):
-    """A function, and what the model is told of it. ``strict``: as in a chat. ``namespace``: in which it stands."""
+    """A function as the model sees it. ``strict``: as in a chat. ``namespace``: the namespace that has it, if any."""
 
     type: Literal["function"]
     name: str
@@ -76,7 +77,7 @@ def told_name(name: str, namespace: str | None) -> str:
 
 
 def functions_of(tools: Sequence[ResponseFunction | Namespace | None]) -> list[ResponseFunction]:
-    """Return the functions of a request, also those in namespaces."""
+    """Return all functions of a request, including functions in namespaces."""
     found: list[ResponseFunction] = []
     for tool in tools:
         if isinstance(tool, Namespace):
@@ -139,7 +140,7 @@ class FunctionCallItem(_CallItem):
 
 
 class CustomCallItem(_CallItem):
-    """Told as an object, because templates know no other arguments."""
+    """A call with text. The model sees an object, because templates know no other arguments."""
 
     type: Literal["custom_tool_call"]
     input: str
@@ -157,7 +158,7 @@ class OutputItem(Fields):
 
 
 Item = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | OutputItem
-_LEFT_OUT = ("web_search_call", "mcp_list_tools")  # whose results are in what follows
+_LEFT_OUT = ("web_search_call", "mcp_list_tools")  # their results are in the following items
 _KINDS = Kinds(
     "type",
     default="message",
@@ -165,34 +166,22 @@ _KINDS = Kinds(
     why={"item_reference": "nothing is stored here; give the item itself; clients do so with store: false"},
 )
 _PACKED = "splitinfer-1:"
-_READ = {"message", "reasoning", "function_call", "custom_tool_call", *_LEFT_OUT}
-_REFUSED = ("item_reference", "compaction_trigger")  # which ask for what is stored, or for another answer
 _RESULTS = ("function_call_output", "custom_tool_call_output")
+_KNOWN = {
+    "message", "reasoning", "function_call", "custom_tool_call", *_LEFT_OUT,
+    "item_reference", "compaction_trigger",  # refused: they ask for stored items, or for another answer
+}  # fmt: skip
 
 
-def _items(given: Any) -> Any:
-    """Return the items with a sentence in the place of each that this server does not read, but for what the user sends
-    in the last one."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not isinstance(given, list):
-        return given
-    last = len(given) - 1
-    return [_item(one, is_last=i == last) if isinstance(one, dict) else one for i, one in enumerate(given)]
-
-
-def _item(item: dict[str, Any], *, is_last: bool) -> dict[str, Any]:
+def _mended(item: dict[str, Any], just_sent: bool) -> dict[str, Any]:
+    """Return an item with sentences in place of unreadable parts unless it was just sent. An item of an unknown kind
+    becomes a sentence: another server ran it, or it belongs to a tool that is left out."""
     match item.get("type") or "message":
-        case "message" if not (is_last and item.get("role") == "user"):
-            return {
-                name: told(one, TAKEN, f"{item.get('role')}") if name == "content" else one
-                for name, one in item.items()
-            }
+        case "message" if not just_sent:
+            return told(item, TAKEN)
         case kind if kind in _RESULTS:
-            return {name: told(one, TAKEN) if name == "output" else one for name, one in item.items()}
-        case str(kind) if (
-            kind not in _READ and kind not in _REFUSED
-        ):  # others' servers ran it, or it is of tools that are left out
+            return told(item, TAKEN, "output")
+        case str(kind) if kind not in _KNOWN:
             return {"role": "assistant", "content": f"{sentence(item)}\n"}
     return item
 
@@ -200,12 +189,13 @@ def _item(item: dict[str, Any], *, is_last: bool) -> dict[str, Any]:
 Input = Annotated[
     list[Annotated[Item | None, _KINDS]],
     Field(min_length=1, max_length=_MAX_ITEMS, fail_fast=True),
-    BeforeValidator(_items),
+    history(_mended),
+    BeforeValidator(lambda given: [{"role": "user", "content": given}] if isinstance(given, str) else given),
 ]
 
 
 def conversation(instructions: str | None, items: Sequence[Item | None]) -> tuple[Mapping[str, Any], ...]:
-    """Return the messages for a template. ``instructions``: the system's words, if any."""
+    """Return the messages for a template. ``instructions``: the system prompt, if any."""
     made: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
         if item is not None:
@@ -227,7 +217,7 @@ def _told(item: Item) -> dict[str, Any]:
 
 
 def _add(made: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Add a message; what the assistant did in one turn becomes one."""
+    """Add a message. Adjacent messages of the assistant become one, because they are one turn."""
     if message.get("reasoning_content") == "":
         del message["reasoning_content"]
     if not made or not made[-1]["role"] == message["role"] == "assistant":
@@ -248,7 +238,8 @@ def packed(reasoning: str) -> str:
 
 
 def unpacked(text: str) -> str:
-    """Return the reasoning in what ``packed`` made; empty for anything else, which only its author can read."""
+    """Return the reasoning in a text that ``packed`` made. Return an empty text for anything else: only its author can
+    read it."""
     if not text.startswith(_PACKED):
         return ""
     try:
@@ -272,7 +263,8 @@ class FlatSchema(NamedSchema):
 
 
 def _small(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return what comes back with the answer: of a stream, with each event that has the whole response."""
+    """Return the metadata, which comes back with the answer, and in a stream with each event that has the whole
+    response."""
     if (size := len(json_line(metadata))) > _MOST_METADATA:
         raise wrong(f" may have {_MOST_METADATA:,} characters of JSON, not {size:,}")
     return metadata
@@ -299,7 +291,7 @@ class InputRequest(ForTemplate):
         return functions_of(self.tools)
 
     def chosen(self) -> tuple[Told, Told, bool]:
-        """As the function."""
+        """Return the result of the function ``chosen`` for this request."""
         return chosen([one.told for one in self.functions], self.tool_choice)
 
     def chat(self) -> AskedChat:
@@ -338,8 +330,8 @@ class ResponseRequest(InputRequest, Generating):
         return (Ask(self.chat(), sampling, self.max_output_tokens, 1, one_call, *may_call, self.stream),)
 
     def said(self, defaults: Recommended) -> dict[str, Any]:
-        """Return the fields that an answer repeats, those that the API's answers have beside them, and how tokens are
-        chosen, by the model's ``defaults`` where nothing is said."""
+        """Return the request's fields that an answer repeats, further fields of the API's answers, and the sampling
+        fields. The model's ``defaults`` fill missing ones."""
         choice, form = self.tool_choice, self.text.format
         untold = {"type": "function", "description": None, "parameters": None, "strict": None}
         told = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_unset=True)

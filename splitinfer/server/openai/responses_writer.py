@@ -35,7 +35,7 @@ _ENDED_IN_PART = ("length", "abort", "error")
 
 @dataclass(slots=True)
 class _OpenItem:
-    """An item that has not ended: its first form, of which kind of part it is, and what came."""
+    """An item that has not ended: its first form, the kind of its parts, and its content so far."""
 
     kind: type[AnswerPart]
     item: dict[str, Any]
@@ -109,8 +109,8 @@ class ResponseWriter(Writer):
     # -- items ---------------------------------------------------------------------------------
 
     def events(self, piece: Piece) -> list[Event]:
-        """Return the events of a piece; the last one closes the item that is open. The probabilities of a piece's
-        tokens come with its last text; those of a piece without text are not shown."""
+        """Return the events of a piece. The last piece also closes the open item. The probabilities of a piece's tokens
+        come with its last text; a piece without text does not show them."""
         last_text = max((i for i, part in enumerate(piece.parts) if isinstance(part, TextPart)), default=-1)
         events = list[Event]()
         for i, part in enumerate(piece.parts):
@@ -118,7 +118,7 @@ class ResponseWriter(Writer):
         if piece.finish_reason is None:
             return events
         if piece.finish_reason == "stop" and not any(item["type"] == "message" for item in self._begun()):
-            events += self._opened(TextPart)  # an answer without a message would be no answer to agents
+            events += self._opened(TextPart)  # agents expect a message in every answer
         return events + self._closed("incomplete" if piece.finish_reason in _ENDED_IN_PART else "completed")
 
     def _part(self, part: AnswerPart, tokens: Sequence[TokenLogprobs]) -> list[Event]:
@@ -152,7 +152,7 @@ class ResponseWriter(Writer):
         if (ending := self._open) is None:
             return []
         text, item = "".join(ending.texts), {**ending.item, "status": status}
-        if ending.kind is ToolCallPart:  # arguments that are cut off are not done
+        if ending.kind is ToolCallPart:  # cut arguments are not done
             item["arguments"] = text
             whole = status == "completed"
             events = [self._arguments_event("done", item, arguments=text)] if whole else []

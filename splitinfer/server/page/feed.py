@@ -1,9 +1,9 @@
-"""The figures for all pages that look: sampled once for all of them, and only while somebody looks, so that without a
-page no step is kept.
+"""The figures for all open pages: sampled once for all, and only while a page is open, so that without a page no step
+is kept.
 
-The engine says in several calls what a sample needs, and another cut of the layers changes it between them, on another
-thread. So the cut is read before the counters and behind them; a sample is one where both are the same, and where all
-speak of the same stages. Otherwise there is none yet.
+A sample needs several calls to the engine, and another thread can change the cut of the layers between them. So the cut
+is read before and after the counters. A sample is valid if both cuts are the same and all figures are about the same
+stages. Otherwise there is no sample yet.
 """
 
 import time
@@ -21,9 +21,8 @@ from splitinfer.server.page.timeline import joined, spans_of, written
 
 
 def sample_of(llm: LLM, recent: deque[StepRecord], at: float) -> Sample | None:
-    """Return what is counted at ``at`` seconds, with the steps that have come back since the last time, which are taken
-    from ``recent``; ``None``: another cut is just coming into force. Steps of another cut than the counters' are left
-    out."""
+    """Return the counters at ``at`` (seconds) with the steps since the last call, which are removed from ``recent``.
+    Steps of another cut are left out. Return None while another cut is coming into force."""
     before = llm.layout.stages
     stats = llm.stats()  # counts the steps that have come back
     taken = [recent.popleft() for _ in range(len(recent))]
@@ -33,7 +32,7 @@ def sample_of(llm: LLM, recent: deque[StepRecord], at: float) -> Sample | None:
 
 
 EVERY = 0.5  # seconds between two samples
-_SPAN = 10.0  # seconds that the figures are of
+_SPAN = 10.0  # seconds that the figures cover
 _KEPT = 4  # documents for pages that are late
 _MOST_STEPS = 4096  # between two samples; older ones are lost
 
@@ -97,7 +96,7 @@ class Feed:
         }
 
     def _add(self, sample: Sample) -> None:
-        """Add a sample; what is of another cut, or too old, goes."""
+        """Add a sample, and drop samples of another cut and samples that are too old."""
         samples = self._samples
         if samples and not is_later(samples[-1].stats, sample.stats):
             if samples[-1].stages != sample.stages:

@@ -1,7 +1,7 @@
-"""What the engine counted, as the figures of the last seconds. Pure.
+"""The engine's counters as figures of the last seconds. Pure.
 
-The engine's counters begin with the process, those of stages with the cut of the layers. A page wants the last seconds:
-the difference of two samples of one cut. Where another cut was loaded, what came before is forgotten.
+The engine's counters begin with the process, and the counters of stages with the cut of the layers. A page shows the
+last seconds: the difference between two samples of one cut. Samples from before another cut are dropped.
 """
 
 import statistics
@@ -16,13 +16,13 @@ from splitinfer.core.metrics.records import Rows, StepRecord
 from splitinfer.engine.figures.health import PipelineHealth
 
 Stats = Mapping[str, Any]
-_LEAST_SHARE = 0.0005  # of standing still; less is not told
+_LEAST_SHARE = 0.0005  # of time idle; smaller shares are left out
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was counted at a time, and of which stages. ``at``: seconds on the coordinator's clock. ``stats``:
-    ``LLM.stats()``. ``steps``: that came back since the sample before."""
+    """The counters at one time. ``at``: seconds on the coordinator's clock. ``stats``: ``LLM.stats()``. ``steps``: the
+    steps that came back since the previous sample."""
 
     at: float
     stats: Stats
@@ -52,11 +52,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class StageSeen:
-    """A stage in the last seconds. Shares are of the time in which a request was under way.
+    """A stage in the last seconds. Shares are of the time with at least one request under way.
 
-    duty: share of computing. useful: of its rows, those that were kept. gaps: shares of standing still, by cause.
+    duty: share of time computing. useful: share of its rows that were kept. gaps: shares of time idle, by cause.
     kv, kv_kept: KV of running requests now, and of blocks kept for later; kv_budget: bytes for both.
-    ranks: shares of computing of each machine, where the stage is across two.
+    ranks: share of time computing of each machine, if the stage spans two.
     """
 
     name: str
@@ -88,9 +88,9 @@ class PageLink:
 class PipelineSeen:
     """The pipeline in the last ``seconds``.
 
-    under_way: share of them in which a request was. rows: of the steps seen. void: of the rows, those that nobody
-    wanted. acceptance: of drafts that came to a verdict; ``None`` where there was none. preemptions: requests that gave
-    up their KV. failure, waits_for, is_changing: as in ``PipelineHealth``.
+    under_way: share of the time with at least one request. rows: of the steps seen. void: share of the rows that
+    were discarded. acceptance: share of the verified drafts that were right; ``None`` if there was no draft.
+    preemptions: requests that gave up their KV. failure, waits_for, is_changing: as in ``PipelineHealth``.
     """
 
     seconds: float
@@ -116,12 +116,12 @@ class PipelineSeen:
 
 
 def is_later(before: Stats, after: Stats) -> bool:
-    """Return whether the counters of ``after`` went on from those of ``before``; else another cut was loaded."""
+    """Return whether the counters of ``after`` continue ``before``. If not, another cut was loaded."""
     return bool(before["cut"] == after["cut"])
 
 
 def seen(before: Sample, after: Sample, steps: Sequence[StepRecord], *, is_draining: bool = False) -> PipelineSeen:
-    """Return the figures between two samples of one cut. ``steps``: those of that time."""
+    """Return the figures between two samples of one cut. ``steps``: all steps in that time."""
     seconds = max(after.at - before.at, 1e-6)
     old, new, health = before.stats, after.stats, after.health
     computed = new["computed_tokens"] - old["computed_tokens"]
@@ -203,8 +203,8 @@ def _milliseconds(times: Stats) -> float | None:
 
 
 def pipeline_document(model: str, context: int, sample: Sample, dials: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what does not change from one second to the next: stages and links as they are, without addresses and
-    keys. ``dials``: those that are set."""
+    """Return everything that rarely changes: stages and links, without addresses and keys. ``dials``: the dials that
+    are set."""
     stats, layout = sample.stats, sample.layout
     stages = [
         {
@@ -239,7 +239,7 @@ def pipeline_document(model: str, context: int, sample: Sample, dials: Mapping[s
 
 
 def figures_document(seen_: PipelineSeen) -> dict[str, Any]:
-    """Return all figures; the state in place of what it is made of."""
+    """Return all figures. The state replaces the fields that it is computed from."""
     found: dict[str, Any] = _rounded(asdict(seen_))
     for name in ("rows", "preemptions", "is_changing", "is_draining"):
         del found[name]

@@ -1,6 +1,6 @@
-"""The page's routes: its files, which need no key, as nothing in them is secret; and the figures, which need one.
+"""The page's routes: its files, which need no key, because nothing in them is secret; and the figures, which need one.
 
-Only what lies in `site/` and `vendor/` is there, by Starlette's own way to serve files.
+Starlette serves the files, and only those in `site/` and `vendor/`.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ nothing of other servers, no script or style in a text, and HTML only as DOMPuri
 _SOON = 0.02  # seconds, until another cut has come into force
 
 _HEADERS = {
-    "Cache-Control": "no-cache",  # asked for again each time, and answered with 304
+    "Cache-Control": "no-cache",  # the browser asks each time, and usually gets 304
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -51,10 +51,10 @@ _FILES = {name: StaticFiles(directory=Path(__file__).with_name(name)) for name i
 
 
 async def _served(name: str, request: Request) -> Response:
-    """Return a file, or 304 where the browser has it.
+    """Return a file, or 304 if the browser has it.
 
     Raises:
-        Problem: 404, there is none of that name.
+        Problem: 404, no file has that name.
     """
     folder, _, inside = name.partition("/")
     try:
@@ -72,7 +72,7 @@ def page_routes(service: Service) -> list[ApiRoute]:
 
     async def file(request: Request) -> Response:
         if "name" not in request.path_params and "text/html" not in request.headers.get("accept", ""):
-            return PlainTextResponse("Ollama is running")  # as programs for Ollama look for it
+            return PlainTextResponse("Ollama is running")  # programs for Ollama look for this text
         return await _served(request.path_params.get("name", "site/index.html"), request)
 
     async def figures(request: Request) -> Response | EventStream:
@@ -94,7 +94,7 @@ def page_routes(service: Service) -> list[ApiRoute]:
 
 
 async def _events(service: Service, feed: Feed) -> AsyncGenerator[bytes, None]:
-    """Yield the figures while somebody looks; they end with the server. What has not changed is not sent again."""
+    """Yield the figures while the page is open, until the server ends. Unchanged figures are not sent again."""
     told, number, last = None, 0, None
     with feed.watched():
         while not service.is_draining:

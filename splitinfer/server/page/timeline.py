@@ -1,13 +1,13 @@
 """The last steps as coloured spans, one track for each stage. Pure.
 
-A span is a step's time on a stage, with its kind and the cause of the gap before it:
+A span is the time of a step on a stage, with its kind and the cause of the gap before it:
 
-    prefill, decode, mixed    rows of prompts, of tokens that had been chosen, of both
-    draft                     a block with drafts of which something was kept
+    prefill, decode, mixed    rows of prompts, of chosen tokens, of both
+    draft                     a block of drafts; at least one was kept
     void                      nothing of it was kept
     free                      no rows: KV was saved, fetched or freed
 
-Where there are too many, neighbours that are close and of one kind become one, then neighbours of any kinds.
+If there are too many, close neighbours of one kind are joined, then neighbours of any kind.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from splitinfer.core.metrics.gaps import Cause
 from splitinfer.core.metrics.records import StepRecord
 
 MOST_SPANS = 40  # of a stage at a time
-_LEAST_GAP = 20e-6  # seconds; a shorter one between two spans is none
+_LEAST_GAP = 20e-6  # seconds; a shorter time between two spans is no gap
 _NO_CAUSE = ""
 LETTERS = {
     "prefill": "p",
@@ -69,7 +69,7 @@ def spans_of(steps: Iterable[StepRecord], stage: int) -> list[TimelineSpan]:
 
 
 def joined(spans: Sequence[TimelineSpan], most: int = MOST_SPANS) -> list[TimelineSpan]:
-    """At most ``most`` spans: neighbours of one kind with the shortest gaps become one, then any."""
+    """Return at most ``most`` spans: join neighbours of one kind with the shortest gaps, then any neighbours."""
     found, gap = list(spans), _LEAST_GAP
     end = max((span.end - spans[0].start for span in spans), default=0.0)
     while len(found) > most:
@@ -91,8 +91,8 @@ def _join(spans: Sequence[TimelineSpan], gap: float, *, any_kind: bool) -> list[
 
 
 def written(spans: Iterable[TimelineSpan], now: float) -> list[list[Any]]:
-    """Return spans as the page gets them: milliseconds from ``now`` to their beginnings, their lengths, kind, cause,
-    and the milliseconds of computing where these are fewer.
+    """Return spans in the page's form: milliseconds from ``now`` to the beginning, length, kind, cause, and the
+    milliseconds of computing if they are fewer than the length.
 
     >>> written([TimelineSpan(9.5, 9.6, "decode", "link", 0.1), TimelineSpan(9.7, 9.9, "void", "", 0.1)], 10.0)
     [[-500.0, 100.0, 'd', 'l'], [-300.0, 200.0, 'v', '', 100.0]]

@@ -1,8 +1,8 @@
 """Figures in words: why each stage idles, and what would help. Pure.
 
-A pipeline of N stages is full while N steps are under way. The causes why it is not are those of the gaps
-(``core.metrics.gaps``); what is said here is what that means, for somebody who has never heard of a pipeline. The order
-of the rules is that of what hides the rest: a pipeline that is down, one that rests, then what limits it.
+A pipeline of N stages is full while N steps are under way. If it is not full, the causes are the causes of the gaps
+(``core.metrics.gaps``); this module explains them to readers who do not know what a pipeline is. A rule comes before
+the rules that it makes meaningless: first a pipeline that is down, then one that rests, then its bottleneck.
 """
 
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from splitinfer.core.metrics.gaps import Cause
 from splitinfer.server.page.figures import PipelineSeen
 
-_RESTS = 0.02  # of the time under way, under which nothing was asked
-_BUSY = 0.85  # of a stage's time: it hardly waits
-_MUCH = 0.15  # of a stage's time, or of all rows: it is worth a sentence
+_RESTS = 0.02  # share of the time under way; below it, the pipeline counts as idle
+_BUSY = 0.85  # share of a stage's time; from here on it hardly waits
+_MUCH = 0.15  # share of a stage's time, or of all rows, that is worth a sentence
 _MOSTLY = 0.5
 _UNEVEN = 0.2  # between the duties of two stages
 _FULL = 0.9  # of the memory for KV
@@ -23,8 +23,8 @@ _WAIT = (Cause.UPSTREAM, Cause.DOWNSTREAM)
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """A sentence or two about the pipeline. ``code``: what is said, for tests and pictures. ``stage``: the number of
-    the one that it is about; ``None``: all. ``help``: what would change it; empty where nothing needs to be."""
+    """A sentence or two about the pipeline. ``code``: identifies the remark, for tests and pictures. ``stage``: the
+    number of its stage; ``None``: all stages. ``help``: a change that would help, or an empty text."""
 
     code: str
     text: str
@@ -170,7 +170,7 @@ def _drafts(seen: PipelineSeen) -> Iterator[Remark]:
 
 
 def _machines(seen: PipelineSeen) -> Iterator[Remark]:
-    """Yield memory for KV that is full, and what that costs."""
+    """Yield remarks about full KV memory and its effects."""
     for number, stage in enumerate(seen.stages):
         if stage.kv_budget and stage.kv >= _FULL * stage.kv_budget:
             yield Remark(
@@ -221,7 +221,7 @@ def _reads(seen: PipelineSeen) -> bool:
 
 
 def _waits(seen: PipelineSeen) -> float:
-    """Return the mean share in which stages wait for each other, what is between them included."""
+    """Return the mean share of time that stages wait for each other or for a link."""
     waits = (*_WAIT, Cause.LINK)
     return sum(stage.gap(cause) for stage in seen.stages for cause in waits) / len(seen.stages)
 
@@ -231,5 +231,9 @@ def _name(seen: PipelineSeen, number: int) -> str:
 
 
 def _percent(share: float) -> str:
-    """Return >>> _percent(0.004), _percent(0.456), _percent(1.0) ('under 1 %', '46 %', '100 %')"""
+    """Return a share in per cent.
+
+    >>> _percent(0.004), _percent(0.456), _percent(1.0)
+    ('under 1 %', '46 %', '100 %')
+    """
     return "under 1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
