@@ -139,8 +139,8 @@ class AnswerParser:
         opens, closes = syntax.reasoning or ("", "")
         marks = [f"(?P<opens>{regex.escape(opens)})"] if opens else []
         left_out = "|".join(_lenient(one) for one in sorted(syntax.left_out, key=len, reverse=True))
-        marks += [f"(?P<closes>{regex.escape(closes)})"] if closes and not opens else []
         marks += [f"(?P<left>{left_out})"] if left_out else []
+        marks += [f"(?P<closes>{regex.escape(closes)})"] if closes else []
         self._in_text = regex.compile("|".join([*call, *marks]) or "(?!)")
         calls = call if reader is not None and reader.syntax.has_marker else []
         self._in_reasoning = regex.compile("|".join([*calls, f"(?P<closes>{regex.escape(closes)})"]))
@@ -201,6 +201,9 @@ class AnswerParser:
                 return True
             case "left":
                 self._space = ""
+            case "closes" if not self._reasons and (self._has_others or self._is_behind_text):
+                parts += self._told(found.end() - begins)  # it closes nothing
+                return bool(self._rest)
             case mark:
                 self._reasons = mark == "opens"
                 parts += self._behind_other([])

@@ -199,6 +199,7 @@ class CallReader:
         between = f"{_fixed(syntax.between)}{before}" if syntax.between or syntax.opens else ""
         self.closes = _fixed(syntax.closes)
         follows = [f"(?P<closes>{self.closes})"] * bool(syntax.closes) + [f"(?P<next>{between})"] * bool(between)
+        self.begun_closes = regex.compile(self.closes or "(?!)")
         self.follows = regex.compile("|".join(follows)) if follows else None
         begins = self.names.join(("", "")) if members is None else r"\s*\{"
         if members is None:
@@ -307,6 +308,8 @@ class Section(Source):
         while True:
             found = follows.match(self.rest, partial=not self.has_ended)
             if found is None:
+                if self.has_ended and (begun := self._reader.begun_closes.match(self.rest, partial=True)):
+                    self.take(begun.end())  # the rest is a token that ends answers, which is not in the text
                 return None
             if not found.partial:
                 groups = found.groupdict()
@@ -316,8 +319,6 @@ class Section(Source):
                     between = regex.match(_fixed(self._syntax.between), self.rest)
                     self.take(between.end() if between else 0)
                 return found
-            if self.has_ended:
-                return None
             yield from self.more()
 
     # -- a JSON object ---------------------------------------------------------------------------
@@ -408,7 +409,8 @@ class Section(Source):
     def _raw(self, keyed: Keyed, key: str, middle: str, schema: Schema, argument: str) -> Steps:
         """Take a value that is all up to what closes it."""
         reader, syntax = self._reader, self._syntax
-        kinds = _kinds_by(keyed, middle) or admitted((schema.get("properties") or {}).get(key), schema)
+        inside = _schema_inside(schema, key, schema)
+        kinds = _kinds_by(keyed, middle) or admitted(inside, schema)
         behind = reader.behind.pattern
         after = [behind]
         if syntax.closes:
@@ -433,7 +435,7 @@ class Section(Source):
                 break
             yield from self.more()
         self.take(found.end("closes") - found.start())
-        self._say('"' if is_text else _dumped(typed("".join(value), kinds, keyed)))
+        self._say('"' if is_text else _dumped(typed("".join(value), kinds, keyed, inside, schema)))
 
 
 # -- values by their schemas -----------------------------------------------------------------------
@@ -468,13 +470,33 @@ def _referred(name: str, root: Any) -> Any:
     return root
 
 
-def typed(text: str, kinds: frozenset[str], keyed: Keyed | None = None) -> Any:
-    """Return the value that stands between tags as ``text``, where ``kinds`` are admitted."""
+def _schema_inside(schema: Any, key: str, root: Schema, depth: int = 0) -> Any:
+    """Return the schema of an object's member, or of a list's items for the key "item". Return None if none is found."""
+    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        return None
+    if isinstance(properties := schema.get("properties"), Mapping) and key in properties:
+        return properties[key]
+    several = [one for name in ("anyOf", "oneOf", "allOf") for one in schema.get(name) or ()]
+    several += [_referred(name, root)] if isinstance(name := schema.get("$ref"), str) else []
+    found = (_schema_inside(one, key, root, depth + 1) for one in several)
+    return next(filter(None, found), schema.get("items" if key == "item" else "additionalProperties"))
+
+
+def typed(
+    text: str, kinds: frozenset[str], keyed: Keyed | None = None, schema: Any = None, root: Schema | None = None
+) -> Any:
+    """Return the value that stands between tags as ``text``.
+
+    Args:
+        kinds: the JSON types that the value may have; empty: any.
+        schema: the value's own, for objects and lists that are written as arguments are.
+        root: the schema with the definitions that ``schema`` refers to.
+    """
     if kinds == {"string"}:
         return text
     if keyed is not None and keyed.is_nested and not text.strip() and kinds & {"object", "array"}:
         return {} if "object" in kinds else []
-    if keyed is not None and keyed.is_nested and (found := _nested(text, keyed)) is not None:
+    if keyed is not None and keyed.is_nested and (found := _nested(text, kinds, keyed, schema, root or {})) is not None:
         return found
     try:
         value = literal(text)
@@ -488,8 +510,8 @@ def typed(text: str, kinds: frozenset[str], keyed: Keyed | None = None) -> Any:
     return value if is_admitted and not isinstance(value, str) else text
 
 
-def _nested(text: str, keyed: Keyed) -> Any:
-    """Return the object or list that is written as arguments are; None if it is not."""
+def _nested(text: str, kinds: frozenset[str], keyed: Keyed, schema: Any, root: Schema) -> Any:
+    """Return the object or list that is written as arguments are. Return None if it is written otherwise."""
     opens = regex.compile(rf"\s*{_fixed(keyed.opens)}(?P<key>{_KEY}){_exactly(keyed.middles[0][1])}")
     if opens.match(text) is None:
         return None
@@ -503,11 +525,14 @@ def _nested(text: str, keyed: Keyed) -> Any:
             same = next_one["more"] is not None and next_one["key"] == begins["key"]
             depth += 1 if same else -1 if next_one["more"] is None else 0
             end, begun = next_one.end(), next_one.start()
-        found.append((begins["key"], typed(text[begins.end() : begun], frozenset(), keyed)))
+        inside = _schema_inside(schema, begins["key"], root)
+        value = typed(text[begins.end() : begun], admitted(inside, root), keyed, inside, root)
+        found.append((begins["key"], value))
         at = end
     if text[at:].strip():
         return None
-    return [one for _, one in found] if all(key == "item" for key, _ in found) else dict(found)
+    is_list = kinds != {"object"} and all(key == "item" for key, _ in found)
+    return [one for _, one in found] if is_list else dict(found)
 
 
 def _kinds_by(keyed: Keyed, middle: str) -> frozenset[str]:
@@ -541,7 +566,7 @@ def _exactly(text: str) -> str:
 def _with_optional_brackets(text: str) -> str:
     """Return the expression of what stands before JSON: a list's bracket may be missing where there is a marker."""
     bare = text.rstrip().removesuffix("[")
-    return rf"{_fixed(bare)}(?:\s*\[)?" if bare.strip() and bare.strip() != text.strip() else _fixed(text)
+    return rf"{_fixed(bare)}(?:\s*\[)?" if bare.strip() != text.strip() else _fixed(text)
 
 
 def _any_of(texts: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ A template that renders no calls has none; it may be an exception that is listed
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -65,11 +65,11 @@ class Render(Protocol):
     ) -> str: ...
 
 
-def _tools(names: Sequence[str] = _NAMES) -> list[Message]:
-    kinds = {**{key: {"type": kind_of(value), "description": "d"} for key, value in _VALUES.items()}}
+def _tools(keys: Iterable[str] = _VALUES) -> list[Message]:
+    kinds = {key: {"type": kind_of(_VALUES[key]), "description": "d"} for key in keys}
     parameters = {"type": "object", "properties": kinds, "required": []}
     function = {"description": "d", "parameters": parameters}
-    return [{"type": "function", "function": {"name": name, **function}} for name in names]
+    return [{"type": "function", "function": {"name": name, **function}} for name in _NAMES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ class _Way:
 class _Probes:
     """The renderings of one template."""
 
-    def __init__(self, render: Render) -> None:
-        self._render = render
+    def __init__(self, render: Render, kinds: Sequence[str]) -> None:
+        self._render, self._tools = render, _tools(kinds)
         user = [{"role": "user", "content": _USER}]
         self.prompt = self.behind_user(user, opens=True)
         self.base = self.behind_user(user)
@@ -113,7 +113,7 @@ class _Probes:
         self.before_text, _, self.behind_text = plain.partition(_TEXT)
 
     def behind_user(self, messages: Sequence[Message], *, opens: bool = False, **settings: Any) -> str:
-        _, found, behind = self._render(messages, _tools(), opens, **settings).rpartition(_USER)
+        _, found, behind = self._render(messages, self._tools, opens, **settings).rpartition(_USER)
         if not found:
             raise ValueError("the template does not write the user's words")
         return behind
@@ -122,7 +122,8 @@ class _Probes:
         """Return what the template writes of the answer, without what opens every answer."""
         prompt = self.behind_user(messages[:1], opens=True, **settings) if settings else self.prompt
         whole = self.behind_user(messages, **settings)
-        heads = [head for head in (prompt, self.before_text) if head.strip() and whole.startswith(head)]
+        heads = [head for head in (prompt, self.before_text) if head.strip()]
+        heads = [head for head in (*heads, *map(str.rstrip, heads)) if whole.startswith(head)]
         if heads:
             return whole[len(max(heads, key=len)) :]
         common = _common(whole, prompt)
@@ -132,10 +133,10 @@ class _Probes:
     def calls(self, way: _Way, *calls: tuple[str, Arguments], **more: Any) -> str:
         """Return what the template writes of an answer with calls, up to the end of the turn."""
         written = self.answer(way.messages(*calls, **more)).partition(_RESULT)[0]
-        end = self.behind_text.rstrip()
+        end = self.behind_text.strip()
         if end and way.answered:
             return written.partition(end)[0] if end in written else written
-        return written.rstrip().removesuffix(end)
+        return written.removesuffix(_common_end(written, self.behind_text)).rstrip().removesuffix(end)
 
 
 def find_syntax(render: Render, words: str) -> AnswerSyntax:
@@ -156,10 +157,12 @@ def find_syntax(render: Render, words: str) -> AnswerSyntax:
 
 
 def _probes_of(render: Render) -> _Probes | None:
-    try:
-        return _Probes(render)
-    except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
-        return None
+    for kinds in (tuple(_VALUES), ("zqstring",)):  # some templates take no lists and objects
+        try:
+            return _Probes(render, kinds)
+        except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
+            continue
+    return None
 
 
 # -- calls -----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from constrained import PROMPT, allowed
 from test_calls import FUNCTIONS, parsed
 
 from splitinfer import Grammar, SamplingParams
-from splitinfer.grammar.calls import SYNTAXES, call_grammar
+from splitinfer.grammar.calls import call_grammar
 from splitinfer.grammar.rules import AnswerRules
 from splitinfer.llm.forms import AnswerForms
 
