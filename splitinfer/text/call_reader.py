@@ -531,7 +531,8 @@ def _nested(text: str, kinds: frozenset[str], keyed: Keyed, schema: Any, root: S
         at = end
     if text[at:].strip():
         return None
-    is_list = kinds != {"object"} and all(key == "item" for key, _ in found)
+    may_be_list = "array" in kinds or "object" not in kinds
+    is_list = may_be_list and all(key == "item" for key, _ in found)
     return [one for _, one in found] if is_list else dict(found)
 
 

@@ -10,7 +10,7 @@ import added_tokens
 import pytest
 from added_tokens import SHAPES
 from constrained import PROMPT, allowed
-from test_calls import FUNCTIONS, parsed
+from test_calls import FUNCTIONS, SYNTAXES, parsed
 
 from splitinfer import Grammar, SamplingParams
 from splitinfer.grammar.calls import call_grammar
@@ -102,14 +102,13 @@ def test_forced_text_is_what_the_tokenizer_makes_of_it(made: AnswerForms) -> Non
         assert (forced == (token,)) == is_text, (name, forced)
 
 
-@pytest.mark.parametrize("syntax", ["json_tools", "qwen3_coder", "glm47"])
+@pytest.mark.parametrize("syntax", ["json", "tags", "pairs"])
 def test_calls_parse_whatever_their_markers_are(syntax: str, tmp_path: Path) -> None:
     """As of Qwen and GLM, whose markers are one token that is not special."""
     one = SYNTAXES[syntax]
-    texts = " ".join((one.opens, *one.around, *(one.argument or ())))
-    names = sorted({*re.findall(r"</?[\w:|]+>|\[[A-Z_]+\]", texts)})
+    names = sorted({*re.findall(r"</?[\w:|]+>|\[[A-Z_]+\]", " ".join(one.markers))})
     found = added_tokens.forms(added_tokens.save(tmp_path, SHAPES["markup"][1](names)))
-    grammar = call_grammar(syntax, FUNCTIONS, found._as_lark)
+    grammar = call_grammar(one, FUNCTIONS, found._as_lark)
     called = set()
     for seed in range(6):
         call = parsed(syntax, written(found, rules(found, grammar), seed))
