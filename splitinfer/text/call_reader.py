@@ -44,8 +44,14 @@ _SINGLE = r"\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\U[0-9a-fA-F]{8
 
 @dataclass(frozen=True, slots=True)
 class ToolCallPart:
-    """A call, or what comes next of it. ``name``: of the function, in its first part, and ``call_id`` there, if the
-    model gave one. ``arguments``: of a JSON object as text. ``ends``: it is the last part."""
+    """A call, or its next part.
+
+    Args:
+        name: the function's name, in the first part; otherwise None.
+        arguments: the next text of a JSON object.
+        call_id: the model's own id, in the first part, if it wrote one.
+        ends: this is the last part.
+    """
 
     name: str | None
     arguments: str
@@ -54,8 +60,8 @@ class ToolCallPart:
 
 
 class Source:
-    """Text that grows. The generators take from it and wait for more; they raise ValueError for what they do not
-    expect. ``has_ended``: no more comes."""
+    """Text that grows. The generators take text and wait for more; they raise ValueError if the text does not fit.
+    ``has_ended``: the text is complete."""
 
     def __init__(self, text: str = "", *, has_ended: bool = False) -> None:
         self.rest, self.has_ended = text, has_ended
@@ -76,7 +82,7 @@ class Source:
     def matched(
         self, pattern: regex.Pattern[str], *, may_grow: bool = False, upto: int | str = 0
     ) -> Generator[None, None, regex.Match[str]]:
-        """Take what comes next and is a pattern, up to the end of a group. ``may_grow``: wait for what is behind it."""
+        """Take the text that matches a pattern, up to the end of a group. ``may_grow``: wait until text follows it."""
         while True:
             found = pattern.match(self.rest, partial=not self.has_ended)
             if found is None:
@@ -128,7 +134,7 @@ class Source:
             say(", ")
 
     def name(self, say: Say, quote: str = "") -> Steps:
-        """Take the name of an object's member and the colon behind it."""
+        """Take the name of an object's member and the colon after it."""
         found = yield from self._token(quote, _BARE)
         if found["quote"]:
             say('"')
@@ -154,7 +160,7 @@ class Source:
             yield from self.more()
 
     def _text(self, say: Say, quote: str) -> Steps:
-        """Take a text up to the ``quote`` behind it."""
+        """Take a text up to the ``quote`` that ends it."""
         escapes = len(quote) == 1
         letters = regex.compile(
             rf"(?:[^{quote}\\]|{_PAIR}|{_SINGLE})*+" if escapes else _all_but(quote), regex.DOTALL
@@ -173,7 +179,7 @@ class Source:
 
 
 def literal(text: str) -> Any:
-    """Return the value that a text is, in JSON or as Python writes it. Raises ValueError if it is none."""
+    """Return the value that a text is, in JSON or as Python writes it. Raise ValueError if it is not a value."""
     source, said = Source(text, has_ended=True), list[str]()
     for _ in source.value(said.append):
         pass
@@ -235,7 +241,8 @@ class CallReader:
 
 
 class Section(Source):
-    """The calls of one section. ``parts``: what was told and not taken yet. ``is_done``: ``rest`` is no part of it."""
+    """The calls of one section. ``parts``: the parts that nobody has taken yet. ``is_done``: the section has ended
+    before ``rest``."""
 
     def __init__(self, reader: CallReader) -> None:
         super().__init__()
@@ -254,7 +261,7 @@ class Section(Source):
 
     @property
     def unfinished(self) -> str:
-        """What was taken of the call that has not ended, and what was not taken."""
+        """The text of the call that has not ended, and all text after it."""
         return "".join(self.taken) + self.rest
 
     def _begin(self, name: str, call_id: str | None) -> None:
@@ -302,7 +309,7 @@ class Section(Source):
             yield from self.more()
 
     def _next(self) -> Generator[None, None, regex.Match[str] | None]:
-        """Take what closes the section, or what stands between two calls; nothing of the next call."""
+        """Take the end of the section, or the text between two calls, but nothing of the next call."""
         follows = self._reader.follows
         assert follows is not None
         while True:
@@ -471,7 +478,7 @@ def _referred(name: str, root: Any) -> Any:
 
 
 def _schema_inside(schema: Any, key: str, root: Schema, depth: int = 0) -> Any:
-    """Return the schema of an object's member, or of a list's items for the key "item". Return None if none is found."""
+    """Return the schema of an object's member, or of a list's items for the key "item"; None if unknown."""
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return None
     if isinstance(properties := schema.get("properties"), Mapping) and key in properties:
@@ -537,7 +544,7 @@ def _nested(text: str, kinds: frozenset[str], keyed: Keyed, schema: Any, root: S
 
 
 def _kinds_by(keyed: Keyed, middle: str) -> frozenset[str]:
-    """Return the kinds of which what stands between a key and a value tells."""
+    """Return the JSON types that the text between a key and its value tells. Return an empty set if it tells none."""
     given = [kind for kind, text in keyed.middles if kind and "".join(text.split()) == "".join(middle.split())]
     return frozenset(given)
 
@@ -565,7 +572,7 @@ def _exactly(text: str) -> str:
 
 
 def _with_optional_brackets(text: str) -> str:
-    """Return the expression of what stands before JSON: a list's bracket may be missing where there is a marker."""
+    """Return the expression of the text before JSON, in which a list's bracket may be missing."""
     bare = text.rstrip().removesuffix("[")
     return rf"{_fixed(bare)}(?:\s*\[)?" if bare.strip() != text.strip() else _fixed(text)
 
@@ -575,7 +582,7 @@ def _any_of(texts: Iterable[str]) -> str:
 
 
 def _argument(keyed: Keyed, schema: Schema) -> str:
-    """Return the expression of what stands before an argument's value. Its own names come first."""
+    """Return the expression of the text before an argument's value. The names of the schema come first."""
     known = _any_of(schema.get("properties") or ())
     may_be_other = keyed.closes.strip() or keyed.quote or not schema.get("properties")
     middles = {_fixed(text) if keyed.quote else rf"\s*{_exactly(text)}" for _, text in keyed.middles}

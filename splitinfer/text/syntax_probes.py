@@ -169,7 +169,7 @@ def _probes_of(render: Render) -> _Probes | None:
 
 
 def _calls(probes: _Probes) -> Iterator[tuple[CallSyntax, bool]]:
-    """Find descriptions that calls of all kinds come back by, and whether arguments are given as objects."""
+    """Yield descriptions that read calls of all kinds back, and whether arguments are given as objects."""
     numbered = tuple(_FORM_OF_IDS.replace(NAME, name).replace(NUMBER, str(i)) for i, name in enumerate(_NAMES))
     for ids, content, answered, as_text in itertools.product(
         (_IDS, numbered), ("", None), (False, True), (False, True)
@@ -203,7 +203,7 @@ def _described(probes: _Probes, way: _Way) -> CallSyntax | None:
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """Where a call's body stands in what was written, and the body, with what varies taken out of it."""
+    """The place of a call's body in a rendered chat, and the body without the parts that vary."""
 
     begins: int
     ends: int
@@ -332,7 +332,7 @@ def _keyed(probes: _Probes, way: _Way) -> Keyed:
     """Find how arguments stand one by one."""
 
     def cut(given: Arguments, values: Sequence[str]) -> list[str]:
-        """Return what stands around keys and values: before the first key, ..., behind the last value."""
+        """Return the texts around keys and values, from before the first key to after the last value."""
         rest, parts = probes.calls(way, (_NAMES[0], given)), list[str]()
         rest = rest[rest.rfind(_NAMES[0], 0, rest.find(_KEYS[0])) + len(_NAMES[0]) :]
         for word in (_KEYS[0], values[0], _KEYS[1], values[1]):
@@ -367,7 +367,7 @@ def _keyed(probes: _Probes, way: _Way) -> Keyed:
 
 
 def _comes_back(probes: _Probes, way: _Way, found: CallSyntax) -> bool:
-    """Return whether calls with values of all kinds are read as what they were."""
+    """Return whether calls with values of all kinds are read back unchanged."""
     asked = [(_NAMES[0], _VALUES), (_NAMES[1], {}), (_NAMES[1], {"zqstring": "x"})]
     several = [asked[:1], asked[1:2], asked[2:]]
     if found.opens or found.between or found.closes:
@@ -391,7 +391,7 @@ def _read(syntax: CallSyntax, text: str, cut: int) -> list[tuple[str, Arguments]
 
 
 def _reasoning(probes: _Probes, words: str) -> tuple[tuple[str, str] | None, str]:
-    """Find the marks around reasoning, and the name by which the template takes it."""
+    """Return the marks around reasoning, and the name of the message's part that the template takes it from."""
     call = {"content": "", "tool_calls": _Way().messages((_NAMES[0], {}))[1]["tool_calls"]}
     for settings in ({}, {"enable_thinking": True, "thinking": True}, {"reasoning_effort": "high"}):
         for name, beside in itertools.product(_THOUGHTS, ({"content": _TEXT}, call)):
@@ -408,7 +408,7 @@ def _reasoning(probes: _Probes, words: str) -> tuple[tuple[str, str] | None, str
 
 
 def _around_thought(prompt: str, before: str, behind: str) -> tuple[str, str] | None:
-    """Return the marks around reasoning. ``before``, ``behind``: what is written around it, up to text."""
+    """Return the marks around reasoning, or None. ``before``, ``behind``: the text around it."""
     marks = [found.end() for found in _MARK.finditer(behind)]
     starts = [found.start() for found in _MARK.finditer(behind)]
     words = _WORD.findall(behind[: starts[1]] if len(starts) > 1 else behind)
@@ -435,7 +435,7 @@ def _pair_in(words: str) -> tuple[str, str] | None:
 
 
 def _with_text_marks(found: AnswerSyntax, probes: _Probes) -> AnswerSyntax:
-    """Return with what is around text, and what a prompt has of a call's beginning."""
+    """Return a syntax with the marks around text, and with the part of a call's beginning that every prompt has."""
     calls, prompt, before = found.calls, probes.prompt, probes.before_text
     first = _FIRST_MARK.match((calls.opens + calls.before + calls.between).strip()) if calls is not None else None
     begun = first[0] if first is not None and prompt.endswith(first[0]) else ""
