@@ -203,6 +203,10 @@ class AnswerParser:
             parts += self._told(begins)
         if waits:
             return False
+        return self._behind_mark(found, parts)
+
+    def _behind_mark(self, found: regex.Match[str], parts: list[AnswerPart]) -> bool:
+        """Take the mark that was found, which is next. Return as ``_marked`` does."""
         match found.lastgroup if found.lastgroup in ("opens", "closes", "left") else "call":
             case "call":
                 assert self._reader is not None
@@ -211,7 +215,7 @@ class AnswerParser:
             case "left":
                 self._space = ""
             case "closes" if not self._reasons and (self._has_others or self._is_behind_text):
-                parts += self._told(found.end() - begins)  # it closes nothing
+                parts += self._told(found.end() - found.start())  # it closes nothing
                 return bool(self._rest)
             case mark:
                 self._reasons = mark == "opens"
