@@ -31,8 +31,8 @@ def _columns() -> int:
 
 
 class Chat:
-    """One conversation. ``has_refused``: some input could not be carried out. ``rescues``: the folder in which it is
-    saved if the pipeline is lost."""
+    """One conversation. ``has_refused``: some input could not be carried out. ``rescues``: the folder for
+    it if the pipeline is lost."""
 
     def __init__(
         self, llm: LLM, params: SamplingParams | ResolvedSampling, screen: LineScreen, rescues: Path | None = None
@@ -192,7 +192,7 @@ class Chat:
         return self._llm.seeing.prompt(self._encoded(chat, self._llm.seeing.mark), files, self._llm.context_length)
 
     def _record(self, asked: str, output: RequestOutput) -> None:
-        """Add the turn: an aborted answer as far as it came, none if it had not begun."""
+        """Add the turn with its answer. Keep the beginning of an aborted answer; drop the turn if it is empty."""
         if output.finish_reason == "abort":
             self._screen.say("[stopped]" if output.text else "[stopped before the answer began; this turn is not kept]")
             if not output.text:

@@ -121,7 +121,7 @@ def _message(role: str, content: str, token_ids: Sequence[int] = ()) -> ChatMess
 
 
 def _ids(message: Any) -> tuple[int, ...]:
-    """Return the ``token_ids`` of a message; none if they are anything but a list of ids."""
+    """Return the ``token_ids`` of a message, or an empty tuple if they are not a list of ids."""
     ids = message.get("token_ids")
     if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 2**31 for one in ids):
         return ()

@@ -68,14 +68,14 @@ def _busy(before: Stats, after: Stats) -> str:
 
 
 def _shares(before: Stats, after: Stats) -> list[float]:
-    """For each stage, the share of the active time between two readings in which it computed."""
+    """Return the share of the active time between two readings that each stage spent computing, from 0 to 1."""
     active = after["active_seconds"] - before["active_seconds"]
     both = zip(before["stages"], after["stages"], strict=True)
     return [(now["busy_seconds"] - was["busy_seconds"]) / active if active > 0 else 0.0 for was, now in both]
 
 
 def _drafts(stats: Stats) -> tuple[int, int]:
-    """Return the number of draft tokens that were verified, and of those that were accepted."""
+    """Return the numbers of verified and of accepted draft tokens."""
     found = stats.get("speculation")
     return (sum(found["tried_at"]), found["accepted"]) if found else (0, 0)
 
@@ -158,7 +158,7 @@ def layout_table(
 
 
 def _layout_columns(layout: Layout, now: Stats, before: Stats | None, held: int) -> dict[str, list[str]]:
-    """By heading, a cell for each stage; a column for which no stage has a value is left out."""
+    """Return each column's cells by its heading, one for each stage. Leave out columns without any value."""
     stages = now["stages"]
     columns = {
         "stage": [spec.name for spec in layout.stages],

@@ -1,4 +1,4 @@
-"""Markdown whose numbered lists have a dot behind the number, as they are written. rich draws none."""
+"""Markdown whose numbered lists keep the dot after the number, which rich does not draw."""
 
 from typing import ClassVar
 

@@ -24,8 +24,12 @@ Size = tuple[int, int]  # columns and rows
 
 
 class MarkdownStream:
-    """Turns parts of an answer into what a terminal is to be sent. ``size``: the terminal's, now. ``draw``: a block for
-    so many columns, each line with its end; ``None``: nothing is drawn again."""
+    """Turns parts of an answer into text for a terminal.
+
+    Args:
+        size: returns the terminal's columns and rows.
+        draw: returns a block for a number of columns, each line with its end. None: nothing is drawn again.
+    """
 
     def __init__(self, size: Callable[[], Size], draw: Callable[[str, int], str] | None) -> None:
         self._size, self._draw = size, draw
@@ -75,7 +79,7 @@ class MarkdownStream:
             self._fence = ""
 
     def _settled(self) -> str:
-        """Return the block drawn over what is there of it; nothing where that cannot be, or would change nothing."""
+        """Return the text that draws the block over its raw form, or an empty text if that is impossible or useless."""
         columns, rows = self._at
         if self._draw is None or self._size() != self._at or self._rows >= rows - 1 or not _MARKUP.search(self._block):
             return ""

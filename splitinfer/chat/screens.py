@@ -95,7 +95,7 @@ class LineScreen:
 
 
 class _Inputs(Completer):
-    """Completes commands, the names of settings behind /set, and paths behind the commands that take a file."""
+    """Completes commands, the names of settings after /set, and paths after the commands that take a file."""
 
     def __init__(self) -> None:
         self._commands = WordCompleter([f"/{name}" for name in COMMANDS], sentence=True)
@@ -230,8 +230,8 @@ class TerminalScreen(LineScreen):
 
 
 def enter(buffer: Buffer) -> None:
-    """The effect of Enter: a backslash at the end of the line becomes a new line, and text in quotation marks goes on;
-    other text is sent unless blank."""
+    """Handle Enter. Turn a backslash at the end of the line into a new line, continue text in quotation marks, and send
+    other text unless it is blank."""
     if not buffer.text.strip():
         return
     if is_open(buffer.text):
@@ -279,7 +279,7 @@ class _Signals:
 
     @contextmanager
     def go_to(self, abort: Callable[[], None]) -> Iterator[None]:
-        """While this is open, SIGINT calls ``abort``."""
+        """Have SIGINT call ``abort`` while this is open."""
         self._count, self._abort = 0, abort
         try:
             yield
@@ -305,7 +305,7 @@ class _LenientHistory(FileHistory):
 
 
 def history_file() -> Path | None:
-    """Return the file of what was typed, readable by its owner only. Return None if it cannot be made."""
+    """Return the history file, readable by its owner only. Return None if it cannot be made."""
     try:
         path = state() / "history"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

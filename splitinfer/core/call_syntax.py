@@ -54,7 +54,7 @@ class Keyed:
     quote: str = ""
 
     def middle(self, value: Any) -> str:
-        """Return what stands before a value of this kind."""
+        """Return the text before a value of this kind."""
         found = dict(self.middles)
         return found.get(kind_of(value), found.get("", self.middles[0][1]))
 
@@ -97,7 +97,7 @@ class CallSyntax:
 
     @property
     def example(self) -> str:
-        """A call as it is shown to a model."""
+        """A call as an example for a model."""
         if self.members is not None and not self.is_text:
             body = self.body.replace(f'"{NAME}"', "...").replace(f'"{ID}"', "...").replace(NUMBER, "0")
             return f"{self.opens}{self.before}{body.replace(ARGUMENTS, '{...}')}{self.behind}{self.closes}"
@@ -134,9 +134,14 @@ class CallSyntax:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSyntax:
-    """How one model writes answers. ``calls``: None if it tells of no functions. ``reasoning``: what opens and what
-    closes it; None if the model marks none. ``left_out``: what is around parts of an answer, and no part of it.
-    ``begun``: the end of every prompt that belongs to the answer's first mark."""
+    """How one model writes answers.
+
+    Args:
+        calls: None if the template does not tell the model about functions.
+        reasoning: the marks that open and close it; None if the model has no marks for it.
+        left_out: marks around parts of an answer, which readers do not see.
+        begun: the end of every prompt, if the answer's first mark begins there.
+    """
 
     calls: CallSyntax | None = None
     reasoning: tuple[str, str] | None = None
@@ -185,7 +190,7 @@ def admitted(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return frozenset()
     if isinstance(name := schema.get("$ref"), str):
-        return admitted(_referred(name, root), root, depth + 1)
+        return admitted(referred(name, root), root, depth + 1)
     kinds = schema.get("type")
     if isinstance(kinds, str):
         return frozenset({kinds})
@@ -203,7 +208,8 @@ def admitted(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
     return frozenset({"object"}) if "properties" in schema else frozenset()
 
 
-def _referred(name: str, root: Any) -> Any:
+def referred(name: str, root: Any) -> Any:
+    """Return what a ``$ref`` of a schema names; None if ``root`` lacks it."""
     for part in name.lstrip("#/").split("/"):
         root = root.get(part) if isinstance(root, Mapping) else None
     return root

@@ -39,8 +39,14 @@ _TAG = re.compile("<[^<>]+>?")
 
 @dataclass(frozen=True, slots=True)
 class _Syntax:
-    """A call in parts. ``opens``: what begins a call, and nothing else. ``before``: what stands behind it and before
-    the arguments. ``behind``: what stands behind these. ``ends``: words that no value has."""
+    """A call in parts.
+
+    Args:
+        opens: the text that begins a call and nothing else.
+        before: the text from there to the arguments.
+        behind: the text after the arguments.
+        ends: words that no value has.
+    """
 
     opens: str
     before: str
@@ -120,7 +126,7 @@ def _grammar(*rules: str) -> Grammar:
 
 
 def _among_text(syntax: _Syntax, opens: str) -> list[str]:
-    """Return calls among text that does not begin one, or one call behind it where nothing marks a call's end.
+    """Return calls among text that does not begin a call, or one call after it if nothing marks a call's end.
     ``opens``: what begins a call, in Lark."""
     goes_on = bool(syntax.behind)
     if special := re.match(r"<\[(\d+)\]>", opens):
@@ -154,7 +160,7 @@ class _Calls:
         return (less and self._tried(number, name, less)) or _call(number, name, None, self.syntax, self.marker)
 
     def _tried(self, number: int, name: str, schema: Any) -> list[str]:
-        """Return calls with a schema, as far as llguidance knows its keywords; none if it cannot be enforced."""
+        """Return calls with a schema, as far as llguidance knows its keywords, or an empty list."""
         try:
             rules = _call(number, name, schema, self.syntax, self.marker, is_strict=False)
             return rules if self.compiles(_grammar(f"start: call_{number}", *rules)) else []
@@ -269,7 +275,7 @@ def _argument(
 
 
 def _in_order(inside: str, optional: Sequence[str], between: str) -> list[str]:
-    """Return the rules of arguments in the order of their schema, with what is between two."""
+    """Return the rules of arguments in the order of their schema. ``between``: the text between two, in Lark."""
     names = [f"{inside}_{i}" for i in range(len(optional))]
     if not between:
         parts = [f"{name}{mark}" for name, mark in zip(names, optional, strict=True)]

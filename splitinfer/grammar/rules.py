@@ -160,7 +160,7 @@ class AnswerRules:
     # -- walking -------------------------------------------------------------------------------
 
     def _go_along(self, answer: Seq[int]) -> None:
-        """Follow an answer, if need be: drafts behind it need not be followed again."""
+        """Follow an answer, unless it was followed already. Its drafts need not be followed again."""
         if self._path[: len(answer)] != list(answer):
             self._go_to(answer)
 
@@ -191,7 +191,7 @@ class AnswerRules:
         self._places.append(place)
 
     def _behind(self, before: _Place, token: int) -> _Place:
-        """Return the place behind a token, with what is left of the run that it belongs to."""
+        """Return the place after a token, with the rest of its run."""
         if before.left is not None:
             return before
         if before.run and before.run[0] != token:
@@ -252,7 +252,7 @@ class AnswerRules:
     # -- what must follow, and what may --------------------------------------------------------
 
     def _run_at(self, place: _Place) -> tuple[int, ...]:
-        """Return the tokens that must follow, as far as they are known here."""
+        """Return the tokens that must follow, as many as this place determines."""
         if place.reasoned is not None:
             return self._closing(place.reasoned)
         matcher = self.matcher
@@ -267,7 +267,7 @@ class AnswerRules:
         return tuple(run[: next((i for i, token in enumerate(run) if token in ends), len(run))])
 
     def _alternatives(self, at: int) -> Texts:
-        """Return those behind the first ``at`` tokens that the rules have followed."""
+        """Return the tokens that the rules have followed after the first ``at``."""
         if not self._may_weigh(at):
             return ()
         if at not in self._weighed:

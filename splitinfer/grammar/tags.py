@@ -62,7 +62,7 @@ def _begun(rest: _Rest) -> str:
 
 
 def _left(rest: _Rest, first: str) -> str:
-    """Return what comes of a word up to the letter that is not of it."""
+    """Return the pattern of a word's beginning with a letter after it that does not continue the word."""
     ways = [re.escape(letter) + _left(more, first) for letter, more in rest.items() if more]
     other = f"[^{first}" + "".join(map(re.escape, rest)) + "]"
     return f"(?:{'|'.join([other, *ways])})"
@@ -145,7 +145,7 @@ def value_rules(
     *,
     is_strict: bool = True,
 ) -> Iterator[str]:
-    """Return the Lark of a value and of the tag behind it. ``shared``: definitions. ``behind``: the tag, in Lark.
+    """Return the Lark of a value and of the tag after it. ``shared``: definitions. ``behind``: the tag, in Lark.
 
     Raises:
         RequestError: a value of this schema could not be read back.
@@ -230,7 +230,7 @@ class _Text:
         )
 
     def patterns(self) -> Iterator[str]:
-        """Of what may be."""
+        """Yield patterns that a text must match, all of them."""
         for first in dict.fromkeys(word[0] for word in self.words):
             yield without([word for word in self.words if word[0] == first])
         yield rf"([^{_BLANK}]((.|\n)*[^{_BLANK}])?)?"

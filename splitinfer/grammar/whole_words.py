@@ -30,7 +30,7 @@ _SOME = re.compile(rb"[^\0]", re.DOTALL)
 
 
 class _TooMany(Exception):
-    """The form has too many texts to be followed."""
+    """The form has more texts than can be followed."""
 
 
 def whole_words(matcher: Any, vocabulary: Vocabulary, mask: bytes, before: Sequence[int]) -> bytes:
@@ -128,7 +128,7 @@ class _Following:
         return any(self._found(each, text, depth + 1) for each in tokens_of(mask) if each not in ends_of)
 
     def _split(self, text: bytes) -> list[int]:
-        """Return a text's tokens; none if it ends within a character."""
+        """Return a text's tokens, or an empty result if it ends within a character."""
         try:
             return self._vocabulary.split(text)
         except UnicodeDecodeError:

@@ -47,8 +47,8 @@ _WORKER = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<address>[^#=]+)(?:#(?P<key>[0-
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A layout, and what it is in words. ``profiles``: what the machines were measured to do; ``beside``: the layout
-    beside this machine alone."""
+    """A layout with its explanation in words. ``profiles``: the machines' measurements. ``beside``: a comparison of the
+    layout with this machine alone."""
 
     layout: Layout
     text: str

@@ -76,7 +76,7 @@ class AnswerForms:
         return call_grammar(syntax, json.loads(functions), self._as_lark, must=must, form=form, compiles=compiles)
 
     def _as_lark(self, text: str) -> str:
-        """Return a text of the model's own in Lark: special tokens by their ids, all else as it is."""
+        """Return a text of the model's own in Lark: special tokens by their ids, all else as text."""
         parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if (names := self._named_in(text)) else [text]
         return " ".join(f"<[{names[part]}]>" if part in names else json.dumps(part) for part in parts if part)
 
@@ -89,7 +89,7 @@ class AnswerForms:
         return dict(sorted(named.items(), key=lambda one: -len(one[0])))
 
     def close(self) -> None:
-        """End what was begun for compiling."""
+        """End the compiling process, if it was started."""
         if "_compiler" in self.__dict__:
             self._compiler.close()
 

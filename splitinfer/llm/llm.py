@@ -512,7 +512,7 @@ class LLM:
         return f"{brought}, so {followed.before.cut} is in force again."
 
     def recut(self, cut: Sequence[int] | PlainLayout | Mapping[str, Any] | str | Path) -> float:
-        """Load another cut of the model over its machines; returns the seconds in which nothing was computed.
+        """Load another cut of the model over its machines. Return the seconds without computation.
 
         Requests wait meanwhile, and go on with the same tokens: what the stages held of them is computed again, or read
         from disk, as far as every stage has it there.
@@ -554,7 +554,7 @@ class LLM:
         self._engine.figures.watch = watch
 
     def health(self) -> PipelineHealth:
-        """Return the state of each stage, and what is waited for, if a worker is lost."""
+        """Return the state of each stage, and the worker that is being waited for, if one is lost."""
         return self._engine.health()
 
     def seconds_until_room(self, nth: int = 1) -> float:

@@ -260,14 +260,13 @@ def _sums_of(measured: Profiles, across: tuple[str, ...], spec: StageSpec, own: 
 
 
 def _corrected(machine: MachineProfile, times: float, said: Ready) -> MachineProfile:
-    """Return the machine where every step takes so many times as long. Drafts are not part of a stage's steps."""
+    """Return the machine with all steps ``times`` as long. Drafts are not part of a stage's steps."""
     free = said.free_bytes + said.weight_bytes
     return replace(machine.slower(times), free_bytes=free, draft=machine.draft, draft_more=machine.draft_more)
 
 
 def _relative(own: StageCosts, measured: Costs) -> float:
-    """Return how many times as long a stage's steps take as it was measured to take, by the numbers of rows that they
-    had."""
+    """Return the ratio of a stage's actual step times to the measured ones, by the numbers of rows in its steps."""
     pairs = [(own.at(Shape(rows)), measured.rows(rows)) for rows in own.sizes or [1]]
     return median(a / b if a > 0 and b > 0 else 1.0 for a, b in pairs)
 
@@ -306,7 +305,7 @@ def _read(own: StageCosts) -> int:
 
 
 def _within(asked: Asked, costs: CostModel) -> Asked:
-    """Return what is asked for with no longer prompt, and no more chats at once, than steps so far tell of."""
+    """Return the demand, with prompts and chats limited to a multiple of those in the steps so far."""
     tokens = BEYOND * min(max(each.most_decode, _read(each)) for each in costs.stages)
     rows = BEYOND * min(each.most_rows for each in costs.stages)
     prompt, answer = min(asked.prompt, rows, tokens), min(asked.answer, tokens)

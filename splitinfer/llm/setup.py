@@ -212,7 +212,7 @@ class PipelineSetup:
         return hashlib.blake2b(self._kv_root + repr(pipeline.codecs).encode(), digest_size=KEY_BYTES).digest()
 
     def _stage_kv(self, ready: Ready, pipeline: Pipeline) -> StageKV:
-        """Return a stage's memory for KV, by default a share of what is free where it runs."""
+        """Return a stage's memory for KV in bytes, by default a share of the free memory of its machine."""
         here = pipeline.layout.here
         is_here = any(rank in here for rank in pipeline.layout.stages[ready.stage].ranks)
         sharing = len(here) * self.settings.models_here if is_here else 1
@@ -223,7 +223,7 @@ class PipelineSetup:
 
 
 def _check_kv_bytes(kv: KVBudget, pipeline: Pipeline) -> None:
-    """Compare the memory for KV that the settings ask for with what requests take, and with what is free.
+    """Compare the KV memory in the settings with the need of requests, and with the free memory.
 
     Raises:
         ConfigError: no request fits on one of the stages.

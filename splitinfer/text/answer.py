@@ -11,8 +11,8 @@ calls. What is decided here:
 - A call with a marker also ends reasoning that the model has not closed.
 - Where an answer has a form, all is text once its form has begun: ``{"tag": "<think>"}`` opens no reasoning.
 - Each call of an answer has another id. Where a model gives two calls the same one, the later has none of its own.
-- Where it is asked for, a call comes in pieces while it is written. One of which something was told cannot become text:
-  if it cannot be read on it is broken, and if the answer is cut off there, its pieces end.
+- If the caller asks for it, a call comes in pieces while it is written. A call whose first piece was told cannot become
+  text again: if the rest cannot be read the call is broken, and if the answer is cut off there, its pieces end.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,8 +53,12 @@ AnswerPart = TextPart | ReasoningPart | ToolCallPart | BrokenCall
 
 
 class AnswerFormat:
-    """How one model marks what it writes. ``find``: returns that for requests with tools and for those without.
-    ``shown``: the text of tokens, with special ones."""
+    """How one model marks its answers.
+
+    Args:
+        find: returns the syntax of answers; its argument says whether the request has tools.
+        shown: returns the text of tokens, with special ones.
+    """
 
     def __init__(self, find: Callable[[bool], AnswerSyntax], shown: Callable[[Sequence[int]], str]) -> None:
         self.of, self._shown = find, shown
@@ -84,9 +88,14 @@ class AnswerFormat:
         grows: bool = False,
         begun: str | None = None,
     ) -> "AnswerParser":
-        """Return a parser for the answer to a prompt. ``tools``: those that it may call; none: calls are text.
-        ``has_form``: a grammar is enforced for what is neither reasoning nor a call. ``grows``: calls come in pieces.
-        ``begun``: the text with which the prompt ends, if the answer goes on with it."""
+        """Return a parser for the answer to a prompt.
+
+        Args:
+            tools: the functions that the answer may call. Without any, calls are text.
+            has_form: a grammar is enforced outside reasoning and calls.
+            grows: calls come in pieces.
+            begun: the end of the prompt, if the answer continues that text.
+        """
         syntax = self.of(bool(tools))
         is_open = self._opened(syntax, prompt) if begun is None else _is_open_in(syntax, begun)
         reader = CallReader(syntax.calls, tools) if tools and syntax.calls is not None else None
@@ -139,8 +148,8 @@ class AnswerParser:
         opens, closes = syntax.reasoning or ("", "")
         marks = [f"(?P<opens>{regex.escape(opens)})"] if opens else []
         left_out = "|".join(_lenient(one) for one in sorted(syntax.left_out, key=len, reverse=True))
-        marks += [f"(?P<closes>{regex.escape(closes)})"] if closes and not opens else []
         marks += [f"(?P<left>{left_out})"] if left_out else []
+        marks += [f"(?P<closes>{regex.escape(closes)})"] if closes else []
         self._in_text = regex.compile("|".join([*call, *marks]) or "(?!)")
         calls = call if reader is not None and reader.syntax.has_marker else []
         self._in_reasoning = regex.compile("|".join([*calls, f"(?P<closes>{regex.escape(closes)})"]))
@@ -171,7 +180,7 @@ class AnswerParser:
         return parts
 
     def _marked(self, parts: list[AnswerPart], *, has_ended: bool) -> bool:
-        """Take the text up to the next mark, and the mark. Return whether there may be more behind it."""
+        """Take the text up to the next mark, and the mark. Return whether more text may be ready."""
         if self._is_in_form:
             parts += self._told(len(self._rest))
             return False
@@ -194,6 +203,10 @@ class AnswerParser:
             parts += self._told(begins)
         if waits:
             return False
+        return self._behind_mark(found, parts)
+
+    def _behind_mark(self, found: regex.Match[str], parts: list[AnswerPart]) -> bool:
+        """Take the mark that was found, which is next. Return as ``_marked`` does."""
         match found.lastgroup if found.lastgroup in ("opens", "closes", "left") else "call":
             case "call":
                 assert self._reader is not None
@@ -201,6 +214,9 @@ class AnswerParser:
                 return True
             case "left":
                 self._space = ""
+            case "closes" if not self._reasons and (self._has_others or self._is_behind_text):
+                parts += self._told(found.end() - found.start())  # it closes nothing
+                return bool(self._rest)
             case mark:
                 self._reasons = mark == "opens"
                 parts += self._behind_other([])
@@ -208,12 +224,12 @@ class AnswerParser:
         return bool(self._rest)
 
     def _may_be_call(self) -> int | None:
-        """Return where a call may begin of which too little has come to say so."""
+        """Return the place where a call may begin, if more text is needed to decide. Return None if there is none."""
         found = self._call.search(self._rest, partial=True) if self._call is not None else None
         return found.start() if found is not None and found.partial else None
 
     def _take(self, number: int) -> str:
-        """Return the next characters without those that the prompt has."""
+        """Take the next characters and return them without the part that stands in the prompt."""
         taken, self._rest = self._rest[:number], self._rest[number:]
         known = min(self._already, number)
         self._already -= known
@@ -226,7 +242,7 @@ class AnswerParser:
         return self._behind_other([ReasoningPart(text)]) if self._reasons else self._text(text)
 
     def _called(self, *, has_ended: bool) -> list[AnswerPart]:
-        """Read on in a section of calls, and take what is told, or the text again if it is no call."""
+        """Read on in a section of calls. Return its calls, or its text if it is not a call."""
         section = self._section
         assert section is not None
         text, self._rest = self._rest, ""

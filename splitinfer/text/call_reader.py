@@ -19,7 +19,7 @@ from typing import Any
 import regex
 
 from splitinfer.common.plain_text import whole_characters
-from splitinfer.core.call_syntax import ARGUMENTS, ID, KEY, KINDS, NAME, NUMBER, CallSyntax, Keyed, admitted
+from splitinfer.core.call_syntax import ARGUMENTS, ID, KEY, KINDS, NAME, NUMBER, CallSyntax, Keyed, admitted, referred
 
 Steps = Generator[None, None, None]
 Say = Callable[[str], None]
@@ -44,8 +44,14 @@ _SINGLE = r"\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\U[0-9a-fA-F]{8
 
 @dataclass(frozen=True, slots=True)
 class ToolCallPart:
-    """A call, or what comes next of it. ``name``: of the function, in its first part, and ``call_id`` there, if the
-    model gave one. ``arguments``: of a JSON object as text. ``ends``: it is the last part."""
+    """A call, or its next part.
+
+    Args:
+        name: the function's name, in the first part; otherwise None.
+        arguments: the next text of a JSON object.
+        call_id: the model's own id, in the first part, if it wrote one.
+        ends: this is the last part.
+    """
 
     name: str | None
     arguments: str
@@ -54,8 +60,8 @@ class ToolCallPart:
 
 
 class Source:
-    """Text that grows. The generators take from it and wait for more; they raise ValueError for what they do not
-    expect. ``has_ended``: no more comes."""
+    """Text that grows. The generators take text and wait for more; they raise ValueError if the text does not fit.
+    ``has_ended``: the text is complete."""
 
     def __init__(self, text: str = "", *, has_ended: bool = False) -> None:
         self.rest, self.has_ended = text, has_ended
@@ -76,7 +82,7 @@ class Source:
     def matched(
         self, pattern: regex.Pattern[str], *, may_grow: bool = False, upto: int | str = 0
     ) -> Generator[None, None, regex.Match[str]]:
-        """Take what comes next and is a pattern, up to the end of a group. ``may_grow``: wait for what is behind it."""
+        """Take the text that matches a pattern, up to the end of a group. ``may_grow``: wait until text follows it."""
         while True:
             found = pattern.match(self.rest, partial=not self.has_ended)
             if found is None:
@@ -128,7 +134,7 @@ class Source:
             say(", ")
 
     def name(self, say: Say, quote: str = "") -> Steps:
-        """Take the name of an object's member and the colon behind it."""
+        """Take the name of an object's member and the colon after it."""
         found = yield from self._token(quote, _BARE)
         if found["quote"]:
             say('"')
@@ -154,7 +160,7 @@ class Source:
             yield from self.more()
 
     def _text(self, say: Say, quote: str) -> Steps:
-        """Take a text up to the ``quote`` behind it."""
+        """Take a text up to the ``quote`` that ends it."""
         escapes = len(quote) == 1
         letters = regex.compile(
             rf"(?:[^{quote}\\]|{_PAIR}|{_SINGLE})*+" if escapes else _all_but(quote), regex.DOTALL
@@ -173,7 +179,7 @@ class Source:
 
 
 def literal(text: str) -> Any:
-    """Return the value that a text is, in JSON or as Python writes it. Raises ValueError if it is none."""
+    """Return the value that a text is, in JSON or as Python writes it. Raise ValueError if it is not a value."""
     source, said = Source(text, has_ended=True), list[str]()
     for _ in source.value(said.append):
         pass
@@ -199,6 +205,7 @@ class CallReader:
         between = f"{_fixed(syntax.between)}{before}" if syntax.between or syntax.opens else ""
         self.closes = _fixed(syntax.closes)
         follows = [f"(?P<closes>{self.closes})"] * bool(syntax.closes) + [f"(?P<next>{between})"] * bool(between)
+        self.begun_closes = regex.compile(self.closes or "(?!)")
         self.follows = regex.compile("|".join(follows)) if follows else None
         begins = self.names.join(("", "")) if members is None else r"\s*\{"
         if members is None:
@@ -234,7 +241,8 @@ class CallReader:
 
 
 class Section(Source):
-    """The calls of one section. ``parts``: what was told and not taken yet. ``is_done``: ``rest`` is no part of it."""
+    """The calls of one section. ``parts``: the parts that nobody has taken yet. ``is_done``: the section has ended
+    before ``rest``."""
 
     def __init__(self, reader: CallReader) -> None:
         super().__init__()
@@ -253,7 +261,7 @@ class Section(Source):
 
     @property
     def unfinished(self) -> str:
-        """What was taken of the call that has not ended, and what was not taken."""
+        """The text of the call that has not ended, and all text after it."""
         return "".join(self.taken) + self.rest
 
     def _begin(self, name: str, call_id: str | None) -> None:
@@ -301,12 +309,14 @@ class Section(Source):
             yield from self.more()
 
     def _next(self) -> Generator[None, None, regex.Match[str] | None]:
-        """Take what closes the section, or what stands between two calls; nothing of the next call."""
+        """Take the end of the section, or the text between two calls, but nothing of the next call."""
         follows = self._reader.follows
         assert follows is not None
         while True:
             found = follows.match(self.rest, partial=not self.has_ended)
             if found is None:
+                if self.has_ended and (begun := self._reader.begun_closes.match(self.rest, partial=True)):
+                    self.take(begun.end())  # the rest is a token that ends answers, which is not in the text
                 return None
             if not found.partial:
                 groups = found.groupdict()
@@ -316,8 +326,6 @@ class Section(Source):
                     between = regex.match(_fixed(self._syntax.between), self.rest)
                     self.take(between.end() if between else 0)
                 return found
-            if self.has_ended:
-                return None
             yield from self.more()
 
     # -- a JSON object ---------------------------------------------------------------------------
@@ -408,7 +416,8 @@ class Section(Source):
     def _raw(self, keyed: Keyed, key: str, middle: str, schema: Schema, argument: str) -> Steps:
         """Take a value that is all up to what closes it."""
         reader, syntax = self._reader, self._syntax
-        kinds = _kinds_by(keyed, middle) or admitted((schema.get("properties") or {}).get(key), schema)
+        inside = _schema_inside(schema, key, schema)
+        kinds = _kinds_by(keyed, middle) or admitted(inside, schema)
         behind = reader.behind.pattern
         after = [behind]
         if syntax.closes:
@@ -433,19 +442,39 @@ class Section(Source):
                 break
             yield from self.more()
         self.take(found.end("closes") - found.start())
-        self._say('"' if is_text else _dumped(typed("".join(value), kinds, keyed)))
+        self._say('"' if is_text else _dumped(typed("".join(value), kinds, keyed, inside, schema)))
 
 
 # -- values by their schemas -----------------------------------------------------------------------
 
 
-def typed(text: str, kinds: frozenset[str], keyed: Keyed | None = None) -> Any:
-    """Return the value that stands between tags as ``text``, where ``kinds`` are admitted."""
+def _schema_inside(schema: Any, key: str, root: Schema, depth: int = 0) -> Any:
+    """Return the schema of an object's member, or of a list's items for the key "item"; None if unknown."""
+    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        return None
+    if isinstance(properties := schema.get("properties"), Mapping) and key in properties:
+        return properties[key]
+    several = [one for name in ("anyOf", "oneOf", "allOf") for one in schema.get(name) or ()]
+    several += [referred(name, root)] if isinstance(name := schema.get("$ref"), str) else []
+    found = (_schema_inside(one, key, root, depth + 1) for one in several)
+    return next(filter(None, found), schema.get("items" if key == "item" else "additionalProperties"))
+
+
+def typed(
+    text: str, kinds: frozenset[str], keyed: Keyed | None = None, schema: Any = None, root: Schema | None = None
+) -> Any:
+    """Return the value that stands between tags as ``text``.
+
+    Args:
+        kinds: the JSON types that the value may have; empty: any.
+        schema: the value's own, for objects and lists that are written as arguments are.
+        root: the schema with the definitions that ``schema`` refers to.
+    """
     if kinds == {"string"}:
         return text
     if keyed is not None and keyed.is_nested and not text.strip() and kinds & {"object", "array"}:
         return {} if "object" in kinds else []
-    if keyed is not None and keyed.is_nested and (found := _nested(text, keyed)) is not None:
+    if keyed is not None and keyed.is_nested and (found := _nested(text, kinds, keyed, schema, root or {})) is not None:
         return found
     try:
         value = literal(text)
@@ -459,8 +488,8 @@ def typed(text: str, kinds: frozenset[str], keyed: Keyed | None = None) -> Any:
     return value if is_admitted and not isinstance(value, str) else text
 
 
-def _nested(text: str, keyed: Keyed) -> Any:
-    """Return the object or list that is written as arguments are; None if it is not."""
+def _nested(text: str, kinds: frozenset[str], keyed: Keyed, schema: Any, root: Schema) -> Any:
+    """Return the object or list that is written as arguments are. Return None if it is written otherwise."""
     opens = regex.compile(rf"\s*{_fixed(keyed.opens)}(?P<key>{_KEY}){_exactly(keyed.middles[0][1])}")
     if opens.match(text) is None:
         return None
@@ -474,15 +503,19 @@ def _nested(text: str, keyed: Keyed) -> Any:
             same = next_one["more"] is not None and next_one["key"] == begins["key"]
             depth += 1 if same else -1 if next_one["more"] is None else 0
             end, begun = next_one.end(), next_one.start()
-        found.append((begins["key"], typed(text[begins.end() : begun], frozenset(), keyed)))
+        inside = _schema_inside(schema, begins["key"], root)
+        value = typed(text[begins.end() : begun], admitted(inside, root), keyed, inside, root)
+        found.append((begins["key"], value))
         at = end
     if text[at:].strip():
         return None
-    return [one for _, one in found] if all(key == "item" for key, _ in found) else dict(found)
+    may_be_list = "array" in kinds or "object" not in kinds
+    is_list = may_be_list and all(key == "item" for key, _ in found)
+    return [one for _, one in found] if is_list else dict(found)
 
 
 def _kinds_by(keyed: Keyed, middle: str) -> frozenset[str]:
-    """Return the kinds of which what stands between a key and a value tells."""
+    """Return the JSON types that the text between a key and its value tells. Return an empty set if it tells none."""
     given = [kind for kind, text in keyed.middles if kind and "".join(text.split()) == "".join(middle.split())]
     return frozenset(given)
 
@@ -510,9 +543,9 @@ def _exactly(text: str) -> str:
 
 
 def _with_optional_brackets(text: str) -> str:
-    """Return the expression of what stands before JSON: a list's bracket may be missing where there is a marker."""
+    """Return the expression of the text before JSON, in which a list's bracket may be missing."""
     bare = text.rstrip().removesuffix("[")
-    return rf"{_fixed(bare)}(?:\s*\[)?" if bare.strip() and bare.strip() != text.strip() else _fixed(text)
+    return rf"{_fixed(bare)}(?:\s*\[)?" if bare.strip() != text.strip() else _fixed(text)
 
 
 def _any_of(texts: Iterable[str]) -> str:
@@ -520,7 +553,7 @@ def _any_of(texts: Iterable[str]) -> str:
 
 
 def _argument(keyed: Keyed, schema: Schema) -> str:
-    """Return the expression of what stands before an argument's value. Its own names come first."""
+    """Return the expression of the text before an argument's value. The names of the schema come first."""
     known = _any_of(schema.get("properties") or ())
     may_be_other = keyed.closes.strip() or keyed.quote or not schema.get("properties")
     middles = {_fixed(text) if keyed.quote else rf"\s*{_exactly(text)}" for _, text in keyed.middles}

@@ -10,7 +10,7 @@ A template that renders no calls has none; it may be an exception that is listed
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -65,11 +65,11 @@ class Render(Protocol):
     ) -> str: ...
 
 
-def _tools(names: Sequence[str] = _NAMES) -> list[Message]:
-    kinds = {**{key: {"type": kind_of(value), "description": "d"} for key, value in _VALUES.items()}}
+def _tools(keys: Iterable[str] = _VALUES) -> list[Message]:
+    kinds = {key: {"type": kind_of(_VALUES[key]), "description": "d"} for key in keys}
     parameters = {"type": "object", "properties": kinds, "required": []}
     function = {"description": "d", "parameters": parameters}
-    return [{"type": "function", "function": {"name": name, **function}} for name in names]
+    return [{"type": "function", "function": {"name": name, **function}} for name in _NAMES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ class _Way:
 class _Probes:
     """The renderings of one template."""
 
-    def __init__(self, render: Render) -> None:
-        self._render, self.before_user = render, ""
+    def __init__(self, render: Render, kinds: Sequence[str]) -> None:
+        self._render, self._tools, self.before_user = render, _tools(kinds), ""
         user = [{"role": "user", "content": _USER}]
         self.prompt = self.behind_user(user, opens=True)
         self.base = self.behind_user(user)
@@ -113,7 +113,7 @@ class _Probes:
         self.before_text, _, self.behind_text = plain.partition(_TEXT)
 
     def behind_user(self, messages: Sequence[Message], *, opens: bool = False, **settings: Any) -> str:
-        self.before_user, found, behind = self._render(messages, _tools(), opens, **settings).rpartition(_USER)
+        self.before_user, found, behind = self._render(messages, self._tools, opens, **settings).rpartition(_USER)
         if not found:
             raise ValueError("the template does not write the user's words")
         return behind
@@ -122,7 +122,8 @@ class _Probes:
         """Return what the template writes of the answer, without what opens every answer."""
         prompt = self.behind_user(messages[:1], opens=True, **settings) if settings else self.prompt
         whole = self.behind_user(messages, **settings)
-        heads = [head for head in (prompt, self.before_text) if head.strip() and whole.startswith(head)]
+        heads = [head for head in (prompt, self.before_text) if head.strip()]
+        heads = [head for head in (*heads, *map(str.rstrip, heads)) if whole.startswith(head)]
         if heads:
             return whole[len(max(heads, key=len)) :]
         common = _common(whole, prompt)
@@ -132,10 +133,10 @@ class _Probes:
     def calls(self, way: _Way, *calls: tuple[str, Arguments], **more: Any) -> str:
         """Return what the template writes of an answer with calls, up to the end of the turn."""
         written = self.answer(way.messages(*calls, **more)).partition(_RESULT)[0]
-        end = self.behind_text.rstrip()
+        end = self.behind_text.strip()
         if end and way.answered:
             return written.partition(end)[0] if end in written else written
-        return written.rstrip().removesuffix(end)
+        return written.removesuffix(_common_end(written, self.behind_text)).rstrip().removesuffix(end)
 
 
 def find_syntax(render: Render, words: str) -> AnswerSyntax:
@@ -156,17 +157,19 @@ def find_syntax(render: Render, words: str) -> AnswerSyntax:
 
 
 def _probes_of(render: Render) -> _Probes | None:
-    try:
-        return _Probes(render)
-    except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
-        return None
+    for kinds in (tuple(_VALUES), ("zqstring",)):  # some templates take no lists and objects
+        try:
+            return _Probes(render, kinds)
+        except Exception:  # noqa: BLE001 - a template is a program, and may raise anything
+            continue
+    return None
 
 
 # -- calls -----------------------------------------------------------------------------------------
 
 
 def _calls(probes: _Probes) -> Iterator[tuple[CallSyntax, bool]]:
-    """Find descriptions that calls of all kinds come back by, and whether arguments are given as objects."""
+    """Yield descriptions that read calls of all kinds back, and whether arguments are given as objects."""
     numbered = tuple(_FORM_OF_IDS.replace(NAME, name).replace(NUMBER, str(i)) for i, name in enumerate(_NAMES))
     for ids, content, answered, as_text in itertools.product(
         (_IDS, numbered), ("", None), (False, True), (False, True)
@@ -200,7 +203,7 @@ def _described(probes: _Probes, way: _Way) -> CallSyntax | None:
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """Where a call's body stands in what was written, and the body, with what varies taken out of it."""
+    """The place of a call's body in a rendered chat, and the body without the parts that vary."""
 
     begins: int
     ends: int
@@ -329,7 +332,7 @@ def _keyed(probes: _Probes, way: _Way) -> Keyed:
     """Find how arguments stand one by one."""
 
     def cut(given: Arguments, values: Sequence[str]) -> list[str]:
-        """Return what stands around keys and values: before the first key, ..., behind the last value."""
+        """Return the texts around keys and values, from before the first key to after the last value."""
         rest, parts = probes.calls(way, (_NAMES[0], given)), list[str]()
         rest = rest[rest.rfind(_NAMES[0], 0, rest.find(_KEYS[0])) + len(_NAMES[0]) :]
         for word in (_KEYS[0], values[0], _KEYS[1], values[1]):
@@ -364,7 +367,7 @@ def _keyed(probes: _Probes, way: _Way) -> Keyed:
 
 
 def _comes_back(probes: _Probes, way: _Way, found: CallSyntax) -> bool:
-    """Return whether calls with values of all kinds are read as what they were."""
+    """Return whether calls with values of all kinds are read back unchanged."""
     asked = [(_NAMES[0], _VALUES), (_NAMES[1], {}), (_NAMES[1], {"zqstring": "x"})]
     several = [asked[:1], asked[1:2], asked[2:]]
     if found.opens or found.between or found.closes:
@@ -388,7 +391,7 @@ def _read(syntax: CallSyntax, text: str, cut: int) -> list[tuple[str, Arguments]
 
 
 def _reasoning(probes: _Probes, words: str) -> tuple[tuple[str, str] | None, str]:
-    """Find the marks around reasoning, and the name by which the template takes it."""
+    """Return the marks around reasoning, and the name of the message's part that the template takes it from."""
     call = {"content": "", "tool_calls": _Way().messages((_NAMES[0], {}))[1]["tool_calls"]}
     for settings in ({}, {"enable_thinking": True, "thinking": True}, {"reasoning_effort": "high"}):
         for name, beside in itertools.product(_THOUGHTS, ({"content": _TEXT}, call)):
@@ -405,7 +408,7 @@ def _reasoning(probes: _Probes, words: str) -> tuple[tuple[str, str] | None, str
 
 
 def _around_thought(prompt: str, before: str, behind: str) -> tuple[str, str] | None:
-    """Return the marks around reasoning. ``before``, ``behind``: what is written around it, up to text."""
+    """Return the marks around reasoning, or None. ``before``, ``behind``: the text around it."""
     marks = [found.end() for found in _MARK.finditer(behind)]
     starts = [found.start() for found in _MARK.finditer(behind)]
     words = _WORD.findall(behind[: starts[1]] if len(starts) > 1 else behind)
@@ -432,7 +435,7 @@ def _pair_in(words: str) -> tuple[str, str] | None:
 
 
 def _with_text_marks(found: AnswerSyntax, probes: _Probes) -> AnswerSyntax:
-    """Return with what is around text, and what a prompt has of a call's beginning."""
+    """Return a syntax with the marks around text, and with the part of a call's beginning that every prompt has."""
     calls, prompt, before = found.calls, probes.prompt, probes.before_text
     first = _FIRST_MARK.match((calls.opens + calls.before + calls.between).strip()) if calls is not None else None
     begun = first[0] if first is not None and prompt.endswith(first[0]) else ""

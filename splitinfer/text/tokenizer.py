@@ -206,7 +206,7 @@ class Tokenizer:
         return ids, _CUTS.sub("", text)
 
     def _told(self, chat: Form, calls: CallSyntax) -> Form:
-        """Return a chat in which what the template would not tell so that answers are read is told in words."""
+        """Return a chat that tells in words the tools and calls for which the template has no syntax that is read."""
         syntax = self._syntax(bool(chat.tools))
         if not syntax.takes_tools:
             chat = tools_told(chat, calls)
@@ -236,7 +236,7 @@ class Tokenizer:
         return Form(tuple(in_order(chat)), tuple(tools)), settings
 
     def _generated(self, token_ids: Sequence[int], content: str) -> list[int]:
-        """Return the ids without the end token, if they decode to ``content``; otherwise none."""
+        """Return the generated ids without the end token if they decode to ``content``, else an empty list."""
         ids = list(token_ids)
         if ids and ids[-1] in self.eos_token_ids:
             ids.pop()
@@ -286,7 +286,7 @@ class Tokenizer:
 
     @cached_property
     def _control_names(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """The names of control tokens; and of those that stand in no answer that a client hands back."""
+        """The names of all control tokens, and the names that no answer from a client may contain."""
         added = {token.content: token.special for token in self._wrapper.added_tokens_decoder.values()}
         markers = self.answer_format.markers
         handed = () if self._is_harmony else markers  # its messages and their headers are taken apart
@@ -380,8 +380,8 @@ class Tokenizer:
 
     @cached_property
     def thinking(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-        """The ids that open the model's reasoning, those that end it, and those that lead out of it to that end;
-        ``None`` if it marks none."""
+        """The ids that open the model's reasoning, the ids that end it, and the ids that lead out of it.
+        None if the model has no marks for reasoning."""
         if self._is_harmony:
             start, end, leave = (tuple(self.codec.encode(text)) for text in harmony.THINKING)
             return start, end, leave
@@ -391,7 +391,7 @@ class Tokenizer:
         return start, end, end
 
     def has_opened(self, prompt: Sequence[int]) -> bool | None:
-        """As of ``AnswerFormat``; Harmony always begins with reasoning."""
+        """Return as ``AnswerFormat.has_opened`` does, but True for Harmony, which always begins with reasoning."""
         return True if self._is_harmony else self.answer_format.has_opened(prompt)
 
     @cached_property

@@ -160,8 +160,8 @@ def in_order(messages: Sequence[Message]) -> list[Message]:
 
 
 def _tried(form: Form, write: Callable[[Form], str], *, goes_on: bool) -> tuple[str | None, str]:
-    """Return what a template writes for a form; ``None`` and the reason if it does not take everything. ``goes_on``:
-    nor an answer and a question behind it."""
+    """Return a template's text for a form, or None and the reason if it does not take everything. ``goes_on``: it must
+    also take an answer and a question after the form."""
     answered = not form.messages or form.messages[-1].get("role") == "assistant"
     marked, texts = _marked(form if answered or not goes_on else replace(form, messages=(*form.messages, *_NEXT)))
     try:
@@ -182,8 +182,7 @@ def _tried(form: Form, write: Callable[[Form], str], *, goes_on: bool) -> tuple[
 
 
 def _marked(form: Form) -> tuple[Form, dict[str, tuple[str, str]]]:
-    """Return a form with a word of its own for each text that must be found, and by that word the text and what it
-    is."""
+    """Return a form with a unique word in place of each text, and a map from each word to the text and its name."""
     texts = dict[str, tuple[str, str]]()
 
     def word(said: Any, what: str) -> Any:
@@ -326,7 +325,7 @@ def _one_call_a_turn(messages: Sequence[Message]) -> Iterable[Message]:
 
 @_of_messages
 def _calls_alone(messages: Sequence[Message]) -> Iterable[Message]:
-    """Yield what is said beside calls as a turn before them."""
+    """Yield the text beside calls as a turn before them."""
     for message in messages:
         if _calls_of(message) and _text_of(message).strip():
             yield {key: value for key, value in message.items() if key != "tool_calls"}
@@ -393,7 +392,7 @@ def _neighbours_joined(messages: Sequence[Message]) -> Iterable[Message]:
 
 
 def steps(syntax: CallSyntax) -> Mapping[str, FormStep]:
-    """Return the steps of the ladder by name. ``syntax``: in which calls are told that a template does not take."""
+    """Return the steps of the ladder by name. ``syntax``: used to write calls that the template does not take."""
     return {
         "roles": _known_roles,
         "objects": arguments_as_objects,
@@ -431,7 +430,7 @@ def _calls_of(message: Message) -> Sequence[Mapping[str, Any]]:
 
 
 def _results_of(messages: Sequence[Message], at: int) -> list[Message]:
-    """Return the results right behind the calls of a message."""
+    """Return the results that directly follow the calls of a message."""
     found = list[Message]()
     for message in messages[at + 1 :] if _calls_of(messages[at]) else ():
         if message.get("role") != "tool":
@@ -463,7 +462,7 @@ def _told_result(message: Message) -> Message:
 
 
 def _as_users(messages: Iterable[Message], is_changed: Callable[[Message], bool]) -> list[Message]:
-    """Return some messages as the user's, together with the user's own before and behind them."""
+    """Return some messages as the user's, joined with the user's own neighbours."""
     made, is_open = list[Message](), False
     for message in messages:
         changes = is_changed(message)

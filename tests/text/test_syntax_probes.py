@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from splitinfer.errors import ModelError
-from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart, joined
+from splitinfer.text.answer import AnswerFormat, ReasoningPart, TextPart, ToolCallPart, joined
+from splitinfer.text.call_syntax import ARGUMENTS, KEY, NAME, AnswerSyntax, CallSyntax, Keyed, Members
 from splitinfer.text.tokenizer import Tokenizer
 from tests.text.templates import folder_with
 
@@ -131,6 +132,41 @@ def test_what_a_template_writes_is_read(tokenizer: Tokenizer, calls: Any, cut: i
     assert found == calls
     again = read(tokenizer, syntax.written([(name, given, "callaaaa1") for name, given in calls]), cut)
     assert [(part.name, json.loads(part.arguments)) for part in again] == calls
+
+
+def test_what_is_inside_other_values_has_the_type_of_its_schema():
+    each = {"type": "object", "properties": {"to": {"type": "string"}, "item": {"$ref": "#/$defs/count"}}}
+    schema = {
+        "properties": {"all": {"type": "array", "items": each}, "one": {"anyOf": [each, {"type": "null"}]}},
+        "$defs": {"count": {"type": "integer"}},
+    }
+    keyed = Keyed("<", (("", ">"),), f"</{KEY}>", "")
+    syntax = AnswerSyntax(CallSyntax(f"{NAME}{ARGUMENTS}", before="<call>", behind="</call>", keyed=keyed))
+    format_ = AnswerFormat(lambda _: syntax, lambda _: "")
+    parser = format_.parser([], [{"function": {"name": "f", "parameters": schema}}])
+    text = "<call>f<all><item><to>true</to><item>5</item></item></all><one><item>7</item></one></call>"
+    (call,) = joined([*(part for letter in text for part in parser.feed(letter)), *parser.finish()])
+    assert isinstance(call, ToolCallPart)
+    assert json.loads(call.arguments) == {"all": [{"to": "true", "item": 5}], "one": {"item": 7}}
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ('go [{"name": "f", "arguments": {}}]<eos>', ""),
+        ('go [{"name": "f", "arguments": {}}]', ""),
+        ('go {"name": "f", "arguments": {}}', ""),
+        ('go [{"name": "f", "arguments": {}} and', " and"),
+    ],
+)
+def test_brackets_and_the_token_that_ends_answers_may_be_missing(text: str, left: str):
+    body = f'{{"name": "{NAME}", "arguments": {ARGUMENTS}}}'
+    syntax = CallSyntax(body, "go [", between=", ", closes="]<eos>", members=Members("name", "arguments"))
+    format_ = AnswerFormat(lambda _: AnswerSyntax(syntax), lambda _: "")
+    parser = format_.parser([], [{"function": {"name": "f"}}])
+    call, *rest = joined([*parser.feed(text), *parser.finish()])
+    assert call == ToolCallPart("f", "{}")
+    assert rest == ([TextPart(left)] if left else [])
 
 
 def test_a_name_that_no_tool_has_stays_text(tokenizer: Tokenizer):
