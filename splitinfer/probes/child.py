@@ -1,4 +1,4 @@
-"""Runs each probe in its own process with a time limit. Whatever ends the process becomes a finding, and the others run.
+"""Runs each probe in its own process with a time limit. If the process ends early, that is a finding; the others run.
 
 The process (``python -m splitinfer.probes.child PROBE``) writes lines of JSON: what it tries, and what it found. So
 both are known when it ends, whatever ended it.

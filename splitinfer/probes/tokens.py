@@ -116,8 +116,8 @@ def measure(options: Mapping[str, Any], report: ProbeReport) -> None:
 
 @contextmanager
 def pipeline(second: Mapping[str, Any] | None, model: Path = TARGET, **settings: Any) -> Iterator[LLM]:
-    """Open the demo model, or one like it, on one or two stages. ``second``: a layout's fields of the second stage, or of
-    the only one if it is across two machines."""
+    """Open the demo model, or one like it, on one or two stages. ``second``: a layout's fields of the second stage, or
+    of the only one if it is across two machines."""
     stages: list[dict[str, Any]] = [{"name": "first", "layers": DEMO_LAYERS}]
     if second is not None and "across" in second:
         stages = [{**stages[0], **second}]
@@ -144,7 +144,7 @@ def even_model(folder: Path) -> Path:
 
 @contextmanager
 def _second_stage(options: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
-    """Run the second stage's worker and yield the layout's fields of that stage. Yield None if there is one stage only."""
+    """Run the second stage's worker and yield the layout's fields of that stage. Yield None if there is one stage."""
     way = options["way"]
     here = {
         "one process": None,

@@ -46,6 +46,7 @@ WIFI = (interface("eth0", Kind.WIRELESS, "10.0.0.1/8"),)
 VPN = (interface("utun3", Kind.VPN, "10.8.0.2/32"),)
 ONE_NETWORK = (INTERFACES[0], interface("bridge0", Kind.THUNDERBOLT, "192.168.1.23/24"))
 ON = {"firewall": "firewall_on.txt"}
+DISPLAY = altered("pmset_studio.txt", ("displaysleep         0", "displaysleep         10"))
 WRONG: dict[str, tuple[SeenHere, str, str, str, str]] = {
     "swap": (mac(swapped=12_200_000_000), "memory", "warning", "12.2 GB are in swap files", "quit programs"),
     "memory full": (
@@ -109,7 +110,7 @@ WRONG: dict[str, tuple[SeenHere, str, str, str, str]] = {
     ),
     "low power mode": (mac({"power": "pmset_laptop.txt"}), "power", "warning", "low power mode is on", "powermode 0"),
     "a display that sleeps": (
-        mac({"power": altered("pmset_studio.txt", ("displaysleep         0", "displaysleep         10"))}), "power", "note", "display sleeps after 10 minutes",
+        mac({"power": DISPLAY}), "power", "note", "display sleeps after 10 minutes",
         "sudo pmset -c displaysleep 0",
     ),
     "macOS 27": (mac({"macos": "sw_vers_27.txt"}), "speed", "note", "4 to 10 times slower", "to High Power again"),

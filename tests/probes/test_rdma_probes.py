@@ -23,6 +23,8 @@ def test_all_is_right():
     assert found["IPv4 address"].sentence == "en3 192.168.90.1"
 
 
+DOWN = altered("ibv_devinfo_active.txt", ("PORT_ACTIVE (4)", "PORT_DOWN (1)"))
+NO_ADDRESS = altered("ifconfig_ready.txt", ("inet 192.168.90.1 ", "unused "))
 WRONG: dict[str, tuple[dict[str, str | Printed], str, str, str]] = {
     "an old macOS": ({"macos": "sw_vers_15.txt"}, "macOS", "15.7.1 is too old", "update macOS"),
     "thunderbolt 4": (
@@ -31,9 +33,9 @@ WRONG: dict[str, tuple[dict[str, str | Printed], str, str, str]] = {
     "no cable": ({"thunderbolt": "thunderbolt_tb5_dock.json"}, "cable to a Mac", "no other Mac", "Thunderbolt 5 cable"),
     "not enabled": ({"rdma": "rdma_ctl_disabled.txt"}, "rdma_ctl", "not enabled", "Recovery"),
     "no rdma_ctl": ({"rdma": Printed(None, "there is no rdma_ctl here")}, "rdma_ctl", "no rdma_ctl", "update macOS"),
-    "ports down": ({"states": altered("ibv_devinfo_active.txt", ("PORT_ACTIVE (4)", "PORT_DOWN (1)"))}, "active port", "rdma_en3 PORT_DOWN", "other Mac too"),
+    "ports down": ({"states": DOWN}, "active port", "rdma_en3 PORT_DOWN", "other Mac too"),
     "bridged": ({"interfaces": "ifconfig_bridged.txt"}, "Thunderbolt bridge", "holds en2, en3, en4", "bridge0 down"),
-    "no address": ({"interfaces": altered("ifconfig_ready.txt", ("inet 192.168.90.1 ", "unused "))}, "IPv4 address", "en3 has no IPv4", "ifconfig en3 inet"),
+    "no address": ({"interfaces": NO_ADDRESS}, "IPv4 address", "en3 has no IPv4", "ifconfig en3 inet"),
 }  # fmt: skip
 
 
