@@ -493,9 +493,12 @@ class LLM:
         self._followed = followed
         return paused
 
-    def outcome(self) -> str | None:
+    def outcome(self, *, acts: bool = True) -> str | None:
         """Return what the advice that was followed last has brought, in a sentence, and load the layout before it again
         if that was faster. Return None if too few steps have been computed since, or if it was told already.
+
+        Args:
+            acts: Without it, nothing is loaded, and the next call tells the same.
 
         Raises:
             SplitinferError: as ``recut``.
@@ -504,12 +507,16 @@ class LLM:
         gain = None if followed is None else followed.gain(self._engine.scheduler.costs)
         if followed is None or gain is None:
             return None
-        self._followed, cut = None, self.layout.cut
-        brought = f"{cut} is {gain:.2f} times as fast as {followed.before.cut} was, for the same steps"
+        before = followed.before.cut
+        brought = f"{self.layout.cut} is {gain:.2f} times as fast as {before} was, for the same steps"
+        if acts:
+            self._followed = None
         if gain >= TAKEN_BACK:
             return f"{brought}."
+        if not acts:
+            return f"{brought}, so {before} is to be loaded again."
         self.recut(followed.before)
-        return f"{brought}, so {followed.before.cut} is in force again."
+        return f"{brought}, so {before} is in force again."
 
     def recut(self, cut: Sequence[int] | PlainLayout | Mapping[str, Any] | str | Path) -> float:
         """Load another cut of the model over its machines. Return the seconds without computation.

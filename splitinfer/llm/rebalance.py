@@ -31,7 +31,7 @@ from splitinfer.models.load.layer_kinds import describe
 from splitinfer.models.load.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
 from splitinfer.placement.asked import Aim, Asked
-from splitinfer.placement.bounds import BEYOND, doubts, is_known
+from splitinfer.placement.bounds import BEYOND, doubts, impossible
 from splitinfer.placement.comparison import Comparison, beside
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import layout_of, name_in_words, why
@@ -102,8 +102,10 @@ def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
         name_in_words(planner.profiles, cut) if named else " + ".join(map(str, cut.layers)) for cut in (now, best.cut)
     )
     doubted = list(doubts(planner.profiles))
-    if doubted and not all(is_known(machine) for machine in planner.profiles.machines):
-        return Rebalance(layout, 1.0, " ".join(["No cut is advised.", *doubted, *notable]), shown)
+    wrong = next(filter(None, (impossible(planner.formulas, cut) for cut in (now, best.cut))), "")
+    if wrong or not all(machine.trials.tell for machine in planner.profiles.machines):
+        advice = f"No cut is advised: {wrong}." if wrong else "No cut is advised."
+        return Rebalance(layout, 1.0, " ".join([advice, *doubted, *notable]), shown)
     if gain <= _WORTH:
         text = f"The current {current} is the best cut for {aim}, or within {_WORTH - 1:.0%} of it."
         return Rebalance(layout, 1.0, " ".join([text, *doubted, *notable]), shown)

@@ -148,6 +148,12 @@ class Trials:
         """Whether the trials tell the machine's speed."""
         return self.agree and not self.load.is_full
 
+    def and_those(self, other: "Trials") -> "Trials":
+        """Return what holds for a figure that depends on these trials and on ``other``: of each the worse."""
+        few, many = (0 if 0 in both else max(both) for both in ((self.few, other.few), (self.many, other.many)))
+        load = max(self.load, other.load, key=lambda each: each.others / each.processors)
+        return Trials(few, many, min(self.longest, other.longest), load, max(self.age, other.age))
+
     @property
     def are_good(self) -> bool:
         """Whether the trials are worth saving: nothing can have slowed them down."""

@@ -3,7 +3,7 @@ each way to run the model, and one sentence about the gain from other machines. 
 if it is unknown or impossible (``placement.bounds``). With only one machine, a second one like it is assumed, with half
 of the weights, over a link of 1 ms and 100 MB/s."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from splitinfer.common.plain_text import rate, seconds, size
@@ -11,7 +11,7 @@ from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.layout import Layout
 from splitinfer.machine.profile import ModelProfile, Profiles
 from splitinfer.placement.asked import LONG_PROMPT, Aim, Asked
-from splitinfer.placement.bounds import ages, doubts, impossible, spread_of, why_not
+from splitinfer.placement.bounds import ages, doubts, spread_of, unknown
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import layout_of, name_in_words, text_of, why
 from splitinfer.placement.formulas import Formulas
@@ -113,34 +113,32 @@ def held_in_words(model: ModelProfile) -> str:
 
 def _way(profiles: Profiles, asked: Asked, cut: Cut) -> _Way:
     formulas, a, each = Formulas(profiles, asked), asked.acceptance, min(_EACH, asked.context)
-    long, longest, machines = _long(profiles.model), Memory(profiles, asked).longest(cut), formulas.machines_of(cut)
-    needs = [_needs(profiles, asked, cut, *what) for what in ((BLOCK, 1), (each, asked.streams), (long, 1))]
-    figures = formulas.one(cut, a), formulas.turn(cut), formulas.many(cut, a), formulas.prompt(cut, long)
-    plain = (formulas.one(cut, None), formulas.many(cut, None)) if a is None else (None, None)
-    wrong, few, read = impossible(formulas, cut, *plain), spread_of(machines), spread_of(machines, reads=True)
+    long, machines, missing = _long(profiles.model), formulas.machines_of(cut), unknown(formulas, cut, asked)
+    sizes = (BLOCK, 1), (each, asked.streams), (long, 1)
+    once, several, whole = (_needs(profiles, asked, cut, *what) for what in sizes)
+    few, read = spread_of(machines), spread_of(machines, reads=True)
 
-    def cell(place: int, lacks: str, rows: int, positions: int, *, reads: bool) -> tuple[str, float | None]:
-        value, many = figures[place], " in total" if place == 2 else ""
-        if lacks:
-            return lacks, None
-        if unknown := why_not(machines, rows, positions, reads=reads) or wrong:
-            return f"not known: {unknown}", None
-        spread = max(few, read) if reads else few
-        show, unit = (seconds, "") if reads else (rate, f" tokens/s{many}")
+    def cell(
+        name: str, value: float, needs: str, show: Callable[[float], str], unit: str = "", lacks: str = ""
+    ) -> tuple[str, float | None]:
+        if needs:
+            return f"does not fit{lacks}", None
+        if missing[name]:
+            return f"not known: {missing[name]}", None
+        spread = few if unit else max(few, read)
         low, high = show(value / spread), show(value * spread)
         return show(value) + unit + (f" ({low} to {high})" if low != high else ""), value
 
-    at, no = formulas.usual_position, needs[0] and "does not fit"
-    chats = f"does not fit: {asked.streams:,} chats of {each:,} tokens need {needs[1]}"
-    one, one_value = cell(0, no, 1, at, reads=False)
-    turn, _ = cell(1, no, formulas.chunk(cut, asked.prompt), at, reads=True)
-    many, many_value = cell(2, needs[1] and chats, -(-asked.streams // len(cut.layers)), at, reads=False)
-    prompt, prompt_value = cell(
-        3, needs[2] and f"does not fit: it needs {needs[2]}", formulas.chunk(cut, long), long, reads=True
+    chats = f": {asked.streams:,} chats of {each:,} tokens need {several}"
+    cells = (
+        cell("one", formulas.one(cut, a), once, rate, " tokens/s"),
+        cell("turn", formulas.turn(cut), once, seconds),
+        cell("many", formulas.many(cut, a), several, rate, " tokens/s in total", chats),
+        cell("ttft", formulas.prompt(cut, long), whole, seconds, lacks=f": it needs {whole}"),
     )
-    fits = f"no: it needs {needs[0]}" if needs[0] else f"yes, up to {longest:,} tokens"
-    heading = _heading(profiles, cut)
-    return _Way(heading, (fits, one, turn, many, prompt), not needs[0], one_value, many_value, prompt_value)
+    fits = f"no: it needs {once}" if once else f"yes, up to {Memory(profiles, asked).longest(cut):,} tokens"
+    (_, one), _, (_, many), (_, prompt) = cells
+    return _Way(_heading(profiles, cut), (fits, *(text for text, _ in cells)), not once, one, many, prompt)
 
 
 def _long(model: ModelProfile) -> int:

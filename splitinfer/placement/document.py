@@ -13,7 +13,7 @@ from splitinfer.core.link_transport import OVER_TCP, RING
 from splitinfer.core.wire_codec import NONE
 from splitinfer.machine.profile import MachineProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
-from splitinfer.placement.bounds import doubts, is_known
+from splitinfer.placement.bounds import doubts, unknown
 from splitinfer.placement.cuts import Cut, on_grid, stride_of
 from splitinfer.placement.formulas import Formulas, hop_ends
 from splitinfer.placement.memory import Memory
@@ -34,6 +34,17 @@ def name_in_words(profiles: Profiles, cut: Cut) -> str:
 
 def why(plan: Plan, best: Best) -> Iterator[str]:
     """Yield a few sentences: the seconds of each stage, the machines without layers, the limits of memory."""
+    if all(machine.trials.tell for machine in plan.profiles.machines):
+        yield from _by_speed(plan, best)
+    machines, cut = plan.profiles.machines, best.cut
+    within = [machines[m].across for m in cut.machines if machines[m].across]
+    for a, b in [(machines[a].ranks[-1], machines[b].ranks[0]) for a, b in hop_ends(cut)] + within:
+        if a != b and plan.profiles.link(a, b) is None:
+            yield f"The link from {a} to {b} counts as the slowest that was measured."
+    yield from compared(plan, best)
+
+
+def _by_speed(plan: Plan, best: Best) -> Iterator[str]:
     machines, cut = plan.profiles.machines, best.cut
     found = Formulas(plan.profiles, plan.asked).seconds(cut, plan.asked.sequences(best.aim))
     times = (f"{seconds(each)} on {machines[m].name}" for each, m in zip(found, cut.machines, strict=True))
@@ -48,18 +59,14 @@ def why(plan: Plan, best: Best) -> Iterator[str]:
         lack, place = max((lack, place) for place, lack in lacks.items())
         faster, lacking = name_in_words(plan.profiles, best.faster), f"{size(lack)} of memory"
         yield f"{faster} would be {best.gain - 1:.0%} faster, but {machines[place].name} lacks {lacking}."
-    within = [machines[m].across for m in cut.machines if machines[m].across]
-    for a, b in [(machines[a].ranks[-1], machines[b].ranks[0]) for a, b in hop_ends(cut)] + within:
-        if a != b and plan.profiles.link(a, b) is None:
-            yield f"The link from {a} to {b} counts as the slowest that was measured."
-    yield from compared(plan, best)
 
 
 def compared(plan: Plan, best: Best) -> Iterator[str]:
-    """Yield a sentence that compares two machines as one stage with a cut of the layers, with the figures of both."""
+    """Say whether two machines as one stage are faster than the layers cut between them, with the figures of both.
+    Say nothing if a machine's speed is not known."""
     ways, machines = plan.ways.get(best.aim, Ways()), plan.profiles.machines
     shared, cut = ways.tensor_parallel, ways.pipeline or ways.alone
-    if shared is not None and cut is not None:
+    if shared is not None and cut is not None and all(machine.trials.tell for machine in machines):
         pair = next(machines[m] for m in shared.cut.machines if machines[m].across)
         count, sums = sums_of_token(plan.profiles, pair)
         pays = (1 / cut.figures.one / CLEARLY - 1 / shared.figures.one + sums) / count  # without drafts
@@ -203,6 +210,8 @@ def as_dict(plan: Plan, shortages: Mapping[Aim, str]) -> dict[str, Any]:
 
 def _best_as_dict(plan: Plan, best: Best) -> dict[str, Any]:
     machines, memory = plan.profiles.machines, Memory(plan.profiles, plan.asked)
+    missing = unknown(Formulas(plan.profiles, plan.asked), best.cut, plan.asked)
+    is_missing = {name for name in asdict(best.figures) if missing.get(name.removesuffix("_with_drafts"))}
     return {
         "stages": [
             {
@@ -213,6 +222,6 @@ def _best_as_dict(plan: Plan, best: Best) -> dict[str, Any]:
             }
             for m, start, end in best.cut.stages()
         ],
-        "figures": asdict(best.figures) if all(is_known(machines[m]) for m in best.cut.machines) else None,
+        "figures": asdict(best.figures) | dict.fromkeys(is_missing),
         "why": list(why(plan, best)),
     }

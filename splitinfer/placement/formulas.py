@@ -30,6 +30,7 @@ from splitinfer.placement.cuts import Cut
 HEAD_ROWS = 64  # the most rows of the head in a step: it computes one of a chunk, and steps do not show which
 _ALONE = (1, 2, 3, 5, 7, 11)  # drafts of a block of one stream
 _EACH = (1, 2, 3, 5)  # drafts of each of many
+MOST_ALONE, MOST_EACH = _ALONE[-1], _EACH[-1]
 _CERTAIN = 0.995  # bound on acceptance: with 1, runs of right drafts would be infinite
 _SEVERAL = 8  # sequences in a round of drafts
 _UNKNOWN = (0.001, 100e6)  # seconds and bytes a second of a link, if no link was measured

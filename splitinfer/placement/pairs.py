@@ -78,7 +78,7 @@ def _pair(profiles: Profiles, half: ModelProfile, a: MachineProfile, b: MachineP
         scores=max(a.scores, b.scores),
         launches_ahead=a.launches_ahead and b.launches_ahead,
         across=(a.name, b.name),
-        trials=max(a.trials, b.trials, key=lambda each: (not each.few, each.few)),
+        trials=a.trials.and_those(b.trials),
     )
 
 

@@ -1,4 +1,4 @@
-"""A probe in a process of its own, with a limit: whatever ends it is a finding, and the other probes go on.
+"""Runs each probe in its own process with a time limit. If the process ends early, that is a finding; the others run.
 
 The process (``python -m splitinfer.probes.child PROBE``) writes lines of JSON: what it tries, and what it found. So
 both are known when it ends, whatever ended it.
@@ -85,7 +85,7 @@ def run_probe(
 
 
 def _read(out: str) -> tuple[list[Finding], str]:
-    """Return what a process has found; and what it tried last and did not find, or ""."""
+    """Return the findings of a process, and the name of its last attempt if that has no finding, else ""."""
     found: list[Finding] = []
     tried = ""
     for line in out.splitlines():
@@ -124,11 +124,10 @@ def run_probes(
     after: Callable[[ProbeEntry, Mapping[str, ProbeResult]], None] = lambda _probe, _results: None,
     **more: Any,
 ) -> dict[str, ProbeResult]:
-    """Return the results of probes by name, run one after the other within ``seconds``, each for at most its share by
-    weight.
+    """Run the probes in order within ``seconds`` and return their results by name.
 
-    What one leaves of its time goes to those behind it. The first probe says how long a start takes here, which decides
-    when a silent one hangs.
+    Each may take its share by weight; the time that it leaves goes to the next ones. The first probe tells how long a
+    start takes on this machine, which decides when a silent probe counts as hanging.
     """
     ends, results = time.monotonic() + seconds, dict[str, ProbeResult]()
     for number, probe in enumerate(probes):
@@ -158,8 +157,8 @@ class ProbeReport:
         self._write({})
 
     def guarded(self, name: str, find: Callable[[], Finding | Mapping[str, Any]]) -> Finding:
-        """Report what ``find`` returns, a finding or mere numbers; or what it raised, so that others are found all the
-        same. Returns what was reported."""
+        """Report and return the finding of ``find``, made from its numbers or its exception if need be. An exception
+        does not stop the probe."""
         self._write({"trying": name})
         try:
             value = find()
@@ -189,7 +188,7 @@ def _place(error: BaseException) -> str:
 
 
 def serve(text: str, write: Callable[[dict[str, Any]], None]) -> int:
-    """Run the probe of a request and write what it finds; the exit code."""
+    """Run the probe of a request and write its findings. Return the exit code."""
     asked = json.loads(text)
     module, _, function = asked["function"].partition(":")
     try:

@@ -1,4 +1,4 @@
-"""``splitinfer doctor``: what is wrong with this machine, whether RDMA can work, and how fast links are, in seconds."""
+"""``splitinfer doctor``: names faults of this machine, tells whether RDMA can work, and times links, in seconds."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,8 +40,8 @@ from splitinfer.probes.rdma import requirements, verdict
 
 @dataclass(frozen=True, slots=True)
 class LayoutReport:
-    """A layout's workers and links, and the hidden states on them. ``sums``: sentences on those of its stages across
-    two machines."""
+    """A layout's workers and links, and the hidden states on them. ``sums``: sentences on the sums of stages across two
+    machines."""
 
     name: str
     hidden: Hidden
@@ -120,7 +120,7 @@ def sums_in_words(layout: Layout, links: Sequence[LinkSeen]) -> Iterator[str]:
 
 
 def measure(_options: Mapping[str, Any], report: ProbeReport) -> None:
-    """The doctor as a probe of ``selftest``: what it would have changed, and whether RDMA could be used."""
+    """Report, as a probe of ``selftest``, the doctor's findings and whether RDMA can be used."""
     seen = look(None)
     report(verdict(requirements(seen)), *every_finding(seen))
 
@@ -149,7 +149,7 @@ def _layout_document(layout: LayoutReport) -> dict[str, Any]:
 def _page(
     machine: Mapping[str, Any], found: Sequence[Finding], rdma: Sequence[Finding], layout: LayoutReport | None
 ) -> list[RenderableType]:
-    """Return the report for a person, what is wrong first."""
+    """Return the report for a person, faults first."""
     well: list[RenderableType] = [Text("Nothing was found that keeps stages from running here.", style="green")]
     wrong: list[RenderableType] = [Text(counted(found), style="bold"), *lines(found)]
     missing = [each for each in rdma if each.outcome is not Outcome.PASSED]

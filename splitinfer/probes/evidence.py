@@ -188,8 +188,8 @@ def own_address(address: str, port: int) -> str:
 
 
 def other_processes() -> tuple[Process, ...]:
-    """Return the other processes of splitinfer that compute; not those that started this one, nor those that another of
-    them started, as a coordinator starts local workers."""
+    """Return the other processes of splitinfer that compute. Parents of this process do not count, nor do processes
+    started by another one in the list, such as local workers."""
     own = {psutil.Process().pid, *(parent.pid for parent in psutil.Process().parents())}
     found = [each for each in processes() if each.pid not in own and not _COMPUTE.isdisjoint(each.command[:1])]
     running = {each.pid for each in found}

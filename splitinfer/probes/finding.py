@@ -46,9 +46,9 @@ Judged = tuple[Outcome, str, str]  # with a sentence and a remedy: a finding wit
 class Finding:
     """One finding.
 
-    name: what was looked at; ``group``: what it belongs to.
+    name, group: of its subject, and of the subject's feature.
     sentence, remedy: for the page only, as they may name hosts and paths. A remedy is mostly a command to paste.
-    numbers: what was measured, as plain data.
+    numbers: measured values, as plain data.
     error: the type of the exception, if there was one; ``signal``: the one that ended the process; ``at``: the module
         and line of this project where it happened.
     """

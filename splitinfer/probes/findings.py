@@ -281,6 +281,6 @@ AREAS = {
 
 
 def every_finding(seen: SeenHere) -> list[Finding]:
-    """Return every finding, the worst first; those of equal outcome in the order of their areas."""
+    """Return every finding, the worst first; equal outcomes stay in the order of their areas."""
     found = [Finding(name, *judged) for name, area in AREAS.items() for judged in area(seen)]
     return sorted(found, key=lambda each: each.order)

@@ -196,7 +196,7 @@ class LinkSurvey:
         return links
 
     def _link(self, stage: int) -> LinkSeen:
-        """Return the link by which a stage receives its hidden states."""
+        """Return the link that carries hidden states to a stage."""
         before, spec = self._chain[stage - 1 : stage + 1]
         carries = "sums" if before.start == spec.start < before.end else "hidden states" if before.end else "steps"
         seen = LinkSeen(before.name, spec.name, _transport(spec), carries, None)

@@ -1,4 +1,4 @@
-"""This machine: what it is, what it computes on, and what is free."""
+"""Describes this machine: its system, its device and its free memory."""
 
 import contextlib
 import math
@@ -129,7 +129,7 @@ def _quantised_attention() -> list[float]:
 
 
 def judge_about(given: Mapping[str, Any]) -> list[Finding]:
-    """Return what computes here, and what is free."""
+    """Return this machine's devices and its free memory."""
     free = f"{given['free_bytes'] / 1e9:,.3g} GB of {given['memory_bytes'] / 1e9:,.3g} GB are free for a stage"
     load = f"load {given['load_average']:.3g}, {given['processors']} processors"
     if given["load_average"] > given["processors"]:

@@ -59,7 +59,7 @@ def _wired() -> dict[str, Any]:
 
 
 def judge_memory(given: Mapping[str, Any]) -> list[Finding]:
-    """Return leaks, and what is wired (``None``: this is no Metal)."""
+    """Return findings about leaks and wired memory. ``wired`` is None without Metal."""
     return [_growth(given), _closing(given), _kept_wired(given["wired"])]
 
 

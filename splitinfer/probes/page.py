@@ -1,4 +1,4 @@
-"""Findings as text for a person: a mark, what was looked at, a sentence, and the remedy on a line of its own."""
+"""Shows findings to a person: a mark, the subject, a sentence, and the remedy on its own line."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -73,9 +73,10 @@ def counted(found: Iterable[Finding]) -> str:
 
 
 def selftest_page(found: Sequence[Finding], *, seconds: float, sent: str | None) -> list[RenderableType]:
-    """Return what works, what is slow and what differs, a line for each feature, and what to do next.
+    """Return a line for each feature that works, the slow and differing ones, and the next step.
 
-    ``sent``: what is said of the document; ``None`` if there is none.
+    Args:
+        sent: The sentence about the document, or None without one.
     """
     features: dict[str, list[Finding]] = {}
     for each in found:

@@ -1,6 +1,6 @@
 """Whether RDMA over Thunderbolt can work here: one finding, with a remedy, for each of its requirements. Pure.
 
-It needs macOS 26.2 on Thunderbolt 5, at both ends of a cable; to be enabled once, from Recovery; an active port; an
+It needs macOS 26.2 on Thunderbolt 5, at both ends of a cable; one ``rdma_ctl enable`` in Recovery; an active port; an
 IPv4 address on that port's interface, which must not be in the Thunderbolt bridge; and an MLX that was built with
 JACCL. A requirement that cannot be checked is unknown, and its finding gives the reason.
 """
@@ -26,7 +26,7 @@ _NO_DEVICES = "No IB devices found"  # the error of ibv_devinfo without devices
 
 
 def requirements(seen: SeenHere) -> list[Finding]:
-    """Return one finding for each requirement, in the order in which a user would mend them; none on another system."""
+    """Return a finding for each requirement, in the order for a user to mend them. Return none except on macOS."""
     if not seen.is_mac:
         return []
     ports = seen.read("thunderbolt", parsing.thunderbolt_ports)
@@ -148,7 +148,7 @@ def _how_to_enable(ports: Sequence[Port] | None) -> str:
 
 
 def _is_older(ports: Sequence[Port]) -> bool:
-    """Return whether the ports are known to be of Thunderbolt 4 or older: a free one says what it could make."""
+    """Return whether the ports are known to be Thunderbolt 4 or older. A free port tells its highest speed."""
     speeds = [port.gigabits for port in ports if port.gigabits is not None]
     return bool(speeds) and max(speeds) < LEAST_GIGABITS and any(not port.is_connected for port in ports)
 

@@ -106,7 +106,7 @@ def document(
 
 
 def _check(probe: str, finding: Finding) -> dict[str, Any]:
-    """Return a finding without its sentences, and without what is empty."""
+    """Return a finding without its sentences and its empty fields."""
     known = {key: getattr(finding, key) for key in ("fault", "error", "signal", "at")}
     numbers = {} if finding.name == "device" else dict(finding.numbers)
     if "gaps" in numbers:  # mostly zeros: by the token's number, from 1
@@ -139,7 +139,7 @@ def read_report(file: Path) -> int:
 
 
 def _read(check: Mapping[str, Any]) -> Finding:
-    """Return a finding from the document; its sentence is what is known of it."""
+    """Return a finding of the document. Its sentence lists its known fields."""
     numbers = check.get("numbers", {})
     said = [f"{key} {check[key]}" for key in ("error", "signal", "at") if key in check]
     said += [f"{name} {_words(value)}" for name, value in numbers.items()]
@@ -178,7 +178,7 @@ def numbers_of(version: str) -> list[int]:
 
 
 def figures(value: Any) -> Any:
-    """Return the numbers, truth values and known words of what was measured; ``None`` in the place of any other text.
+    """Return the numbers, truth values and known words of measured values. Any other text becomes None.
 
     >>> figures({"rows": [1, "alice", 2], "cable": "passed", "host": "alice"})
     {'rows': [1, None, 2], 'cable': 'passed', 'host': None}

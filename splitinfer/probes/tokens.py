@@ -116,7 +116,8 @@ def measure(options: Mapping[str, Any], report: ProbeReport) -> None:
 
 @contextmanager
 def pipeline(second: Mapping[str, Any] | None, model: Path = TARGET, **settings: Any) -> Iterator[LLM]:
-    """The demo model, or one like it, over one stage or two. ``second``: of a layout; both, if it is across two."""
+    """Open the demo model, or one like it, on one or two stages. ``second``: a layout's fields of the second stage, or
+    of the only one if it is across two machines."""
     stages: list[dict[str, Any]] = [{"name": "first", "layers": DEMO_LAYERS}]
     if second is not None and "across" in second:
         stages = [{**stages[0], **second}]
@@ -143,7 +144,7 @@ def even_model(folder: Path) -> Path:
 
 @contextmanager
 def _second_stage(options: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
-    """The second stage of a layout, its worker running; ``None`` if there is one stage only."""
+    """Run the second stage's worker and yield the layout's fields of that stage. Yield None if there is one stage."""
     way = options["way"]
     here = {
         "one process": None,
@@ -165,7 +166,7 @@ def _second_stage(options: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]
 
 @contextmanager
 def _worker_here(address: str, options: LinkOptions | None = None, **more: Any) -> Iterator[str]:
-    """A worker on threads of this process; where it listens."""
+    """Run a worker on threads of this process and yield its address."""
     listener = listen(address, options=options or LinkOptions())
     worker = Worker(listener, **more)
     try:
@@ -176,7 +177,7 @@ def _worker_here(address: str, options: LinkOptions | None = None, **more: Any) 
 
 @contextmanager
 def _keyed_worker(folder: Path) -> Iterator[dict[str, Any]]:
-    """A worker on loopback with keys of its own, which admits this process's; none of them are the user's."""
+    """Run a worker on loopback that has its own keys and admits this process's. The user's keys are not used."""
     os.environ["XDG_CONFIG_HOME"] = str(folder / "config")
     keys = Keyring(folder / "worker")
     keys.admit(Keyring().own().public, "selftest")
@@ -276,7 +277,7 @@ def rounding_in_words(rounding: Mapping[str, Any]) -> str:
 
 
 def judge_answer(name: str, given: Mapping[str, Any], rounding: Mapping[str, Any]) -> Finding:
-    """Return whether an answer has the reference's tokens, and what it was to show besides."""
+    """Return whether an answer has the tokens of plain mlx-lm, and shows the feature that it is named after."""
     found, count = verdict(given["gaps"], tolerance(rounding)), len(given["gaps"])
     if found["verdict"] == WRONG:
         return failed(name, Blame.TOKENS, found["said"], STOP, given)

@@ -114,14 +114,20 @@ def aim_of(asked: Mapping[str, Any]) -> Aim:
 
 
 def compared(llm: LLM, aim: Aim, *, loads: bool) -> dict[str, Any]:
-    """Return the document that compares the cut in force with the best one. ``loads``: load the best cut if that is
-    worth it.
+    """Return the document that compares the cut in force with the best one.
+
+    Args:
+        loads: load the best cut if that is worth it; or, if the cut that was loaded last is slower than the one before
+            it, load that one.
 
     Raises:
         Problem: 409, the machines are not measured yet, no cut fits, or the best cut cannot be loaded.
     """
     try:
-        brought, before, found = llm.outcome(), llm.layout.cut, llm.plan(aim)
+        advised, brought = llm.layout.cut, llm.outcome(acts=loads)
+        if (before := llm.layout.cut) != advised:  # no step of it has been computed, so nothing more is known
+            return {"for": aim.value, "cut": before, "best": before, "gain": 1.0, "text": brought, "paused": None}
+        found = llm.plan(aim)
         paused = llm.follow(found, aim) if loads and found.is_worth_it else None
     except RequestError as error:
         raise Problem(409, str(error)) from error

@@ -110,7 +110,7 @@ def _on_this_machine(report: Report, given: argparse.Namespace) -> None:
         apart = max(value, after[name]) / min(value, after[name])
         report.check(apart < _QUIET, f"{name}: the machine was not quiet: {value:.4g} before, {after[name]:.4g} after")
         for number, run in enumerate(planned, 1):
-            figure = None if run["figures"] is None else run["figures"][name]
+            figure = run["figures"][name]
             truth = (value + after[name]) / 2
             is_near = figure is not None and 1 / given.near <= figure / truth <= given.near
             report.check(is_near, f"run {number}, {name}: {figure}, the library {truth:.4g}; {run['doubts']}")

@@ -169,10 +169,13 @@ def test_a_running_pipeline_is_planned_and_recut(tiny_folder: Callable[..., Path
         assert llm.layout.cut == "1-3"
         assert llm.outcome() is None, "no step has been computed since"
         assert llm.generate([prompt], SamplingParams(max_tokens=40))[0].token_ids == before
-        brought = llm.outcome()
-        assert brought is not None
-        assert brought.startswith("1-3 is ")
-        assert (llm.layout.cut == "2-2") == brought.endswith("so 2-2 is in force again.")
+        assert llm.outcome(acts=False) is not None
+        monkeypatch.setattr(Followed, "gain", lambda _self, _costs: 0.8)
+        slower = "1-3 is 0.80 times as fast as 2-2 was, for the same steps, so 2-2 is"
+        assert [llm.outcome(acts=False) for _ in range(2)] == [f"{slower} to be loaded again."] * 2
+        assert llm.layout.cut == "1-3"
+        assert llm.outcome() == f"{slower} in force again."
+        assert llm.layout.cut == "2-2"
         assert llm.outcome() is None, "it is told once"
 
 

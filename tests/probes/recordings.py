@@ -1,5 +1,6 @@
 """Machines of recorded outputs; ``recorded/README.txt`` says which are assumed."""
 
+import json
 from collections.abc import Mapping
 from ipaddress import IPv4Interface
 from pathlib import Path
@@ -43,6 +44,28 @@ INTERFACES = (
 def said(name: str) -> Printed:
     """What a recorded command said; without a name, that there is no such command."""
     return Printed((RECORDED / name).read_text(encoding="utf-8")) if name else Printed(None, "there is none here")
+
+
+def altered(name: str, *changes: tuple[str, str]) -> Printed:
+    """What a recorded command would have said with other words."""
+    text = (RECORDED / name).read_text(encoding="utf-8")
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    return Printed(text)
+
+
+def recabled(target: str, *, is_second: bool = False) -> Printed:
+    """What the studio says with its cable at receptacle ``target`` in place of 2, or with a second one there."""
+    said = json.loads((RECORDED / RDMA_READY["thunderbolt"]).read_text(encoding="utf-8"))
+    buses = {bus["receptacle_1_tag"]["receptacle_id_key"]: bus for bus in said["SPThunderboltDataType"]}
+    if is_second:
+        connected = {**buses["2"]["receptacle_1_tag"], "receptacle_id_key": target}
+        buses[target] |= {"receptacle_1_tag": connected, "_items": buses["2"]["_items"]}
+    else:
+        for at, other in (("2", target), (target, "2")):
+            buses[at]["receptacle_1_tag"]["receptacle_id_key"] = other
+    return Printed(json.dumps(said))
 
 
 def pages(name: str) -> MemoryPages:

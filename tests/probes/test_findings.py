@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recordings import GIB, INTERFACES, RECORDED, UV, WELL, interface, mac, pages, said
+from recordings import GIB, INTERFACES, RECORDED, UV, WELL, altered, interface, mac, pages, recabled, said
 
 from splitinfer.probes.evidence import LINUX, MACOS, Printed, SeenHere, WayThere
 from splitinfer.probes.findings import every_finding
@@ -46,6 +46,7 @@ WIFI = (interface("eth0", Kind.WIRELESS, "10.0.0.1/8"),)
 VPN = (interface("utun3", Kind.VPN, "10.8.0.2/32"),)
 ONE_NETWORK = (INTERFACES[0], interface("bridge0", Kind.THUNDERBOLT, "192.168.1.23/24"))
 ON = {"firewall": "firewall_on.txt"}
+DISPLAY = altered("pmset_studio.txt", ("displaysleep         0", "displaysleep         10"))
 WRONG: dict[str, tuple[SeenHere, str, str, str, str]] = {
     "swap": (mac(swapped=12_200_000_000), "memory", "warning", "12.2 GB are in swap files", "quit programs"),
     "memory full": (
@@ -109,18 +110,18 @@ WRONG: dict[str, tuple[SeenHere, str, str, str, str]] = {
     ),
     "low power mode": (mac({"power": "pmset_laptop.txt"}), "power", "warning", "low power mode is on", "powermode 0"),
     "a display that sleeps": (
-        mac({"power": "pmset_display.txt"}), "power", "note", "display sleeps after 10 minutes",
+        mac({"power": DISPLAY}), "power", "note", "display sleeps after 10 minutes",
         "sudo pmset -c displaysleep 0",
     ),
     "macOS 27": (mac({"macos": "sw_vers_27.txt"}), "speed", "note", "4 to 10 times slower", "to High Power again"),
     "a variable of MLX's": (mac(fast_synch=True), "speed", "warning", "hung the GPU", "unset MLX_METAL_FAST_SYNCH"),
     "long up": (mac(up=12.2 * 86400), "rdma", "note", "has run for 12 days", "restart both Macs"),
     "two cables": (
-        mac({"thunderbolt": "thunderbolt_tb5_two_cables.json"}), "rdma", "warning",
+        mac({"thunderbolt": recabled("3", is_second=True)}), "rdma", "warning",
         "2 Thunderbolt cables lead to MacBook Pro", "leave one cable",
     ),
     "the port next to Ethernet": (
-        mac({"thunderbolt": "thunderbolt_tb5_studio_en2.json"}), "rdma", "warning",
+        mac({"thunderbolt": recabled("1")}), "rdma", "warning",
         "to MacBook Pro is in the port next to Ethernet (en2)", "another Thunderbolt port",
     ),
     "short frames": (mac({"macos": "sw_vers_26.txt"}), "rdma", "note", "works only with a Mac that has 26.2", "26.3"),
@@ -147,9 +148,9 @@ def test_what_is_wrong_is_named_once(name: str):
 @pytest.mark.parametrize(
     "seen",
     [
-        mac({"power": "pmset_sleep_disabled.txt"}),
+        mac({"power": altered("pmset_studio.txt", ("\n sleep                0", "\n SleepDisabled 1\n sleep 1"))}),
         mac({"macos": Printed("14.7.1")}, origin=ProcessOrigin(Start.PROGRAM, "iTerm")),  # privacy came with macOS 15
-        mac({"rdma": "rdma_ctl_disabled.txt", "thunderbolt": "thunderbolt_tb5_two_cables.json"}, up=12e5),  # no RDMA
+        mac({"rdma": "rdma_ctl_disabled.txt", "thunderbolt": recabled("3", is_second=True)}, up=12e5),  # no RDMA
     ],
 )
 def test_what_is_no_harm(seen: SeenHere):

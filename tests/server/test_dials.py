@@ -129,7 +129,8 @@ class Cuttable(Model):
     def __init__(self, gain: float, fails: str = "") -> None:
         super().__init__()
         self.layout = Layout(lay_out([("a", 6, None), ("b", 6, "tcp://b:1")]), "m")
-        self.gain, self.fails, self.brought = gain, fails, None
+        self.gain, self.fails = gain, fails
+        self.before: Layout | None = None
 
     def plan(self, aim: Aim) -> Rebalance:
         if self.fails == "plan":
@@ -140,12 +141,15 @@ class Cuttable(Model):
     def follow(self, advice: Rebalance, _aim: Aim) -> float:
         if self.fails == "recut":
             raise LayoutError("it does not fit")
-        self.layout, self.brought = advice.layout, "It was slower."
+        self.before, self.layout = self.layout, advice.layout
         return 0.5
 
-    def outcome(self) -> str | None:
-        brought, self.brought = self.brought, None
-        return brought
+    def outcome(self, *, acts: bool) -> str | None:
+        if self.before is None:
+            return None
+        if acts:
+            self.layout, self.before, self.fails = self.before, None, "plan"
+        return "It was slower."
 
 
 def planned(llm: Any, key: str, body: Any = None, path: str = PLAN) -> Said:
@@ -162,7 +166,11 @@ def test_a_better_cut_is_told_and_loaded_by_whom_the_pipeline_obeys():
     assert llm.layout.cut == "6-6"
     assert json.loads(planned(llm, OWNER, {"for": "throughput"}).body) == {**found, "paused": 0.5}
     assert llm.layout.cut == "8-4"
-    assert json.loads(planned(llm, USER, path=PLAN).body)["text"] == "It was slower. better for chat"
+    for _ in range(2):  # who only asks changes nothing
+        assert json.loads(planned(llm, USER, path=PLAN).body)["text"] == "It was slower. better for chat"
+        assert llm.layout.cut == "8-4"
+    taken_back = {"for": "chat", "cut": "6-6", "best": "6-6", "gain": 1.0, "text": "It was slower.", "paused": None}
+    assert json.loads(planned(llm, OWNER, {}).body) == taken_back
 
 
 def test_what_is_not_worth_it_is_not_loaded():

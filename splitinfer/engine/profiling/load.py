@@ -12,7 +12,8 @@ from splitinfer.machine.profile import Load
 def _busy_seconds() -> float:
     """Return the processor time of all programs since the system started, in seconds, with a hypervisor's share."""
     times = psutil.cpu_times()
-    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
+    guests = (getattr(times, name, 0.0) for name in ("guest", "guest_nice"))  # user and nice have them, too
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - sum(guests))
 
 
 def _by_process() -> dict[tuple[int, str], float]:
