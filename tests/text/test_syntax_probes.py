@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from splitinfer.core.call_syntax import ARGUMENTS, KEY, NAME, AnswerSyntax, CallSyntax, Keyed, Members
 from splitinfer.errors import ModelError
 from splitinfer.text.answer import AnswerFormat, ReasoningPart, TextPart, ToolCallPart, joined
-from splitinfer.text.call_syntax import ARGUMENTS, KEY, NAME, AnswerSyntax, CallSyntax, Keyed, Members
 from splitinfer.text.tokenizer import Tokenizer
 from tests.text.templates import folder_with
 
