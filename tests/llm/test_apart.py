@@ -11,7 +11,7 @@ from splitinfer import SamplingParams
 from splitinfer.core.stops import StopUpdate
 from splitinfer.llm.apart import Apart
 from splitinfer.text.answer import AnswerFormat, AnswerPart, ReasoningPart, TextPart, joined
-from tests.text.test_answer import CALL, OSLO, TOOLS, wrapper
+from tests.text.test_answer import CALL, OSLO, QWEN, TOOLS
 
 THOUGHT = ReasoningPart("First I look.\n\nQuestion: what? END")
 ANSWER = f"<think>{THOUGHT.text}</think>It is {CALL}said. END of it"
@@ -19,7 +19,7 @@ ANSWER = f"<think>{THOUGHT.text}</think>It is {CALL}said. END of it"
 
 def told(stops: tuple[str, ...], cut: int, text: str = ANSWER) -> tuple[list[AnswerPart], str | None]:
     """The parts of a text that comes in pieces of ``cut`` characters, and the stop string that ended it."""
-    apart = Apart(AnswerFormat(wrapper()).parser((), TOOLS), stops)
+    apart = Apart(AnswerFormat(lambda _: QWEN, lambda _: "").parser((), TOOLS), stops)
     found = list[StopUpdate]()
     for i in range(0, len(text), cut):
         found.append(apart.feed(text[i : i + cut]))

@@ -82,10 +82,7 @@ class WeightSource:
 
 
 def free_memory() -> None:
-    """Free the memory of stages that are no longer used. Loading a stage freezes all objects, so no other garbage
-    collection frees a stage's reference cycles."""
-    gc.unfreeze()
-    gc.collect()
+    """Give back the memory that MLX keeps of stages that are no longer used."""
     mx.clear_cache()
 
 
