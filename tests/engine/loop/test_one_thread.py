@@ -64,6 +64,9 @@ class Toy:
     def use_layout(self, layout: Layout) -> None:
         self.layout = layout
 
+    def follow(self, _by_key: object) -> None:
+        """No worker moves."""
+
     def renew_links(self, _reason: str) -> None:
         self.is_open = False
 
