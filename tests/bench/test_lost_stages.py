@@ -39,7 +39,7 @@ def test_what_was_measured_before_a_stage_was_lost_is_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr(Losing, "is_gone", is_gone)
-    for name, value in (("Pipeline", Losing), ("vocabulary", lambda *_: 300), ("_SETTLE", 0)):
+    for name, value in (("PipelineSystem", Losing), ("vocabulary", lambda *_: 300), ("_SETTLE", 0)):
         monkeypatch.setattr(speed, name, value)
     llm: Any = SimpleNamespace(has_tokenizer=False, stats=lambda: {"rejoins": Losing.rejoins})
     parts, notes = speed_parts(8, 40, (2,)), list[str]()

@@ -23,7 +23,7 @@ def remote() -> Iterator[RunningWorker]:
 
 
 def test_another_version(remote: RunningWorker):
-    words = f"protocol {PROTOCOL_VERSION} here, protocol 99 there"
+    words = rf"protocol {PROTOCOL_VERSION} on \w+, protocol 99 on old"
     with Peer(remote.address) as peer:
         answer = peer.say(hello(name="old", protocol=99)).hear()
         assert isinstance(answer, Refuse)
