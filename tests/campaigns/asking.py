@@ -182,7 +182,7 @@ async def _answered(
 
 def _judged(ask: Ask, text: str, failure: str, is_cancelled: bool) -> Ended:
     if failure:  # of a long answer only its beginning is known
-        is_right = "told to end" in failure and text.startswith(ask.expected[: len(text)])
+        is_right = "shut down" in failure and text.startswith(ask.expected[: len(text)])
         return Ended(ask, "cut short", "" if is_right else f"{failure}: {text!r}")
     is_right = text == ask.expected or (is_cancelled and ask.expected.startswith(text)) or not ask.expected
     return Ended(ask, "whole", "" if is_right else f"it said {text!r}, not {ask.expected!r}; asked with {ask.body}")

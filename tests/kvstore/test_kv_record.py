@@ -96,7 +96,7 @@ def test_what_is_appended_is_noticed(more: bytes):
 
 
 def test_a_right_file_under_another_key_is_no_block():
-    assert "another block" in refused(FILE, block(7).key)
+    assert "a different block" in refused(FILE, block(7).key)
     with pytest.raises(Damaged):
         read_header(FILE, block(7).key)
 

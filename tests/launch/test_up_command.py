@@ -129,7 +129,7 @@ def test_down_and_status_end_with_what_they_found(
         ([], "no host is known yet"),
         (["mini"], "no model is known yet"),
         (["mini", "--serve", "1", "--prepare"], "give one of them"),
-        (["mini", "--hostfile", "/nowhere", "--model", "demo"], "give one of them"),
+        (["mini", "--hostfile", "/nowhere", "--model", "demo"], "not both"),
         (["--hostfile", "/nowhere", "--model", "demo"], "there is no hostfile"),
     ],
 )

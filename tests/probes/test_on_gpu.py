@@ -70,8 +70,8 @@ def test_launch_on_the_cpu_takes_most_of_a_step():
 def test_send_has_every_kind_of_result():
     found = first("send")
     assert set(found) == {
-        "hidden states", "drafts, every other slice void", "prompts as int8",
-        "prompts as int8, one of which does not fit", "tokens", "log-probabilities",
+        "hidden states", "prompts as int8", "prompts as int8, one of which does not fit", "tokens",
+        "log-probabilities",
     }  # fmt: skip
     for name, one in found.items():
         assert one["until_sent_ms"]["count"] == 3

@@ -161,7 +161,7 @@ def test_answers_have_the_form_that_other_servers_fields_ask_for(http: httpx.Cli
         ({"response_format": {"type": "json_schema", "json_schema": {
             "name": "n", "schema": {"type": "array", "uniqueItems": True}}}}, "uniqueItems"),
         ({"tool_choice": "required", "tools": [{"type": "function", "function": {
-            "name": "f", "parameters": {"properties": {"a": {"uniqueItems": True}}}}}]},
+            "name": "f", "strict": True, "parameters": {"properties": {"a": {"uniqueItems": True}}}}}]},
          r'cannot be enforced: Unimplemented keys: \["uniqueItems"\]'),
         ({"extra_body": {"grammar": 'root ::= "a'}}, "not GBNF: Unexpected end"),
         ({"extra_body": {"chat_template_kwargs": {"max_length": 10**9}}}, "max_length is not a chat template setting"),

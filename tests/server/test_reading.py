@@ -53,7 +53,7 @@ def test_what_the_server_cuts_short_has_failed_and_what_the_client_ends_has_not(
     cut = [Asked(event("a"), event("", "abort")) for _ in range(num_choices)]
     last = [piece for piece in pieces_of(*cut) if piece.finish_reason is not None]
     assert {piece.finish_reason for piece in last} == {"error"}
-    assert all(piece.error and "told to end" in piece.error for piece in last)
+    assert all(piece.error and "shut down" in piece.error for piece in last)
     last = [piece for piece in pieces_of(*cut, cancels=True) if piece.finish_reason is not None]
     assert [(piece.finish_reason, piece.error) for piece in last] == [("abort", None)] * num_choices
 

@@ -52,9 +52,9 @@ def test_no_byte_of_a_message_may_change(at: int, change: int) -> None:
         ({"seq": 5}, "message 5 came, not 4: messages are missing"),
         ({"seq": 3}, "message 3 came, not 4: messages are repeated"),
         ({"nonce": 1}, "another link"),
-        ({"head": Head(0)}, "means nothing"),
-        ({"head": Head(0, 1, rests=True)}, "means nothing"),
-        ({"head": Head(1, CHUNK_MESSAGES)}, "means nothing"),
+        ({"head": Head(0)}, "not valid here"),
+        ({"head": Head(0, 1, rests=True)}, "not valid here"),
+        ({"head": Head(1, CHUNK_MESSAGES)}, "not valid here"),
     ],
 )
 def test_a_message_of_elsewhere(changes: dict[str, Any], reason: str) -> None:

@@ -79,7 +79,7 @@ def test_a_layer_that_gives_no_numbers_is_refused_at_once():
         asked.append(number)
         return errors_of(np.where(LAYER_OF == 7, np.inf, 1e-4))
 
-    assert "no numbers" in (reason_to_refuse(planted(rounding(1, 0.0), 3), nothing) or "")
+    assert "not numbers" in (reason_to_refuse(planted(rounding(1, 0.0), 3), nothing) or "")
     assert asked == [0]
 
 
