@@ -357,7 +357,7 @@ class Scheduler:
         answer, longest = seq.answer, self.config.longest(seq) - len(seq.tokens)
         for count in range(len(tokens)):
             found = seq.rules.alternatives([*answer, *(token.token_id for token in tokens[:count])])
-            if found and max(map(len, found)) <= min(longest - count, self.config.token_budget):
+            if found and count + max(map(len, found)) <= longest:
                 return tokens[:count], found
         return tokens, ()
 
@@ -468,7 +468,7 @@ class Scheduler:
         # Cut after allocating KV: a sequence without KV must not take the place of one that could go.
         able = [seq for seq in going if seq.seq_id in granted]
         rows = list(accumulate(seq.num_rows for seq in able))
-        most_decodes = max(1, sum(total <= budget for total in rows))  # after ``tune`` one alone may exceed the budget
+        most_decodes = max(1, sum(total <= budget for total in rows))  # a text that is scored may be longer: alone
         decodes, late = able[:most_decodes], able[most_decodes:]
         # Without a slice, an admitted sequence would hold blocks that could be evicted before their first use.
         beginning = {seq.seq_id for seq, _ in chunks}

@@ -327,17 +327,17 @@ def answered(plan: StepPlan) -> StepResult:
 
 
 @pytest.mark.parametrize(("budget", "texts", "decided"), [
-    (8, [(5, 5, 5), (3, 4, 2)], (3, 4, 2)), (2, [(2, 2), (3,)], (3,)), (2, [(2, 2, 2), (4,)], ()),
+    (8, [(5, 5, 5), (3, 4, 2)], (3, 4, 2)), (2, [(2, 2), (3,)], (3,)), (2, [(2, 2, 2), (4,)], (4,)),
 ])  # fmt: skip
 def test_texts_that_are_scored_count_by_their_rows(budget: int, texts: list[tuple[int, ...]], decided: tuple[int, ...]):
-    """Where one has more than a step may have, none is scored."""
+    """One that has more than a step may have goes alone, as no token may depend on the budget."""
     house = House(token_budget=budget, num_groups=1, max_running=6).scheduler
     rules = [Options(*texts) for _ in range(6)]
     for seq_id, one in enumerate(rules):
         seq = Sequence(seq_id, [1], SamplingParams(max_tokens=4), 0, rules=one)  # type: ignore[arg-type]
         house.add(seq)
     while (plan := house.schedule()) is not None:
-        assert plan.num_tokens <= budget
+        assert plan.num_tokens <= budget or [len(part.scored) for part in plan.slices] == [3]
         house.update(answered(plan))
     assert house.is_idle
     assert [one.decided for one in rules] == [decided] * 6
