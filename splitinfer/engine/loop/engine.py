@@ -101,7 +101,8 @@ class Engine:
         paused = Future[float]()
 
         def want(loop: Loop) -> None:
-            self.pipeline.follow(by_key)
+            if by_key:
+                self.pipeline.follow(by_key)
             loop.wanted.append(WantedCut(layout, paused))
 
         self.call(want)
