@@ -62,6 +62,7 @@ class CachedKV:
     num_reused: tokens whose KV came from cached blocks when it was admitted.
     blocks: cached blocks of its tokens, from the first on.
     is_stored: whether its next block can be cached, because all before it are.
+    num_held: full blocks of its prompt that were in memory when they were last counted.
     awaits: blocks being read from disk that it waits for.
     has_fetched: whether it has requested blocks on disk.
     """
@@ -69,6 +70,7 @@ class CachedKV:
     num_reused: int = 0
     blocks: list[Block] = field(default_factory=list)
     is_stored: bool = True
+    num_held: int = 0
     awaits: list[Block] = field(default_factory=list)
     has_fetched: bool = False
 

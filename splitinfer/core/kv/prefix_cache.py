@@ -97,6 +97,21 @@ class PrefixCache:
         """Return the longest match of a sequence with blocks in memory."""
         return self.tree.find(seq.tokens[: self._usable(seq)]) if self._config.keeps_blocks else Match()
 
+    def first_lacking(self, seq: Sequence) -> Key | None:
+        """Return the key of the first full block of a prompt that is not in memory, or None. Asked again, it takes no
+        longer than the blocks that have come or gone since."""
+        keys, at = seq.keys, seq.kv.num_held
+        while at and not self._holds(keys[at - 1]):
+            at -= 1
+        while at < len(keys) and self._holds(keys[at]):
+            at += 1
+        seq.kv.num_held = at
+        return keys[at] if at < len(keys) else None
+
+    def _holds(self, key: Key) -> bool:
+        block = self.tree.get(key)
+        return block is not None and not block.is_coming
+
     def _usable(self, seq: Sequence) -> int:
         """Return how many of a sequence's tokens may take their KV from stored blocks. Rows that are scored must be
         computed."""
@@ -269,16 +284,17 @@ class PrefixCache:
         self, use: KVUse, keep: Collection[Block] = (), victims: Iterable[Sequence] = ()
     ) -> list[Sequence] | None:
         """Evict blocks, the least recently used first, until ``use``, which includes all blocks, fits. Blocks in
-        ``keep`` stay. Return the fewest ``victims``, in their order, that must also give up their KV. Return None, and
-        evict nothing, if ``use`` would not fit even without all of them."""
+        ``keep`` stay. A thousandth of all blocks goes at once, because finding the order takes time for each of them.
+        Return the fewest ``victims``, in their order, that must also give up their KV. Return None, and evict nothing,
+        if ``use`` would not fit even without all of them."""
         evicted, preempted = list[Block](), list[Sequence]()
         if not self.budget.fits(use):
-            pinned = self.pinned
+            pinned, together = self.pinned, len(self.tree) >> 10
             for block in self.evictable():
                 if block not in keep and block not in pinned:
                     evicted.append(block)
                     use -= STORED_BLOCK
-                    if self.budget.fits(use):
+                    if len(evicted) >= together and self.budget.fits(use):
                         break
         for one in victims:
             if self.budget.fits(use):

@@ -31,6 +31,7 @@ from splitinfer.core.kv.prefix_cache import PrefixCache
 from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.microbatches import MicroBatches
+from splitinfer.core.scheduler.policy import longest_chunk
 from splitinfer.core.sequence import FinishReason, Sequence
 
 MAX_PREFIXES = 1 << 20  # tokens of all stored prefixes in a plan; stages reject a plan of more than 8 MiB
@@ -120,15 +121,17 @@ class KVManager:
     # -- admission -----------------------------------------------------------------------------
 
     def admissible(
-        self, waiting: Iterable[Sequence], running: Collection[Sequence], most: int, rows: int
+        self, waiting: Iterable[Sequence], running: Collection[Sequence], config: SchedulerConfig
     ) -> Iterator[Admission]:
-        """Yield the ``waiting`` sequences that may start with this step, with their matches, so that at most
-        ``most`` run. A sequence never overtakes one that does not fit, so no sequence starves. ``rows``: see
-        ``reads_faster``."""
-        num_places = most - len(running) - len(self.cache.awaiting)
+        """Yield the ``waiting`` sequences that may start with this step, with their matches, as many as have places and
+        as fill the step. A sequence never overtakes one that does not fit, so no sequence starves. ``config``: the
+        limits in force."""
+        rows, num_partial = config.token_budget, config.policy_config.max_partial_prefills
+        num_places = config.max_running - len(running) - len(self.cache.awaiting)
         if num_places <= 0:
             return
         use_of, reserved, coming, told = self.budget.use_of, NOTHING, set(self.cache.coming()), 0
+        room = rows
         for seq in running:
             reserved += use_of(self.reservation(seq))
             coming.update(self._keys_to_store(seq, len(seq.kv.blocks)))
@@ -136,9 +139,9 @@ class KVManager:
             if seq.kv.awaits:
                 reserved += use_of(self.reservation(seq))
                 continue
+            if not seq.num_to_score and self.cache.first_lacking(seq) in coming:
+                continue  # the first block that it lacks is being computed or read for another
             match = self.cache.match(seq)
-            if self._is_being_computed(seq, match, coming):
-                continue
             if told and told + match.num_tokens > MAX_PREFIXES:
                 return  # the next plan has room for it
             told += match.num_tokens
@@ -154,6 +157,12 @@ class KVManager:
                 return
             coming.update(self._keys_to_store(seq, match.num_tokens // self.budget.block))
             yield seq, match
+            num_partial -= 1
+            if not seq.num_to_score:
+                start = match.num_tokens
+                room -= min(len(seq.tokens) - start, longest_chunk(start, rows))
+            if room <= 0 and num_partial <= 0:
+                return  # the step is full
 
     def _reserve(self, reserved: KVUse, begins_with: Iterable[Block], num_fetched: int = 0) -> bool:
         """Return whether there is room for the ``reserved`` KV of all running sequences and one more, and for the
@@ -196,11 +205,6 @@ class KVManager:
     def _keys_to_store(self, seq: Sequence, num_stored: int) -> Seq[Key]:
         """Return the keys of the prompt blocks that a sequence will compute and store."""
         return seq.keys[num_stored:] if seq.kv.is_stored and seq not in self._batches else ()
-
-    def _is_being_computed(self, seq: Sequence, match: Match, coming: Collection[Key]) -> bool:
-        """Return whether the first block that a sequence lacks is being computed or read for another."""
-        at = match.num_tokens // self.budget.block
-        return at < len(seq.keys) and seq.keys[at] in coming and not seq.num_to_score
 
     # -- what happens to sequences -------------------------------------------------------------
 

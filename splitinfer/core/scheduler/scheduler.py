@@ -454,10 +454,10 @@ class Scheduler:
         self.kv.begin_step()
         budget = self.config.token_budget
         going = self.batches.members(group) if rules.decodes_go else []
-        running, most = self.running.values(), self.config.max_running
+        running = self.running.values()
         num_decoding, kv_share = self._num_decoding, self._kv_share
         admits = rules.admits and self.waiting
-        admissions = list(self.kv.admissible(self.waiting, running, most, budget)) if admits else []
+        admissions = list(self.kv.admissible(self.waiting, running, self.config)) if admits else []
         ready = [(seq, seq.num_scheduled) for seq in running if seq.num_to_compute]
         ready += [(seq, match.num_tokens) for seq, match in admissions]
         # ``ready`` has the decodes of all groups: lower ranks must not take the KV that they need next.

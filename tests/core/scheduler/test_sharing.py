@@ -3,6 +3,7 @@
 import pytest
 from toy import VOCAB, House, blocks, drain, small
 
+from splitinfer.core.kv.block_tree import BlockTree, Match
 from splitinfer.core.plan import StepPlan
 from splitinfer.core.scheduler import kv_manager
 from splitinfer.core.sequence import FinishReason
@@ -137,6 +138,30 @@ def test_many_who_come_at_once_with_one_system_prompt_compute_it_once():
     # 2 tokens of one's own, and the first of the answer.
     assert computed(house) <= len(system) + 20 * 3
     assert [house.sequences[i].num_cached >= len(system) for i in range(20)] == [False] + [True] * 19
+
+
+def test_those_who_wait_for_one_prefix_are_not_compared_with_all_blocks_at_every_step(monkeypatch: pytest.MonkeyPatch):
+    house = House(token_budget=9, max_running=400, num_groups=1, max_in_flight=1)
+    system = [1, 2, 3, 4] * 40
+    house.add(system, max_tokens=1)
+    house.step()
+    for i in range(200):
+        house.add([*system, i % VOCAB, i // VOCAB % VOCAB], max_tokens=1)
+    asked = list[int]()
+    find = BlockTree.find
+
+    def counted(tree: BlockTree, tokens: list[int]) -> Match:
+        asked.append(len(tokens))
+        return find(tree, tokens)
+
+    monkeypatch.setattr(BlockTree, "find", counted)
+    for _ in range(8):
+        house.deliver()
+        house.step()
+    assert asked == [], "their keys say it"
+    house.run()
+    house.check_answers()
+    assert len(asked) <= 3 * 200, "and a step that is full looks for no more"
 
 
 def test_others_do_not_wait_behind_one_that_waits_for_anothers_blocks():
