@@ -303,7 +303,9 @@ class Tokenizer:
         """Return what the template makes of a chat. It is told of thinking only what somebody said: mlx-lm's wrapper
         would switch it on where the vocabulary has marks for it, and off elsewhere, against the template's own
         default."""
-        wrapper, given = self._wrapper, {**settings, **({"tools": list(chat.tools)} if chat.tools else {})}
+        wrapper, given = self._wrapper, dict(settings)
+        if chat.tools or self._counts_tools:
+            given["tools"] = list(chat.tools)
         if "enable_thinking" in given:
             given.setdefault("thinking", given["enable_thinking"])  # the word of DeepSeek's and of Granite's
         elif wrapper._chat_template is None:
@@ -311,6 +313,21 @@ class Tokenizer:
         if wrapper is not self._wrapper and (template := self.template(bool(chat.tools))) is not None:
             given["chat_template"] = template
         return wrapper.apply_chat_template(list(chat.messages), **how, **given)
+
+    @cached_property
+    def _counts_tools(self) -> bool:
+        """Whether the template for chats without tools takes an empty list of them, and not None."""
+        template, asked = self.template(False), [{"role": "user", "content": "x"}]
+        if template is None:
+            return False
+
+        def takes(tools: list[Tool] | None) -> bool:
+            with contextlib.suppress(Exception):  # a template is a program, and may raise anything
+                self._wrapper.apply_chat_template(asked, tools=tools, chat_template=template, tokenize=False)
+                return True
+            return False
+
+        return not takes(None) and takes([])
 
     def decode(self, token_ids: Sequence[int], *, shows_special: bool = False) -> str:
         """Return the text of ``token_ids``; bytes that are no character become U+FFFD. ``shows_special``: with the

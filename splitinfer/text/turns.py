@@ -135,6 +135,8 @@ def _whole_schema(schema: Any) -> dict[str, Any]:
         found.setdefault("required", [])
     if found["type"] == "array":
         found["items"] = _whole_schema(found.get("items"))
+    if isinstance(more := found.pop("additionalProperties", None), Mapping):
+        found["additionalProperties"] = _whole_schema(more)  # true and false are no types that could be told
     return found
 
 

@@ -188,6 +188,19 @@ def test_a_schema_that_a_template_refuses_is_completed_in_that_tool_alone(tmp_pa
     assert "To call one" not in text
 
 
+def test_a_template_that_counts_tools_takes_a_chat_without_any_and_an_object_that_is_closed(tmp_path: Path):
+    shown = "{% for t in tools %}{{ t.function.name }}{% for k, v in t.function.parameters.properties.items() %}"
+    shown += "{{ '=' + v.additionalProperties.type if v.additionalProperties is defined }}{% endfor %};{% endfor %}"
+    template = "{% if tools is none %}{{ raise_exception('tools') }}{% endif %}" + styled("tags")
+    tokenizer = Tokenizer.from_folder(folder_with(tmp_path, template.replace("{{ tools | tojson }}", shown)))
+    user = [{"role": "user", "content": "U"}]
+    assert "U" in tokenizer.render_chat(user)
+    for more, told in ((False, "odd;"), ({"type": "integer"}, "odd=integer;")):
+        parameters = {"type": "object", "properties": {"a": {"type": "object", "additionalProperties": more}}}
+        tool = {"type": "function", "function": {"name": "odd", "parameters": parameters}}
+        assert told in tokenizer.render_chat(user, tools=[tool])
+
+
 def test_named_templates_and_older_files(tmp_path: Path):
     template = styled("tags")
     folder = folder_with(tmp_path, None)
