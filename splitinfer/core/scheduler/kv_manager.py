@@ -31,7 +31,6 @@ from splitinfer.core.kv.prefix_cache import PrefixCache
 from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.microbatches import MicroBatches
-from splitinfer.core.scheduler.policy import longest_chunk
 from splitinfer.core.sequence import FinishReason, Sequence
 
 MAX_PREFIXES = 1 << 20  # tokens of all stored prefixes in a plan; stages reject a plan of more than 8 MiB
@@ -121,17 +120,15 @@ class KVManager:
     # -- admission -----------------------------------------------------------------------------
 
     def admissible(
-        self, waiting: Iterable[Sequence], running: Collection[Sequence], config: SchedulerConfig
+        self, waiting: Iterable[Sequence], running: Collection[Sequence], most: int, rows: int
     ) -> Iterator[Admission]:
-        """Yield the ``waiting`` sequences that may start with this step, with their matches, as many as have places and
-        as fill the step. A sequence never overtakes one that does not fit, so no sequence starves. ``config``: the
-        limits in force."""
-        rows, num_partial = config.token_budget, config.policy_config.max_partial_prefills
-        num_places = config.max_running - len(running) - len(self.cache.awaiting)
+        """Yield the ``waiting`` sequences that may start with this step, with their matches, so that at most
+        ``most`` run. A sequence never overtakes one that does not fit, so no sequence starves. ``rows``: see
+        ``reads_faster``."""
+        num_places = most - len(running) - len(self.cache.awaiting)
         if num_places <= 0:
             return
         use_of, reserved, coming, told = self.budget.use_of, NOTHING, set(self.cache.coming()), 0
-        room = rows
         for seq in running:
             reserved += use_of(self.reservation(seq))
             coming.update(self._keys_to_store(seq, len(seq.kv.blocks)))
@@ -157,12 +154,6 @@ class KVManager:
                 return
             coming.update(self._keys_to_store(seq, match.num_tokens // self.budget.block))
             yield seq, match
-            num_partial -= 1
-            if not seq.num_to_score:
-                start = match.num_tokens
-                room -= min(len(seq.tokens) - start, longest_chunk(start, rows))
-            if room <= 0 and num_partial <= 0:
-                return  # the step is full
 
     def _reserve(self, reserved: KVUse, begins_with: Iterable[Block], num_fetched: int = 0) -> bool:
         """Return whether there is room for the ``reserved`` KV of all running sequences and one more, and for the

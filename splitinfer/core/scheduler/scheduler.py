@@ -454,11 +454,9 @@ class Scheduler:
         self.kv.begin_step()
         budget = self.config.token_budget
         going = self.batches.members(group) if rules.decodes_go else []
-        running = self.running.values()
         num_decoding, kv_share = self._num_decoding, self._kv_share
-        admits = rules.admits and self.waiting
-        admissions = list(self.kv.admissible(self.waiting, running, self.config)) if admits else []
-        ready = [(seq, seq.num_scheduled) for seq in running if seq.num_to_compute]
+        admissions = self._admissions() if rules.admits and self.waiting else []
+        ready = [(seq, seq.num_scheduled) for seq in self.running.values() if seq.num_to_compute]
         ready += [(seq, match.num_tokens) for seq, match in admissions]
         # ``ready`` has the decodes of all groups: lower ranks must not take the KV that they need next.
         ready.sort(key=lambda one: one[0].precedence)
@@ -484,6 +482,19 @@ class Scheduler:
         self.batches.had_turn(group, late)
         self._policy.scheduled(num_decoding, kv_share)
         return self._issue(admissions, work, drafts)
+
+    def _admissions(self) -> list[Admission]:
+        """Return the waiting sequences that may start with this step, as many as fill it, with their matches."""
+        config, found = self.config, list[Admission]()
+        room = rows = config.token_budget
+        for seq, match in self.kv.admissible(self.waiting, self.running.values(), config.max_running, rows):
+            found.append((seq, match))
+            if not seq.num_to_score:
+                start = match.num_tokens
+                room -= min(len(seq.tokens) - start, longest_chunk(start, rows))
+            if room <= 0 and len(found) >= config.policy_config.max_partial_prefills:
+                break
+        return found
 
     def _allocate(
         self, ready: Iterable[PromptFrom], room: int, side_by_side: int
