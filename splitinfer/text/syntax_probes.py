@@ -141,13 +141,9 @@ class _Probes:
 
 def find_syntax(render: Render, words: str) -> AnswerSyntax:
     """Return how a template writes answers. ``words``: the template's text, and names of the tokenizer's tokens."""
-
-    def without_tools(messages: Sequence[Message], _: Any, opens: bool, /, **settings: Any) -> str:
-        return render(messages, (), opens, **settings)
-
     probes = _probes_of(render)
     takes_tools = probes is not None
-    probes = probes or _probes_of(without_tools)
+    probes = probes or _probes_of(lambda messages, _, opens, /, **settings: render(messages, (), opens, **settings))
     if probes is None:
         return AnswerSyntax(reasoning=_pair_in(words), takes_tools=False)
     calls, takes_objects = next(_calls(probes), (None, False))

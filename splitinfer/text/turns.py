@@ -250,7 +250,8 @@ def arguments_as_objects(messages: Sequence[Message]) -> Iterable[Message]:
         arguments = _function_of(call).get("arguments")
         return call if isinstance(arguments, Mapping) else _with_function(call, {"arguments": _object_of(arguments)})
 
-    return _with_calls(messages, told)
+    for message in messages:
+        yield {**message, "tool_calls": [*map(told, calls)]} if (calls := _calls_of(message)) else message
 
 
 def _object_of(arguments: Any) -> Mapping[str, Any]:
@@ -437,13 +438,6 @@ def _results_of(messages: Sequence[Message], at: int) -> list[Message]:
             break
         found.append(message)
     return found
-
-
-def _with_calls(
-    messages: Sequence[Message], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-) -> Iterable[Message]:
-    for message in messages:
-        yield {**message, "tool_calls": [*map(change, calls)]} if (calls := _calls_of(message)) else message
 
 
 def _told_calls(message: Message, told: Sequence[Mapping[str, Any]], syntax: CallSyntax) -> Message:
