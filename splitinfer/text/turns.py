@@ -26,6 +26,9 @@ from splitinfer.errors import RequestError
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""The names that templates have for the assistant's reasoning; conversations come with the first."""
+
 _BETWEEN = "\n\n"
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
 _GO_ON, _HEARD = "Continue.", "Noted."  # turns that templates demand and nobody said
@@ -254,6 +257,13 @@ def arguments_as_objects(messages: Sequence[Message]) -> Iterable[Message]:
         yield {**message, "tool_calls": [*map(told, calls)]} if (calls := _calls_of(message)) else message
 
 
+def reasoning_as(form: Form, name: str) -> Form:
+    """Return a form with the assistant's reasoning under the ``name`` that the template knows."""
+    named = {THOUGHTS[0]: name}
+    messages = ({named.get(key, key): value for key, value in one.items()} for one in form.messages)
+    return replace(form, messages=tuple(messages))
+
+
 def _object_of(arguments: Any) -> Mapping[str, Any]:
     """Return arguments that are no object as one: JSON that is one, or else an object that holds them."""
     if isinstance(arguments, str):
@@ -472,8 +482,9 @@ def _as_users(messages: Iterable[Message], is_changed: Callable[[Message], bool]
 
 def _joined(one: Message, other: Message) -> Message:
     made = {**one, "content": _together(_text_of(one), _text_of(other))}
-    if thought := _together(one.get("reasoning_content") or "", other.get("reasoning_content") or ""):
-        made["reasoning_content"] = thought
+    for name in THOUGHTS:
+        if thought := _together(one.get(name) or "", other.get(name) or ""):
+            made[name] = thought
     return made | ({"tool_calls": calls} if (calls := [*_calls_of(one), *_calls_of(other)]) else {})
 
 
