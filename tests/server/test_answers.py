@@ -174,6 +174,18 @@ def test_what_the_model_cannot_do_is_a_400_that_says_so(client: openai.OpenAI, a
     assert (caught.value.code == "context_length_exceeded") == ("messages" in asked)
 
 
+def test_tools_that_a_template_cannot_tell_are_a_400_that_says_so(
+    client: openai.OpenAI, llm: LLM, monkeypatch: pytest.MonkeyPatch
+):
+    short = "{{ raise_exception('too long') if messages[0].content | length > 99 }}{{ messages[0].content }}"
+    monkeypatch.setattr(llm.tokenizer._wrapper._tokenizer, "chat_template", short)
+    tools: Any = [{"type": "function", "function": {"name": "weather"}}]
+    asked: Any = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+    with pytest.raises(openai.BadRequestError, match="the model's chat template refuses these messages: too long"):
+        client.chat.completions.create(**asked, tools=tools)
+    client.chat.completions.create(**asked)
+
+
 def test_models(client: openai.OpenAI, claude: anthropic.Anthropic, llm: LLM):
     (model,), (same,) = client.models.list().data, claude.models.list().data
     assert (model.id, model.model_extra and model.model_extra["context_length"]) == ("demo", llm.context_length)
