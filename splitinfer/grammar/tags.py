@@ -201,7 +201,7 @@ def _some(value: Schema) -> dict[str, Any]:
 
 
 def _bounded(value: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
-    """Return the numbers that are read as floats and are not infinite, and whose fractions end."""
+    """Return a schema of numbers that are read as floats, are not infinite, and whose fractions end."""
     edges = [value[key] for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum") if key in value]
     is_coarse = all(isinstance(edge, int | float) and round(edge, _FRACTION) == edge for edge in edges)
     ends = {"multipleOf": 10.0**-_FRACTION} if "number" in types and is_coarse else {}

@@ -347,7 +347,7 @@ def _calls_alone(messages: Sequence[Message]) -> Iterable[Message]:
 
 
 def _system_first(form: Form) -> Form:
-    """Return a turn of the system for tools: some templates tell of them in such a turn alone."""
+    """Return a form that begins with a turn of the system if it has tools: some templates tell of them there alone."""
     if not form.tools or (form.messages and form.messages[0].get("role") == "system"):
         return form
     return replace(form, messages=({"role": "system", "content": _MAY_CALL}, *form.messages))
