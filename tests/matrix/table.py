@@ -32,8 +32,8 @@ right if its logits are the same to the last bit.
   yet, from projections that are kept; *drafts, again*: the stage also runs its layers once more for the right rows.
   Neither costs a step.
 - **many sequences**: how a step with many sequences runs. *rows*: all together; *modules*: modules with a cache run for
-  each sequence, the others for all; *rows and modules*: it depends on the kind of layer; *sequences*: one sequence after
-  the other.
+  each sequence, the others for all; *rows and modules*: it depends on the kind of layer; *sequences*: one sequence
+  after the other.
 - **kept KV**: where a request can continue from the KV of an earlier one with the same beginning: *anywhere*, at *block
   ends*, or *no*where.
 
@@ -48,8 +48,8 @@ _VLM_TEXT = """\
 {num_right} of the {num_all} that were examined are right at every cut (mlx-vlm {mlx_vlm}); {some} at some cuts,
 {none} at none. They are used where mlx-lm has no class (`pip install mlx-vlm`), and compared with plain
 mlx-vlm in the same way. Three kinds are refused, with a sentence: models that fill in masked tokens (`llada2_moe`,
-`diffusion_gemma`), models with an encoder (`florence2`, `nemotron_parse`), and models that mlx-vlm itself does not run on
-text alone (`minicpmo`).
+`diffusion_gemma`), models with an encoder (`florence2`, `nemotron_parse`), and models that mlx-vlm itself does not run
+on text alone (`minicpmo`).
 
 {rows}
 """
