@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -12,7 +11,6 @@ import openai
 import pytest
 from openai.types import CompletionUsage
 from pydantic import BaseModel, Field
-from stages import pipeline
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.demo import TARGET
@@ -26,10 +24,8 @@ OPTIONS: Any = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with pipeline(TARGET, [6, 6]) as running:
-        running.generate([[1]], SamplingParams(max_tokens=1), grammar={})  # begins what lasts longer than one test
-        yield running
+def served() -> dict[str, Any]:
+    return {"model": TARGET, "cuts": [6, 6]}
 
 
 def expected(llm: LLM, prompt: str | None = None, **params: Any) -> str:
