@@ -103,7 +103,7 @@ class Settings(ServingOptions):
     kv_bytes: Annotated[
         int | None,
         Option(
-            "GB for KV on each stage. Default: half of the free memory, shared by the stages of one machine.",
+            "GB for KV on each stage. Default: half of what the weights leave free, shared by the stages of a machine.",
             _KV,
             least=0,
             flag="--kv-gb",

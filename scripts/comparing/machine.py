@@ -80,10 +80,6 @@ def pin_stages(stages: Sequence[StageSpec], beside: Mapping[str, int] | None = N
 
 # -- BLAS --------------------------------------------------------------------------------------------------------------
 
-HINT = (
-    "the reference BLAS takes as long for each row of a batch as for the first, so chunks and batches cannot pay; "
-    "a GPU and OpenBLAS behave otherwise (Debian: apt install libopenblas0-pthread, found by itself)"
-)
 _MARK = "SPLITINFER_BENCH_BLAS"  # set in the restarted program, so that it does not restart again
 _PLACES = (  # below /usr
     "lib/*/openblas-pthread/libblas.so.3",

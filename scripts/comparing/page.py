@@ -43,7 +43,7 @@ def _caption(found: Mapping[str, Any]) -> list[str]:
     on = found["measured_on"]
     lines = [
         "one trial of each" if found["trials"] == 1 else f"medians of at most {found['trials']} trials",
-        "`a of b`: b is what the stages' computing alone allows",
+        "`a of b`: b is the limit set by the stages' computing alone",
         f"answers are judged by {found['judged_by']}",
         *(
             f"{name}: after {each['prompt_tokens']:,} tokens {each['verdict']}: {each['said']}"

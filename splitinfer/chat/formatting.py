@@ -255,7 +255,7 @@ def where(spec: StageSpec) -> str:
 
 
 def percent(share: float) -> str:
-    """Return >>> percent(0.414) '41%'"""
+    """Return a share in per cent: ``percent(0.414)`` is "41%"."""
     return f"{100 * share:.0f}%"
 
 

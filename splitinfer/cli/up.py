@@ -209,9 +209,8 @@ def _print(mark: str, line: str, began: float | None = None) -> None:
 
     from splitinfer.console import errors
 
-    line += (
-        "" if began is None or mark == "✗" else f"  {time.monotonic() - began:.1f} s"
-    )  # its line ends with a command
+    if began is not None and mark != "✗":  # its line ends with a command
+        line += f"  {time.monotonic() - began:.1f} s"
     shown = wrapped(line, errors.width - 2) if errors.is_terminal else line
     colour = {"✓": "green", "!": "yellow", "✗": "red"}.get(mark, "default")
     errors.print(f"[{colour}]{mark}[/{colour}] {escape(shown)}", soft_wrap=True)

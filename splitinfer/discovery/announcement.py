@@ -82,7 +82,7 @@ def announced_name(name: str) -> str:
 def to_properties(announcement: Announcement) -> dict[str, str]:
     """Return the properties of the TXT record. Their bounds keep it under 400 bytes, so that one packet can hold it
     with others (RFC 6763, section 6.2)."""
-    versions = announcement.versions
+    versions, megabytes = announcement.versions, announcement.memory // 10**6
     pairs = {
         "txtvers": announcement.form,
         "id": announcement.id,
@@ -93,7 +93,7 @@ def to_properties(announcement: Announcement) -> dict[str, str]:
         "mlx": _clean(versions.mlx, _MOST_VERSION),
         "mlxlm": _clean(versions.mlx_lm, _MOST_VERSION),
         "dev": _clean(announcement.device, _MOST_DEVICE),
-        "mem": _megabytes(announcement.memory),
+        "mem": str(min(megabytes, _MOST_MEGABYTES)) if megabytes > 0 else "",
     }
     return {key: value for key, value in pairs.items() if value}
 
@@ -115,7 +115,7 @@ def from_properties(properties: dict[bytes, bytes | None], port: int) -> Announc
         fingerprint=_hexadecimal(values.get("key", ""), FINGERPRINT_DIGITS),
         versions=_versions(values),
         device=_clean(values.get("dev", ""), _MOST_DEVICE),
-        memory=_bytes(values.get("mem", "")),
+        memory=_number(values.get("mem", "")) * 10**6,
         form=_clean(values.get("txtvers", ""), _MOST_VERSION),
     )
 
@@ -141,11 +141,3 @@ def _hexadecimal(text: str, digits: int) -> str:
 
 def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-
-
-def _megabytes(count: int) -> str:
-    return str(min(count // 10**6, _MOST_MEGABYTES)) if count > 0 else ""
-
-
-def _bytes(text: str) -> int:
-    return _number(text) * 10**6

@@ -85,15 +85,11 @@ def way_words(way: Route) -> str:
 def rows(found: Sequence[Found]) -> Iterator[tuple[str, ...]]:
     """Yield a row for each way to each worker, the best first; their columns are ``COLUMNS``."""
     for each in found:
-        first = (each.worker.name, _key(each), _machine(each))
-        for name, key, machine, way in zip(*_once(first, len(each.ways)), each.ways, strict=True):
+        name, key, machine = each.worker.name, _key(each), _machine(each)
+        for way in each.ways:
             by = way_words(way) if way.seconds is not None else way.problem
             yield name, address_of(way, each.worker), by + (", this machine" if each.is_here else ""), key, machine
-
-
-def _once(words: Sequence[str], count: int) -> Iterator[list[str]]:
-    """Yield the columns, each with its word in the first row only."""
-    return ([word, *[""] * (count - 1)][:count] for word in words)
+            name = key = machine = ""  # they stand in the first row only
 
 
 def _machine(found: Found) -> str:

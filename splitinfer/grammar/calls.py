@@ -153,16 +153,16 @@ class _Calls:
         if not _NAME.fullmatch(name):
             raise RequestError(f"tools: the function's name {name!r:.60} cannot be enforced")
         if tool.get("strict"):
-            return _call(number, name, schema, self.syntax, self.marker)
+            return self._call(number, name, schema, is_strict=True)
         if not self.are_free and (rules := self._tried(number, name, schema)):
             return rules
         less = None if self.are_free else self._loosened(name, schema)
-        return (less and self._tried(number, name, less)) or _call(number, name, None, self.syntax, self.marker)
+        return (less and self._tried(number, name, less)) or self._call(number, name, None, is_strict=True)
 
     def _tried(self, number: int, name: str, schema: Any) -> list[str]:
         """Return calls with a schema, as far as llguidance knows its keywords, or an empty list."""
         try:
-            rules = _call(number, name, schema, self.syntax, self.marker, is_strict=False)
+            rules = self._call(number, name, schema, is_strict=False)
             return rules if self.compiles(_grammar(f"start: call_{number}", *rules)) else []
         except RequestError:
             return []
@@ -181,6 +181,74 @@ class _Calls:
         required = [key for key in _listed(schema.get("required")) if key in found]
         return {**shared, "type": "object", "properties": found, "required": required}
 
+    def _call(self, number: int, name: str, schema: Any, *, is_strict: bool) -> list[str]:
+        """Return the rules of a function's calls. ``schema``: of its parameters; None: any arguments."""
+        kinds = schema.get("type", "object") if isinstance(schema, Mapping) else "" if schema else "object"
+        if "object" not in (kinds, *_listed(kinds)):
+            raise RequestError(f"tools: the parameters of {name} must be an object")
+        syntax, inside = self.syntax, f"args_{number}"
+        rules = [f"call_{number}: {self._varied(syntax.before, name)} {inside} {self._marked(syntax.behind)}"]
+        if syntax.keyed is None:
+            arguments = guarded(f"the parameters of {name}", {**(schema or {}), "type": "object"}, syntax.ends)
+            return [*rules, f"{inside}: {json_of_calls(arguments, is_strict=is_strict)}"]
+        between = self._marked(syntax.keyed.between) if syntax.keyed.between.strip() else ""
+        if schema is None:
+            value = self._argument(f"{inside}_any", None, name, {"type": "string"}, {}, is_strict=is_strict)
+            return [*rules, f"{inside}: ({inside}_any ({between} {inside}_any)*)?", *value]
+        return [*rules, *self._tagged(inside, name, schema, between, is_strict=is_strict)]
+
+    def _tagged(self, inside: str, name: str, schema: Schema, between: str, *, is_strict: bool) -> list[str]:
+        """Return the rules of arguments that stand one by one. ``between``: the text between two, in Lark."""
+        if unknown := sorted(schema.keys() - _OF_TAGS - {*_SHARED, "$schema"}):
+            raise RequestError(f"tools: {unknown[0]} of the parameters of {name} cannot be enforced in tags")
+        shared = {key: schema[key] for key in _SHARED if isinstance(schema.get(key), Mapping)}
+        properties, required = schema.get("properties") or {}, schema.get("required") or []
+        if not isinstance(properties, Mapping):
+            raise RequestError(f"tools: the properties of {name} must be an object")
+        if not isinstance(required, list | tuple) or not all(isinstance(key, str) for key in required):
+            raise RequestError(f"tools: what {name} requires must be a list of names")
+        if unknown := sorted(set(required) - set(properties)):
+            raise RequestError(f"tools: {name} requires {unknown[0]!r:.60}, but its properties lack that")
+        rules = list[str]()
+        for i, (key, value) in enumerate(properties.items()):
+            if not _NAME.fullmatch(key):
+                raise RequestError(f"tools: the parameter {key!r:.60} of {name} cannot be enforced in tags")
+            rules += self._argument(f"{inside}_{i}", key, f"{name}.{key}", value, shared, is_strict=is_strict)
+        return [*_in_order(inside, ["" if key in required else "?" for key in properties], between), *rules]
+
+    def _argument(
+        self, rule: str, key: str | None, where: str, value: Any, shared: Schema, *, is_strict: bool
+    ) -> list[str]:
+        """Return the rules of one argument. ``key``: its name; None: any. ``value``: its schema."""
+        keyed = self.syntax.keyed
+        assert keyed is not None
+        kind, middles = kind_of(value, shared), dict(keyed.middles)
+        middle = middles.get(kind, middles.get("", ""))
+        if not middle:
+            raise RequestError(f"tools: the parameter {where} cannot be enforced: it needs one type")
+        quote = keyed.quote if kind == "string" and keyed.quote not in ("", '"') else ""
+        if key is None:
+            before = f"{self._marked(keyed.opens)} {_ANY_NAME} {self.marker(middle + quote)}"
+        else:
+            before = self.marker(f"{keyed.opens}{key}{middle}{quote}")
+        rules = [f"{rule}: {before} {rule}_value"]
+        behind = self._marked(f"{quote}{keyed.closes.replace(KEY, key or '')}")
+        if kind == "string" and keyed.quote == '"':
+            text = json_of_calls(guarded(where, {**shared, **value}, ()), is_strict=is_strict)
+            return [*rules, f"{rule}_value: {text}"]
+        ends = (quote,) if quote else self.syntax.ends
+        return [*rules, *value_rules(f"{rule}_value", where, value, shared, ends, behind, is_strict=is_strict)]
+
+    def _varied(self, text: str, name: str) -> str:
+        """Return the Lark of a text with a function's name, and with an id or a number of the model's own."""
+        text = text.replace(NAME, json.dumps(name, ensure_ascii=False)[1:-1] if self.syntax.is_json else name)
+        parts = re.split(f"([{ID}{NUMBER}])", text)
+        return " ".join(_VARYING[part] if part in _VARYING else self.marker(part) for part in parts if part)
+
+    def _marked(self, text: str) -> str:
+        """Return the Lark of a text that may be empty."""
+        return self.marker(text) if text else ""
+
 
 def _less(value: Any) -> Iterator[Schema]:
     """Yield schemas that ask for less than one does."""
@@ -189,89 +257,8 @@ def _less(value: Any) -> Iterator[Schema]:
         yield {"type": value.get("type")}
 
 
-def _call(number: int, name: str, schema: Any, syntax: _Syntax, marker: Marker, *, is_strict: bool = True) -> list[str]:
-    """Return the rules of a function's calls. ``schema``: of its parameters; None: any arguments."""
-    kinds = schema.get("type", "object") if isinstance(schema, Mapping) else "" if schema else "object"
-    if "object" not in (kinds, *_listed(kinds)):
-        raise RequestError(f"tools: the parameters of {name} must be an object")
-    before, behind = _varied(syntax.before, name, syntax, marker), marker(syntax.behind) if syntax.behind else ""
-    inside = f"args_{number}"
-    rules = [f"call_{number}: {before} {inside} {behind}"]
-    if syntax.keyed is None:
-        arguments = guarded(f"the parameters of {name}", {**(schema or {}), "type": "object"}, syntax.ends)
-        return [*rules, f"{inside}: {json_of_calls(arguments, is_strict=is_strict)}"]
-    if schema is None:
-        between = marker(syntax.keyed.between) if syntax.keyed.between.strip() else ""
-        value = _argument(f"{inside}_any", None, name, {"type": "string"}, {}, syntax, marker, is_strict)
-        return [*rules, f"{inside}: ({inside}_any ({between} {inside}_any)*)?", *value]
-    return [*rules, *_tagged(inside, name, schema, syntax, marker, is_strict)]
-
-
 def _listed(value: Any) -> list[Any]:
     return [*value] if isinstance(value, list | tuple) else []
-
-
-def _varied(text: str, name: str, syntax: _Syntax, marker: Marker) -> str:
-    """Return the Lark of a text with a function's name, and with an id or a number of the model's own."""
-    text = text.replace(NAME, json.dumps(name, ensure_ascii=False)[1:-1] if syntax.is_json else name)
-    parts = [
-        _VARYING[part] if part in _VARYING else marker(part) for part in re.split(f"([{ID}{NUMBER}])", text) if part
-    ]
-    return " ".join(parts)
-
-
-def _tagged(inside: str, name: str, schema: Schema, syntax: _Syntax, marker: Marker, is_strict: bool) -> list[str]:
-    assert syntax.keyed is not None
-    if unknown := sorted(schema.keys() - _OF_TAGS - {*_SHARED, "$schema"}):
-        raise RequestError(f"tools: {unknown[0]} of the parameters of {name} cannot be enforced in tags")
-    shared = {key: schema[key] for key in _SHARED if isinstance(schema.get(key), Mapping)}
-    properties, required = schema.get("properties") or {}, schema.get("required") or []
-    if not isinstance(properties, Mapping):
-        raise RequestError(f"tools: the properties of {name} must be an object")
-    if not isinstance(required, list | tuple) or not all(isinstance(key, str) for key in required):
-        raise RequestError(f"tools: what {name} requires must be a list of names")
-    if unknown := sorted(set(required) - set(properties)):
-        raise RequestError(f"tools: {name} requires {unknown[0]!r:.60}, but its properties lack that")
-    optional, rules = list[str](), list[str]()
-    for i, (key, value) in enumerate(properties.items()):
-        if not _NAME.fullmatch(key):
-            raise RequestError(f"tools: the parameter {key!r:.60} of {name} cannot be enforced in tags")
-        rules += _argument(f"{inside}_{i}", key, f"{name}.{key}", value, shared, syntax, marker, is_strict)
-        optional.append("" if key in required else "?")
-    between = marker(syntax.keyed.between) if syntax.keyed.between.strip() else ""
-    return [*_in_order(inside, optional, between), *rules]
-
-
-def _argument(
-    rule: str,
-    key: str | None,
-    where: str,
-    value: Any,
-    shared: Schema,
-    syntax: _Syntax,
-    marker: Marker,
-    is_strict: bool,
-) -> list[str]:
-    """Return the rules of one argument. ``key``: its name; None: any. ``value``: its schema."""
-    keyed = syntax.keyed
-    assert keyed is not None
-    kind, middles = kind_of(value, shared), dict(keyed.middles)
-    middle = middles.get(kind, middles.get("", ""))
-    if not middle:
-        raise RequestError(f"tools: the parameter {where} cannot be enforced: it needs one type")
-    quote = keyed.quote if kind == "string" and keyed.quote not in ("", '"') else ""
-    if key is None:
-        opens = f"{marker(keyed.opens)} " if keyed.opens else ""
-        before = f"{opens}{_ANY_NAME} {marker(middle + quote)}"
-    else:
-        before = marker(f"{keyed.opens}{key}{middle}{quote}")
-    rules, behind = [f"{rule}: {before} {rule}_value"], f"{quote}{keyed.closes.replace(KEY, key or '')}"
-    behind = marker(behind) if behind else ""
-    if kind == "string" and keyed.quote == '"':
-        text = json_of_calls(guarded(where, {**shared, **value}, ()), is_strict=is_strict)
-        return [*rules, f"{rule}_value: {text}"]
-    ends = (quote,) if quote else syntax.ends
-    return [*rules, *value_rules(f"{rule}_value", where, value, shared, ends, behind, is_strict=is_strict)]
 
 
 def _in_order(inside: str, optional: Sequence[str], between: str) -> list[str]:

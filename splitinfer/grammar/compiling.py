@@ -13,8 +13,7 @@ JSON is written without blanks unless the schema asks for them (``"x-guidance": 
 
 import json
 import re
-from collections import OrderedDict
-from threading import Lock
+from functools import lru_cache
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
@@ -45,10 +44,8 @@ class Compiler:
     """Compiles grammars for one vocabulary. From any thread."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
-        self._lock = Lock()
-        self._trials = Trials()
+        self._vocabulary, self._trials = vocabulary, Trials()
+        self._compiled = lru_cache(_KEPT)(self._compile)
 
     def close(self) -> None:
         self._trials.close()
@@ -59,15 +56,7 @@ class Compiler:
         Raises:
             RequestError: the grammar is invalid, too large, or has something that cannot be enforced.
         """
-        with self._lock:
-            found = self._compiled.get(grammar)
-        if found is None:
-            found = self._compile(grammar)
-            with self._lock:
-                self._compiled[grammar] = found
-                while len(self._compiled) > _KEPT:
-                    self._compiled.popitem(last=False)
-        return found.deep_copy()
+        return self._compiled(grammar).deep_copy()
 
     def _compile(self, grammar: Grammar) -> Any:
         text = self._tried(grammar)
@@ -89,7 +78,8 @@ class Compiler:
         """Try a grammar, and return it as llguidance reads it."""
         is_lark = grammar.kind is GrammarKind.LARK
         text = _as_llguidance(grammar.kind, _IN_LARK.sub(self._by_id, grammar.text) if is_lark else grammar.text)
-        self._trials.check(_IDS.sub(_first_id, text) if is_lark else text)
+        # The vocabulary of a trial has few tokens, so ids become 0 there.
+        self._trials.check(_IDS.sub(lambda ids: re.sub(r"\d+", "0", ids[0]), text) if is_lark else text)
         return text
 
     def _by_id(self, part: re.Match[str]) -> str:
@@ -101,11 +91,6 @@ class Compiler:
             some = ", ".join([*names][:8]) or "none"
             raise RequestError(f"the grammar names {part[1]:.60}, but the model's special tokens are {some}")
         return f"<[{names[part[1]]}]>"
-
-
-def _first_id(ids: re.Match[str]) -> str:
-    """Return the same with ids of the vocabulary with which grammars are tried, which has few."""
-    return re.sub(r"\d+", "0", ids[0])
 
 
 def _as_llguidance(kind: GrammarKind, text: str) -> str:

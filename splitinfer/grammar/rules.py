@@ -267,7 +267,7 @@ class AnswerRules:
         return tuple(run[: next((i for i, token in enumerate(run) if token in ends), len(run))])
 
     def _alternatives(self, at: int) -> Texts:
-        """Return the tokens that the rules have followed after the first ``at``."""
+        """Return the alternatives behind the first ``at`` tokens that the rules have followed."""
         if not self._may_weigh(at):
             return ()
         if at not in self._weighed:

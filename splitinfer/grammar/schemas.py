@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
+from splitinfer.core.call_syntax import referred
 from splitinfer.errors import RequestError
 
 MOST_EXACT = 2**53  # of the whole numbers that a float64 holds
@@ -183,10 +184,7 @@ class _Schemas:
         """Return a schema, or the one that its ``$ref`` names."""
         if not isinstance(schema, Mapping) or not isinstance(name := schema.get("$ref"), str) or len(schema) > 1:
             return schema
-        at = self._document
-        for key in name.removeprefix("#/").split("/"):
-            at = at.get(key) if isinstance(at, Mapping) else None
-        return at
+        return referred(name, self._document)
 
 
 def _within(key: str, value: Any) -> Any:

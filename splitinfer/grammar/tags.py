@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from splitinfer.core.call_syntax import admitted
+from splitinfer.core.call_syntax import admitted, referred
 from splitinfer.errors import RequestError
 from splitinfer.grammar.schemas import ESCAPES, asked, enforceable, in_53_bits
 
@@ -158,7 +158,7 @@ def value_rules(
     value, or_null = _declared(declared, shared)
     if value.get("type") == "string":
         yield from _text_rules(rule, where, value, or_null, _Text(words, behind, or_null))
-    elif _may_be_text({**shared, **declared}):
+    elif not (kinds := admitted(declared, shared)) or "string" in kinds:
         raise RequestError(f"tools: the parameter {where} cannot be enforced in tags: a text could be another value")
     else:
         schema = json_of_calls(guarded(where, {**shared, **declared}, words), is_strict=is_strict)
@@ -169,11 +169,6 @@ def kind_of(declared: Any, shared: Schema) -> str:
     """Return the one type of a value, as far as its schema says it; "" if it does not."""
     kind = _declared(declared, shared)[0].get("type") if isinstance(declared, Mapping) else None
     return kind if isinstance(kind, str) else ""
-
-
-def _may_be_text(schema: Schema) -> bool:
-    kinds = admitted(schema, schema)
-    return not kinds or "string" in kinds
 
 
 def _declared(value: Schema, shared: Schema) -> tuple[dict[str, Any], bool]:
@@ -190,9 +185,7 @@ def _declared(value: Schema, shared: Schema) -> tuple[dict[str, Any], bool]:
                 rest = {name: one for name, one in value.items() if name != key}
                 return {**rest, **inner}, more or len(left) < len(several)
     if isinstance(reference := value.get("$ref"), str):
-        begins, _, path = reference.partition("/")
-        place, _, key = path.partition("/")
-        target = shared.get(place, {}).get(key) if begins == "#" else None
+        target = referred(reference, shared)
         others = {key: one for key, one in value.items() if key != "$ref"}
         return ({**target, **others}, False) if isinstance(target, Mapping) else ({**value}, False)
     choices = value.get("enum", [value["const"]] if "const" in value else ())
@@ -208,7 +201,7 @@ def _some(value: Schema) -> dict[str, Any]:
 
 
 def _bounded(value: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
-    """Return the numbers that are read as floats and are not infinite, and whose fractions end."""
+    """Return a schema of numbers that are read as floats, are not infinite, and whose fractions end."""
     edges = [value[key] for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum") if key in value]
     is_coarse = all(isinstance(edge, int | float) and round(edge, _FRACTION) == edge for edge in edges)
     ends = {"multipleOf": 10.0**-_FRACTION} if "number" in types and is_coarse else {}

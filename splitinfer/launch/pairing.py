@@ -19,7 +19,10 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
 
 from splitinfer.discovery.announcer import addresses_of, registered
 from splitinfer.errors import ConfigError
@@ -51,9 +54,12 @@ class PairingHello:
 
     name: str
     key: str
-    port: int | None
+    port: Annotated[int, Field(gt=0, lt=1 << 16)] | None
     protocol: int
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
+
+
+_HELLO = TypeAdapter(PairingHello)
 
 
 def new_code() -> str:
@@ -115,15 +121,10 @@ def _line(read: bytes) -> bytes:
 
 
 def _hello(line: bytes) -> PairingHello:
-    fields = json.loads(line)
-    if not isinstance(fields, dict):
-        raise ValueError("not a hello")
-    port = fields.get("port")
-    check_key(str(fields.get("key")))
-    if port is not None and not (type(port) is int and 0 < port < 1 << 16):
-        raise ValueError("not a port")
-    name = "".join(letter for letter in str(fields.get("name")) if letter.isalnum() or letter in "-_.")[:40]
-    return PairingHello(name or "worker", fields["key"], port, int(fields.get("protocol", 0)), str(fields.get("nonce")))
+    hello = _HELLO.validate_json(line, strict=True)
+    check_key(hello.key)
+    name = "".join(letter for letter in hello.name if letter.isalnum() or letter in "-_.")[:40]
+    return replace(hello, name=name or "worker")
 
 
 def _proof(secret: bytes, first: bytes, second: bytes) -> str:

@@ -7,7 +7,7 @@ the links does.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -214,14 +214,13 @@ def found_workers(workers: Iterable[str | Mapping[str, Any]]) -> tuple[StageSpec
         ConfigError: as ``as_workers``.
     """
     specs = as_workers(workers, [(each.key, each.name) for each in Keyring().known()])
-    bare = [(each.name, each.key, str(each.address)) for each in specs if each.key and each.address in _bare(each.name)]
+    bare = [  # their address is a machine's name and nothing else
+        (each.name, each.key, str(each.address))
+        for each in specs
+        if each.key and "." not in each.name and each.address == f"tcp://{each.name}:{WORKER_PORT}"
+    ]
     at = best_addresses(bare) if bare else {}
     return tuple(replace(each, address=at.get(each.name, each.address)) for each in specs)
-
-
-def _bare(name: str) -> Collection[str]:
-    """Return the address that is a machine's name and nothing else."""
-    return () if "." in name else (f"tcp://{name}:{WORKER_PORT}",)
 
 
 def as_workers(

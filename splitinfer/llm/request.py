@@ -145,8 +145,6 @@ class LoopBell:
         self._loop = ref(loop)
         self._lock = threading.Lock()
         self._marked: dict[ref[asyncio.Event], None] = {}  # in the order of their events; one that waits has its loop
-        self.num_wakes = 0
-        """Times that the loop was woken."""
 
     def ring(self, reader: asyncio.Event) -> None:
         """Have the loop set ``reader``. Nothing happens where the loop is closed: nobody reads any more."""
@@ -154,7 +152,6 @@ class LoopBell:
             is_first, self._marked[ref(reader)] = not self._marked, None
             if not is_first:
                 return
-            self.num_wakes += 1
             loop = self._loop()
             try:
                 if loop is None:

@@ -81,8 +81,8 @@ class Planner:
         self.memory, self.formulas = Memory(profiles, asked), Formulas(profiles, asked)
         self.score = cache(self._score)
         self.cuts = self._every_cut() if cuts is None else list(cuts)
-        self._shared = [cut for cut in self.cuts if self._num_machines(cut) > len(cut.machines)]
-        self._by_layers = [cut for cut in self.cuts if self._num_machines(cut) == len(cut.machines)]
+        self._shared = [cut for cut in self.cuts if self.formulas.num_machines(cut) > len(cut.machines)]
+        self._by_layers = [cut for cut in self.cuts if self.formulas.num_machines(cut) == len(cut.machines)]
 
     def plan(self, aims: Iterable[Aim] = tuple(Aim)) -> Plan:
         """Return the best cut for each aim."""
@@ -131,7 +131,7 @@ class Planner:
         if not ranked:
             return None
         best = self.score(aim, ranked[0])
-        fewest = min((cut for cut in ranked if self.score(aim, cut) >= _WORTH * best), key=self._num_machines)
+        fewest = min((cut for cut in ranked if self.score(aim, cut) >= _WORTH * best), key=self.formulas.num_machines)
         cut = self._most_even(aim, fewest, ranked)
         free = max(cuts, key=lambda each: self.score(aim, each))
         if aim is Aim.CONTEXT or self.memory.fits(free, self.asked.context, self.asked.sequences(aim)):
@@ -144,9 +144,6 @@ class Planner:
         enough = _AS_GOOD * self.score(aim, best)
         alike = [cut for cut in cuts if cut.machines == best.machines and self.score(aim, cut) >= enough]
         return min(alike, key=lambda cut: max(self.formulas.seconds(cut, self.asked.streams)))
-
-    def _num_machines(self, cut: Cut) -> int:
-        return sum(len(self.profiles.machines[place].ranks) for place in cut.machines)
 
     def _ranked(self, aim: Aim, cuts: Iterable[Cut]) -> list[Cut]:
         """Return the cuts that fit into memory for an aim, the best first. For CONTEXT, only cuts with nearly the

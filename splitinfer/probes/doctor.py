@@ -253,7 +253,11 @@ def _advice(link: LinkSeen, advice: LinkAdvice) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Return >>> _time(0.00025), _time(0.0123), _time(2.5), _time(0.0) ('250 µs', '12.3 ms', '2.5 s', '0 µs')"""
+    """Return a time in the unit that suits it.
+
+    >>> _time(0.00025), _time(0.0123), _time(2.5), _time(0.0)
+    ('250 µs', '12.3 ms', '2.5 s', '0 µs')
+    """
     if abs(seconds) < 0.9995e-3:
         return f"{seconds * 1e6:.3g} µs"
     if abs(seconds) < 0.9995:

@@ -79,7 +79,11 @@ def _macs_of(node: Mapping[str, Any], depth: int) -> Iterator[str]:
 
 
 def _gigabits(text: str) -> float | None:
-    """Return >>> _gigabits("Up to 120 Gb/s"), _gigabits("40 Gb/s"), _gigabits("") (120.0, 40.0, None)"""
+    """Return the Gb/s that a text of macOS names.
+
+    >>> _gigabits("Up to 120 Gb/s"), _gigabits("40 Gb/s"), _gigabits("")
+    (120.0, 40.0, None)
+    """
     found = re.search(r"(\d{1,5}(?:\.\d{1,3})?) Gb/s", text)
     return float(found[1]) if found else None
 

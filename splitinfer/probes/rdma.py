@@ -101,7 +101,7 @@ def _wrong(text: str, remedy: str = "") -> Judged:
 
 
 def _unknown(seen: SeenHere, name: str, remedy: str = "") -> Judged:
-    """Return a command failed, or its output cannot be parsed."""
+    """Return what is said where a command failed, or its output cannot be parsed."""
     return Outcome.UNKNOWN, seen.outputs[name].why or f"the output of {name} cannot be read", remedy
 
 

@@ -79,7 +79,7 @@ def selftest_probes(worker: Mapping[str, Any] | None, *, quick: bool = False) ->
 def _way(
     name: str, title: str, weight: float, options: Mapping[str, Any], fault: Blame = Blame.TRANSPORT, **more: Any
 ) -> ProbeEntry:
-    """Return the tokens by one way through a pipeline."""
+    """Return the probe of the tokens by one way through a pipeline."""
     return ProbeEntry(name, title, ".tokens:measure", fault, weight, {"way": name, **options}, **more)
 
 

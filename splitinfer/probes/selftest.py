@@ -149,7 +149,11 @@ def _read(check: Mapping[str, Any]) -> Finding:
 
 
 def _words(value: Any) -> str:
-    """Return >>> _words([0, 32, 4]), _words({"5": 3.1}), _words(0.0123456) ('0, 32, 4', '5: 3.1', '0.0123')"""
+    """Return a figure as text.
+
+    >>> _words([0, 32, 4]), _words({"5": 3.1}), _words(0.0123456)
+    ('0, 32, 4', '5: 3.1', '0.0123')
+    """
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {_words(each)}" for name, each in value.items())
     if isinstance(value, list):

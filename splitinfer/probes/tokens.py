@@ -225,7 +225,7 @@ def _speculation(llm: LLM) -> dict[str, int]:
 
 
 def _together(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
-    """Answer that are computed together."""
+    """Return several answers that are computed together."""
     prompts = [made_up_prompt(length, plain.vocab_size) for length in _TOGETHER]
     requests = [_asked(llm, prompt, count, GREEDY) for prompt in prompts]
     pairs = [(prompt, request.result()) for prompt, request in zip(prompts, requests, strict=True)]

@@ -352,7 +352,7 @@ def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Cal
 
 
 def _parser(llm: LLM, ask: Ask, prompt: Sequence[int], has_form: bool) -> AnswerParser | None:
-    """Return chats are told apart into parts; what continues a text is text."""
+    """Return what tells a chat's answer apart. Return None for what continues a text, which is text."""
     if not isinstance(ask.prompt, AskedChat):
         return None
     begun = ask.prompt.begun

@@ -73,7 +73,8 @@ class Gate:
         if name_of(host) not in (*_LOCAL_NAMES, *self.hosts) or _HOST.fullmatch(host) is None:
             raise Problem(403, f"host {host!r:.60} is not allowed; to allow it: --allow-host NAME")
         origin = facts.headers.get("origin")
-        if origin is not None and not self._is_own(origin, host) and not self.allows(origin):
+        is_own = origin in (f"http://{host}", f"https://{host}")
+        if origin is not None and not is_own and not self.allows(origin):
             raise Problem(403, f"requests from web pages at {origin!r:.60} are blocked; to allow them: --cors ORIGIN")
         if origin is None and facts.headers.get("sec-fetch-site") in _FOREIGN_SITES and not _is_link(facts):
             raise Problem(403, "requests from web pages of other sites are blocked; to allow them: --cors ORIGIN")
@@ -112,9 +113,6 @@ class Gate:
             return self.keys.find(shown)  # a valid cookie does not excuse a wrong key
         bought_by = None if sessions is None else sessions.key_of(facts.cookies.get(SESSION_COOKIE, ""))
         return bought_by if bought_by is not None and self.keys.holds(bought_by) else None
-
-    def _is_own(self, origin: str, host: str) -> bool:
-        return origin in (f"http://{host}", f"https://{host}")
 
 
 def shown_key(headers: Mapping[str, str]) -> str | None:

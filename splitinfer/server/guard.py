@@ -110,9 +110,8 @@ class Guard:
             self._bodies.held -= state["size"]
             self._note(ignored)
             status = CLIENT_GONE if state.get("has_left") else answered.status
-            level = (
-                logging.DEBUG if facts.path.startswith("/page/") else logging.INFO
-            )  # opening the page reads 30 files
+            is_of_page = facts.path.startswith("/page/")  # opening the page reads 30 files
+            level = logging.DEBUG if is_of_page else logging.INFO
             if log.isEnabledFor(level):
                 who, seconds = self._gate.name_of_caller(facts, self._sessions), time.monotonic() - began
                 usage = state["answer"].usage if "answer" in state else None

@@ -99,9 +99,8 @@ class Service:
         """
         if self.is_draining:
             raise ending()
-        self.rates.begin(
-            key, time.monotonic(), num_answers
-        )  # first: the limits of other keys are no concern of a key over its own
+        # First: the limits of other keys are no concern of a key over its own.
+        self.rates.begin(key, time.monotonic(), num_answers)
         try:
             if self.num_running >= self._most:
                 raise QueueFull(f"{self.num_running:,} requests are under way, and no more may be")

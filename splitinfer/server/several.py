@@ -10,7 +10,7 @@ so a later error is its last event, in the API's own form.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -291,10 +291,12 @@ class Several:
             raise ending()
         request.state.raw = raw = await body_of(request)
         asked, answer = await asyncio.to_thread(parsed, raw), _Pinged(send, request.scope["path"])
-        name = self._name(asked)
+        wanted = asked.get("model")
+        name = named(self.offers(), wanted).name if wanted and isinstance(wanted, str) else self._first
+        is_stream = asked.get("stream", answer.path.startswith(OLLAMA)) is True
         ticket = self.ask(name)
         try:
-            ping = answer.ping if _streams(asked, answer.path) else None
+            ping = answer.ping if is_stream else None
             held = await self._wait(ticket, self._held[name], request, ping)
             assert held.app is not None
             await held.app(request.scope, request.receive, answer)
@@ -304,10 +306,6 @@ class Several:
             await answer.fail(error if isinstance(error, Problem) else problem_of(error))
         finally:
             self.release(ticket)
-
-    def _name(self, asked: Mapping[str, Any]) -> str:
-        wanted = asked.get("model")
-        return named(self.offers(), wanted).name if wanted and isinstance(wanted, str) else self._first
 
     async def _wait(
         self, ticket: ModelTicket, wanted: Entry, request: Request, ping: Callable[[], Awaitable[None]] | None
@@ -325,10 +323,6 @@ class Several:
         except TimeoutError:
             why = f"the model {wanted.name!r:.80} was not loaded within {most:g} s"
             raise Problem(503, why, retry_after=wanted.seconds) from None
-
-
-def _streams(asked: Mapping[str, Any], path: str) -> bool:
-    return asked.get("stream", path.startswith(OLLAMA)) is True
 
 
 class _Pinged:

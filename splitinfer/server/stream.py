@@ -60,6 +60,11 @@ def event(data: Mapping[str, Any] | str, name: str | None = None) -> bytes:
     return f"{head}data: {line}\n\n".encode("utf-8", "replace")
 
 
+def typed_event(data: Mapping[str, Any]) -> bytes:
+    """Return one event whose name is its ``type``."""
+    return event(data, data["type"])
+
+
 def line(data: Mapping[str, Any]) -> bytes:
     """Return one line of NDJSON."""
     return f"{json_line(data)}\n".encode("utf-8", "replace")

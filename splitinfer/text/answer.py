@@ -22,7 +22,7 @@ from typing import Any
 import regex
 
 from splitinfer.core.call_syntax import AnswerSyntax, CallSyntax
-from splitinfer.text.call_reader import CallReader, Section
+from splitinfer.text.call_reader import CallReader, Section, spaced
 from splitinfer.text.call_reader import ToolCallPart as ToolCallPart
 
 Tool = Mapping[str, Any]  # as in OpenAI's API: {"type": "function", "function": {"name": ..., "parameters": ...}}
@@ -147,7 +147,7 @@ class AnswerParser:
         call = [f"(?P<call>{reader.opener})"] if reader is not None else []
         opens, closes = syntax.reasoning or ("", "")
         marks = [f"(?P<opens>{regex.escape(opens)})"] if opens else []
-        left_out = "|".join(_lenient(one) for one in sorted(syntax.left_out, key=len, reverse=True))
+        left_out = "|".join(map(spaced, sorted(syntax.left_out, key=len, reverse=True)))
         marks += [f"(?P<left>{left_out})"] if left_out else []
         marks += [f"(?P<closes>{regex.escape(closes)})"] if closes else []
         self._in_text = regex.compile("|".join([*call, *marks]) or "(?!)")
@@ -210,7 +210,7 @@ class AnswerParser:
         match found.lastgroup if found.lastgroup in ("opens", "closes", "left") else "call":
             case "call":
                 assert self._reader is not None
-                self._section, self._reasons = self._reader.section(), False
+                self._section, self._reasons = Section(self._reader), False
                 return True
             case "left":
                 self._space = ""
@@ -290,11 +290,6 @@ class AnswerParser:
                 return []
             text, self._space, self._is_behind_text = self._space, "", True
         return [TextPart(text)]
-
-
-def _lenient(text: str) -> str:
-    """Return the expression of a mark, with any space where it has some."""
-    return r"\s*".join(map(regex.escape, text.split()))
 
 
 def joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:

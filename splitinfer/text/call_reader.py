@@ -12,7 +12,7 @@ its schema says so; otherwise JSON or Python's literal, if that has an admitted 
 """
 
 import json
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,47 +99,35 @@ class Source:
             raise ValueError("too many values inside values")
         found = yield from self._token(quote)
         if found["quote"]:
-            say('"')
             yield from self._text(say, found["quote"])
-            say('"')
-        elif found["word"]:
-            say(json.dumps(_word(found["word"])))
+        elif (word := found["word"]) is not None:
+            say(json.dumps(_WORDS[word] if word in _WORDS else json.loads(word)))
         elif found["mark"] == "{":
-            say("{")
-            yield from self._members(say, quote, depth)
+            yield from self._entries(say, quote, depth, "{}", _MEMBER)
         elif found["mark"] == "[":
-            say("[")
-            yield from self._items(say, quote, depth)
+            yield from self._entries(say, quote, depth, "[]", _LIST)
         else:
             raise ValueError("a value is missing")
 
-    def _members(self, say: Say, quote: str, depth: int) -> Steps:
-        if (yield from self.matched(_MEMBER, may_grow=True))[1]:
-            return say("}")
-        while True:
-            yield from self.name(say, quote)
-            say(": ")
+    def _entries(self, say: Say, quote: str, depth: int, marks: str, first: regex.Pattern[str]) -> Steps:
+        """Take what follows the first of an object's or a list's two ``marks``. ``first``: matches the other, or what
+        comes before an entry."""
+        say(marks[0])
+        is_last = (yield from self.matched(first, may_grow=True))[1]
+        while not is_last:
+            if marks == "{}":
+                yield from self.name(say, quote)
+                say(": ")
             yield from self.value(say, quote, depth + 1)
-            if (yield from self.matched(_COMMA))[1] != ",":
-                return say("}")
-            say(", ")
-
-    def _items(self, say: Say, quote: str, depth: int) -> Steps:
-        if (yield from self.matched(_LIST, may_grow=True))[1]:
-            return say("]")
-        while True:
-            yield from self.value(say, quote, depth + 1)
-            if (yield from self.matched(_COMMA))[1] != ",":
-                return say("]")
-            say(", ")
+            is_last = (yield from self.matched(_COMMA))[1] != ","
+            say("" if is_last else ", ")
+        say(marks[1])
 
     def name(self, say: Say, quote: str = "") -> Steps:
         """Take the name of an object's member and the colon after it."""
         found = yield from self._token(quote, _BARE)
         if found["quote"]:
-            say('"')
             yield from self._text(say, found["quote"])
-            say('"')
         elif found["word"] and quote:
             say(json.dumps(found["word"], ensure_ascii=False))
         else:
@@ -160,7 +148,8 @@ class Source:
             yield from self.more()
 
     def _text(self, say: Say, quote: str) -> Steps:
-        """Take a text up to the ``quote`` that ends it."""
+        """Take a text behind its first ``quote``, up to the one that ends it."""
+        say('"')
         escapes = len(quote) == 1
         letters = regex.compile(
             rf"(?:[^{quote}\\]|{_PAIR}|{_SINGLE})*+" if escapes else _all_but(quote), regex.DOTALL
@@ -176,6 +165,7 @@ class Source:
             else:
                 yield from self.more()
         self.take(len(quote))
+        say('"')
 
 
 def literal(text: str) -> Any:
@@ -207,10 +197,11 @@ class CallReader:
         follows = [f"(?P<closes>{self.closes})"] * bool(syntax.closes) + [f"(?P<next>{between})"] * bool(between)
         self.begun_closes = regex.compile(self.closes or "(?!)")
         self.follows = regex.compile("|".join(follows)) if follows else None
-        begins = self.names.join(("", "")) if members is None else r"\s*\{"
         if members is None:
             begins = "" if syntax.head else self._body(syntax.body.partition(NAME)[0] + NAME)
-        elif not syntax.has_marker:
+        elif syntax.has_marker:
+            begins = r"\s*\{"
+        else:
             known = {members.name, members.arguments, members.call_id or members.name, *members.others, "parameters"}
             begins = rf'\s*\{{\s*"(?:{_any_of(known)})"\s*:'
         self.opener = regex.sub(r"^(?:\\s\*)+", "", opens + before + begins)
@@ -218,13 +209,11 @@ class CallReader:
     def _body(self, body: str) -> str:
         """Return the expression of a body's text up to the arguments."""
         made, has_name, has_id = "", False, False
-        id_form = self.syntax.id_form
-        if id_form and not body.count(NAME):
+        id_text = r"(?P<id>[^\s<>\[\]\"]{1,200}?)"
+        if (id_form := self.syntax.id_form) and not body.count(NAME):
             inside = _fixed(id_form).replace(NAME, f"(?P<name>{self.names})").replace(NUMBER, r"[0-9]{1,6}")
-            body, id_text = body, f"(?P<id>{inside})"
-        else:
-            id_text = r"(?P<id>[^\s<>\[\]\"]{1,200}?)"
-        for letter in _pieces(body.partition(ARGUMENTS)[0]):
+            id_text = f"(?P<id>{inside})"
+        for letter in regex.split(f"([{NAME}{ID}{NUMBER}])", body.partition(ARGUMENTS)[0]):
             if letter == NAME:
                 made += "(?P=name)" if has_name else f"(?P<name>{self.names})"
                 has_name = True
@@ -235,14 +224,10 @@ class CallReader:
                 made += r"[0-9]{1,6}" if letter == NUMBER else _fixed(letter)
         return made
 
-    def section(self) -> "Section":
-        """Return what reads the calls that begin where ``opener`` was found."""
-        return Section(self)
-
 
 class Section(Source):
-    """The calls of one section. ``parts``: the parts that nobody has taken yet. ``is_done``: the section has ended
-    before ``rest``."""
+    """The calls of one section, which begin where the reader's ``opener`` was found. ``parts``: the parts that nobody
+    has taken yet. ``is_done``: the section has ended before ``rest``."""
 
     def __init__(self, reader: CallReader) -> None:
         super().__init__()
@@ -523,15 +508,14 @@ def _kinds_by(keyed: Keyed, middle: str) -> frozenset[str]:
 # -- expressions -----------------------------------------------------------------------------------
 
 
-def _pieces(text: str) -> Sequence[str]:
-    return [*regex.split(f"([{NAME}{ID}{NUMBER}])", text)]
+def spaced(text: str) -> str:
+    """Return the expression of a fixed text. Any space may stand where it has some."""
+    return r"\s*".join(map(regex.escape, text.split()))
 
 
 def _fixed(text: str) -> str:
     """Return the expression of a fixed text. Any space may stand where it has some, and before it."""
-    parts = text.split()
-    made = r"\s*".join(map(regex.escape, parts))
-    return rf"\s*{made}" if parts else ""
+    return rf"\s*{spaced(text)}" if text.strip() else ""
 
 
 def _exactly(text: str) -> str:
@@ -539,7 +523,7 @@ def _exactly(text: str) -> str:
     inner = text.strip()
     at = text.find(inner) if inner else len(text)
     edges = ["".join(f"(?:{regex.escape(one)})?" for one in part) for part in (text[:at], text[at + len(inner) :])]
-    return f"{edges[0]}{_fixed(inner).removeprefix(chr(92) + 's*')}{edges[1]}"
+    return f"{edges[0]}{spaced(inner)}{edges[1]}"
 
 
 def _with_optional_brackets(text: str) -> str:
@@ -565,10 +549,6 @@ def _argument(keyed: Keyed, schema: Schema) -> str:
 def _all_but(quote: str) -> str:
     first, more = regex.escape(quote[0]), regex.escape(quote[1:])
     return rf"(?:[^{first}]|{first}(?=.{{{len(quote) - 1}}})(?!{more}))*+"
-
-
-def _word(text: str) -> Any:
-    return _WORDS[text] if text in _WORDS else json.loads(text)
 
 
 def _unescaped(text: str) -> str:

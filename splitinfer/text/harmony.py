@@ -60,8 +60,6 @@ def told(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _told(message: Mapping[str, Any]) -> dict[str, Any]:
     made = {**message, "content": message.get("content") or ""}
-    if message.get("role") == "assistant" and (thought := made.pop("reasoning_content", "")):
-        made["thinking"] = thought
     if message.get("tool_calls") and made["content"]:
         made |= {"thinking": "\n\n".join(filter(None, (made.get("thinking"), made["content"]))), "content": ""}
     return made

@@ -28,6 +28,7 @@ from splitinfer.core.call_syntax import (
 )
 from splitinfer.text.answer import AnswerFormat, ToolCallPart, joined
 from splitinfer.text.call_reader import literal
+from splitinfer.text.turns import THOUGHTS
 
 Message = Mapping[str, Any]
 Arguments = Mapping[str, Any]
@@ -48,7 +49,6 @@ _MARK = re.compile(r"<[^<>]+>|\[/?[A-Z][A-Z_ ]+\]")
 _FIRST_MARK = re.compile(r"<[^<>]+>|\[/?[A-Z_]+\]|[^\w\s]{3,}")
 _WORD = re.compile("[A-Za-z]+")
 _INSIDE = re.compile(r"[\w<\[|/:\uff5c\u2581]*$")
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _PAIRS = (
     ("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<thinking>", "</thinking>"), ("<|think|>", "<|/think|>"),
     ("<longcat_think>", "</longcat_think>"), ("<|think:start|>", "<|think:end|>"), ("<seed:think>", "</seed:think>"),
@@ -141,13 +141,9 @@ class _Probes:
 
 def find_syntax(render: Render, words: str) -> AnswerSyntax:
     """Return how a template writes answers. ``words``: the template's text, and names of the tokenizer's tokens."""
-
-    def without_tools(messages: Sequence[Message], _: Any, opens: bool, /, **settings: Any) -> str:
-        return render(messages, (), opens, **settings)
-
     probes = _probes_of(render)
     takes_tools = probes is not None
-    probes = probes or _probes_of(without_tools)
+    probes = probes or _probes_of(lambda messages, _, opens, /, **settings: render(messages, (), opens, **settings))
     if probes is None:
         return AnswerSyntax(reasoning=_pair_in(words), takes_tools=False)
     calls, takes_objects = next(_calls(probes), (None, False))
@@ -394,7 +390,7 @@ def _reasoning(probes: _Probes, words: str) -> tuple[tuple[str, str] | None, str
     """Return the marks around reasoning, and the name of the message's part that the template takes it from."""
     call = {"content": "", "tool_calls": _Way().messages((_NAMES[0], {}))[1]["tool_calls"]}
     for settings in ({}, {"enable_thinking": True, "thinking": True}, {"reasoning_effort": "high"}):
-        for name, beside in itertools.product(_THOUGHTS, ({"content": _TEXT}, call)):
+        for name, beside in itertools.product(THOUGHTS, ({"content": _TEXT}, call)):
             messages = [{"role": "user", "content": _USER}, {"role": "assistant", name: _THOUGHT, **beside}]
             try:
                 before, found, rest = probes.behind_user(messages, **settings).partition(_THOUGHT)
@@ -404,7 +400,7 @@ def _reasoning(probes: _Probes, words: str) -> tuple[tuple[str, str] | None, str
             behind, has_text, _ = rest.partition(_TEXT)
             if found and has_text and (marks := _around_thought(prompt, before, behind)) is not None:
                 return marks, name
-    return _pair_in(words), _THOUGHTS[0]
+    return _pair_in(words), THOUGHTS[0]
 
 
 def _around_thought(prompt: str, before: str, behind: str) -> tuple[str, str] | None:

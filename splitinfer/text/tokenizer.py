@@ -25,7 +25,15 @@ from splitinfer.text.conversations import TextCodec
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.fill import Gap, Marks, marks_in
 from splitinfer.text.syntax_probes import find_syntax
-from splitinfer.text.turns import Form, arguments_as_objects, exchanges_told, fitting, in_order, tools_told
+from splitinfer.text.turns import (
+    Form,
+    arguments_as_objects,
+    exchanges_told,
+    fitting,
+    in_order,
+    reasoning_as,
+    tools_told,
+)
 
 _ANY_LENGTH = 10**18  # tokens; the context is checked elsewhere, and transformers would warn on standard error first
 _AROUND = ("Before it.", "Behind it.")  # the texts around a picture, to see what a template writes for it
@@ -170,17 +178,17 @@ class Tokenizer:
         """
         chat, settings = self._checked(messages, tools, options)
         opens_answer = opens_answer and not continues
+        calls = self._syntax(bool(tools)).calls or JSON_TOOLS
+        chat = self._told(chat, calls)
         if self._is_harmony:
             chat = Form(tuple(harmony.told(chat.messages)), tuple(map(harmony.described, chat.tools)))
             settings = harmony.settings(settings)
         generated = {
             i: ids
-            for i, message in enumerate(messages)
-            if (ids := self._generated(message.get("token_ids") or (), chat.messages[i].get("content") or ""))
+            for i, (given, message) in enumerate(zip(messages, chat.messages, strict=False))
+            if len(chat.messages) == len(messages)
+            and (ids := self._generated(given.get("token_ids") or (), message.get("content") or ""))
         }
-        calls = self._syntax(bool(tools)).calls or JSON_TOOLS
-        chat = self._told(chat, calls)
-        generated = generated if len(chat.messages) == len(messages) else {}
         if continues:
             last = chat.messages[-1]
             chat = replace(
@@ -206,8 +214,10 @@ class Tokenizer:
         return ids, _CUTS.sub("", text)
 
     def _told(self, chat: Form, calls: CallSyntax) -> Form:
-        """Return a chat that tells in words the tools and calls for which the template has no syntax that is read."""
+        """Return a chat in the template's own words for reasoning and arguments. Tools and calls for which it has no
+        syntax that is read are told in the chat's texts."""
         syntax = self._syntax(bool(chat.tools))
+        chat = reasoning_as(chat, syntax.reasoning_name)
         if not syntax.takes_tools:
             chat = tools_told(chat, calls)
         if not syntax.takes_calls:

@@ -26,6 +26,9 @@ from splitinfer.errors import RequestError
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""The names that templates have for the assistant's reasoning; conversations come with the first."""
+
 _BETWEEN = "\n\n"
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
 _GO_ON, _HEARD = "Continue.", "Noted."  # turns that templates demand and nobody said
@@ -252,7 +255,15 @@ def arguments_as_objects(messages: Sequence[Message]) -> Iterable[Message]:
         arguments = _function_of(call).get("arguments")
         return call if isinstance(arguments, Mapping) else _with_function(call, {"arguments": _object_of(arguments)})
 
-    return _with_calls(messages, told)
+    for message in messages:
+        yield {**message, "tool_calls": [*map(told, calls)]} if (calls := _calls_of(message)) else message
+
+
+def reasoning_as(form: Form, name: str) -> Form:
+    """Return a form with the assistant's reasoning under the ``name`` that the template knows."""
+    named = {THOUGHTS[0]: name}
+    messages = ({named.get(key, key): value for key, value in one.items()} for one in form.messages)
+    return replace(form, messages=tuple(messages))
 
 
 def _object_of(arguments: Any) -> Mapping[str, Any]:
@@ -338,7 +349,7 @@ def _calls_alone(messages: Sequence[Message]) -> Iterable[Message]:
 
 
 def _system_first(form: Form) -> Form:
-    """Return a turn of the system for tools: some templates tell of them in such a turn alone."""
+    """Return a form that begins with a turn of the system if it has tools: some templates tell of them there alone."""
     if not form.tools or (form.messages and form.messages[0].get("role") == "system"):
         return form
     return replace(form, messages=({"role": "system", "content": _MAY_CALL}, *form.messages))
@@ -441,13 +452,6 @@ def _results_of(messages: Sequence[Message], at: int) -> list[Message]:
     return found
 
 
-def _with_calls(
-    messages: Sequence[Message], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-) -> Iterable[Message]:
-    for message in messages:
-        yield {**message, "tool_calls": [*map(change, calls)]} if (calls := _calls_of(message)) else message
-
-
 def _told_calls(message: Message, told: Sequence[Mapping[str, Any]], syntax: CallSyntax) -> Message:
     """Return a message with some of its calls as a part of its text."""
     if not told:
@@ -480,8 +484,9 @@ def _as_users(messages: Iterable[Message], is_changed: Callable[[Message], bool]
 
 def _joined(one: Message, other: Message) -> Message:
     made = {**one, "content": _together(_text_of(one), _text_of(other))}
-    if thought := _together(one.get("reasoning_content") or "", other.get("reasoning_content") or ""):
-        made["reasoning_content"] = thought
+    for name in THOUGHTS:
+        if thought := _together(one.get(name) or "", other.get(name) or ""):
+            made[name] = thought
     return made | ({"tool_calls": calls} if (calls := [*_calls_of(one), *_calls_of(other)]) else {})
 
 

@@ -1,6 +1,5 @@
 """Numbers as a person reads them."""
 
-import doctest
 import re
 from typing import Any
 
@@ -102,10 +101,6 @@ def test_ways_are_side_by_side_where_there_is_room():
     assert figures.comparison(found, 30).splitlines() == [
         "m0 alone", "  one chat: 5.0 tokens/s", "m0 6, m1 6", "  one chat: 4.0 tokens/s"
     ]  # fmt: skip
-
-
-def test_examples_in_the_text():
-    assert doctest.testmod(figures).failed == 0
 
 
 def test_what_is_held_after_an_answer():

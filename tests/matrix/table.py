@@ -22,20 +22,23 @@ _TEXT = """\
 The name is the `model_type` of a model's `config.json`; a cut that would be wrong is refused, with the reason,
 before anything is loaded.
 
-Made by `scripts/matrix --write`; `tests/matrix` holds it to be true. Every architecture is built tiny, with random
-weights, run whole by plain mlx-lm, and cut into two at every layer, and into three: right cuts give the same logits to
-the last bit.
+`scripts/matrix --write` makes this page, and `tests/matrix` verifies it. Every architecture is built small, with random
+weights. Plain mlx-lm runs it whole, and splitinfer runs it cut into two stages at every layer, and into three. A cut is
+right if its logits are the same to the last bit.
 
 - **any chunking**: the logits are the same to the last bit however the prompt is cut into chunks; otherwise they differ
   by rounding.
-- **rollback**: tokens that can be taken back after a wrong draft. *drafts*: those of blocks without a verdict, from
-  kept projections; *drafts, again*: the stage also runs its layers for the right rows once more. Neither costs a step.
-- **many sequences**: how a step of many is run. *rows*: together; *modules*: parts with a cache one by one; *rows and
-  modules*: by kind of layer; *sequences*: one after the other.
-- **kept KV**: where a request can go on that begins like an earlier one: *anywhere*, at *block ends*, or *no*where.
+- **rollback**: how many tokens a stage can take back after a wrong draft. *drafts*: the drafts that are not verified
+  yet, from projections that are kept; *drafts, again*: the stage also runs its layers once more for the right rows.
+  Neither costs a step.
+- **many sequences**: how a step with many sequences runs. *rows*: all together; *modules*: modules with a cache run for
+  each sequence, the others for all; *rows and modules*: it depends on the kind of layer; *sequences*: one sequence
+  after the other.
+- **kept KV**: where a request can continue from the KV of an earlier one with the same beginning: *anywhere*, at *block
+  ends*, or *no*where.
 
-A name after `/` is a variant of the configuration. In brackets: cuts that are right, of those tried, where that is not
-3 of 3.
+A name after `/` is a variant of the configuration. Brackets show the cuts that are right and those tried, where these
+are not 3 and 3.
 
 {rows}
 """
@@ -43,9 +46,10 @@ A name after `/` is a variant of the configuration. In brackets: cuts that are r
 _VLM_TITLE = "## Language models of mlx-vlm\n"
 _VLM_TEXT = """\
 {num_right} of the {num_all} that were examined are right at every cut (mlx-vlm {mlx_vlm}); {some} at some cuts,
-{none} at none. They are used where mlx-lm has no class (`pip install mlx-vlm`), and compared in the same
-way with plain mlx-vlm. Refused, with a sentence: what fills in masked tokens (`llada2_moe`, `diffusion_gemma`),
-decodes what an encoder has read (`florence2`, `nemotron_parse`), or fails by itself on text alone (`minicpmo`).
+{none} at none. They are used where mlx-lm has no class (`pip install mlx-vlm`), and compared with plain
+mlx-vlm in the same way. Three kinds are refused, with a sentence: models that fill in masked tokens (`llada2_moe`,
+`diffusion_gemma`), models with an encoder (`florence2`, `nemotron_parse`), and models that mlx-vlm itself does not run
+on text alone (`minicpmo`).
 
 {rows}
 """

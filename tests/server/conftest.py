@@ -2,6 +2,7 @@
 asks for them."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import anthropic
 import httpx2 as httpx
@@ -19,8 +20,14 @@ from splitinfer.server.service import Service
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    with pipeline(quick_model(tmp_path_factory.mktemp("quick")), [1, 1]) as running:
+def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What is given to ``pipeline``. A file that asks another model has its own."""
+    return {"model": quick_model(tmp_path_factory.mktemp("quick")), "cuts": [1, 1]}
+
+
+@pytest.fixture(scope="module")
+def llm(served: dict[str, Any]) -> Iterator[LLM]:
+    with pipeline(**served) as running:
         running.generate([[1]], SamplingParams(max_tokens=1), grammar={})  # begins what lasts longer than one test
         yield running
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -12,7 +11,6 @@ import openai
 import pytest
 from openai.types import CompletionUsage
 from pydantic import BaseModel, Field
-from stages import pipeline
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.demo import TARGET
@@ -26,10 +24,8 @@ OPTIONS: Any = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with pipeline(TARGET, [6, 6]) as running:
-        running.generate([[1]], SamplingParams(max_tokens=1), grammar={})  # begins what lasts longer than one test
-        yield running
+def served() -> dict[str, Any]:
+    return {"model": TARGET, "cuts": [6, 6]}
 
 
 def expected(llm: LLM, prompt: str | None = None, **params: Any) -> str:
@@ -172,6 +168,18 @@ def test_what_the_model_cannot_do_is_a_400_that_says_so(client: openai.OpenAI, a
     with pytest.raises(openai.BadRequestError, match=words) as caught:
         client.chat.completions.create(**{"model": "demo", "messages": TALE, **asked})
     assert (caught.value.code == "context_length_exceeded") == ("messages" in asked)
+
+
+def test_tools_that_a_template_cannot_tell_are_a_400_that_says_so(
+    client: openai.OpenAI, llm: LLM, monkeypatch: pytest.MonkeyPatch
+):
+    short = "{{ raise_exception('too long') if messages[0].content | length > 99 }}{{ messages[0].content }}"
+    monkeypatch.setattr(llm.tokenizer._wrapper._tokenizer, "chat_template", short)
+    tools: Any = [{"type": "function", "function": {"name": "weather"}}]
+    asked: Any = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+    with pytest.raises(openai.BadRequestError, match="the model's chat template refuses these messages: too long"):
+        client.chat.completions.create(**asked, tools=tools)
+    client.chat.completions.create(**asked)
 
 
 def test_models(client: openai.OpenAI, claude: anthropic.Anthropic, llm: LLM):

@@ -1,27 +1,21 @@
 """What users of other servers have reported, asked of this one over HTTP: characters of several tokens."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from constrained import save_with_markers
-from stages import pipeline
 
-from splitinfer import SamplingParams
 from splitinfer.llm import LLM
 
 TEXT = "Ein 👩\u200d👩\u200d👧\u200d👦 und 🇩🇪 so ❤\ufe0f \u00e9 e\u0301 fin ok"  # several characters are seen as one
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    with pipeline(
-        save_with_markers(tmp_path_factory.mktemp("texts"), (), template, special=False), [2, 2], context=192
-    ) as running:
-        running.generate([[1]], SamplingParams(max_tokens=1), grammar={})
-        yield running
+    folder = save_with_markers(tmp_path_factory.mktemp("texts"), (), template, special=False)
+    return {"model": folder, "cuts": [2, 2], "context": 192}
 
 
 def _written(client: openai.OpenAI, **more: Any) -> tuple[str, str | None]:

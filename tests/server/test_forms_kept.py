@@ -2,13 +2,11 @@
 that are not special, as those of Qwen and GLM are."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from constrained import save_with_markers
-from stages import pipeline
 
 from splitinfer import SamplingParams
 from splitinfer.grammar.rules import AnswerRules
@@ -32,11 +30,9 @@ REFUSED = "keep the form"
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = save_with_markers(tmp_path_factory.mktemp("forms"), MARKERS, _TEMPLATE + _REASONED, special=False)
-    with pipeline(folder, [2, 2]) as running:
-        running.generate([[1]], SamplingParams(max_tokens=1), grammar={})  # begins what lasts longer than one test
-        yield running
+    return {"model": folder, "cuts": [2, 2]}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

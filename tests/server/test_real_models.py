@@ -4,7 +4,7 @@ and templates are real."""
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -89,10 +89,8 @@ def real(request: pytest.FixtureRequest) -> Real:
 
 
 @pytest.fixture(scope="module")
-def llm(real: Real) -> Iterator[LLM]:
-    with pipeline(real.folder, real.halves) as running:
-        running.generate([[1]], SamplingParams(max_tokens=1), grammar={})  # begins what lasts longer than one test
-        yield running
+def served(real: Real) -> dict[str, Any]:
+    return {"model": real.folder, "cuts": real.halves}
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from splitinfer.core.call_syntax import ARGUMENTS, KEY, NAME, AnswerSyntax, CallSyntax, Keyed, Members
+from splitinfer.core.call_syntax import ARGUMENTS, JSON_TOOLS, KEY, NAME, AnswerSyntax, CallSyntax, Keyed, Members
 from splitinfer.errors import ModelError
-from splitinfer.text.answer import AnswerFormat, ReasoningPart, TextPart, ToolCallPart, joined
+from splitinfer.text.answer import AnswerFormat, BrokenCall, ReasoningPart, TextPart, ToolCallPart, joined
 from splitinfer.text.tokenizer import Tokenizer
 from tests.text.templates import folder_with
 
@@ -169,6 +169,16 @@ def test_brackets_and_the_token_that_ends_answers_may_be_missing(text: str, left
     assert rest == ([TextPart(left)] if left else [])
 
 
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_call_whose_arguments_come_twice_is_no_call(grows: bool):
+    text = '<tool_call>{"name": "f", "arguments": {"a": 1}, "arguments": {"a": 2}}</tool_call>'
+    parser = AnswerFormat(lambda _: AnswerSyntax(JSON_TOOLS), lambda _: "").parser(
+        [], [{"function": {"name": "f"}}], grows=grows
+    )
+    *_, last = joined([part for letter in text for part in parser.feed(letter)] + parser.finish())
+    assert last == (BrokenCall() if grows else TextPart(text))
+
+
 def test_a_name_that_no_tool_has_stays_text(tokenizer: Tokenizer):
     text = written(tokenizer, [("get", {"text": "a"})]).replace("get", "got")
     assert read(tokenizer, text, 1) == [TextPart(text)]
@@ -199,6 +209,12 @@ def test_a_template_that_counts_tools_takes_a_chat_without_any_and_an_object_tha
         parameters = {"type": "object", "properties": {"a": {"type": "object", "additionalProperties": more}}}
         tool = {"type": "function", "function": {"name": "odd", "parameters": parameters}}
         assert told in tokenizer.render_chat(user, tools=[tool])
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_reaches_a_template_by_the_name_that_it_knows(tmp_path: Path, name: str):
+    tokenizer = Tokenizer.from_folder(folder_with(tmp_path, styled("tags").replace("m.reasoning_content", f"m.{name}")))
+    assert written(tokenizer, [("get", {})], "Yes.", "Hm.").startswith("<think>Hm.</think>Yes.")
 
 
 def test_named_templates_and_older_files(tmp_path: Path):

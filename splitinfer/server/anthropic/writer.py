@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from splitinfer.server.answer import Answer, Piece, Usage, Writer
-from splitinfer.server.stream import event
+from splitinfer.server.stream import event, typed_event
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "max_tokens"}
@@ -41,10 +41,10 @@ class MessageWriter(Writer):
         """Return the event that starts a message. Its usage has only the prompt's tokens."""
         ended, usage = {"stop_reason": None, "stop_sequence": None}, usage_of(answer.usage)
         message = {**self._head(), "content": [], **ended, "usage": usage}
-        return _sent(_event("message_start", message=message)) + _PING
+        return typed_event(_event("message_start", message=message)) + _PING
 
     def written(self, piece: Piece) -> bytes:
-        return b"".join(map(_sent, self.events(piece)))
+        return b"".join(map(typed_event, self.events(piece)))
 
     def events(self, piece: Piece) -> list[Event]:
         """Return the events of a piece's parts; at its end the open block is closed, but not where the answer has
@@ -56,7 +56,9 @@ class MessageWriter(Writer):
         if last.finish_reason == "error":
             return event(last.problem.anthropic(), "error")
         delta = {"stop_reason": _reason(last), "stop_sequence": last.stop}
-        return _sent(_event("message_delta", delta=delta, usage=usage_of(usage))) + _sent(_event("message_stop"))
+        return typed_event(_event("message_delta", delta=delta, usage=usage_of(usage))) + typed_event(
+            _event("message_stop")
+        )
 
     def _part(self, part: AnswerPart) -> list[Event]:
         match part:
@@ -128,10 +130,6 @@ class MessageWriter(Writer):
 
 def _event(name: str, **data: Any) -> Event:
     return {"type": name, **data}
-
-
-def _sent(data: Event) -> bytes:
-    return event(data, data["type"])
 
 
 def _reason(piece: Piece) -> str:

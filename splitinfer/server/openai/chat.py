@@ -77,7 +77,6 @@ class ChatRequest(Conversation, Scored, Streaming):
         chat = self.written(self.messages)
         if not chat.opens_answer and not chat.continues:
             raise unsupported("add_generation_prompt", "the prompt ends where the answer begins or goes on", False)
-        sampling = self.sampling() | ({} if self.num_top is None else {"logprobs": self.num_top})
-        sampling |= self.form(form_of(self.response_format), "response_format") | self.budget()
+        sampling = self.sampling() | self.form(form_of(self.response_format), "response_format") | self.budget()
         most, one_call = self.max_completion_tokens or self.max_tokens, not self.parallel_tool_calls
         return (Ask(chat, sampling, most, self.n, one_call, *self.functions()[1:], self.stream),)

@@ -94,8 +94,7 @@ class CompletionRequest(Streaming):
         self._check()
         if self.suffix:
             prompts = [Gap(one, self.suffix) for one in prompts if isinstance(one, str | tuple)]
-        sampling = self.sampling() | ({} if num_top is None else {"logprobs": num_top})
-        sampling |= self.form(form_of(self.response_format), "response_format")
+        sampling = self.sampling() | self.form(form_of(self.response_format), "response_format")
         scored = [top for top in (num_top if self.echo else None, self.prompt_logprobs) if top is not None]
         sampling |= {"prompt_logprobs": max(scored)} if scored else {}
         return tuple(Ask(one, sampling, None if most == _UNBOUNDED else max(1, most), self.n) for one in prompts)
@@ -143,7 +142,7 @@ class CompletionWriter(ChunkWriter):
         return {**self.head(), "choices": choices, "usage": self.usage(usage)}
 
     def usage(self, usage: Usage) -> dict[str, Any]:
-        """Return without the token that is generated where the prompt alone is wanted."""
+        """Return the usage without the token that is generated where the prompt alone is wanted."""
         return usage_of(usage if self.asked.most else replace(usage, generated=0))
 
     def _prompt_logprobs(self, choice: int, num_top: int) -> list[dict[str, Any] | None]:

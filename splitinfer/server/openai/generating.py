@@ -80,6 +80,11 @@ class Sampling(Fields):
     min_tokens: CountOrNone | None = None
     thinking_budget: Budget = None
 
+    @property
+    def num_top(self) -> int | None:
+        """Most likely tokens beside each; ``None``: no probabilities."""
+        return None
+
     def sampling(self) -> dict[str, Any]:
         """Return the fields of ``SamplingParams`` that are given."""
         found = {name: value for name in _SAMPLED if (value := getattr(self, name)) is not None}
@@ -91,6 +96,8 @@ class Sampling(Fields):
             found["top_p"] = _LEAST_TOP_P
         if self.seed is not None and self.seed >= 0 and self.seed != _ANY_SEED:
             found["seed"] = self.seed
+        if self.num_top is not None:
+            found["logprobs"] = self.num_top
         lists = {
             "logit_bias": self.logit_bias,
             "stop": tuple(filter(None, self.stop)),
@@ -135,11 +142,6 @@ class Streaming(Generating):
         if self.stream_options.model_fields_set and not self.stream:
             raise wrong(" is for streams: say stream: true, or leave it out", inside=".stream_options")
         return self
-
-    @property
-    def num_top(self) -> int | None:
-        """Most likely tokens beside each; ``None``: no probabilities."""
-        raise NotImplementedError
 
 
 # -- what a template is told -----------------------------------------------------------------------

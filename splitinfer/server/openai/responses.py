@@ -324,8 +324,7 @@ class ResponseRequest(InputRequest, Generating):
         return _PACKED_REASONING in self.include
 
     def asks(self) -> tuple[Ask]:
-        sampling = self.sampling() | ({} if self.num_top is None else {"logprobs": self.num_top})
-        sampling |= self.form(self.form_of_text(), "text.format") | self.budget()
+        sampling = self.sampling() | self.form(self.form_of_text(), "text.format") | self.budget()
         one_call, may_call = not self.parallel_tool_calls, self.chosen()[1:]
         return (Ask(self.chat(), sampling, self.max_output_tokens, 1, one_call, *may_call, self.stream),)
 

@@ -26,7 +26,7 @@ from splitinfer.engine.loop.requests import TokenLogprobs
 from splitinfer.server.answer import Answer, Piece, Usage, Writer
 from splitinfer.server.openai.chat_writer import TokenText, token_logprob
 from splitinfer.server.openai.responses import ResponseRequest, packed
-from splitinfer.server.stream import event
+from splitinfer.server.stream import typed_event
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 
 Event = dict[str, Any]
@@ -63,17 +63,17 @@ class ResponseWriter(Writer):
     # -- the response --------------------------------------------------------------------------
 
     def begin(self, answer: Answer) -> bytes:
-        return _sent(self._event("response.created", response=self._response("in_progress"))) + self.ping(answer)
+        return typed_event(self._event("response.created", response=self._response("in_progress"))) + self.ping(answer)
 
     def ping(self, answer: Answer) -> bytes:
-        return _sent(self._event("response.in_progress", response=self._response("in_progress")))
+        return typed_event(self._event("response.in_progress", response=self._response("in_progress")))
 
     def written(self, piece: Piece) -> bytes:
-        return b"".join(map(_sent, self.events(piece)))
+        return b"".join(map(typed_event, self.events(piece)))
 
     def end(self, last: Piece, usage: Usage) -> bytes:
         status, response = self._ended(last, usage)
-        return _sent(self._event(f"response.{status}", response=response))
+        return typed_event(self._event(f"response.{status}", response=response))
 
     def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         for piece in pieces:
@@ -221,10 +221,6 @@ class ResponseWriter(Writer):
     def _event(self, name: str, **data: Any) -> Event:
         number, self._sequence = self._sequence, self._sequence + 1
         return {"type": name, "sequence_number": number, **data}
-
-
-def _sent(data: Event) -> bytes:
-    return event(data, data["type"])
 
 
 def _text_part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from splitinfer.core.metrics.records import StepRecord
 from splitinfer.llm import LLM
 from splitinfer.server.page import words
-from splitinfer.server.page.figures import Sample, figures_document, is_later, pipeline_document, seen
+from splitinfer.server.page.figures import Sample, figures_document, pipeline_document, seen
 from splitinfer.server.page.timeline import joined, spans_of, written
 
 
@@ -98,7 +98,7 @@ class Feed:
     def _add(self, sample: Sample) -> None:
         """Add a sample, and drop samples of another cut and samples that are too old."""
         samples = self._samples
-        if samples and not is_later(samples[-1].stats, sample.stats):
+        if samples and samples[-1].stats["cut"] != sample.stats["cut"]:
             if samples[-1].stages != sample.stages:
                 self._made.clear()
             samples.clear()

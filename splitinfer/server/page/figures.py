@@ -115,11 +115,6 @@ class PipelineSeen:
     is_draining: bool = False
 
 
-def is_later(before: Stats, after: Stats) -> bool:
-    """Return whether the counters of ``after`` continue ``before``. If not, another cut was loaded."""
-    return bool(before["cut"] == after["cut"])
-
-
 def seen(before: Sample, after: Sample, steps: Sequence[StepRecord], *, is_draining: bool = False) -> PipelineSeen:
     """Return the figures between two samples of one cut. ``steps``: all steps in that time."""
     seconds = max(after.at - before.at, 1e-6)
@@ -128,7 +123,7 @@ def seen(before: Sample, after: Sample, steps: Sequence[StepRecord], *, is_drain
     useful = new["useful_tokens"] - old["useful_tokens"]
     return PipelineSeen(
         seconds=seconds,
-        stages=_stages(old, new, after.budgets),
+        stages=[_stage(*each) for each in zip(old["stages"], new["stages"], after.budgets, strict=True)],
         links=[_link(old, new, steps, i, seconds) for i in range(1, len(new["stages"]))],
         under_way=min(1.0, (new["active_seconds"] - old["active_seconds"]) / seconds),
         running=new.get("running", 0),
@@ -156,10 +151,6 @@ def rows_of(steps: Sequence[StepRecord]) -> Rows:
         sum(step.rows.decode for step in steps),
         sum(step.rows.draft for step in steps),
     )
-
-
-def _stages(old: Stats, new: Stats, budgets: Sequence[int]) -> list[StageSeen]:
-    return [_stage(*each) for each in zip(old["stages"], new["stages"], budgets, strict=True)]
 
 
 def _stage(was: Stats, now: Stats, budget: int) -> StageSeen:

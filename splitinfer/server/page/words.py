@@ -87,7 +87,7 @@ def _load(seen: PipelineSeen) -> Iterator[Remark]:
 
 
 def _few_streams(seen: PipelineSeen) -> Remark:
-    """Return fewer answers than stages; drafts let stages work ahead for one."""
+    """Return the remark on fewer answers than stages; drafts let stages work ahead for one."""
     num_stages, one = len(seen.stages), seen.running == 1
     text = (
         f"{'There is one answer' if one else f'There are {seen.running} answers'} for {num_stages} stages. Each is at "

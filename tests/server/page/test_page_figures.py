@@ -9,7 +9,7 @@ from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.metrics.gaps import Cause, Visit
 from splitinfer.core.metrics.records import Rows, StepRecord
 from splitinfer.engine.figures.health import PipelineHealth, StageHealth, StageState
-from splitinfer.server.page.figures import PipelineSeen, Sample, figures_document, is_later, pipeline_document, seen
+from splitinfer.server.page.figures import PipelineSeen, Sample, figures_document, pipeline_document, seen
 from splitinfer.server.page.timeline import LETTERS, TimelineSpan, joined, kind_of, spans_of, written
 
 LAYOUT = Layout((StageSpec("studio", 0, 4), StageSpec("mini", 4, 6, "tcp://10.0.0.7:5577", key="ab" * 32)), name="two")
@@ -51,7 +51,6 @@ def test_figures_are_of_the_time_between_two_samples():
     """Of 8 s under way 6 s computed; 40 rows, 30 of them useful; 20 tokens in 10 s."""
     found = between(stats(4, 1, 60, 60, 50), stats(10, 3, 100, 90, 70), [step(1, Rows(8), 8, 105.0)])
     assert found.under_way == pytest.approx(0.8)
-    assert is_later(stats(4, 1, 60, 60, 50), stats(10, 3, 100, 90, 70))
     assert (found.stages[0].duty, found.stages[1].duty) == pytest.approx((1.0, 0.75))
     assert found.stages[1].gaps == {Cause.LINK: pytest.approx(0.25)}
     assert (found.generated_per_second, found.computed_per_second) == pytest.approx((2.0, 4.0))
