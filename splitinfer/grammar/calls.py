@@ -15,18 +15,20 @@ letters; two calls of one answer may have the same (``text.answer``).
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from splitinfer.core.call_syntax import ARGUMENTS, ID, KEY, NAME, NUMBER, CallSyntax, Keyed
 from splitinfer.core.grammar import Grammar
 from splitinfer.errors import RequestError
 from splitinfer.grammar.compiling import json_in_lark
-from splitinfer.grammar.tags import Schema, guarded, json_of_calls, kind_of, value_rules
+from splitinfer.grammar.tags import Schema, guarded, json_of_calls, kind_of, value_rules, with_one_type
 
 Marker = Callable[[str], str]
 """The Lark for a text of the model's own, which may be special tokens."""
 
+_DEEPEST = 8  # of values inside values, in tags
+_OF_LISTS = frozenset({"type", "items", "minItems", "maxItems", "description", "title", "default"})
 _OF_TAGS = frozenset({"type", "properties", "required", "additionalProperties", "description", "title", "default"})
 _SHARED = ("$defs", "definitions")
 _NAME = re.compile(r"""[^\s"'<>=\[\]{}\\]+""")  # what no syntax takes for the end of a name
@@ -65,10 +67,11 @@ class _Syntax:
         opens = found[0] if found is not None else fixed
         keyed, ends = syntax.keyed, list[str]()
         if keyed is not None and not keyed.quote:
-            closes = keyed.closes.strip().partition(KEY)[0] or keyed.between.strip()[:1]
-            tag = _TAG.search(closes)
-            ends = [tag[0] if tag is not None else closes[:1]]
-            ends += [")"] if not keyed.closes.strip() else []
+            if closes := keyed.closes.strip().partition(KEY)[0]:
+                tag = _TAG.search(closes)
+                ends = [tag[0] if tag is not None else closes[:1]]
+            else:  # nothing would say where a text ends
+                keyed = replace(keyed, quote='"')
         return cls(opens, before[len(opens) :], behind, tuple(ends), keyed, syntax.members is not None)
 
 
@@ -95,7 +98,7 @@ def call_grammar(
             all functions together are too long for a grammar.
     """
     asked, form = ("tool_choice", None) if must else ("strict", form)
-    if syntax is None or syntax.is_text or syntax.head or (syntax.keyed is not None and syntax.keyed.is_nested):
+    if syntax is None or syntax.is_text or syntax.head:
         if form is not None:
             return form
         why = "the model has no syntax for calls" if syntax is None else "the model's syntax for calls"
@@ -231,13 +234,28 @@ class _Calls:
             before = f"{self._marked(keyed.opens)} {_ANY_NAME} {self.marker(middle + quote)}"
         else:
             before = self.marker(f"{keyed.opens}{key}{middle}{quote}")
-        rules = [f"{rule}: {before} {rule}_value"]
         behind = self._marked(f"{quote}{keyed.closes.replace(KEY, key or '')}")
+        if keyed.is_nested and kind in ("object", "array"):
+            inside = self._nested(f"{rule}_in", where, with_one_type(value, shared)[0], shared, is_strict=is_strict)
+            return [f"{rule}: {before} {rule}_in {behind}", *inside]
+        rules = [f"{rule}: {before} {rule}_value"]
         if kind == "string" and keyed.quote == '"':
             text = json_of_calls(guarded(where, {**shared, **value}, ()), is_strict=is_strict)
             return [*rules, f"{rule}_value: {text}"]
         ends = (quote,) if quote else self.syntax.ends
         return [*rules, *value_rules(f"{rule}_value", where, value, shared, ends, behind, is_strict=is_strict)]
+
+    def _nested(self, rule: str, where: str, value: Schema, shared: Schema, *, is_strict: bool) -> list[str]:
+        """Return the rules of an object or a list that is written as arguments are."""
+        if rule.count("_in") > _DEEPEST:
+            raise RequestError(f"tools: the parameter {where} cannot be enforced in tags: it is too deep")
+        if value["type"] == "object":
+            return self._tagged(rule, where, {**shared, **value}, "", is_strict=is_strict)
+        least, most = value.get("minItems", 0), value.get("maxItems", "")
+        if value.keys() - _OF_LISTS or not isinstance(value.get("items"), Mapping):
+            raise RequestError(f"tools: the list {where} cannot be enforced in tags")
+        item = self._argument(f"{rule}_item", "item", where, value["items"], shared, is_strict=is_strict)
+        return [f"{rule}: {rule}_item{{{least},{most}}}", *item]
 
     def _varied(self, text: str, name: str) -> str:
         """Return the Lark of a text with a function's name, and with an id or a number of the model's own."""

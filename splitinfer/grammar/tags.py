@@ -155,7 +155,7 @@ def value_rules(
     if _ELSEWHERE.search(json.dumps([declared, shared])):
         raise RequestError(f"tools: the parameter {where} cannot be enforced in tags: its references must be to $defs")
     declared = asked(declared)
-    value, or_null = _declared(declared, shared)
+    value, or_null = with_one_type(declared, shared)
     if value.get("type") == "string":
         yield from _text_rules(rule, where, value, or_null, _Text(words, behind, or_null))
     elif not (kinds := admitted(declared, shared)) or "string" in kinds:
@@ -167,11 +167,11 @@ def value_rules(
 
 def kind_of(declared: Any, shared: Schema) -> str:
     """Return the one type of a value, as far as its schema says it; "" if it does not."""
-    kind = _declared(declared, shared)[0].get("type") if isinstance(declared, Mapping) else None
+    kind = with_one_type(declared, shared)[0].get("type") if isinstance(declared, Mapping) else None
     return kind if isinstance(kind, str) else ""
 
 
-def _declared(value: Schema, shared: Schema) -> tuple[dict[str, Any], bool]:
+def with_one_type(value: Schema, shared: Schema) -> tuple[dict[str, Any], bool]:
     """Return a value's schema with one type if it has one, and whether it may be null besides."""
     if isinstance(kinds := value.get("type"), list | tuple):
         found = [one for one in kinds if one != "null"]
@@ -181,7 +181,7 @@ def _declared(value: Schema, shared: Schema) -> tuple[dict[str, Any], bool]:
         if isinstance(several := value.get(key), list | tuple) and all(isinstance(one, Mapping) for one in several):
             left = [one for one in several if one.get("type") != "null"]
             if len(left) == 1:
-                inner, more = _declared(left[0], shared)
+                inner, more = with_one_type(left[0], shared)
                 rest = {name: one for name, one in value.items() if name != key}
                 return {**rest, **inner}, more or len(left) < len(several)
     if isinstance(reference := value.get("$ref"), str):

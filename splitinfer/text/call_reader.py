@@ -392,11 +392,16 @@ class Section(Source):
             if is_first:
                 either = regex.compile(rf"(?P<argument>{between}{argument})|(?P<behind>{behind})", regex.DOTALL)
                 is_first = False
-            if keyed.quote:
+            if keyed.quote or (not keyed.closes.strip() and (yield from self._is_quoted())):
                 yield from self.value(self._say, keyed.quote)
             else:
                 yield from self._raw(keyed, key, found["middle"], schema, f"{between}{argument}")
         self._say("{}" if is_first else "}")
+
+    def _is_quoted(self) -> Generator[None, None, bool]:
+        """Return whether a quote comes next: a model may write one where its template writes texts as they are, and
+        nothing but a comma would say where one ends."""
+        return (yield from self.matched(_FIRST, upto="space"))["first"] in "\"'"
 
     def _raw(self, keyed: Keyed, key: str, middle: str, schema: Schema, argument: str) -> Steps:
         """Take a value that is all up to what closes it."""

@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -74,6 +75,11 @@ SYNTAXES = {
         keyed=Keyed('<arg name="', tuple((kind, f'" kind="{kind}">') for kind in KINDS), "</arg>", ""),
     ),
     "python": LFM2,
+    "bare python": replace(LFM2, keyed=tagged("", "=", "", between=", ")),
+    "nested": CallSyntax(
+        f'{NAME}">{ARGUMENTS}', "<calls>", '~<call name="', "~</call>", closes="~</calls>",
+        keyed=tagged("~<", ">", f"~</{KEY}>"),
+    ),
     "quoted": CallSyntax(
         f"{NAME}{{{ARGUMENTS}", before="<|call>", behind="}<call|>",
         keyed=tagged("", ":", "", between=",", quote='<|"|>'),
@@ -81,7 +87,7 @@ SYNTAXES = {
 }  # fmt: skip
 
 
-NESTED = CallSyntax(f"{NAME}{ARGUMENTS}", before="<call>", keyed=tagged("<", ">", f"</{KEY}>"))
+IN_A_TEXT = replace(JSON_TOOLS, is_text=True)
 
 
 def read(syntax: CallSyntax, text: str, tools: list[dict[str, Any]] = TOOLS) -> list[dict[str, Any]]:
@@ -179,7 +185,7 @@ def test_an_answer_is_calls_or_has_its_form(made: AnswerForms, syntax: str) -> N
 
 def test_in_a_syntax_that_is_not_known_an_answer_has_its_form(made: AnswerForms) -> None:
     form = Grammar.json({"type": "object", "x-guidance": {"lenient": True, "whitespace_flexible": True}})
-    for syntax in (None, NESTED):
+    for syntax in (None, IN_A_TEXT):
         assert call_grammar(syntax, FUNCTIONS, json.dumps, must=False, form=form) is form
     known = call_grammar(SYNTAXES["mistral"], FUNCTIONS, json.dumps, must=False, form=form)
     assert call_grammar(SYNTAXES["mistral"], FUNCTIONS, json.dumps, form=form) == call_grammar(
@@ -236,7 +242,7 @@ def test_arguments_are_any_where_no_parameter_is_known(made: AnswerForms) -> Non
 def test_what_is_not_strict_has_any_arguments_where_none_must_be_called(made: AnswerForms) -> None:
     strict = [{**FUNCTIONS[0], "strict": True}, FUNCTIONS[1]]
     with pytest.raises(RequestError, match="strict: the model's syntax for calls cannot be enforced"):
-        call_grammar(NESTED, strict, json.dumps, must=False)
+        call_grammar(IN_A_TEXT, strict, json.dumps, must=False)
     walking = rules(made, SamplingParams(grammar=call_grammar(SYNTAXES["json"], strict, json.dumps, must=False)))
     for name, is_free in (("time-now", True), ("weather", False)):
         call = f'<tool_call>\n{{"name": "{name}", "arguments": {{"other":1}}}}\n</tool_call>'
@@ -307,7 +313,7 @@ def test_markers_that_are_special_tokens_are_written_as_such(made: AnswerForms) 
     ("syntax", "function", "words"),
     [
         (None, FUNCTIONS[0], "no syntax"),
-        (NESTED, FUNCTIONS[0], "cannot be enforced"),
+        (IN_A_TEXT, FUNCTIONS[0], "cannot be enforced"),
         ("json", {"name": 'a"b'}, "name"),
         ("pairs", {"name": "a", "parameters": {"properties": {"b": {"items": {"$ref": "#"}}}}}, "references"),
         ("pairs", {"name": "a", "parameters": {"properties": {"b": {"type": "string", "pattern": "x"}}}}, "pattern of"),
