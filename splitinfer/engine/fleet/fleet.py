@@ -66,7 +66,7 @@ from transports import (
 
 # MLX waits for a peer without limit and holds the interpreter's lock, so an alarm ends the process.
 _HINT = "; a rank that cannot reach the other one for their sums ends after 20 s: is a firewall between the two?"
-_SILENCE = 2.0  # seconds until a process counts as frozen; it sends heartbeats five times a second, even when busy
+_SILENCE = LinkOptions().silent_after - 1.0  # seconds until a process counts as frozen; its link may notice a bit later
 
 
 @dataclass(slots=True, eq=False)

@@ -508,6 +508,11 @@ class Pipeline:
         return WorkerLost(f"worker {handle.spec.name} ({handle.address}) has made no progress for {seconds:.0f} s")
 
     @property
+    def busy_name(self) -> str | None:
+        """The name of a worker that is silent while its machine answers. Any thread may read it."""
+        return next((handle.spec.name for handle in [*self._fleet.workers] if handle.link.is_busy), None)
+
+    @property
     def lost_name(self) -> str | None:
         """The name of the stage whose worker was lost last."""
         return None if self._lost is None else self._lost.stage_name

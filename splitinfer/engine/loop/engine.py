@@ -199,6 +199,8 @@ class Engine:
             return PipelineHealth(stages, failure=reason)
         if lost is not None:
             return PipelineHealth(stages, f"stage {lost}, for up to {self._rejoin_timeout:.0f} s")
+        if (busy := self.pipeline.busy_name) is not None:
+            return PipelineHealth(stages, f"{busy}, which does not answer; its machine does")
         if self._shared.is_changing:
             return PipelineHealth(stages, "another cut of the layers", is_changing=True)
         return PipelineHealth(stages)

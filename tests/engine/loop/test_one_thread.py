@@ -46,7 +46,7 @@ OWNED = {
 class Toy:
     """In the place of ``Pipeline``: every step returns at once. ``refuses``: cuts that cannot be opened."""
 
-    lost_name, remedy, codecs, ready, ranks = "s0", "restarting it", (), (), ()
+    lost_name, busy_name, remedy, codecs, ready, ranks = "s0", None, "restarting it", (), (), ()
 
     def __init__(self, config: Layout, put: Callable[[Any], None], _notice: object) -> None:
         self.layout, self._put = config, put
