@@ -100,7 +100,8 @@ class TcpLink(QueuedLink):
             give_up_at = time.monotonic() + self._options.silent_after
             while not self._hub.post(self, message):
                 if time.monotonic() > give_up_at:
-                    self._hub.fail(self, f"{self.address} took nothing for {self._options.silent_after:g} s: queue full")
+                    limit = self._options.silent_after
+                    self._hub.fail(self, f"{self.address} took nothing for {limit:g} s: queue full")
                 self.over.wait(_RETRY_SECONDS)
 
     def deliver_to(self, sink: Sink) -> None:

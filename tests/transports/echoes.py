@@ -55,7 +55,7 @@ def process(code: str, *args: str, inside: Sequence[str] = ()) -> Iterator[subpr
 def echo(
     side: str, options: LinkOptions, address: str = "tcp://127.0.0.1:0", inside: Sequence[str] = ()
 ) -> Iterator[tuple[Link, subprocess.Popen[str]]]:
-    """A link to another process that sends everything back; `side` is what we are. `inside`: words before its command."""
+    """A link to a process that sends everything back; `side` is what we are. `inside`: words before its command."""
     with contextlib.ExitStack() as stack:
         if side == "connector":
             child = stack.enter_context(process(ECHO, "listener", address, inside=inside))

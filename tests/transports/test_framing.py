@@ -119,7 +119,9 @@ def test_silence() -> None:
     assert peer.silent_for(103.5) == 3.5
 
 
-@pytest.mark.parametrize(("answers", "lost_at", "is_busy"), [(False, 3.5, False), (True, 15.5, True), (None, 15.5, False)])
+@pytest.mark.parametrize(
+    ("answers", "lost_at", "is_busy"), [(False, 3.5, False), (True, 15.5, True), (None, 15.5, False)]
+)
 def test_silence_of_a_machine_that_answers(answers: bool | None, lost_at: float, is_busy: bool) -> None:
     peer, now = Liveness(LinkOptions(beat_every=0.5), now=0.0), 0.0
     while not peer.is_dead(now, lambda: answers):

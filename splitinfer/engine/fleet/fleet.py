@@ -224,6 +224,10 @@ class Fleet:
         (reply,) = self._from_each([keeper], Spawned, _REPLY_SECONDS)
         return f"{str(spec.address).rpartition(':')[0]}:{reply.port}"
 
+    def greet(self, spec: StageSpec, address: str, timeout: float) -> None:
+        """Complete the handshake with a worker, and leave it. Raises PeerError: as ``connect``."""
+        self._greet(0, spec, address, timeout, OVER_TCP).link.close("it was only looked for")
+
     def _greet(
         self, stage: int, spec: StageSpec, address: str, timeout: float, transport: LinkTransport, before: str = ""
     ) -> WorkerHandle:

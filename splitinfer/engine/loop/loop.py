@@ -19,8 +19,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from splitinfer.core.absence import Rest
 from splitinfer.core.grammar import TokenRules
-from splitinfer.core.layout import Layout
 from splitinfer.core.liveness import limit_of
 from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
@@ -62,7 +62,7 @@ def stop(_loop: "Loop") -> None:
 class WantedCut:
     """A requested cut. ``paused`` gets the seconds during which nothing was computed."""
 
-    layout: Layout
+    rest: Rest
     paused: Future[float]
 
 
