@@ -106,13 +106,13 @@ class Absent:
         """Note that another layout is in force, and say what that means for the workers that are away."""
         coming, self._coming, self._pause = self._coming, None, seconds
         if coming is None or coming[0] is not rest:  # a person wanted it
-            self._written, self._gone, self._shared.left_out = rest.layout, (), None
+            self._written, self._gone, self._shared.absent = rest.layout, (), None
             return
         before, self._gone = self._gone, coming[1]
         names, now = [one.name for one in self._gone], time.monotonic()
-        self._shared.left_out = told(names, rest, flaps=self._losses.flaps(names, now)) if names else None
+        self._shared.absent = told(names, rest, flaps=self._losses.flaps(names, now)) if names else None
         if names:
-            log.warning("%s", self._shared.left_out)
+            log.warning("%s", self._shared.absent)
             if not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._search, name="search", daemon=True)
                 self._thread.start()

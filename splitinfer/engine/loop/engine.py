@@ -209,7 +209,7 @@ class Engine:
             return PipelineHealth(stages, f"{busy}, which does not answer; its machine does")
         if self._shared.is_changing:
             return PipelineHealth(stages, "another cut of the layers", is_changing=True)
-        return PipelineHealth(stages, left_out=self._shared.left_out)
+        return PipelineHealth(stages, absent=self._shared.absent)
 
     @property
     def layout(self) -> Layout:

@@ -224,7 +224,7 @@ def test_the_others_go_on_without_a_worker_until_it_is_back(monkeypatch: pytest.
         engine.submit(state)
         engine.submit(long)
         engine.call(lose)
-        until(lambda: engine.health().left_out == f"{TOLD} it is back.", "it is left out", SECONDS)
+        until(lambda: engine.health().absent == f"{TOLD} it is back.", "it is left out", SECONDS)
         assert time.monotonic() - began > 0.3
         assert (engine.layout.cut, engine.health().waits_for) == ("8", None)
         tokens, reason, _ = read(state)
@@ -235,7 +235,7 @@ def test_the_others_go_on_without_a_worker_until_it_is_back(monkeypatch: pytest.
         assert engine.layout.cut == "8", "a request is open"
         engine.abort(2)
         until(lambda: engine.layout.cut == "4-4", "it is back", SECONDS)
-        until(lambda: engine.health().left_out is None, "and said so", SECONDS)
+        until(lambda: engine.health().absent is None, "and said so", SECONDS)
 
 
 def test_open_requests_move_back_if_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_open_requests_move_back_if_that_pays(monkeypatch: pytest.MonkeyPatch) -
             if number < 2:
                 until(lambda: engine.layout.cut == "4-4", "it is back", SECONDS)
                 engine.abort(number)
-        assert str(engine.health().left_out).startswith("s1 is gone, for the third time in ten minutes.")
+        assert str(engine.health().absent).startswith("s1 is gone, for the third time in ten minutes.")
         time.sleep(0.2)
         assert engine.layout.cut == "8", "it flaps"
         for number in range(4):
@@ -291,7 +291,7 @@ def test_a_layout_without_it_that_fails_leaves_them_waiting(monkeypatch: pytest.
         assert engine.health().waits_for is not None
         toy.refuses = set()
         assert read(state)[1] == "length"
-        assert (engine.layout.cut, engine.health().left_out) == ("4-4", None)
+        assert (engine.layout.cut, engine.health().absent) == ("4-4", None)
 
 
 def test_it_ends_while_a_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
