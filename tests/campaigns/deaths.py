@@ -215,9 +215,7 @@ def _kill_for_good(rig: Rig, chance: random.Random) -> tuple[str, float]:
     return name, struck
 
 
-STRIKES: dict[str, Strike] = {
-    each.__name__: each for each in (kill, freeze, cut, stutter, twice, carrier, gone, tight)
-}
+STRIKES: dict[str, Strike] = {each.__name__: each for each in (kill, freeze, cut, stutter, twice, carrier, gone, tight)}
 
 
 def _victim(rig: Rig, chance: random.Random) -> tuple[str, str]:

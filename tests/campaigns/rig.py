@@ -64,8 +64,8 @@ SHAPES = (
 @dataclass(frozen=True)
 class Way:
     """The links' codec, what else the layout says of a stage on another machine, and the kind of the drafter on the
-    last stage, with random weights; without, a drafter knows what will be said. ``leave_after``: seconds until others go
-    on without a worker; ``is_tight``: whether the coordinator has memory for its own layers alone."""
+    last stage, with random weights; without, a drafter knows what will be said. ``leave_after``: seconds until the
+    others go on without a worker; ``is_tight``: whether the coordinator has memory for its own layers alone."""
 
     codec: str = INT8
     remote: Mapping[str, Any] = field(default_factory=dict)

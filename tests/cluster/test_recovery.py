@@ -31,6 +31,15 @@ ANSWER = {"temperature": 0.8, "seed": 7, "ignore_eos": True}
 BLOCK = 256  # tokens of KV in a file
 
 
+_HOLDS_LOCK = """
+import ctypes, runpy, signal, sys
+for seconds in (5, 10, 14):
+    signal.signal(signal.SIGRTMIN + seconds, lambda number, _: ctypes.PyDLL(None).sleep(number - signal.SIGRTMIN))
+runpy.run_module("splitinfer", run_name="__main__")
+"""
+"""`splitinfer`, whose interpreter's lock is held for some seconds by a signal: ``PyDLL`` keeps it."""
+
+
 class Pipeline:
     """The processes, and what a client asks of them."""
 
@@ -56,7 +65,8 @@ class Pipeline:
 
     def start_worker(self) -> None:
         kv = str(self._folder / "kv of b")
-        self.worker = RunningWorker("worker", "--no-announce", "--name", "b", "--port", str(self.port), "--kv-dir", kv)
+        words = ("worker", "--no-announce", "--name", "b", "--port", str(self.port), "--kv-dir", kv)
+        self.worker = RunningWorker(*words, code=_HOLDS_LOCK)
         left_over.keep()
 
     @property
@@ -143,12 +153,20 @@ def test_a_worker_that_ends_is_started_again_at_the_same_place(number: int, code
     pipeline.server.sees("all stages are back")
 
 
-def test_a_frozen_worker_is_not_lost_while_its_machine_answers(pipeline: Pipeline):
+@pytest.mark.parametrize(
+    "seconds", [0, 5, pytest.param(10, marks=pytest.mark.nightly), pytest.param(14, marks=pytest.mark.nightly)]
+)
+def test_a_silent_worker_is_not_lost_while_its_machine_answers(seconds: int, pipeline: Pipeline):
+    """It is frozen, or holds its interpreter's lock for so long."""
     with pipeline.in_a_stream(num_lost=0):
-        freeze(pipeline.worker.process)
+        if seconds:
+            pipeline.worker.signal(signal.SIGRTMIN + seconds)
+        else:
+            freeze(pipeline.worker.process)
         pipeline.server.sees("b does not answer; its machine does")
         assert str(pipeline.health()["waits_for"]) == "b, which does not answer; its machine does"
-        pipeline.worker.process.resume()
+        if not seconds:
+            pipeline.worker.process.resume()
 
 
 @pytest.mark.parametrize("strike", [pytest.param(freeze, marks=pytest.mark.nightly), psutil.Process.kill])

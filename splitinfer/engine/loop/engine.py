@@ -203,13 +203,13 @@ class Engine:
         if failure is not None:
             reason = "the pipeline has failed" if lost is None else f"stage {lost} was lost and did not come back"
             return PipelineHealth(stages, failure=reason)
+        busy, is_changing = self.pipeline.busy_name, self._shared.is_changing
+        waits_for = "another cut of the layers" if is_changing else None
         if lost is not None:
-            return PipelineHealth(stages, f"stage {lost}, for up to {self._rejoin_timeout:.0f} s")
-        if (busy := self.pipeline.busy_name) is not None:
-            return PipelineHealth(stages, f"{busy}, which does not answer; its machine does")
-        if self._shared.is_changing:
-            return PipelineHealth(stages, "another cut of the layers", is_changing=True)
-        return PipelineHealth(stages, absent=self._shared.absent)
+            waits_for, is_changing = f"stage {lost}, for up to {self._rejoin_timeout:.0f} s", False
+        elif busy is not None:
+            waits_for, is_changing = f"{busy}, which does not answer; its machine does", False
+        return PipelineHealth(stages, waits_for, is_changing=is_changing, absent=self._shared.absent)
 
     @property
     def layout(self) -> Layout:

@@ -6,7 +6,8 @@
 Then repeat until it works: if a cut is requested, open that one, and a scheduler of its stages takes over all
 sequences. Otherwise, or if that fails, open the cut in force, whose scheduler goes on. In both cases the stages compute
 their KV again from the tokens, which are all here, or read it from disk, and readers see a pause. So a requested cut
-may leave out a lost stage. Meanwhile the loop makes the calls of other threads (``Loop.hear``).
+may leave out a lost stage; ``Absent`` requests one when a worker stays away. Meanwhile the loop makes the calls of
+other threads (``Loop.hear``).
 """
 
 import logging
