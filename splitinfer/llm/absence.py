@@ -16,7 +16,7 @@ from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.load.layer_kinds import describe
 from splitinfer.models.load.loader import resolve_dtype
-from splitinfer.models.memory import on_gpu
+from splitinfer.models.memory import KV_SHARE, on_gpu
 from splitinfer.placement.asked import Asked
 from splitinfer.placement.without import alike, without
 
@@ -26,12 +26,13 @@ class Without:
     """Finds the best layout without some workers (``engine.loop.absent.Replan``). Call it on the engine's thread:
     describing a model switches off MLX's compiler, which the whole process shares. ``written``: the layout when the
     pipeline was opened. ``context``: tokens of a sequence that every stage should have room for. ``measured``: what the
-    machines were measured to do before, if so."""
+    machines were measured to do before, if so. ``models_here``: the number of models that share memory for KV."""
 
     checkpoint: Checkpoint
     written: Layout
     context: int
     measured: Profiles | None
+    models_here: int = 1
 
     @cached_property
     def _model(self) -> ModelProfile:
@@ -41,7 +42,8 @@ class Without:
 
     def __call__(self, known: Known, gone: Collection[StageSpec], longest: int) -> Rest:
         layout, model = known.layout, self._model
-        asked = Asked(self.context, acceptance=None if model.draft is None else ACCEPTANCE)
+        acceptance = None if model.draft is None else ACCEPTANCE
+        asked = Asked(self.context, acceptance=acceptance, kv_share=KV_SHARE / self.models_here)
         try:
             live = figures_of(model, layout, known.costs, known.ready, asked, self.measured)
         except RequestError:  # too few steps yet

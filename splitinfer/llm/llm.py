@@ -181,7 +181,8 @@ class LLM:
         self.seeing = Seeing(self._checkpoint, self._prompts.tokenizer, can_see=setup.sees, folder=folder)
         """What reads pictures for prompts."""
         self._weights, self._versions = setup.fingerprint.digest(), own_versions()  # once: both read files
-        without = Without(self._checkpoint, self._layout, setup.context_length, self._profiles)
+        models_here = self.settings.models_here
+        without = Without(self._checkpoint, self._layout, setup.context_length, self._profiles, models_here)
         self._engine = Engine(
             setup.pipeline,
             notice,

@@ -69,7 +69,8 @@ class Absent:
         """Note the loss of a worker."""
         if name is not None:
             self._losses.add(name, now)
-        if self._pipeline.layout == self._written:
+        if not self._gone:  # some may have moved to other addresses
+            self._written = self._pipeline.layout
             self._known = Known(self._written, self._loop.scheduler.costs, self._pipeline.ready)
         self._look_at, self._has_said = float("-inf"), False
 

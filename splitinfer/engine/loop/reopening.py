@@ -13,6 +13,7 @@ other threads (``Loop.hear``).
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from splitinfer.common.plain_text import size
 from splitinfer.core.absence import Rest
@@ -122,6 +123,7 @@ class Reopening:
     def _open(self, loss: SplitinferError, wanted: WantedCut | None) -> bool:
         """Try until the pipeline is open, with the wanted cut, without workers that stay away, or with the cut in
         force. Return whether it is the one in force. ``loss``: the error after a timeout."""
+        self._in_force = replace(self._in_force, layout=self._pipeline.layout)  # some may have moved
         began = time.monotonic()
         patience = RejoinDeadline(self._timeout, began)
         while True:
