@@ -1,4 +1,4 @@
-"""Asks this machine's kernel whether the machine at the other end of a TCP connection still acknowledges what is sent.
+"""Asks this machine's kernel whether the machine at the other end of a TCP connection still acknowledges packets.
 
 A process that is frozen, swaps or holds its interpreter's lock sends no heartbeats, but its machine's kernel goes on
 acknowledging ours. If the machine is asleep, off, or its cable is out, nothing is acknowledged.
@@ -41,8 +41,8 @@ def duplicate(descriptor: int) -> Iterator[sockets.socket]:
 
 
 def machine_answers(connection: sockets.socket, seconds: float) -> bool | None:
-    """Return whether the other machine has acknowledged what was sent, all of it or some in the last ``seconds``.
-    Return None if the kernel does not tell. Raises OSError if the connection is gone."""
+    """Return whether the other machine has acknowledged all packets, or some in the last ``seconds``. Return None if
+    the kernel does not tell. Raises OSError if the connection is gone."""
     if sys.platform == "linux":
         return _on_linux(connection.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _LINUX.size), seconds)
     if sys.platform == "darwin":

@@ -173,7 +173,7 @@ class Link(ABC):
 
     @property
     def is_busy(self) -> bool:
-        """Whether the peer has been silent for `dead_after`, and its machine is known to acknowledge what is sent."""
+        """Whether the peer has been silent for `dead_after`, and its machine is known to acknowledge packets."""
         return False
 
     @abstractmethod

@@ -187,8 +187,8 @@ class Liveness:
     def is_dead(self, now: float, machine_answers: Callable[[], bool | None] = lambda: False) -> bool:
         """Return whether the silence is too long. Call it after reading everything that has arrived.
 
-        `machine_answers` is called after `dead_after` seconds: whether the peer's machine acknowledges what is sent;
-        None: unknown. Unless it returns False, the limit is `silent_after`.
+        `machine_answers` is called after `dead_after` seconds: whether the peer's machine acknowledges packets; None:
+        unknown. Unless it returns False, the limit is `silent_after`.
         """
         self._silence += min(now - self._checked_at, self._longest_step)
         self._checked_at = now

@@ -389,7 +389,7 @@ class Hub:
         self._on_tick(now)
 
     def _machine_answers(self, link: TcpLink) -> bool | None:
-        """Return whether the machine at the other end acknowledges what is sent to it, or None if that is unknown."""
+        """Return whether the machine at the other end acknowledges packets, or None if that is unknown."""
         descriptor = self._descriptor_of(link)
         try:
             with duplicate(descriptor) as connection:

@@ -163,8 +163,8 @@ def test_a_silent_worker_is_not_lost_while_its_machine_answers(seconds: int, pip
             pipeline.worker.signal(signal.SIGRTMIN + seconds)
         else:
             freeze(pipeline.worker.process)
-        pipeline.server.sees("b does not answer; its machine does")
-        assert str(pipeline.health()["waits_for"]) == "b, which does not answer; its machine does"
+        waits = "b, which does not answer; its machine does"
+        until(lambda: pipeline.health()["waits_for"] == waits, "its silence shows", 10)
         if not seconds:
             pipeline.worker.process.resume()
 

@@ -1,4 +1,4 @@
-"""The workers that are away for longer: what the others do without them, and the search for them.
+"""Keeps account of workers that stay away: requests a layout without them, searches for them, takes them in again.
 
     the engine's thread   lost, rest, loaded
     search                asks the workers that are left out, every few seconds, and has the loop call ``_came``
@@ -33,8 +33,7 @@ _AFTER_FAILURE = 30.0  # seconds until a worker is taken in again, after an atte
 
 
 class Known(NamedTuple):
-    """What is known of the machines of a layout: what their steps have cost, and what they said when they had
-    loaded."""
+    """A layout, the costs of its steps so far, and the Ready message of each stage."""
 
     layout: Layout
     costs: CostModel
