@@ -1,7 +1,7 @@
 """Plans a layout without workers that are away, by what the machines were measured to do or have done so far."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from splitinfer.core.absence import Rest
@@ -35,13 +35,14 @@ class Without:
     models_here: int = 1
 
     @cached_property
-    def _model(self) -> ModelProfile:
+    def _described(self) -> tuple[ModelProfile, int]:
+        """The model, and the bytes of unfused attention for each token of context."""
         layout, dtype = self.written, resolve_dtype(self.written.dtype, gpu=on_gpu())
         found = describe(self.checkpoint, dtype, str(layout.model), kv_format=format_of(layout.kv_format))
-        return with_drafter(found, self.checkpoint, layout.draft, dtype)
+        return with_drafter(found, self.checkpoint, layout.draft, dtype), found.scores
 
     def __call__(self, known: Known, gone: Collection[StageSpec], longest: int) -> Rest:
-        layout, model = known.layout, self._model
+        layout, (model, scores) = known.layout, self._described
         acceptance = None if model.draft is None else ACCEPTANCE
         asked = Asked(self.context, acceptance=acceptance, kv_share=KV_SHARE / self.models_here)
         try:
@@ -54,10 +55,12 @@ class Without:
                     spec.address,
                     spec.key,
                     free_bytes=ready.free_bytes + ready.weight_bytes,
+                    scores=scores,
                     launches_ahead=ready.device != "cpu",
                 )
                 for spec, ready in zip(layout.stages, known.ready, strict=True)
             ]
             profiles = alike(Profiles(model, machines))
             return without(profiles, asked, layout, gone, longest, is_known=False)
-        return without(live.profiles, asked, layout, gone, longest)
+        machines = [replace(each, scores=max(each.scores, scores)) for each in live.profiles.machines]
+        return without(replace(live.profiles, machines=machines), asked, layout, gone, longest)

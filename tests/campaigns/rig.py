@@ -116,7 +116,8 @@ class Rig:
         self.shape, self.folder, self._way = shape, folder, way
         self._kv = folder / "kv"
         own = Keyring(folder / "studio" / "splitinfer").own().public
-        self.model = tiny.save(folder / "model", MODEL, max_position_embeddings=CONTEXT)
+        large = {"hidden_size": 256, "intermediate_size": 1024} if way.is_tight else {}  # against KV and scores
+        self.model = tiny.save(folder / "model", MODEL, max_position_embeddings=CONTEXT, **large)
         self._draft = of_kind(way.drafter, self.model, folder / "drafter") if way.drafter else ""
         named = zip("bcd", shape.workers, strict=False)
         self.machines = {name: Machine(folder, name, own) for name, where in named if where == REMOTE}
@@ -176,15 +177,11 @@ class Rig:
         self.tell_drafter()
 
     def _free_bytes(self) -> int | None:
-        """Memory of a coordinator that could load half of the other layers beside its own."""
+        """The memory of a coordinator that could load half of the other layers beside its own."""
         if not self._way.is_tight:
             return None
         model = describe(open_folder(self.model), None, "tiny").profile
-        own, whole = (
-            model.weights(0, end) + sum(one.kv_fixed + one.kv_per_token * 2 * CONTEXT for one in model.layers[:end])
-            for end in (self.shape.layers[0], model.num_layers)
-        )
-        return STAGE_MARGIN + (own + whole) // 2
+        return STAGE_MARGIN + sum(model.weights(0, end) for end in (self.shape.layers[0], model.num_layers)) // 2
 
     def processes(self) -> list[psutil.Process]:
         """The coordinator and all workers."""

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _SEARCH_EVERY = 2.0  # seconds between two questions to a worker that is away
 _LOOK_AGAIN = 5.0  # seconds between two attempts to do without a worker
-_AFTER_FAILURE = 30.0  # seconds until a worker is taken in again, after an attempt that failed
+_AFTER_FAILURE = 30.0  # seconds until another layout is tried, after one that could not be loaded
 
 
 class Known(NamedTuple):
@@ -122,7 +122,8 @@ class Absent:
 
     def failed(self, now: float) -> None:
         """Note that a layout could not be loaded."""
-        self._coming, self._come_at = None, now + _AFTER_FAILURE
+        self._coming, self._look_at = None, now + _AFTER_FAILURE
+        self._come_at = self._look_at
 
     # -- back ----------------------------------------------------------------------------------
 
