@@ -116,7 +116,7 @@ class Rig:
         self.shape, self.folder, self._way = shape, folder, way
         self._kv = folder / "kv"
         own = Keyring(folder / "studio" / "splitinfer").own().public
-        large = {"hidden_size": 256, "intermediate_size": 1024} if way.is_tight else {}  # against KV and scores
+        large = {"hidden_size": 128, "intermediate_size": 512} if way.is_tight else {}  # against KV and scores
         self.model = tiny.save(folder / "model", MODEL, max_position_embeddings=CONTEXT, **large)
         self._draft = of_kind(way.drafter, self.model, folder / "drafter") if way.drafter else ""
         named = zip("bcd", shape.workers, strict=False)
