@@ -543,6 +543,11 @@ class Pipeline:
         return None if self._lost is None else self._lost.stage_name
 
     @property
+    def lost_worker(self) -> str | None:
+        """The name of the worker that was lost last, which may be one rank of a stage."""
+        return None if self._lost is None else self._lost.spec.name
+
+    @property
     def remedy(self) -> str:
         """How the worker that was lost last comes back, as part of a sentence."""
         if self._lost is None:

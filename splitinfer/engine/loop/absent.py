@@ -64,10 +64,9 @@ class Absent:
 
     # -- lost ----------------------------------------------------------------------------------
 
-    def lost(self, name: str | None, now: float) -> None:
+    def lost(self, now: float) -> None:
         """Note the loss of a worker."""
-        if name is not None:
-            self._losses.add(name, now)
+        self._losses.add(self._pipeline.lost_worker or "", now)
         if not self._gone:  # some may have moved to other addresses
             self._written = self._pipeline.layout
             self._known = Known(self._written, self._loop.scheduler.costs, self._pipeline.ready)
@@ -76,7 +75,7 @@ class Absent:
     def rest(self, waited: float, now: float) -> Rest | None:
         """Return the layout to load without the workers that do not answer. Return None if it is too early, if all
         answer, or if the others cannot do without them, which is logged once. ``waited``: seconds since the loss."""
-        lost = self._pipeline.lost_name or ""
+        lost = self._pipeline.lost_worker or ""
         is_due = waited >= self._leave_after or self._losses.flaps([lost], now)
         if self._replan is None or now < self._look_at:
             return None

@@ -82,7 +82,8 @@ class Reopening:
             loss = DeviceFailed(f"stage {name} cannot go on: {loss}", loss.no_memory)
         self._shared.lost_stage = name or "of a worker"
         self._figures.lost(name, time.monotonic())
-        self._absent.lost(None if is_local else name, time.monotonic())
+        if not is_local:
+            self._absent.lost(time.monotonic())
         log.warning("%s; %s", loss, self._remedy(loss))
         # At once, so that workers stop computing lost steps; each attempt to open renews the links again.
         pipeline.renew_links(str(loss))

@@ -48,7 +48,8 @@ OWNED = {
 class Toy:
     """In the place of ``Pipeline``: every step returns at once. ``refuses``: cuts that cannot be opened."""
 
-    drafts, lost_name, busy_name, remedy, codecs, ready, ranks = True, "s1", None, "restarting it", (), (), ()
+    lost_worker, lost_name, busy_name, remedy = "s1", "s1", None, "restarting it"
+    drafts, codecs, ready, ranks = True, (), (), ()
 
     def __init__(self, config: Layout, put: Callable[[Any], None], _notice: object) -> None:
         self.layout, self._put = config, put
