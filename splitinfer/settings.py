@@ -156,6 +156,15 @@ class Settings(ServingOptions):
             least=0,
         ),
     ] = 60.0
+    leave_after: Annotated[
+        float,
+        Option(
+            "Seconds until the machines that are left take over the layers of a lost worker, if they can hold them, "
+            "until it is back; a number of --rejoin-timeout or more: never.",
+            _LINKS,
+            least=0,
+        ),
+    ] = 15.0
     insecure_sums: Annotated[
         bool,
         Option(

@@ -103,7 +103,10 @@ class LinkOptions:
     max_parts: int = 16
     max_waiting_bytes: int = 1024 * MIB  # received and not yet read; more ends the link, as its reader fell behind
     beat_every: float = 0.2  # seconds between heartbeats
-    dead_after: float = 3.0  # seconds of silence after which the link is closed
+    # Seconds of silence after which the link is closed: if the peer's machine acknowledges nothing either, and if the
+    # machine acknowledges, or that is not known: then the process may only be busy.
+    dead_after: float = 3.0
+    silent_after: float = 15.0
     # Covers the payload on tcp://, which TCP, Ethernet and encryption check anyway. Headers always have a checksum, and
     # so has everything on rdma://, because no layer below it checks.
     checksum_parts: bool = False
@@ -134,7 +137,7 @@ class Link(ABC):
     def send(self, frame: Frame) -> None:
         """Queue `frame` and return at once. The buffers must never change afterwards: they may be sent without a copy.
 
-        When the transport's queue is full it waits up to `dead_after` seconds, then ends the link. Raises LinkClosed
+        When the transport's queue is full it waits up to `silent_after` seconds, then ends the link. Raises LinkClosed
         when the link is over, FrameError when the frame is over a bound (nothing was sent, the link stays up).
         """
 
@@ -167,6 +170,11 @@ class Link(ABC):
     @abstractmethod
     def silent_for(self) -> float:
         """Seconds since anything was received from the peer."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the peer has been silent for `dead_after`, and its machine is known to acknowledge packets."""
+        return False
 
     @abstractmethod
     def close(self, reason: str = "") -> None:

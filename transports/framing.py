@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -170,22 +170,33 @@ class Liveness:
     """
 
     def __init__(self, options: LinkOptions, now: float) -> None:
-        self._dead_after = options.dead_after
+        self._dead_after, self._silent_after = options.dead_after, options.silent_after
         self._longest_step = 2 * options.beat_every
         self._silence = 0.0
         self._checked_at = now
         self._received_at = now
+        self.is_busy = False
+        """Whether the peer's machine answered when its process was found silent for `dead_after`."""
 
     def received(self, now: float) -> None:
         """Record that something was received from the peer."""
         self._silence = 0.0
         self._checked_at = self._received_at = now
+        self.is_busy = False
 
-    def is_dead(self, now: float) -> bool:
-        """Return whether the silence is too long. Call it after reading everything that has arrived."""
+    def is_dead(self, now: float, machine_answers: Callable[[], bool | None] = lambda: False) -> bool:
+        """Return whether the silence is too long. Call it after reading everything that has arrived.
+
+        `machine_answers` is called after `dead_after` seconds: whether the peer's machine acknowledges packets; None:
+        unknown. Unless it returns False, the limit is `silent_after`.
+        """
         self._silence += min(now - self._checked_at, self._longest_step)
         self._checked_at = now
-        return self._silence > self._dead_after
+        if self._silence <= self._dead_after:
+            return False
+        answers = machine_answers()
+        self.is_busy = bool(answers)
+        return answers is False or self._silence > self._silent_after
 
     def silent_for(self, now: float) -> float:
         """Return the seconds since the last receipt, including time when this process was held up."""

@@ -27,11 +27,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import zmq
 
 from transports import threads
+from transports.acknowledged import duplicate, machine_answers
 from transports.base import FLUSH_SECONDS, Buffer, Frame, FrameError, LinkClosed, LinkOptions, Sink
 from transports.framing import FrameKind, Liveness, check_order, decode, encode, flatten, reason_bytes, reason_of
 from transports.inbox import QueuedLink
@@ -51,6 +53,17 @@ def parse_event(message: Sequence[bytes]) -> tuple[zmq.Event, int]:
     """
     event, value = _EVENT.unpack(message[0])
     return zmq.Event(event), value
+
+
+def source_of(body: Sequence[zmq.Frame]) -> int:
+    """Return the descriptor that a message came from; -1 if zmq does not know it, as for peers with ZMTP 2 or older.
+
+    Such peers cannot be transports of this package. Their connections are shut like silent ones.
+    """
+    try:
+        return int(body[0].get(zmq.SRCFD)) if body else -1
+    except zmq.ZMQError:
+        return -1
 
 
 class TcpLink(QueuedLink):
@@ -84,10 +97,11 @@ class TcpLink(QueuedLink):
                 parts=cast("tuple[memoryview, ...]", flat.parts),
                 checksum=self._options.checksum_parts,
             )
-            give_up_at = time.monotonic() + self._options.dead_after
+            give_up_at = time.monotonic() + self._options.silent_after
             while not self._hub.post(self, message):
                 if time.monotonic() > give_up_at:
-                    self._hub.fail(self, f"{self.address} took nothing for {self._options.dead_after:g} s: queue full")
+                    limit = self._options.silent_after
+                    self._hub.fail(self, f"{self.address} took nothing for {limit:g} s: queue full")
                 self.over.wait(_RETRY_SECONDS)
 
     def deliver_to(self, sink: Sink) -> None:
@@ -101,6 +115,10 @@ class TcpLink(QueuedLink):
     @property
     def silent_for(self) -> float:
         return self.liveness.silent_for(time.monotonic())
+
+    @property
+    def is_busy(self) -> bool:
+        return self.liveness.is_busy
 
     def close(self, reason: str = "") -> None:
         self._hub.leave(self, reason)
@@ -245,6 +263,10 @@ class Hub:
         """Handle the end of a link whose connection is still there. Called with the lock held."""
         raise NotImplementedError
 
+    def _descriptor_of(self, link: TcpLink) -> int:
+        """Return the descriptor of the link's connection, or -1 if it is unknown."""
+        raise NotImplementedError
+
     def _drop(self, link: TcpLink) -> None:
         """End the link's connection now and drop its queued messages. Called with the lock held."""
         raise NotImplementedError
@@ -360,11 +382,20 @@ class Hub:
             for link in tuple(self._links):
                 if link.close_reason is not None:
                     self._tend_closing(link, link.close_reason, now)
-                elif is_dry and link.liveness.is_dead(now):
+                elif is_dry and link.liveness.is_dead(now, partial(self._machine_answers, link)):
                     self._fail(link, f"nothing received from {link.address} for {link.liveness.silent_for(now):.1f} s")
                 else:
                     self._try_send(link, encode(FrameKind.BEAT, seq=link.num_sent, progress=link.progress))
         self._on_tick(now)
+
+    def _machine_answers(self, link: TcpLink) -> bool | None:
+        """Return whether the machine at the other end acknowledges packets, or None if that is unknown."""
+        descriptor = self._descriptor_of(link)
+        try:
+            with duplicate(descriptor) as connection:
+                return machine_answers(connection, self._options.dead_after - 2 * self._options.beat_every)
+        except OSError:
+            return None
 
     def _tend_closing(self, link: TcpLink, close_reason: str, now: float) -> None:
         if now >= link.close_by:
@@ -399,12 +430,16 @@ class ConnectorHub(Hub):
 
     def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], options: LinkOptions, peer: str) -> None:
         super().__init__(socket, monitor, options, f"to {peer}")
+        self._descriptor = -1  # until the first message
         self.link = TcpLink(self, peer, (), options)
         self._links.add(self.link)
         self._is_lost = False
 
     def _on_finished(self, link: TcpLink) -> None:
         self._is_stopping = True
+
+    def _descriptor_of(self, link: TcpLink) -> int:
+        return self._descriptor
 
     def _drop(self, link: TcpLink) -> None:
         self._linger = 0.0  # the thread closes the socket when it ends
@@ -416,6 +451,8 @@ class ConnectorHub(Hub):
         self._is_lost = self._is_lost or event == zmq.Event.DISCONNECTED
 
     def _on_message(self, message: list[zmq.Frame], now: float) -> None:
+        if self._descriptor < 0:
+            self._descriptor = source_of(message)
         self._take(self.link, message, now)
 
     def _on_dry(self) -> None:

@@ -215,6 +215,10 @@ class InboxLink(QueuedLink):
     def silent_for(self) -> float:
         return self._below.silent_for
 
+    @property
+    def is_busy(self) -> bool:
+        return self._below.is_busy
+
 
 AnyLink = TypeVar("AnyLink", bound=Link)
 

@@ -10,20 +10,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import socket as sockets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import zmq
 
+from transports.acknowledged import duplicate
 from transports.address import HostPort
 from transports.base import FLUSH_SECONDS, FrameError, LinkOptions
 from transports.framing import FrameKind, decode, encode
-from transports.hub import Hub, TcpLink
+from transports.hub import Hub, TcpLink, source_of
 from transports.security import key_of
 
 log = logging.getLogger("transports")
@@ -94,6 +94,10 @@ class ListenerHub(Hub):
         if connection is not None:  # if the peer has not disconnected by then, having read BYE
             connection.shut_at = time.monotonic() + FLUSH_SECONDS
 
+    def _descriptor_of(self, link: TcpLink) -> int:
+        connection = self._by_route.get(link.route[0])
+        return -1 if connection is None else connection.descriptor
+
     def _drop(self, link: TcpLink) -> None:
         connection = self._by_route.get(link.route[0])
         if connection is not None:
@@ -124,7 +128,7 @@ class ListenerHub(Hub):
         # Descriptors are reused. By now the monitor has reported everything that happened before this message was
         # sent, so after reading it the descriptor means this message's connection, or none.
         self._read_monitor()
-        connection = self._by_descriptor.get(_source_of(body))
+        connection = self._by_descriptor.get(source_of(body))
         if connection is None or connection.is_refused or connection.route is not None:
             return
         try:
@@ -182,42 +186,14 @@ class ListenerHub(Hub):
             self._quiet_until, self._num_untold = now + NOTE_EVERY, 0
 
 
-def _source_of(body: Sequence[zmq.Frame]) -> int:
-    """Return the descriptor that a message came from; -1 if zmq does not know it, as for peers with ZMTP 2 or older.
-
-    Such peers cannot be transports of this package. Their connections are shut like silent ones.
-    """
-    try:
-        return int(body[0].get(zmq.SRCFD)) if body else -1
-    except zmq.ZMQError:
-        return -1
-
-
 def _peer_name(connection: sockets.socket) -> str:
     return str(HostPort(*connection.getpeername()[:2]))
-
-
-@contextlib.contextmanager
-def _duplicate(descriptor: int) -> Iterator[sockets.socket]:
-    """Yield a duplicate of the connection that a descriptor stands for now. Raises OSError if it is not a connection.
-
-    By the time that zmq reports a descriptor, its number may belong to a file. A duplicate of a file must be closed at
-    once: it would keep the file's lock after its owner has closed the file.
-    """
-    copy = os.dup(descriptor)
-    try:
-        connection = sockets.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
-    with connection:
-        yield connection
 
 
 def _name_peer(descriptor: int) -> str:
     """Return "host:port" of a connection's far end; UNKNOWN if it is gone already."""
     try:
-        with _duplicate(descriptor) as connection:
+        with duplicate(descriptor) as connection:
             return _peer_name(connection)
     except OSError:
         return UNKNOWN
@@ -229,6 +205,6 @@ def _shut_connection(connection: _Connection) -> None:
     zmq has no call for this. The descriptor is duplicated first, so that it cannot change meanwhile. Then its peer is
     compared: zmq may have closed the connection, and another one may have got the descriptor.
     """
-    with contextlib.suppress(OSError), _duplicate(connection.descriptor) as held:
+    with contextlib.suppress(OSError), duplicate(connection.descriptor) as held:
         if _peer_name(held) == connection.peer:
             held.shutdown(sockets.SHUT_RDWR)

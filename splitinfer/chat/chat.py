@@ -259,10 +259,10 @@ class Chat:
 
     def _layout(self, _: str) -> None:
         now = self._llm.stats()
-        states = [stage.state for stage in self._llm.health().stages]
-        self._screen.say(
-            formatting.layout_table(self._llm.layout, now, self._last_layout, self._held, states, _columns())
-        )
+        health = self._llm.health()
+        states = [stage.state for stage in health.stages]
+        table = formatting.layout_table(self._llm.layout, now, self._last_layout, self._held, states, _columns())
+        self._screen.say(table if health.absent is None else f"{table}\n{health.absent}")
         self._last_layout = now
 
     def _plan(self, argument: str) -> None:

@@ -9,7 +9,7 @@ stages started it only then.
 
 from dataclasses import dataclass
 
-_BEYOND = 10.0  # seconds beyond the prediction; a machine may be busy with something else for some time
+_BEYOND = 20.0  # seconds beyond the prediction; a process that is silent for less than its link's limit is not lost
 _UNKNOWN = 120.0  # seconds without a prediction: caches are filled, kernels compiled, or the step is a large one
 
 

@@ -7,6 +7,7 @@ waiter          waits for the device and sends finished steps, if the device com
 transports …    one for each listening port and each opened link: receives, and sends heartbeats
 masks           computes which tokens the rules of an answer allow (``loop.loop``)
 acceptor        answers the peers that connect to a worker's port
+search          looks for workers that are left out (``loop.absent``), once one was
 weights         sends weights to one reader (``weights.answering``)
 
 Requests wait for the links' threads as they do for the engine's, so both get the same priority (``system.qos``).

@@ -44,6 +44,7 @@ from splitinfer.engine.loop.engine import Engine
 from splitinfer.engine.loop.requests import RequestOutput, RequestState, StreamEvent
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, QueueFull, RequestError
+from splitinfer.llm.absence import Without
 from splitinfer.llm.apart import Apart
 from splitinfer.llm.automatic import choose_layout
 from splitinfer.llm.forms import AnswerForms
@@ -128,7 +129,7 @@ class LLM:
             layout = self._planned(model, workers, notice, aim)
         elif workers:
             raise ConfigError("give a layout or workers, not both: a layout names its workers")
-        self.layout = with_settings(as_layout(layout, model), self.settings)
+        self._layout = with_settings(as_layout(layout, model), self.settings)
         self.serving_options = self.settings.over(self.layout.serving)
         """The serving options in force."""
         self._followed: Followed | None = None
@@ -161,7 +162,7 @@ class LLM:
         self._forms = AnswerForms(self._prompts)
         check_draft(self.layout, self._prompts.tokenizer)
         by_key = frozenset(stage.name for stage in self.layout.to_find)
-        self.layout = find_stages(self.layout, notice=lambda name, text: notice(name, Progress("link", 0, 0, text)))
+        self._layout = find_stages(self.layout, notice=lambda name, text: notice(name, Progress("link", 0, 0, text)))
         self._ids = itertools.count(1)
         if (self.settings.context or 0) > self._checkpoint.context_length:
             most, asked = f"{self._checkpoint.context_length:,}", f"{self.settings.context:,}"
@@ -180,6 +181,8 @@ class LLM:
         self.seeing = Seeing(self._checkpoint, self._prompts.tokenizer, can_see=setup.sees, folder=folder)
         """What reads pictures for prompts."""
         self._weights, self._versions = setup.fingerprint.digest(), own_versions()  # once: both read files
+        models_here = self.settings.models_here
+        without = Without(self._checkpoint, self._layout, setup.context_length, self._profiles, models_here)
         self._engine = Engine(
             setup.pipeline,
             notice,
@@ -187,8 +190,16 @@ class LLM:
             self.settings.rejoin_timeout,
             self._trace,
             lambda: setup.drafter(lambda progress: notice(DRAFT, progress)),
+            without if self.settings.leave_after < self.settings.rejoin_timeout else None,
+            self.settings.leave_after,
         )
         self._engine.wait_until_ready()
+
+    @property
+    def layout(self) -> PlainLayout:
+        """Which machine holds which layers now."""
+        engine = getattr(self, "_engine", None)
+        return self._layout if engine is None else engine.layout
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -540,9 +551,7 @@ class LLM:
             check_ranks(layout, self._checkpoint)
             by_key = frozenset(stage.name for stage in layout.to_find)
             layout = find_stages(layout)
-            paused = self._engine.recut(layout, by_key)
-            self.layout = layout
-        return paused
+            return self._engine.recut(layout, by_key)
 
     def stats(self) -> dict[str, Any]:
         """Return counters and per-stage figures, as a plain dictionary; ``docs/operate/metrics.md`` explains each.

@@ -129,8 +129,8 @@ class PipelineSetup:
                 worth=WORTH,
             ),
             speculates=self._speculates(pipeline),
-            drafts_at_end=bool(self._drafter_at_end),
-            with_ngrams=bool(self._drafter_at_end) and str(self.layout.draft).endswith(WITH_NGRAMS),
+            drafts_at_end=bool(self._drafter_at_end) and pipeline.drafts,
+            with_ngrams=bool(self._drafter_at_end) and pipeline.drafts and str(self.layout.draft).endswith(WITH_NGRAMS),
             drafts_at_once=0 if self._trained is None else at_once(self._trained),
             jumps_forward=pipeline.rewind != NEVER,
             num_stages=stages,
@@ -155,6 +155,8 @@ class PipelineSetup:
 
     def _speculates(self, pipeline: Pipeline) -> bool:
         if self.layout.draft is None and self.make_drafter is None:
+            return False
+        if self._drafter_at_end and not pipeline.drafts:
             return False
         if pipeline.rewind == NEVER:
             raise ModelError(

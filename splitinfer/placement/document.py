@@ -91,19 +91,31 @@ def _rates(best: Best) -> str:
     return f"{plain:.3g}" if drafted is None else f"{plain:.3g}, with drafts {drafted:.3g}"
 
 
+def lacking(profiles: Profiles, asked: Asked, aim: Aim) -> int:
+    """Return the least bytes of memory that any cut lacks for an aim, on all of its machines together."""
+    context, sequences = BLOCK if aim is Aim.CONTEXT else asked.context, asked.sequences(aim)
+    memory = Memory(profiles, asked)
+    needs = (memory.lacks(cut, context, sequences).values() for cut in _some_cuts(profiles, asked))
+    return min(sum(max(0, lack) for lack in each) for each in needs)
+
+
+def _some_cuts(profiles: Profiles, asked: Asked) -> list[Cut]:
+    num_layers, every = profiles.model.num_layers, orders_of(profiles, asked)
+    return list(on_grid(every, num_layers, stride_of(every, num_layers)))
+
+
 def shortage(profiles: Profiles, asked: Asked, aim: Aim) -> str:
     """Return a sentence for an aim that no cut meets: the lacking memory, and the ways to make room."""
     context, sequences = BLOCK if aim is Aim.CONTEXT else asked.context, asked.sequences(aim)
     profiles = with_pairs(profiles)
-    memory, num_layers, every = Memory(profiles, asked), profiles.model.num_layers, orders_of(profiles, asked)
-    cuts = list(on_grid(every, num_layers, stride_of(every, num_layers)))
-    lacking = min(sum(max(0, lack) for lack in memory.lacks(cut, context, sequences).values()) for cut in cuts)
+    memory = Memory(profiles, asked)
     what = "a sequence" if sequences == 1 else f"{sequences} streams"
-    longest = max(memory.longest(cut) for cut in cuts)
+    longest = max(memory.longest(cut) for cut in _some_cuts(profiles, asked))
     shorter = f"a context of {longest:,} tokens for one sequence, " if longest else ""
+    missing = size(lacking(profiles, asked, aim))
     share = f"(KV may take {asked.kv_share:.0%} of what the weights leave free.)"
     return (
-        f"For {aim}, {what} of {context:,} tokens would need {size(lacking)} more memory. Ways to make room: "
+        f"For {aim}, {what} of {context:,} tokens would need {missing} more memory. Ways to make room: "
         f"{shorter}fewer bits a weight, one more machine. {share}"
     )
 

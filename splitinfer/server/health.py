@@ -22,6 +22,7 @@ def health_document(health: PipelineHealth, num_running: int, *, is_draining: bo
         {"name": stage.name, "layers": [stage.start, stage.end], "state": str(stage.state)} for stage in health.stages
     ]
     document = {"status": word, "running": num_running, "stages": stages, "waits_for": health.waits_for}
+    document["absent"] = health.absent
     return (200, document) if reason is None else (503, {**document, "reason": reason})
 
 

@@ -259,7 +259,14 @@ class Several:
 
     def _health(self) -> JSONResponse:
         """Return the health document. A failed pipeline does not count against it: the next request loads it again."""
-        models = [{"name": each.name, "loaded": each.layout is not None} for each in self.offers()]
+        models = [
+            {
+                "name": held.name,
+                "loaded": held.service is not None,
+                "absent": None if held.service is None else held.service.llm.health().absent,
+            }
+            for held in self._by_use
+        ]
         document = {"status": "draining" if self.is_draining else "ok", "running": self.num_running, "models": models}
         return JSONResponse(document, 503 if self.is_draining else 200)
 

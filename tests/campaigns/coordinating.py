@@ -22,18 +22,24 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import mlx.core as mx
 from processes import START_SECONDS, Running, until
 
 from splitinfer.common.json_text import dumps
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.llm import LLM, Request, Settings
+from splitinfer.models import memory
 from tests.emulation.replay import Replay
 
 from .looking import LOOK_SECONDS, looked
 
 WRONG = 0.3  # of the drafts
 _END_SECONDS = 10.0
+_HEARD = {
+    "noticed": "waiting up to", "back": "all stages are back", "left": "part again when", "returned": "part again:",
+    "missing": "of memory are missing",
+}  # fmt: skip
 _PROGRAM = "from tests.campaigns.coordinating import main; main()"
 
 # -- the process's side ----------------------------------------------------------------------------
@@ -51,7 +57,7 @@ class _Mouth(logging.Handler):
             print(dumps([what, {"at": time.monotonic(), **told}]), flush=True)
 
     def emit(self, record: logging.LogRecord) -> None:
-        for what, words in (("noticed", "waiting up to"), ("back", "all stages are back")):
+        for what, words in _HEARD.items():
             if words in record.getMessage():
                 self.say(what)
 
@@ -61,6 +67,8 @@ def main() -> None:
     order, mouth = json.loads(sys.argv[1]), _Mouth()
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("splitinfer.engine.loop").addHandler(mouth)
+    if (free := order["free_bytes"]) is not None:
+        memory.free_bytes = lambda _patience=None: max(0, free - mx.get_active_memory())
     replay = Replay(order["vocab_size"])
     replay.error = WRONG
     drafter = None if "draft" in order["layout"] else lambda: replay

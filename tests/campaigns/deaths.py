@@ -16,6 +16,9 @@ does so.
     twice         any of the first three, and a worker is killed before the pipeline has got over it
     coordinator   the coordinator is killed under its clients and started again; they ask again
     carrier       with ``--link rdma`` only: a process that carries one end of a link is killed
+    gone          with ``--only`` alone, over tcp without a codec: a worker of another machine is killed and stays away.
+                  The others go on without it; every other time it comes back while they do
+    tight         the same, where the others have too little memory: requests wait until it is back
 
 Afterwards all streams must have said exactly what they say undisturbed, and nothing may be left over: no process, no
 KV or plan of nobody's, no half written file but those of killed writers, no descriptors, no threads. A rig that showed
@@ -40,7 +43,7 @@ from processes import until
 
 from splitinfer.common.json_text import dumps
 from splitinfer.core.layout import LOCAL
-from splitinfer.core.wire_codec import INT8
+from splitinfer.core.wire_codec import INT8, NONE
 from tests.emulation.jaccl.device import Limits
 from tests.emulation.jaccl.world import World
 
@@ -52,14 +55,15 @@ from .serving import scratch
 
 WEIGHTS = {"kill": 40, "freeze": 12, "cut": 15, "stutter": 6, "twice": 7, "coordinator": 20}
 RDMA_WEIGHTS = {"kill": 20, "freeze": 8, "cut": 8, "stutter": 4, "twice": 4, "coordinator": 6, "carrier": 50}
-KINDS = tuple(dict.fromkeys([*WEIGHTS, *RDMA_WEIGHTS]))
+KINDS = (*dict.fromkeys([*WEIGHTS, *RDMA_WEIGHTS]), "gone", "tight")
 _AT_ONCE = 4  # strikes between two looks at the clock
 _NO_LIMITS = Limits(regions=10**6, queue_pairs=10**5)  # killed readers leave some at their device
 _LATEST = 0.85  # of an undisturbed run's time, a fault's latest moment: what strikes after the last token says nothing
 _ATTEMPTS, _SOONER = 6, 0.6
-_ASLEEP = (3.2, 4.5)  # seconds until a person sees to what stands still; the link gives up after 3
+_ASLEEP = (15.2, 16.5)  # seconds until a person sees to what stands still; the link gives up after 15
 _TORN = (0.0, 1.5)
 _STILL, _GOES_ON, _STUTTERS = (0.5, 4.2), (0.1, 1.6), 4  # seconds, and how often
+_LEAVE = 1.0  # seconds until what stays away is left out
 _TO_START = (0.0, 0.3)  # seconds until what died is started again
 _TO_GET_OVER = (0.0, 2.5)
 
@@ -93,8 +97,8 @@ class Outcome:
 
     @property
     def is_missed(self) -> bool:
-        """Whether it struck when all was said, and so tells nothing."""
-        return math.isnan(self.to_resume)
+        """Whether it struck when all was said, and so tells nothing. What only stutters is not lost."""
+        return math.isnan(self.to_resume) and self.trial.kind != "stutter"
 
     @property
     def is_good(self) -> bool:
@@ -184,7 +188,34 @@ def carrier(rig: Rig, chance: random.Random) -> tuple[str, float]:
     return "writer" if engine == rig.coordinator.process else "reader", struck
 
 
-STRIKES: dict[str, Strike] = {each.__name__: each for each in (kill, freeze, cut, stutter, twice, carrier)}
+def gone(rig: Rig, chance: random.Random) -> tuple[str, float]:
+    """Nobody starts it again before the others have gone on without it."""
+    returns = chance.random() < 0.5
+    name, struck = _kill_for_good(rig, chance)
+    until(lambda: any(one["at"] > struck for one in rig.coordinator.heard("left")), "it is left out", 60)
+    if returns:
+        _wait(chance, _TO_GET_OVER)
+        rig.machines[name].start_again()
+    return "comes back" if returns else "stays away", struck
+
+
+def tight(rig: Rig, chance: random.Random) -> tuple[str, float]:
+    name, struck = _kill_for_good(rig, chance)
+    until(lambda: any(one["at"] > struck for one in rig.coordinator.heard("missing")), "it is said", 60)
+    _wait(chance, _TO_GET_OVER)
+    rig.machines[name].start_again()
+    return REMOTE, struck
+
+
+def _kill_for_good(rig: Rig, chance: random.Random) -> tuple[str, float]:
+    rig.num_killed += 1
+    name = chance.choice(list(rig.machines))
+    struck = time.monotonic()
+    rig.machines[name].kill()
+    return name, struck
+
+
+STRIKES: dict[str, Strike] = {each.__name__: each for each in (kill, freeze, cut, stutter, twice, carrier, gone, tight)}
 
 
 def _victim(rig: Rig, chance: random.Random) -> tuple[str, str]:
@@ -219,8 +250,15 @@ def _strike_worker(rig: Rig, trial: Trial, chance: random.Random, sooner: float)
     indices, answers = _ask(rig, trial, chance, sooner)
     how, struck = STRIKES[trial.kind](rig, chance)
     wait_for(answers)
+    if trial.kind == "gone":
+        for machine in rig.machines.values():  # until all are back, and the cut is the first again
+            if not machine.running.is_alive:
+                machine.start_again()
+        heard = rig.coordinator.heard
+        until(lambda: len(heard("returned")) == len(heard("left")), "it takes part again", 60)
     noticed = min((one["at"] for one in rig.coordinator.heard("noticed") if one["at"] >= struck), default=math.nan)
-    back = min((one["at"] for one in rig.coordinator.heard("back") if one["at"] >= noticed), default=math.nan)
+    opened = [*rig.coordinator.heard("back"), *rig.coordinator.heard("left")]
+    back = min((one["at"] for one in opened if one["at"] >= noticed), default=math.nan)
     resumed = min((at for answer in answers for at in answer.times if at >= back), default=math.nan)
     troubles = (*_wrong(rig, indices, answers), *rig.troubles())
     return Outcome(trial, f"{trial.kind}, {how}", troubles, noticed - struck, resumed - struck)
@@ -287,7 +325,9 @@ class Deaths:
         self._is_rdma = given.link == "rdma"
         self.numbers = Counter[str]()
         self.outcomes: list[Outcome] = []
-        self._way = Way(given.codec, drafter=given.drafter)
+        codec = NONE if given.only in ("gone", "tight") else given.codec  # other cuts round at other places
+        self._way = Way(codec, drafter=given.drafter, leave_after=_LEAVE if codec == NONE else 15.0)
+        self._way = replace(self._way, is_tight=given.only == "tight")
         if self._is_rdma:
             self.world = World.make(report.folder / "jaccl", limits=_NO_LIMITS)
             os.environ.update(self.world.environment)
@@ -295,7 +335,9 @@ class Deaths:
 
     def trial(self, kind: str, number: int) -> Trial:
         """On a shape that has what is struck; over rdma, the one that the stand-in's cable can join."""
-        shapes = [shape for shape in SHAPES[: 1 if self._is_rdma else None] if kind != "cut" or REMOTE in shape.workers]
+        remote = kind in ("cut", "gone", "tight")
+        shapes = SHAPES[: 1 if self._is_rdma or kind == "tight" else None]
+        shapes = [shape for shape in shapes if not remote or REMOTE in shape.workers]
         streams = self._given.streams or STREAMS[number // len(shapes) % len(STREAMS)]
         return Trial(kind, number, shapes[number % len(shapes)], streams)
 

@@ -21,11 +21,14 @@ from cable import Cable
 from processes import are_gone, local_workers, until
 from trained import of_kind
 
+from splitinfer.core.kv.budget import STAGE_MARGIN
 from splitinfer.core.layout import LOCAL
 from splitinfer.core.wire_codec import INT8
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.files import Folder
 from splitinfer.kvstore.maintenance import clean
+from splitinfer.models.folder.checkpoint import open_folder
+from splitinfer.models.load.layer_kinds import describe
 
 from .coordinating import Answer, Coordinator
 from .serving import RestartedWorker
@@ -61,11 +64,14 @@ SHAPES = (
 @dataclass(frozen=True)
 class Way:
     """The links' codec, what else the layout says of a stage on another machine, and the kind of the drafter on the
-    last stage, with random weights; without, a drafter knows what will be said."""
+    last stage, with random weights; without, a drafter knows what will be said. ``leave_after``: seconds until the
+    others go on without a worker; ``is_tight``: whether the coordinator has memory for its own layers alone."""
 
     codec: str = INT8
     remote: Mapping[str, Any] = field(default_factory=dict)
     drafter: str = ""
+    leave_after: float = 15.0
+    is_tight: bool = False
 
 
 def prompt(index: int) -> list[int]:
@@ -110,7 +116,8 @@ class Rig:
         self.shape, self.folder, self._way = shape, folder, way
         self._kv = folder / "kv"
         own = Keyring(folder / "studio" / "splitinfer").own().public
-        self.model = tiny.save(folder / "model", MODEL, max_position_embeddings=CONTEXT)
+        large = {"hidden_size": 128, "intermediate_size": 512} if way.is_tight else {}  # against KV and scores
+        self.model = tiny.save(folder / "model", MODEL, max_position_embeddings=CONTEXT, **large)
         self._draft = of_kind(way.drafter, self.model, folder / "drafter") if way.drafter else ""
         named = zip("bcd", shape.workers, strict=False)
         self.machines = {name: Machine(folder, name, own) for name, where in named if where == REMOTE}
@@ -163,11 +170,18 @@ class Rig:
         layout = {"model": str(self.model), "stages": stages} | ({"draft": self._draft} if self._draft else {})
         settings = {
             "kv_dir": str(self._kv), "kv_dir_bytes": DISK_BYTES, "kv_bytes": KV_BYTES, "context": CONTEXT,
-            "token_budget": 64, "rejoin_timeout": 60.0,
+            "token_budget": 64, "rejoin_timeout": 60.0, "leave_after": self._way.leave_after,
         }  # fmt: skip
-        order = {"layout": layout, "settings": settings, "vocab_size": VOCAB}
+        order = {"layout": layout, "settings": settings, "vocab_size": VOCAB, "free_bytes": self._free_bytes()}
         self.coordinator = Coordinator(order, {"XDG_CONFIG_HOME": str(self.folder / "studio")})
         self.tell_drafter()
+
+    def _free_bytes(self) -> int | None:
+        """The memory of a coordinator that could load half of the other layers beside its own."""
+        if not self._way.is_tight:
+            return None
+        model = describe(open_folder(self.model), None, "tiny").profile
+        return STAGE_MARGIN + sum(model.weights(0, end) for end in (self.shape.layers[0], model.num_layers)) // 2
 
     def processes(self) -> list[psutil.Process]:
         """The coordinator and all workers."""

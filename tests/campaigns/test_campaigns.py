@@ -15,6 +15,8 @@ CASES = {
     "soak": "soak --minutes 0.7",
     "deaths": "deaths --strikes 5",
     "deaths over rdma": "deaths --strikes 5 --link rdma",
+    "deaths for good": "deaths --strikes 4 --only gone",
+    "deaths for good, with too little memory": "deaths --strikes 2 --only tight",
     "strangers": "strangers --minutes 1",
     "clients": "clients --minutes 0.1",
     "up": "up --minutes 10",

@@ -31,6 +31,15 @@ ANSWER = {"temperature": 0.8, "seed": 7, "ignore_eos": True}
 BLOCK = 256  # tokens of KV in a file
 
 
+_HOLDS_LOCK = """
+import ctypes, runpy, signal, sys
+for seconds in (5, 10, 14):
+    signal.signal(signal.SIGRTMIN + seconds, lambda number, _: ctypes.PyDLL(None).sleep(number - signal.SIGRTMIN))
+runpy.run_module("splitinfer", run_name="__main__")
+"""
+"""`splitinfer`, whose interpreter's lock is held for some seconds by a signal: ``PyDLL`` keeps it."""
+
+
 class Pipeline:
     """The processes, and what a client asks of them."""
 
@@ -56,7 +65,8 @@ class Pipeline:
 
     def start_worker(self) -> None:
         kv = str(self._folder / "kv of b")
-        self.worker = RunningWorker("worker", "--no-announce", "--name", "b", "--port", str(self.port), "--kv-dir", kv)
+        words = ("worker", "--no-announce", "--name", "b", "--port", str(self.port), "--kv-dir", kv)
+        self.worker = RunningWorker(*words, code=_HOLDS_LOCK)
         left_over.keep()
 
     @property
@@ -84,14 +94,14 @@ class Pipeline:
 
     def until_it_waits(self, stage: str) -> None:
         """Until the loss shows, while the stream is not over."""
-        until(lambda: self._health()["status"] == "waiting", "its loss shows")
-        health = self._health()
+        until(lambda: self.health()["status"] == "waiting", "its loss shows")
+        health = self.health()
         assert (health["running"], str(health["waits_for"]).partition(",")[0]) == (1, f"stage {stage}")
 
     def until_it_drains(self) -> None:
-        until(lambda: self._health()["status"] == "draining", "it drains")
+        until(lambda: self.health()["status"] == "draining", "it drains")
 
-    def _health(self) -> dict[str, object]:
+    def health(self) -> dict[str, object]:
         found: dict[str, object] = self._client.get("/health").json()
         return found
 
@@ -100,13 +110,14 @@ class Pipeline:
         return sum(len(Folder(self._folder / name).all_files()) for name in ("kv", "kv of b"))
 
     @contextmanager
-    def in_a_stream(self) -> Iterator[None]:
-        """The block runs in the middle of a stream, whose text must not show it; afterwards all stages are back."""
+    def in_a_stream(self, num_lost: int = 1) -> Iterator[None]:
+        """The block runs in the middle of a stream, whose text must not show it; afterwards all stages are back. So
+        many times a stage was lost."""
         rejoins, stream = self.counter("rejoins"), self.stream()
         begun = [next(stream) for _ in range(STRUCK_AFTER)]
         yield
         assert "".join([*begun, *stream]) == self.undisturbed
-        assert self.counter("rejoins") == rejoins + 1
+        assert self.counter("rejoins") == rejoins + num_lost
 
     def close(self) -> None:
         self._client.close()
@@ -142,14 +153,23 @@ def test_a_worker_that_ends_is_started_again_at_the_same_place(number: int, code
     pipeline.server.sees("all stages are back")
 
 
-def test_a_frozen_worker_is_noticed_and_waited_for(pipeline: Pipeline):
-    with pipeline.in_a_stream():
-        freeze(pipeline.worker.process)
-        pipeline.until_it_waits("b")
-        pipeline.worker.process.resume()
+@pytest.mark.parametrize(
+    "seconds", [0, 5, pytest.param(10, marks=pytest.mark.nightly), pytest.param(14, marks=pytest.mark.nightly)]
+)
+def test_a_silent_worker_is_not_lost_while_its_machine_answers(seconds: int, pipeline: Pipeline):
+    """It is frozen, or holds its interpreter's lock for so long."""
+    with pipeline.in_a_stream(num_lost=0):
+        if seconds:
+            pipeline.worker.signal(signal.SIGRTMIN + seconds)
+        else:
+            freeze(pipeline.worker.process)
+        waits = "b, which does not answer; its machine does"
+        until(lambda: pipeline.health()["waits_for"] == waits, "its silence shows", 10)
+        if not seconds:
+            pipeline.worker.process.resume()
 
 
-@pytest.mark.parametrize("strike", [freeze, pytest.param(psutil.Process.kill, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("strike", [pytest.param(freeze, marks=pytest.mark.nightly), psutil.Process.kill])
 def test_a_lost_local_worker_is_replaced(strike: Callable[[psutil.Process], None], pipeline: Pipeline):
     lost, elsewhere = pipeline.local_worker, pipeline.worker.pid
     with pipeline.in_a_stream():

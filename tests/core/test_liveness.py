@@ -38,7 +38,7 @@ class Steps:
         return bool(self._in_flight) and self._in_flight[0].is_stuck(self._answered_at, now)
 
 
-@pytest.mark.parametrize(("predicted", "limit"), [(0.0, 10.0), (0.08, 10.08), (25.0, 35.0), (None, 120.0)])
+@pytest.mark.parametrize(("predicted", "limit"), [(0.0, 20.0), (0.08, 20.08), (25.0, 45.0), (None, 120.0)])
 def test_a_step_may_take_ten_seconds_more_than_predicted_and_two_minutes_if_nothing_is(
     predicted: float | None, limit: float
 ):
@@ -56,15 +56,15 @@ def test_every_answer_starts_the_wait_for_the_next():
     steps = Steps()
     steps.sent(0.0, 0.1)
     steps.sent(8.0, 20.0)  # another step goes out; the first is still the oldest
-    assert not steps.is_stuck(10.0)
-    assert steps.is_stuck(10.2)
-    steps.answered(11.0)  # late, but there
-    assert not steps.is_stuck(40.9)
-    assert steps.is_stuck(41.1)
-    steps.answered(41.2)
+    assert not steps.is_stuck(20.0)
+    assert steps.is_stuck(20.2)
+    steps.answered(21.0)  # late, but there
+    assert not steps.is_stuck(60.9)
+    assert steps.is_stuck(61.1)
+    steps.answered(61.2)
     assert not steps.is_stuck(1000.0)
     steps.sent(1000.0, 0.1)
-    assert not steps.is_stuck(1009.0)
+    assert not steps.is_stuck(1019.0)
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 60.0), st.floats(0, 1.0)), min_size=1, max_size=30))
@@ -114,19 +114,19 @@ def test_after_decodes_a_first_chunk_of_twenty_seconds_is_no_reason():
     watched = Watched()
     for _ in range(50):
         watched.step(DECODES, 0.04)
-    assert watched.stuck_after(DECODES) == pytest.approx(10.08, abs=0.05)
+    assert watched.stuck_after(DECODES) == pytest.approx(20.08, abs=0.05)
     assert watched.stuck_after(CHUNK) == 120.0
     for _ in range(8):
         watched.step(CHUNK, 10.0)
-    assert 30.0 <= watched.stuck_after(CHUNK) <= 41.0, "what it takes by now, the margin, and 10 s"
-    assert watched.stuck_after(DECODES) < 13.0, "decodes are as short as they were"
+    assert 40.0 <= watched.stuck_after(CHUNK) <= 51.0, "what it takes by now, the margin, and 20 s"
+    assert watched.stuck_after(DECODES) < 23.0, "decodes are as short as they were"
 
 
 def test_a_chunk_far_behind_all_seen_before_is_not_known():
     watched = Watched()
     for start in (0, 0, 0, 0, 0):
         watched.step((Slice(1, start, (7,) * 512, 0),), 1.0)
-    assert watched.stuck_after((Slice(1, 256, (7,) * 512, 0),)) < 20.0
+    assert watched.stuck_after((Slice(1, 256, (7,) * 512, 0),)) < 30.0
     assert watched.stuck_after((Slice(1, 50_000, (7,) * 512, 0),)) == 120.0, "it attends to what was kept"
 
 

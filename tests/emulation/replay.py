@@ -85,7 +85,7 @@ class Replay:
         """Up to ``count`` drafts for what is left of the known answer, some replaced by wrong ones."""
         prompt = tuple(seq.tokens[: seq.num_prompt_tokens])
         answer, error = self._answers.get(prompt, ()), self._errors.get(prompt, self.error)
-        first = len(seq.stream) - seq.num_prompt_tokens
+        first = seq.num_streamed - seq.num_prompt_tokens
         seed = sum(prompt) if prompt in self._errors else 0
 
         def is_wrong(place: int) -> bool:

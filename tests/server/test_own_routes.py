@@ -31,6 +31,7 @@ STAGES = (StageHealth("front", 0, 6, StageState.READY), StageHealth("back", 6, 1
     [
         (PipelineHealth(STAGES), False, 200, "ok", None),
         (PipelineHealth(STAGES), True, 503, "draining", "the server was told to end, and takes no new request"),
+        (PipelineHealth(STAGES, absent="back is gone."), False, 200, "ok", None),
         (PipelineHealth(STAGES, "stage back"), False, 503, "waiting", "requests wait for stage back"),
         (PipelineHealth(STAGES, failure="it failed"), True, 503, "failed", "it failed"),
     ],
@@ -40,6 +41,7 @@ def test_health_says_whether_requests_are_answered(
 ):
     found, document = health_document(health, 3, is_draining=drains)
     assert (found, document["status"], document.get("reason"), document["running"]) == (status, word, reason, 3)
+    assert document["absent"] == health.absent
     assert document["stages"][1] == {"name": "back", "layers": [6, 12], "state": "lost"}
 
 

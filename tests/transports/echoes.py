@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import curve
@@ -35,9 +35,9 @@ while (frame := link.recv(60)).header != {EXIT!r}:
 
 
 @contextlib.contextmanager
-def process(code: str, *args: str) -> Iterator[subprocess.Popen[str]]:
+def process(code: str, *args: str, inside: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [sys.executable, "-c", code, *args],
+        [*inside, sys.executable, "-c", code, *args],
         cwd=ROOT,
         env={**os.environ, curve.VARIABLE: f"{curve.OWN.public}:{curve.OWN.secret}"},
         stdout=subprocess.PIPE,
@@ -53,17 +53,17 @@ def process(code: str, *args: str) -> Iterator[subprocess.Popen[str]]:
 
 @contextlib.contextmanager
 def echo(
-    side: str, options: LinkOptions, address: str = "tcp://127.0.0.1:0"
+    side: str, options: LinkOptions, address: str = "tcp://127.0.0.1:0", inside: Sequence[str] = ()
 ) -> Iterator[tuple[Link, subprocess.Popen[str]]]:
-    """A link to another process that sends everything back; `side` is what we are."""
+    """A link to a process that sends everything back; `side` is what we are. `inside`: words before its command."""
     with contextlib.ExitStack() as stack:
         if side == "connector":
-            child = stack.enter_context(process(ECHO, "listener", address))
+            child = stack.enter_context(process(ECHO, "listener", address, inside=inside))
             assert child.stdout is not None
             link = transports.connect(child.stdout.readline().strip(), timeout=SECONDS, options=options)
         else:
             listener = stack.enter_context(transports.listen(address, options=options))
-            child = stack.enter_context(process(ECHO, "connector", listener.address))
+            child = stack.enter_context(process(ECHO, "connector", listener.address, inside=inside))
             link = listener.accept(SECONDS)
         stack.callback(link.abort)
         link.send(Frame(b"warm"))

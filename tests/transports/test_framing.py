@@ -119,6 +119,18 @@ def test_silence() -> None:
     assert peer.silent_for(103.5) == 3.5
 
 
+@pytest.mark.parametrize(
+    ("answers", "lost_at", "is_busy"), [(False, 3.5, False), (True, 15.5, True), (None, 15.5, False)]
+)
+def test_silence_of_a_machine_that_answers(answers: bool | None, lost_at: float, is_busy: bool) -> None:
+    peer, now = Liveness(LinkOptions(beat_every=0.5), now=0.0), 0.0
+    while not peer.is_dead(now, lambda: answers):
+        now += 0.5
+    assert (now, peer.is_busy) == (lost_at, is_busy)
+    peer.received(now)
+    assert not peer.is_busy
+
+
 def test_our_own_absence_is_not_the_peers_silence() -> None:
     peer = Liveness(LinkOptions(beat_every=0.5, dead_after=3.0), now=0.0)
     assert not peer.is_dead(60.0)  # we were away for a minute; that counts as one second

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import signal
+import struct
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from contract import SECONDS, reason_at
+from contract import SECONDS, reason_at, until
 from echoes import EXIT, echo
 
 import transports
-from transports import Frame, LinkClosed, LinkOptions
+from transports import Frame, LinkClosed, LinkOptions, acknowledged
 
 ADDRESSES = {
     "tcp": "tcp://127.0.0.1:0",
@@ -21,7 +25,7 @@ ADDRESSES = {
     "curve+rdma": "curve+rdma://127.0.0.1:0?backend=ring",
 }
 SIDES = ("connector", "listener")
-BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)
+BRISK = LinkOptions(beat_every=0.1, dead_after=0.7, silent_after=2.5)
 
 
 def by_default(*usual: str) -> pytest.MarkDecorator:
@@ -50,16 +54,82 @@ def test_a_peer_that_exits_is_noticed_at_once(side: str, address: str) -> None:
         assert child.stderr.read() == ""
 
 
-@by_default("tcp-listener")
-def test_a_frozen_peer_is_noticed_by_its_silence(side: str, address: str) -> None:
+@by_default("tcp-listener", "rdma-connector")
+def test_a_silent_peer_is_not_lost_while_its_machine_acknowledges(side: str, address: str) -> None:
+    """First it wakes in time, also with a full window; then it does not."""
     with echo(side, BRISK, address) as (link, child):
+        frames = 1 + 200 * ("rdma" not in address)
+        for _ in range(2):
+            child.send_signal(signal.SIGSTOP)
+            for _ in range(frames):
+                link.send(Frame(b"busy?", (bytes(100_000),)))
+            until(lambda: link.is_busy, "its machine answers")
+            time.sleep(0.8)
+            child.send_signal(signal.SIGCONT)
+            assert [link.recv(SECONDS).header for _ in range(frames)] == [b"busy?"] * frames
+            assert not link.is_busy
         started = time.monotonic()
         child.send_signal(signal.SIGSTOP)
         reason = reason_at(link)
         took = time.monotonic() - started
         child.send_signal(signal.SIGCONT)
         assert reason.startswith("nothing received from ")
-        assert took > 0.7
+        assert 2 < took < 4
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_machine_that_acknowledges_nothing_is_lost_sooner(side: str) -> None:
+    """Its cable is out: no connection ends, and nothing arrives."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("only root can make a network namespace")
+    name = f"si{os.getpid()}{side[0]}"
+    with contextlib.ExitStack() as stack:
+        try:
+            _ip(f"netns add {name}")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"this machine makes no network namespace: {error.stderr}")
+        stack.callback(_ip, f"netns del {name}")
+        _ip(f"link add {name}a type veth peer name {name}b netns {name}")
+        stack.callback(_ip, f"link del {name}a")
+        _ip(f"addr add 10.213.77.1/30 dev {name}a")
+        _ip(f"link set {name}a up")
+        _ip(f"-n {name} addr add 10.213.77.2/30 dev {name}b")
+        _ip(f"-n {name} link set {name}b up")
+        inside = ("ip", "netns", "exec", name)
+        address = f"tcp://10.213.77.{2 if side == 'connector' else 1}:0"
+        with echo(side, LinkOptions(), address, inside) as (link, _):
+            time.sleep(1)  # heartbeats
+            started = time.monotonic()
+            _ip(f"-n {name} link set {name}b down")
+            assert reason_at(link).startswith("nothing received from ")
+            assert 2.8 < time.monotonic() - started < 3.4
+            assert not link.is_busy
+
+
+def _ip(words: str) -> None:
+    subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("probes", "unacknowledged", "age", "answers"),
+    [(0, 0, 9.0, True), (0, 4, 0.1, True), (0, 4, 2.7, False), (1, 0, 5.0, True), (2, 0, 2.7, False)],
+    ids=["all acknowledged", "some lately", "none lately", "a probe of a full window", "unanswered probes"],
+)
+def test_what_linux_tells(probes: int, unacknowledged: int, age: float, answers: bool) -> None:
+    told = bytearray(104)
+    struct.pack_into("=B", told, 3, probes)
+    struct.pack_into("=I", told, 24, unacknowledged)
+    struct.pack_into("=I", told, 56, int(1000 * age))
+    assert acknowledged._on_linux(bytes(told), 2.6) is answers
+    assert acknowledged._on_linux(bytes(told[:40]), 2.6) is None, "an older kernel"
+
+
+@pytest.mark.parametrize(("waiting", "window", "answers"), [(0, 9, True), (50, 9, False), (50, 0, True)])
+def test_what_a_mac_tells(waiting: int, window: int, answers: bool) -> None:
+    """By its header; it was not run there."""
+    told = bytearray(116)
+    struct.pack_into("=II", told, 28, window, waiting)
+    assert acknowledged._on_macos(bytes(told)) is answers
 
 
 @by_default("tcp-connector")

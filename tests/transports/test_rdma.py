@@ -22,7 +22,7 @@ from transports.rdma import link, transport
 
 RING = "rdma://127.0.0.1:0?backend=ring"
 TCP = "tcp://127.0.0.1:0"
-BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)
+BRISK = LinkOptions(beat_every=0.1, dead_after=1.0, silent_after=1.0)
 
 
 def all_gone(processes: list[psutil.Process]) -> None:

@@ -22,7 +22,7 @@ from tests.emulation.jaccl.world import Fault, What, World
 from transports import Frame, Link, LinkClosed, LinkOptions, Listener, TransportUnavailable
 from transports.rdma import child_process, link, probe, transport
 
-BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)
+BRISK = LinkOptions(beat_every=0.1, dead_after=1.0, silent_after=1.0)
 SMALL, LARGE = 10_000, 3 << 20  # a generated token's hidden state, a prompt's
 
 

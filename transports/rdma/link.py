@@ -86,7 +86,7 @@ class RdmaLink(InboxLink):
             raise over
         flat = flatten(frame, self._options)
         if self._is_writer:
-            self._post(FrameKind.DATA, [flat.header, *flat.parts], self._options.dead_after)
+            self._post(FrameKind.DATA, [flat.header, *flat.parts], self._options.silent_after)
         else:
             try:
                 self._control.send(Frame(_DATA + flat.header, flat.parts))

@@ -28,12 +28,14 @@ class StageHealth:
 @dataclass(frozen=True, slots=True)
 class PipelineHealth:
     """The health of a pipeline. ``waits_for``: why requests wait, in a few words; ``failure``: why they are refused. At
-    most one of them is set, and neither has an address. ``is_changing``: requests wait for another cut."""
+    most one of them is set, and neither has an address. ``is_changing``: requests wait for another cut. ``absent``:
+    what is said of workers that are away while the others hold their layers."""
 
     stages: tuple[StageHealth, ...]
     waits_for: str | None = None
     failure: str | None = None
     is_changing: bool = False
+    absent: str | None = None
 
     @property
     def can_answer(self) -> bool:

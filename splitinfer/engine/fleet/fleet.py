@@ -66,7 +66,7 @@ from transports import (
 
 # MLX waits for a peer without limit and holds the interpreter's lock, so an alarm ends the process.
 _HINT = "; a rank that cannot reach the other one for their sums ends after 20 s: is a firewall between the two?"
-_SILENCE = 2.0  # seconds until a process counts as frozen; it sends heartbeats five times a second, even when busy
+_SILENCE = LinkOptions().silent_after - 1.0  # seconds until a process counts as frozen; its link may notice a bit later
 
 
 @dataclass(slots=True, eq=False)
@@ -223,6 +223,10 @@ class Fleet:
         keeper.send(Spawn(spec.name))
         (reply,) = self._from_each([keeper], Spawned, _REPLY_SECONDS)
         return f"{str(spec.address).rpartition(':')[0]}:{reply.port}"
+
+    def greet(self, spec: StageSpec, address: str, timeout: float) -> None:
+        """Complete the handshake with a worker, and leave it. Raises PeerError: as ``connect``."""
+        self._greet(0, spec, address, timeout, OVER_TCP).link.close("it was only looked for")
 
     def _greet(
         self, stage: int, spec: StageSpec, address: str, timeout: float, transport: LinkTransport, before: str = ""

@@ -20,10 +20,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import NamedTuple
 
+from splitinfer.core.absence import Rest
 from splitinfer.core.kv.block_tree import DiskBlock
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.core.layout import BY_UP, Layout, StageSpec
@@ -49,7 +51,7 @@ from splitinfer.engine.stage.loader import LoadedStage, free_memory, load
 from splitinfer.engine.stage.masking import RawMasks, read_masks
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.engine.weights.answering import Running
-from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
+from splitinfer.errors import PeerError, ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
 from splitinfer.wire.messages import Digest, Half, Load, Message, Peer, Plan, Progress, Ready, Result
@@ -69,12 +71,17 @@ class PipelineConfig:
     find: Callable[[StageSpec], str | None] = lambda _spec: None  # the address that a worker's key announces now
     by_key: frozenset[str] = frozenset()  # the stages whose addresses were found by their keys
     insecure_sums: bool = False  # whether the sums of two ranks may cross any network
+    room: int | None = None  # the tokens of a sequence for which stages must have room; None: as ``first`` says
+    drafts: bool = True  # whether the drafter on the last stage is loaded
 
     def load(self, stage: int, half: Half | None = None) -> Load:
         """Return the Load command of a stage, or of the rank of it that loads ``half``."""
-        stages = self.layout.stages
+        stages, first = self.layout.stages, self.first
+        if not self.drafts:  # nor are blocks on disk read, which have the drafter's KV
+            first = replace(first, drafter="", drafter_fingerprint=None, kv_root=b"")
         return replace(
-            self.first,
+            first,
+            kv_tokens=first.kv_tokens if self.room is None else min(self.room, first.kv_tokens),
             stage=stage,
             bounds=(0, *(spec.end for spec in stages)),
             float32_head=self.layout.float32_head and stage == len(stages) - 1,
@@ -93,6 +100,7 @@ class PipelineConfig:
 
 log = logging.getLogger(__name__)
 
+_LOOK_SECONDS = 1.0  # for a worker to answer
 _EXIT_SECONDS = 0.05  # the time that a process may outlive its connections
 _NOTICE_SECONDS = 0.5  # a neighbour may report a loss this much earlier than the coordinator notices it
 
@@ -298,15 +306,32 @@ class Pipeline:
         if not self._fleet.is_whole:
             self._fleet.await_ready()  # raises the error in that worker's last message
 
+    def find(self, spec: StageSpec) -> str | None:
+        """Return the address at which a worker of another machine admits this coordinator now, or None. Any thread may
+        call it; it takes a few seconds at most."""
+        fleet = self._new_fleet()
+        for address in (spec.address, self._config.find(spec) if spec.name in self._config.by_key else None):
+            with suppress(PeerError):
+                if address is not None:
+                    fleet.greet(spec, address, _LOOK_SECONDS)
+                    return address
+        return None
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the drafter on the last stage is loaded, if there is one."""
+        return self._config.drafts
+
     def follow(self, by_key: frozenset[str]) -> None:
         """Find these stages' workers by their keys from now on, if they have moved."""
         self._config = replace(self._config, by_key=self._config.by_key | by_key)
 
-    def use_layout(self, layout: Layout) -> None:
+    def use_layout(self, rest: Rest) -> None:
         """Use another layout of the same model from the next ``open`` on. Unload this machine's stage if it differs,
         and stop local workers that the layout does not have. No step may be in flight."""
+        layout = rest.layout
         self._end_ranks(spec for spec in self.layout.stages if spec not in layout.stages)
-        self._config = replace(self._config, layout=layout)
+        self._config = replace(self._config, layout=layout, room=rest.room, drafts=rest.drafts)
         if self._local is not None and not (layout.has_own_stage and self._local.serves(self._config.load(0))):
             self._local.close()
             self._local = None
@@ -508,9 +533,19 @@ class Pipeline:
         return WorkerLost(f"worker {handle.spec.name} ({handle.address}) has made no progress for {seconds:.0f} s")
 
     @property
+    def busy_name(self) -> str | None:
+        """The name of a worker that is silent while its machine answers. Any thread may read it."""
+        return next((handle.spec.name for handle in [*self._fleet.workers] if handle.link.is_busy), None)
+
+    @property
     def lost_name(self) -> str | None:
         """The name of the stage whose worker was lost last."""
         return None if self._lost is None else self._lost.stage_name
+
+    @property
+    def lost_worker(self) -> str | None:
+        """The name of the worker that was lost last, which may be one rank of a stage."""
+        return None if self._lost is None else self._lost.spec.name
 
     @property
     def remedy(self) -> str:

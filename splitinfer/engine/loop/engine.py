@@ -6,6 +6,7 @@ error only if the worker does not come back in time or the same loss is repeated
 """
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
+from splitinfer.core.absence import Rest
 from splitinfer.core.layout import Layout
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
@@ -25,6 +27,7 @@ from splitinfer.engine.figures.trace import Trace
 from splitinfer.engine.fleet.fleet import Notice
 from splitinfer.engine.fleet.pipeline import Pipeline, PipelineConfig, StageEvent
 from splitinfer.engine.housekeeping import Housekeeping
+from splitinfer.engine.loop.absent import Absent, Replan
 from splitinfer.engine.loop.loop import Call, Loop, Stop, WantedCut, stop
 from splitinfer.engine.loop.reopening import Reopening
 from splitinfer.engine.loop.shared import Shared
@@ -48,6 +51,7 @@ class Engine:
     makes the scheduler's bounds once the stages are loaded, and ``draft`` makes the drafter or returns None, both on
     the
     engine's thread. ``rejoin_timeout``: seconds that requests wait for a lost worker. ``trace``: gets every step.
+    ``replan``: makes a layout without workers that are away for ``leave_after`` seconds; None: requests only wait.
     """
 
     def __init__(
@@ -58,10 +62,13 @@ class Engine:
         rejoin_timeout: float,
         trace: Trace | None = None,
         draft: Callable[[], Drafter | None] = lambda: None,
+        replan: Replan | None = None,
+        leave_after: float = math.inf,
     ) -> None:
         self._shared = Shared(queue.SimpleQueue())
         self.submit = self._shared.submit
         self._configure, self._rejoin_timeout, self._draft = configure, rejoin_timeout, draft
+        self._replan, self._leave_after = replan, leave_after
         self._started = threading.Event()
         self.pipeline = Pipeline(config, self._shared.inbox.put, notice)
         self.figures = Figures(self.pipeline.layout, time.monotonic(), trace)
@@ -103,7 +110,7 @@ class Engine:
         def want(loop: Loop) -> None:
             if by_key:
                 self.pipeline.follow(by_key)
-            loop.wanted.append(WantedCut(layout, paused))
+            loop.wanted.append(WantedCut(Rest(layout), paused))
 
         self.call(want)
         return self._result(paused)
@@ -189,19 +196,25 @@ class Engine:
         """Return the state of the pipeline."""
         failure, lost = self._shared.failure, self._shared.lost_stage
         state = StageState.READY if failure is None else StageState.STOPPED
-        layout = self.pipeline.layout if self._shared.in_force is None else self._shared.in_force.layout
         stages = tuple(
             StageHealth(spec.name, spec.start, spec.end, StageState.LOST if spec.name == lost else state)
-            for spec in layout.stages  # the cut in force, also while another one is tried
+            for spec in self.layout.stages
         )
         if failure is not None:
             reason = "the pipeline has failed" if lost is None else f"stage {lost} was lost and did not come back"
             return PipelineHealth(stages, failure=reason)
+        busy, is_changing = self.pipeline.busy_name, self._shared.is_changing
+        waits_for = "another cut of the layers" if is_changing else None
         if lost is not None:
-            return PipelineHealth(stages, f"stage {lost}, for up to {self._rejoin_timeout:.0f} s")
-        if self._shared.is_changing:
-            return PipelineHealth(stages, "another cut of the layers", is_changing=True)
-        return PipelineHealth(stages)
+            waits_for, is_changing = f"stage {lost}, for up to {self._rejoin_timeout:.0f} s", False
+        elif busy is not None:
+            waits_for, is_changing = f"{busy}, which does not answer; its machine does", False
+        return PipelineHealth(stages, waits_for, is_changing=is_changing, absent=self._shared.absent)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout in force, also while another one is tried."""
+        return self.pipeline.layout if self._shared.in_force is None else self._shared.in_force.layout
 
     @property
     def scheduler(self) -> Scheduler:
@@ -213,14 +226,17 @@ class Engine:
     @clears_streams()
     def _run(self) -> None:
         qos.serve_requests()
-        shared, loop, reason = self._shared, None, FinishReason.ERROR
+        shared, loop, absent, reason = self._shared, None, None, FinishReason.ERROR
         housekeeping = Housekeeping(shared.inbox)
         housekeeping.watch_machine(is_needed=True)  # loading takes minutes
         failure: SplitinferError = PeerError("the pipeline was closed")
         try:
             loop = self._opened(housekeeping)
             self._started.set()
-            reopening = Reopening(loop, shared, self.pipeline, self.figures, self._configure, self._rejoin_timeout)
+            absent = Absent(loop, self.pipeline, shared, self._replan, self._leave_after)
+            reopening = Reopening(
+                loop, shared, self.pipeline, self.figures, self._configure, self._rejoin_timeout, absent
+            )
             while True:
                 reopening.turn()
         except Stop:
@@ -245,6 +261,8 @@ class Engine:
                 self.figures.count()  # also draws the last steps in the trace
             finally:
                 self.pipeline.close("the coordinator is done" if reason is FinishReason.ABORT else str(failure))
+                if absent is not None:
+                    absent.close()
                 housekeeping.close()
 
     def _opened(self, housekeeping: Housekeeping[StageEvent | Call]) -> Loop:

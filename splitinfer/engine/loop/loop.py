@@ -11,6 +11,7 @@ keep every stage busy. If the device computes while Python continues, the next s
 """
 
 import contextlib
+import logging
 import queue
 import time
 from collections import deque
@@ -18,8 +19,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from splitinfer.core.absence import Rest
 from splitinfer.core.grammar import TokenRules
-from splitinfer.core.layout import Layout
 from splitinfer.core.liveness import limit_of
 from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
@@ -35,6 +36,8 @@ from splitinfer.engine.loop.open_requests import OpenRequests
 from splitinfer.engine.loop.shared import InForce, Shared
 from splitinfer.engine.stage.masking import RawMasks
 from splitinfer.errors import SplitinferError
+
+log = logging.getLogger(__name__)
 
 Call = Callable[["Loop"], object]
 """A call of another thread, which the loop makes between two steps."""
@@ -59,7 +62,7 @@ def stop(_loop: "Loop") -> None:
 class WantedCut:
     """A requested cut. ``paused`` gets the seconds during which nothing was computed."""
 
-    layout: Layout
+    rest: Rest
     paused: Future[float]
 
 
@@ -81,6 +84,7 @@ class Loop:
         self.requests = OpenRequests(shared, figures, self._drafting)
         self.wanted: deque[WantedCut] = deque()
         """Requested cuts that are not loaded yet."""
+        self._busy: str | None = None  # the worker that was silent at the last look
         self._answered_at = float("-inf")  # when the last result came
         self._tuned: dict[str, Callable[[Scheduler], None]] = {}  # the changes by ``tune`` since the start
         self.use(scheduler)
@@ -244,6 +248,7 @@ class Loop:
             if self.requests.expire():
                 return _nothing
             self._watch_machine()
+            self._watch_workers()
             oldest = self.scheduler.oldest
             if oldest is not None and oldest.is_stuck(self._answered_at, time.monotonic()):
                 raise self._stuck(oldest)
@@ -258,6 +263,13 @@ class Loop:
     def _watch_machine(self) -> None:
         """Keep the machine awake while requests are open, and report this process's memory to the other processes."""
         self._housekeeping.watch_machine(is_needed=bool(self.requests))
+
+    def _watch_workers(self) -> None:
+        """Log, once for each silence, that a worker is silent while its machine answers."""
+        busy = self._pipeline.busy_name
+        if busy is not None and busy != self._busy:
+            log.warning("%s does not answer; its machine does", busy)
+        self._busy = busy
 
     def _stuck(self, oldest: StepInFlight) -> SplitinferError:
         """Return the error for a step that is overdue."""

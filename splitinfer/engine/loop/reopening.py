@@ -6,20 +6,24 @@
 Then repeat until it works: if a cut is requested, open that one, and a scheduler of its stages takes over all
 sequences. Otherwise, or if that fails, open the cut in force, whose scheduler goes on. In both cases the stages compute
 their KV again from the tokens, which are all here, or read it from disk, and readers see a pause. So a requested cut
-may leave out a lost stage. Meanwhile the loop makes the calls of other threads (``Loop.hear``).
+may leave out a lost stage; ``Absent`` requests one when a worker stays away. Meanwhile the loop makes the calls of
+other threads (``Loop.hear``).
 """
 
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from splitinfer.common.plain_text import size
+from splitinfer.core.absence import Rest
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.layout import Layout
 from splitinfer.core.liveness import LossCounter, RejoinDeadline
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.engine.figures.figures import Figures
 from splitinfer.engine.fleet.pipeline import Pipeline
+from splitinfer.engine.loop.absent import Absent
 from splitinfer.engine.loop.loop import Loop, Stop, WantedCut
 from splitinfer.engine.loop.shared import Shared
 from splitinfer.errors import CannotFit, DeviceFailed, PeerError, RequestError, SplitinferError, WorkerLost
@@ -34,7 +38,7 @@ class Reopening:
     """Opens a loop's pipeline again.
 
     ``configure`` makes a scheduler's bounds for the open pipeline. ``timeout``: seconds that requests wait for a lost
-    stage; 0 ends them at once.
+    stage; 0 ends them at once. ``absent``: decides whether the others go on without it.
     """
 
     def __init__(
@@ -45,10 +49,11 @@ class Reopening:
         figures: Figures,
         configure: Callable[[Pipeline], SchedulerConfig],
         timeout: float,
+        absent: Absent,
     ) -> None:
         self._loop, self._shared, self._pipeline, self._figures = loop, shared, pipeline, figures
         self._configure, self._timeout = configure, timeout
-        self._losses = LossCounter()
+        self._losses, self._absent, self._in_force = LossCounter(), absent, Rest(pipeline.layout)
 
     def turn(self) -> None:
         """Run one turn of the loop. If that loses a stage, or another cut is requested, open the pipeline again.
@@ -77,13 +82,15 @@ class Reopening:
             loss = DeviceFailed(f"stage {name} cannot go on: {loss}", loss.no_memory)
         self._shared.lost_stage = name or "of a worker"
         self._figures.lost(name, time.monotonic())
+        if not is_local:
+            self._absent.lost(time.monotonic())
         log.warning("%s; %s", loss, self._remedy(loss))
         # At once, so that workers stop computing lost steps; each attempt to open renews the links again.
         pipeline.renew_links(str(loss))
         if is_local:
             self._loop.draft_again()
-        self._open(loss, self._next_wanted())
-        log.warning("all stages are back; continuing where it stopped")
+        if self._open(loss, self._next_wanted()):
+            log.warning("all stages are back; continuing where it stopped")
 
     def _remedy(self, loss: WorkerLost | DeviceFailed) -> str:
         """Return, as part of a sentence, how the loss is repaired.
@@ -114,64 +121,70 @@ class Reopening:
             wanted.paused.set_exception(PeerError("the coordinator is shutting down and loads no other cut"))
         return None
 
-    def _open(self, loss: SplitinferError, wanted: WantedCut | None) -> None:
-        """Try until the pipeline is open, with the wanted cut or the one in force. ``loss``: the error after a
-        timeout."""
-        cut, began = self._pipeline.layout, time.monotonic()
+    def _open(self, loss: SplitinferError, wanted: WantedCut | None) -> bool:
+        """Try until the pipeline is open, with the wanted cut, without workers that stay away, or with the cut in
+        force. Return whether it is the one in force. ``loss``: the error after a timeout."""
+        self._in_force = replace(self._in_force, layout=self._pipeline.layout)  # some may have moved
+        began = time.monotonic()
         patience = RejoinDeadline(self._timeout, began)
         while True:
-            refusal = None if wanted is None else self._change_to(wanted.layout)
+            refusal = None if wanted is None else self._change_to(wanted.rest)
             if wanted is not None and refusal is None:
                 wanted.paused.set_result(time.monotonic() - began)
-                return
-            why_not = self._open_again(cut, patience)
+                return False
+            why_not = self._open_again(patience)
             if wanted is not None:
                 wanted.paused.set_exception(refusal)
             if why_not is None:
-                return
+                return True
             self._shared.lost_stage = self._shared.lost_stage or self._pipeline.lost_name or "of a worker"
+            rest = self._absent.rest(time.monotonic() - began, time.monotonic())
+            if rest is not None and self._change_to(rest) is None:
+                return False
             self._loop.hear(_RETRY_EVERY)
             if patience.is_over(time.monotonic(), anybody_waits=bool(self._loop.requests)):
                 raise WorkerLost(f"{loss}; it was not back after {self._timeout:.0f} s: {why_not}")
             wanted = self._next_wanted()
 
-    def _change_to(self, layout: Layout) -> SplitinferError | None:
+    def _change_to(self, rest: Rest) -> SplitinferError | None:
         """Open the pipeline with another cut. Return None, or the error if that fails."""
-        self._shared.is_changing = True
+        self._shared.is_changing, began = True, time.monotonic()
         try:
-            self._load(layout)
+            self._load(rest)
         except Stop:
             raise
         except Exception as error:  # noqa: BLE001 - after any error the cut in force still works
-            refusal = _refusal(error, layout)
-            log.warning("cut %s cannot be used: %s", layout.cut, refusal)
+            refusal = _refusal(error, rest.layout)
+            log.warning("cut %s cannot be used: %s", rest.layout.cut, refusal)
+            self._absent.failed(time.monotonic())
             return refusal
         finally:
             self._shared.is_changing = False
+        self._absent.loaded(rest, time.monotonic() - began)
         return None
 
-    def _load(self, layout: Layout) -> None:
+    def _load(self, rest: Rest) -> None:
         loop, pipeline = self._loop, self._pipeline
         loop.hear()  # raises ``Stop`` before anything is opened, if the loop must end
-        pipeline.use_layout(layout)
+        pipeline.use_layout(rest)
         pipeline.open(meanwhile=loop.hear)
         loop.scheduler.requeue_all()
         loop.use(loop.scheduler.moved_to(self._configure(pipeline)))
-        self._figures.opened(layout, time.monotonic())
-        self._shared.lost_stage = None
+        self._figures.opened(rest.layout, time.monotonic())
+        self._shared.lost_stage, self._in_force = None, rest
 
-    def _open_again(self, layout: Layout, patience: RejoinDeadline) -> str | None:
+    def _open_again(self, patience: RejoinDeadline) -> str | None:
         """Open the pipeline with the cut in force. Return None, or the reason if that fails for now."""
         loop, pipeline = self._loop, self._pipeline
         loop.hear()
-        pipeline.use_layout(layout)
+        pipeline.use_layout(self._in_force)
         try:
             pipeline.open(_RECONNECT, patience.left(time.monotonic()), loop.hear)
         except (PeerError, CannotFit) as error:  # memory that another process holds may be free later
             return str(error)
         loop.scheduler.requeue_all(pipeline.kept())
         loop.use(loop.scheduler)
-        self._figures.opened(layout, time.monotonic())
+        self._figures.opened(pipeline.layout, time.monotonic())
         self._shared.lost_stage = None
         return None
 

@@ -5,7 +5,7 @@ the inbox, and the engine's thread makes it between two steps. Two more objects 
 pipeline, because the thread that waits for the device may send its steps, and the figures, which any thread may read.
 
     any thread           submit, begin_draining; inbox.put(call); reads the attributes
-    the engine's thread  take_in, note_empty, fail; writes in_force, drafter, lost_stage, is_changing, failure
+    the engine's thread  take_in, note_empty, fail; writes in_force, drafter, lost_stage, absent, is_changing, failure
     the closing thread   writes is_closing
 
 One lock ensures that a refused request never reaches the loop, and that a loop that ends also ends the requests that
@@ -41,6 +41,7 @@ class Shared:
     inbox: the stages' events, and calls from any thread, which get the loop.
     in_force: the scheduler and its cut; ``None`` before the stages are loaded.
     drafter: other threads read only its name; the rest belongs to the loop.
+    absent: what is said while workers are away and the others go on without them; ``None``: none is left out.
     lost_stage: the stage that requests wait for, or waited for until the timeout.
     is_changing: whether another cut is being loaded.
     failure: why the engine accepts no more requests.
@@ -51,6 +52,7 @@ class Shared:
         self.in_force: InForce | None = None
         self.drafter: Drafter | None = None
         self.lost_stage: str | None = None
+        self.absent: str | None = None
         self.is_changing = self.is_closing = False
         self.failure: SplitinferError | None = None
         self._lock = threading.Lock()

@@ -204,6 +204,8 @@ class Readings(Collector):
         yield self._gauge("splitinfer:context_tokens", about, self.context)
         about = "1 while no new request is taken, as the server was told to end."
         yield self._gauge("splitinfer:draining", about, self.is_draining)
+        about = "1 while other machines hold the layers of a worker that is away."
+        yield self._gauge("splitinfer:without_worker", about, self.health.absent is not None)
 
     def _stages(self) -> Iterator[Metric]:
         stages, health = self.stats["stages"], self.health.stages

@@ -90,7 +90,8 @@ class PipelineSeen:
 
     under_way: share of the time with at least one request. rows: of the steps seen. void: share of the rows that
     were discarded. acceptance: share of the verified drafts that were right; ``None`` if there was no draft.
-    preemptions: requests that gave up their KV. failure, waits_for, is_changing: as in ``PipelineHealth``.
+    preemptions: requests that gave up their KV. failure, waits_for, absent, is_changing: as in
+    ``PipelineHealth``.
     """
 
     seconds: float
@@ -111,6 +112,7 @@ class PipelineSeen:
     itl_ms: float | None = None
     failure: str | None = None
     waits_for: str | None = None
+    absent: str | None = None
     is_changing: bool = False
     is_draining: bool = False
 
@@ -140,6 +142,7 @@ def seen(before: Sample, after: Sample, steps: Sequence[StepRecord], *, is_drain
         itl_ms=_milliseconds(new["itl_seconds"]),
         failure=health.failure,
         waits_for=health.waits_for,
+        absent=health.absent,
         is_changing=health.is_changing,
         is_draining=is_draining,
     )

@@ -36,11 +36,12 @@ def remarks(seen: PipelineSeen) -> list[Remark]:
     """Return what there is to say, the most important first; never nothing."""
     if (down := _down(seen)) is not None:
         return [down]
+    away = [Remark("absent", seen.absent)] if seen.absent is not None else []
     if seen.under_way < _RESTS and not seen.running and not seen.waiting:
-        return [Remark("rests", "No requests, so all stages are idle.")]
+        return [*away, Remark("rests", "No requests, so all stages are idle.")]
     if all(stage.duty == 0 and not stage.gaps for stage in seen.stages):
-        return [Remark("begins", "A request has just begun; it has no figures yet.")]
-    found = [*_load(seen), *_flow(seen), *_drafts(seen), *_machines(seen), *_queue(seen)]
+        return [*away, Remark("begins", "A request has just begun; it has no figures yet.")]
+    found = [*away, *_load(seen), *_flow(seen), *_drafts(seen), *_machines(seen), *_queue(seen)]
     return found or [Remark("fine", _mixture(seen))]
 
 

@@ -4,7 +4,7 @@ the same time; and a loss, another cut and the end get in each other's way."""
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +15,8 @@ import pytest
 from core.toy import VOCAB, ToyStage, alone, config_of
 from processes import until
 
-from splitinfer.core.layout import Layout, lay_out
+from splitinfer.core.absence import Rest
+from splitinfer.core.layout import Layout, StageSpec, lay_out
 from splitinfer.core.plan import StageFigures
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.policy import PolicyConfig
@@ -23,6 +24,7 @@ from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.engine.device.steps import StepsUnderWay
 from splitinfer.engine.fleet.pipeline import LocalResult
+from splitinfer.engine.loop import absent
 from splitinfer.engine.loop import engine as module
 from splitinfer.engine.loop.engine import Engine
 from splitinfer.engine.loop.loop import Loop
@@ -46,7 +48,8 @@ OWNED = {
 class Toy:
     """In the place of ``Pipeline``: every step returns at once. ``refuses``: cuts that cannot be opened."""
 
-    lost_name, remedy, codecs, ready, ranks = "s0", "restarting it", (), (), ()
+    lost_worker, lost_name, busy_name, remedy = "s1", "s1", None, "restarting it"
+    drafts, codecs, ready, ranks = True, (), (), ()
 
     def __init__(self, config: Layout, put: Callable[[Any], None], _notice: object) -> None:
         self.layout, self._put = config, put
@@ -61,8 +64,11 @@ class Toy:
             raise CannotFit(f"{self.layout.cut} does not fit")
         self.is_open = True
 
-    def use_layout(self, layout: Layout) -> None:
-        self.layout = layout
+    def use_layout(self, rest: Rest) -> None:
+        self.layout = rest.layout
+
+    def find(self, worker: StageSpec) -> str | None:
+        return None if "4-4" in self.refuses else worker.address
 
     def follow(self, _by_key: object) -> None:
         """No worker moves."""
@@ -72,7 +78,8 @@ class Toy:
 
     def launch(self, step: StepInFlight, _masks: object) -> None:
         now = time.monotonic()
-        result = replace(self.stage.run(step.plan), figures=tuple(StageFigures(i, now, now) for i in range(2)))
+        figures = tuple(StageFigures(i, now, now) for i in range(self.layout.num_stages))
+        result = replace(self.stage.run(step.plan), figures=figures)
         self._put(LocalResult(result, now, cast("Any", self)))
 
     def receive(self, event: LocalResult) -> object:
@@ -94,10 +101,10 @@ def cut(first: int) -> Layout:
 
 
 @contextmanager
-def engine_of(monkeypatch: pytest.MonkeyPatch, timeout: float = SECONDS) -> Iterator[tuple[Engine, Toy]]:
+def engine_of(monkeypatch: pytest.MonkeyPatch, timeout: float = SECONDS, **named: Any) -> Iterator[tuple[Engine, Toy]]:
     monkeypatch.setattr(module, "Pipeline", Toy)
     config = config_of(max_running=4, max_waiting=1000)
-    made = Engine(cast("Any", cut(4)), lambda _name, _progress: None, lambda _: config, timeout)
+    made = Engine(cast("Any", cut(4)), lambda _name, _progress: None, lambda _: config, timeout, **named)
     made.wait_until_ready()
     try:
         yield made, cast("Any", made.pipeline)
@@ -198,6 +205,94 @@ def test_who_waits_for_what_does_not_come_back_is_told(timeout: float, monkeypat
             paused.result(SECONDS)
         with pytest.raises(SplitinferError, match="worker s1 is gone"):
             engine.submit(request(2))
+
+
+ALONE = Rest(Layout(lay_out([("s0", 8, None)]), "toy"), 64, speed=8.0)
+TOLD = "s1 is gone. s0 goes on alone with 8 of 8 layers, at about 8.0 tokens/s; s1 takes part again when"
+
+
+def alone_without(_known: object, gone: Collection[StageSpec], longest: int) -> Rest:
+    assert ([one.name for one in gone], longest >= 20) == (["s1"], True)
+    return ALONE
+
+
+def test_the_others_go_on_without_a_worker_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the written layout is loaded, but while a request is open only if that pays; here nothing is known."""
+    monkeypatch.setattr(absent, "_SEARCH_EVERY", 0.02)
+    with engine_of(monkeypatch, replan=alone_without, leave_after=0.3) as (engine, toy):
+        toy.refuses, began = {"4-4"}, time.monotonic()
+        state, long = request(1, 500), request(2, 10**6)
+        engine.submit(state)
+        engine.submit(long)
+        engine.call(lose)
+        until(lambda: engine.health().absent == f"{TOLD} it is back.", "it is left out", SECONDS)
+        assert time.monotonic() - began > 0.3
+        assert (engine.layout.cut, engine.health().waits_for) == ("8", None)
+        tokens, reason, _ = read(state)
+        right, _ = alone(state.sequence, state.sequence.tokens[:3], 4000)
+        assert (reason, tokens) == ("length", right[: len(tokens)])
+        toy.refuses = set()
+        time.sleep(0.2)
+        assert engine.layout.cut == "8", "a request is open"
+        engine.abort(2)
+        until(lambda: engine.layout.cut == "4-4", "it is back", SECONDS)
+        until(lambda: engine.health().absent is None, "and said so", SECONDS)
+
+
+def test_open_requests_move_back_if_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absent, "_SEARCH_EVERY", 0.02)
+    monkeypatch.setattr(absent, "pays", lambda *_: True)
+    with engine_of(monkeypatch, replan=alone_without, leave_after=0.0) as (engine, toy):
+        for number in range(4):
+            state = request(number, 10**6)
+            engine.submit(state)
+            toy.refuses = {"4-4"}
+            engine.call(lose)
+            until(lambda: engine.layout.cut == "8", "it is left out", SECONDS)
+            toy.refuses = set()
+            if number < 2:
+                until(lambda: engine.layout.cut == "4-4", "it is back", SECONDS)
+                engine.abort(number)
+        assert str(engine.health().absent).startswith("s1 is gone, for the third time in ten minutes.")
+        time.sleep(0.2)
+        assert engine.layout.cut == "8", "it flaps"
+        for number in range(4):
+            engine.abort(number)
+        until(lambda: engine.layout.cut == "4-4", "nobody waits", SECONDS)
+
+
+def test_what_the_others_cannot_hold_is_said_once_and_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def cannot(*_: object) -> Rest:
+        raise CannotFit("12 GB of memory are missing")
+
+    monkeypatch.setattr(absent, "_LOOK_AGAIN", 0.05)
+    with engine_of(monkeypatch, replan=cannot, leave_after=0.1) as (engine, toy):
+        toy.refuses = {"4-4"}
+        state = request(1, 500)
+        engine.submit(state)
+        engine.call(lose)
+        time.sleep(0.8)
+        assert engine.health().waits_for is not None
+        toy.refuses = set()
+        assert read(state)[1] == "length"
+    assert [line for line in caplog.messages if "are missing" in line] == [
+        "12 GB of memory are missing; requests wait for it"
+    ]
+
+
+def test_a_layout_without_it_that_fails_leaves_them_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine_of(monkeypatch, replan=alone_without, leave_after=0.1) as (engine, toy):
+        toy.refuses = {"4-4", "8"}
+        state = request(1, 500)
+        engine.submit(state)
+        engine.call(lose)
+        time.sleep(0.5)
+        assert engine.health().waits_for is not None
+        toy.refuses = set()
+        assert read(state)[1] == "length"
+        assert (engine.layout.cut, engine.health().absent) == ("4-4", None)
 
 
 def test_it_ends_while_a_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

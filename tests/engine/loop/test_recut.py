@@ -140,6 +140,25 @@ def test_a_cut_that_does_without_a_lost_worker(pool: ThreadPoolExecutor, pipelin
         assert (there.llm.layout.cut, there.stats["token_budget"]) == ("3-1", 7)
 
 
+@pytest.mark.parametrize("cuts", [[2, 2], pytest.param([1, 1, 2], marks=NIGHTLY)], ids=str)
+def test_the_others_go_on_without_a_lost_worker_and_with_it_again(cuts: list[int], pipeline: Open) -> None:
+    """The tokens stay (the door checks them), and so does the memory."""
+    patience = {"leave_after": 0.5, "rejoin_timeout": 60.0, "connect_timeout": 0.3}
+    with pipeline("llama", cuts, draft="ngram", **patience) as there:
+        requests = there.submit(*LONG, ask(40, max_tokens=100, temperature=0.9))
+        there.read(requests[0], 5)
+        there.workers[-1].stop()
+        until(lambda: there.llm.health().absent is not None, "it is left out", SECONDS)
+        assert str(there.llm.health().absent).startswith(f"s{len(cuts) - 1} is gone. s0")
+        assert there.llm.layout.num_stages < len(cuts)
+        there.read(requests[1], 10)
+        there.workers[-1].start()
+        there.finish()
+        until(lambda: there.llm.health().absent is None, "it takes part again", SECONDS)
+        assert there.llm.layout.cut == "-".join(map(str, cuts))
+        there.answers()
+
+
 def test_requests_end_while_another_cut_is_loaded(pool: ThreadPoolExecutor, pipeline: Open) -> None:
     """One is aborted, and the time of one is over, while a worker reads its layers."""
     held = failing.HeldLoading(1)

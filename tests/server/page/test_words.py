@@ -38,6 +38,8 @@ SITUATIONS: dict[str, tuple[PipelineSeen, list[str], str]] = {
                          "wait for stage mini, for up to 60 s. Their KV is recomputed, and no token is lost"),
     "other layers are loaded": (seen(*ALTERNATING, waits_for="another cut of the layers", is_changing=True), ["recut"],
                                 "another cut"),
+    "a worker is left out": (seen(*ALTERNATING, absent="mini is gone. studio goes on alone"),
+                             ["absent", "few_streams"], "mini is gone."),
     "it has failed": (seen(*ALTERNATING, failure="stage mini did not come back"), ["failed"], "mini did not come back"),
     "it drains": (seen(*ALTERNATING, is_draining=True), ["draining"], "new ones are refused"),
     "one stage": (seen(stage("studio", 0.95, host=0.05)), ["one_stage"], "Stage studio holds all layers"),

@@ -1,0 +1,66 @@
+"""Plans a layout without workers that are away, by what the machines were measured to do or have done so far."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from splitinfer.core.absence import Rest
+from splitinfer.core.kv.format import format_of
+from splitinfer.core.layout import Layout, StageSpec
+from splitinfer.engine.loop.absent import Known
+from splitinfer.errors import RequestError
+from splitinfer.llm.automatic import ACCEPTANCE, with_drafter
+from splitinfer.llm.rebalance import figures_of
+from splitinfer.machine.costs import Costs
+from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
+from splitinfer.models.folder.checkpoint import Checkpoint
+from splitinfer.models.load.layer_kinds import describe
+from splitinfer.models.load.loader import resolve_dtype
+from splitinfer.models.memory import KV_SHARE, on_gpu
+from splitinfer.placement.asked import Asked
+from splitinfer.placement.without import alike, without
+
+
+@dataclass(frozen=True)
+class Without:
+    """Finds the best layout without some workers (``engine.loop.absent.Replan``). Call it on the engine's thread:
+    describing a model switches off MLX's compiler, which the whole process shares. ``written``: the layout when the
+    pipeline was opened. ``context``: tokens of a sequence that every stage should have room for. ``measured``: what the
+    machines were measured to do before, if so. ``models_here``: the number of models that share memory for KV."""
+
+    checkpoint: Checkpoint
+    written: Layout
+    context: int
+    measured: Profiles | None
+    models_here: int = 1
+
+    @cached_property
+    def _described(self) -> tuple[ModelProfile, int]:
+        """The model, and the bytes of unfused attention for each token of context."""
+        layout, dtype = self.written, resolve_dtype(self.written.dtype, gpu=on_gpu())
+        found = describe(self.checkpoint, dtype, str(layout.model), kv_format=format_of(layout.kv_format))
+        return with_drafter(found, self.checkpoint, layout.draft, dtype), found.scores
+
+    def __call__(self, known: Known, gone: Collection[StageSpec], longest: int) -> Rest:
+        layout, (model, scores) = known.layout, self._described
+        acceptance = None if model.draft is None else ACCEPTANCE
+        asked = Asked(self.context, acceptance=acceptance, kv_share=KV_SHARE / self.models_here)
+        try:
+            live = figures_of(model, layout, known.costs, known.ready, asked, self.measured)
+        except RequestError:  # too few steps yet
+            machines = [
+                MachineProfile(
+                    spec.name,
+                    {layer.kind: Costs() for layer in model.layers},
+                    spec.address,
+                    spec.key,
+                    free_bytes=ready.free_bytes + ready.weight_bytes,
+                    scores=scores,
+                    launches_ahead=ready.device != "cpu",
+                )
+                for spec, ready in zip(layout.stages, known.ready, strict=True)
+            ]
+            profiles = alike(Profiles(model, machines))
+            return without(profiles, asked, layout, gone, longest, is_known=False)
+        machines = [replace(each, scores=max(each.scores, scores)) for each in live.profiles.machines]
+        return without(replace(live.profiles, machines=machines), asked, layout, gone, longest)
