@@ -26,13 +26,11 @@ from splitinfer.errors import ModelError, ProtocolError
 from splitinfer.kvstore.store import CLOSE_SECONDS, Disk
 from splitinfer.models.border.tensors import name_of
 from splitinfer.models.caches.attention import STEP_ROWS, backend, score_bytes
-from splitinfer.models.caches.rollback import Rollback
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.drafters.mtp import MTP
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.folder.hub import fetch, open_model
 from splitinfer.models.library import mlx_vlm
-from splitinfer.models.library.layers import type_name
 from splitinfer.models.load.halves import Pair
 from splitinfer.models.load.loader import Survey, load_stage, resolve_dtype, survey
 from splitinfer.models.load.trained import read_of
@@ -257,10 +255,6 @@ def _read(
     on_disk = StageDisk(disk, command, dtype, model.kv_places, block) if disk and block else None
     runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, group)
     runner.use(outcome)
-    if model.heads and runner.pool.rollback is Rollback.STAGE:
-        raise ModelError(
-            f"draft {command.drafter}: states of {type_name(model.whole)} cannot be rolled back beside its heads' KV"
-        )
     ready = _ready(command, found, model, runner, keeps_blocks=block is not None)
     # Modules and layers stay alive. A full garbage collection during a step takes 60 ms if it visits them, and almost
     # no time once they are frozen.

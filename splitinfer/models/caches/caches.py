@@ -252,6 +252,11 @@ def own_cache(cache: Cache, format: KVFormat | None = None, phase: float = 0.0) 
     return cache
 
 
+def heads_caches(made: Sequence[Cache]) -> list[Cache]:
+    """Return the caches of a drafter's layers for one sequence. ``made``: the caches that its class made."""
+    return [own_cache(_as_mlx_lms(cache), phase=phase_of(i)) for i, cache in enumerate(made)]
+
+
 def can_quantise(cache: Cache) -> bool:
     """Return whether a cache may be stored in few bits: not windows and states, which do not grow with the context."""
     return type(cache) is mlx_caches.KVCache
@@ -296,6 +301,22 @@ def copied_state(state: Any) -> Any:
     """Return a copy of a state that later writes to the original do not change. Both share memory until such a write:
     MLX does not write in place into a shared array."""
     return tree_map(lambda leaf: mx.contiguous(leaf[...]) if isinstance(leaf, mx.array) else leaf, state)
+
+
+class Mark:
+    """A place in caches that they can return to, after entries were added."""
+
+    def __init__(self, caches: Sequence[Cache]) -> None:
+        parts = [part for cache in caches for part in _parts(cache)]
+        self._kept = [(part, copied_state(vars(part)) if _is_state(part) else part.offset) for part in parts]
+
+    def restore(self) -> None:
+        """Drop what was added since."""
+        for part, kept in self._kept:
+            if _is_state(part):
+                vars(part).update(kept)
+            else:
+                part.trim(part.offset - kept)
 
 
 class CachePlace:

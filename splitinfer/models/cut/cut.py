@@ -26,7 +26,6 @@ from splitinfer.errors import CannotCut
 from splitinfer.models.border.border import Border
 from splitinfer.models.caches.caches import CachePlace, fresh_caches, make_list, share
 from splitinfer.models.caches.cohort import SequenceCaches
-from splitinfer.models.caches.growing import GrowingKVCache
 from splitinfer.models.caches.rows import RowStep, attend_by_rows
 from splitinfer.models.cut.stand_ins import BorderReached, Keep, Relay, add_deep, between, keep_rows, tap
 from splitinfer.models.cut.structure import CannotTrace, ModelStructure
@@ -163,16 +162,19 @@ class StageModel:
     def kv_places(self) -> list[int]:
         """The places of all caches of a sequence: the stage's own, then its heads'."""
         before = len(fresh_caches(self.whole))
-        return [*self.own_places, *range(before, before + (len(self.heads.heads.layers) if self.heads else 0))]
+        return [*self.own_places, *range(before, before + len(self._heads_caches()))]
+
+    def _heads_caches(self) -> list[Any]:
+        return [] if self.heads is None else list(self.heads.heads.make_caches())
 
     def make_caches(self) -> SequenceCaches:
         """Return empty caches for one sequence; the heads' caches come last."""
-        place, more = CachePlace(), [GrowingKVCache() for _ in (self.heads.heads.layers if self.heads else ())]
+        place, heads = CachePlace(), self._heads_caches()
         full, own = make_list(fresh_caches(self.whole), self.own_places, place, self._kv_format)
         for border in (self._incoming, self._outgoing):
             for i in border.shared if border else ():
                 share(full[i])
-        return SequenceCaches([*full, *more], [*own, *more], place)
+        return SequenceCaches([*full, *heads], own, place, heads)
 
     def __call__(
         self,

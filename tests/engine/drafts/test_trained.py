@@ -25,13 +25,14 @@ from splitinfer import Flight, SamplingParams
 from splitinfer.demo import DRAFTER
 from splitinfer.engine.profiling.drafts import describe_heads
 from splitinfer.errors import ModelError
+from splitinfer.models.caches.caches import CachePlace
+from splitinfer.models.caches.cohort import SequenceCaches
 from splitinfer.models.caches.growing import GrowingKVCache
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.drafters.dflash import DFlash
 from splitinfer.models.drafters.dflash import taps_of as taps_of_dflash
 from splitinfer.models.drafters.eagle3 import Eagle3, layers_of, taps_of
 from splitinfer.models.drafters.heads import BlockPart, HeadRows
-from splitinfer.models.drafters.mtp import PredictionHeads
 from splitinfer.models.folder.checkpoint import open_folder
 from splitinfer.models.load.layer_kinds import describe
 from splitinfer.models.load.trained import join
@@ -53,13 +54,6 @@ def test_heads_that_are_missing_or_anothers_are_refused(
         add_heads(folder, **changes)
     with pytest.raises(ModelError, match=reason), pipeline(folder, [4], draft="mtp"):
         pass
-
-
-def test_latent_attention_is_refused() -> None:
-    model, _ = tiny.build("deepseek_v3")
-    names = ("eh_proj.weight", "self_attn.kv_a_proj_with_mqa.weight")
-    with pytest.raises(ModelError, match=r"latent attention \(MLA\)"):
-        PredictionHeads(model, {f"model.layers.4.{name}": mx.zeros((8, 8)) for name in names})
 
 
 @pytest.mark.parametrize(("kind", "told", "reason"), [
@@ -111,7 +105,7 @@ def test_a_quantised_dflash_is_the_one_that_its_numbers_stand_for(second: bool, 
         arrays = form(plain) | tables
         made, taps = DFlash(own, model, arrays), taps_of_dflash(own, model, arrays)
         kept = sum(taps[layer](mx.arange(192.0).reshape(3, 64) / 64 + layer) for layer in LEAVING)
-        caches = type("", (), {"own": [GrowingKVCache() for _ in range(2)]})()
+        caches = SequenceCaches([], [], CachePlace(), made.make_caches())
         parts = [BlockPart(caches, 0, 3, mx.array(3), 4)]
         made.keep(made.states(kept), parts)
         hidden = made(made.embed(mx.array([7, 159, 159, 159])[:, None]), parts)[:, 0]

@@ -1,0 +1,121 @@
+"""Prediction heads that mlx-vlm's classes run: drafts as from the class itself, and tokens as without drafts."""
+
+import copy
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from engine.door import SEVERAL, Ask, Open, ask
+from mlx.utils import tree_flatten, tree_map_with_path
+from tiny import _spread
+
+from splitinfer import Flight
+from splitinfer.models.library import mlx_vlm
+
+if find_spec("mlx_vlm") is None:
+    pytest.skip("mlx-vlm is not installed", allow_module_level=True)
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "matrix"))
+import compare
+import configs
+import vlm_configs
+
+NIGHTLY = pytest.mark.nightly
+Proposed = list[tuple[list[int], list[int]]]
+OF_VLM = ("deepseek_v4", "glm5_next", "hy_v4", "inkling", "qwen4_exp")
+_HEADS: dict[str, Any] = {"num_nextn_predict_layers": 1, "mtp_num_hidden_layers": 1}
+
+
+def _behind(last: int, name: str) -> str:
+    name = name.removeprefix("mtp.").removeprefix("mtp_block.").replace("shared_head_norm", "shared_head.norm")
+    return f"model.layers.{last}.{name}"
+
+
+def _hy_v4(_last: int, name: str) -> str:
+    own = name.removeprefix("decoder.")
+    return f"model.mtp_layers.0.{own.replace('norm.', 'final_layernorm.') if name.startswith('norm.') else own}"
+
+
+STORED: dict[str, Callable[[int, str], str]] = {
+    "glm_moe_dsa": _behind, "glm5_next": _behind, "hy_v4": _hy_v4,
+    "nemotron_h": lambda _, name: f"mtp.{name}", "qwen4_exp": lambda _, name: f"mtp.{name}",
+    "deepseek_v4": lambda _, name: f"mtp.0.{name}",
+    "inkling": lambda _, name: f"model.mtp.{name.replace('blocks.', 'layers.')}",
+}  # fmt: skip
+"""By architecture: the name in a checkpoint of a parameter of mlx-vlm's class."""
+MORE = {
+    "nemotron_h": {"mtp_hybrid_override_pattern": ["*", "E"]}, "inkling": {"num_mtp_layers": 2},
+}  # fmt: skip
+
+
+def _drafter(config: dict[str, Any]) -> Any:
+    """An instance of mlx-vlm's class for the heads of a configuration, with random weights."""
+    splitter = mlx_vlm.module("speculative.drafters.mtp_split").get_mtp_splitter(source_config=config)
+    text = splitter.read_text_config(config)
+    package = mlx_vlm.module(f"speculative.drafters.{splitter.output_model_type}")
+    told = {"model_type": splitter.output_model_type, "text_config": text, **splitter.extra_config(text)}
+    made = package.Model(package.ModelConfig.from_dict(told))
+    mx.random.seed(7)
+    made.update(tree_map_with_path(_spread, made.parameters()))
+    return made
+
+
+def _saved(name: str, folder: Path) -> tuple[Any, Any]:
+    """Write a checkpoint with heads. Return its model and the drafter."""
+    config = copy.deepcopy(vlm_configs.CONFIGS[name] if name in OF_VLM else configs.configurations()[name])
+    text = config["text_config"] if "text_config" in config else config
+    text.update(_HEADS | MORE.get(name, {}))
+    drafter = _drafter(copy.deepcopy(config))
+    own = {STORED[name](text["num_hidden_layers"], key): array for key, array in tree_flatten(drafter.parameters())}
+    make = compare.mlx_vlms if name in OF_VLM else compare.mlx_lms
+    folder.mkdir()
+    target = compare.save(folder, config, make if name in OF_VLM else None, change=lambda weights: weights | own)
+    return target, drafter
+
+
+def _hidden(name: str, target: Any, tokens: list[int]) -> mx.array:
+    """What mlx-vlm gives its drafter of the target's hidden states."""
+    ids = mx.array([tokens])
+    if name not in OF_VLM:
+        return (target.backbone if name == "nemotron_h" else target.model)(ids)
+    told = {"capture_layer_ids": []} if name == "qwen4_exp" else {}
+    return target(ids, cache=target.make_cache(), return_hidden=True, **told).hidden_states[-1]
+
+
+def _asked(one: Ask, count: int) -> Ask:
+    """A request with tokens that all these models have, and blocks of ``count`` drafts."""
+    return replace(one, tokens=tuple(token % 100 for token in one.tokens), flight=Flight(count))
+
+
+def _best(logits: mx.array) -> mx.array:
+    return logits.argmax(axis=-1)
+
+
+@pytest.mark.parametrize("cuts", [[-1], [2, -2], [1, 1, -2]], ids=str)
+@pytest.mark.parametrize("name", STORED)
+def test_drafts_are_those_of_mlx_vlms_class(
+    name: str, cuts: list[int], tmp_path: Path, pipeline: Open, proposed: Proposed
+) -> None:
+    target, drafter = _saved(name, tmp_path / "target")
+    layers = len(target.layers)
+    cuts = [*cuts[:-1], layers - sum(cuts[:-1])]
+    asks = [_asked(ask(20 + 15 * i, prompt=i), 3 + i) for i in range(2)]
+    with pipeline(tmp_path / "target", cuts, token_budget=64, draft="mtp", are_checked=False) as there:
+        there.answers(*asks)
+    assert len(proposed) > 8
+    if name == "nemotron_h":
+        drafter.validate_target_compatibility = lambda _target: None
+        drafter.bind = lambda _target: None
+        drafter._input_embed, drafter._lm_head_fn = target.backbone.embeddings, target.lm_head
+    for tokens, found in proposed:
+        drafter.reset(target)
+        hidden = _hidden(name, target, tokens[:-1])
+        drafter.prefill_from_target_hidden(mx.array([tokens[:-1]]), hidden, tokens[-1], _best, greedy=True)
+        block = drafter.draft_block(tokens[-1], hidden[:, -1:], None, len(found) + 1, _best, greedy=True)
+        assert found == block[0].tolist()
