@@ -29,6 +29,7 @@ from splitinfer.engine.versions import machine_name
 from splitinfer.errors import CannotFit, ConfigError, LayoutError, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.llm.setup import trained_drafter
+from splitinfer.models.load.trained import is_heads
 from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.folder.hub import open_model
@@ -200,7 +201,7 @@ def with_drafter(found: DescribedModel, checkpoint: Checkpoint, draft: str | Non
     trained = checkpoint if has_heads(named) else trained_drafter(named)
     if trained is None:
         return found.profile
-    row = found.profile.hidden_row * (1 if trained is checkpoint else 2)
+    row = found.profile.hidden_row * (1 if trained is checkpoint or is_heads(trained) else 2)
     return replace(found.profile, draft=describe_heads(str(named), trained, found, dtype), hidden_row=row)
 
 

@@ -291,8 +291,8 @@ def _tried(
 def _ready(command: Load, found: Survey, model: StageModel, runner: StageRunner, *, keeps_blocks: bool) -> Ready:
     """Return the Ready message of a stage, without the values that ``begin_anew`` finds."""
     row = None  # one row of the hidden states that the stage takes
-    if model.hidden_spec is not None:
-        width, dtype = model.hidden_spec
+    if model.row_spec is not None:
+        width, dtype = model.row_spec
         row = TensorSpec(name_of(dtype), (width,))
     return Ready(
         stage=command.stage,

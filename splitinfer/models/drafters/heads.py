@@ -70,11 +70,17 @@ class Target:
         """How many numbers the hidden state of a token has that goes into the head."""
         return int(self.embed(mx.zeros((1,), mx.int32)).shape[-1])
 
+    @property
+    def mixer(self) -> nn.Module:
+        """The module that makes one hidden state of the streams of hyper-connections; without parameters if there is
+        none."""
+        return cast(nn.Module, self.inner.get(_MIXER, nn.Identity()))
+
     def contracted(self, rows: mx.array) -> mx.array:
         """Return [T, d] of rows [T, w] behind a layer. A model with hyper-connections has several streams side by side
         (w > d), and drafters read their mean, or what the model's own mixer makes of them."""
         if _MIXER in self.inner:
-            return cast(mx.array, self.inner[_MIXER](rows[None])[0])
+            return cast(mx.array, self.mixer(rows[None])[0])
         return rows if rows.shape[-1] == self.size else rows.reshape(len(rows), -1, self.size).mean(axis=1)
 
     def read_by_head(self, rows: mx.array) -> mx.array:

@@ -6,7 +6,7 @@
 
 See DeepSeek-V3 (arXiv 2412.19437), section 2.2. mlx-lm leaves the heads out; checkpoints use one of two forms:
 
-    mtp.*                   Qwen3-Next, Qwen3.5 to 3.8; there, norms are about 0 instead of 1
+    mtp.*                   Qwen3-Next, Qwen3.5 to 3.8; there, norms are about 0 instead of 1; maybe without prefix
     model.layers.N.*        GLM, DeepSeek: the layer after the last of N; its copies of embedding and head are not read
 
 The decoder layer is a copy of one of the target's own attention layers, with the heads' weights. ``LatentHeads`` have
@@ -32,6 +32,7 @@ from splitinfer.models.library.mlx_lm import cache as mlx_caches
 
 MTP = "mtp"  # in a layout's ``draft``
 PREFIX = "mtp."
+_BARE = "pre_fc_norm_hidden.weight"  # among heads whose names have no prefix: in a file or folder of their own
 _WITHIN = re.compile(r"(?:(?:language_model|model)\.)*(?:mtp|mtp_layers)\.(.+)")
 _NORM = re.compile(r"(norm|norm_embedding|norm_hidden)\.weight$")
 _EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(\w+)\.(weight|scales|biases)")
@@ -135,6 +136,8 @@ def tensors_of(names: Iterable[str], num_layers: int | None) -> dict[str, str]:
     the target's own tensors get "". ``num_layers``: the target's number of layers, if known."""
     names = list(names)
     found = {name: match[1] for name in names if (match := _WITHIN.fullmatch(name))}
+    if not found and _BARE in names:
+        found = {name: name for name in names if name.startswith(("fc.", "layers.", "norm.", "pre_fc_norm_"))}
     if found or num_layers is None:
         return found
     behind = re.compile(rf"(?:\w+\.)*layers\.{num_layers}\.(.+)")
@@ -156,7 +159,7 @@ def _renamed(arrays: Mapping[str, mx.array], num_layers: int | None = None) -> d
     names = tensors_of(arrays, num_layers)
     norms = [arrays[name] for name in names if arrays[name].ndim == 1 and _NORM.search(name)]
     is_about_0 = mx.array(False)
-    if norms and all(map(_WITHIN.fullmatch, names)):
+    if norms and not any(name.endswith(".enorm.weight") for name in names):
         is_about_0 = mx.stack([norm.min() for norm in norms]).min() < 0
     own: dict[str, mx.array] = {}
     experts: dict[str, dict[int, mx.array]] = {}

@@ -87,6 +87,7 @@ class LibraryHeads(nn.Module):  # type: ignore[misc]
             found = drafter._forward_seq(tokens, hidden, block, mx.int32)
         else:
             found = drafter._forward_tokens(tokens, hidden, mx.int32)
+        drafter._cache = []  # it would hold the caches of a sequence that has ended
         return found if isinstance(found, tuple) else (found, found)
 
     def logits(self, hidden: mx.array) -> mx.array:

@@ -1,7 +1,7 @@
 """Joins a stage with a drafter that was trained on the target's hidden states.
 
 The drafter is among the model's own tensors (``mtp``), or in a folder of its own whose config.json gives its kind
-(``eagle3``, ``dflash``). Every stage taps its layers for the drafter; the last stage runs it.
+(``mtp``, ``eagle3``, ``dflash``). Every stage taps its layers for the drafter; the last stage runs it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from splitinfer.common.model_config import positive, text_part
 from splitinfer.errors import ModelError
 from splitinfer.models.caches.caches import arrays_of
 from splitinfer.models.caches.cohort import SequenceCaches
@@ -26,7 +27,7 @@ from splitinfer.models.drafters.sequence_heads import LibraryHeads, heads_within
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.library import mlx_vlm
 from splitinfer.models.library.layers import type_name
-from splitinfer.models.load.building import cast_floats
+from splitinfer.models.load.building import build_drafter, cast_floats
 
 HeadsOfSequences = LatentHeads | LibraryHeads
 Heads = PredictionHeads | Eagle3 | DFlash | LibraryHeads
@@ -133,7 +134,12 @@ TrainedArrays = Mapping[str, mx.array]
 
 def is_trained(checkpoint: Checkpoint) -> bool:
     """Return whether a checkpoint is a drafter that runs on the last stage."""
-    return is_eagle3(checkpoint.config) or is_dflash(checkpoint.config)
+    return is_heads(checkpoint) or is_eagle3(checkpoint.config) or is_dflash(checkpoint.config)
+
+
+def is_heads(checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint has prediction heads alone, which read no hidden states of other stages."""
+    return str(checkpoint.config.get("model_type")).endswith("_mtp")
 
 
 def at_once(checkpoint: Checkpoint) -> int:
@@ -142,8 +148,10 @@ def at_once(checkpoint: Checkpoint) -> int:
 
 
 def read_of(drafter: Checkpoint, *, is_last: bool) -> frozenset[str]:
-    """Return the tensors that a stage reads of a drafter in its own folder: the projection's, or all if it
+    """Return the tensors that a stage reads of a drafter in its own folder: the projection's of taps, or all if it
     ``is_last``."""
+    if is_heads(drafter) and not is_last:
+        return frozenset()
     return frozenset(name for name in drafter.tensors if is_last or name.removeprefix("model.").startswith("fc."))
 
 
@@ -154,15 +162,19 @@ def join(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays, dtype: s
     Raises:
         ModelError: there is no drafter, it belongs to another model, or this model cannot have one.
     """
-    kind, own = (_of_folder if is_trained(drafter) else _mtp), dict[str, mx.array]()
+    kind, own = (_of_folder if is_trained(drafter) and not is_heads(drafter) else _mtp), dict[str, mx.array]()
     try:
         parts, make = kind(stage, drafter, arrays)
         for index, part in parts.items():
             if isinstance(part, nn.Module) and stage.start <= index < stage.end:
                 cast_floats(part, dtype)
                 own |= {f"taps.{index}.{name}": array for name, array in tree_flatten(part.parameters())}
-        contract = None if kind is _mtp else Target.of(stage.whole).contracted
-        stage.tap(parts if contract is None else {i: partial(_contracted, contract, part) for i, part in parts.items()})
+        target = Target.of(stage.whole)
+        if kind is not _mtp:
+            if own:  # the stage reads it, too
+                own |= {f"mixer.{name}": array for name, array in tree_flatten(target.mixer.parameters())}
+            parts = {index: partial(_contracted, target.contracted, part) for index, part in parts.items()}
+        stage.tap(parts, target.size)
         if not stage.is_last:
             return own
         heads = make()
@@ -188,9 +200,13 @@ _Kind = tuple[dict[int, Callable[[mx.array], mx.array]], Callable[[], Heads]]
 
 
 def _mtp(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays) -> _Kind:
-    own = tensors_of(arrays, stage.num_layers)
+    own, there = tensors_of(arrays, stage.num_layers), stage.num_layers
+    if is_heads(drafter) and (layers := positive(text_part(drafter.config), "num_hidden_layers") or there) != there:
+        raise ModelError(f"the heads are for a model of {layers} layers, and {type_name(stage.whole)} has {there}")
     if "fc.weight" in own.values() and not is_latent(own):
         kind: Callable[[], Heads] = partial(PredictionHeads, stage.whole, arrays)
+    elif is_heads(drafter):
+        kind = partial(LibraryHeads, build_drafter(drafter, arrays), stage.whole)
     elif (found := heads_within(drafter.config, arrays)) is not None:
         kind = partial(LibraryHeads, found, stage.whole)
     elif "fc.weight" in own.values():

@@ -6,16 +6,21 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from engine.door import SEVERAL, Ask, Open, ask
 from mlx.utils import tree_flatten, tree_map_with_path
 from tiny import _spread
+from trained import LEAVING, save_dflash, weights_of
 
 from splitinfer import Flight
+from splitinfer.core.plan import Slice
+from splitinfer.engine.stage.head_drafts import HeadDrafter
 from splitinfer.models.library import mlx_vlm
 
 if find_spec("mlx_vlm") is None:
@@ -26,6 +31,7 @@ import compare
 import configs
 import vlm_configs
 
+BY_CHUNKS = ("deepseek_v4", "hy_v4")  # whose own hidden states depend on the chunks that they are computed in
 NIGHTLY = pytest.mark.nightly
 Proposed = list[tuple[list[int], list[int]]]
 OF_VLM = ("deepseek_v4", "glm5_next", "hy_v4", "inkling", "qwen4_exp")
@@ -50,7 +56,7 @@ STORED: dict[str, Callable[[int, str], str]] = {
 }  # fmt: skip
 """By architecture: the name in a checkpoint of a parameter of mlx-vlm's class."""
 MORE = {
-    "nemotron_h": {"mtp_hybrid_override_pattern": ["*", "E"]}, "inkling": {"num_mtp_layers": 2},
+    "nemotron_h": {"mtp_hybrid_override_pattern": ["*", "E"]}, "inkling": {"num_mtp_layers": 2, "dense_intermediate_size": 32},
 }  # fmt: skip
 
 
@@ -66,11 +72,11 @@ def _drafter(config: dict[str, Any]) -> Any:
     return made
 
 
-def _saved(name: str, folder: Path) -> tuple[Any, Any]:
+def _saved(name: str, folder: Path, **changes: Any) -> tuple[Any, Any]:
     """Write a checkpoint with heads. Return its model and the drafter."""
     config = copy.deepcopy(vlm_configs.CONFIGS[name] if name in OF_VLM else configs.configurations()[name])
     text = config["text_config"] if "text_config" in config else config
-    text.update(_HEADS | MORE.get(name, {}))
+    text.update(_HEADS | MORE.get(name, {}) | changes)
     drafter = _drafter(copy.deepcopy(config))
     own = {STORED[name](text["num_hidden_layers"], key): array for key, array in tree_flatten(drafter.parameters())}
     make = compare.mlx_vlms if name in OF_VLM else compare.mlx_lms
@@ -93,22 +99,65 @@ def _asked(one: Ask, count: int) -> Ask:
     return replace(one, tokens=tuple(token % 100 for token in one.tokens), flight=Flight(count))
 
 
+@pytest.mark.parametrize(("name", "cuts"), [
+    ("qwen4_exp", [2, 2]), *(pytest.param(*one, marks=NIGHTLY) for one in (("glm5_next", [3, 5]), ("hy_v4", [1, 3]))),
+], ids=str)  # fmt: skip
+def test_taps_of_streams_are_one_row_on_a_link(
+    name: str, cuts: list[int], tmp_path: Path, pipeline: Open, proposed: Proposed
+) -> None:
+    """A drafter reads what the streams of hyper-connections mean. Its drafts are those of mlx-vlm's class where that
+    names the hidden states."""
+    target, _ = _saved(name, tmp_path / "target", hidden_size=64)
+    streams = target.args.hc_count if name == "qwen4_exp" else target.args.hc_mult
+    told = {"mask_token_id": 120, "target_layer_ids": LEAVING}
+    layers = len(target.layers)
+    draft = save_dflash(tmp_path / "drafter", vocab_size=128, num_target_layers=layers, dflash_config=told)
+    asked = _asked(ask(20), 3)
+    with pipeline(tmp_path / "target", cuts, token_budget=64, draft=str(draft)) as there:
+        there.answers(asked)
+        assert there.stats["bytes_per_token"] == pytest.approx((streams + 1) * 64 * 4, rel=0.2)
+    assert len(proposed) > 4
+    module = mlx_vlm.module("speculative.drafters.qwen3_dflash")
+    drafter = module.Model(module.ModelConfig.from_dict(json.loads((draft / "config.json").read_text())))
+    drafter.load_weights(list(drafter.sanitize(weights_of(draft)).items()))
+    for tokens, found in proposed if name == "qwen4_exp" else ():
+        taps = target(mx.array([tokens[:-1]]), cache=target.make_cache(), capture_layer_ids=LEAVING).hidden_states
+        caches = drafter.reset(target)
+        block = drafter.draft_block(tokens[-1], mx.concatenate(taps, axis=-1), caches, len(found) + 1, _best)
+        assert found == block[0].tolist()
+
+
+def _noted_states(monkeypatch: pytest.MonkeyPatch) -> dict[int, np.ndarray]:
+    """By position, the hidden states of the one sequence that the heads read from now on."""
+    found, write = dict[int, np.ndarray](), HeadDrafter._write
+
+    def noted(self: Any, part: Slice, caches: Any, own: mx.array, right: Any) -> Any:
+        found.update({part.start + i: np.array(row) for i, row in enumerate(own)})
+        return write(self, part, caches, own, right)
+
+    monkeypatch.setattr(HeadDrafter, "_write", noted)
+    return found
+
+
 def _best(logits: mx.array) -> mx.array:
     return logits.argmax(axis=-1)
 
 
-@pytest.mark.parametrize("cuts", [[-1], [2, -2], [1, 1, -2]], ids=str)
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize(("name", "cuts"), [
+    ("nemotron_h", [2, -2]), ("hy_v4", [1, 1, -2]), ("qwen4_exp", [2, -2]),
+    *(pytest.param(*one, marks=NIGHTLY) for one in product(STORED, ([-1], [2, -2], [1, 1, -2]))),
+], ids=str)  # fmt: skip
 def test_drafts_are_those_of_mlx_vlms_class(
-    name: str, cuts: list[int], tmp_path: Path, pipeline: Open, proposed: Proposed
+    name: str, cuts: list[int], tmp_path: Path, pipeline: Open, proposed: Proposed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, drafter = _saved(name, tmp_path / "target")
     layers = len(target.layers)
     cuts = [*cuts[:-1], layers - sum(cuts[:-1])]
-    asks = [_asked(ask(20 + 15 * i, prompt=i), 3 + i) for i in range(2)]
+    read = _noted_states(monkeypatch)
+    asks = [_asked(ask(20 + 15 * i, prompt=i), 3 + i) for i in range(1 if name in BY_CHUNKS else 2)]
     with pipeline(tmp_path / "target", cuts, token_budget=64, draft="mtp", are_checked=False) as there:
         there.answers(*asks)
-    assert len(proposed) > 8
+    assert len(proposed) > 4
     if name == "nemotron_h":
         drafter.validate_target_compatibility = lambda _target: None
         drafter.bind = lambda _target: None
@@ -116,6 +165,10 @@ def test_drafts_are_those_of_mlx_vlms_class(
     for tokens, found in proposed:
         drafter.reset(target)
         hidden = _hidden(name, target, tokens[:-1])
+        if name in BY_CHUNKS:
+            given = mx.array(np.stack([read[position] for position in range(len(tokens) - 1)]))[None]
+            assert len(tokens) > 21 or mx.allclose(given, hidden.reshape(given.shape), atol=1e-4)
+            hidden = given
         drafter.prefill_from_target_hidden(mx.array([tokens[:-1]]), hidden, tokens[-1], _best, greedy=True)
         block = drafter.draft_block(tokens[-1], hidden[:, -1:], None, len(found) + 1, _best, greedy=True)
         assert found == block[0].tolist()
