@@ -29,12 +29,12 @@ from splitinfer.engine.versions import machine_name
 from splitinfer.errors import CannotFit, ConfigError, LayoutError, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.llm.setup import trained_drafter
-from splitinfer.models.load.trained import is_heads
 from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.folder.hub import open_model
 from splitinfer.models.load.layer_kinds import DescribedModel, describe, with_half
 from splitinfer.models.load.loader import resolve_dtype
+from splitinfer.models.load.trained import is_heads
 from splitinfer.models.memory import free_bytes, on_gpu
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.comparison import Comparison, beside, held_in_words

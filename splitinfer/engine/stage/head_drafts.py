@@ -164,7 +164,7 @@ class HeadDrafter:
             rows, choices: the rows with logits, and the tokens chosen for them.
         """
         heads, sampled = self._model.heads, in_order(choices) if choices else mx.zeros((0,), mx.int32)
-        states, entries, at, logit = heads.states(hidden), list[_Entries](), 0, 0
+        states, entries, at, logit = self._model.states(hidden), list[_Entries](), 0, 0
         if isinstance(heads, HeadsOfSequences):
             return self._by_sequence(slices, parts, states, rows, sampled)
         for part, run in zip(slices, parts, strict=True):

@@ -178,7 +178,10 @@ def load(
     kv_format = format_of(command.kv_format)
     drafter = _open_drafter(command, checkpoint, source, report)
     group, cut = None if command.half is None else join(command.half), (command.start, command.end)
-    found = survey(checkpoint, *cut, dtype, kv_format, drafter=drafter, sees=command.sees, group=group)
+    drafter_dtype = resolve_dtype(command.drafter_dtype or command.dtype, gpu=on_gpu())
+    found = survey(
+        checkpoint, *cut, dtype, kv_format, drafter=drafter, drafter_dtype=drafter_dtype, sees=command.sees, group=group
+    )
     if command.float32_head:
         found = found.with_float32_head()
     scores = score_bytes(found.attention, backend(), STEP_ROWS, command.kv_tokens)
@@ -245,7 +248,8 @@ def _read(
         report(Progress("load", done, total))
 
     what = checkpoint, found, command.start, command.end, dtype, reading, drafter
-    model = load_stage(*what, sees=command.sees, group=group)
+    drafter_dtype = resolve_dtype(command.drafter_dtype or command.dtype, gpu=on_gpu())
+    model = load_stage(*what, drafter_dtype=drafter_dtype, sees=command.sees, group=group)
     if command.float32_head:
         model.use_float32_head()
     outcome = _tried(command, checkpoint, dtype, model, report, group)

@@ -63,7 +63,9 @@ class Target:
         heads = [m["lm_head"] for _, m in model.named_modules() if "lm_head" in m]
         if not isinstance(embed, _EMBEDDINGS) or (norm is None and _MIXER not in inner):
             raise ModelError(f"{type_name(model)} keeps its embedding or last norm in an unknown place")
-        return cls(embed, norm, heads[0] if heads else embed.as_linear, inner)
+        head, dtype = heads[0] if heads else embed.as_linear, embed(mx.zeros((1,), mx.int32)).dtype
+        # In the model's dtype, because a product of two would copy the head in float32.
+        return cls(embed, norm, lambda hidden: head(hidden.astype(dtype)), inner)
 
     @property
     def size(self) -> int:

@@ -40,12 +40,18 @@ class WithHeads:
         ModelError: the heads cannot run on this stage.
     """
 
-    def __init__(self, stage: StageModel, heads: Heads) -> None:
+    def __init__(self, stage: StageModel, heads: Heads, dtype: str | None) -> None:
         self.heads = heads  # not the stage, which refers to this object: a cycle is freed late
         attend_by_rows(stage.whole)
         stage(mx.zeros((1, 1), mx.int32), stage.make_caches(), None, 1)  # a graph that is never computed
         kept = stage.take_tapped()
         self._row = None if kept is None else (kept.shape[-1], kept.dtype)
+        self._is_float32 = dtype == "float32"
+
+    def states(self, kept: mx.array) -> mx.array:
+        """Return the hidden states [T, ...] that the heads read, in float32 if they are, from the tapped rows [T, w]."""
+        found = self.heads.states(kept)
+        return found.astype(mx.float32) if self._is_float32 else found
 
     def bytes_per_token(self, caches: SequenceCaches) -> int:
         """Return the bytes of the heads' KV per token. ``caches``: empty caches of the stage."""
@@ -115,11 +121,11 @@ class WithHeads:
         tokens = mx.zeros(rows, mx.int32)
         if isinstance(self.heads, HeadsOfSequences):
             assert self._row is not None
-            hidden = self.heads.states(mx.zeros((rows, self._row[0]), self._row[1]))
+            hidden = self.states(mx.zeros((rows, self._row[0]), self._row[1]))
             read, _ = self.run_sequence(caches, tokens, hidden)
             return mx.repeat(self.logits(read[None]), rows, axis=0)
         like = self.heads.norm.weight
-        hidden = self.heads.states(mx.zeros((rows, like.shape[-1]), like.dtype))
+        hidden = self.states(mx.zeros((rows, like.shape[-1]), like.dtype))
         if not self.heads.at_once:
             visible = mx.tri(rows, rows).astype(mx.bool_)
             return self.logits(self.run(tokens, hidden, [(caches, rows, visible)], mx.arange(rows)))
@@ -179,7 +185,7 @@ def join(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays, dtype: s
             return own
         heads = make()
         cast_floats(heads, dtype)
-        stage.heads = WithHeads(stage, heads)
+        stage.heads = WithHeads(stage, heads, dtype)
         stage.heads.run_nothing(stage.make_caches())
     except (ValueError, TypeError, AttributeError) as error:
         raise ModelError(

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from engine.door import SEVERAL, Ask, Open, ask
+from engine.door import Ask, Open, ask
 from mlx.utils import tree_flatten, tree_map_with_path
 from tiny import _spread
 from trained import LEAVING, save_dflash, weights_of
