@@ -116,7 +116,8 @@ def _build(
     model, whole = build_with_pictures(checkpoint, arrays, dtype, sees=sees)
     stage, weights = StageModel(model, *layers), dict[str, mx.array]()
     if drafter is not None:
-        weights = join(stage, drafter, arrays if drafter is checkpoint else of_drafter(drafter, stage), drafter_dtype or dtype)
+        given = arrays if drafter is checkpoint else of_drafter(drafter, stage)
+        weights = join(stage, drafter, given, drafter_dtype or dtype)
     if group is not None:  # only now: the structure, and a drafter's copies of layers, must not be halved
         divide(model, group.sums)
     parameters = dict(tree_flatten(model.parameters()))

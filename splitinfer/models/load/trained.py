@@ -49,7 +49,8 @@ class WithHeads:
         self._is_float32 = dtype == "float32"
 
     def states(self, kept: mx.array) -> mx.array:
-        """Return the hidden states [T, ...] that the heads read, in float32 if they are, from the tapped rows [T, w]."""
+        """Return the hidden states [T, ...] that the heads read, from the tapped rows [T, w]; in float32 if the heads
+        are."""
         found = self.heads.states(kept)
         return found.astype(mx.float32) if self._is_float32 else found
 

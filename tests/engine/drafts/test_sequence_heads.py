@@ -15,8 +15,11 @@ import numpy as np
 import pytest
 from engine.door import Ask, Open, ask
 from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.cache import KVCache
+from mlx_lm.utils import load_model
 from tiny import _spread
-from trained import LEAVING, save_dflash, weights_of
+from trained import LEAVING, heads_for, save_dflash, weights_of
 
 from splitinfer import Flight
 from splitinfer.core.plan import Slice
@@ -56,7 +59,8 @@ STORED: dict[str, Callable[[int, str], str]] = {
 }  # fmt: skip
 """By architecture: the name in a checkpoint of a parameter of mlx-vlm's class."""
 MORE = {
-    "nemotron_h": {"mtp_hybrid_override_pattern": ["*", "E"]}, "inkling": {"num_mtp_layers": 2, "dense_intermediate_size": 32},
+    "nemotron_h": {"mtp_hybrid_override_pattern": ["*", "E"]},
+    "inkling": {"num_mtp_layers": 2, "dense_intermediate_size": 32},
 }  # fmt: skip
 
 
@@ -75,7 +79,7 @@ def _drafter(config: dict[str, Any]) -> Any:
 def _saved(name: str, folder: Path, **changes: Any) -> tuple[Any, Any]:
     """Write a checkpoint with heads. Return its model and the drafter."""
     config = copy.deepcopy(vlm_configs.CONFIGS[name] if name in OF_VLM else configs.configurations()[name])
-    text = config["text_config"] if "text_config" in config else config
+    text = config.get("text_config", config)
     text.update(_HEADS | MORE.get(name, {}) | changes)
     drafter = _drafter(copy.deepcopy(config))
     own = {STORED[name](text["num_hidden_layers"], key): array for key, array in tree_flatten(drafter.parameters())}
@@ -97,6 +101,32 @@ def _hidden(name: str, target: Any, tokens: list[int]) -> mx.array:
 def _asked(one: Ask, count: int) -> Ask:
     """A request with tokens that all these models have, and blocks of ``count`` drafts."""
     return replace(one, tokens=tuple(token % 100 for token in one.tokens), flight=Flight(count))
+
+
+def test_latent_heads_are_the_models_own_layer(drafter: Any, pipeline: Open, proposed: Proposed) -> None:
+    """mlx-vlm has no class for them. A prompt in chunks ends with an entry that the next chunk replaces."""
+    folder, _ = drafter("latent", "")
+    target, own = load_model(folder, strict=False)[0], heads_for(folder)
+    with pipeline(folder, [2, 2], token_budget=16, draft="mtp", are_checked=False) as there:
+        there.answers(*(replace(ask(40 + 9 * i, prompt=i), flight=Flight(3)) for i in range(2)))
+    assert len(proposed) > 8
+
+    def step(ids: list[int], hidden: mx.array, cache: Any) -> mx.array:
+        embedded = target.model.embed_tokens(mx.array([ids]))
+        norms = {name: own[f"mtp.{name}.weight"] for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+        rows = [mx.fast.rms_norm(embedded, norms["pre_fc_norm_embedding"], 1e-5)]
+        rows += [mx.fast.rms_norm(hidden, norms["pre_fc_norm_hidden"], 1e-5)]
+        x = mx.concatenate(rows, axis=-1) @ own["mtp.fc.weight"].T
+        x = target.layers[-1](x, create_attention_mask(x, cache, return_array=True), cache)
+        return mx.fast.rms_norm(x, norms["norm"], 1e-5)[:, -1:]
+
+    for tokens, found in proposed:
+        cache, drafts = KVCache(), list[int]()
+        hidden = step(tokens[1:], target.model(mx.array([tokens[:-1]])), cache)
+        for _ in found:
+            drafts.append(int(target.lm_head(hidden).argmax().item()))
+            hidden = step(drafts[-1:], hidden, cache)
+        assert drafts == found
 
 
 @pytest.mark.parametrize(("name", "cuts"), [
