@@ -114,8 +114,8 @@ def heads_in_words(model: ModelProfile) -> str:
     if not model.has_heads or model.draft is not None:
         return ""
     return (
-        "The checkpoint has prediction heads: --draft mtp drafts with them, and with such heads others saw one chat 1.1 "
-        "to 2.2 times as fast."
+        "The checkpoint has prediction heads: --draft mtp drafts with them, and with such heads others saw one chat "
+        "1.1 to 2.2 times as fast."
     )
 
 

@@ -170,6 +170,8 @@ def join(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays, dtype: s
         ModelError: there is no drafter, it belongs to another model, or this model cannot have one.
     """
     kind, own = (_of_folder if is_trained(drafter) and not is_heads(drafter) else _mtp), dict[str, mx.array]()
+    if kind is _mtp and not stage.is_last:
+        return own
     try:
         parts, make = kind(stage, drafter, arrays)
         for index, part in parts.items():

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from engine.door import Ask, Open, ask
+from engine.door import SEVERAL, Ask, Open, ask, worker_lost
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
@@ -59,7 +59,7 @@ STORED: dict[str, Callable[[int, str], str]] = {
 }  # fmt: skip
 """By architecture: the name in a checkpoint of a parameter of mlx-vlm's class."""
 MORE = {
-    "nemotron_h": {"mtp_hybrid_override_pattern": ["*", "E"]},
+    "nemotron_h": {"mtp_hybrid_override_pattern": ["*", "E"], "num_hidden_layers": 7},
     "inkling": {"num_mtp_layers": 2, "dense_intermediate_size": 32},
 }  # fmt: skip
 
@@ -101,6 +101,17 @@ def _hidden(name: str, target: Any, tokens: list[int]) -> mx.array:
 def _asked(one: Ask, count: int) -> Ask:
     """A request with tokens that all these models have, and blocks of ``count`` drafts."""
     return replace(one, tokens=tuple(token % 100 for token in one.tokens), flight=Flight(count))
+
+
+@pytest.mark.parametrize("name", ["nemotron_h", *(pytest.param(name, marks=NIGHTLY) for name in STORED)])
+def test_tokens_are_those_without_drafts(name: str, tmp_path: Path, pipeline: Open) -> None:
+    """Four requests in chunks, greedy and sampled, with a stage that is lost."""
+    target, _ = _saved(name, tmp_path / "target")
+    asks = [_asked(one, count) for one, count in zip((*SEVERAL, ask(30)), (3, 1, 4, 2), strict=True)]
+    cuts, options = [1, len(target.layers) - 1], {"draft": "mtp", "token_budget": 16, "rejoin_timeout": 20}
+    with pipeline(tmp_path / "target", cuts, fault=worker_lost(at=4), **options) as there:
+        there.answers(*asks)
+        assert there.stats["speculation"]["sent"] > 10
 
 
 def test_latent_heads_are_the_models_own_layer(drafter: Any, pipeline: Open, proposed: Proposed) -> None:

@@ -2,13 +2,14 @@
 are compared with mlx-vlm's own classes in ``test_beside_mlx_vlm``."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 import tiny
-from engine.door import Ask, Open
+from engine.door import Ask, Open, ask
 from trained import (
     LEAVING,
     Arrays,
@@ -35,6 +36,7 @@ from splitinfer.models.drafters.eagle3 import Eagle3, layers_of, taps_of
 from splitinfer.models.drafters.heads import BlockPart, HeadRows
 from splitinfer.models.folder.checkpoint import open_folder
 from splitinfer.models.load.layer_kinds import describe
+from splitinfer.models.load.loader import survey
 from splitinfer.models.load.trained import join
 
 
@@ -54,6 +56,70 @@ def test_heads_that_are_missing_or_anothers_are_refused(
         add_heads(folder, **changes)
     with pytest.raises(ModelError, match=reason), pipeline(folder, [4], draft="mtp"):
         pass
+
+
+@pytest.mark.parametrize("place", ["beside", "beside, without prefix", "beside, around 0", "a folder of their own"])
+def test_heads_draft_wherever_they_lie(
+    place: str, tmp_path: Path, pipeline: Open, proposed: list[tuple[list[int], list[int]]]
+) -> None:
+    folder, found = tiny.save(tmp_path / "qwen3", "qwen3"), []
+    heads, draft, own = heads_for(folder), "mtp", folder / "mtp.safetensors"
+    if place == "beside, around 0":
+        heads = {name: array - (array.ndim == 1) for name, array in heads.items()}
+    elif place != "beside":
+        heads = {name.removeprefix("mtp."): array for name, array in heads.items()}
+    if place == "a folder of their own":
+        own, draft = tmp_path / "heads" / "model.safetensors", str(tmp_path / "heads")
+        own.parent.mkdir()
+        text = json.loads((folder / "config.json").read_text())
+        own.with_name("config.json").write_text(json.dumps({"model_type": "qwen3_5_mtp", "text_config": text}))
+    mx.save_safetensors(str(own), heads)
+    asked = replace(ask(20), flight=Flight(3))
+    for name in (draft, "mtp"):
+        with pipeline(folder, [1, 3], draft=name) as there:
+            there.answers(asked)
+        found.append(list(proposed))
+        proposed.clear()
+        own.unlink(missing_ok=True)
+        add_heads(folder)
+    assert found[0] == found[1] != []
+
+
+def test_heads_of_another_model_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    folder = tmp_path / "heads"
+    folder.mkdir()
+    text = {"num_hidden_layers": 36}
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5_mtp", "text_config": text}))
+    mx.save_safetensors(str(folder / "model.safetensors"), {"fc.weight": mx.zeros((1, 1))})
+    model, _ = tiny.build("qwen3")
+    with pytest.raises(ModelError, match="for a model of 36 layers, and qwen3 has 4"):
+        join(StageModel(model, 0, 4), open_folder(folder), {}, None)
+
+
+def test_a_drafter_in_float32_beside_a_model_in_half_precision(tmp_path: Path, pipeline: Open) -> None:
+    folder = add_heads(tiny.save(tmp_path / "qwen3", "qwen3", dtype=mx.bfloat16))
+    checkpoint = open_folder(folder)
+    half, whole = (
+        survey(checkpoint, 0, 4, "bfloat16", drafter=checkpoint, drafter_dtype=dtype).need.weights
+        for dtype in (None, "float32")
+    )
+    assert whole - half == sum(2 * array.size for array in heads_for(folder).values())
+    with pipeline(folder, [2, 2], draft="mtp+float32", dtype="bfloat16", are_checked=False) as there:
+        drafted = there.answers(replace(ask(20), flight=Flight(3)))
+    with pipeline(folder, [2, 2], dtype="bfloat16", are_checked=False) as there:
+        assert there.answers(ask(20)) == drafted
+
+
+def test_a_drafter_of_which_next_to_nothing_is_right_says_so(
+    drafter: Any, pipeline: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, draft = drafter("eagle3", "qwen3", only=77)
+    with pipeline(folder, [2, 2], draft=draft, token_budget=64) as there:
+        there.answers(replace(ask(9, max_tokens=40, logit_bias={5: 100.0}), flight=Flight(1)))
+        assert not caplog.messages
+        there.answers(replace(ask(9, max_tokens=60, logit_bias={5: 100.0}), flight=Flight(1)))
+    (said,) = caplog.messages
+    assert said.startswith("0 of the first 50 drafts were right: the drafter may belong to another model")
 
 
 @pytest.mark.parametrize(("kind", "told", "reason"), [
