@@ -314,7 +314,7 @@ class Mark:
         self._kept = [(part, copied_state(vars(part)) if _is_state(part) else part.offset) for part in parts]
 
     def restore(self) -> None:
-        """Drop what was added since."""
+        """Drop the entries that were added after the mark."""
         for part, kept in self._kept:
             if _is_state(part):
                 vars(part).update(kept)

@@ -72,8 +72,8 @@ class SequenceCaches:
                 cache.__dict__.pop("make_mask", None)
 
     def rewind_heads(self, to: int) -> None:
-        """Drop the heads' entries of the tokens from position ``to`` on. Heads keep a state as it is: it has no entry
-        of a token that was not right."""
+        """Drop the heads' entries of the tokens from position ``to`` on. A state does not change: no wrong token is in
+        it."""
         for cache in self.heads:
             trim(cache, max(0, self.heads_at - to))
         self.heads_at = min(self.heads_at, to)

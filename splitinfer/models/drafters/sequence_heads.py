@@ -1,13 +1,13 @@
-"""Prediction heads that mlx-vlm's classes run, or with latent attention: one sequence after the other.
+"""Prediction heads that run one sequence after the other: those of mlx-vlm's classes, unchanged.
 
-Their classes run as they are, with their own caches and masks. The entry of a token is made of its hidden state and of
+A class makes its own caches and masks. The entry of a token is made of its hidden state and of
 the token after it:
 
     hidden states of the target     h0   h1   h2   h3
     tokens after them               t1   t2   t3   s4       s4 was sampled after h3
     entries                         e0   e1   e2   e3 ──▶ draft of token 5, and a hidden state for the next draft
 
-So how many drafts were right must be known before the heads run, while ``mtp``'s find it out in their graph.
+So the number of right drafts must be known before the heads run; the graphs of ``mtp``'s heads find it out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -67,7 +67,7 @@ class LibraryHeads(nn.Module):  # type: ignore[misc]
             self._target.check(stage)
 
     def states(self, kept: mx.array) -> mx.array:
-        """Return the rows that the heads read, from the rows [T, w] behind the target's last layer."""
+        """Return the rows that the heads read, made from the rows [T, w] after the target's last layer."""
         return kept if self._as_they_leave else self._target.read_by_head(kept)
 
     def run(
@@ -117,8 +117,8 @@ def splitter_of(config: Mapping[str, Any]) -> _Splitter | None:
 
 
 def heads_within(config: Mapping[str, Any], arrays: HeadArrays) -> Any:
-    """Return mlx-vlm's drafter made of the heads among a checkpoint's ``arrays``, which are not evaluated. Return None
-    if it has no class for them, or there are none."""
+    """Return mlx-vlm's drafter made of the heads among a checkpoint's ``arrays``, without evaluating them. Return None
+    if it has no class for them, or there are no heads."""
     splitter = splitter_of(config)
     if splitter is None:
         return None
