@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from engine.door import SEVERAL, Ask, Open, ask, worker_lost
+from engine.door import NOTHING, SEVERAL, Ask, Open, ask, worker_lost
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
@@ -103,13 +103,16 @@ def _asked(one: Ask, count: int) -> Ask:
     return replace(one, tokens=tuple(token % 100 for token in one.tokens), flight=Flight(count))
 
 
-@pytest.mark.parametrize("name", ["nemotron_h", *(pytest.param(name, marks=NIGHTLY) for name in STORED)])
+@pytest.mark.parametrize("name", [
+    "nemotron_h", *(pytest.param(name, marks=NIGHTLY) for name in STORED if name not in BY_CHUNKS),
+])  # fmt: skip
 def test_tokens_are_those_without_drafts(name: str, tmp_path: Path, pipeline: Open) -> None:
-    """Four requests in chunks, greedy and sampled, with a stage that is lost."""
+    """Four requests in chunks, greedy and sampled; where stages load quickly, one is lost."""
     target, _ = _saved(name, tmp_path / "target")
     asks = [_asked(one, count) for one, count in zip((*SEVERAL, ask(30)), (3, 1, 4, 2), strict=True)]
     cuts, options = [1, len(target.layers) - 1], {"draft": "mtp", "token_budget": 16, "rejoin_timeout": 20}
-    with pipeline(tmp_path / "target", cuts, fault=worker_lost(at=4), **options) as there:
+    fault = worker_lost(at=4) if name in ("nemotron_h", "glm_moe_dsa") else NOTHING
+    with pipeline(tmp_path / "target", cuts, fault=fault, **options) as there:
         there.answers(*asks)
         assert there.stats["speculation"]["sent"] > 10
 
