@@ -68,7 +68,7 @@ class Settings(ServingOptions):
         Option(
             "What drafts tokens: a small model of the same tokenizer, an EAGLE-3 or DFlash drafter, 'mtp' (the "
             "checkpoint's own prediction heads), 'ngram' (what followed the same tokens before), any other with "
-            "+ngram, or 'none'. Default: the layout's.",
+            "+ngram, or 'none'. NAME+float32 computes a drafter in float32. Default: the layout's.",
             _DRAFTS,
         ),
     ] = None

@@ -28,7 +28,7 @@ def heads_for(folder: Path, *, size: int = 64, drop: str = "") -> Arrays:
     """Prediction heads for a tiny model: one of its layers with attention, the last, and random weights beside it."""
     weights, config = weights_of(folder), json.loads((folder / "config.json").read_text())
     layers = range(config["num_hidden_layers"])
-    named = [p for p in map("model.layers.{}.".format, layers) if f"{p}self_attn.q_proj.weight" in weights]
+    named = [p for p in map("model.layers.{}.".format, layers) if f"{p}self_attn.o_proj.weight" in weights]
     prefix = named[-1]
     mx.random.seed(7)
     heads = {f"mtp.layers.0.{name.removeprefix(prefix)}": a for name, a in weights.items() if name.startswith(prefix)}
@@ -66,6 +66,21 @@ def behind_the_last(heads: Arrays) -> Arrays:
         module = own.removesuffix(".weight")
         found[f"model.layers.4.{_BEHIND[module]}.weight" if module in _BEHIND else f"model.layers.4.{own}"] = array
     return found
+
+
+def published(heads: Arrays) -> Arrays:
+    """Heads of DeepSeek as they are published: behind the last layer, one tensor for each expert, and latent keys and
+    values that are projected together."""
+    found: Arrays = {}
+    for name, array in behind_the_last(heads).items():
+        if ".switch_mlp." in name:
+            found |= {name.replace("switch_mlp", f"experts.{i}"): one for i, one in enumerate(array)}
+        elif ".embed_q." not in name and ".unembed_out." not in name:
+            found[name] = array
+    at = "mtp.layers.0.self_attn."
+    both = [heads[f"{at}embed_q.weight"].swapaxes(1, 2), heads[f"{at}unembed_out.weight"]]
+    projection = mx.concatenate(both, axis=1).reshape(-1, both[0].shape[-1])
+    return found | {"model.layers.4.self_attn.kv_b_proj.weight": projection}
 
 
 LEAVING = [0, 2, 3]  # the layers of a target of four behind which ``save_eagle3``'s drafters read
@@ -155,9 +170,9 @@ KINDS = ("mtp", "eagle3", "dflash", "dflash2")
 
 def of_kind(kind: str, folder: Path, drafter: Path, only: int | None = None) -> str:
     """A drafter for the model in ``folder``, in a layout's words. ``only``: the one token that it drafts."""
-    if kind == "mtp":
-        add_heads(folder)
-        return kind
+    if kind in ("mtp", "latent"):
+        add_heads(folder, form=dict if kind == "mtp" else published)
+        return "mtp"
     if kind == "eagle3":
         return str(save_eagle3(drafter, only=only))
     one = None if only is None else (only, folder)

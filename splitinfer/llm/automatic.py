@@ -34,6 +34,7 @@ from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.folder.hub import open_model
 from splitinfer.models.load.layer_kinds import DescribedModel, describe, with_half
 from splitinfer.models.load.loader import resolve_dtype
+from splitinfer.models.load.trained import is_heads
 from splitinfer.models.memory import free_bytes, on_gpu
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.comparison import Comparison, beside, held_in_words
@@ -200,7 +201,7 @@ def with_drafter(found: DescribedModel, checkpoint: Checkpoint, draft: str | Non
     trained = checkpoint if has_heads(named) else trained_drafter(named)
     if trained is None:
         return found.profile
-    row = found.profile.hidden_row * (1 if trained is checkpoint else 2)
+    row = found.profile.hidden_row * (1 if trained is checkpoint or is_heads(trained) else 2)
     return replace(found.profile, draft=describe_heads(str(named), trained, found, dtype), hidden_row=row)
 
 

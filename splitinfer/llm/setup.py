@@ -25,7 +25,15 @@ from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions, usual_t
 from splitinfer.core.wire_codec import NONE
 from splitinfer.discovery.discover import find_again
 from splitinfer.engine.drafts.draft_model import DraftModel
-from splitinfer.engine.drafts.drafters import WITH_NGRAMS, Drafter, ModelWithNGrams, NGramDrafter, has_heads, model_in
+from splitinfer.engine.drafts.drafters import (
+    WITH_NGRAMS,
+    Drafter,
+    ModelWithNGrams,
+    NGramDrafter,
+    dtype_in,
+    has_heads,
+    model_in,
+)
 from splitinfer.engine.fleet.fleet import Notice as Notice
 from splitinfer.engine.fleet.pipeline import Pipeline, PipelineConfig
 from splitinfer.engine.versions import own_versions
@@ -86,6 +94,7 @@ class PipelineSetup:
                 kv_format=layout.kv_format,
                 float32_head=False,
                 drafter=self._drafter_at_end,
+                drafter_dtype=dtype_in(str(layout.draft), layout.dtype) if self._drafter_at_end else "",
                 drafter_fingerprint=None if trained is None else trained.fingerprint(),
                 sees=self.sees,
                 mlx_vlm=mlx_vlm_of(self.checkpoint, sees=self.sees),
@@ -150,8 +159,9 @@ class PipelineSetup:
         if small is None:
             return NGramDrafter()
         checkpoint, vocab_size = open_model(small), self.vocab_size
-        model = DraftModel.load(small, checkpoint, self.layout.dtype, vocab_size, self.context_length, report)
-        return model if small == name else ModelWithNGrams(model)
+        dtype = dtype_in(name, self.layout.dtype)
+        model = DraftModel.load(small, checkpoint, dtype, vocab_size, self.context_length, report)
+        return ModelWithNGrams(model) if name.endswith(WITH_NGRAMS) else model
 
     def _speculates(self, pipeline: Pipeline) -> bool:
         if self.layout.draft is None and self.make_drafter is None:
@@ -203,6 +213,7 @@ class PipelineSetup:
         inputs = (weights, layout.dtype, layout.kv_format, BLOCK, v.splitinfer, v.mlx, v.mlx_lm)
         heads = "" if self._trained is None else str(self._trained.fingerprint().digest())
         heads += MTP if has_heads(layout.draft) else ""  # whose KV is kept with the last stage's
+        heads += dtype_in(str(layout.draft), "") if heads else ""
         heads += "sees" if self.sees else ""  # computed by another class
         return hashlib.blake2b((repr(inputs) + heads).encode(), digest_size=KEY_BYTES).digest()
 

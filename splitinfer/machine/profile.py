@@ -60,6 +60,7 @@ class ModelProfile:
     context_length: tokens that the model was trained for.
     draft: the drafter, if there is one.
     half: the part that each of two ranks would hold, if two machines divide the layers; None: unknown or impossible.
+    has_heads: whether its checkpoint has prediction heads.
     """
 
     name: str
@@ -71,6 +72,7 @@ class ModelProfile:
     context_length: int = 2**20
     draft: DraftProfile | None = None
     half: "ModelProfile | None" = None
+    has_heads: bool = False
 
     @property
     def num_layers(self) -> int:

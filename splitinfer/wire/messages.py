@@ -134,14 +134,16 @@ class Load:
     sees: bool = False  # use the classes of models that see pictures; the first stage has a tower for them
     mlx_vlm: str = ""  # mlx-vlm's version, if the model's classes come from it
     half: Half | None = None  # for a stage across two machines
+    drafter_dtype: str = ""  # empty: the same as ``dtype``
 
     def __post_init__(self) -> None:
         format_of(self.kv_format)
         rising = all(a < b for a, b in zip(self.bounds, self.bounds[1:], strict=False))
         if len(self.bounds) < 2 or self.bounds[0] != 0 or not rising or not 0 <= self.stage < len(self.bounds) - 1:
             raise ValueError(f"stage {self.stage} of cuts {self.bounds} does not own every layer once")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype {self.dtype!r:.40} is unknown; known: {', '.join(DTYPES)}")
+        for dtype in (self.dtype, self.drafter_dtype or self.dtype):
+            if dtype not in DTYPES:
+                raise ValueError(f"dtype {dtype!r:.40} is unknown; known: {', '.join(DTYPES)}")
 
     @property
     def start(self) -> int:

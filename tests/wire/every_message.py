@@ -70,6 +70,7 @@ EXAMPLES: dict[str, Message] = {
             sees=True,
             mlx_vlm="0.3",
             half=messages.Half(1, "jaccl", "rdma_en5", "10.0.0.3", "10.0.0.2", insecure=True),
+            drafter_dtype="float32",
         ),
         messages.Progress("download", 5, 10, "model.safetensors"),
         messages.Ready(

@@ -61,6 +61,9 @@ class Acceptance:
         return self.usual if self.like is None else self.like.share
 
 
+_ENOUGH = 50  # first drafts of blocks
+
+
 @dataclass(slots=True)
 class Counts:
     """Counts of drafts since the start. ``tried_at``, ``accepted_at``: by place in the block, from 0."""
@@ -71,6 +74,13 @@ class Counts:
     accepted_at: list[int] = field(default_factory=lambda: [0] * PLACES)
     blocks: int = 0
     rejected: int = 0  # blocks discarded as a whole after a wrong draft
+    was_told: bool = False  # whether ``next_to_none_right`` was true
+
+    def next_to_none_right(self) -> bool:
+        """Return true once, when enough first drafts of blocks were tried and at most 1 in 25 of them was right."""
+        is_new = not self.was_told and self.tried_at[0] >= _ENOUGH and 25 * self.accepted_at[0] <= self.tried_at[0]
+        self.was_told |= is_new
+        return is_new
 
     def add(self, place: int, *, accepted: bool) -> None:
         """Count one tried draft."""

@@ -21,12 +21,22 @@ from splitinfer.models.drafters.mtp import MTP
 
 NGRAM = "ngram"
 WITH_NGRAMS = "+" + NGRAM  # after the name of a drafter
+FLOAT32 = "+float32"  # after its name, before the n-grams
 
 
 def has_heads(drafter: str | None) -> bool:
     """Return whether a layout's ``draft`` means prediction heads in the model's checkpoint, which run on the last
     stage."""
-    return drafter is not None and drafter.removesuffix(WITH_NGRAMS) == MTP
+    return drafter is not None and drafter.removesuffix(WITH_NGRAMS).removesuffix(FLOAT32) == MTP
+
+
+def dtype_in(drafter: str, dtype: str) -> str:
+    """Return the dtype that a layout's ``draft`` is computed in, in a layout of ``dtype``.
+
+    >>> dtype_in("mtp+float32+ngram", "auto"), dtype_in("small", "auto")
+    ('float32', 'auto')
+    """
+    return "float32" if drafter.removesuffix(WITH_NGRAMS).endswith(FLOAT32) else dtype
 
 
 def model_in(drafter: str) -> str | None:
@@ -35,12 +45,12 @@ def model_in(drafter: str) -> str | None:
     Raises:
         LayoutError: no model is named before the n-grams.
 
-    >>> model_in("small+ngram"), model_in("small"), model_in("ngram")
+    >>> model_in("small+ngram"), model_in("small+float32"), model_in("ngram")
     ('small', 'small', None)
     """
-    name = drafter.removesuffix(WITH_NGRAMS)
+    name = drafter.removesuffix(WITH_NGRAMS).removesuffix(FLOAT32)
     if name != drafter and name in ("", NGRAM, "none"):
-        raise LayoutError(f"draft {drafter!r} names no model before {WITH_NGRAMS!r}; n-grams alone are {NGRAM!r}")
+        raise LayoutError(f"draft {drafter!r} names no model before '+'; n-grams alone are {NGRAM!r}")
     return None if name in (NGRAM, MTP) else name
 
 

@@ -26,7 +26,7 @@ from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.device.steps import StepFailed
-from splitinfer.engine.drafts.drafters import Drafter
+from splitinfer.engine.drafts.drafters import FLOAT32, Drafter
 from splitinfer.engine.figures.figures import Figures
 from splitinfer.engine.fleet.fleet import LinkEvent
 from splitinfer.engine.fleet.pipeline import LocalResult, Pipeline, StageEvent
@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 Call = Callable[["Loop"], object]
 """A call of another thread, which the loop makes between two steps."""
+
+log = logging.getLogger(__name__)
 
 _WATCH_EVERY = 1.0  # seconds between looks at a step that does not come back
 
@@ -202,6 +204,15 @@ class Loop:
         self._answered_at = now
         self._figures.returned(step, result, events, heard, now)
         self.requests.take(events, now)
+        drafts = self.scheduler.speculation
+        if drafts is not None and drafts.is_at_end and drafts.counts.next_to_none_right():
+            log.warning(
+                "%d of the first %d drafts were right: the drafter may belong to another model, or half precision may "
+                "be too coarse for it (draft: NAME%s computes it in float32); drafts are made where they pay",
+                drafts.counts.accepted_at[0],
+                drafts.counts.tried_at[0],
+                FLOAT32,
+            )
 
     def hear(self, seconds: float = 0.0) -> None:
         """Make the calls of other threads for some seconds, while a stage is lost or loads, and end requests that timed

@@ -11,12 +11,15 @@ The graph finds the last right row r by comparing the sampled tokens with the dr
 The heads' KV gets an entry for each of the slice's tokens and is rolled back with the layers' KV. The entries of drafts
 are removed at once. A slice's first entry needs one hidden state of the previous slice (``_tails``). If a sequence
 begins with stored blocks, zeros replace it: a draft may be worse, but the tokens are the target's in any case.
+
+Heads that run one sequence after the other (``sequence_heads``) wait for the step's tokens, because their entries are
+those of right tokens alone. The entry of a chunk's last token is made of a wrong token until the next slice comes.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
-from typing import Any, cast
+from typing import cast
 
 import mlx.core as mx
 
@@ -24,11 +27,12 @@ from splitinfer.core.plan import Slice
 from splitinfer.core.rng import position_key
 from splitinfer.engine.stage.history import Row
 from splitinfer.engine.stage.sampler import Sampler, TokenChoice, in_order
+from splitinfer.models.caches.caches import Mark, arrays_of
 from splitinfer.models.caches.cohort import SequenceCaches
 from splitinfer.models.caches.rows import SequenceRows
 from splitinfer.models.drafters.dflash import DFlash
 from splitinfer.models.drafters.heads import BlockPart
-from splitinfer.models.load.trained import WithHeads
+from splitinfer.models.load.trained import HeadsOfSequences, WithHeads
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +120,34 @@ class _Line(_Entries):
         return keys[self.right[None]][0]
 
 
+@dataclass(frozen=True, slots=True)
+class _Unpaired:
+    """The last row of a prompt's chunk that ends at ``end``: its hidden state [1, ...], and the caches before its
+    entry."""
+
+    end: int
+    hidden: mx.array
+    before: Mark
+
+
 class HeadDrafter:
     """Makes drafts for the slices of steps. Keeps the hidden states of each sequence's last slice for its next one."""
 
     def __init__(self, model: WithHeads, sampler: Sampler) -> None:
         self._model, self._sampler = model, sampler
         self._tails: dict[int, tuple[int, mx.array]] = {}  # by sequence: a position, and the hidden states from there
+        self._unpaired: dict[int, _Unpaired] = {}  # by sequence, if its last slice was a chunk
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Forget sequences that were freed."""
         for seq_id in seq_ids:
             self._tails.pop(seq_id, None)
+            self._unpaired.pop(seq_id, None)
 
     def clear(self) -> None:
         """Forget all sequences."""
         self._tails.clear()
+        self._unpaired.clear()
 
     def of(
         self,
@@ -147,7 +164,9 @@ class HeadDrafter:
             rows, choices: the rows with logits, and the tokens chosen for them.
         """
         heads, sampled = self._model.heads, in_order(choices) if choices else mx.zeros((0,), mx.int32)
-        states, entries, at, logit = heads.states(hidden), list[_Entries](), 0, 0
+        states, entries, at, logit = self._model.states(hidden), list[_Entries](), 0, 0
+        if isinstance(heads, HeadsOfSequences):
+            return self._by_sequence(slices, parts, states, rows, sampled)
         for part, run in zip(slices, parts, strict=True):
             own = states[at : (at := at + len(part.token_ids))]
             one = _Entries(part, run.caches, mx.concatenate([self._before(part, own), own[:-1]]))
@@ -159,12 +178,10 @@ class HeadDrafter:
         lines = [one for one in entries if isinstance(one, _Line)]
         rounds = self._at_once(states, entries, lines) if heads.at_once else self._one_by_one(entries, lines)
         for one in entries:
-            for cache in self._caches(one.caches):
+            one.caches.heads_at = one.part.end
+            for cache in one.caches.heads:
                 cache.trim(cache.offset - one.part.end)
         return HeadDrafts(rounds, {line.part.seq_id: line.count for line in lines})
-
-    def _caches(self, caches: SequenceCaches) -> list[Any]:
-        return list(caches.own[-len(self._model.heads.layers) :])
 
     def _before(self, part: Slice, own: mx.array) -> mx.array:
         """Return [1, d]: the hidden state before a slice."""
@@ -208,8 +225,60 @@ class HeadDrafter:
 
     def written(self, parts: Sequence[SequenceRows]) -> list[mx.array]:
         """Return the arrays of the heads' caches, which are computed with the drafts."""
-        caches = [cache for part in parts for cache in self._caches(part.caches)]
-        return [array for cache in caches for array in (cache.keys, cache.values) if array is not None]
+        return [array for part in parts for cache in part.caches.heads for array in arrays_of(cache)]
+
+    # -- one sequence after the other --------------------------------------------------------
+
+    def _by_sequence(
+        self,
+        slices: Sequence[Slice],
+        parts: Sequence[SequenceRows],
+        states: mx.array,
+        rows: Sequence[Row],
+        sampled: mx.array,
+    ) -> HeadDrafts:
+        """Write the entries of all slices' right tokens, and return the drafts after them. Waits for the step."""
+        tokens, at, logit, found = cast(list[int], sampled.tolist()), 0, 0, list[tuple[_Line, mx.array, mx.array]]()
+        for part, run in zip(slices, parts, strict=True):
+            own = states[at : (at := at + len(part.token_ids))]
+            first, logit = logit, logit + part.num_logits
+            accepted = part.num_accepted(tokens[first:logit])
+            read, kept = self._write(part, run.caches, own, tokens[first:logit][:accepted])
+            if part.num_next:
+                line = _line(_Entries(part, run.caches, own), own, rows[first], part.num_next, sampled[first:logit])
+                found.append((line, read, kept))
+        lines, befores = [line for line, _, _ in found], [Mark(line.caches.heads) for line, _, _ in found]
+        reads, kepts, rounds = [read for _, read, _ in found], [kept for _, _, kept in found], list[mx.array]()
+        for number in range(max((line.count for line in lines), default=0)):
+            for i, line in enumerate(lines if number else ()):
+                token, hidden = rounds[-1][i : i + 1], kepts[i][None]
+                reads[i], kepts[i] = self._model.run_sequence(line.caches, token, hidden, number)
+            rounds.append(self._choose(self._model.logits(mx.stack(reads)), lines, number))
+        for line, before in zip(lines, befores, strict=True):
+            before.restore()
+            line.caches.heads_at = line.first + cast(int, line.right.item())
+        return HeadDrafts(tuple(one[:, None] for one in rounds), {line.part.seq_id: line.count for line in lines})
+
+    def _write(
+        self, part: Slice, caches: SequenceCaches, own: mx.array, right: Sequence[int]
+    ) -> tuple[mx.array, mx.array]:
+        """Write the entries of a slice with the hidden states ``own`` [n, ...], up to the last of the ``right`` tokens
+        sampled for it. Return the last hidden states, as ``WithHeads.run_sequence``."""
+        before = self._unpaired.pop(part.seq_id, None)
+        ids = [*part.token_ids[1 : len(part.token_ids) - part.num_logits + len(right)], *right[-1:]]
+        hidden = own[: len(ids)]
+        if before is not None and before.end == part.start == caches.heads_at:
+            before.before.restore()
+            caches.heads_at -= 1
+            ids, hidden = [part.token_ids[0], *ids], mx.concatenate([before.hidden, hidden])
+        found = self._model.run_sequence(caches, mx.array(ids), hidden) if ids else None
+        if not right:
+            self._unpaired[part.seq_id] = _Unpaired(part.end, own[-1:], Mark(caches.heads))
+            found = self._model.run_sequence(caches, mx.array(part.token_ids[-1:]), own[-1:])
+        assert found is not None
+        return found
+
+    # -- tokens ------------------------------------------------------------------------------
 
     def _choose(self, logits: mx.array, lines: Sequence[_Line], number: int) -> mx.array:
         """Return int32 [lines]: one draft each, drawn with the key of its position, as the target's token will be."""

@@ -26,13 +26,11 @@ from splitinfer.errors import ModelError, ProtocolError
 from splitinfer.kvstore.store import CLOSE_SECONDS, Disk
 from splitinfer.models.border.tensors import name_of
 from splitinfer.models.caches.attention import STEP_ROWS, backend, score_bytes
-from splitinfer.models.caches.rollback import Rollback
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.drafters.mtp import MTP
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.folder.hub import fetch, open_model
 from splitinfer.models.library import mlx_vlm
-from splitinfer.models.library.layers import type_name
 from splitinfer.models.load.halves import Pair
 from splitinfer.models.load.loader import Survey, load_stage, resolve_dtype, survey
 from splitinfer.models.load.trained import read_of
@@ -180,7 +178,10 @@ def load(
     kv_format = format_of(command.kv_format)
     drafter = _open_drafter(command, checkpoint, source, report)
     group, cut = None if command.half is None else join(command.half), (command.start, command.end)
-    found = survey(checkpoint, *cut, dtype, kv_format, drafter=drafter, sees=command.sees, group=group)
+    drafter_dtype = resolve_dtype(command.drafter_dtype or command.dtype, gpu=on_gpu())
+    found = survey(
+        checkpoint, *cut, dtype, kv_format, drafter=drafter, drafter_dtype=drafter_dtype, sees=command.sees, group=group
+    )
     if command.float32_head:
         found = found.with_float32_head()
     scores = score_bytes(found.attention, backend(), STEP_ROWS, command.kv_tokens)
@@ -247,7 +248,8 @@ def _read(
         report(Progress("load", done, total))
 
     what = checkpoint, found, command.start, command.end, dtype, reading, drafter
-    model = load_stage(*what, sees=command.sees, group=group)
+    drafter_dtype = resolve_dtype(command.drafter_dtype or command.dtype, gpu=on_gpu())
+    model = load_stage(*what, drafter_dtype=drafter_dtype, sees=command.sees, group=group)
     if command.float32_head:
         model.use_float32_head()
     outcome = _tried(command, checkpoint, dtype, model, report, group)
@@ -257,10 +259,6 @@ def _read(
     on_disk = StageDisk(disk, command, dtype, model.kv_places, block) if disk and block else None
     runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, group)
     runner.use(outcome)
-    if model.heads and runner.pool.rollback is Rollback.STAGE:
-        raise ModelError(
-            f"draft {command.drafter}: states of {type_name(model.whole)} cannot be rolled back beside its heads' KV"
-        )
     ready = _ready(command, found, model, runner, keeps_blocks=block is not None)
     # Modules and layers stay alive. A full garbage collection during a step takes 60 ms if it visits them, and almost
     # no time once they are frozen.
@@ -297,8 +295,8 @@ def _tried(
 def _ready(command: Load, found: Survey, model: StageModel, runner: StageRunner, *, keeps_blocks: bool) -> Ready:
     """Return the Ready message of a stage, without the values that ``begin_anew`` finds."""
     row = None  # one row of the hidden states that the stage takes
-    if model.hidden_spec is not None:
-        width, dtype = model.hidden_spec
+    if model.row_spec is not None:
+        width, dtype = model.row_spec
         row = TensorSpec(name_of(dtype), (width,))
     return Ready(
         stage=command.stage,

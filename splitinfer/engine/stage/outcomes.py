@@ -92,6 +92,7 @@ def path_of(command: Load, checkpoint: Checkpoint, dtype: str | None) -> Path:
     depends_on = (
         *(checkpoint.fingerprint().digest(), command.start, command.end, command.bounds[-1], dtype, command.kv_format),
         *(command.float32_head, command.drafter, own and own.digest(), command.sees, command.mlx_vlm),
+        command.drafter_dtype,
         command.half and command.half.rank,
         *(own_versions(), _code(), machine_name(), device_name(), backend(), is_batch_invariant(), has_openblas()),
     )

@@ -268,8 +268,8 @@ class StageRunner:
         snapshot = Snapshot(part.caches for part in parts)
         ids, raw = mx.array(np.zeros(len(slices), np.int32)), None
         hidden = None
-        if self._model.hidden_spec is not None:
-            width, dtype = self._model.hidden_spec
+        if self._model.row_spec is not None:
+            width, dtype = self._model.row_spec
             raw = mx.array(np.zeros((len(slices) * self._model.rows_in, width), np.dtype(f"uint{8 * dtype.size}")))
             hidden = raw.view(dtype)  # ``fill`` writes its memory later; the view needs no device
         last = [(part, self._histories[part.seq_id]) for part in slices] if self._model.is_last else []

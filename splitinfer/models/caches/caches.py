@@ -252,6 +252,11 @@ def own_cache(cache: Cache, format: KVFormat | None = None, phase: float = 0.0) 
     return cache
 
 
+def heads_caches(made: Sequence[Cache]) -> list[Cache]:
+    """Return the caches of a drafter's layers for one sequence. ``made``: the caches that its class made."""
+    return [own_cache(_as_mlx_lms(cache), phase=phase_of(i)) for i, cache in enumerate(made)]
+
+
 def can_quantise(cache: Cache) -> bool:
     """Return whether a cache may be stored in few bits: not windows and states, which do not grow with the context."""
     return type(cache) is mlx_caches.KVCache
@@ -269,9 +274,12 @@ def rewind_limit(cache: Cache) -> int | None:
 
 
 def trim(cache: Cache, n: int) -> bool:
-    """Roll one cache back by ``n`` tokens and return whether that succeeded. A state does not change."""
+    """Roll one cache back by ``n`` tokens and return whether that succeeded. A state does not change. In a list, some
+    caches may lack the last tokens."""
     if is_list(cache):
-        return all(trim(c, n) for c in cache.caches)
+        longest = max((one.offset for one in _parts(cache) if can_be_cut(one)), default=0)
+        lag = {id(one): longest - one.offset for one in _parts(cache) if can_be_cut(one)}
+        return all(trim(one, max(0, n - lag.get(id(one), 0))) for one in _parts(cache))
     if cache.empty() or _is_state(cache):
         return True  # never written, or ``KVPool`` restores a saved one
     return bool(cache.is_trimmable() and cache.trim(n) == n)
@@ -296,6 +304,22 @@ def copied_state(state: Any) -> Any:
     """Return a copy of a state that later writes to the original do not change. Both share memory until such a write:
     MLX does not write in place into a shared array."""
     return tree_map(lambda leaf: mx.contiguous(leaf[...]) if isinstance(leaf, mx.array) else leaf, state)
+
+
+class Mark:
+    """A place in caches that they can return to, after entries were added."""
+
+    def __init__(self, caches: Sequence[Cache]) -> None:
+        parts = [part for cache in caches for part in _parts(cache)]
+        self._kept = [(part, copied_state(vars(part)) if _is_state(part) else part.offset) for part in parts]
+
+    def restore(self) -> None:
+        """Drop the entries that were added after the mark."""
+        for part, kept in self._kept:
+            if _is_state(part):
+                vars(part).update(kept)
+            else:
+                part.trim(part.offset - kept)
 
 
 class CachePlace:

@@ -30,18 +30,20 @@ from splitinfer.models.memory import on_gpu
 
 
 class SequenceCaches:
-    """The caches of one sequence on this stage. ``full``: the full-length list that the model indexes. ``own``: the
-    caches in it that this stage writes to. ``pictures``: those among the sequence's tokens; its positions depend on
-    them."""
+    """The caches of one sequence on this stage. ``full``: the full-length list that the model indexes, then the caches
+    of the stage's ``heads``. ``own``: the caches in it that the stage's layers write to. ``heads_at``: the number of
+    tokens whose entries the heads' caches hold. ``pictures``: those among the sequence's tokens; its positions depend
+    on them."""
 
-    def __init__(self, full: list[Cache], own: list[Cache], place: CachePlace) -> None:
+    def __init__(self, full: list[Cache], own: list[Cache], place: CachePlace, heads: Sequence[Cache] = ()) -> None:
         self.full, self.own, self.place = full, own, place
+        self.heads, self.heads_at = list(heads), 0
         self.cohort: Cohort | None = None
         self.pictures: tuple[Picture, ...] = ()
 
     def arrays(self) -> list[mx.array]:
         """Return all arrays of its own caches; they must be evaluated after a step."""
-        return [array for cache in self.own for array in arrays_of(cache)]
+        return [array for cache in (*self.own, *self.heads) for array in arrays_of(cache)]
 
     @property
     def has_grids(self) -> bool:
@@ -68,6 +70,13 @@ class SequenceCaches:
         finally:
             for cache in caches:
                 cache.__dict__.pop("make_mask", None)
+
+    def rewind_heads(self, to: int) -> None:
+        """Drop the heads' entries of the tokens from position ``to`` on. A state does not change: no wrong token is in
+        it."""
+        for cache in self.heads:
+            trim(cache, max(0, self.heads_at - to))
+        self.heads_at = min(self.heads_at, to)
 
     def release(self) -> None:
         """Take the keys and values back from the cohort, if the sequence is in one."""

@@ -166,7 +166,7 @@ def join(caches: SequenceCaches, places: Sequence[int], blocks: Sequence[KVBlock
     made: list[mx.array] = []
     for i, place in enumerate(places):
         made += _join(caches.full[place], [block.pieces[i] for block in blocks], length)
-    caches.place.position = length
+    caches.place.position = caches.heads_at = length
     return made
 
 

@@ -26,7 +26,6 @@ from splitinfer.errors import CannotCut
 from splitinfer.models.border.border import Border
 from splitinfer.models.caches.caches import CachePlace, fresh_caches, make_list, share
 from splitinfer.models.caches.cohort import SequenceCaches
-from splitinfer.models.caches.growing import GrowingKVCache
 from splitinfer.models.caches.rows import RowStep, attend_by_rows
 from splitinfer.models.cut.stand_ins import BorderReached, Keep, Relay, add_deep, between, keep_rows, tap
 from splitinfer.models.cut.structure import CannotTrace, ModelStructure
@@ -63,7 +62,9 @@ class StageModel:
         own_places: the places of this stage's own caches in the full-length list.
         taps_rows: norm and head work on rows, so they get only the rows that want logits.
         reads_tokens: the model may look at its tokens while its graph is built.
-        rows_in, rows_out: rows per token that the stage receives and sends; one more after tapped layers.
+        rows_in, rows_out: rows per token that the stage receives and sends. After tapped layers the hidden states are
+            cut into rows of ``tap_size`` numbers, and a row of the taps follows.
+        tap_size: how many numbers a row of the taps has.
         heads: the last stage's part of a drafter (``trained.WithHeads``), if joined.
         tower: the first stage's part for pictures (``pictures.PictureTower``), if joined.
         traceable: MLX's graph shows what this stage reads. If not, the stage is the whole model.
@@ -86,7 +87,7 @@ class StageModel:
         self.traceable = True
         self.heads: Any = None
         self.tower: Any = None
-        self.rows_in, self.rows_out = int(start > 0), 1
+        self.rows_in, self.rows_out, self.tap_size = int(start > 0), 1, 0
         if structure is None:
             structure = self._read_structure()
         long = None if structure is None else structure.long_rows
@@ -121,6 +122,12 @@ class StageModel:
         return None if self._incoming is None else (self._incoming.width, self._incoming.dtype)
 
     @property
+    def row_spec(self) -> tuple[int, mx.Dtype] | None:
+        """How many numbers a row from the previous stage has, and their dtype; ``None`` on the first stage."""
+        spec = self.hidden_spec
+        return (self.tap_size, spec[1]) if spec is not None and self.rows_in > 1 else spec
+
+    @property
     def sends_whole_numbers(self) -> bool:
         """Whether this stage sends integers, which must keep every bit."""
         return self._outgoing is not None and self._outgoing.is_exact
@@ -133,14 +140,17 @@ class StageModel:
         """Compute norm, head and logits in float32 from now on (``Survey.head_bytes`` is the memory for that)."""
         self._relay.head_in_float32 = True
 
-    def tap(self, parts: Mapping[int, Callable[[mx.array], mx.array]]) -> None:
+    def tap(self, parts: Mapping[int, Callable[[mx.array], mx.array]], size: int) -> None:
         """Add up ``parts[i](hidden)`` over the layers i of this stage, for each row of the hidden states [rows, d].
-        ``take_tapped`` returns the sum. Parts of other stages' layers are ignored."""
+        ``take_tapped`` returns the sum [rows, ``size`` or less]. Parts of other stages' layers are ignored."""
         for index in range(self.start, self.end):
             if index in parts:
                 self._watch(index, partial(tap, self._relay, parts[index], type_name(self.whole)))
-        self.rows_in += any(index < self.start for index in parts)
-        self.rows_out += any(index < self.end for index in parts) and not self.is_last
+        self.tap_size = size
+        if self._incoming is not None and any(index < self.start for index in parts):
+            self.rows_in = 1 - (-self._incoming.width // size)
+        if self._outgoing is not None and any(index < self.end for index in parts):
+            self.rows_out = 1 - (-self._outgoing.width // size)
 
     def take_tapped(self) -> mx.array | None:
         """Return the sum [rows, d] of the last call and forget it. Return None if no layer of this stage is tapped."""
@@ -163,16 +173,19 @@ class StageModel:
     def kv_places(self) -> list[int]:
         """The places of all caches of a sequence: the stage's own, then its heads'."""
         before = len(fresh_caches(self.whole))
-        return [*self.own_places, *range(before, before + (len(self.heads.heads.layers) if self.heads else 0))]
+        return [*self.own_places, *range(before, before + len(self._heads_caches()))]
+
+    def _heads_caches(self) -> list[Any]:
+        return [] if self.heads is None else list(self.heads.heads.make_caches())
 
     def make_caches(self) -> SequenceCaches:
         """Return empty caches for one sequence; the heads' caches come last."""
-        place, more = CachePlace(), [GrowingKVCache() for _ in (self.heads.heads.layers if self.heads else ())]
+        place, heads = CachePlace(), self._heads_caches()
         full, own = make_list(fresh_caches(self.whole), self.own_places, place, self._kv_format)
         for border in (self._incoming, self._outgoing):
             for i in border.shared if border else ():
                 share(full[i])
-        return SequenceCaches([*full, *more], [*own, *more], place)
+        return SequenceCaches([*full, *heads], own, place, heads)
 
     def __call__(
         self,

@@ -72,12 +72,13 @@ def keep_rows(relay: Relay, rows: Sequence[tuple[Path, int]], layer: Any, args: 
 
 
 def tap(relay: Relay, part: Callable[[mx.array], mx.array], model: str, layer: Any, args: Any, kwargs: Any) -> Any:
-    """Call a layer, and keep ``part`` of the hidden states that it returns."""
+    """Call a layer, and keep ``part`` of the hidden states that it returns, as [rows, d]: the streams of a model with
+    hyper-connections are side by side in a row."""
     result = layer(*args, **kwargs)
     arrays = [array for _, array in floating_arrays(result)]
-    if len(arrays) != 1 or arrays[0].ndim != 3:
+    if len(arrays) != 1 or arrays[0].ndim < 3:
         raise ModelError(f"draft: the hidden states of {model} are not in rows")
-    relay.tapped.append(part(arrays[0].reshape(-1, arrays[0].shape[-1])))
+    relay.tapped.append(part(mx.flatten(mx.flatten(arrays[0], 2), 0, 1)))
     return result
 
 

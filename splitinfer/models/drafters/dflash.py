@@ -21,7 +21,17 @@ from splitinfer.common.model_config import mapping, strings
 from splitinfer.errors import ModelError
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.drafters import heads
-from splitinfer.models.drafters.heads import MLP, BlockPart, HeadArrays, HeadAttention, HeadRows, Target, linear, norm
+from splitinfer.models.drafters.heads import (
+    MLP,
+    BlockPart,
+    HeadArrays,
+    HeadAttention,
+    HeadRows,
+    HeadsByRows,
+    Target,
+    linear,
+    norm,
+)
 from splitinfer.models.library.layers import find_layers, type_name
 
 _BLOCK = 16  # tokens, including the one before the drafts, if a configuration says nothing
@@ -69,7 +79,7 @@ def renamed(arrays: HeadArrays) -> dict[str, mx.array]:
     return {f"{name}.weight" if name.endswith("_codebook") else name: array for name, array in own.items()}
 
 
-class DFlash(nn.Module):  # type: ignore[misc]
+class DFlash(HeadsByRows):
     """The drafter without ``fc``: a norm of hidden states, ``layers``, a norm, and DFlash2's selector.
 
     Raises:
@@ -148,7 +158,7 @@ class DFlash(nn.Module):  # type: ignore[misc]
         return cast(mx.array, self.norm(x))
 
     def _cache(self, part: BlockPart, layer: int) -> Any:
-        return part.caches.own[layer - len(self.layers)]
+        return part.caches.heads[layer]
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return logits [n, 1, vocabulary] from hidden states [n, 1, d]."""

@@ -18,7 +18,7 @@ from splitinfer.common.model_config import mapping, strings
 from splitinfer.errors import ModelError
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.drafters import heads
-from splitinfer.models.drafters.heads import MLP, HeadArrays, HeadAttention, HeadRows, Target, linear, norm
+from splitinfer.models.drafters.heads import MLP, HeadArrays, HeadAttention, HeadRows, HeadsByRows, Target, linear, norm
 from splitinfer.models.library.layers import find_layers, type_name
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
@@ -55,14 +55,12 @@ def renamed(arrays: HeadArrays) -> dict[str, mx.array]:
     return {name.removeprefix("model.").replace("midlayer.", "layers.0."): array for name, array in arrays.items()}
 
 
-class Eagle3(nn.Module):  # type: ignore[misc]
+class Eagle3(HeadsByRows):
     """The drafter without ``fc``: ``layers``, a norm, and a head over the tokens that it may draft.
 
     Raises:
         ModelError: the drafter belongs to another target, or lacks a tensor.
     """
-
-    at_once = 0
 
     def __init__(self, config: Mapping[str, Any], model: nn.Module, arrays: HeadArrays) -> None:
         super().__init__()

@@ -4,7 +4,8 @@
     embedding of token i + 1 ──────────────────────────┴─ layers, own KV ─┬─ logits of token i + 2
                                                                           └─ in its place, for the next draft
 
-``mtp`` and ``eagle3`` draft one token after the other, ``dflash`` several at once. ``trained`` runs them all.
+``mtp`` and ``eagle3`` draft one token after the other, ``dflash`` several at once. ``trained`` runs them all. They run
+rows of all sequences together; ``sequence_heads`` runs one sequence after the other.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ import mlx.nn as nn
 
 from splitinfer.errors import ModelError
 from splitinfer.models.caches.cohort import SequenceCaches
+from splitinfer.models.caches.growing import GrowingKVCache
 from splitinfer.models.caches.quantised import attention
 from splitinfer.models.caches.rows import NewKV
 from splitinfer.models.cut.cut import StageModel
@@ -30,6 +32,8 @@ _LINEAR = {
 _OF = {quantised: plain for plain, quantised in _LINEAR.items()}
 _MODES = {(32, 4): "mxfp4", (16, 4): "nvfp4", (32, 8): "mxfp8"}  # by group size and bits, for weights without biases
 _EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
+_EMBED, _NORM = ("embed_tokens", "embeddings"), ("norm", "norm_f")  # where models keep the two
+_MIXER = "hyper_connection_mixer"  # in a model with hyper-connections: makes one hidden state of its streams
 _EPS, _THETA = 1e-6, 1e4  # if a configuration says nothing
 
 HeadArrays = Mapping[str, mx.array]
@@ -37,11 +41,13 @@ HeadArrays = Mapping[str, mx.array]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The parts of the target that heads use: its embedding, its last norm and its head."""
+    """The parts of the target that heads use: its embedding, its last norm (None if it has none) and its head.
+    ``inner``: the module that holds its layers."""
 
     embed: Any
     norm: Any
     head: Any
+    inner: Any
 
     @classmethod
     def of(cls, model: nn.Module) -> "Target":
@@ -53,11 +59,39 @@ class Target:
         slots = find_layers(model)
         holders = [m for _, m in model.named_modules() if any(v is slots[0].holder for v in m.values())]
         inner = holders[0] if holders else {}
-        embed, norm = inner.get("embed_tokens"), inner.get("norm")
+        embed, norm = (next((inner[n] for n in names if n in inner), None) for names in (_EMBED, _NORM))
         heads = [m["lm_head"] for _, m in model.named_modules() if "lm_head" in m]
-        if not isinstance(embed, _EMBEDDINGS) or not isinstance(norm, nn.Module):
+        if not isinstance(embed, _EMBEDDINGS) or (norm is None and _MIXER not in inner):
             raise ModelError(f"{type_name(model)} keeps its embedding or last norm in an unknown place")
-        return cls(embed, norm, heads[0] if heads else embed.as_linear)
+        head, dtype = heads[0] if heads else embed.as_linear, embed(mx.zeros((1,), mx.int32)).dtype
+        # In the model's dtype, because a product of two would copy the head in float32.
+        return cls(embed, norm, lambda hidden: head(hidden.astype(dtype)), inner)
+
+    @property
+    def size(self) -> int:
+        """How many numbers the hidden state of a token has that goes into the head."""
+        return int(self.embed(mx.zeros((1,), mx.int32)).shape[-1])
+
+    @property
+    def mixer(self) -> nn.Module:
+        """The module that makes one hidden state of the streams of hyper-connections; without parameters if there is
+        none."""
+        return cast(nn.Module, self.inner.get(_MIXER, nn.Identity()))
+
+    def contracted(self, rows: mx.array) -> mx.array:
+        """Return [T, d] of rows [T, w] behind a layer. A model with hyper-connections has several streams side by side
+        (w > d), and drafters read their mean, or what the model's own mixer makes of them."""
+        if _MIXER in self.inner:
+            return cast(mx.array, self.mixer(rows[None])[0])
+        return rows if rows.shape[-1] == self.size else rows.reshape(len(rows), -1, self.size).mean(axis=1)
+
+    def read_by_head(self, rows: mx.array) -> mx.array:
+        """Return [T, d], which the model's head reads, of the rows [T, w] behind its last layer."""
+        if rows.shape[-1] != self.size and "hc_head" in self.inner:
+            rows = self.inner.hc_head(rows.reshape(1, len(rows), -1, self.size))[0]
+        else:
+            rows = self.contracted(rows)
+        return rows if self.norm is None else cast(mx.array, self.norm(rows))
 
     def check(self, stage: StageModel) -> None:
         """Raise ModelError if the model does not compute its logits with this norm and head."""
@@ -66,11 +100,28 @@ class Target:
         logits = stage(mx.zeros((1, rows), mx.int32), stage.make_caches(), given, rows)[0]
         last = stage.take_tapped()
         assert last is not None
-        own = self.head(self.norm(last)).astype(logits.dtype)
+        own = self.head(self.read_by_head(last)).astype(logits.dtype)
         if not mx.allclose(own, logits, rtol=0.05, atol=0.05 * float(mx.abs(logits).max())):
             raise ModelError(
                 f"draft mtp: {type_name(stage.whole)} does not compute its logits with its last norm and head"
             )
+
+
+class HeadsByRows(nn.Module):  # type: ignore[misc]
+    """Heads whose ``layers`` run rows of many sequences together.
+
+    Attributes:
+        like: the index of a target layer that costs as much as one of ``layers``.
+        at_once: the most tokens drafted at once; 0: tokens are drafted one after the other.
+    """
+
+    at_once = 0
+    like: int
+    layers: list[Any]
+
+    def make_caches(self) -> list[Any]:
+        """Return empty caches for one sequence."""
+        return [GrowingKVCache() for _ in self.layers]
 
 
 # -- weights -----------------------------------------------------------------------------------------
@@ -217,7 +268,7 @@ def _columns(whole: Any, part: int, parts: int) -> Any:
 
 def size_of(model: nn.Module) -> int:
     """Return how many numbers a target's hidden state has."""
-    return int(Target.of(model).norm.weight.shape[-1])
+    return Target.of(model).size
 
 
 def check_vocabulary(text: Mapping[str, Any], model: nn.Module, rows: int) -> None:

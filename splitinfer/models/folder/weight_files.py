@@ -2,8 +2,8 @@
 
 - The index counts only if a file that it names is in the folder: converters may keep the index of their source.
 - A tensor is read from the file that the index names, else from the only file that has it. Two files are refused.
-- A file that the index does not name gives the tensors that are only in it (usually prediction heads). If it repeats a
-  tensor of the index, it is another copy of the model and gives nothing.
+- A file that the index does not name gives the tensors that are only in it (usually prediction heads, as in
+  ``mtp.safetensors``). If it repeats a tensor of the index, it is another copy of the model and gives nothing.
 - The folder is complete if every file that gives a tensor is there.
 """
 
@@ -22,6 +22,7 @@ INDEX = "model.safetensors.index.json"
 Index = Mapping[str, str]  # a tensor's name to its file's
 
 _PATTERN = "model*.safetensors"
+_BESIDE = "*mtp*.safetensors"  # prediction heads beside a model
 _NUMBERED = re.compile(r"(.*-)(\d{1,6})(-of-)(\d{1,6})(\.safetensors)")
 
 log = logging.getLogger(__name__)
@@ -58,13 +59,14 @@ def weight_files(names: Collection[str], index: Index) -> list[str]:
 
     >>> weight_files(["config.json", "model-00001-of-00002.safetensors"], {})
     ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
-    >>> weight_files(["model.safetensors"], {"a": "model-00001-of-00001.safetensors"})
-    ['model.safetensors']
+    >>> weight_files(["model.safetensors", "mtp.safetensors"], {"a": "model-00001-of-00001.safetensors"})
+    ['model.safetensors', 'mtp.safetensors']
     """
     found, named = {name for name in names if fnmatchcase(name, _PATTERN)}, set(index.values())
+    beside = {name for name in names if fnmatchcase(name.lower(), _BESIDE)}
     if named & set(names) or not found:
-        return sorted(found | named)
-    return sorted(found | {sibling for name in found for sibling in _siblings(name)})
+        return sorted(found | named | beside)
+    return sorted(found | beside | {sibling for name in found for sibling in _siblings(name)})
 
 
 def _siblings(name: str) -> Iterable[str]:

@@ -79,12 +79,7 @@ def build_with_pictures(
     checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None, *, sees: bool
 ) -> tuple[nn.Module, nn.Module | None]:
     """Return the model as ``build_model`` does, and if it ``sees`` mlx-vlm's whole model around it, else ``None``."""
-    with cleanup.temporary_folder("splitinfer-") as name:
-        folder = Path(name)
-        for file in CONFIGURATION:
-            if (checkpoint.folder / file).exists():
-                (folder / file).symlink_to((checkpoint.folder / file).absolute())
-        (folder / "model.safetensors").touch()
+    with _configured(checkpoint) as folder:
         try:
             # Not every architecture drops tensors that are not its own, so those of MTP heads are dropped here.
             count = positive(text_part(checkpoint.config), "num_hidden_layers")
@@ -96,6 +91,35 @@ def build_with_pictures(
             raise ModelError(f"mlx-lm cannot build the model in {checkpoint.folder} ({reason})") from error
     model = cast_floats(model, dtype)
     return (model.language_model, model) if sees else (model, None)
+
+
+def build_drafter(checkpoint: Checkpoint, arrays: Mapping[str, mx.array]) -> nn.Module:
+    """Return the drafter in a folder of its own as mlx-vlm builds it, sanitised and quantised, from ``arrays``.
+
+    Raises:
+        ModelError: mlx-vlm is not installed, or has no class for it.
+    """
+    if not mlx_vlm.is_installed():
+        raise ModelError(f"the drafter in {checkpoint.folder} needs mlx-vlm: pip install mlx-vlm on every machine")
+    utils = mlx_vlm.module("utils")
+    with _configured(checkpoint) as folder, _found_in(utils, arrays):
+        try:
+            return cast(nn.Module, utils.load_model(folder, lazy=True))
+        except Exception as error:  # a drafter's code may raise anything
+            reason = _few_lines(str(error))
+            raise ModelError(f"mlx-vlm cannot build the drafter in {checkpoint.folder} ({reason})") from error
+
+
+@contextmanager
+def _configured(checkpoint: Checkpoint) -> Iterator[Path]:
+    """Yield a folder for a library's loader, with a checkpoint's configuration and an empty file of weights."""
+    with cleanup.temporary_folder("splitinfer-") as name:
+        folder = Path(name)
+        for file in CONFIGURATION:
+            if (checkpoint.folder / file).exists():
+                (folder / file).symlink_to((checkpoint.folder / file).absolute())
+        (folder / "model.safetensors").touch()
+        yield folder
 
 
 def _few_lines(text: str) -> str:

@@ -22,6 +22,7 @@ from splitinfer.models.caches.caches import fresh_caches, kind_of
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.cut.divided import PretendedRank, alone, divide
 from splitinfer.models.cut.structure import ModelStructure
+from splitinfer.models.drafters.mtp import tensors_of
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.library.graph import arrays_read
 from splitinfer.models.library.layers import find_layers
@@ -88,6 +89,7 @@ def describe(
         is_tied=is_tied,
         hidden_row=max((border.width * border.dtype.size for border in borders), default=0),
         context_length=checkpoint.context_length,
+        has_heads=bool(tensors_of(checkpoint.tensors, structure.num_layers)),
     )
     if not attention and any(layer.kv_per_token for layer in layers):  # the model computes attention itself
         attention = from_config(checkpoint.config, 2)

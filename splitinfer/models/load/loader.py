@@ -109,13 +109,15 @@ def _build(
     group: Pair | None,
     *,
     sees: bool,
+    drafter_dtype: str | None,
 ) -> _Built:
     """Build the model with ``arrays``, cut it, and join the stage's parts for pictures and of a drafter. Raises as
     ``survey``. ``of_drafter``: returns a drafter's arrays, unless it is in the model's own checkpoint."""
     model, whole = build_with_pictures(checkpoint, arrays, dtype, sees=sees)
     stage, weights = StageModel(model, *layers), dict[str, mx.array]()
     if drafter is not None:
-        weights = join(stage, drafter, arrays if drafter is checkpoint else of_drafter(drafter, stage), dtype)
+        given = arrays if drafter is checkpoint else of_drafter(drafter, stage)
+        weights = join(stage, drafter, given, drafter_dtype or dtype)
     if group is not None:  # only now: the structure, and a drafter's copies of layers, must not be halved
         divide(model, group.sums)
     parameters = dict(tree_flatten(model.parameters()))
@@ -150,6 +152,7 @@ def survey(
     kv_format: KVFormat | None = None,
     *,
     drafter: Checkpoint | None = None,
+    drafter_dtype: str | None = None,
     sees: bool = False,
     group: Pair | None = None,
 ) -> Survey:
@@ -158,6 +161,7 @@ def survey(
     Args:
         drafter: the checkpoint of a drafter on this model's hidden states (``trained``) to include; for prediction
             heads, ``checkpoint`` itself.
+        drafter_dtype: the drafter's dtype; ``None``: the same as ``dtype``.
         sees: the model takes pictures, so the first stage has a tower.
         group: the two ranks that share the layers, if they are halved.
 
@@ -177,6 +181,7 @@ def survey(
         kv_format,
         group,
         sees=sees,
+        drafter_dtype=drafter_dtype,
     )
     tensors, read = arrays_read(outputs, placeholders, parameters)
     tables = find_tables(model, outputs, parameters, placeholders)
@@ -235,6 +240,7 @@ def load_stage(
     report: OnBytes,
     drafter: Checkpoint | None = None,
     *,
+    drafter_dtype: str | None = None,
     sees: bool = False,
     group: Pair | None = None,
 ) -> StageModel:
@@ -248,6 +254,7 @@ def load_stage(
     stage, model, parameters, outputs, output = _build(
         checkpoint, arrays, (start, end), dtype, drafter,
         lambda other, stage: lazy_arrays(other, read_of(other, is_last=stage.is_last)), None, group, sees=sees,
+        drafter_dtype=drafter_dtype,
     )  # fmt: skip
     missing, read = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors}, parameters)
     if missing:

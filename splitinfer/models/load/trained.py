@@ -1,48 +1,81 @@
 """Joins a stage with a drafter that was trained on the target's hidden states.
 
 The drafter is among the model's own tensors (``mtp``), or in a folder of its own whose config.json gives its kind
-(``eagle3``, ``dflash``). Every stage taps its layers for the drafter; the last stage runs it.
+(``mtp``, ``eagle3``, ``dflash``). Every stage taps its layers for the drafter; the last stage runs it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from splitinfer.common.model_config import positive, text_part
 from splitinfer.errors import ModelError
+from splitinfer.models.caches.caches import arrays_of
 from splitinfer.models.caches.cohort import SequenceCaches
 from splitinfer.models.caches.rows import attend_by_rows
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.drafters import dflash, eagle3
 from splitinfer.models.drafters.dflash import DFlash, is_dflash
 from splitinfer.models.drafters.eagle3 import Eagle3, is_eagle3
-from splitinfer.models.drafters.heads import BlockPart, HeadRows, check_width
-from splitinfer.models.drafters.mtp import PREFIX, PredictionHeads, tensors_of
+from splitinfer.models.drafters.heads import BlockPart, HeadRows, Target, check_width
+from splitinfer.models.drafters.mtp import PREFIX, LatentHeads, PredictionHeads, is_latent, tensors_of
+from splitinfer.models.drafters.sequence_heads import LibraryHeads, heads_within
 from splitinfer.models.folder.checkpoint import Checkpoint
+from splitinfer.models.library import mlx_vlm
 from splitinfer.models.library.layers import type_name
-from splitinfer.models.load.building import cast_floats
+from splitinfer.models.load.building import build_drafter, cast_floats
 
-Heads = PredictionHeads | Eagle3 | DFlash
+HeadsOfSequences = LatentHeads | LibraryHeads
+Heads = PredictionHeads | Eagle3 | DFlash | LibraryHeads
 
 
 class WithHeads:
-    """The heads of a last stage. Their caches are the last ones of each sequence.
+    """The heads of a last stage, whose caches are each sequence's ``heads``.
 
     Raises:
         ModelError: the heads cannot run on this stage.
     """
 
-    def __init__(self, stage: StageModel, heads: Heads) -> None:
+    def __init__(self, stage: StageModel, heads: Heads, dtype: str | None) -> None:
         self.heads = heads  # not the stage, which refers to this object: a cycle is freed late
         attend_by_rows(stage.whole)
+        stage(mx.zeros((1, 1), mx.int32), stage.make_caches(), None, 1)  # a graph that is never computed
+        kept = stage.take_tapped()
+        self._row = None if kept is None else (kept.shape[-1], kept.dtype)
+        self._is_float32 = dtype == "float32"
+
+    def states(self, kept: mx.array) -> mx.array:
+        """Return the hidden states [T, ...] that the heads read, from the tapped rows [T, w]; in float32 if the heads
+        are."""
+        found = self.heads.states(kept)
+        return found.astype(mx.float32) if self._is_float32 else found
 
     def bytes_per_token(self, caches: SequenceCaches) -> int:
         """Return the bytes of the heads' KV per token. ``caches``: empty caches of the stage."""
-        self.run_nothing(caches)
-        own = caches.own[-len(self.heads.layers) :]
-        return sum(a.shape[1] * a.shape[3] * a.itemsize for cache in own for a in (cache.keys, cache.values))
+        self.run_nothing(caches, _MANY)
+        arrays = [array for cache in caches.heads for array in arrays_of(cache)]
+        return sum(a.shape[1] * a.shape[3] * a.itemsize if a.ndim == 4 else a.nbytes // _MANY for a in arrays)
+
+    def run_sequence(
+        self, caches: SequenceCaches, tokens: mx.array, hidden: mx.array, number: int = 0
+    ) -> tuple[mx.array, mx.array]:
+        """Run heads of one sequence, whose entries begin at ``caches.heads_at`` and are counted there.
+
+        Args:
+            tokens: [n] ids; hidden: [n, ...], the hidden states before them.
+            number: 0 for tokens that are known, else the number of drafts before this one.
+
+        Returns:
+            The last row's hidden states: [d] for logits, and [...] for the next draft.
+        """
+        heads = cast(HeadsOfSequences, self.heads)
+        read, kept = heads.run(tokens[None], hidden[None], caches.heads, caches.heads_at, number)
+        caches.heads_at += len(tokens)
+        return read[0, -1], kept[0, -1]
 
     def run(
         self,
@@ -60,8 +93,8 @@ class WithHeads:
             positions: [T], for the rotary embedding.
         """
         caches = [
-            HeadRows([(own.own[layer - len(self.heads.layers)], n, visible) for own, n, visible in parts], positions)
-            for layer in range(len(self.heads.layers))
+            HeadRows([(own.heads[layer], n, visible) for own, n, visible in parts], positions)
+            for layer in range(len(parts[0][0].heads))
         ]
         heads = cast(PredictionHeads | Eagle3, self.heads)
         return heads(heads.embed(tokens[:, None]), hidden[:, None], caches)[:, 0]
@@ -86,8 +119,14 @@ class WithHeads:
 
     def run_nothing(self, caches: SequenceCaches, rows: int = 2) -> mx.array:
         """Return unevaluated logits [rows, vocabulary] from ``rows`` made-up hidden states. ``caches``: the stage's."""
-        tokens, like = mx.zeros(rows, mx.int32), self.heads.norm.weight
-        hidden = self.heads.states(mx.zeros((rows, like.shape[-1]), like.dtype))
+        tokens = mx.zeros(rows, mx.int32)
+        if isinstance(self.heads, HeadsOfSequences):
+            assert self._row is not None
+            hidden = self.states(mx.zeros((rows, self._row[0]), self._row[1]))
+            read, _ = self.run_sequence(caches, tokens, hidden)
+            return mx.repeat(self.logits(read[None]), rows, axis=0)
+        like = self.heads.norm.weight
+        hidden = self.states(mx.zeros((rows, like.shape[-1]), like.dtype))
         if not self.heads.at_once:
             visible = mx.tri(rows, rows).astype(mx.bool_)
             return self.logits(self.run(tokens, hidden, [(caches, rows, visible)], mx.arange(rows)))
@@ -96,12 +135,18 @@ class WithHeads:
         return cast(DFlash, self.heads).behind(self.logits(found), found, tokens)
 
 
+_MANY = 64  # tokens, to measure the bytes of one
 TrainedArrays = Mapping[str, mx.array]
 
 
 def is_trained(checkpoint: Checkpoint) -> bool:
     """Return whether a checkpoint is a drafter that runs on the last stage."""
-    return is_eagle3(checkpoint.config) or is_dflash(checkpoint.config)
+    return is_heads(checkpoint) or is_eagle3(checkpoint.config) or is_dflash(checkpoint.config)
+
+
+def is_heads(checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint has prediction heads alone, which read no hidden states of other stages."""
+    return str(checkpoint.config.get("model_type")).endswith("_mtp")
 
 
 def at_once(checkpoint: Checkpoint) -> int:
@@ -110,8 +155,10 @@ def at_once(checkpoint: Checkpoint) -> int:
 
 
 def read_of(drafter: Checkpoint, *, is_last: bool) -> frozenset[str]:
-    """Return the tensors that a stage reads of a drafter in its own folder: the projection's, or all if it
+    """Return the tensors that a stage reads of a drafter in its own folder: the projection's of taps, or all if it
     ``is_last``."""
+    if is_heads(drafter) and not is_last:
+        return frozenset()
     return frozenset(name for name in drafter.tensors if is_last or name.removeprefix("model.").startswith("fc."))
 
 
@@ -122,19 +169,26 @@ def join(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays, dtype: s
     Raises:
         ModelError: there is no drafter, it belongs to another model, or this model cannot have one.
     """
-    kind, own = (_of_folder if is_trained(drafter) else _mtp), dict[str, mx.array]()
+    kind, own = (_of_folder if is_trained(drafter) and not is_heads(drafter) else _mtp), dict[str, mx.array]()
+    if kind is _mtp and not stage.is_last:
+        return own
     try:
         parts, make = kind(stage, drafter, arrays)
         for index, part in parts.items():
             if isinstance(part, nn.Module) and stage.start <= index < stage.end:
                 cast_floats(part, dtype)
                 own |= {f"taps.{index}.{name}": array for name, array in tree_flatten(part.parameters())}
-        stage.tap(parts)
+        target = Target.of(stage.whole)
+        if kind is not _mtp:
+            if own:  # the stage reads it, too
+                own |= {f"mixer.{name}": array for name, array in tree_flatten(target.mixer.parameters())}
+            parts = {index: partial(_contracted, target.contracted, part) for index, part in parts.items()}
+        stage.tap(parts, target.size)
         if not stage.is_last:
             return own
         heads = make()
         cast_floats(heads, dtype)
-        stage.heads = WithHeads(stage, heads)
+        stage.heads = WithHeads(stage, heads, dtype)
         stage.heads.run_nothing(stage.make_caches())
     except (ValueError, TypeError, AttributeError) as error:
         raise ModelError(
@@ -144,17 +198,38 @@ def join(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays, dtype: s
     return own | {f"heads.{name}": array for name, array in tree_flatten(heads.parameters())}
 
 
+_OfRows = Callable[[mx.array], mx.array]
+
+
+def _contracted(contract: _OfRows, part: _OfRows, rows: mx.array) -> mx.array:
+    return part(contract(rows))
+
+
 _Kind = tuple[dict[int, Callable[[mx.array], mx.array]], Callable[[], Heads]]
 
 
 def _mtp(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays) -> _Kind:
-    if not tensors_of(arrays, stage.num_layers):
+    own, there = tensors_of(arrays, stage.num_layers), stage.num_layers
+    if is_heads(drafter) and (layers := positive(text_part(drafter.config), "num_hidden_layers") or there) != there:
+        raise ModelError(f"the heads are for a model of {layers} layers, and {type_name(stage.whole)} has {there}")
+    if "fc.weight" in own.values() and not is_latent(own):
+        kind: Callable[[], Heads] = partial(PredictionHeads, stage.whole, arrays)
+    elif is_heads(drafter):
+        kind = partial(LibraryHeads, build_drafter(drafter, arrays), stage.whole)
+    elif (found := heads_within(drafter.config, arrays)) is not None:
+        kind = partial(LibraryHeads, found, stage.whole)
+    elif "fc.weight" in own.values():
+        kind = partial(LatentHeads, stage.whole, arrays)
+    elif own:
+        need = "mlx-vlm has no class for them" if mlx_vlm.is_installed() else "pip install mlx-vlm adds their class"
+        raise ModelError(f"the prediction heads of {type_name(stage.whole)} have a form of their own, and {need}")
+    else:
         raise ModelError(
             f"{drafter.folder} has no prediction heads ({PREFIX}* or model.layers.{stage.num_layers}.*): mlx-lm "
             "leaves them out when it converts; copy these tensors from the original repository into a file "
             "model-mtp.safetensors of this folder, or draft with a small model or 'ngram'"
         )
-    return {stage.num_layers - 1: lambda hidden: hidden}, lambda: PredictionHeads(stage.whole, arrays)
+    return {stage.num_layers - 1: lambda hidden: hidden}, kind
 
 
 def _of_folder(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays) -> _Kind:

@@ -170,6 +170,7 @@ class KVPool:
         resumed = start if block is None else block.resumes_at(start)
         if not all(trim(cache, entry.position - resumed) for cache in caches.own):
             raise ProtocolError(f"the caches of sequence {seq_id} cannot go back {back} tokens")
+        caches.rewind_heads(start)
         caches.place.position = resumed
         if block is not None:
             block.restore(self._model, caches, start - block.start)
@@ -209,4 +210,4 @@ class KVPool:
             return 0
         cohort = entry.caches.cohort
         shared = sum(array.nbytes for array in cohort.arrays()) if cohort is not None else 0
-        return shared + sum(nbytes_written(cache) for cache in entry.caches.own)
+        return shared + sum(nbytes_written(cache) for cache in (*entry.caches.own, *entry.caches.heads))

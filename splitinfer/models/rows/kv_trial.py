@@ -33,7 +33,7 @@ from splitinfer.models.rows.rounding import (
     recording,
     rows_of,
 )
-from splitinfer.models.rows.step import StepModel
+from splitinfer.models.rows.step import StepModel, with_taps
 
 ENDS = (5, 9)  # the ends of two blocks, in tokens
 WITHIN = 7  # tokens to start from that end within the second block
@@ -243,5 +243,7 @@ class _RolledBack(Continued):
         more_ids, more_hidden = inputs(self._stage, WITHIN, end, self._salt + 2)
         ids = mx.concatenate([ids, more_ids], axis=1)
         if hidden is not None and more_hidden is not None:
-            hidden = mx.repeat(mx.concatenate([hidden, more_hidden], axis=1)[0], self._stage.rows_in, axis=0)
+            hidden = mx.concatenate([hidden, more_hidden], axis=1)[0]
+            if size := self._stage.tap_size * (self._stage.rows_in > 1):
+                hidden = with_taps(hidden, mx.zeros((len(hidden), size)), size)
         return self._step.run([SequenceRows(caches, start, end - start, 1, block)], ids[0], hidden)

@@ -161,27 +161,27 @@ class StepModel:
         Args:
             parts: each sequence's share, in the order of the rows; at least one.
             tokens: T token ids, numbers or an int32 array.
-            hidden: [T, d] from the previous stage; ``None`` on the first stage. If earlier layers are tapped, each row
-                is followed by its row of the taps: [2T, d].
+            hidden: [T, d] from the previous stage; ``None`` on the first stage. If earlier layers are tapped, as
+                ``with_taps`` makes it.
 
         Returns:
-            Arrays whose concatenation is [T, d] for the next stage, again with a row of the taps after each, or on the
-            last stage the [R, vocabulary] logits of the rows that want them.
+            Arrays whose concatenation is [T, d] for the next stage, with the taps if layers so far are tapped, or on
+            the last stage the [R, vocabulary] logits of the rows that want them.
         """
         before = None
         if hidden is not None and self.stage.rows_in > 1:
-            hidden, before = hidden[::2], hidden[1::2]
+            pieces, width = hidden.reshape(-1, self.stage.rows_in, hidden.shape[-1]), self.stage.hidden_spec
+            assert width is not None
+            hidden, before = pieces[:, :-1].reshape(len(pieces), -1)[:, : width[0]], pieces[:, -1]
         together = len(parts) > 1 and self.way is not Way.SEQUENCES
         outputs = (self._by_rows if together else self._one_by_one)(parts, tokens, hidden)
         if before is not None:
             self.tapped = before if self.tapped is None else _added(before, self.tapped)
-        return outputs if self.stage.rows_out == 1 else [self._with_taps(mx.concatenate(outputs))]
-
-    def _with_taps(self, rows: mx.array) -> mx.array:
-        """Return the rows [T, d] for the next stage, each followed by its row of the taps: [2T, d]."""
+        if self.stage.rows_out == 1:
+            return outputs
         tapped, self.tapped = self.tapped, None
         assert tapped is not None
-        return mx.stack([rows, _added(mx.zeros_like(rows), tapped)], axis=1).reshape(-1, rows.shape[-1])
+        return [with_taps(mx.concatenate(outputs), tapped, self.stage.tap_size)]
 
     def _one_by_one(
         self, parts: Sequence[SequenceRows], tokens: Sequence[int] | mx.array, hidden: mx.array | None
@@ -280,10 +280,22 @@ def _in_order(logits: mx.array, parts: Sequence[SequenceRows], step: RowStep) ->
     return [logits if order == sorted(order) else logits[mx.array(order)]]
 
 
+def with_taps(rows: mx.array, tapped: mx.array, size: int) -> mx.array:
+    """Return the rows [T, d] for a link, each cut into k rows of ``size`` numbers and followed by its row of the taps
+    [T, ``size`` or less]: [(k + 1) T, size]."""
+    count, width = rows.shape
+    cut = _widened(rows, -(-width // size) * size).reshape(count, -1, size)
+    return mx.concatenate([cut, _widened(tapped, size)[:, None].astype(rows.dtype)], axis=1).reshape(-1, size)
+
+
 def _added(rows: mx.array, tapped: mx.array) -> mx.array:
     """Return the sum of ``rows`` [T, d] and ``tapped`` [T, e], which may be narrower."""
-    more = rows.shape[1] - tapped.shape[1]
-    return rows + (mx.pad(tapped, [(0, 0), (0, more)]) if more else tapped).astype(rows.dtype)
+    return rows + _widened(tapped, rows.shape[1]).astype(rows.dtype)
+
+
+def _widened(rows: mx.array, width: int) -> mx.array:
+    more = width - rows.shape[1]
+    return mx.pad(rows, [(0, 0), (0, more)]) if more else rows
 
 
 def _ids(tokens: Sequence[int] | mx.array) -> mx.array:

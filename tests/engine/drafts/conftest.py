@@ -23,8 +23,8 @@ def drafter(tiny_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> Ca
 
     @cache
     def made(kind: str, name: str, only: int | None = None, **changes: Any) -> tuple[Path, str]:
-        own, folder = tmp_path_factory.mktemp(kind), tiny_folder(name, **changes)
-        if kind == "mtp":  # whose heads lie among the target's weights
+        own, folder = tmp_path_factory.mktemp(kind), tiny_folder("deepseek_v3" if kind == "latent" else name, **changes)
+        if kind in ("mtp", "latent"):  # whose heads lie among the target's weights
             folder = Path(shutil.copytree(folder, own / "target"))
         return folder, of_kind(kind, folder, own / "drafter", only)
 

@@ -25,7 +25,7 @@ DRAFTED = tuple(replace(one, flight=Flight(3)) for one in SEVERAL)
 
 
 @pytest.mark.parametrize(("kind", "name", "cuts"), [
-    ("eagle3", "qwen3", [1, 1, 2]), ("dflash2", "qwen3", [2, 2]),
+    ("eagle3", "qwen3", [1, 1, 2]), ("dflash2", "qwen3", [2, 2]), ("latent", "", [1, 3]),
     *(pytest.param(*one, marks=NIGHTLY) for one in product(KINDS, ["llama", "qwen3", "qwen3_moe", "qwen3_next"], CUTS)),
 ], ids=str)  # fmt: skip
 def test_tokens_are_those_without_drafts(kind: str, name: str, cuts: list[int], drafter: Make, pipeline: Open) -> None:
@@ -100,7 +100,8 @@ FAULTS = [recut([1, 3], at=4), worker_lost(at=4)]
 
 
 @pytest.mark.parametrize(("kind", "fault"), [
-    ("eagle3", FAULTS[0]), *(pytest.param(*one, marks=NIGHTLY) for one in product(KINDS, FAULTS)),
+    ("eagle3", FAULTS[0]), ("latent", FAULTS[1]),
+    *(pytest.param(*one, marks=NIGHTLY) for one in product((*KINDS, "latent"), FAULTS)),
 ])  # fmt: skip
 def test_another_cut_or_a_loss(kind: str, fault: Fault, drafter: Make, pipeline: Open) -> None:
     folder, draft = drafter(kind, "qwen3")
@@ -108,7 +109,7 @@ def test_another_cut_or_a_loss(kind: str, fault: Fault, drafter: Make, pipeline:
         there.answers(*DRAFTED)
 
 
-@pytest.mark.parametrize("kind", ["dflash", *(pytest.param(kind, marks=NIGHTLY) for kind in KINDS)])
+@pytest.mark.parametrize("kind", ["dflash", "latent", *(pytest.param(kind, marks=NIGHTLY) for kind in KINDS)])
 def test_kv_on_disk_has_the_drafters_own(
     kind: str, tmp_path: Path, drafter: Make, pipeline: Open, proposed: list[tuple[list[int], list[int]]]
 ) -> None:

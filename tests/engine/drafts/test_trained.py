@@ -2,13 +2,14 @@
 are compared with mlx-vlm's own classes in ``test_beside_mlx_vlm``."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 import tiny
-from engine.door import Ask, Open
+from engine.door import Ask, Open, ask
 from trained import (
     LEAVING,
     Arrays,
@@ -25,15 +26,17 @@ from splitinfer import Flight, SamplingParams
 from splitinfer.demo import DRAFTER
 from splitinfer.engine.profiling.drafts import describe_heads
 from splitinfer.errors import ModelError
+from splitinfer.models.caches.caches import CachePlace
+from splitinfer.models.caches.cohort import SequenceCaches
 from splitinfer.models.caches.growing import GrowingKVCache
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.drafters.dflash import DFlash
 from splitinfer.models.drafters.dflash import taps_of as taps_of_dflash
 from splitinfer.models.drafters.eagle3 import Eagle3, layers_of, taps_of
 from splitinfer.models.drafters.heads import BlockPart, HeadRows
-from splitinfer.models.drafters.mtp import PredictionHeads
 from splitinfer.models.folder.checkpoint import open_folder
 from splitinfer.models.load.layer_kinds import describe
+from splitinfer.models.load.loader import survey
 from splitinfer.models.load.trained import join
 
 
@@ -55,11 +58,68 @@ def test_heads_that_are_missing_or_anothers_are_refused(
         pass
 
 
-def test_latent_attention_is_refused() -> None:
-    model, _ = tiny.build("deepseek_v3")
-    names = ("eh_proj.weight", "self_attn.kv_a_proj_with_mqa.weight")
-    with pytest.raises(ModelError, match=r"latent attention \(MLA\)"):
-        PredictionHeads(model, {f"model.layers.4.{name}": mx.zeros((8, 8)) for name in names})
+@pytest.mark.parametrize("place", ["beside", "beside, without prefix", "beside, around 0", "a folder of their own"])
+def test_heads_draft_wherever_they_lie(
+    place: str, tmp_path: Path, pipeline: Open, proposed: list[tuple[list[int], list[int]]]
+) -> None:
+    folder, found = tiny.save(tmp_path / "qwen3", "qwen3"), []
+    heads, draft, own = heads_for(folder), "mtp", folder / "mtp.safetensors"
+    if place == "beside, around 0":
+        heads = {name: array - (array.ndim == 1) for name, array in heads.items()}
+    elif place != "beside":
+        heads = {name.removeprefix("mtp."): array for name, array in heads.items()}
+    if place == "a folder of their own":
+        own, draft = tmp_path / "heads" / "model.safetensors", str(tmp_path / "heads")
+        own.parent.mkdir()
+        text = json.loads((folder / "config.json").read_text())
+        own.with_name("config.json").write_text(json.dumps({"model_type": "qwen3_5_mtp", "text_config": text}))
+    mx.save_safetensors(str(own), heads)
+    asked = replace(ask(20), flight=Flight(3))
+    for name in (draft, "mtp"):
+        with pipeline(folder, [1, 3], draft=name) as there:
+            there.answers(asked)
+        found.append(list(proposed))
+        proposed.clear()
+        own.unlink(missing_ok=True)
+        add_heads(folder)
+    assert found[0] == found[1] != []
+
+
+def test_heads_of_another_model_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    folder = tmp_path / "heads"
+    folder.mkdir()
+    text = {"num_hidden_layers": 36}
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5_mtp", "text_config": text}))
+    mx.save_safetensors(str(folder / "model.safetensors"), {"fc.weight": mx.zeros((1, 1))})
+    model, _ = tiny.build("qwen3")
+    with pytest.raises(ModelError, match="for a model of 36 layers, and qwen3 has 4"):
+        join(StageModel(model, 0, 4), open_folder(folder), {}, None)
+
+
+def test_a_drafter_in_float32_beside_a_model_in_half_precision(tmp_path: Path, pipeline: Open) -> None:
+    folder = add_heads(tiny.save(tmp_path / "qwen3", "qwen3", dtype=mx.bfloat16))
+    checkpoint = open_folder(folder)
+    half, whole = (
+        survey(checkpoint, 0, 4, "bfloat16", drafter=checkpoint, drafter_dtype=dtype).need.weights
+        for dtype in (None, "float32")
+    )
+    assert whole - half == sum(2 * array.size for array in heads_for(folder).values())
+    with pipeline(folder, [2, 2], draft="mtp+float32", dtype="bfloat16", are_checked=False) as there:
+        drafted = there.answers(replace(ask(20), flight=Flight(3)))
+    with pipeline(folder, [2, 2], dtype="bfloat16", are_checked=False) as there:
+        assert there.answers(ask(20)) == drafted
+
+
+def test_a_drafter_of_which_next_to_nothing_is_right_says_so(
+    drafter: Any, pipeline: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, draft = drafter("eagle3", "qwen3", only=77)
+    with pipeline(folder, [2, 2], draft=draft, token_budget=64) as there:
+        there.answers(replace(ask(9, max_tokens=40, logit_bias={5: 100.0}), flight=Flight(1)))
+        assert not caplog.messages
+        there.answers(replace(ask(9, max_tokens=60, logit_bias={5: 100.0}), flight=Flight(1)))
+    (said,) = caplog.messages
+    assert said.startswith("0 of the first 50 drafts were right: the drafter may belong to another model")
 
 
 @pytest.mark.parametrize(("kind", "told", "reason"), [
@@ -111,7 +171,7 @@ def test_a_quantised_dflash_is_the_one_that_its_numbers_stand_for(second: bool, 
         arrays = form(plain) | tables
         made, taps = DFlash(own, model, arrays), taps_of_dflash(own, model, arrays)
         kept = sum(taps[layer](mx.arange(192.0).reshape(3, 64) / 64 + layer) for layer in LEAVING)
-        caches = type("", (), {"own": [GrowingKVCache() for _ in range(2)]})()
+        caches = SequenceCaches([], [], CachePlace(), made.make_caches())
         parts = [BlockPart(caches, 0, 3, mx.array(3), 4)]
         made.keep(made.states(kept), parts)
         hidden = made(made.embed(mx.array([7, 159, 159, 159])[:, None]), parts)[:, 0]

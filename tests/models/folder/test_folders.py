@@ -52,6 +52,8 @@ CASES = {
     "the source's index, two files": Case(SHARDS, WHOLE, {**OF_FIVE, "dropped": OF_FIVE["a"]}),
     "the source's index, in its order": Case(SHARDS, WHOLE, {"a": B, "b": A, "dropped": A}),
     "an index of files that others have": Case({A: {"a": 1}, MTP: {"b": 3}}, {"a": 1, "b": 3}, {"a": A, "b": B}),
+    "heads beside, no index": Case({ONE: {"a": 1}, "x-MTP.safetensors": {"b": 3}}, {"a": 1, "b": 3}),
+    "heads beside, no word of them": Case({**SHARDS, "mtp.safetensors": {"c": 3}}, {**WHOLE, "c": 3}, OF_SHARDS),
     "a stray whole model": Case({**SHARDS, ONE: dict.fromkeys(WHOLE, 9)}, WHOLE, OF_SHARDS, (ONE,)),
     "a stray quantised model": Case({**SHARDS, ONE: {"a": 9, "a.scales": 9}}, WHOLE, OF_SHARDS, (ONE,)),
     "a stray shard of another number": Case(
