@@ -1,6 +1,7 @@
 """Reads single experts from safetensors files: byte ranges, many at once, straight into the memory of MLX's arrays."""
 
 import os
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from splitinfer.errors import DeviceFailed
+from splitinfer.errors import DeviceFailed, ModelError
 from splitinfer.models.folder.checkpoint import Checkpoint, data_begin, read_header
 from splitinfer.models.load.experts import Column
 
@@ -26,12 +27,13 @@ class _File:
     """An open file of weights. ``grows``: it is a copy that other tensors may still be added to."""
 
     def __init__(self, path: Path, *, grows: bool) -> None:
-        self._path, self._grows, self._file = path, grows, path.open("rb", buffering=0)
+        self._path, self._grows, self._file = path, grows, os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
         self._found = self._state()
         self.begins = {info.name: data_begin(path) + info.begin for info in read_header(path)}
 
     def _state(self) -> tuple[int, int]:
-        found = os.fstat(self._file.fileno())
+        found = os.fstat(self._file)
         return found.st_size, found.st_mtime_ns
 
     def check(self) -> None:
@@ -44,7 +46,7 @@ class _File:
         left = memoryview(into)
         while left:
             try:
-                count = os.preadv(self._file.fileno(), [left], at)
+                count = os.preadv(self._file, [left], at)
             except OSError as error:
                 raise DeviceFailed(f"experts cannot be read from {self._path} ({error.strerror or error})") from error
             if not count:
@@ -70,7 +72,10 @@ class ExpertFiles:
     def _opened(self, tensor: str) -> _File:
         path = self._checkpoint.path_of(tensor)
         if path not in self._files:
-            self._files[path] = _File(path, grows=tensor in self._checkpoint.copied)
+            try:
+                self._files[path] = _File(path, grows=tensor in self._checkpoint.copied)
+            except OSError as error:
+                raise ModelError(f"{path}: the experts cannot be read ({error.strerror or error})") from error
         return self._files[path]
 
     def start(self, reads: Sequence["Read"]) -> "list[Future[None]]":

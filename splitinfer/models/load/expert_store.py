@@ -10,10 +10,11 @@ module computes in both cases, with the same rows and the same experts, so no an
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -116,6 +117,12 @@ class _Area:
             self._divided[form] = memory
         return self._divided[form]
 
+    def launch(self, result: mx.array) -> mx.array:
+        """Start to compute a result from this memory, and return it."""
+        self.result = result
+        mx.async_eval(result)  # type: ignore[no-untyped-call]
+        return result
+
 
 @dataclass(slots=True)
 class _Choice:
@@ -128,11 +135,69 @@ class _Choice:
     is_few: bool = False
 
 
+class _Part:
+    """One module's experts: what reads them, and its memory in slots."""
+
+    def __init__(self, experts: Experts, files: ExpertFiles, slots: int) -> None:
+        self.experts, self.slots = experts, _Memory(slots)
+        self.slots.add(experts, _raw(slots * experts.nbytes_each))
+        self._sources = {column.name: files.source(column) for column in experts.columns}
+
+    def reads(self, memory: _Memory, place: int, expert: int) -> list[Read]:
+        """Return the reads that bring an expert to a place in memory."""
+        return [Read(source, expert, memory.bytes_[name][place]) for name, source in self._sources.items()]
+
+    def copy(self, slot: int, memory: _Memory, place: int) -> None:
+        """Copy an expert from its slot to a place in memory."""
+        for name, held in self.slots.bytes_.items():
+            memory.bytes_[name][place] = held[slot]
+
+
+class _Layer:
+    """The modules of one layer that get the same indices, and the experts in their slots."""
+
+    def __init__(self, parts: Sequence[_Part], slots: int) -> None:
+        self.parts, self.slots = parts, slots
+        self.order = list[_Part]()  # in which they are called
+        self.place = np.full(parts[0].experts.count, -1)  # by expert: its slot
+        self._holds = np.full(slots, -1)  # by slot: its expert
+        self._used = np.zeros(slots, np.int64)  # by slot: the number of the call that used it last
+        self._calls = 0
+        self.choice: _Choice | None = None
+        self.result: list[mx.array] | None = None  # of calls that read slots and may not be evaluated
+
+    def forget(self) -> None:
+        """Forget unevaluated results and the indices of the last call."""
+        self.choice = self.result = None
+
+    def lacking(self, choice: _Choice) -> Ints:
+        """Return the experts to read into slots: all that are missing if there are few, else the most frequent ones
+        that have free slots."""
+        here = self.place[choice.experts]
+        self._calls += 1
+        self._used[here[here >= 0]] = self._calls
+        lacking, rows = choice.experts[here < 0], choice.rows[here < 0]
+        return lacking if choice.is_few else lacking[np.argsort(-rows, kind="stable")][: np.count_nonzero(self._holds < 0)]
+
+    def begin(self, experts: Ints) -> tuple[Ints, list[Read]]:
+        """Empty the slots that were not used for the longest time, and return them with the reads that fill them."""
+        slots = np.argsort(self._used, kind="stable")[: len(experts)]
+        gone = self._holds[slots]
+        self.place[gone[gone >= 0]] = -1
+        self._holds[slots] = -1
+        pairs = zip(slots.tolist(), experts.tolist(), strict=True)
+        return slots, [read for slot, one in pairs for part in self.parts for read in part.reads(part.slots, slot, one)]
+
+    def end(self, slots: Ints, experts: Ints) -> None:
+        """Note that experts were read into slots."""
+        self.place[experts], self._holds[slots], self._used[slots] = slots, experts, self._calls
+
+
 @dataclass(slots=True)
 class _Filling:
     """An area that is being filled with ``experts`` of a module."""
 
-    part: "ExpertsOnDisk"
+    part: _Part
     experts: Ints
     area: _Area
     reads: "list[Future[None]]"
@@ -148,20 +213,21 @@ class ExpertStore:
     """
 
     def __init__(self, checkpoint: Checkpoint, experts: Sequence[Experts], nbytes: int) -> None:
-        self.experts, self.files, self.counts = tuple(experts), ExpertFiles(checkpoint), ExpertCounts()
-        self._shares = shares(experts, nbytes)
-        self._areas = [_Area(self._shares.area) for _ in range(2)]
-        self._ahead: _Filling | None = None
-        self._layers = list[_Layer]()
+        self.counts, self._files, self._ahead = ExpertCounts(), ExpertFiles(checkpoint), cast(_Filling | None, None)
+        share = shares(experts, nbytes)
+        self._areas = [_Area(share.area) for _ in range(2)]
+        self._layers = list[_Layer]()  # they and their parts do not refer to the store: a cycle is freed late
+        for several in by_layer(experts).values():
+            slots = min(share.slots, several[0].count)
+            self._layers.append(_Layer([_Part(one, self._files, slots) for one in several], slots))
 
     def put_into(self, model: nn.Module) -> None:
         """Replace the modules of experts by modules that read them."""
         modules = dict(model.named_modules())
-        for several in by_layer(self.experts).values():
-            layer = _Layer(self, min(self._shares.slots, several[0].count))
-            self._layers.append(layer)
-            for one in several:
-                put(model, one.path, ExpertsOnDisk(modules[one.path], one, self, layer))
+        for layer in self._layers:
+            for part in layer.parts:
+                path = part.experts.path
+                put(model, path, ExpertsOnDisk(modules[path], self, layer, part))
 
     def take_counts(self) -> ExpertCounts:
         """Return the counts since the last call."""
@@ -169,54 +235,85 @@ class ExpertStore:
         return found
 
     def forget(self) -> None:
-        """Forget unevaluated results, because their steps failed. Experts stay in memory."""
-        self._wait(self._ahead.reads if self._ahead else [], raises=False)
-        self._ahead = None
+        """Forget unevaluated results, because their steps are gone. Experts stay in memory."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            futures.wait(ahead.reads)
         for area in self._areas:
             area.result = None
         for layer in self._layers:
             layer.forget()
 
-    def read(self, reads: Sequence[Read]) -> None:
-        """Read experts into memory. Raise DeviceFailed if that fails."""
-        self._wait(self._start(reads))
+    def choose(self, layer: _Layer, part: _Part, indices: mx.array, *, may_be_few: bool) -> _Choice:
+        """Evaluate the indices of a call, and read the experts that the slots lack. The layer's other modules are
+        called with the same array, which is evaluated once."""
+        if part not in layer.order:
+            layer.order.append(part)
+        if layer.choice is not None and layer.choice.indices is indices:
+            return layer.choice
+        results = layer.result or []
+        layer.forget()
+        mx.eval(indices, results)  # before slots that the earlier results are computed from are filled anew
+        flat = np.array(indices).reshape(-1).astype(np.int64)
+        experts, rows = np.unique(flat, return_counts=True)
+        choice = _Choice(indices, flat, experts, rows, may_be_few and len(experts) <= layer.slots)
+        self.counts.wanted += len(experts)
+        self.counts.found += int(np.count_nonzero(layer.place[experts] >= 0))
+        lacking = layer.lacking(choice)
+        if len(lacking):
+            slots, reads = layer.begin(lacking)
+            self._wait(self._start(reads))
+            layer.end(slots, lacking)
+        layer.choice = choice
+        return choice
 
     def _start(self, reads: Sequence[Read]) -> "list[Future[None]]":
         self.counts.nbytes += sum(one.into.nbytes for one in reads)
-        return self.files.start(reads)
+        return self._files.start(reads)
 
-    def _wait(self, reads: "Sequence[Future[None]]", *, raises: bool = True) -> None:
-        """Wait until all reads are done, even if one fails: they write into memory that is used again."""
+    def _wait(self, reads: "Sequence[Future[None]]") -> None:
+        """Wait until all reads are done, even if one fails: they write into memory that is used again. Raise
+        DeviceFailed if one fails."""
         began = time.monotonic()
         errors = [one.exception() for one in reads]
         self.counts.seconds += time.monotonic() - began
-        if raises:
-            for error in filter(None, errors):
-                raise error
+        for error in filter(None, errors):
+            raise error
 
     # -- many experts ----------------------------------------------------------------------------
 
-    def pass_through(self, part: "ExpertsOnDisk", experts: Ints) -> tuple[_Area, _Memory]:
+    def room(self, part: _Part) -> int:
+        """Return how many of a module's experts an area has room for."""
+        return self._areas[0].of(part.experts).count
+
+    def pass_through(self, layer: _Layer, part: _Part, experts: Ints) -> tuple[_Area, _Memory]:
         """Return an area with ``experts`` of a module: each at its own place if all have room, else in this order."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             self._wait(ahead.reads)
-            if ahead.part is part and np.isin(experts, ahead.experts).all():
-                return ahead.area, ahead.area.of(part.experts)
-        filling = self._fill(part, experts)
-        self._wait(filling.reads)
-        return filling.area, filling.area.of(part.experts)
+        if ahead is None or ahead.part is not part or not np.isin(experts, ahead.experts).all():
+            ahead = self._fill(layer, part, experts)
+            self._wait(ahead.reads)
+        return ahead.area, ahead.area.of(part.experts)
 
-    def foresee(self, part: "ExpertsOnDisk", experts: Ints) -> None:
-        """Start to fill the other area with experts that the next call probably needs, if all of them have places."""
+    def foresee(self, layer: _Layer, part: _Part, choice: _Choice) -> None:
+        """Start to read the experts that the next call needs: of the layer's next module, or of the next layer if it
+        will need nearly all of them."""
+        at, number = layer.order.index(part) + 1, self._layers.index(layer) + 1
+        if at < len(layer.order):
+            part, experts = layer.order[at], choice.experts
+        elif len(choice.experts) < _NEARLY_ALL * part.experts.count or number == len(self._layers):
+            return
+        else:
+            layer = self._layers[number]
+            if not layer.order:
+                return
+            part = layer.order[0]
+            experts = np.arange(part.experts.count)
         if self.room(part) == part.experts.count:
-            self._ahead = self._fill(part, experts)
+            self._ahead = self._fill(layer, part, experts)
 
-    def room(self, part: "ExpertsOnDisk") -> int:
-        """Return how many of a module's experts an area has room for."""
-        return self._areas[0].of(part.experts).count
-
-    def _fill(self, part: "ExpertsOnDisk", experts: Ints) -> _Filling:
+    def _fill(self, layer: _Layer, part: _Part, experts: Ints) -> _Filling:
         area = self._areas[0]
         self._areas.reverse()
         if area.result is not None:
@@ -225,126 +322,56 @@ class ExpertStore:
         memory, reads = area.of(part.experts), list[Read]()
         places = experts if memory.count == part.experts.count else np.arange(len(experts))
         for place, expert in zip(places.tolist(), experts.tolist(), strict=True):
-            reads += part.into(memory, place, expert)
+            slot = layer.place[expert]
+            if slot < 0:
+                reads += part.reads(memory, place, expert)
+            else:
+                part.copy(slot, memory, place)
         return _Filling(part, experts, area, self._start(reads))
-
-    def following(self, layer: "_Layer") -> "_Layer | None":
-        """Return the layer that is called after ``layer``, if there is one."""
-        at = self._layers.index(layer) + 1
-        return self._layers[at] if at < len(self._layers) else None
-
-
-class _Layer:
-    """The modules of one layer that get the same indices, and the experts in their slots."""
-
-    def __init__(self, store: ExpertStore, slots: int) -> None:
-        self._store, self.slots = store, slots
-        self.parts = list["ExpertsOnDisk"]()
-        self.order = list["ExpertsOnDisk"]()  # in which they are called
-        self.place = np.full(0, -1)  # by expert: its slot
-        self._holds = np.full(slots, -1)  # by slot: its expert
-        self._used = np.zeros(slots, np.int64)  # by slot: the number of the call that used it last
-        self._calls = 0
-        self._choice: _Choice | None = None
-        self.result: list[mx.array] | None = None  # of calls that read slots and may not be evaluated
-
-    def add(self, part: "ExpertsOnDisk") -> None:
-        """Add a module."""
-        self.parts.append(part)
-        self.place = np.full(part.experts.count, -1)
-
-    def choose(self, part: "ExpertsOnDisk", indices: mx.array, *, may_be_few: bool) -> _Choice:
-        """Evaluate the indices of a call, and read the experts that the slots lack. The layer's other modules are
-        called with the same array, which is evaluated once."""
-        if part not in self.order:
-            self.order.append(part)
-        if self._choice is not None and self._choice.indices is indices:
-            return self._choice
-        self._choice, results, self.result = None, self.result, None
-        mx.eval(indices, results or [])
-        flat = np.array(indices).reshape(-1).astype(np.int64)
-        experts, rows = np.unique(flat, return_counts=True)
-        lacking = experts[self.place[experts] < 0]
-        counts = self._store.counts
-        counts.wanted += len(experts)
-        counts.found += len(experts) - len(lacking)
-        is_few = may_be_few and len(experts) <= self.slots
-        if not is_few:  # the most frequent ones of them
-            free = np.count_nonzero(self._holds < 0)
-            lacking = lacking[np.argsort(-rows[self.place[experts] < 0], kind="stable")][:free]
-        self._calls += 1
-        here = self.place[experts]
-        self._used[here[here >= 0]] = self._calls
-        if len(lacking):
-            self._keep(lacking)
-        self._choice = _Choice(indices, flat, experts, rows, is_few)
-        return self._choice
-
-    def forget(self) -> None:
-        """Forget unevaluated results and the indices of the last call."""
-        self._choice = self.result = None
-
-    def _keep(self, experts: Ints) -> None:
-        """Read experts into the slots that were not used for the longest time."""
-        slots = np.argsort(self._used, kind="stable")[: len(experts)]
-        gone = self._holds[slots]
-        self.place[gone[gone >= 0]] = -1
-        self._holds[slots] = -1
-        pairs = [*zip(slots.tolist(), experts.tolist(), strict=True)]
-        self._store.read([read for slot, expert in pairs for part in self.parts for read in part.reads(slot, expert)])
-        self.place[experts], self._holds[slots], self._used[slots] = slots, experts, self._calls
 
 
 class ExpertsOnDisk(nn.Module):
     """Stands for a module of stacked experts, and runs the real one with the experts that a call needs."""
 
-    def __init__(self, real: nn.Module, experts: Experts, store: ExpertStore, layer: _Layer) -> None:
+    def __init__(self, real: nn.Module, store: ExpertStore, layer: _Layer, part: _Part) -> None:
         super().__init__()
+        experts = part.experts
         self.form = repr((type(real).__name__, experts.count, [(one.shape, one.dtype) for one in experts.columns]))
         own = vars(self)  # not among the module's parameters and children
-        own["experts"], own["_real"], own["_store"], own["_layer"] = experts, real, store, layer
-        own["_sources"] = {one.name: store.files.source(one) for one in experts.columns}
+        own["_real"], own["_store"], own["_layer"], own["_part"] = real, store, layer, part
+        own["_count"] = experts.count
         own["_zeros"] = {one.name: mx.zeros((experts.count, *one.shape), one.dtype) for one in experts.columns}
-        own["_slots"] = _Memory(layer.slots)
-        self._slots.add(experts, _raw(layer.slots * experts.nbytes_each))
-        layer.add(self)
         for name in self._zeros:
             real.pop(name)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["_real"], name)
 
-    def reads(self, slot: int, expert: int) -> list[Read]:
-        """Return the reads of an expert into a slot."""
-        return [Read(source, expert, self._slots.bytes_[name][slot]) for name, source in self._sources.items()]
-
-    def into(self, memory: _Memory, place: int, expert: int) -> list[Read]:
-        """Copy an expert from its slot to a place of other memory, or return the reads that bring it there."""
-        slot = self._layer.place[expert]
-        if slot < 0:
-            return [Read(source, expert, memory.bytes_[name][place]) for name, source in self._sources.items()]
-        for name, held in self._slots.bytes_.items():
-            memory.bytes_[name][place] = held[slot]
-        return []
-
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         """Return what the real module returns."""
         if is_reading():
-            return self._with(self._zeros, x, indices, sorted_indices)
-        count, is_quantised = self.experts.count, "scales" in self._zeros
-        # On a GPU the number of experts decides with sorted rows how it multiplies; the areas have the same number.
-        by_experts = sorted_indices and on_gpu() and (not is_quantised or indices.size >= _ROWS_EACH * count)
-        choice = self._layer.choose(self, indices, may_be_few=not by_experts)
+            return self._with(self._zeros, x, indices, sorted_indices=sorted_indices)
+        # On a GPU, how sorted rows are multiplied depends on their number and on that of the experts.
+        is_batched = sorted_indices and ("scales" not in self._zeros or indices.size >= _ROWS_EACH * self._count)
+        store, layer, part = self._store, self._layer, self._part
+        choice = store.choose(layer, part, indices, may_be_few=not (is_batched and on_gpu()))
         if not choice.is_few:
-            return self._many(x, choice, sorted_indices, is_quantised)
-        slots = mx.array(self._layer.place[choice.flat].reshape(indices.shape).astype(np.int32))
-        result = self._with(self._slots.arrays, x, slots, sorted_indices=False)
+            if store.room(part) < self._count:
+                return self._in_turns(x, choice, is_batched=is_batched)
+            area, memory = store.pass_through(layer, part, choice.experts)
+            result = area.launch(self._with(memory.arrays, x, indices, sorted_indices=sorted_indices))
+            store.foresee(layer, part, choice)
+            return result
+        slots = mx.array(layer.place[choice.flat].reshape(indices.shape).astype(np.int32))
+        result = self._with(part.slots.arrays, x, slots, sorted_indices=False)
         if result.nbytes > _HELD:
             mx.eval(result)
-        self._layer.result = [*(self._layer.result or ()), result]
+        layer.result = [*(layer.result or ()), result]
         return result
 
-    def _with(self, arrays: dict[str, mx.array], x: mx.array, indices: mx.array, sorted_indices: bool) -> mx.array:
+    def _with(
+        self, arrays: Mapping[str, mx.array], x: mx.array, indices: mx.array, *, sorted_indices: bool
+    ) -> mx.array:
         for name, array in arrays.items():
             self._real[name] = array
         try:
@@ -353,43 +380,20 @@ class ExpertsOnDisk(nn.Module):
             for name in arrays:
                 self._real.pop(name, None)
 
-    def _many(self, x: mx.array, choice: _Choice, sorted_indices: bool, is_quantised: bool) -> mx.array:
-        """Return the result of a call that needs many experts."""
-        store, room = self._store, self._store.room(self)
-        if room == self.experts.count:
-            area, memory = store.pass_through(self, choice.experts)
-            result = self._with(memory.arrays, x, choice.indices, sorted_indices)
-            self._launch(area, result)
-            self._foresee(choice)
-            return result
+    def _in_turns(self, x: mx.array, choice: _Choice, *, is_batched: bool) -> mx.array:
+        """Return the result of a call whose experts pass through the areas a few at a time."""
+        room, found, done = self._store.room(self._part), list[mx.array](), 0
         flat = mx.broadcast_to(x, (*choice.indices.shape, *x.shape[-2:])).reshape(-1, *x.shape[-2:])
-        is_batched = sorted_indices and (not is_quantised or len(choice.flat) >= _ROWS_EACH * self.experts.count)
-        order, found, done = np.argsort(choice.flat, kind="stable"), list[mx.array](), 0
+        order = np.argsort(choice.flat, kind="stable")
         for at in range(0, len(choice.experts), room):
-            experts = choice.experts[at : at + room]
-            count = int(choice.rows[at : at + room].sum())
+            experts, count = choice.experts[at : at + room], int(choice.rows[at : at + room].sum())
             rows = order[done : done + count]
-            if is_batched:  # in the same way as all rows together
+            if is_batched:  # so many that they are multiplied as all rows together would be
                 rows = np.pad(rows, (0, max(0, max(_ROWS, _ROWS_EACH * room) - count)), mode="edge")
-            area, memory = store.pass_through(self, experts)
+            area, memory = self._store.pass_through(self._layer, self._part, experts)
             places = mx.array(np.searchsorted(experts, choice.flat[rows]).astype(np.int32))
-            result = self._with(memory.arrays, flat[mx.array(rows)], places, is_batched)
-            self._launch(area, result)
-            found.append(result[:count])
+            result = self._with(memory.arrays, flat[mx.array(rows)], places, sorted_indices=is_batched)
+            found.append(area.launch(result)[:count])
             done += count
         back = mx.array(np.argsort(order, kind="stable"))
         return mx.concatenate(found)[back].reshape(*choice.indices.shape, *found[0].shape[1:])
-
-    def _launch(self, area: _Area, result: mx.array) -> None:
-        area.result = result
-        mx.async_eval(result)  # type: ignore[no-untyped-call]
-
-    def _foresee(self, choice: _Choice) -> None:
-        """Read what the next call needs while this one is computed: the next module's experts, or those of the next
-        layer if it will need nearly all."""
-        order, layer = self._layer.order, self._store.following(self._layer)
-        at = order.index(self) + 1
-        if at < len(order):
-            self._store.foresee(order[at], choice.experts)
-        elif layer is not None and layer.order and len(choice.experts) >= _NEARLY_ALL * self.experts.count:
-            self._store.foresee(layer.order[0], np.arange(layer.order[0].experts.count))
