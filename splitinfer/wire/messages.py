@@ -134,6 +134,7 @@ class Load:
     sees: bool = False  # use the classes of models that see pictures; the first stage has a tower for them
     mlx_vlm: str = ""  # mlx-vlm's version, if the model's classes come from it
     half: Half | None = None  # for a stage across two machines
+    experts_bytes: Annotated[int, Field(ge=0)] | None = None  # memory for routed experts; None: as much as fits
 
     def __post_init__(self) -> None:
         format_of(self.kv_format)

@@ -97,6 +97,8 @@ class StageRunner:
         self._commands.clear()
         if self._drafter is not None:
             self._drafter.clear()
+        if self._model.experts is not None:
+            self._model.experts.forget()
         mx.clear_cache()
 
     # -- steps ---------------------------------------------------------------------------------
@@ -348,8 +350,8 @@ class StageRunner:
 
     def _figures(self, launched: Launched, span: DeviceSpan) -> StageFigures:
         """Return the figures of a step, with the keys of the blocks written to disk since the previous step."""
-        applied = launched.applied
-        return StageFigures(
+        applied, experts = launched.applied, self._model.experts
+        figures = StageFigures(
             self._stage,
             span.started,
             span.ended,
@@ -359,4 +361,14 @@ class StageRunner:
             fetching=applied.fetching,
             lacking=applied.lacking,
             written=self._commands.written(),
+        )
+        if experts is None:
+            return figures
+        counts = experts.take_counts()
+        return replace(
+            figures,
+            experts_wanted=counts.wanted,
+            experts_found=counts.found,
+            experts_read=counts.nbytes,
+            experts_waiting=counts.seconds,
         )

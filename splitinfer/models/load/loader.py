@@ -73,18 +73,32 @@ class Survey:
     experts_bytes: int | None = None
 
     def with_experts(self, nbytes: int) -> "Survey":
-        """Return this survey with memory for a part of the experts. Call it once, and not if all have room.
+        """Return this survey with ``nbytes`` of memory for experts, which others than those read from disk share. If
+        all experts have room, or none can stay on disk, return it unchanged.
 
         Raises:
-            ModelError: no experts can stay on disk, or the memory is too small.
+            ModelError: the memory is too small.
         """
-        if not self.experts:
-            raise ModelError("this model has no experts that can stay on disk; leave experts_gb out")
-        least, total = least_bytes(self.experts), sum(one.nbytes for one in self.experts)
+        if nbytes >= self.all_experts:
+            return self
+        least = least_bytes(self.experts)
         if nbytes < least:
             raise ModelError(f"experts_gb: {size(nbytes)} is too little; these layers need at least {size(least)}")
-        need = replace(self.need, weights=self.need.weights - total + nbytes)
+        need = replace(self.need, weights=self.need.weights - self.all_experts + nbytes)
         return replace(self, need=need, experts_bytes=nbytes)
+
+    @property
+    def all_experts(self) -> int:
+        """The bytes of all experts that may stay on disk."""
+        return sum(one.nbytes for one in self.experts)
+
+    @property
+    def on_disk(self) -> str:
+        """A sentence that says how many experts are in memory, or an empty text if all are."""
+        if self.experts_bytes is None:
+            return ""
+        share = f"{size(self.experts_bytes)} of {size(self.all_experts)}"
+        return f"experts: {share} in memory, the others are read from disk"
 
     def with_float32_head(self) -> "Survey":
         """Return this survey with the memory for a float32 head: a step makes a copy of weights in half precision.

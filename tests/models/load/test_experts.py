@@ -89,7 +89,7 @@ def save(folder: Path, name: str, mode: str = "", change: Change = dict, make: c
     config = _configuration(name)
     made = make or compare.mlx_lms
     if mode:
-        sizes = {"group_size": 32, "bits": 8 if "8" in mode else 4, "mode": mode}
+        sizes = {"group_size": 32, "bits": 4, "mode": mode}
 
         def quantised(config: configs.Config) -> nn.Module:
             model = made(config)
@@ -109,7 +109,7 @@ def save(folder: Path, name: str, mode: str = "", change: Change = dict, make: c
 CASES: list[Any] = [
     ("qwen3_moe", "affine", dict, None),
     ("deepseek_v3", "", lambda weights: in_half(apart(weights)), "float32"),
-    ("deepseek_v3", "mxfp8", dict, None),
+    ("deepseek_v3", "mxfp4", dict, None),
     ("gpt_oss", "mxfp4", as_gpt_oss, None),
     ("glm4_moe", "", apart, None),
     ("qwen3_vl_moe", "", fused, None),
