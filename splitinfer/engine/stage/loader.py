@@ -137,6 +137,7 @@ class LoadedStage:
         ends or another stage takes this one's place."""
         if self.disk is not None:
             self.disk.close(CLOSE_SECONDS)
+        self.runner.close()
         withdraw(self.claim)
 
     def serves(self, command: Load) -> bool:

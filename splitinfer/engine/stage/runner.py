@@ -101,6 +101,11 @@ class StageRunner:
             self._model.experts.forget()
         mx.clear_cache()
 
+    def close(self) -> None:
+        """End the threads of the stage, because it is used no more."""
+        if self._model.experts is not None:
+            self._model.experts.close()
+
     # -- steps ---------------------------------------------------------------------------------
 
     def check(self, plan: StepPlan, longest: int) -> None:

@@ -78,6 +78,10 @@ class ExpertFiles:
                 raise ModelError(f"{path}: the experts cannot be read ({error.strerror or error})") from error
         return self._files[path]
 
+    def close(self) -> None:
+        """Let the threads end. Nothing may be read afterwards."""
+        self._readers.shutdown(wait=False)
+
     def start(self, reads: Sequence["Read"]) -> "list[Future[None]]":
         """Start reads, in a few bundles for each thread, and return at once. The futures raise DeviceFailed."""
         return [self._readers.submit(_read, reads[i::READERS]) for i in range(min(READERS, len(reads)))]

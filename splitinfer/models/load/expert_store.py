@@ -244,6 +244,11 @@ class ExpertStore:
         for layer in self._layers:
             layer.forget()
 
+    def close(self) -> None:
+        """End the threads that read, because the stage is used no more."""
+        self.forget()
+        self._files.close()
+
     def choose(self, layer: _Layer, part: _Part, indices: mx.array, *, may_be_few: bool) -> _Choice:
         """Evaluate the indices of a call, and read the experts that the slots lack. The layer's other modules are
         called with the same array, which is evaluated once."""
