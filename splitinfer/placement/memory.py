@@ -41,7 +41,35 @@ class Memory:
 
     def lacks(self, cut: Cut, context: int, sequences: int) -> dict[int, int]:
         """Return the bytes that each machine of a cut, by its place, lacks for ``sequences`` sequences of ``context``
-        tokens. A negative number of bytes is left over. Stages on the coordinator's machine count as its own."""
+        tokens. A negative number of bytes is left over. Stages on the coordinator's machine count as its own. If not
+        all experts have room, those that may stay on disk are left out."""
+        found = self._lacks(cut, context, sequences)
+        on_disk = self._may_stay_on_disk(cut)
+        if max(found.values()) <= 0 or not any(on_disk.values()):
+            return found
+        return {host: lack - on_disk[host] for host, lack in found.items()}
+
+    def in_memory(self, cut: Cut, context: int, sequences: int = 1) -> list[float]:
+        """Return the share of each stage's experts that has room in memory beside the KV of these sequences."""
+        on_disk, lacks = self._may_stay_on_disk(cut), self._lacks(cut, context, sequences)
+        return [min(1.0, max(0.0, 1 - lacks[host] / on_disk[host])) if on_disk[host] else 1.0 for host in self._hosts(cut)]
+
+    def _may_stay_on_disk(self, cut: Cut) -> dict[int, int]:
+        """Return the bytes of experts on each machine of a cut, by its place, if the speed of its disk is known. Each
+        stage keeps those of two tokens."""
+        found = dict[int, int]()
+        for (machine, start, end), host in zip(cut.stages(), self._hosts(cut), strict=True):
+            profile, (experts, chosen) = self._machines[machine], self._model.experts(start, end)
+            for each in (self._host_of[name] for name in profile.ranks):
+                found.setdefault(each, 0)
+            if profile.disk and not profile.across:
+                found[host] += max(0, experts - 2 * chosen)
+        return found
+
+    def _hosts(self, cut: Cut) -> list[int]:
+        return [self._host_of[self._machines[machine].ranks[0]] for machine, _, _ in cut.stages()]
+
+    def _lacks(self, cut: Cut, context: int, sequences: int) -> dict[int, int]:
         one = KVBudget().use_of(context)
         use = KVUse(one.sequences * sequences, one.tokens * sequences)
         weights, to_load, kv = dict[int, int](), dict[int, int](), dict[int, list[int]]()

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from splitinfer.errors import DeviceFailed, ModelError
 from splitinfer.models.folder.checkpoint import Checkpoint, data_begin, read_header
 from splitinfer.models.load.experts import Column
+from splitinfer.system.disk import READERS
 
 Bytes = NDArray[np.uint8]
-
-READERS = 16
-"""Threads that read at the same time; an SSD needs many reads at once to be fast."""
 
 _AS_WORDS = {mx.float32: np.dtype(np.float32), mx.float16: np.dtype(np.float16), mx.bfloat16: np.dtype(np.uint16)}
 
