@@ -174,8 +174,8 @@ class Settings(ServingOptions):
     experts_gb: Annotated[
         float | None,
         Option(
-            "GB of memory for a mixture's experts on each stage; the others are read from disk when a token needs them. "
-            "Changes no token. Default: the layout's, or as much as fits beside the KV.",
+            "GB of memory for a mixture's experts on each stage; the others are read from disk when a token needs "
+            "them. Changes no token. Default: the layout's, or as much as fits beside the KV.",
             least=0,
         ),
     ] = None

@@ -260,10 +260,8 @@ def _mistakes(stage: StageSpec, end: int, *, is_first: bool) -> Iterator[str]:
         yield from _mistakes_across(stage)
     elif stage.sums != RING or stage.sums_device is not None:
         yield "has sums, which only a stage across two machines has"
-    if stage.experts_gb is not None and not 0 <= stage.experts_gb < inf:
-        yield f"has {stage.experts_gb:g} GB for experts; it is a number from 0 on"
-    if stage.experts_gb is not None and stage.across:
-        yield "has experts_gb; experts of a stage across two machines are all in memory"
+    if stage.experts_gb is not None:
+        yield from _mistakes_of_experts(stage.experts_gb, is_across=bool(stage.across))
     is_worker = not is_first or bool(stage.across)
     for one in stage.ranks:
         if one.key is not None and not (is_worker and (one.address or "tcp://").startswith("tcp://")):
@@ -271,6 +269,13 @@ def _mistakes(stage: StageSpec, end: int, *, is_first: bool) -> Iterator[str]:
         if one.key is not None and not _KEY.fullmatch(one.key):
             yield f"has the key {one.key!r:.20}, but a key has 64 hexadecimal digits, as `splitinfer pair` prints it"
     yield from _mistakes_of_link(stage, is_first=is_first)
+
+
+def _mistakes_of_experts(experts_gb: float, *, is_across: bool) -> Iterator[str]:
+    if not 0 <= experts_gb < inf:
+        yield f"has {experts_gb:g} GB for experts; it is a number from 0 on"
+    if is_across:
+        yield "has experts_gb, but the experts of a stage across two machines are all in memory; delete it"
 
 
 def _mistakes_of_link(stage: StageSpec, *, is_first: bool) -> Iterator[str]:

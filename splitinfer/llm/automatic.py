@@ -113,8 +113,10 @@ def _on_disk(model: str, experts: int, chosen: int, missing: int) -> str:
     machine's disk allows. ``chosen``: bytes of experts for each token."""
     share = missing / experts
     speed = read_speed(caches(), chosen // READS_OF_TOKEN)
-    most = f"; at {size(round(speed))} a second, that allows at most {rate(speed / (share * chosen))} tokens/s" if speed else ""
-    return f"{model} fits with {1 - share:.0%} of its experts in memory; the others are read from disk{most}."
+    said = f"{model} fits with {1 - share:.0%} of its experts in memory; the others are read from disk"
+    if speed is None:
+        return f"{said}."
+    return f"{said}: at {size(round(speed))} a second, at most {rate(speed / (share * chosen))} tokens/s."
 
 
 def _too_large(model: str, weights: int, free: int) -> CannotFit:

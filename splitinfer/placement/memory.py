@@ -52,7 +52,8 @@ class Memory:
     def in_memory(self, cut: Cut, context: int, sequences: int = 1) -> list[float]:
         """Return the share of each stage's experts that has room in memory beside the KV of these sequences."""
         on_disk, lacks = self._may_stay_on_disk(cut), self._lacks(cut, context, sequences)
-        return [min(1.0, max(0.0, 1 - lacks[host] / on_disk[host])) if on_disk[host] else 1.0 for host in self._hosts(cut)]
+        share = {host: min(1.0, max(0.0, 1 - lacks[host] / most)) if most else 1.0 for host, most in on_disk.items()}
+        return [share[host] for host in self._hosts(cut)]
 
     def _may_stay_on_disk(self, cut: Cut) -> dict[int, int]:
         """Return the bytes of experts on each machine of a cut, by its place, if the speed of its disk is known. Each

@@ -17,6 +17,7 @@ from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.fleet.ranks import halves_of
 from splitinfer.errors import ConfigError, WorkerUnreachable
 from splitinfer.keyring import Keyring
+from splitinfer.places import caches
 from splitinfer.probes import parsing
 from splitinfer.probes.child import ProbeReport
 from splitinfer.probes.evidence import SeenHere, look
@@ -35,7 +36,6 @@ from splitinfer.probes.links import (
 )
 from splitinfer.probes.machine import description
 from splitinfer.probes.page import counted, grid, lines, print_page, title
-from splitinfer.places import caches
 from splitinfer.probes.rdma import requirements, verdict
 from splitinfer.system.disk import read_speed
 

@@ -118,13 +118,13 @@ def sanitised(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], *, sees: b
         return original(model, weights, *args, **kwargs)
 
     with _taking:
-        nn.Module.load_weights = take  # type: ignore[method-assign]
+        nn.Module.load_weights = take
         try:
             build_with_pictures(checkpoint, arrays, None, sees=sees)
         except _Given as given:
             return dict(given.args[0])
         finally:
-            nn.Module.load_weights = original  # type: ignore[method-assign]
+            nn.Module.load_weights = original
     raise ModelError(f"{checkpoint.folder}: its parameters cannot be seen")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -18,7 +19,7 @@ from splitinfer.system.disk import READERS
 
 Bytes = NDArray[np.uint8]
 
-_AS_WORDS = {mx.float32: np.dtype(np.float32), mx.float16: np.dtype(np.float16), mx.bfloat16: np.dtype(np.uint16)}
+_AS_WORDS: dict[mx.Dtype, Any] = {mx.float32: np.dtype(np.float32), mx.float16: np.dtype(np.float16), mx.bfloat16: np.dtype(np.uint16)}
 
 
 class _File:
@@ -41,7 +42,7 @@ class _File:
 
     def read(self, at: int, into: Bytes) -> None:
         """Fill ``into`` with the bytes from ``at`` on. Raise DeviceFailed if they cannot be read."""
-        left = memoryview(into)
+        left = memoryview(into)  # type: ignore[arg-type]
         while left:
             try:
                 count = os.preadv(self._file, [left], at)
@@ -129,9 +130,12 @@ class Source:
 
 def _cast(found: Bytes, stored: mx.Dtype, dtype: mx.Dtype) -> Bytes:
     """Return floating-point numbers, given as bytes, in another dtype, rounded as MLX rounds them."""
-    words = found.view(_AS_WORDS[stored])
-    wide = (words.astype(np.uint32) << 16).view(np.float32) if stored == mx.bfloat16 else words.astype(np.float32)
+    words: NDArray[Any] = found.view(_AS_WORDS[stored])
+    is_cut = stored == mx.bfloat16  # the upper half of a float32
+    wide = (words.astype(np.uint32) << 16).view(np.float32) if is_cut else words.astype(np.float32)
     if dtype == mx.bfloat16:
         bits = wide.view(np.uint32)
-        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16).view(np.uint8)
-    return wide.astype(_AS_WORDS[dtype]).view(np.uint8)
+        words = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    else:
+        words = wide.astype(_AS_WORDS[dtype])
+    return np.frombuffer(words, np.uint8)

@@ -30,7 +30,7 @@ from splitinfer.models.memory import on_gpu
 
 Ints = NDArray[np.int64]
 
-_OF_AREAS = 4  # the areas get at most this part of the memory
+_OF_AREAS = 8  # the areas get at most this part of the memory
 _ROWS_EACH, _ROWS = 4, 16  # MLX's GPUs multiply sorted rows in another way from these numbers of rows on
 _NEARLY_ALL = 0.9  # the share of experts from which on the next layer's are read before its router is computed
 _HELD = 4 * 2**20  # bytes of results that may wait to be evaluated
@@ -62,7 +62,7 @@ def shares(experts: Sequence[Experts], nbytes: int) -> Shares:
     >>> column = Column("weight", ("a",), (256,), mx.uint32, mx.uint32, 1024, 1024)
     >>> stage = [Experts(f"layers.{i}.up", 8, (column,)) for i in range(4)]
     >>> shares(stage, 32 * 1024), shares(stage, 8 * 1024), shares(stage, 2048)
-    (Shares(slots=6, area=4096), Shares(slots=1, area=1024), Shares(slots=0, area=1024))
+    (Shares(slots=7, area=2048), Shares(slots=1, area=1024), Shares(slots=0, area=1024))
     """
     largest = max(experts, key=lambda one: one.nbytes)
     area = min(largest.count, max(1, nbytes // (2 * _OF_AREAS * largest.nbytes_each))) * largest.nbytes_each
@@ -177,7 +177,8 @@ class _Layer:
         self._calls += 1
         self._used[here[here >= 0]] = self._calls
         lacking, rows = choice.experts[here < 0], choice.rows[here < 0]
-        return lacking if choice.is_few else lacking[np.argsort(-rows, kind="stable")][: np.count_nonzero(self._holds < 0)]
+        free = np.count_nonzero(self._holds < 0)
+        return lacking if choice.is_few else lacking[np.argsort(-rows, kind="stable")][:free]
 
     def begin(self, experts: Ints) -> tuple[Ints, list[Read]]:
         """Empty the slots that were not used for the longest time, and return them with the reads that fill them."""
@@ -335,17 +336,18 @@ class ExpertStore:
         return _Filling(part, experts, area, self._start(reads))
 
 
-class ExpertsOnDisk(nn.Module):
+class ExpertsOnDisk(nn.Module):  # type: ignore[misc]
     """Stands for a module of stacked experts, and runs the real one with the experts that a call needs."""
 
     def __init__(self, real: nn.Module, store: ExpertStore, layer: _Layer, part: _Part) -> None:
         super().__init__()
         experts = part.experts
         self.form = repr((type(real).__name__, experts.count, [(one.shape, one.dtype) for one in experts.columns]))
-        own = vars(self)  # not among the module's parameters and children
-        own["_real"], own["_store"], own["_layer"], own["_part"] = real, store, layer, part
-        own["_count"] = experts.count
-        own["_zeros"] = {one.name: mx.zeros((experts.count, *one.shape), one.dtype) for one in experts.columns}
+        zeros = {one.name: mx.zeros((experts.count, *one.shape), one.dtype) for one in experts.columns}
+        hidden = {"_real": real, "_store": store, "_layer": layer, "_part": part, "_zeros": zeros}
+        for name, value in hidden.items():
+            object.__setattr__(self, name, value)  # not among the module's parameters and children
+        self._count = experts.count
         for name in self._zeros:
             real.pop(name)
 
@@ -380,7 +382,7 @@ class ExpertsOnDisk(nn.Module):
         for name, array in arrays.items():
             self._real[name] = array
         try:
-            return self._real(x, indices, sorted_indices=sorted_indices)  # type: ignore[no-any-return]
+            return cast(mx.array, self._real(x, indices, sorted_indices=sorted_indices))
         finally:
             for name in arrays:
                 self._real.pop(name, None)

@@ -175,8 +175,7 @@ class _Made:
         source, found = self._stored[tensor], np.zeros(0, np.int64)
         single = {name for name, array in self._stored.items() if array.ndim and array.shape == source.shape}
         for digit in range(4):  # of the byte's number, to the base 256
-            numbers = (np.arange(whole // source.dtype.size) * source.dtype.size)[:, None] + np.arange(source.dtype.size)
-            coded = mx.array((numbers >> 8 * digit & 255).astype(np.uint8).reshape(-1)).view(source.dtype)
+            coded = mx.array((np.arange(whole) >> 8 * digit & 255).astype(np.uint8)).view(source.dtype)
             given = {one: mx.zeros((1, *source.shape[1:]), source.dtype) for one in single}
             given[tensor] = coded.reshape(1, *source.shape[1:])
             try:
@@ -187,7 +186,7 @@ class _Made:
             if made is None or made.dtype != stored or made.shape[0] != 1:
                 return None
             seen = np.array(mx.contiguous(made).view(mx.uint8)).reshape(-1).astype(np.int64)
-            found = seen << 8 * digit if digit == 0 else found + (seen << 8 * digit)
+            found = seen if digit == 0 else found + (seen << 8 * digit)
         if found.max(initial=0) >= whole:
             return None
         breaks = np.flatnonzero(np.diff(found) != 1) + 1

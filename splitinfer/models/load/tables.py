@@ -147,7 +147,7 @@ def _column(name: str, parameter: mx.array, stored: Mapping[str, mx.array]) -> T
     ((tensors, made),) = Graph([parameter], stored).origins()
     if len(tensors) != 1 or not made <= {"View", "AsType"} or len(made) > 1:
         return None
-    return TableColumn(name, *tensors, "View" in made) if stored[tensors[0]].shape[0] == parameter.shape[0] else None
+    return TableColumn(name, tensors[0], "View" in made) if stored[tensors[0]].shape[0] == parameter.shape[0] else None
 
 
 class _File:

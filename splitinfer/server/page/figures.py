@@ -58,7 +58,7 @@ class StageSeen:
     kv, kv_kept: KV of running requests now, and of blocks kept for later; kv_budget: bytes for both.
     ranks: share of time computing of each machine, if the stage spans two.
     experts: share of the experts that were in memory when a layer needed them; None if all always are.
-    experts_read: bytes of experts read for each token that it computed. experts_waiting: share of time waiting for them.
+    experts_read: bytes of experts read for each token that it computed. experts_waiting: share of time that this took.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A part of the experts in memory, the others on disk: every request gets the tokens that it gets with all in memory."""
+"""With a part of the experts on disk every request gets the tokens that it gets with all in memory."""
 
 import os
 from pathlib import Path

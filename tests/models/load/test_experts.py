@@ -1,28 +1,23 @@
-"""Experts of which a part is in memory: every logit is the same to the last bit, at every size, in every form of file."""
+"""With a part of the experts on disk every logit is the same to the last bit, at every size, in every form of file."""
 
-import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "matrix"))
 import compare
 import configs
 
-from splitinfer.errors import DeviceFailed, ModelError
 from splitinfer.models.folder.checkpoint import open_folder
 from splitinfer.models.library import mlx_vlm
-from splitinfer.models.load import expert_files, expert_store, loader
+from splitinfer.models.load import loader
 from splitinfer.models.load.expert_store import least_bytes, shares
 from splitinfer.models.load.loader import Survey, load_stage, survey
-from splitinfer.models.rows.step import StepModel, Way
 
 Weights = dict[str, mx.array]
 Change = Callable[[Weights], Weights]
