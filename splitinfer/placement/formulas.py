@@ -56,7 +56,7 @@ class Formulas:
         self._has_disks = any(each.disk for each in profiles.machines) and any(
             layer.experts for layer in self._model.layers
         )
-        self._missing = cache(partial(_missing, Memory(profiles, asked), asked.context))
+        self._missing = cache(partial(_missing, Memory(profiles, asked)))
         self._is_here = [not here.isdisjoint(machine.ranks) for machine in profiles.machines]
         self._hops = {(a, b): hop_of(profiles, a, b) for a in places for b in places}
 
@@ -189,9 +189,9 @@ class Formulas:
         return sum(latency + per_row * rows for latency, per_row in forward) + back[0] + hosts
 
 
-def _missing(memory: Memory, context: int, cut: Cut) -> list[float]:
+def _missing(memory: Memory, cut: Cut) -> list[float]:
     """Return the share of each stage's experts that has no room in memory."""
-    return [1 - share for share in memory.in_memory(cut, context)]
+    return [1 - share for share in memory.in_memory(cut)]
 
 
 def drafting(profiles: Profiles, last: int) -> tuple[float, float]:

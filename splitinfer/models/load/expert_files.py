@@ -19,7 +19,7 @@ from splitinfer.system.disk import READERS
 
 Bytes = NDArray[np.uint8]
 
-_AS_WORDS: dict[mx.Dtype, Any] = {mx.float32: np.dtype(np.float32), mx.float16: np.dtype(np.float16), mx.bfloat16: np.dtype(np.uint16)}
+_AS_WORDS: dict[mx.Dtype, Any] = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint16}
 
 
 class _File:
