@@ -104,7 +104,7 @@ def test_what_is_lacking_in_words():
 
 
 def test_experts_that_have_no_room_stay_on_disk():
-    """They count only if all fit, and cost the time of the disk; without a disk that was measured the cut is refused."""
+    """They cost the time of the disk; a cut with a disk that was not measured is refused."""
     layers = tuple(replace(layer, experts=layer.weights // 2, chosen=layer.weights // 16) for layer in MODEL.layers)
     profiles = rig((1, 1), free=(4 * GB, 16 * GB))
     profiles = replace(profiles, model=replace(MODEL, layers=layers, draft=None))
