@@ -65,8 +65,8 @@ def on_disk(name: str, macs: tuple[int, ...]) -> str:
     cuts = [cut for cut in _cuts(ALL[name][1], macs) if fitted.fits(cut, 8192, 1)]
     if not cuts:
         return "no"
-    shares = [[(share, count) for share, count in zip(fitted.in_memory(cut), cut.layers)] for cut in cuts]
-    share = max(sum(share * count for share, count in each) for each in shares) / ALL[name][1]
+    layers = [zip(fitted.in_memory(cut), cut.layers, strict=True) for cut in cuts]
+    share = max(sum(share * count for share, count in each) for each in layers) / ALL[name][1]
     return "all" if share > 0.999 else f"{share:.0%}, {(1 - share) * chosen:.1f} GB"
 
 
@@ -76,7 +76,7 @@ def _memory(name: str, macs: tuple[int, ...], draft_gb: float = 0.0, disk: float
     layer = LayerProfile("layer", int(gigabytes * 1e9 / count), per_token // count, experts=experts, chosen=chosen)
     model = ModelProfile(name, (layer,) * count, context_length=context)
     machines = [
-        MachineProfile(f"mac{i}", {"layer": Costs()}, address=f"tcp://mac{i}" if i else None, free_bytes=free, disk=disk)
+        MachineProfile(f"mac{i}", {"layer": Costs()}, f"tcp://mac{i}" if i else None, free_bytes=free, disk=disk)
         for i, free in enumerate((_gpu(macs[0]) - int(draft_gb * 1e9), *map(_gpu, macs[1:])))
     ]
     return Memory(Profiles(model, machines), Asked())

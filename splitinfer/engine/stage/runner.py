@@ -367,13 +367,4 @@ class StageRunner:
             lacking=applied.lacking,
             written=self._commands.written(),
         )
-        if experts is None:
-            return figures
-        counts = experts.take_counts()
-        return replace(
-            figures,
-            experts_wanted=counts.wanted,
-            experts_found=counts.found,
-            experts_read=counts.nbytes,
-            experts_waiting=counts.seconds,
-        )
+        return figures if experts is None else replace(figures, **experts.take_counts())

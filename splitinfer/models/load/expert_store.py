@@ -10,11 +10,12 @@ module computes in both cases, with the same rows and the same experts, so no an
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -36,19 +37,7 @@ _NEARLY_ALL = 0.9  # the share of experts from which on the next layer's are rea
 _HELD = 4 * 2**20  # bytes of results that may wait to be evaluated
 
 
-@dataclass(slots=True)
-class ExpertCounts:
-    """What a stage's experts have taken since the last ``take``: experts wanted and found in memory, one for each layer
-    and step, bytes read, and seconds waited for them."""
-
-    wanted: int = 0
-    found: int = 0
-    nbytes: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
+class Shares(NamedTuple):
     """How a stage's memory for experts is divided. ``slots``: experts in each layer; ``area``: bytes of each area."""
 
     slots: int
@@ -194,8 +183,7 @@ class _Layer:
         self.place[experts], self._holds[slots], self._used[slots] = slots, experts, self._calls
 
 
-@dataclass(slots=True)
-class _Filling:
+class _Filling(NamedTuple):
     """An area that is being filled with ``experts`` of a module."""
 
     part: _Part
@@ -214,7 +202,7 @@ class ExpertStore:
     """
 
     def __init__(self, checkpoint: Checkpoint, experts: Sequence[Experts], nbytes: int) -> None:
-        self.counts, self._files, self._ahead = ExpertCounts(), ExpertFiles(checkpoint), cast(_Filling | None, None)
+        self._counts, self._files, self._ahead = Counter[str](), ExpertFiles(checkpoint), cast(_Filling | None, None)
         share = shares(experts, nbytes)
         self._areas = [_Area(share.area) for _ in range(2)]
         self._layers = list[_Layer]()  # they and their parts do not refer to the store: a cycle is freed late
@@ -230,9 +218,9 @@ class ExpertStore:
                 path = part.experts.path
                 put(model, path, ExpertsOnDisk(modules[path], self, layer, part))
 
-    def take_counts(self) -> ExpertCounts:
-        """Return the counts since the last call."""
-        found, self.counts = self.counts, ExpertCounts()
+    def take_counts(self) -> Mapping[str, Any]:
+        """Return the counts since the last call, by the names of ``StageFigures``."""
+        found, self._counts = self._counts, Counter()
         return found
 
     def forget(self) -> None:
@@ -263,8 +251,8 @@ class ExpertStore:
         flat = np.array(indices).reshape(-1).astype(np.int64)
         experts, rows = np.unique(flat, return_counts=True)
         choice = _Choice(indices, flat, experts, rows, may_be_few and len(experts) <= layer.slots)
-        self.counts.wanted += len(experts)
-        self.counts.found += int(np.count_nonzero(layer.place[experts] >= 0))
+        self._counts["experts_wanted"] += len(experts)
+        self._counts["experts_found"] += int(np.count_nonzero(layer.place[experts] >= 0))
         lacking = layer.lacking(choice)
         if len(lacking):
             slots, reads = layer.begin(lacking)
@@ -274,7 +262,7 @@ class ExpertStore:
         return choice
 
     def _start(self, reads: Sequence[Read]) -> "list[Future[None]]":
-        self.counts.nbytes += sum(one.into.nbytes for one in reads)
+        self._counts["experts_read"] += sum(one.into.nbytes for one in reads)
         return self._files.start(reads)
 
     def _wait(self, reads: "Sequence[Future[None]]") -> None:
@@ -282,7 +270,7 @@ class ExpertStore:
         DeviceFailed if one fails."""
         began = time.monotonic()
         errors = [one.exception() for one in reads]
-        self.counts.seconds += time.monotonic() - began
+        self._counts["experts_waiting"] += time.monotonic() - began  # type: ignore[assignment] # of floats, too
         for error in filter(None, errors):
             raise error
 
@@ -366,7 +354,7 @@ class ExpertsOnDisk(nn.Module):  # type: ignore[misc]
             if store.room(part) < self._count:
                 return self._in_turns(x, choice, is_batched=is_batched)
             area, memory = store.pass_through(layer, part, choice.experts)
-            result = area.launch(self._with(memory.arrays, x, indices, sorted_indices=sorted_indices))
+            result: mx.array = area.launch(self._with(memory.arrays, x, indices, sorted_indices=sorted_indices))
             store.foresee(layer, part, choice)
             return result
         slots = mx.array(layer.place[choice.flat].reshape(indices.shape).astype(np.int32))

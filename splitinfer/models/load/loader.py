@@ -293,7 +293,7 @@ def load_stage(
         leave_on_disk(model, found.tables, read, checkpoint)
         hash_on_host(model)
         stage.reads_tokens = True
-    on_disk = [*found.tables, *([] if found.experts_bytes is None else found.experts)]
+    on_disk: list[Table | Experts] = [*found.tables, *([] if found.experts_bytes is None else found.experts)]
     in_memory = sorted(read.difference(*(one.parameters for one in on_disk)))
     if found.experts_bytes is not None:
         stage.experts = ExpertStore(checkpoint, found.experts, found.experts_bytes)

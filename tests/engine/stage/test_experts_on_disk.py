@@ -69,9 +69,7 @@ def test_a_file_that_changes(tiny_folder: Folder, tmp_path: Path, pipeline: Open
             there.llm.generate(stages.prompt(5))
 
 
-def test_as_many_as_fit_beside_the_kv(
-    tiny_folder: Folder, pipeline: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_many_as_fit_beside_the_kv(tiny_folder: Folder, pipeline: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a setting; and the start says so."""
     folder, said = _folder(tiny_folder), list[str]()
     found = survey(open_folder(folder), 0, 4, "float32")
