@@ -48,6 +48,7 @@ class Layout(core.Layout):
                     "across": tuple(stage.across),
                     "sums": stage.sums,
                     "sums_device": stage.sums_device,
+                    "experts_gb": stage.experts_gb,
                 },
             )
             for stage in shape.stages
@@ -169,6 +170,7 @@ class _StageShape(_Shape):
     across: list[_Text] = []
     sums: _Text = RING
     sums_device: _Text | None = None
+    experts_gb: _Number | None = None
 
 
 _serving_keys: dict[str, Any] = {name: (_KINDS[each.kind] | None, None) for name, each in SERVING_OPTIONS.items()}

@@ -180,6 +180,14 @@ class Settings(ServingOptions):
             "Default: as the layout says."
         ),
     ] = None
+    experts_gb: Annotated[
+        float | None,
+        Option(
+            "GB of memory for a mixture's experts on each stage; the others are read from disk when a token needs "
+            "them. Changes no token. Default: the layout's, or as much as fits beside the KV.",
+            least=0,
+        ),
+    ] = None
     trace: Annotated[
         Path | None,
         Option("Write a timeline of every step to this file, for ui.perfetto.dev; an existing file is overwritten."),

@@ -17,6 +17,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Self
 
 from splitinfer.common.endpoint import Endpoint
@@ -58,6 +59,7 @@ class StageSpec:
     across: the ranks as ``written`` gives them, if two machines halve the layers; the stage then has no address.
     sums: what adds up the ranks' halves: ``"ring"`` (sockets) or ``"jaccl"`` (Thunderbolt 5's RDMA). Not encrypted.
     sums_device: for ``"jaccl"``, the RDMA devices of rank 0 and rank 1, as ``a:b``.
+    experts_gb: GB of memory for routed experts; the others are read from disk. None: as much as fits.
     """
 
     name: str
@@ -70,6 +72,7 @@ class StageSpec:
     across: tuple[str, ...] = ()
     sums: str = RING
     sums_device: str | None = None
+    experts_gb: float | None = None
 
     @property
     def ranks(self) -> tuple["StageSpec", ...]:
@@ -186,6 +189,11 @@ class Layout:
         """Return the same layout with ``model`` in place of any model it has."""
         return dataclasses.replace(self, model=model)
 
+    def with_experts(self, experts_gb: float) -> Self:
+        """Return the same layout with ``experts_gb`` for the experts of every stage on one machine."""
+        stages = (each if each.across else dataclasses.replace(each, experts_gb=experts_gb) for each in self.stages)
+        return dataclasses.replace(self, stages=tuple(stages))
+
     def with_codec(self, codec: str) -> Self:
         """Return the same layout with ``codec`` on every link."""
         first, *others = self.stages
@@ -252,6 +260,8 @@ def _mistakes(stage: StageSpec, end: int, *, is_first: bool) -> Iterator[str]:
         yield from _mistakes_across(stage)
     elif stage.sums != RING or stage.sums_device is not None:
         yield "has sums, which only a stage across two machines has"
+    if stage.experts_gb is not None:
+        yield from _mistakes_of_experts(stage.experts_gb, is_across=bool(stage.across))
     is_worker = not is_first or bool(stage.across)
     for one in stage.ranks:
         if one.key is not None and not (is_worker and (one.address or "tcp://").startswith("tcp://")):
@@ -259,6 +269,13 @@ def _mistakes(stage: StageSpec, end: int, *, is_first: bool) -> Iterator[str]:
         if one.key is not None and not _KEY.fullmatch(one.key):
             yield f"has the key {one.key!r:.20}, but a key has 64 hexadecimal digits, as `splitinfer pair` prints it"
     yield from _mistakes_of_link(stage, is_first=is_first)
+
+
+def _mistakes_of_experts(experts_gb: float, *, is_across: bool) -> Iterator[str]:
+    if not 0 <= experts_gb < inf:
+        yield f"has {experts_gb:g} GB for experts; it is a number from 0 on"
+    if is_across:
+        yield "has experts_gb, but the experts of a stage across two machines are all in memory; delete it"
 
 
 def _mistakes_of_link(stage: StageSpec, *, is_first: bool) -> Iterator[str]:

@@ -312,6 +312,8 @@ class StageFigures:
     lacking: block ids of the fetches that it could not read.
     drafting: seconds of making drafts for the next step, after ``ended``.
     written: keys of blocks written to its disk since the last figures.
+    experts_wanted, experts_found: experts that layers needed since the last figures, and those of them in memory.
+    experts_read, experts_waiting: bytes of the others, and the seconds of waiting for them.
 
     Raises:
         ValueError: no step can have these times or counts.
@@ -331,13 +333,20 @@ class StageFigures:
     lacking: tuple[int, ...] = ()
     written: tuple[Key, ...] = ()
     drafting: float = 0.0
+    experts_wanted: int = 0
+    experts_found: int = 0
+    experts_read: int = 0
+    experts_waiting: float = 0.0
 
     def __post_init__(self) -> None:
         times = abs(self.started) + abs(self.ended) + abs(self.received) + abs(self.sent)
-        took = self.copying + self.fetching + self.drafting
-        counts = (self.stage, self.bytes_sent, self.bytes_copied, self.rows, self.unfit)
-        is_sound = times + took < _FAR and self.started <= self.ended  # false if any is NaN
-        if not is_sound or min(self.copying, self.fetching, self.drafting, *counts) < 0 or max(counts) > _FAR:
+        seconds = (self.copying, self.fetching, self.drafting, self.experts_waiting)
+        counts = (
+            *(self.stage, self.bytes_sent, self.bytes_copied, self.rows, self.unfit),
+            *(self.experts_found, self.experts_wanted - self.experts_found, self.experts_read),
+        )
+        is_sound = times + sum(seconds) < _FAR and self.started <= self.ended  # false if any is NaN
+        if not is_sound or min(*seconds, *counts) < 0 or max(counts) > _FAR:
             raise ValueError(f"stage {self.stage} reports times or counts of a step that no step has")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from splitinfer.common.endpoint import WORKER_PORT, Endpoint, free_name
-from splitinfer.common.plain_text import size
+from splitinfer.common.plain_text import rate, size
 from splitinfer.core.kv.format import EXACT, format_of
 from splitinfer.core.layout import LOCAL, Layout, StageSpec, lay_out
 from splitinfer.discovery.discover import best_addresses
@@ -23,7 +23,7 @@ from splitinfer.engine.fleet.fleet import Notice
 from splitinfer.engine.fleet.local_workers import LocalWorker, give_back, started
 from splitinfer.engine.fleet.ranks import halves_of
 from splitinfer.engine.profiling.drafts import describe_heads, measure_draft
-from splitinfer.engine.profiling.measure import Question, remembered
+from splitinfer.engine.profiling.measure import READS_OF_TOKEN, Question, remembered
 from splitinfer.engine.profiling.survey import Surveyor
 from splitinfer.engine.versions import machine_name
 from splitinfer.errors import CannotFit, ConfigError, LayoutError, WorkerUnreachable
@@ -40,7 +40,9 @@ from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.comparison import Comparison, beside, held_in_words
 from splitinfer.placement.document import compared, layout_of, name_in_words, shortage
 from splitinfer.placement.plan import plan
+from splitinfer.places import caches
 from splitinfer.settings import NO_DRAFT, Settings
+from splitinfer.system.disk import read_speed
 
 ACCEPTANCE = 0.7  # share of drafts that are taken to be right before any was made
 _WORKER = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<address>[^#=]+)(?:#(?P<key>[0-9a-fA-F]{64}))?")
@@ -92,17 +94,30 @@ def alone(model: str, settings: Settings) -> Chosen:
     """
     checkpoint = open_model(model)
     weights, free = sum(each.nbytes for each in checkpoint.tensors.values()), free_bytes()
-    if weights > free:
-        raise _too_large(model, weights, free)
     here, question = _own_name(set()), Question(model, checkpoint, "auto", settings.kv_format or EXACT)
     described = _described(question).profile
+    experts, chosen = described.experts(0, described.num_layers)
+    if weights - max(0, experts - 2 * chosen) > free:
+        raise _too_large(model, weights, free)
     only = Layout((StageSpec(here, 0, described.num_layers),), model, name="(planned)")
     machine = remembered(here, question)
     if machine is None:
-        return Chosen(only, held_in_words(described))
+        on_disk = _on_disk(model, experts, chosen, weights - free) if weights > free else ""
+        return Chosen(only, " ".join(filter(None, [on_disk, held_in_words(described)])))
     asked = Asked(context=settings.context_of(described.context_length), token_budget=settings.token_budget)
     shown = beside(plan(Profiles(described, (machine,)), asked, [Aim.CHAT]), Aim.CHAT)
     return Chosen(only, shown.sentence, beside=shown)
+
+
+def _on_disk(model: str, experts: int, chosen: int, missing: int) -> str:
+    """Return sentences about a model that fits only without ``missing`` bytes of its experts, with the speed that this
+    machine's disk allows. ``chosen``: bytes of experts for each token."""
+    share = missing / experts
+    speed = read_speed(caches(), chosen // READS_OF_TOKEN)
+    said = f"{model} fits with {1 - share:.0%} of its experts in memory; the others are read from disk"
+    if speed is None:
+        return f"{said}."
+    return f"{said}: at {size(round(speed))} a second, at most {rate(speed / (share * chosen))} tokens/s."
 
 
 def _too_large(model: str, weights: int, free: int) -> CannotFit:

@@ -295,13 +295,15 @@ def _absolute(model: str) -> str:
 
 
 def with_settings(layout: PlainLayout, settings: Settings) -> PlainLayout:
-    """Return the layout with the draft, KV format, head and codec of the settings, where they have one."""
+    """Return the layout with the draft, KV format, head, experts and codec of the settings, where they have one."""
     if settings.draft is not None:
         layout = replace(layout, draft=None if settings.draft == NO_DRAFT else settings.draft)
     if settings.kv_format is not None:
         layout = replace(layout, kv_format=settings.kv_format)
     if settings.float32_head is not None:
         layout = replace(layout, float32_head=settings.float32_head)
+    if settings.experts_gb is not None:
+        layout = layout.with_experts(settings.experts_gb)
     return layout if settings.codec is None else layout.with_codec(settings.codec)
 
 

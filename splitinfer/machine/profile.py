@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field
 from splitinfer.core.link_transport import RING
 from splitinfer.machine.costs import Bytes, Costs, Count, NotNegative, Numbers
 
-VERSION = 7  # of the saved profiles
+VERSION = 8  # of the saved profiles
 _AGREE = 1.5  # times as long as the quickest trial
 _BUSY, _FULL = 0.4, 0.8  # shares of the processors used by other programs: trials may be slow; trials say nothing
 
@@ -26,13 +26,16 @@ _BUSY, _FULL = 0.4, 0.8  # shares of the processors used by other programs: tria
 class LayerProfile:
     """One layer. ``kind``: layers of one kind cost the same. Bytes: its weights as loaded, its KV for each token, and
     its KV for each sequence of any length (``models.memory.Need``). ``sums``: the sums in a step, if this is a rank's
-    part of a layer."""
+    part of a layer. ``experts``: bytes of its routed experts, which may stay on disk. ``chosen``: bytes of those that
+    one token needs."""
 
     kind: str
     weights: int
     kv_per_token: int = 0
     kv_fixed: int = 0
     sums: int = 0
+    experts: int = 0
+    chosen: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,11 @@ class ModelProfile:
     def weights(self, start: int, end: int) -> int:
         """Return the bytes of the weights of a stage of the layers [start, end), with its embedding and head."""
         return sum(layer.weights for layer in self.layers[start:end]) + self.beside_layers(start, end)
+
+    def experts(self, start: int, end: int) -> tuple[int, int]:
+        """Return the bytes of the routed experts of the layers [start, end), and of those that one token needs."""
+        layers = self.layers[start:end]
+        return sum(layer.experts for layer in layers), sum(layer.chosen for layer in layers)
 
     def beside_layers(self, start: int, end: int) -> int:
         """Return the bytes of the embedding and the head, as far as a stage of the layers [start, end) has them."""
@@ -177,6 +185,7 @@ class MachineProfile(Numbers):
         coordinator.
     free_bytes: bytes that a stage may take for weights and KV, when nothing of the model is loaded.
     scores: bytes of unfused attention in a step, for each token of context (``models.caches.attention``).
+    disk: bytes a second that it reads from its disk in blocks of an expert's size; 0: not measured.
     launches_ahead: whether its device computes while the host goes on.
     halves: the costs of one rank's part of a layer, by the layer's kind, without its sums; empty if layers cannot be
         divided.
@@ -196,6 +205,7 @@ class MachineProfile(Numbers):
     draft_more: NotNegative = 0.0
     free_bytes: Bytes = 2**62
     scores: Bytes = 0
+    disk: NotNegative = 0.0
     launches_ahead: bool = False
     halves: Mapping[str, Costs] = field(default_factory=dict)
     is_exposed: bool = False

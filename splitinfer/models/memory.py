@@ -7,6 +7,7 @@ of the GPU itself. A stage that does not fit is refused before it is loaded.
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from math import ceil
 
 import mlx.core as mx
 
@@ -118,6 +119,14 @@ def check_fit(need: Need, kv_tokens: int, name: str, remedy: str = _FEWER_LAYERS
         sentence = need.sentence(kv_tokens, free, scores)
         raise CannotFit(f"{name} does not fit: it {sentence}, {size(needed - free)} too little; {remedy}")
     return free
+
+
+def experts_room(need: Need, kv_tokens: int, experts: int, scores: int = 0) -> int:
+    """Return the bytes that are free for a stage's experts beside the KV of ``kv_tokens`` tokens, which gets its usual
+    share of the free memory. ``experts``: the bytes of all experts, which ``need`` includes."""
+    kv = need.total(kv_tokens) - need.weights
+    beside = max(kv + STAGE_MARGIN + scores, ceil(kv / KV_SHARE))
+    return free_bytes() - beside - (need.weights - experts)
 
 
 def set_limits(need: Need, kv_tokens: int, scores: int = 0) -> None:

@@ -147,9 +147,15 @@ def _way(profiles: Profiles, asked: Asked, cut: Cut) -> _Way:
         cell("many", formulas.many(cut, a), several, rate, " tokens/s in total", chats),
         cell("ttft", formulas.prompt(cut, long), whole, seconds, lacks=f": it needs {whole}"),
     )
-    fits = f"no: it needs {once}" if once else f"yes, up to {Memory(profiles, asked).longest(cut):,} tokens"
+    fits = f"no: it needs {once}" if once else _fits(Memory(profiles, asked), cut)
     (_, one), _, (_, many), (_, prompt) = cells
     return _Way(_heading(profiles, cut), (fits, *(text for text, _ in cells)), not once, one, many, prompt)
+
+
+def _fits(memory: Memory, cut: Cut) -> str:
+    share = min(memory.in_memory(cut))
+    most = f"up to {memory.longest(cut):,} tokens"
+    return f"yes, {most}" if share == 1 else f"yes, with {share:.0%} of the experts in memory, {most}"
 
 
 def _long(model: ModelProfile) -> int:

@@ -148,7 +148,9 @@ def _stage(spec: StageSpec, machine: MachineProfile, known: StageSpec | None, *,
     if is_first:
         return spec
     spec = replace(spec, address=machine.address, key=machine.key)
-    return spec if known is None else replace(spec, codec=known.codec, link_transport=known.link_transport)
+    if known is None:
+        return spec
+    return replace(spec, codec=known.codec, link_transport=known.link_transport, experts_gb=known.experts_gb)
 
 
 def _across(profiles: Profiles, spec: StageSpec, names: Sequence[str], known: StageSpec | None) -> StageSpec:
@@ -190,6 +192,7 @@ def _of_stage(stage: StageSpec) -> dict[str, Any]:
         found["across"] = list(stage.across)
         found |= {"sums": stage.sums} if stage.sums != RING else {}
         found |= {"sums_device": stage.sums_device} if stage.sums_device is not None else {}
+    found |= {} if stage.experts_gb is None else {"experts_gb": stage.experts_gb}
     if stage.codec != NONE:
         found["codec"] = stage.codec
     if stage.link_transport != OVER_TCP:

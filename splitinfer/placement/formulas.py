@@ -12,11 +12,13 @@ host for a step:
     many streams         n / max(G longest t_s(r), sum of t_s(r) + l)                     for the best G, and drafts:
                          t_0 is longer by theirs and by h, as a stage waits for the work that follows on drafts
 
+A stage whose experts have no room in memory takes longer by the time in which its disk gives those that the rows need.
 Stages on one device, the coordinator's and those at ``local``, compute one after the other: "longest" is all of them.
 `tests/placement/test_plan_choices.py` shows, by the scheduler in virtual time, how near the best by formula is to the
 best of all. Seconds of a stage are differences of sums over the layers.
 """
 
+from functools import cache, partial
 from itertools import accumulate, pairwise
 
 from splitinfer.core.costs.shape import Shape
@@ -26,6 +28,7 @@ from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.asked import Asked
 from splitinfer.placement.cuts import Cut
+from splitinfer.placement.memory import Memory
 
 HEAD_ROWS = 64  # the most rows of the head in a step: it computes one of a chunk, and steps do not show which
 _ALONE = (1, 2, 3, 5, 7, 11)  # drafts of a block of one stream
@@ -50,6 +53,10 @@ class Formulas:
         self._at_end, self._at_once = draft is not None and draft.like is not None, draft is not None and draft.at_once
         self._coordinating = 2 * profiles.machines[0].host  # planning a step and reading its result take as long again
         here = {each.name for i, each in enumerate(profiles.machines) if i == 0 or each.address == LOCAL}
+        self._has_disks = any(each.disk for each in profiles.machines) and any(
+            layer.experts for layer in self._model.layers
+        )
+        self._missing = cache(partial(_missing, Memory(profiles, asked)))
         self._is_here = [not here.isdisjoint(machine.ranks) for machine in profiles.machines]
         self._hops = {(a, b): hop_of(profiles, a, b) for a in places for b in places}
 
@@ -130,7 +137,7 @@ class Formulas:
         places = [i for i, machine in enumerate(self._profiles.machines) if machine.name in names]
         every = range(1, self._asked.streams + 1) if streams is None else (streams,)
         whole = [Cut((place,), (self._model.num_layers,)) for place in places]
-        return max(n / sum(self._seconds(one, self._block(1, n))) for one in whole for n in every)
+        return max(n / sum(self._computing(one, self._block(1, n))) for one in whole for n in every)
 
     # -- seconds -------------------------------------------------------------------------------
 
@@ -145,6 +152,15 @@ class Formulas:
         return Shape(members * rows, 0, members * (rows * self.usual_position + rows * (rows + 1) // 2))
 
     def _seconds(self, cut: Cut, shape: Shape) -> list[float]:
+        """Return the seconds of each stage for a step, with those of reading experts."""
+        found = self._computing(cut, shape)
+        for at, (machine, start, end) in enumerate(cut.stages() if self._has_disks else ()):
+            disk, (experts, chosen) = self._profiles.machines[machine].disk, self._model.experts(start, end)
+            if disk:
+                found[at] += self._missing(cut)[at] * min(experts, shape.rows * chosen) / disk
+        return found
+
+    def _computing(self, cut: Cut, shape: Shape) -> list[float]:
         found, start, last = [], 0, self._model.num_layers
         for machine, count in zip(cut.machines, cut.layers, strict=True):
             sums, head = self._sums.get((machine, shape)) or self._summed(machine, shape)
@@ -171,6 +187,11 @@ class Formulas:
         *forward, back = [self._hops[pair] for pair in hop_ends(cut)]
         hosts = sum(self._profiles.machines[place].host for place in (0, *cut.machines))
         return sum(latency + per_row * rows for latency, per_row in forward) + back[0] + hosts
+
+
+def _missing(memory: Memory, cut: Cut) -> list[float]:
+    """Return the share of each stage's experts that has no room in memory."""
+    return [1 - share for share in memory.in_memory(cut)]
 
 
 def drafting(profiles: Profiles, last: int) -> tuple[float, float]:

@@ -41,7 +41,41 @@ class Memory:
 
     def lacks(self, cut: Cut, context: int, sequences: int) -> dict[int, int]:
         """Return the bytes that each machine of a cut, by its place, lacks for ``sequences`` sequences of ``context``
-        tokens. A negative number of bytes is left over. Stages on the coordinator's machine count as its own."""
+        tokens. A negative number of bytes is left over. Stages on the coordinator's machine count as its own. Experts
+        that stay on disk do not count (``in_memory``)."""
+        found, on_disk = self._lacks(cut, context, sequences), self._on_disk(cut)
+        return {host: lack - on_disk.get(host, 0) for host, lack in found.items()}
+
+    def in_memory(self, cut: Cut) -> list[float]:
+        """Return the share of each stage's experts that has room in memory, beside one sequence of the context that is
+        asked for."""
+        lacks, on_disk = self._lacks(cut, self._asked.context, 1), self._on_disk(cut)
+        share = {host: min(1.0, max(0.0, 1 - lacks[host] / most)) for host, most in on_disk.items() if most}
+        return [share.get(host, 1.0) for host in self._hosts(cut)]
+
+    def _on_disk(self, cut: Cut) -> dict[int, int]:
+        """Return the bytes of experts that may stay on disk on each machine of a cut, by its place. Return nothing if a
+        sequence of the context that is asked for fits beside all of them, because then all are in memory."""
+        on_disk = self._may_stay_on_disk(cut)
+        is_needed = any(on_disk.values()) and max(self._lacks(cut, self._asked.context, 1).values()) > 0
+        return on_disk if is_needed else {}
+
+    def _may_stay_on_disk(self, cut: Cut) -> dict[int, int]:
+        """Return the bytes of experts on each machine of a cut, by its place, if the speed of its disk is known. Each
+        stage keeps those of two tokens."""
+        found = dict[int, int]()
+        for (machine, start, end), host in zip(cut.stages(), self._hosts(cut), strict=True):
+            profile, (experts, chosen) = self._machines[machine], self._model.experts(start, end)
+            for each in (self._host_of[name] for name in profile.ranks):
+                found.setdefault(each, 0)
+            if profile.disk and not profile.across:
+                found[host] += max(0, experts - 2 * chosen)
+        return found
+
+    def _hosts(self, cut: Cut) -> list[int]:
+        return [self._host_of[self._machines[machine].ranks[0]] for machine, _, _ in cut.stages()]
+
+    def _lacks(self, cut: Cut, context: int, sequences: int) -> dict[int, int]:
         one = KVBudget().use_of(context)
         use = KVUse(one.sequences * sequences, one.tokens * sequences)
         weights, to_load, kv = dict[int, int](), dict[int, int](), dict[int, list[int]]()

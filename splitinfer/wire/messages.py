@@ -135,6 +135,7 @@ class Load:
     mlx_vlm: str = ""  # mlx-vlm's version, if the model's classes come from it
     half: Half | None = None  # for a stage across two machines
     drafter_dtype: str = ""  # empty: the same as ``dtype``
+    experts_bytes: Annotated[int, Field(ge=0)] | None = None  # memory for routed experts; None: as much as fits
 
     def __post_init__(self) -> None:
         format_of(self.kv_format)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from macs import MODELS, RECIPES, best, longest, rows
+from macs import EXPERTS, MODELS, RECIPES, best, longest, rows, rows_on_disk
 
 ROOT = Path(__file__).parents[2]
 
@@ -11,6 +11,8 @@ def test_the_table_of_which_models_fit_is_what_the_formulas_give():
     page = (ROOT / "docs" / "start" / "models.md").read_text()
     assert f"| memory, GB | {' | '.join(MODELS)} |" in page
     assert [row for row in rows() if f"{row}\n" not in page] == []
+    assert f"| memory, GB | {' | '.join(EXPERTS)} |" in page
+    assert [row for row in rows_on_disk() if f"{row}\n" not in page] == []
     for macs, (model, draft, draft_gb) in RECIPES.items():
         context, layers = best(model, macs, draft_gb)
         line = next(each for each in page.splitlines() if each.startswith(f"| {' + '.join(map(str, macs))} | `"))

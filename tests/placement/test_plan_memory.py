@@ -11,6 +11,7 @@ from splitinfer.machine.profile import DraftProfile
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import shortage
+from splitinfer.placement.formulas import Formulas
 from splitinfer.placement.memory import Memory
 from tests.placement.rigs import GB, MODEL, rig
 
@@ -100,3 +101,22 @@ def test_what_is_lacking_in_words():
     used = shortage(rig((1, 1), free=(20 * GB, GB // 2)), Asked(uses_all=True), Aim.CHAT)
     assert used.startswith("For chat, a sequence of 8,192 tokens would need ")
     assert "a context" not in used
+
+
+def test_experts_that_have_no_room_stay_on_disk():
+    """They cost the time of the disk; a cut with a disk that was not measured is refused."""
+    layers = tuple(replace(layer, experts=layer.weights // 2, chosen=layer.weights // 16) for layer in MODEL.layers)
+    profiles = rig((1, 1), free=(4 * GB, 16 * GB))
+    profiles = replace(profiles, model=replace(MODEL, layers=layers, draft=None))
+    assert not Memory(profiles, _NO_DRAFT).fits(_CUT, 8192, 1)
+    read = replace(profiles, machines=[replace(each, disk=float(GB)) for each in profiles.machines])
+    memory, asked = Memory(read, _NO_DRAFT), _NO_DRAFT
+    assert memory.fits(_CUT, 8192, 1)
+    first, last = memory.in_memory(_CUT)
+    assert 0 < first < last == 1
+    missing = (1 - first) * sum(layer.chosen for layer in layers[:8]) / GB
+    slow, quick = (1 / Formulas(each, asked).one(_CUT, None) for each in (read, profiles))
+    assert slow - quick == pytest.approx(missing)
+    roomy = replace(read, machines=[replace(each, free_bytes=64 * GB) for each in read.machines])
+    assert Memory(roomy, asked).in_memory(_CUT) == [1, 1]
+    assert Memory(roomy, asked).longest(_CUT) == Memory(replace(profiles, machines=roomy.machines), asked).longest(_CUT)

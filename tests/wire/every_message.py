@@ -23,7 +23,7 @@ from splitinfer.core.wire_codec import Packing
 from splitinfer.wire import messages
 from splitinfer.wire.messages import Message
 
-FIGURES = StageFigures(1, 1.5, 2.25, 1.25, 512, 2.5, 64, 0.25, 7, 2, 0.5, (3,), (b"key",), 0.125)
+FIGURES = StageFigures(1, 1.5, 2.25, 1.25, 512, 2.5, 64, 0.25, 7, 2, 0.5, (3,), (b"key",), 0.125, 24, 18, 4096, 0.0625)
 VERSIONS = messages.Versions(1, "0.1.0", "0.32.4", "0.32.2")
 PARAMS = SamplingParams(
     9, 0.5, 0.75, 40, 0.25, 1.5, 2**64 - 1, ("\n", "é"), (2,), True, 3, 0.5, -0.5, ((7, -1.5),), None, 4, 5, 2
@@ -71,6 +71,7 @@ EXAMPLES: dict[str, Message] = {
             mlx_vlm="0.3",
             half=messages.Half(1, "jaccl", "rdma_en5", "10.0.0.3", "10.0.0.2", insecure=True),
             drafter_dtype="float32",
+            experts_bytes=5 * 10**9,
         ),
         messages.Progress("download", 5, 10, "model.safetensors"),
         messages.Ready(

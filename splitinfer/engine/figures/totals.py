@@ -40,7 +40,10 @@ _COUNTS = (
     *("away_seconds", "computed_tokens", "useful_tokens", "prompt_tokens", "cached_tokens", "generated_tokens"),
     *("forced_tokens", "rejoins"),
 )
-_OF_STAGES = ("steps", "bytes_sent", "rows_unfit", "bytes_copied", "copy_seconds")
+_OF_STAGES = (
+    *("steps", "bytes_sent", "rows_unfit", "bytes_copied", "copy_seconds"),
+    *("experts_wanted", "experts_found", "experts_read", "experts_waiting"),
+)
 
 
 class Totals:
@@ -80,6 +83,8 @@ class Totals:
             stage["rows_unfit"] += figures.unfit
             stage["bytes_copied"] += figures.bytes_copied
             stage["copy_seconds"] += figures.copying
+            for name in ("experts_wanted", "experts_found", "experts_read", "experts_waiting"):
+                stage[name] += getattr(figures, name)
 
     def request(self, request: RequestRecord, reason: FinishReason, now: float) -> None:
         """Count a request that has ended."""

@@ -88,6 +88,7 @@ class PipelineConfig:
             peers=tuple(self._peers(stage)),
             reader_keys=tuple(peer.key for peer in self._peers(stage) if peer.key),
             half=half,
+            experts_bytes=None if (given := stages[stage].experts_gb) is None else round(given * 1e9),
         )
 
     def _peers(self, stage: int) -> Iterator[Peer]:

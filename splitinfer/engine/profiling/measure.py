@@ -43,6 +43,7 @@ from splitinfer.models.load.layer_kinds import describe, half_of
 from splitinfer.models.load.loader import resolve_dtype
 from splitinfer.models.memory import free_bytes, on_gpu, unloaded_bytes
 from splitinfer.places import caches, replace_file
+from splitinfer.system.disk import read_speed
 from splitinfer.wire.messages import Profile, Profiled, Progress
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ SECONDS = 12.0  # the most seconds for whole layers
 _FOR_HALVES = 0.4  # further seconds for the layers of two ranks, as a share of ``SECONDS``
 _LEAST = 0.4  # the least share of ``SECONDS`` for timing steps, after describing the model
 _ROOM = 0.5  # the share of free memory for weights
+READS_OF_TOKEN = 1024  # about 40 layers with 8 experts of 3 tensors
 _MAX_NAME = 4096  # characters of a model's name
 _MOST_BYTES = 64 * 2**20  # of a description
 
@@ -204,7 +206,9 @@ def _measured(name: str, question: Question, report: OnStep, seconds: float) -> 
     found = Stopwatch(described, question.checkpoint.vocab_size or 2, report, left, room).measure()
     halves = _halves(question, dtype, report, _FOR_HALVES * seconds, room)
     trials = replace(found.trials, load=watch.load())
-    return replace(found, name=name, halves=halves, free_bytes=free, scores=described.scores, trials=trials)
+    chosen = sum(layer.chosen for layer in described.profile.layers)
+    disk = (read_speed(caches(), chosen // READS_OF_TOKEN) or 0.0) if chosen else 0.0
+    return replace(found, name=name, halves=halves, free_bytes=free, scores=described.scores, disk=disk, trials=trials)
 
 
 def _halves(question: Question, dtype: str | None, report: OnStep, seconds: float, room: int) -> Mapping[str, Costs]:

@@ -16,7 +16,7 @@ from splitinfer.core.kv.block_tree import DiskBlock, Key
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.kv.rewind import NEVER, WITHIN_DRAFTS
 from splitinfer.core.plan import TensorSpec
-from splitinfer.engine.device.device import Device, open_device
+from splitinfer.engine.device.device import Device, default_device, open_device
 from splitinfer.engine.stage import outcomes
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.outcomes import TrialOutcome
@@ -31,6 +31,7 @@ from splitinfer.models.drafters.mtp import MTP
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.folder.hub import fetch, open_model
 from splitinfer.models.library import mlx_vlm
+from splitinfer.models.load.expert_store import least_bytes
 from splitinfer.models.load.halves import Pair
 from splitinfer.models.load.loader import Survey, load_stage, resolve_dtype, survey
 from splitinfer.models.load.trained import read_of
@@ -40,6 +41,7 @@ from splitinfer.models.memory import (
     announce_idle,
     announce_loaded,
     counted_bytes,
+    experts_room,
     limit_to,
     on_gpu,
     reserve,
@@ -133,6 +135,7 @@ class LoadedStage:
         ends or another stage takes this one's place."""
         if self.disk is not None:
             self.disk.close(CLOSE_SECONDS)
+        self.runner.close()
         withdraw(self.claim)
 
     def serves(self, command: Load) -> bool:
@@ -185,11 +188,13 @@ def load(
     if command.float32_head:
         found = found.with_float32_head()
     scores = score_bytes(found.attention, backend(), STEP_ROWS, command.kv_tokens)
+    found = _with_experts(command, found, scores)
     what = f"stage {name} (layers {command.start} to {command.end - 1})"
     claim = object()  # not the name, which stages of several models in one process may share
     free = reserve(found.need, command.kv_tokens, what, claim, scores)
     try:
-        report(Progress("survey", 0, found.need.weights, found.need.warning(command.kv_tokens, free, scores)))
+        said = [found.on_disk, found.need.warning(command.kv_tokens, free, scores)]
+        report(Progress("survey", 0, found.need.weights, "; ".join(filter(None, said))))
         own, checkpoint = drafter is checkpoint, source.fetch(command, checkpoint, found.tensors, report)
         set_limits(found.need, command.kv_tokens, scores)
         drafter, disk = checkpoint if own else drafter, disk if command.kv_root else None
@@ -197,6 +202,18 @@ def load(
     except BaseException:
         withdraw(claim)
         raise
+
+
+def _with_experts(command: Load, found: Survey, scores: int) -> Survey:
+    """Return the survey with the memory for experts that the command gives, or that is free beside the KV.
+
+    Raises:
+        ModelError: the command gives too little.
+    """
+    if command.experts_bytes is not None:
+        return found.with_experts(command.experts_bytes)
+    room = experts_room(found.need, command.kv_tokens, found.all_experts, scores)
+    return found.with_experts(room) if room >= least_bytes(found.experts) else found
 
 
 def _check_classes(command: Load, name: str) -> None:
@@ -250,6 +267,8 @@ def _read(
     what = checkpoint, found, command.start, command.end, dtype, reading, drafter
     drafter_dtype = resolve_dtype(command.drafter_dtype or command.dtype, gpu=on_gpu())
     model = load_stage(*what, drafter_dtype=drafter_dtype, sees=command.sees, group=group)
+    if model.experts is not None and device is default_device():
+        device = Device(computes_at_launch=True)  # each layer's choice of experts is evaluated before the launch
     if command.float32_head:
         model.use_float32_head()
     outcome = _tried(command, checkpoint, dtype, model, report, group)

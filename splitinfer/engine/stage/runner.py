@@ -97,7 +97,14 @@ class StageRunner:
         self._commands.clear()
         if self._drafter is not None:
             self._drafter.clear()
+        if self._model.experts is not None:
+            self._model.experts.forget()
         mx.clear_cache()
+
+    def close(self) -> None:
+        """End the threads of the stage, because it is used no more."""
+        if self._model.experts is not None:
+            self._model.experts.close()
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -348,8 +355,8 @@ class StageRunner:
 
     def _figures(self, launched: Launched, span: DeviceSpan) -> StageFigures:
         """Return the figures of a step, with the keys of the blocks written to disk since the previous step."""
-        applied = launched.applied
-        return StageFigures(
+        applied, experts = launched.applied, self._model.experts
+        figures = StageFigures(
             self._stage,
             span.started,
             span.ended,
@@ -360,3 +367,4 @@ class StageRunner:
             lacking=applied.lacking,
             written=self._commands.written(),
         )
+        return figures if experts is None else replace(figures, **experts.take_counts())

@@ -67,6 +67,7 @@ class StageModel:
         tap_size: how many numbers a row of the taps has.
         heads: the last stage's part of a drafter (``trained.WithHeads``), if joined.
         tower: the first stage's part for pictures (``pictures.PictureTower``), if joined.
+        experts: the experts of which a part is in memory (``load.expert_store.ExpertStore``), if there are any.
         traceable: MLX's graph shows what this stage reads. If not, the stage is the whole model.
 
     Raises:
@@ -87,6 +88,7 @@ class StageModel:
         self.traceable = True
         self.heads: Any = None
         self.tower: Any = None
+        self.experts: Any = None
         self.rows_in, self.rows_out, self.tap_size = int(start > 0), 1, 0
         if structure is None:
             structure = self._read_structure()

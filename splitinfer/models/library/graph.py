@@ -61,13 +61,22 @@ class Graph:
         """Return the names of the operations that read a named array."""
         return {self._labels[node] for node in self._children.get(self._nodes[name], ())}
 
-    def made_by(self, result: int, name: str) -> set[str]:
-        """Return the names of the operations that make a result from a named array and from nothing else."""
-        found, node = set[str](), self._results[result]
-        while node != self._nodes[name]:
-            (node,) = self._parents[node]
-            found |= {self._labels[node]} if node in self._labels else set()
-        return found - {"StopGradient"}
+    def origins(self) -> list[tuple[list[str], set[str]]]:
+        """Return for each result the named arrays that it is made of, in the order in which its operations take them,
+        and the names of these operations."""
+        named = {node: name for name, node in reversed(self._nodes.items())}
+        return [self._origin(end, named) for end in self._results]
+
+    def _origin(self, end: str, named: Mapping[str, str]) -> tuple[list[str], set[str]]:
+        arrays, operations, queue = dict[str, None](), set[str](), [end]
+        while queue:
+            node = queue.pop()
+            if node in named:
+                arrays[named[node]] = None
+                continue
+            operations |= {self._labels[node]} if node in self._labels else set()
+            queue += reversed(self._parents.get(node, ()))
+        return [*arrays], operations - {"StopGradient"}
 
     def mixed_with(self, name: str) -> set[str]:
         """Return the other named arrays on which the operations that read ``name`` depend."""
@@ -143,6 +152,12 @@ def arrays_read(outputs: Sequence[mx.array], *named: Mapping[str, mx.array]) -> 
 
 _compiling = threading.RLock()
 _depth = 0
+_reader: int | None = None  # the thread that builds graphs for reading
+
+
+def is_reading() -> bool:
+    """Return whether this thread builds a graph that is only read (``uncompiled``)."""
+    return _reader == threading.get_ident()
 
 
 @contextmanager
@@ -153,13 +168,15 @@ def uncompiled() -> Iterator[None]:
     everything; and a function compiled now would hold its placeholders for ever. The switch is one per process, so
     threads that survey stages wait for each other.
     """
-    global _depth
+    global _depth, _reader
     with _compiling:
-        _depth += 1
+        _depth, _reader = _depth + 1, threading.get_ident()
         mx.disable_compile()
         try:
             yield
         finally:
             _depth -= 1
-            if _depth == 0 and "MLX_DISABLE_COMPILE" not in os.environ:
-                mx.enable_compile()
+            if _depth == 0:
+                _reader = None
+                if "MLX_DISABLE_COMPILE" not in os.environ:
+                    mx.enable_compile()

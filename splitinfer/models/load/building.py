@@ -42,6 +42,7 @@ CONFIGURATION = CONFIGS
 """The files in a model's folder that say how to build the model."""
 
 _patching = threading.Lock()  # two stages of one process may load at a time
+_taking = threading.Lock()
 
 
 def placeholders_of(checkpoint: Checkpoint) -> dict[str, mx.array]:
@@ -120,6 +121,35 @@ def _configured(checkpoint: Checkpoint) -> Iterator[Path]:
                 (folder / file).symlink_to((checkpoint.folder / file).absolute())
         (folder / "model.safetensors").touch()
         yield folder
+
+
+class _Given(BaseException):
+    """Carries the parameters that a library was about to put into a model."""
+
+
+def sanitised(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], *, sees: bool) -> dict[str, mx.array]:
+    """Return the parameters that a library makes of ``arrays``, by their names within its whole model. Their shapes may
+    differ from the model's.
+
+    Raises:
+        ModelError: it cannot make them.
+    """
+    own, original = threading.get_ident(), nn.Module.load_weights
+
+    def take(model: nn.Module, weights: Any, *args: Any, **kwargs: Any) -> nn.Module:
+        if threading.get_ident() == own:
+            raise _Given(weights)
+        return original(model, weights, *args, **kwargs)
+
+    with _taking:
+        nn.Module.load_weights = take
+        try:
+            build_with_pictures(checkpoint, arrays, None, sees=sees)
+        except _Given as given:
+            return dict(given.args[0])
+        finally:
+            nn.Module.load_weights = original
+    raise ModelError(f"{checkpoint.folder}: its parameters cannot be seen")
 
 
 def _few_lines(text: str) -> str:

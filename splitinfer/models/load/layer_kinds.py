@@ -8,6 +8,7 @@ and graphs come from placeholders.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -24,9 +25,10 @@ from splitinfer.models.cut.divided import PretendedRank, alone, divide
 from splitinfer.models.cut.structure import ModelStructure
 from splitinfer.models.drafters.mtp import tensors_of
 from splitinfer.models.folder.checkpoint import Checkpoint
-from splitinfer.models.library.graph import arrays_read
-from splitinfer.models.library.layers import find_layers
+from splitinfer.models.library.graph import arrays_read, uncompiled
+from splitinfer.models.library.layers import children_watched, find_layers
 from splitinfer.models.load.building import build_model, placeholders_of
+from splitinfer.models.load.experts import expert_modules
 from splitinfer.models.load.loader import check_format, kv_need
 from splitinfer.models.load.tables import leave_out
 
@@ -77,7 +79,11 @@ def describe(
     kinds = kinds_of(structure)
     first = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
     needs = {kind: _kv_of(structure, layer, kv_format) for kind, layer in first.items()}
-    layers = tuple(LayerProfile(kind, _weights(structure.layers[i]), *needs[kind][0]) for i, kind in enumerate(kinds))
+    experts = {kind: _experts_of(structure, layer) for kind, layer in first.items()}
+    layers = tuple(
+        LayerProfile(kind, _weights(structure.layers[i]), *needs[kind][0], 0, *experts[kind])
+        for i, kind in enumerate(kinds)
+    )
     attention = tuple(dict.fromkeys(each for _, found in needs.values() for each in found))
     embedding, head, is_tied = _outer_bytes(structure)
     borders = [structure.border(layer) for layer in {1, structure.num_layers // 2} if 0 < layer < structure.num_layers]
@@ -193,6 +199,27 @@ def _switches(layer: nn.Module) -> Signature:
 
 def _weights(layer: nn.Module) -> int:
     return sum(array.nbytes for _, array in tree_flatten(layer.parameters()))
+
+
+def _experts_of(structure: ModelStructure, layer: int) -> tuple[int, int]:
+    """Return the bytes of a layer's routed experts, and of those that one token needs."""
+    modules, total, chosen = dict(structure.layers[layer].named_modules()), 0, dict[str, int]()
+
+    def watch(path: str, each: int, real: Any, args: Any, kwargs: Any) -> Any:
+        chosen[path] = each * (args[1] if len(args) > 1 else kwargs["indices"]).size
+        return real(*args, **kwargs)
+
+    watches = []
+    for path, _, arrays in expert_modules(structure.layers[layer]):
+        nbytes, (above, _, key) = sum(array.nbytes for array in arrays.values()), path.rpartition(".")
+        each = nbytes // next(iter(arrays.values())).shape[0]
+        watches.append((modules[above], key, partial(watch, path, each)))
+        total += nbytes
+    if watches:
+        stage = StageModel(structure.model, layer, layer + 1, structure)
+        with uncompiled(), children_watched(watches):
+            stage(mx.zeros((1, 1), mx.int32), stage.make_caches(), None, 1)
+    return total, sum(chosen.values())
 
 
 def _kv_of(

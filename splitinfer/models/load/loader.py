@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from splitinfer.common.plain_text import size
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import least_rewind
@@ -31,6 +32,8 @@ from splitinfer.models.library.graph import arrays_read, uncompiled
 from splitinfer.models.library.layers import find_layers, type_name
 from splitinfer.models.library.mlx_vlm import hash_on_host
 from splitinfer.models.load.building import build_model, build_with_pictures, lazy_arrays, placeholders_of
+from splitinfer.models.load.expert_store import ExpertStore, least_bytes
+from splitinfer.models.load.experts import Experts, find_experts
 from splitinfer.models.load.halves import Pair
 from splitinfer.models.load.tables import Table, find_tables, leave_on_disk
 from splitinfer.models.load.trained import is_trained, join, read_of
@@ -55,6 +58,8 @@ class Survey:
         head_bytes: bytes of a float32 copy of the head; ``None`` if the head cannot be computed in float32.
         attention: the attention of its layers, without repetitions.
         tables: the tables that stay on disk.
+        experts: the stacked experts that may stay on disk.
+        experts_bytes: the memory for experts that ``need`` includes; ``None``: for all of them.
     """
 
     tensors: frozenset[str]
@@ -64,6 +69,36 @@ class Survey:
     head_bytes: int | None = 0
     attention: tuple[Attention, ...] = ()
     tables: tuple[Table, ...] = ()
+    experts: tuple[Experts, ...] = ()
+    experts_bytes: int | None = None
+
+    def with_experts(self, nbytes: int) -> "Survey":
+        """Return this survey with ``nbytes`` of memory for experts, which others than those read from disk share. If
+        all experts have room, or none can stay on disk, return it unchanged.
+
+        Raises:
+            ModelError: the memory is too small.
+        """
+        if nbytes >= self.all_experts:
+            return self
+        least = least_bytes(self.experts)
+        if nbytes < least:
+            raise ModelError(f"experts_gb: {size(nbytes)} is too little; these layers need at least {size(least)}")
+        need = replace(self.need, weights=self.need.weights - self.all_experts + nbytes)
+        return replace(self, need=need, experts_bytes=nbytes)
+
+    @property
+    def all_experts(self) -> int:
+        """The bytes of all experts that may stay on disk."""
+        return sum(one.nbytes for one in self.experts)
+
+    @property
+    def on_disk(self) -> str:
+        """A sentence that says how many experts are in memory, or an empty text if all are."""
+        if self.experts_bytes is None:
+            return ""
+        share = f"{size(self.experts_bytes)} of {size(self.all_experts)}"
+        return f"experts: {share} in memory, the others are read from disk"
 
     def with_float32_head(self) -> "Survey":
         """Return this survey with the memory for a float32 head: a step makes a copy of weights in half precision.
@@ -186,6 +221,7 @@ def survey(
     tensors, read = arrays_read(outputs, placeholders, parameters)
     tables = find_tables(model, outputs, parameters, placeholders)
     read = read.difference(*(table.parameters for table in tables))
+    experts = () if group else find_experts(checkpoint, model, outputs, parameters, placeholders, sees=sees)
     files = sorted({checkpoint.tensors[name].file for name in tensors})
     own = stage.make_caches().own
     kv_fixed, kv_per_token, kv_stored, attention = kv_need(stage)
@@ -203,6 +239,7 @@ def survey(
         head_bytes=_head_bytes(stage, output.shape[-1]) if stage.is_last else 0,
         attention=attention,
         tables=tables,
+        experts=experts,
     )
 
 
@@ -263,9 +300,15 @@ def load_stage(
         leave_on_disk(model, found.tables, read, checkpoint)
         hash_on_host(model)
         stage.reads_tokens = True
+    on_disk: list[Table | Experts] = [*found.tables, *([] if found.experts_bytes is None else found.experts)]
+    in_memory = sorted(read.difference(*(one.parameters for one in on_disk)))
+    if found.experts_bytes is not None:
+        stage.experts = ExpertStore(checkpoint, found.experts, found.experts_bytes)
+        stage.experts.put_into(model)
+        stage.reads_tokens = True
+        parameters = {name: parameters[name] for name in in_memory}
     # Drop these references, so that a stored tensor is freed as soon as the parameters made of it are evaluated.
     del arrays, outputs, output
-    in_memory = sorted(read.difference(*(table.parameters for table in found.tables)))
     # A rank reads more of a stored tensor than it keeps.
     together = _TOGETHER if group is None else _TOGETHER // RANKS**2
     try:

@@ -91,27 +91,28 @@ def leave_on_disk(model: nn.Module, tables: Sequence[Table], read: Collection[st
     ``read`` (they belong to another stage's layers) by modules that read nothing."""
     for table in tables:
         module = dict(model.named_modules())[table.path]
-        _put(model, table.path, {c.name: _File(checkpoint, c, module[c.name]) for c in table.columns})
+        files = {c.name: _File(checkpoint, c, module[c.name]) for c in table.columns}
+        put(model, table.path, _OnDisk(module, files))
     there = {table.path for table in tables} | {name.rpartition(".")[0] for name in read}
-    for path, _ in list(_large(model)):
+    for path, module in list(_large(model)):
         if path not in there:
-            _put(model, path, {})
+            put(model, path, _OnDisk(module, {}))
 
 
 def leave_out(model: nn.Module, outputs: Callable[[], Sequence[mx.array]]) -> None:
     """Replace the large tables that the whole model's ``outputs`` only look up rows of by modules that read nothing."""
     if dict(_large(model)):
-        for path, _ in _only_looked_up(model, outputs(), dict(tree_flatten(model.parameters()))):
-            _put(model, path, {})
+        for path, module in _only_looked_up(model, outputs(), dict(tree_flatten(model.parameters()))):
+            put(model, path, _OnDisk(module, {}))
 
 
-def _put(model: nn.Module, path: str, files: "Mapping[str, _File]") -> None:
+def put(model: nn.Module, path: str, module: Any) -> None:
+    """Put a module at a path within the model."""
     above, _, key = path.rpartition(".")
     holder: Any = model
     for part in filter(None, above.split(".")):
         holder = holder[int(part)] if isinstance(holder, list) else holder[part]
-    at: Any = int(key) if isinstance(holder, list) else key
-    holder[at] = _OnDisk(holder[at], files)
+    holder[int(key) if isinstance(holder, list) else key] = module
 
 
 def _modules_of_rows(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -143,15 +144,10 @@ def _nbytes(module: nn.Module) -> int:
 
 def _column(name: str, parameter: mx.array, stored: Mapping[str, mx.array]) -> TableColumn | None:
     """Return how a parameter is stored. Return None if it is not one tensor that is unchanged, viewed or cast."""
-    graph = Graph([parameter], stored)
-    tensors = graph.read_by([0])
-    if len(tensors) != 1:
+    ((tensors, made),) = Graph([parameter], stored).origins()
+    if len(tensors) != 1 or not made <= {"View", "AsType"} or len(made) > 1:
         return None
-    (tensor,) = tensors
-    made = graph.made_by(0, tensor)
-    if not made <= {"View", "AsType"} or len(made) > 1 or stored[tensor].shape[0] != parameter.shape[0]:
-        return None
-    return TableColumn(name, tensor, "View" in made)
+    return TableColumn(name, tensors[0], "View" in made) if stored[tensors[0]].shape[0] == parameter.shape[0] else None
 
 
 class _File:

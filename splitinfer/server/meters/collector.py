@@ -74,6 +74,10 @@ _STAGE_COUNTERS = {
     "splitinfer:stage_steps": ("steps", "Steps of a stage."),
     "splitinfer:stage_copied_bytes": ("bytes_copied", "Bytes of kept KV that requests began with."),
     "splitinfer:stage_copy_seconds": ("copy_seconds", "Seconds in which these were copied."),
+    "splitinfer:stage_experts_wanted": ("experts_wanted", "Experts that layers needed, if some are on disk."),
+    "splitinfer:stage_experts_found": ("experts_found", "Those that were in memory."),
+    "splitinfer:stage_experts_read_bytes": ("experts_read", "Bytes of the others, read from disk."),
+    "splitinfer:stage_experts_wait_seconds": ("experts_waiting", "Seconds of waiting for these."),
 }
 _STAGE_GAUGES = {
     "splitinfer:stage_weight_bytes": ("weight_bytes", "Bytes of a stage's weights."),

@@ -57,6 +57,8 @@ class StageSeen:
     duty: share of time computing. useful: share of its rows that were kept. gaps: shares of time idle, by cause.
     kv, kv_kept: KV of running requests now, and of blocks kept for later; kv_budget: bytes for both.
     ranks: share of time computing of each machine, if the stage spans two.
+    experts: share of the experts that were in memory when a layer needed them; None if all always are.
+    experts_read: bytes of experts read for each token that it computed. experts_waiting: share of time that this took.
     """
 
     name: str
@@ -66,6 +68,9 @@ class StageSeen:
     kv_kept: int = 0
     kv_budget: int = 0
     ranks: Sequence[float] = ()
+    experts: float | None = None
+    experts_read: float = 0.0
+    experts_waiting: float = 0.0
 
     @property
     def idle(self) -> float:
@@ -125,7 +130,7 @@ def seen(before: Sample, after: Sample, steps: Sequence[StepRecord], *, is_drain
     useful = new["useful_tokens"] - old["useful_tokens"]
     return PipelineSeen(
         seconds=seconds,
-        stages=[_stage(*each) for each in zip(old["stages"], new["stages"], after.budgets, strict=True)],
+        stages=_stages(old, new, after.budgets, computed),
         links=[_link(old, new, steps, i, seconds) for i in range(1, len(new["stages"]))],
         under_way=min(1.0, (new["active_seconds"] - old["active_seconds"]) / seconds),
         running=new.get("running", 0),
@@ -156,7 +161,15 @@ def rows_of(steps: Sequence[StepRecord]) -> Rows:
     )
 
 
-def _stage(was: Stats, now: Stats, budget: int) -> StageSeen:
+def _stages(old: Stats, new: Stats, budgets: Sequence[int], rows: int) -> list[StageSeen]:
+    return [_stage(*each, rows) for each in zip(old["stages"], new["stages"], budgets, strict=True)]
+
+
+def _stage(was: Stats, now: Stats, budget: int, rows: int) -> StageSeen:
+    wanted, found, read, waiting = (
+        now.get(name, 0) - was.get(name, 0)
+        for name in ("experts_wanted", "experts_found", "experts_read", "experts_waiting")
+    )
     busy = now["busy_seconds"] - was["busy_seconds"]
     gaps = {cause: now["idle_seconds"][cause.value] - was["idle_seconds"][cause.value] for cause in Cause}
     whole = busy + sum(gaps.values())
@@ -171,6 +184,9 @@ def _stage(was: Stats, now: Stats, budget: int) -> StageSeen:
         kv=now.get("kv_bytes", 0),
         kv_kept=now.get("kv_bytes_stored", 0),
         kv_budget=budget,
+        experts=found / wanted if wanted > 0 else None,
+        experts_read=read / rows if rows > 0 else 0.0,
+        experts_waiting=min(1.0, waiting / whole) if whole > 0 else 0.0,
         ranks=[min(1.0, max(0.0, seconds / whole)) if whole > 0 else 0.0 for seconds in spent],
     )
 

@@ -14,6 +14,7 @@ DRAFTS = {
 }  # fmt: skip
 STAGE = {
     "busy_seconds": 2.0, "steps": 9, "bytes_sent": 640, "rows_unfit": 1, "bytes_copied": 64, "copy_seconds": 0.5,
+    "experts_wanted": 8, "experts_found": 6, "experts_read": 4096, "experts_waiting": 0.25,
     "idle_seconds": {"upstream": 1.0, "downstream": 0.5, "link": 0.25, "host": 0.125, "nothing_to_do": 3.0},
 }  # fmt: skip
 STATS: dict[str, Any] = {

@@ -68,6 +68,7 @@ function Stage({ stage, figures }) {
       ${gaps.map(([cause, share]) => html`<span key=${cause} class=${`gap gap-${cause}`} style=${{ width: wide(share) }} title=${`waits for ${WAITS_FOR[cause]} ${percent(share)}`}></span>`)}</div>
     <p>computes ${percent(figures.duty)}${gaps.length ? html`<span class="dim"> · waits for ${gaps.slice(0, 2).map(([cause, share]) => `${WAITS_FOR[cause]} ${percent(share)}`).join(", ")}</span>` : ""}</p>
     ${stage.ranks.length > 0 && html`<p class="dim">${stage.ranks.map((rank, i) => html`${rank.name}: computes ${percent(figures.ranks[i] ?? 0)} · ${bytes(rank.free_bytes)} free<br />`)}a sum takes ${stage.sum_ms.toFixed(2)} ms</p>`}
+    ${figures.experts !== null && html`<p class="dim">experts: ${percent(figures.experts)} found in memory, ${bytes(figures.experts_read)} read for each token, waits for the disk ${percent(figures.experts_waiting)}</p>`}
     <p class="dim">KV: ${bytes(figures.kv)} in use, ${bytes(figures.kv_kept)} kept${figures.kv_budget ? `, of ${bytes(figures.kv_budget)}` : ""}</p>
     ${figures.kv_budget > 0 && html`<meter min="0" max="1" high="0.9" value=${Math.min(1, kv / figures.kv_budget)} aria-label="Memory for KV"></meter>`}
   </li>`;
