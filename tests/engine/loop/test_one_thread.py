@@ -217,8 +217,9 @@ def alone_without(_known: object, gone: Collection[StageSpec], longest: int) -> 
 
 
 def test_the_others_go_on_without_a_worker_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the written layout is loaded, but while a request is open only if that pays; here nothing is known."""
+    """Then the written layout is loaded, but while a request is open only if that pays."""
     monkeypatch.setattr(absent, "_SEARCH_EVERY", 0.02)
+    monkeypatch.setattr(absent, "pays", lambda *_: False)
     with engine_of(monkeypatch, replan=alone_without, leave_after=0.3) as (engine, toy):
         toy.refuses, began = {"4-4"}, time.monotonic()
         state, long = request(1, 500), request(2, 10**6)
