@@ -46,7 +46,7 @@ OWNED = {
 
 
 class Toy:
-    """In the place of ``Pipeline``: every step returns at once. ``refuses``: cuts that cannot be opened."""
+    """In the place of ``Pipeline``: every step returns after ``seconds``. ``refuses``: cuts that cannot be opened."""
 
     lost_worker, lost_name, busy_name, remedy = "s1", "s1", None, "restarting it"
     drafts, codecs, ready, ranks = True, (), (), ()
@@ -54,7 +54,7 @@ class Toy:
     def __init__(self, config: Layout, put: Callable[[Any], None], _notice: object) -> None:
         self.layout, self._put = config, put
         self.stage, self.local = ToyStage(), self
-        self.is_open, self.device, self.refuses = False, self, set[str]()
+        self.is_open, self.device, self.refuses, self.seconds = False, self, set[str](), 0.0
         self.steps = StepsUnderWay[object](put)
 
     def open(self, *_: object, meanwhile: Callable[[], None] = lambda: None, **_named: object) -> None:
@@ -77,6 +77,7 @@ class Toy:
         self.is_open = False
 
     def launch(self, step: StepInFlight, _masks: object) -> None:
+        time.sleep(self.seconds)
         now = time.monotonic()
         figures = tuple(StageFigures(i, now, now) for i in range(self.layout.num_stages))
         result = replace(self.stage.run(step.plan), figures=figures)
@@ -232,7 +233,7 @@ def test_the_others_go_on_without_a_worker_until_it_is_back(monkeypatch: pytest.
         tokens, reason, _ = read(state)
         right, _ = alone(state.sequence, state.sequence.tokens[:3], 4000)
         assert (reason, tokens) == ("length", right[: len(tokens)])
-        toy.refuses = set()
+        toy.refuses, toy.seconds = set(), 0.002  # the long one has thousands of tokens to come
         time.sleep(0.2)
         assert engine.layout.cut == "8", "a request is open"
         engine.abort(2)
