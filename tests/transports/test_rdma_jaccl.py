@@ -89,8 +89,9 @@ def test_a_reader_whose_writer_stands_still_is_killed_and_a_line_says_so(
             freeze(child_of(here))
             there.abort()
             until_free(world)
+            line = f"was killed inside an RDMA operation on {READER}"
+            until(lambda: line in caplog.text, "the line is logged, once the process has ended")
         assert world.usage(READER).num_left == 1
-        assert f"was killed inside an RDMA operation on {READER}" in caplog.text
         with pytest.raises(TransportUnavailable, match="Register memory region failed"):
             joined(listener)
 
