@@ -3,6 +3,7 @@ and writes numbers with units. Pure."""
 
 import re
 import textwrap
+from collections.abc import Sequence
 
 _COMMAND = re.compile(r"`[^`]*`|\{[^}]*\}|splitinfer [a-z]+(?: (?:-\S+|[0-9a-f]{64}|\S+\.\w+|\d+))*")
 _HALF = re.compile("[\ud800-\udfff]")
@@ -97,3 +98,12 @@ def rate(value: float) -> str:
     ('0.12', '5.0', '55', '1,420')
     """
     return f"{value:.2g}" if value < 1 else f"{value:.1f}" if value < 20 else f"{value:,.0f}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return words as part of a sentence.
+
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

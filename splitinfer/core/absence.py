@@ -11,7 +11,7 @@ A worker that was lost three times in ten minutes *flaps*: it is left out at onc
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from splitinfer.common.plain_text import rate
+from splitinfer.common.plain_text import listed, rate
 from splitinfer.core.layout import Layout
 
 _FLAPS, _WITHIN = 3, 600.0  # losses, seconds
@@ -56,7 +56,9 @@ def pays(now: float | None, then: float | None, tokens: int, pause: float | None
         tokens: tokens that the longest answer still gets, as far as that can be guessed.
         pause: seconds until the other layout computes new tokens; None: unknown.
     """
-    return None not in (now, then, pause) and pause + tokens * then < tokens * now  # type: ignore[operator]
+    if now is None or then is None or pause is None:
+        return False
+    return pause + tokens * then < tokens * now
 
 
 def tokens_to_come(num_generated: int, most: int) -> int:
@@ -78,17 +80,12 @@ back.'
     speed = "" if rest.speed is None else f", at about {rate(rest.speed)} tokens/s"
     drafts = "" if rest.drafts else ", without its drafter"
     away = f"{listed(gone)} {'is' if len(gone) == 1 else 'are'} gone"
-    again = f"{listed(gone)} {'takes' if len(gone) == 1 else 'take'} part again when"
-    until = f"{again} {'it is' if len(gone) == 1 else 'they are'} back"
+    until = f"{part_again(gone)} when {'it is' if len(gone) == 1 else 'they are'} back"
     if flaps:
-        away, until = f"{away}, for the third time in ten minutes", f"{again} no request is open"
+        away, until = f"{away}, for the third time in ten minutes", f"{part_again(gone)} when no request is open"
     return f"{away}. {names} {go} with {numbers} of {whole} layers{drafts}{speed}; {until}."
 
 
-def listed(words: Sequence[str]) -> str:
-    """Return words as part of a sentence.
-
-    >>> listed(["a"]), listed(["a", "b", "c"])
-    ('a', 'a, b and c')
-    """
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+def part_again(names: Sequence[str]) -> str:
+    """Return, as part of a sentence, that workers take part again."""
+    return f"{listed(names)} {'takes' if len(names) == 1 else 'take'} part again"

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from splitinfer.common.plain_text import size
-from splitinfer.core.absence import Rest, listed
+from splitinfer.common.plain_text import listed, size
+from splitinfer.core.absence import Rest
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.errors import CannotFit

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
-from splitinfer.core.absence import LossTimes, Rest, listed, pays, tokens_to_come, told
+from splitinfer.core.absence import LossTimes, Rest, part_again, pays, tokens_to_come, told
 from splitinfer.core.costs.model import CostModel
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.kv.budget import BLOCK
@@ -117,7 +117,7 @@ class Absent:
                 self._thread.start()
         else:
             layers = ", ".join(f"{stage.name} {stage.num_layers}" for stage in rest.layout.stages)
-            log.warning("%s take part again: %s", listed([one.name for one in before]), layers)
+            log.warning("%s: %s", part_again([one.name for one in before]), layers)
 
     def failed(self, now: float) -> None:
         """Note that a layout could not be loaded."""
