@@ -14,8 +14,8 @@ it began a step: that was at its launch, or when the previous launch was done.
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ContextDecorator
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -145,18 +145,24 @@ class Device:
 _OF_SUMS = "[ring]", "[jaccl]"  # the beginnings of MLX's errors for a lost peer
 
 
-@contextmanager
-def device_errors(*, of_memory: bool = False) -> Iterator[None]:
-    """Translate MLX's errors in the block or function to DeviceFailed: errors of a failed device and for lack of
-    memory,
-    or only the latter with ``of_memory``."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
+class device_errors(ContextDecorator):  # noqa: N801 - used as a function
+    """Translate MLX's errors in a block or a function to DeviceFailed: errors of a failed device and for lack of
+    memory, or only the latter with ``of_memory``."""
+
+    def __init__(self, *, of_memory: bool = False) -> None:
+        self._of_memory = of_memory
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Raise DeviceFailed for an error of the device."""
+        if not isinstance(error, RuntimeError | MemoryError):
+            return
         text = " ".join(str(error).split()) or type(error).__name__
         no_memory = isinstance(error, MemoryError) or any(words in text.lower() for words in _NO_MEMORY)
-        if of_memory and not no_memory:
-            raise
+        if self._of_memory and not no_memory:
+            return
         if text.startswith(_OF_SUMS):
             raise DeviceFailed(f"the other rank went away in a sum ({text:.200})", lost_rank=True) from error
         what = "has no memory left" if no_memory else "failed"

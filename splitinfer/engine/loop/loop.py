@@ -42,8 +42,6 @@ log = logging.getLogger(__name__)
 Call = Callable[["Loop"], object]
 """A call of another thread, which the loop makes between two steps."""
 
-log = logging.getLogger(__name__)
-
 _WATCH_EVERY = 1.0  # seconds between looks at a step that does not come back
 
 

@@ -5,6 +5,7 @@ Several arrays are packed side by side, as float32 if their dtypes differ. Integ
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 import mlx.core as mx
@@ -41,7 +42,7 @@ def _whole(dtype: mx.Dtype) -> mx.Dtype:
     return mx.int64 if dtype.size == 8 else mx.int32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what each step asks is computed once
 class Border:
     """The arrays that cross a cut in front of ``layer``: its arguments (``rows``), new keys and values of caches that
     both sides need (``updates``), and by layer the arguments of earlier layers that run again after it
@@ -62,27 +63,27 @@ class Border:
         """The places of the caches whose updates cross."""
         return tuple(dict.fromkeys(row.path[0] for row in self.updates))
 
-    @property
+    @cached_property
     def _all(self) -> tuple[TokenRow, ...]:
         return (*(row for rows in self.given.values() for row in rows), *self.updates)
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether one [1, n, d] hidden state crosses and nothing else."""
         alone = len(self._all) == 1 and not self.replicas and not self.is_exact
         return alone and self.rows[0].axis == 1 and len(self.rows[0].shape) == 2
 
-    @property
+    @cached_property
     def is_exact(self) -> bool:
         """Whether integers cross, whose bits no codec may change."""
         return any(row.is_whole for row in self._all)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """How many numbers cross per token."""
         return sum(row.width(self.dtype) for row in self._all)
 
-    @property
+    @cached_property
     def dtype(self) -> mx.Dtype:
         """The dtype of the packed array: float32 if several are packed, so that nothing is lost."""
         kinds = {row.dtype for row in self._all if not row.is_whole}
