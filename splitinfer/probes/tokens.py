@@ -3,12 +3,14 @@ from KV kept across a restart; and of a stage across two processes. Plain mlx-lm
 (``plain``).
 """
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +34,7 @@ from splitinfer.engine.worker.worker import Worker
 from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Request, Settings
 from splitinfer.llm.prompts import tokenizer_of
+from splitinfer.llm.request import AsyncRequest
 from splitinfer.models.folder.checkpoint import read_config
 from splitinfer.models.folder.hub import open_model
 from splitinfer.models.load.loader import resolve_dtype
@@ -40,6 +43,8 @@ from splitinfer.probes.child import ProbeReport
 from splitinfer.probes.finding import SEND, STOP, Blame, Finding, Outcome, failed, passed
 from splitinfer.probes.machine import DEMO_LAYERS
 from splitinfer.probes.plain import GREEDY, RIGHT, WRONG, gaps, rounding, tolerance, verdict
+from splitinfer.server.running import Listen, Server
+from splitinfer.server.service import Service
 from transports import LinkOptions, TransportUnavailable, listen
 from transports.rdma.probe import device_for
 
@@ -50,7 +55,7 @@ _SCALE = 0.18  # of random weights, so that layers matter and tokens vary
 _DRAFTS = Flight(first=3, further=2, in_flight=2)
 _KEPT_PROMPT, _KEPT_TOKENS = BLOCK + 40, 4
 _TOGETHER = (6, 8, 11, 15)  # tokens of the prompts of answers at once: unequal
-_STOP_SECONDS, _REJOIN_SECONDS = 2.0, 30.0
+_STOP_SECONDS, _REJOIN_SECONDS, _HTTP_SECONDS = 2.0, 30.0, 30.0
 _FORM, _FORM_TOKENS = "(wolf|bear|fox){4}", 48
 
 
@@ -103,6 +108,7 @@ def measure(options: Mapping[str, Any], report: ProbeReport) -> None:
             if options["way"] == "one process":
                 look("several at once", partial(_together, llm, plain, count))
                 look("a form", partial(_in_a_form, llm, plain, count))
+                look("the server", partial(_served, llm, plain, count))
             if options["way"] == "tcp":
                 look("a lost worker", partial(_across_a_loss, llm, plain, count))
         if options.get("restarts"):
@@ -239,6 +245,38 @@ def _in_a_form(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
     return {**free, "has_form": re.fullmatch(_FORM, formed.result().text) is not None}
 
 
+def _served(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
+    """Return an answer that a client of a server on this machine gets, and whether the server has a page."""
+    requests, submit = list[AsyncRequest](), llm.asubmit
+
+    async def noting(*given: Any, **how: Any) -> AsyncRequest:
+        requests.append(await submit(*given, **how))
+        return requests[-1]
+
+    llm.asubmit = noting  # type: ignore[method-assign]
+    server = Server(Service(llm, "demo"), Listen(port=0))
+    try:
+        asked = {"prompt": plain.prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True}
+        answer = json.loads(_fetched(server.port, "POST", "/v1/completions", dumps(asked)))
+        page = _fetched(server.port, "GET", "/")
+    finally:
+        server.close()
+    output = requests[0].output
+    is_whole = answer["choices"][0]["text"] == output.text and b"<html" in page
+    return {**_judged(plain, plain.prompt, count, GREEDY, output), "is_whole": is_whole}
+
+
+def _fetched(port: int, method: str, path: str, body: str | None = None) -> bytes:
+    connection = HTTPConnection("127.0.0.1", port, timeout=_HTTP_SECONDS)
+    connection.request(method, path, body, {"Content-Type": "application/json", "Accept": "text/html, */*"})
+    reply = connection.getresponse()
+    found = reply.read()
+    connection.close()
+    if reply.status != 200:
+        raise ConnectionError(f"{method} {path} has status {reply.status}: {found[:200].decode(errors='replace')}")
+    return found
+
+
 def _across_a_loss(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
     """Return an answer in whose middle the worker's process is killed; another one takes its place."""
     asked = _asked(llm, plain.prompt, count, GREEDY)
@@ -285,6 +323,8 @@ def judge_answer(name: str, given: Mapping[str, Any], rounding: Mapping[str, Any
         return failed(name, Blame.TOKENS, f"token {count + 1} of {given['tokens']} never came", STOP, given)
     if given.get("has_form") is False:
         return failed(name, Blame.TOKENS, "the answer has not the form that was asked for", STOP, given)
+    if given.get("is_whole") is False:
+        return failed(name, Blame.TRANSPORT, "the client's text is not the answer's, or there is no page", SEND, given)
     if given.get("killed") == 0:
         return failed(name, Blame.TRANSPORT, "there was no worker's process to kill", SEND, given)
     if given.get("drafts_sent") == 0:
