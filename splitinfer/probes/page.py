@@ -72,12 +72,8 @@ def counted(found: Iterable[Finding]) -> str:
     )
 
 
-def selftest_page(found: Sequence[Finding], *, seconds: float, sent: str | None) -> list[RenderableType]:
-    """Return a line for each feature that works, the slow and differing ones, and the next step.
-
-    Args:
-        sent: The sentence about the document, or None without one.
-    """
+def selftest_page(found: Sequence[Finding], *, seconds: float) -> list[RenderableType]:
+    """Return a line for each feature that works, the slow and differing ones, and what failed first of all."""
     features: dict[str, list[Finding]] = {}
     for each in found:
         features.setdefault(each.group, []).append(each)
@@ -96,8 +92,7 @@ def selftest_page(found: Sequence[Finding], *, seconds: float, sent: str | None)
         *(title("Works"), *(_feature(name, members) for name, members in sound.items()), Text(_NOT_TRIED, style="dim")),
         *(() if not slow else (title("Slow, or in the way"), *lines(slow))),
         *(() if not others else (title("Differs"), *others)),
-        Text(""),
-        *map(Text, _closing(found, seconds, sent)),
+        Text(f"\n{_closing(found, seconds)}"),
     ]
 
 
@@ -122,16 +117,15 @@ def _feature(name: str, members: Sequence[Finding]) -> Text:
     return Text.assemble(mark, f" {name}: {said}{rate}")
 
 
-def _closing(found: Sequence[Finding], seconds: float, sent: str | None) -> list[str]:
-    """Return the last lines: the outcomes counted, what failed first of all, what to do next, what the document has."""
+def _closing(found: Sequence[Finding], seconds: float) -> str:
+    """Return the outcomes counted, and what failed first of all."""
     code = exit_code(found)
-    said = f"{counted(found)}, in {seconds:.0f} s; exit code {code}" + (f": {_FAULTS[Blame(code)]}" if code else "")
-    following = "Next: splitinfer coord with a layout (docs/start/two-macs.md). On another Mac, use --worker, too."
-    if code:
-        worst = next(each for each in found if each.fault == code)
-        following = f"First: {', '.join(filter(None, (worst.group, worst.name)))}: {worst.remedy or worst.sentence}"
-    sent = sent and f"{sent} This page may name some."
-    return [said, following, sent or "To send the figures in, run it again with --json FILE."]
+    said = f"{counted(found)}, in {seconds:.0f} s; exit code {code}"
+    if not code:
+        return said
+    worst = next(each for each in found if each.fault == code)
+    first = f"First: {', '.join(filter(None, (worst.group, worst.name)))}: {worst.remedy or worst.sentence}"
+    return f"{said}: {_FAULTS[Blame(code)]}\n{first}"
 
 
 def title(text: str) -> Text:

@@ -32,6 +32,7 @@ CONTAINS = (
     "built-in demo model's tokens that were measured"
 )
 CONTAINS_NOT = "names of machines or people, addresses, keys, paths, prompts, or texts of any kind"
+_NEXT = "Next: splitinfer coord with a layout (docs/start/two-macs.md). On another Mac, use --worker, too."
 _OWN_SECONDS = 2.0  # for the page, and for ending processes
 _MOST = 64  # elements of a list
 KIND, FORMAT = "splitinfer selftest", 6
@@ -45,7 +46,7 @@ def run_selftest(
     limit_s: float = USUAL_SECONDS,
     *,
     quick: bool = False,
-    file: Path | None = None,
+    file: Path,
     run: Any = run_probe,
 ) -> int:
     """Run everything, in at most ``limit_s`` seconds; the exit code. ``worker``: what a layout's stage says of one that
@@ -55,20 +56,19 @@ def run_selftest(
         ConfigError: the document could not be written.
     """
     began, errors = time.monotonic(), Console(stderr=True, highlight=False)
-    if file is not None:
-        write(file, "{}\n")  # that it cannot be written is told before all else
+    write(file, "{}\n")  # that it cannot be written is told before all else
     probes = selftest_probes(worker, quick=quick)
     with cleanup.temporary_folder("splitinfer-selftest-") as folder:
         left = limit_s - _OWN_SECONDS - (time.monotonic() - began)
         results = run_probes(probes, left, folder, partial(_run_shown, run, errors))
     seconds = time.monotonic() - began
     made = document(probes, results, seconds=seconds, limit_s=limit_s, quick=quick)
-    if file is not None:
-        write(file, dumps(made) + "\n")
+    write(file, dumps(made) + "\n")
     findings = [each for probe in probes for each in results[probe.name].findings]
-    sent = None if file is None else f"Send {file} in. It has {CONTAINS}.\nIt has no {CONTAINS_NOT}."
-    print_page(selftest_page(findings, seconds=seconds, sent=sent))
-    return exit_code(findings)
+    following = f"Send {file} in. It has {CONTAINS}.\nIt has no {CONTAINS_NOT}. This page may name some."
+    code = exit_code(findings)
+    print_page([*selftest_page(findings, seconds=seconds), *([] if code else [Text(_NEXT)]), Text(following)])
+    return code
 
 
 def _run_shown(run: Any, errors: Console, probe: ProbeEntry, limit: float, folder: str, **more: Any) -> ProbeResult:
@@ -131,7 +131,7 @@ def read_report(file: Path) -> int:
         titles = {probe.name: probe for probe in selftest_probes({})}
         found = [titles[each["probe"]].own(_read(each)) for each in made["checks"]]
         machine = [f"{name}: {_words(value)}" for name, value in (made["machine"] or {}).items()]
-        page = [title("The machine"), *map(Text, machine), *selftest_page(found, seconds=made["seconds"], sent=" ")]
+        page = [title("The machine"), *map(Text, machine), *selftest_page(found, seconds=made["seconds"])]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{file} cannot be read as a file of selftest --json: {error!r:.200}") from error
     print_page(page)

@@ -51,7 +51,7 @@ def test_what_is_sound_passes(name: str):
     assert all(each.sentence for each in found)
 
 
-STOP, SEND = "do not trust answers", "--json FILE"
+STOP, SEND = "do not trust answers", "send in the file"
 USED = memory()["used"]
 PLANTED: dict[str, tuple[Judged, Blame, str, str]] = {
     "a wrong token": (
