@@ -1,7 +1,7 @@
 """Shows findings to a person: a mark, the subject, a sentence, and the remedy on its own line."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rich.console import Console, RenderableType
@@ -84,14 +84,14 @@ def selftest_page(found: Sequence[Finding], *, seconds: float) -> list[Renderabl
         if all(is_slow(each) or each.outcome in _SOUND for each in members)
     }
     others = [
-        _line(replace(each, name=", ".join(filter(None, (each.group, each.name)))))
+        replace(each, name=", ".join(filter(None, (each.group, each.name))))
         for each in found
-        if not is_slow(each) and (each.outcome not in _SOUND or "changes at" in each.sentence)
+        if not is_slow(each) and (each.outcome not in _SOUND or _differs(each))
     ]
     return [
         *(title("Works"), *(_feature(name, members) for name, members in sound.items()), Text(_NOT_TRIED, style="dim")),
         *(() if not slow else (title("Slow, or in the way"), *lines(slow))),
-        *(() if not others else (title("Differs"), *others)),
+        *(() if not others else (title("Differs"), *lines(others))),
         Text(f"\n{_closing(found, seconds)}"),
     ]
 
@@ -103,6 +103,12 @@ _SOUND = (Outcome.PASSED, Outcome.NOT_AVAILABLE)
 def is_slow(finding: Finding) -> bool:
     """Return whether a finding is about speed: a slow link, or what the doctor would have changed."""
     return finding.fault is Blame.SPEED or finding.outcome in (Outcome.WARNING, Outcome.NOTE)
+
+
+def _differs(finding: Finding) -> bool:
+    """Return whether rows round otherwise among others, or tokens are others than mlx-lm's."""
+    gaps = finding.numbers.get("gaps") or ()
+    return bool(finding.numbers.get("changes")) or any(gaps.values() if isinstance(gaps, Mapping) else gaps)
 
 
 def _feature(name: str, members: Sequence[Finding]) -> Text:

@@ -11,6 +11,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from splitinfer.errors import ConfigError
 from splitinfer.places import write
 from splitinfer.probes.child import ProbeResult, run_probe, run_probes
 from splitinfer.probes.finding import Blame, Finding, Outcome, exit_code
-from splitinfer.probes.page import print_page, selftest_page, title
+from splitinfer.probes.page import lines, print_page, selftest_page, title
 from splitinfer.probes.registry import USUAL_SECONDS, ProbeEntry, selftest_probes
 
 CONTAINS = (
@@ -73,7 +74,7 @@ def run_selftest(
 
 def _run_shown(run: Any, errors: Console, probe: ProbeEntry, limit: float, folder: str, **more: Any) -> ProbeResult:
     """Run a probe, and say so on standard error."""
-    with errors.status(f"{probe.name}, at most {limit:.0f} s"):
+    with errors.status(f"{probe.title}, at most {limit:.0f} s"):
         result: ProbeResult = run(probe, limit, folder, **more)
     if not errors.is_terminal:
         errors.print(f"{probe.name}: {result.seconds:.1f} s", soft_wrap=True)
@@ -130,8 +131,12 @@ def read_report(file: Path) -> int:
             raise ValueError(f"it is of format {made['format']}, and this program reads {FORMAT}")
         titles = {probe.name: probe for probe in selftest_probes({})}
         found = [titles[each["probe"]].own(_read(each)) for each in made["checks"]]
+        every = [
+            replace(each, name=f"{one['probe']}, {each.name}") for one, each in zip(made["checks"], found, strict=True)
+        ]
         machine = [f"{name}: {_words(value)}" for name, value in (made["machine"] or {}).items()]
-        page = [title("The machine"), *map(Text, machine), *selftest_page(found, seconds=made["seconds"])]
+        page = [title("The machine"), *map(Text, machine), title("Every check"), *lines(every)]
+        page += selftest_page(found, seconds=made["seconds"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{file} cannot be read as a file of selftest --json: {error!r:.200}") from error
     print_page(page)
@@ -142,7 +147,7 @@ def _read(check: Mapping[str, Any]) -> Finding:
     """Return a finding of the document. Its sentence lists its known fields."""
     numbers = check.get("numbers", {})
     said = [f"{key} {check[key]}" for key in ("error", "signal", "at") if key in check]
-    said += [f"{name} {_words(value)}" for name, value in numbers.items()]
+    said += [f"{name} {_words(value)}" for name, value in numbers.items() if value not in ([], {}, None)]
     return Finding(
         check["name"], Outcome(check["outcome"]), "; ".join(said), fault=Blame(check.get("fault", 0)), numbers=numbers
     )

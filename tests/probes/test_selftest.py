@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from made_up_probes import LINUX
+from made_up_probes import LINUX, ROUNDS, other
 from stages import worker
 
 from splitinfer.core.plan import SampledToken
@@ -21,6 +21,7 @@ from splitinfer.probes.child import ProbeReport, ProbeResult
 from splitinfer.probes.finding import Blame, Finding, Outcome, exit_code, from_data, passed
 from splitinfer.probes.registry import ProbeEntry, worker_elsewhere
 from splitinfer.probes.selftest import read_report, run_selftest
+from splitinfer.probes.tokens import judge_answer
 from transports.emulation import emulator
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -71,6 +72,25 @@ def test_a_planted_fault_is_on_the_page_and_in_the_exit_code(tmp_path: Path, cap
     assert "First: rdma, over MLX's ring, greedy: send it" in page
 
 
+def test_what_differs_and_what_is_slow_is_said_though_all_passed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Another kernel from two rows on, a near tie, and other programs: none of them is lost among what works."""
+    rows = kernels.judge_kernel("4 bits", {"off": 1e-3, "changes": [2, 15], "seconds": [1e-4, 2e-3]})
+    tie = judge_answer("sampled", other(0.12), ROUNDS)
+    (*_, busy) = machine.judge_about({**LINUX, "load_average": 40.0})
+    for probe, found, said, told in (
+        ("kernels", rows, "4 bits: 0.1 ms for a row, 2 for 32; a row's result changes at 2, 15 rows", "changes 2, 15"),
+        ("tcp", tie, "1 of 32 tokens are others than mlx-lm's", "sampled: tokens 32; gaps 5: 0.12"),
+        ("about", busy, "busy (load 40, 16 processors)", "load: load_average 40; processors 16"),
+    ):
+        file = tmp_path / "out.json"
+        assert run_selftest(file=file, run=Planted(probe, found)) == 0
+        assert said in capsys.readouterr().out
+        assert read_report(file) == 0
+        page = capsys.readouterr().out
+        below = page[page.index("Slow, or in the way" if probe == "about" else "Differs") :]
+        assert told in below
+
+
 def test_a_file_that_was_sent_is_read_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file = tmp_path / "sent.json"
     gap = Finding("greedy, drafts", Outcome.FAILED, "private", "", "", Blame.TOKENS, {"gaps": [0.0, 3.125, 0.0]})
@@ -83,6 +103,7 @@ def test_a_file_that_was_sent_is_read_as_a_page(tmp_path: Path, capsys: pytest.C
     assert "✗ drafts in flight, greedy, drafts: gaps 2: 3.12\n" in page
     assert "exit code 10: wrong tokens" in page
     assert "✓ encrypted links" in page
+    assert "✓ curve, greedy" in page[page.index("Every check") :]
     assert "private" not in page
     assert "Next" not in page
     assert "Send" not in page
