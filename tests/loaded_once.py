@@ -5,7 +5,7 @@ that a kept block is counted with (some tests change those), and it takes two th
 tiny stages is opened. So of the same stages the first is surveyed and tried as ever, and the others get what was found:
 the survey (``loader.survey``), and what the trials found (``outcomes.try_stage``). Each reads its own weights.
 
-Models with other linear layers than MLX's own (``emulation/rounding.py``) are tried each time. Loading itself is tested
+Where products are not MLX's own (``emulation/rounding.py``) models are tried each time. Loading itself is tested
 in ``tests/models`` and ``tests/matrix``, which call all of this directly, and in the processes of ``tests/cluster``.
 """
 
@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import mlx.nn as nn
+import mlx.core as mx
 import pytest
 
 from splitinfer.engine.drafts import draft_model
@@ -26,7 +26,7 @@ from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.load.loader import Survey
 
 _KEY = "_loaded_once"  # a stage's attribute: what it was loaded from
-_OWN_LAYERS = (nn.Linear.__call__, nn.QuantizedLinear.__call__)
+_OWN_PRODUCTS = (mx.array.__matmul__, mx.quantized_matmul)
 
 
 def look_up(patch: pytest.MonkeyPatch) -> None:
@@ -87,6 +87,6 @@ def _tried_once(try_stage: Callable[..., TrialOutcome]) -> Callable[..., TrialOu
 def _key_of(stage: StageModel, kv_format: str) -> Hashable:
     """What a trial's result depends on; ``None`` if it has to be tried."""
     key = getattr(stage, _KEY, None)
-    if key is None or (nn.Linear.__call__, nn.QuantizedLinear.__call__) != _OWN_LAYERS:
+    if key is None or (mx.array.__matmul__, mx.quantized_matmul) != _OWN_PRODUCTS:
         return None
     return key, kv_format, stage._relay.head_in_float32, kv_blocks._ROOM

@@ -51,8 +51,8 @@ def selftest(
     ] = None,
     key: Annotated[str | None, typer.Option("--key", help="That worker's key, which it prints when it starts.")] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures to this file, which holds nothing private.")
-    ] = None,
+        Path, typer.Option("--json", help="Write the figures to this file, which holds nothing private.")
+    ] = Path("splitinfer-selftest.json"),
     quick: Annotated[bool, typer.Option("--quick", help="Test only the causes of wrong answers.")] = False,
     seconds: Annotated[
         float, typer.Option("--seconds", min=10, callback=finite, help="Time limit for all tests, in seconds.")

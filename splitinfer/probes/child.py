@@ -28,7 +28,7 @@ HANGING = 15.0  # seconds without a word, after which a probe that overran was h
 _COMMAND = (sys.executable, "-m", "splitinfer.probes.child")
 _NO_TIME = 1.0  # seconds with which no process is started
 _MORE_TIME = "run it again when the machine does nothing else, or with more time: --seconds 600"
-_AGAIN = "run it again; if it hangs again, send the file in (--json FILE)"
+_AGAIN = f"run it again; if it hangs again, {SEND}"
 
 
 # -- the parent's end --------------------------------------------------------------------------------------------------

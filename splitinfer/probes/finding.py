@@ -35,7 +35,7 @@ class Blame(IntEnum):
     TIME = 16  # not everything could be tried
 
 
-SEND = "send the file in (--json FILE)"
+SEND = "send in the file that it writes"
 STOP = f"do not trust answers on this machine yet; {SEND}"
 
 

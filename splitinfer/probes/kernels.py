@@ -13,7 +13,7 @@ from splitinfer.probes.child import ProbeReport
 from splitinfer.probes.finding import STOP, Blame, Finding, failed, passed
 from splitinfer.probes.machine import largest
 
-ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15, 16, 18, 25, 32, 33, 64)
+ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15, 16, 18, 25, 32, 33, 64, 65)
 _TIMED = (1, 32)  # rows
 _CALLS = 8  # in one launch, so that its own time hardly counts
 _MOST_OFF = 0.02  # of a row: several rounding errors of half precision
@@ -77,7 +77,7 @@ def _by_numbers(weight: mx.array) -> Kernel:
 
 
 def tried(kernel: Kernel, reference: Kernel, x: mx.array) -> dict[str, Any]:
-    """Return what came of a kernel with the first rows of ``x`` [64, size].
+    """Return what came of a kernel with the first rows of ``x`` [65, size].
 
     ``off``: its largest error in a row, relative to the row; ``changes``: the numbers of rows at which the first row's
     result is another than with the number before, in ``ROWS``; ``seconds``: of a call with 1 row, and with 32.

@@ -22,7 +22,7 @@ from splitinfer.models.blas import is_batch_invariant, preloaded_blas
 from splitinfer.models.caches import quantised
 from splitinfer.models.memory import free_bytes, on_gpu
 from splitinfer.probes.child import ProbeReport
-from splitinfer.probes.finding import STOP, Blame, Finding, failed, passed
+from splitinfer.probes.finding import STOP, Blame, Finding, Outcome, failed, passed
 from splitinfer.system import apple
 
 LEAST_FREE = 2e9  # bytes: less is not enough for a stage of any real model
@@ -129,17 +129,20 @@ def _quantised_attention() -> list[float]:
 
 
 def judge_about(given: Mapping[str, Any]) -> list[Finding]:
-    """Return this machine's devices and its free memory."""
+    """Return this machine's devices, its free memory, and whether it does something else."""
     free = f"{given['free_bytes'] / 1e9:,.3g} GB of {given['memory_bytes'] / 1e9:,.3g} GB are free for a stage"
     load = f"load {given['load_average']:.3g}, {given['processors']} processors"
-    if given["load_average"] > given["processors"]:
-        load = f"busy ({load}): ignore the speeds below, and close other programs if a part runs out of time"
+    is_busy = given["load_average"] > given["processors"]
     if given["free_bytes"] < LEAST_FREE:
         remedy = "close other programs, or give this machine fewer layers"
         memory = failed("free memory", Blame.MEMORY, f"only {free}", remedy)
     else:
         memory = passed("free memory", free)
-    return [_computes(given), memory, passed("load", load)]
+    if not is_busy:
+        return [_computes(given), memory, passed("load", load)]
+    remedy = "ignore the speeds, and close other programs if a part runs out of time"
+    numbers = {name: given[name] for name in ("load_average", "processors")}
+    return [_computes(given), memory, Finding("load", Outcome.NOTE, f"busy ({load})", remedy, numbers=numbers)]
 
 
 def _computes(given: Mapping[str, Any]) -> Finding:

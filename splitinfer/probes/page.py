@@ -1,7 +1,7 @@
 """Shows findings to a person: a mark, the subject, a sentence, and the remedy on its own line."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rich.console import Console, RenderableType
@@ -72,12 +72,8 @@ def counted(found: Iterable[Finding]) -> str:
     )
 
 
-def selftest_page(found: Sequence[Finding], *, seconds: float, sent: str | None) -> list[RenderableType]:
-    """Return a line for each feature that works, the slow and differing ones, and the next step.
-
-    Args:
-        sent: The sentence about the document, or None without one.
-    """
+def selftest_page(found: Sequence[Finding], *, seconds: float) -> list[RenderableType]:
+    """Return a line for each feature that works, the slow and differing ones, and what failed first of all."""
     features: dict[str, list[Finding]] = {}
     for each in found:
         features.setdefault(each.group, []).append(each)
@@ -88,26 +84,31 @@ def selftest_page(found: Sequence[Finding], *, seconds: float, sent: str | None)
         if all(is_slow(each) or each.outcome in _SOUND for each in members)
     }
     others = [
-        _line(replace(each, name=", ".join(filter(None, (each.group, each.name)))))
+        replace(each, name=", ".join(filter(None, (each.group, each.name))))
         for each in found
-        if not is_slow(each) and (each.outcome not in _SOUND or "changes at" in each.sentence)
+        if not is_slow(each) and (each.outcome not in _SOUND or _differs(each))
     ]
     return [
         *(title("Works"), *(_feature(name, members) for name, members in sound.items()), Text(_NOT_TRIED, style="dim")),
         *(() if not slow else (title("Slow, or in the way"), *lines(slow))),
-        *(() if not others else (title("Differs"), *others)),
-        Text(""),
-        *map(Text, _closing(found, seconds, sent)),
+        *(() if not others else (title("Differs"), *lines(others))),
+        Text(f"\n{_closing(found, seconds)}"),
     ]
 
 
-_NOT_TRIED = "· not tried: the server and its page, pictures"
+_NOT_TRIED = "· not tried: pictures"
 _SOUND = (Outcome.PASSED, Outcome.NOT_AVAILABLE)
 
 
 def is_slow(finding: Finding) -> bool:
     """Return whether a finding is about speed: a slow link, or what the doctor would have changed."""
     return finding.fault is Blame.SPEED or finding.outcome in (Outcome.WARNING, Outcome.NOTE)
+
+
+def _differs(finding: Finding) -> bool:
+    """Return whether rows round otherwise among others, or tokens are others than mlx-lm's."""
+    gaps = finding.numbers.get("gaps") or ()
+    return bool(finding.numbers.get("changes")) or any(gaps.values() if isinstance(gaps, Mapping) else gaps)
 
 
 def _feature(name: str, members: Sequence[Finding]) -> Text:
@@ -122,16 +123,15 @@ def _feature(name: str, members: Sequence[Finding]) -> Text:
     return Text.assemble(mark, f" {name}: {said}{rate}")
 
 
-def _closing(found: Sequence[Finding], seconds: float, sent: str | None) -> list[str]:
-    """Return the last lines: the outcomes counted, what failed first of all, what to do next, what the document has."""
+def _closing(found: Sequence[Finding], seconds: float) -> str:
+    """Return the outcomes counted, and what failed first of all."""
     code = exit_code(found)
-    said = f"{counted(found)}, in {seconds:.0f} s; exit code {code}" + (f": {_FAULTS[Blame(code)]}" if code else "")
-    following = "Next: splitinfer coord with a layout (docs/start/two-macs.md). On another Mac, use --worker, too."
-    if code:
-        worst = next(each for each in found if each.fault == code)
-        following = f"First: {', '.join(filter(None, (worst.group, worst.name)))}: {worst.remedy or worst.sentence}"
-    sent = sent and f"{sent} This page may name some."
-    return [said, following, sent or "To send the figures in, run it again with --json FILE."]
+    said = f"{counted(found)}, in {seconds:.0f} s; exit code {code}"
+    if not code:
+        return said
+    worst = next(each for each in found if each.fault == code)
+    first = f"First: {', '.join(filter(None, (worst.group, worst.name)))}: {worst.remedy or worst.sentence}"
+    return f"{said}: {_FAULTS[Blame(code)]}\n{first}"
 
 
 def title(text: str) -> Text:

@@ -19,6 +19,7 @@ _FEATURES = {
     "drafts": "drafts in flight",
     "several at once": "many requests at once",
     "a form": "answers in a form",
+    "the server": "the server and its page",
     "a lost worker": "a worker that is lost and comes back",
     "kept KV": "KV kept on disk",
     "KV in 8 bits": "KV in 8 bits",

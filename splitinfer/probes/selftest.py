@@ -11,6 +11,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from splitinfer.errors import ConfigError
 from splitinfer.places import write
 from splitinfer.probes.child import ProbeResult, run_probe, run_probes
 from splitinfer.probes.finding import Blame, Finding, Outcome, exit_code
-from splitinfer.probes.page import print_page, selftest_page, title
+from splitinfer.probes.page import lines, print_page, selftest_page, title
 from splitinfer.probes.registry import USUAL_SECONDS, ProbeEntry, selftest_probes
 
 CONTAINS = (
@@ -32,6 +33,7 @@ CONTAINS = (
     "built-in demo model's tokens that were measured"
 )
 CONTAINS_NOT = "names of machines or people, addresses, keys, paths, prompts, or texts of any kind"
+_NEXT = "Next: splitinfer coord with a layout (docs/start/two-macs.md). On another Mac, use --worker, too."
 _OWN_SECONDS = 2.0  # for the page, and for ending processes
 _MOST = 64  # elements of a list
 KIND, FORMAT = "splitinfer selftest", 6
@@ -45,7 +47,7 @@ def run_selftest(
     limit_s: float = USUAL_SECONDS,
     *,
     quick: bool = False,
-    file: Path | None = None,
+    file: Path,
     run: Any = run_probe,
 ) -> int:
     """Run everything, in at most ``limit_s`` seconds; the exit code. ``worker``: what a layout's stage says of one that
@@ -55,25 +57,24 @@ def run_selftest(
         ConfigError: the document could not be written.
     """
     began, errors = time.monotonic(), Console(stderr=True, highlight=False)
-    if file is not None:
-        write(file, "{}\n")  # that it cannot be written is told before all else
+    write(file, "{}\n")  # that it cannot be written is told before all else
     probes = selftest_probes(worker, quick=quick)
     with cleanup.temporary_folder("splitinfer-selftest-") as folder:
         left = limit_s - _OWN_SECONDS - (time.monotonic() - began)
         results = run_probes(probes, left, folder, partial(_run_shown, run, errors))
     seconds = time.monotonic() - began
     made = document(probes, results, seconds=seconds, limit_s=limit_s, quick=quick)
-    if file is not None:
-        write(file, dumps(made) + "\n")
+    write(file, dumps(made) + "\n")
     findings = [each for probe in probes for each in results[probe.name].findings]
-    sent = None if file is None else f"Send {file} in. It has {CONTAINS}.\nIt has no {CONTAINS_NOT}."
-    print_page(selftest_page(findings, seconds=seconds, sent=sent))
-    return exit_code(findings)
+    following = f"Send {file} in. It has {CONTAINS}.\nIt has no {CONTAINS_NOT}. This page may name some."
+    code = exit_code(findings)
+    print_page([*selftest_page(findings, seconds=seconds), *([] if code else [Text(_NEXT)]), Text(following)])
+    return code
 
 
 def _run_shown(run: Any, errors: Console, probe: ProbeEntry, limit: float, folder: str, **more: Any) -> ProbeResult:
     """Run a probe, and say so on standard error."""
-    with errors.status(f"{probe.name}, at most {limit:.0f} s"):
+    with errors.status(f"{probe.title}, at most {limit:.0f} s"):
         result: ProbeResult = run(probe, limit, folder, **more)
     if not errors.is_terminal:
         errors.print(f"{probe.name}: {result.seconds:.1f} s", soft_wrap=True)
@@ -130,8 +131,12 @@ def read_report(file: Path) -> int:
             raise ValueError(f"it is of format {made['format']}, and this program reads {FORMAT}")
         titles = {probe.name: probe for probe in selftest_probes({})}
         found = [titles[each["probe"]].own(_read(each)) for each in made["checks"]]
+        every = [
+            replace(each, name=f"{one['probe']}, {each.name}") for one, each in zip(made["checks"], found, strict=True)
+        ]
         machine = [f"{name}: {_words(value)}" for name, value in (made["machine"] or {}).items()]
-        page = [title("The machine"), *map(Text, machine), *selftest_page(found, seconds=made["seconds"], sent=" ")]
+        page = [title("The machine"), *map(Text, machine), title("Every check"), *lines(every)]
+        page += selftest_page(found, seconds=made["seconds"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{file} cannot be read as a file of selftest --json: {error!r:.200}") from error
     print_page(page)
@@ -142,7 +147,7 @@ def _read(check: Mapping[str, Any]) -> Finding:
     """Return a finding of the document. Its sentence lists its known fields."""
     numbers = check.get("numbers", {})
     said = [f"{key} {check[key]}" for key in ("error", "signal", "at") if key in check]
-    said += [f"{name} {_words(value)}" for name, value in numbers.items()]
+    said += [f"{name} {_words(value)}" for name, value in numbers.items() if value not in ([], {}, None)]
     return Finding(
         check["name"], Outcome(check["outcome"]), "; ".join(said), fault=Blame(check.get("fault", 0)), numbers=numbers
     )

@@ -3,12 +3,14 @@ from KV kept across a restart; and of a stage across two processes. Plain mlx-lm
 (``plain``).
 """
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +34,7 @@ from splitinfer.engine.worker.worker import Worker
 from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Request, Settings
 from splitinfer.llm.prompts import tokenizer_of
+from splitinfer.llm.request import AsyncRequest
 from splitinfer.models.folder.checkpoint import read_config
 from splitinfer.models.folder.hub import open_model
 from splitinfer.models.load.loader import resolve_dtype
@@ -40,6 +43,8 @@ from splitinfer.probes.child import ProbeReport
 from splitinfer.probes.finding import SEND, STOP, Blame, Finding, Outcome, failed, passed
 from splitinfer.probes.machine import DEMO_LAYERS
 from splitinfer.probes.plain import GREEDY, RIGHT, WRONG, gaps, rounding, tolerance, verdict
+from splitinfer.server.running import Listen, Server
+from splitinfer.server.service import Service
 from transports import LinkOptions, TransportUnavailable, listen
 from transports.rdma.probe import device_for
 
@@ -50,8 +55,8 @@ _SCALE = 0.18  # of random weights, so that layers matter and tokens vary
 _DRAFTS = Flight(first=3, further=2, in_flight=2)
 _KEPT_PROMPT, _KEPT_TOKENS = BLOCK + 40, 4
 _TOGETHER = (6, 8, 11, 15)  # tokens of the prompts of answers at once: unequal
-_STOP_SECONDS, _REJOIN_SECONDS = 2.0, 30.0
-_FORM, _FORM_TOKENS = "(wolf|bear|fox){4}", 48
+_STOP_SECONDS, _REJOIN_SECONDS, _HTTP_SECONDS = 2.0, 30.0, 30.0
+_FORMS, _FORM_TOKENS = ("(wolf|bear|fox){4}", "(cat|dog|owl){4}"), 48
 
 
 class Plain(NamedTuple):
@@ -103,6 +108,7 @@ def measure(options: Mapping[str, Any], report: ProbeReport) -> None:
             if options["way"] == "one process":
                 look("several at once", partial(_together, llm, plain, count))
                 look("a form", partial(_in_a_form, llm, plain, count))
+                look("the server", partial(_served, llm, plain, count))
             if options["way"] == "tcp":
                 look("a lost worker", partial(_across_a_loss, llm, plain, count))
         if options.get("restarts"):
@@ -233,10 +239,44 @@ def _together(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
 
 
 def _in_a_form(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
-    """Return an answer in a form, computed together with one that has none."""
-    formed = llm.submit(plain.prompt, SamplingParams(max_tokens=_FORM_TOKENS, grammar=Grammar.regex(_FORM)))
+    """Return an answer that has no form, computed together with two that have each another."""
+    params = [SamplingParams(max_tokens=_FORM_TOKENS, grammar=Grammar.regex(form)) for form in _FORMS]
+    formed = [llm.submit(plain.prompt, each) for each in params]
     free = _answered(llm, plain, GREEDY, count, OFF)
-    return {**free, "has_form": re.fullmatch(_FORM, formed.result().text) is not None}
+    have = [re.fullmatch(form, each.result().text) is not None for form, each in zip(_FORMS, formed, strict=True)]
+    return {**free, "has_form": all(have)}
+
+
+def _served(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
+    """Return an answer that a client of a server on this machine gets, and whether the server has a page."""
+    requests, submit = list[AsyncRequest](), llm.asubmit
+
+    async def noting(*given: Any, **how: Any) -> AsyncRequest:
+        requests.append(await submit(*given, **how))
+        return requests[-1]
+
+    llm.asubmit = noting  # type: ignore[method-assign]
+    server = Server(Service(llm, "demo"), Listen(port=0))
+    try:
+        asked = {"prompt": plain.prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True}
+        answer = json.loads(_fetched(server.port, "POST", "/v1/completions", dumps(asked)))
+        page = _fetched(server.port, "GET", "/")
+    finally:
+        server.close()
+    output = requests[0].output
+    is_whole = answer["choices"][0]["text"] == output.text and b"<html" in page
+    return {**_judged(plain, plain.prompt, count, GREEDY, output), "is_whole": is_whole}
+
+
+def _fetched(port: int, method: str, path: str, body: str | None = None) -> bytes:
+    connection = HTTPConnection("127.0.0.1", port, timeout=_HTTP_SECONDS)
+    connection.request(method, path, body, {"Content-Type": "application/json", "Accept": "text/html, */*"})
+    reply = connection.getresponse()
+    found = reply.read()
+    connection.close()
+    if reply.status != 200:
+        raise ConnectionError(f"{method} {path} has status {reply.status}: {found[:200].decode(errors='replace')}")
+    return found
 
 
 def _across_a_loss(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
@@ -285,12 +325,15 @@ def judge_answer(name: str, given: Mapping[str, Any], rounding: Mapping[str, Any
         return failed(name, Blame.TOKENS, f"token {count + 1} of {given['tokens']} never came", STOP, given)
     if given.get("has_form") is False:
         return failed(name, Blame.TOKENS, "the answer has not the form that was asked for", STOP, given)
+    if given.get("is_whole") is False:
+        return failed(name, Blame.TRANSPORT, "the client's text is not the answer's, or there is no page", SEND, given)
     if given.get("killed") == 0:
         return failed(name, Blame.TRANSPORT, "there was no worker's process to kill", SEND, given)
     if given.get("drafts_sent") == 0:
         return failed(name, Blame.DEVICE, "the tokens equal mlx-lm's, but no draft was sent", SEND, given)
-    if "kept_before" in given and not given["cached_tokens"]:
-        sentence = "the tokens equal mlx-lm's, but KV kept on disk was not found after a restart"
+    if "kept_before" in given and given["cached_tokens"] < _KEPT_PROMPT - 1:
+        came = f"{given['cached_tokens']} of {_KEPT_PROMPT - 1} tokens of KV came back from disk after a restart"
+        sentence = f"the tokens equal mlx-lm's, but {came}"
         return failed(name, Blame.MEMORY, sentence, f"look at the free disk space; {SEND}", given)
     said = f"{count} tokens equal mlx-lm's" if found["verdict"] == RIGHT else f"{found['said']}, which is rounding"
     return passed(name, f"{said}{_more(given)}", given)

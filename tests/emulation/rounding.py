@@ -1,4 +1,4 @@
-"""Layers whose rounding depends on the number of rows, as that of a GPU's kernels does."""
+"""Products and attention whose rounding depends on the number of rows, as that of a GPU's kernels does."""
 
 import zlib
 from collections.abc import Callable, Hashable
@@ -6,8 +6,7 @@ from functools import cache
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+import numpy as np
 
 from splitinfer.models import blas
 from tests.emulation import metal
@@ -18,10 +17,9 @@ Put = Callable[[Any, str, Any], None]
 
 @cache
 def round_like(name: str) -> None:
-    """Have this process's layers round like the kernels of a chip of ``metal.CHIPS``, once and for good; "": as they
+    """Have this process's products round like the kernels of a chip of ``metal.CHIPS``, once and for good; "": as they
     do."""
     if name:
-        blas._maps = lambda: None  # so no two ways to compute a row are taken for exact
         RowNoise(_SIZE, chip=metal.CHIPS[name]).install()
 
 
@@ -33,61 +31,79 @@ class RowNoise:
         self.size, self._each_call, self._calls, self._chip = size, each_call, 0, chip
         self._patterns: dict[Hashable, mx.array] = {}
 
-    def __call__(self, y: mx.array, kernel: Hashable) -> mx.array:
-        """``y`` [..., d] of a kernel, in float32, with that kernel's errors."""
+    def __call__(self, y: mx.array, rows: int, kernel: Callable[[metal.Chip], str]) -> mx.array:
+        """``y`` [..., d] in float32, with the errors of the kernel that computes it on the chip."""
         self._calls += self._each_call
-        key = (kernel, self._calls % 7, y.shape[-1])
+        key = (rows if self._chip is None else kernel(self._chip), self._calls % 7, y.shape[-1])
         if key not in self._patterns:
-            seed = mx.random.key(zlib.crc32(repr(key).encode()))
-            self._patterns[key] = 1 + self.size * mx.random.normal((y.shape[-1],), key=seed)
-            mx.eval(self._patterns[key])
+            drawn = np.random.default_rng(zlib.crc32(repr(key).encode())).standard_normal(y.shape[-1])
+            self._patterns[key] = mx.array(1 + self.size * drawn, dtype=mx.float32)
         return y * self._patterns[key]
 
     def install(self, put: Put = setattr) -> None:
-        """Give every linear layer, every layer of experts and, on a chip, attention these errors. ``put``: sets an
-        attribute, such as a monkeypatch's, which undoes it."""
-        experts, packed_experts = SwitchLinear.__call__, QuantizedSwitchLinear.__call__
-        attend = mx.fast.scaled_dot_product_attention
+        """Give every product in MLX, with weights, with the words of quantised ones, or with those of experts, and
+        attention these errors, wherever they are called. ``put``: sets an attribute, such as a monkeypatch's, which
+        undoes it."""
+        put(blas, "_maps", lambda: None)  # so no two ways to compute a row are taken for exact
+        multiply, of_words, attend = mx.array.__matmul__, mx.quantized_matmul, mx.fast.scaled_dot_product_attention
+        of_experts, of_experts_words = mx.gather_mm, mx.gather_qmm
 
-        def linear(layer: nn.Linear, x: mx.array) -> mx.array:
-            weight = layer.weight.astype(mx.float32)
-            y = self(x.astype(mx.float32) @ weight.T, self._kernel(metal.dense, x, weight.shape[0]))
-            return (y + layer.bias if "bias" in layer else y).astype(x.dtype)
+        def product(a: mx.array, b: mx.array) -> mx.array:
+            if min(a.ndim, b.ndim) < 2 or not mx.issubdtype(a.dtype, mx.floating):
+                return multiply(a, b)
+            rows, width, out = _rows(a, b), *b.shape[-2:]
+            y = self(
+                multiply(_wide(a), _wide(b)),
+                rows,
+                lambda chip: metal.dense(chip, rows, width, out, is_alone=b.ndim == 2),
+            )
+            return y.astype(mx.result_type(a, b))
 
-        def packed(layer: nn.QuantizedLinear, x: mx.array) -> mx.array:
-            how = {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
-            weight = mx.dequantize(layer.weight, layer.scales, layer.get("biases"), **how).astype(mx.float32)
-            y = self(x.astype(mx.float32) @ weight.T, self._kernel(metal.quantised, x, weight.shape[0]))
-            return (y + layer.bias if "bias" in layer else y).astype(x.dtype)
+        def sum_and_product(c: mx.array, a: mx.array, b: mx.array, alpha: float = 1.0, beta: float = 1.0) -> mx.array:
+            return (beta * c + alpha * product(_wide(a), _wide(b))).astype(mx.result_type(a, b, c))
 
-        def switch(layer: SwitchLinear, x: mx.array, indices: mx.array, **kwargs: bool) -> mx.array:
-            y = experts(layer, x, indices, **kwargs)
-            return self(y.astype(mx.float32), _experts_kernel(indices, kwargs, self._chip)).astype(y.dtype)
+        def product_with_words(x: mx.array, w: mx.array, *given: Any, transpose: bool = True, **how: Any) -> mx.array:
+            rows, width = _rows(x, w), x.shape[-1]
+            y = of_words(_wide(x), w, *given, transpose=transpose, **how).astype(mx.float32)
+            mode, out = how.get("mode", "affine"), y.shape[-1]
+            return self(y, rows, lambda chip: metal.quantised(chip, rows, width, out, mode, transpose)).astype(x.dtype)
 
-        def packed_switch(layer: QuantizedSwitchLinear, x: mx.array, indices: mx.array, **kwargs: bool) -> mx.array:
-            y = packed_experts(layer, x, indices, **kwargs)
-            return self(y.astype(mx.float32), _experts_kernel(indices, kwargs, self._chip)).astype(y.dtype)
+        def product_of_experts(a: mx.array, b: mx.array, *given: Any, **how: Any) -> mx.array:
+            y, *found = self._of_experts(of_experts(_wide(a), _wide(b), *given, **how), b.shape[0], how)
+            return self(y, *found).astype(a.dtype)
+
+        def product_of_experts_words(x: mx.array, w: mx.array, *given: Any, **how: Any) -> mx.array:
+            y = of_experts_words(_wide(x), w, *given, **how)
+            y, *found = self._of_experts(y, w.shape[0], how, is_quantised=True)
+            return self(y, *found).astype(x.dtype)
 
         def attention(q: mx.array, k: mx.array, v: mx.array, **more: Any) -> mx.array:
-            assert self._chip is not None
-            kernel = metal.attention(self._chip, q.shape[2], k.shape[2], q.shape[3], q.shape[1] // k.shape[1])
-            return self(attend(q, k, v, **more).astype(mx.float32), kernel).astype(q.dtype)
+            rows, repeats = q.shape[2], q.shape[1] // k.shape[1]
+            has_mask = isinstance(more.get("mask"), mx.array)
+            y = attend(q, k, v, **more).astype(mx.float32)
+            return self(
+                y, rows, lambda chip: metal.attention(chip, rows, k.shape[2], q.shape[3], repeats, has_mask=has_mask)
+            ).astype(q.dtype)
 
-        put(nn.Linear, "__call__", linear)
-        put(SwitchLinear, "__call__", switch)
-        if self._chip is not None:
-            put(nn.QuantizedLinear, "__call__", packed)
-            put(QuantizedSwitchLinear, "__call__", packed_switch)
-            put(mx.fast, "scaled_dot_product_attention", attention)
+        put(mx.array, "__matmul__", product)
+        put(mx, "matmul", product)
+        put(mx, "addmm", sum_and_product)
+        put(mx, "quantized_matmul", product_with_words)
+        put(mx, "gather_mm", product_of_experts)
+        put(mx, "gather_qmm", product_of_experts_words)
+        put(mx.fast, "scaled_dot_product_attention", attention)
 
-    def _kernel(self, of: Callable[[metal.Chip, int, int, int], str], x: mx.array, out: int) -> Hashable:
-        width = x.shape[-1]
-        rows = x.size // width
-        return rows if self._chip is None else of(self._chip, rows, width, out)
+    @staticmethod
+    def _of_experts(y: mx.array, num_experts: int, how: dict[str, Any], *, is_quantised: bool = False) -> Any:
+        pairs, is_sorted = y.size // y.shape[-1], bool(how.get("sorted_indices"))
+        of = lambda _chip: metal.experts(pairs, num_experts, is_sorted=is_sorted, is_quantised=is_quantised)  # noqa: E731
+        return y.astype(mx.float32), pairs, of
 
 
-def _experts_kernel(indices: mx.array, how: dict[str, bool], chip: metal.Chip | None) -> Hashable:
-    """Each row of experts is a product of its own, but where many are sorted (Q:1905, M:2838)."""
-    if chip is None:
-        return indices.size // indices.shape[-1]
-    return "sorted" if how.get("sorted_indices") else "gathered"
+def _wide(array: mx.array) -> mx.array:
+    return array.astype(mx.float32)
+
+
+def _rows(a: mx.array, b: mx.array) -> int:
+    """The rows that are computed together: all of ``a`` by one matrix, or those of each by its own."""
+    return a.size // a.shape[-1] if b.ndim == 2 else a.shape[-2]

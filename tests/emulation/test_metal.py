@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from tests.emulation.metal import CHIPS, Chip, attention, dense, quantised
+from tests.emulation.metal import CHIPS, Chip, attention, dense, experts, quantised
 from tests.emulation.rounding import RowNoise
 
 PAGE = Path(__file__).parents[2] / "docs" / "understand" / "exactness.md"
@@ -46,6 +46,13 @@ def test_the_table_on_the_page():
 def test_a_head_in_bfloat16():
     assert changes(lambda rows: dense(CHIPS["M4 Max"], rows, 4096, 151936)) == "2, 6, 16"
     assert changes(lambda rows: dense(CHIPS["M1"], rows, 4096, 151936)) == "2"
+    assert changes(lambda rows: dense(CHIPS["M5 Max"], rows, 4096, 151936)) == "2, 6, 16, 65"
+
+
+def test_experts_share_a_product_where_many_are_sorted():
+    of_30b = [experts(8 * rows, 128, is_sorted=rows >= 8, is_quantised=True) for rows in (1, 8, 63, 64)]
+    assert of_30b == ["gathered", "gathered", "gathered", "sorted"]
+    assert experts(64, 128, is_sorted=True, is_quantised=False) == "sorted"
 
 
 @pytest.mark.parametrize(("chip", "alike"), [("M1", 5), ("M4 Max", 1), ("M5 Max", 1)])

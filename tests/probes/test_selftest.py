@@ -1,6 +1,7 @@
 """The selftest: probes that are planted, and the probes themselves, here and small."""
 
 import json
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -9,17 +10,20 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from made_up_probes import LINUX
+from made_up_probes import LINUX, ROUNDS, other
 from stages import worker
 
 from splitinfer.core.plan import SampledToken
 from splitinfer.engine.stage import runner
 from splitinfer.errors import ConfigError
 from splitinfer.probes import kernels, links, machine, tokens
-from splitinfer.probes.child import ProbeReport, ProbeResult
+from splitinfer.probes.child import ProbeReport, ProbeResult, run_probe
 from splitinfer.probes.finding import Blame, Finding, Outcome, exit_code, from_data, passed
-from splitinfer.probes.registry import ProbeEntry, worker_elsewhere
+from splitinfer.probes.registry import ProbeEntry, selftest_probes, worker_elsewhere
 from splitinfer.probes.selftest import read_report, run_selftest
+from splitinfer.probes.tokens import judge_answer
+from tests.planted import Tree
+from tests.planted_faults import FAULTS
 from transports.emulation import emulator
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -52,6 +56,7 @@ def test_a_sound_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "✓ a model cut in two: 2 checks\n" in page  # by tcp and inproc
     assert "Differs" not in page
     assert f"Send {file} in. It has versions" in page
+    assert "Next: splitinfer coord" in page
     assert "\x1b" not in page
     assert json.loads(file.read_text())["exit_code"] == 0
     assert "mini" not in file.read_text()
@@ -69,6 +74,25 @@ def test_a_planted_fault_is_on_the_page_and_in_the_exit_code(tmp_path: Path, cap
     assert "First: rdma, over MLX's ring, greedy: send it" in page
 
 
+def test_what_differs_and_what_is_slow_is_said_though_all_passed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Another kernel from two rows on, a near tie, and other programs: none of them is lost among what works."""
+    rows = kernels.judge_kernel("4 bits", {"off": 1e-3, "changes": [2, 15], "seconds": [1e-4, 2e-3]})
+    tie = judge_answer("sampled", other(0.12), ROUNDS)
+    (*_, busy) = machine.judge_about({**LINUX, "load_average": 40.0})
+    for probe, found, said, told in (
+        ("kernels", rows, "4 bits: 0.1 ms for a row, 2 for 32; a row's result changes at 2, 15 rows", "changes 2, 15"),
+        ("tcp", tie, "1 of 32 tokens are others than mlx-lm's", "sampled: tokens 32; gaps 5: 0.12"),
+        ("about", busy, "busy (load 40, 16 processors)", "load: load_average 40; processors 16"),
+    ):
+        file = tmp_path / "out.json"
+        assert run_selftest(file=file, run=Planted(probe, found)) == 0
+        assert said in capsys.readouterr().out
+        assert read_report(file) == 0
+        page = capsys.readouterr().out
+        below = page[page.index("Slow, or in the way" if probe == "about" else "Differs") :]
+        assert told in below
+
+
 def test_a_file_that_was_sent_is_read_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file = tmp_path / "sent.json"
     gap = Finding("greedy, drafts", Outcome.FAILED, "private", "", "", Blame.TOKENS, {"gaps": [0.0, 3.125, 0.0]})
@@ -81,7 +105,10 @@ def test_a_file_that_was_sent_is_read_as_a_page(tmp_path: Path, capsys: pytest.C
     assert "✗ drafts in flight, greedy, drafts: gaps 2: 3.12\n" in page
     assert "exit code 10: wrong tokens" in page
     assert "✓ encrypted links" in page
+    assert "✓ curve, greedy" in page[page.index("Every check") :]
     assert "private" not in page
+    assert "Next" not in page
+    assert "Send" not in page
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "splitinfer selftest", "format": 5}', "\xff"])
@@ -163,7 +190,7 @@ def test_every_kernel_is_tried_and_a_wrong_one_is_named():
     def wrong(x: mx.array) -> mx.array:
         return x * (2 if x.shape[0] < 33 else float("nan"))
 
-    x = mx.ones((64, 8))
+    x = mx.ones((65, 8))
     assert kernels.tried(other, right, x)["changes"] == [13]
     assert kernels.judge_kernel("", kernels.tried(other, right, x)).fault is Blame.NONE
     assert kernels.judge_kernel("", kernels.tried(wrong, right, x)).fault is Blame.DEVICE
@@ -189,13 +216,36 @@ def test_a_wrong_command_line_is_refused():
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("fault", "probe", "finding"),
+    [
+        ("the KV of the last answers is not saved at the end", "one process", "kept KV"),
+        ("blocks on disk are looked for outside their group", "one process", "kept KV"),
+        ("a draft model takes rolled back tokens for computed ones", "one process", "greedy, drafts"),
+        ("a row gets the mask of another", "one process", "a form"),
+        ("of several tokens that wait for their readers one is told", "one process", "several at once"),
+        ("messages that were consumed keep their room", "ring", "greedy"),
+    ],
+)
+def test_a_fault_planted_in_the_program_is_seen(
+    fault: str, probe: str, finding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tree, (planted,) = Tree.copied(tmp_path / "tree"), (each for each in FAULTS if each.name == fault)
+    (entry,) = (each for each in selftest_probes(None) if each.name == probe)
+    monkeypatch.chdir(tree.folder)
+    with tree.planted(planted):
+        found = run_probe(entry, 60, str(tmp_path), {"PYTHONPATH": str(tree.folder)}).findings
+    assert finding in {each.name for each in found if each.fault}
+
+
+@pytest.mark.nightly
 def test_a_whole_run(tmp_path: Path):
-    file = tmp_path / "selftest.json"
-    command = [sys.executable, "-m", "splitinfer", "selftest", "--seconds", "230", "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=239)
-    found = json.loads(file.read_text())
-    failed = [one for one in found["checks"] if one.get("fault")]
-    assert (done.returncode, failed) == (0, [])
+    command = [sys.executable, "-m", "splitinfer", "selftest", "--seconds", "230"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=239)
+    (file,) = tmp_path.iterdir()
+    found, own = json.loads(file.read_text()), (platform.node(), str(Path.home()), str(tmp_path), sys.prefix)
+    assert (done.returncode, [one for one in found["checks"] if one.get("fault")]) == (0, [])
     (greedy,) = (one for one in found["checks"] if (one["probe"], one["name"]) == ("ring", "greedy"))
     assert (greedy["numbers"]["tokens"], greedy["numbers"]["gaps"]) == (32, {})
     assert file.stat().st_size <= 20_000
+    assert [text for text in own if text in file.read_text()] == []
