@@ -96,9 +96,9 @@ def _offsets(specs: Sequence[TensorSpec]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class BlockPiece:
-    """One cache's part of a block: the arrays of positions [start, end), none if they are equal, or the state at ``end``.
+    """One cache's part of a block: the arrays of positions [start, end), or the state at ``end``.
 
-    ``by_token``: the packed arrays are [B, heads, end - start, d].
+    ``by_token``: the packed arrays are [B, heads, end - start, d]; of a cache that lags, there may be no positions.
     """
 
     packed: PackedTree

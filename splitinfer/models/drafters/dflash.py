@@ -100,10 +100,11 @@ class DFlash(HeadsByRows):
             )
         if told.get("hidden_act", "silu") != "silu":
             raise ModelError(f"the drafter has an unknown activation ({told['hidden_act']})")
-        self._head, self._embed = target.head, target.embed
+        self._head, self._embed, self._scale = target.head, target.embed, target.scale
         try:
             if "embed_tokens.weight" in own:
                 self.embed_tokens = self._embed = linear("embed_tokens", own, size, nn.Embedding)
+                self._scale = 1.0
             self.hidden_norm, self.norm = norm("hidden_norm", own, told), norm("norm", own, told)
             self.layers = [_Layer(told, size, i, own) for i in range(told["num_hidden_layers"])]
             if "candidate_selector.hidden_projection.weight" in own:
@@ -133,7 +134,7 @@ class DFlash(HeadsByRows):
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Return the tokens' embeddings."""
-        return cast(mx.array, self._embed(tokens) * self._told.get("input_embedding_scale", 1.0))
+        return cast(mx.array, self._embed(tokens) * self._scale * self._told.get("input_embedding_scale", 1.0))
 
     def masks(self, n: int) -> mx.array:
         """Return [n] mask tokens, which stand for drafts."""

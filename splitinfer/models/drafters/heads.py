@@ -73,6 +73,11 @@ class Target:
         return int(self.embed(mx.zeros((1,), mx.int32)).shape[-1])
 
     @property
+    def scale(self) -> float:
+        """The factor of embeddings, by which some models multiply them."""
+        return float(getattr(self.embed, "embed_scale", getattr(self.inner, "embed_scale", 1.0)))
+
+    @property
     def mixer(self) -> nn.Module:
         """The module that makes one hidden state of the streams of hyper-connections; without parameters if there is
         none."""

@@ -105,8 +105,8 @@ def test_a_state_is_that_of_the_end():
 
 
 LAGGING = {
-    "both behind": ([9, 9], [8, 9, 9, 9]), "the first alone": ([3, 12], [3, 3, 3, 3]), "the second": ([8, 3], [8, 8, 8, 8]),
-    "none": ([12, 12], [8, 9, 10, 12]), "none of them": ([0, 0], [0, 0, 0, 0]),
+    "both behind": ([9, 9], [8, 9, 9, 9]), "the first alone": ([3, 12], [3, 3, 3, 3]),
+    "the second": ([8, 3], [8, 8, 8, 8]), "none": ([12, 12], [8, 9, 10, 12]), "none of them": ([0, 0], [0, 0, 0, 0]),
 }  # fmt: skip
 """Of two sequences, how far their second caches are; and how many entries there are after 8, 9, 10 and 12 tokens, of
 the first one's first block and the second one's second."""
