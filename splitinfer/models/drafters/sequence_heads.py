@@ -15,7 +15,7 @@ The number of right drafts must be known before any of them runs; the graphs of 
 
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -78,8 +78,8 @@ class _OfLibrary(nn.Module):  # type: ignore[misc]
         return heads_caches(self.drafter.make_cache())
 
     def check(self, stage: StageModel) -> None:
-        """Raise ModelError if a loaded stage does not compute its logits as the drafter expects."""
-        self._target.check(stage)
+        """Raise ModelError if a loaded stage does not compute its logits as the drafter expects. Most use only parts of
+        the target that are found by name."""
 
     def states(self, kept: mx.array) -> mx.array:
         """Return the rows that the drafter reads, made from the rows [T, w] after the target's last layer."""
@@ -96,7 +96,7 @@ class LibraryHeads(_OfLibrary):
     def check(self, stage: StageModel) -> None:
         """Raise ModelError if a loaded stage does not compute its logits as the heads expect."""
         if not self._as_they_leave:
-            super().check(stage)
+            self._target.check(stage)
 
     @property
     def _as_they_leave(self) -> bool:
@@ -148,9 +148,8 @@ class LibraryBlocks(_OfLibrary):
     def __init__(self, drafter: Any, model: nn.Module) -> None:
         super().__init__(drafter, model)
         self.at_once = drafter.config.block_size - 1
-        path = next(path for path in _PROJECTIONS if _at(drafter, path) is not None)
-        before, _, name = path.rpartition(".")
-        setattr(_at(drafter, before), name, nn.Identity())  # the stages have its columns
+        holder = drafter.stages[0] if "stages" in drafter else drafter.get("encoder", drafter)
+        holder["main_proj" if "main_proj" in holder else "fc"] = nn.Identity()  # the stages have its columns
         drafter._project_context_kv = lambda _hidden: None  # would keep a copy of the layers' weights
         if _NORMS in drafter:
             drafter[_NORMS] = []
@@ -161,9 +160,6 @@ class LibraryBlocks(_OfLibrary):
         made = self.drafter.make_cache()
         windows = [getattr(cache, "max_size", 0) for cache in made]
         return [_LastKVCache(n) if n else own for n, own in zip(windows, heads_caches(made), strict=True)]
-
-    def check(self, stage: StageModel) -> None:
-        """Do nothing: of the target it uses only embedding and head, which are found by name."""
 
     def states(self, kept: mx.array) -> mx.array:
         """Return [T, d]: the sum of the taps."""
@@ -186,7 +182,7 @@ class Assistant(_OfLibrary):
     """An assistant of Gemma 4. Its layers attend to the keys and values of the target's last layers.
 
     Raises:
-        ModelError: the last stage lacks these layers.
+        ModelError: the last stage lacks these layers or has a half of each, or they are of another form.
     """
 
     def __init__(self, drafter: Any, stage: StageModel) -> None:
@@ -200,6 +196,14 @@ class Assistant(_OfLibrary):
                 f"the assistant reads the keys and values of layer {missing[0]} (counted from 0), which the last stage "
                 f"does not have: give it layers {missing[0]} to {len(layers) - 1}"
             )
+        for own in (layer.self_attn for layer in drafter.model.layers):
+            there = layers[self._places[own.layer_type]].self_attn
+            if (own.n_kv_heads, own.head_dim) != (there.n_kv_heads, there.head_dim):
+                raise ModelError(
+                    f"the assistant reads {own.n_kv_heads} heads of {own.head_dim} numbers, and the last stage has "
+                    f"{there.n_kv_heads} of {there.head_dim}; it belongs to another model, or the stage is across two "
+                    "machines"
+                )
 
     def draft(
         self, caches: SequenceCaches, hidden: mx.array, token: mx.array, count: int, sample: Sample
@@ -222,22 +226,13 @@ class Assistant(_OfLibrary):
     def _kv(self, cache: Any, kind: str, end: int) -> list[mx.array]:
         """Return a layer's keys and values of the tokens before ``end``; zeros for a sequence that was never run."""
         if cache.empty():
-            like = next(layer.self_attn for layer in self.drafter.model.layers if layer.layer_type == kind)
+            like = next(one.self_attn for one in self.drafter.model.layers if one.layer_type == kind)
             return [mx.zeros((1, like.n_kv_heads, end, like.head_dim))] * 2
         keys, values = cache.keys, cache.values
         if hasattr(cache, "decode"):
             keys, values = cache.decode(keys, values)
         numbers = (array.numbers() if isinstance(array, Packed) else array for array in (keys, values))
         return [array[:, :, : end - getattr(cache, "base", 0)] for array in numbers]
-
-
-def _at(module: Any, path: str) -> Any:
-    """Return the module at a path within another, or None."""
-    for name in filter(None, path.split(".")):
-        module = module[int(name)] if name.isdigit() else module.get(name)
-        if module is None:
-            return None
-    return module
 
 
 # -- folders and checkpoints -------------------------------------------------------------------------
@@ -305,15 +300,7 @@ def projection_of(names: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-class _Splitter(Protocol):
-    """mlx-vlm's class that finds the heads in a checkpoint and gives them their names."""
-
-    def read_text_config(self, config: dict[str, Any]) -> dict[str, Any]: ...
-    def select_keys(self, key: str, text_config: dict[str, Any]) -> bool: ...
-    def load(self, path: Any, *, lazy: bool, source_config: dict[str, Any]) -> Any: ...
-
-
-def splitter_of(config: Mapping[str, Any]) -> _Splitter | None:
+def splitter_of(config: Mapping[str, Any]) -> Any:
     """Return mlx-vlm's splitter for a checkpoint's heads. Return None if mlx-vlm is not installed, or has no class for
     them."""
     if not mlx_vlm.is_installed():
@@ -327,7 +314,7 @@ def splitter_of(config: Mapping[str, Any]) -> _Splitter | None:
         )
     if found is None or not hasattr(mlx_vlm.module(f"speculative.drafters.{found.output_model_type}"), "Model"):
         return None
-    return cast(_Splitter, found)
+    return found
 
 
 def heads_within(config: Mapping[str, Any], arrays: HeadArrays) -> Any:
@@ -340,8 +327,7 @@ def heads_within(config: Mapping[str, Any], arrays: HeadArrays) -> Any:
     own = [name for name in arrays if splitter.select_keys(name, text)]
     if not own:
         return None
-    served: Any = splitter
-    served.iter_selected = lambda _path, _text: [(None, own)]
-    served.supports_mlx_source = False  # would look at the file; names in MLX's form stay as they are
-    served.load_shard = lambda _file, names: {name: arrays[name] for name in names}
+    splitter.iter_selected = lambda _path, _text: [(None, own)]
+    splitter.supports_mlx_source = False  # would look at the file; names in MLX's form stay as they are
+    splitter.load_shard = lambda _file, names: {name: arrays[name] for name in names}
     return splitter.load(None, lazy=True, source_config=dict(config))

@@ -170,7 +170,7 @@ def in_a_folder(name: str, folder: Path, **sizes: int) -> tuple[Path, Path, Draf
     made.update(tree_map_with_path(_spread, made.parameters()))
     if "ordered" in name:
         made.masked_embedding.token_ordering = mx.random.permutation(160).astype(mx.int32)
-    drafter.mkdir()
+    drafter.mkdir(parents=True)
     (drafter / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(drafter / "model.safetensors"), dict(tree_flatten(made.parameters())))
     theirs = _of_assistant if name.startswith("gemma4_assistant") else _of_blocks

@@ -15,7 +15,9 @@ from stages import prompt
 
 from splitinfer import Flight, SamplingParams
 from splitinfer.demo import TARGET
+from splitinfer.errors import ModelError
 from splitinfer.kvstore.store import Disk
+from splitinfer.models.drafters.sequence_heads import splitter_of
 
 if find_spec("mlx_vlm") is None:
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)
@@ -42,6 +44,31 @@ def test_drafts_are_those_of_mlx_vlms_class(
         there.answers(*asks)
     assert len(proposed) > 10
     assert [found for _, found in proposed] == [theirs(tokens, len(found)) for tokens, found in proposed]
+
+
+DSPARK = FOLDERS["dspark"]["dflash_config"]
+
+
+@pytest.mark.parametrize(("name", "told", "cuts", "reason"), [
+    ("dspark", {"dflash_config": DSPARK | {"num_target_layers": 36}}, [4], "a model of 36 layers, and llama has 4"),
+    ("dspark", {"vocab_size": 5000}, [4], "a vocabulary of 5,000 tokens, and llama has 160"),
+    ("gemma4_assistant", {"backbone_hidden_size": 32}, [6], "hidden states of 32 numbers, and those of .* have 64"),
+    ("gemma4_assistant", {}, [5, 1], r"values of layer 4 \(counted from 0\), .* give it layers 4 to 5"),
+], ids=str)  # fmt: skip
+def test_a_drafter_that_does_not_fit_is_refused(
+    name: str, told: dict[str, Any], cuts: list[int], reason: str, tmp_path: Path, pipeline: Open, monkeypatch: Any
+) -> None:
+    target, drafter, _ = in_a_folder(name, tmp_path / "right")
+    if told:
+        monkeypatch.setitem(FOLDERS, name, FOLDERS[name] | told)
+        _, drafter, _ = in_a_folder(name, tmp_path / "wrong")
+    with pytest.raises(ModelError, match=reason), pipeline(target, cuts, draft=str(drafter)):
+        pass
+
+
+def test_dspark_within_a_checkpoint_needs_a_folder() -> None:
+    with pytest.raises(ModelError, match=r"needs a folder of its own: .*deepseek_v4_dspark.split"):
+        splitter_of({"model_type": "deepseek_v4", "dspark_target_layer_ids": [1, 2, 3]})
 
 
 ROADS: dict[str, dict[str, Any]] = {
