@@ -18,6 +18,7 @@ those of right tokens alone. The entry of a chunk's last token is made of a wron
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, chain
 from typing import cast
 
@@ -32,6 +33,7 @@ from splitinfer.models.caches.cohort import SequenceCaches
 from splitinfer.models.caches.rows import SequenceRows
 from splitinfer.models.drafters.dflash import DFlash
 from splitinfer.models.drafters.heads import BlockPart
+from splitinfer.models.drafters.sequence_heads import Assistant, LibraryBlocks
 from splitinfer.models.load.trained import HeadsOfSequences, WithHeads
 
 
@@ -238,26 +240,46 @@ class HeadDrafter:
         sampled: mx.array,
     ) -> HeadDrafts:
         """Write the entries of all slices' right tokens, and return the drafts after them. Waits for the step."""
-        tokens, at, logit, found = cast(list[int], sampled.tolist()), 0, 0, list[tuple[_Line, mx.array, mx.array]]()
+        heads, tokens = self._model.heads, cast(list[int], sampled.tolist())
+        at, logit, counts, drafted = 0, 0, dict[int, int](), list[mx.array]()
         for part, run in zip(slices, parts, strict=True):
             own = states[at : (at := at + len(part.token_ids))]
             first, logit = logit, logit + part.num_logits
-            accepted = part.num_accepted(tokens[first:logit])
-            read, kept = self._write(part, run.caches, own, tokens[first:logit][:accepted])
-            if part.num_next:
-                line = _line(_Entries(part, run.caches, own), own, rows[first], part.num_next, sampled[first:logit])
-                found.append((line, read, kept))
-        lines, befores = [line for line, _, _ in found], [Mark(line.caches.heads) for line, _, _ in found]
-        reads, kepts, rounds = [read for _, read, _ in found], [kept for _, _, kept in found], list[mx.array]()
-        for number in range(max((line.count for line in lines), default=0)):
-            for i, line in enumerate(lines if number else ()):
-                token, hidden = rounds[-1][i : i + 1], kepts[i][None]
-                reads[i], kepts[i] = self._model.run_sequence(line.caches, token, hidden, number)
-            rounds.append(self._choose(self._model.logits(mx.stack(reads)), lines, number))
-        for line, before in zip(lines, befores, strict=True):
-            before.restore()
-            line.caches.heads_at = line.first + cast(int, line.right.item())
-        return HeadDrafts(tuple(one[:, None] for one in rounds), {line.part.seq_id: line.count for line in lines})
+            right = tokens[first:logit][: part.num_accepted(tokens[first:logit])]
+            count, line = min(part.num_next, heads.at_once or part.num_next), None
+            if count:
+                line = _line(_Entries(part, run.caches, own), own, rows[first], count, sampled[first:logit])
+            if isinstance(heads, LibraryBlocks | Assistant):
+                known = own[: len(own) - part.num_logits + len(right)]
+                sample = None if line is None else partial(self._sample, line, [])
+                found = heads.draft(run.caches, known, mx.array(right[-1:]), count, sample)
+            else:
+                read, kept = self._write(part, run.caches, own, right)
+                found = None if line is None else self._one_after_the_other(line, read, kept)
+            if found is not None:
+                drafted.append(found)
+                counts[part.seq_id] = count
+        longest = max(counts.values(), default=0)
+        padded = [mx.pad(one, (0, longest - len(one))) for one in drafted]
+        return HeadDrafts((mx.stack(padded),) if padded else (), counts)
+
+    def _one_after_the_other(self, line: _Line, read: mx.array, kept: mx.array) -> mx.array:
+        """Return a line's drafts [count], made from the last hidden states that ``_write`` returned."""
+        before, at, drafts = Mark(line.caches.heads), line.caches.heads_at, list[mx.array]()
+        for number in range(line.count):
+            if number:
+                read, kept = self._model.run_sequence(line.caches, drafts[-1], kept[None], number)
+            drafts.append(self._choose(self._model.logits(read[None]), [line], number))
+        before.restore()
+        line.caches.heads_at = at
+        return mx.concatenate(drafts)
+
+    def _sample(self, line: _Line, made: list[mx.array], logits: mx.array) -> mx.array:
+        """Return tokens [..., n] of a line's next drafts' logits [..., n, vocabulary]. ``made``: the drafts so far."""
+        rows = logits.reshape(-1, logits.shape[-1])
+        found = [self._choose(row[None], [line], len(made) + i) for i, row in enumerate(rows)]
+        made += found
+        return mx.concatenate(found).reshape(logits.shape[:-1])
 
     def _write(
         self, part: Slice, caches: SequenceCaches, own: mx.array, right: Sequence[int]

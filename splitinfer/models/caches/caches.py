@@ -277,12 +277,16 @@ def trim(cache: Cache, n: int) -> bool:
     """Roll one cache back by ``n`` tokens and return whether that succeeded. A state does not change. In a list, some
     caches may lack the last tokens."""
     if is_list(cache):
-        longest = max((one.offset for one in _parts(cache) if can_be_cut(one)), default=0)
-        lag = {id(one): longest - one.offset for one in _parts(cache) if can_be_cut(one)}
+        lag = {id(one): reached(cache) - one.offset for one in _parts(cache) if can_be_cut(one)}
         return all(trim(one, max(0, n - lag.get(id(one), 0))) for one in _parts(cache))
     if cache.empty() or _is_state(cache):
         return True  # never written, or ``KVPool`` restores a saved one
     return bool(cache.is_trimmable() and cache.trim(n) == n)
+
+
+def reached(cache: Cache) -> int:
+    """Return how many tokens a cache holds that grows with every token; in a list, the longest. Other caches: 0."""
+    return max((one.offset for one in _parts(cache) if can_be_cut(one)), default=0)
 
 
 def nbytes_written(cache: Cache) -> int:

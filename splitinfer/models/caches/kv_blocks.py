@@ -2,8 +2,10 @@
 
 A cache with an entry for each token (plain, quantised, a sliding window in temporal order) is cut along the tokens, and
 can be joined again up to any token. Any other cache only has a *state*, which summarises all tokens so far: a sequence
-can start only at the end of its block. Outside this process a block is a list of *parts*, one for each cache. Parts
-read from a file must match the form of a block that was cut here (a *sample*).
+can start only at the end of its block. In a list of caches, one may *lag*: it lacks the last tokens, which the model
+makes again if it needs them (GLM-5.3-Flash: the keys and values of prompts, projected). It is joined up to its first
+gap. Outside this process a block is a list of *parts*, one for each cache. Parts read from a file must match the form
+of a block that was cut here (a *sample*), in which caches lag that may.
 
 A block's arrays are copies. The arrays of one cache are packed into one, byte by byte (``PackedTree``): a GPU has a
 limited number of buffers (``memory.counted_bytes``), and the quantised keys and values of one layer would take six.
@@ -23,7 +25,7 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from splitinfer.core.kv.growth import BLOCK, room
 from splitinfer.core.plan import StoredPart, TensorSpec
 from splitinfer.models.border.tensors import mlx_dtype, spec_of, to_buffer
-from splitinfer.models.caches.caches import Cache, WindowKVCache, copied_state, is_list, is_plain
+from splitinfer.models.caches.caches import Cache, WindowKVCache, copied_state, is_list, is_plain, reached
 from splitinfer.models.caches.cohort import SequenceCaches
 from splitinfer.models.library.mlx_lm import cache as mlx_caches
 
@@ -96,7 +98,7 @@ def _offsets(specs: Sequence[TensorSpec]) -> list[int]:
 class BlockPiece:
     """One cache's part of a block: the arrays of positions [start, end), or the state at ``end``.
 
-    ``by_token``: the packed arrays are [B, heads, end - start, d].
+    ``by_token``: the packed arrays are [B, heads, end - start, d]; of a cache that lags, there may be no positions.
     """
 
     packed: PackedTree
@@ -165,7 +167,9 @@ def join(caches: SequenceCaches, places: Sequence[int], blocks: Sequence[KVBlock
         raise ValueError(f"blocks from {begins} cannot hold the first {length} tokens")
     made: list[mx.array] = []
     for i, place in enumerate(places):
-        made += _join(caches.full[place], [block.pieces[i] for block in blocks], length)
+        made += _join(cache := caches.full[place], [block.pieces[i] for block in blocks], length)
+        if reached(cache) not in (0, length):
+            raise ValueError(f"the blocks lack positions from {reached(cache)} on")
     caches.place.position = caches.heads_at = length
     return made
 
@@ -200,7 +204,8 @@ def block_of(parts: BlockParts, places: Sequence[int], sample: KVBlock, start: i
     """
 
     def made(path: str, like: BlockPiece | None) -> BlockPiece | None:
-        return _piece(parts, _slot(places, path), like, start, end)
+        may_lag = like is not None and like.end < sample.end
+        return _piece(parts, _slot(places, path), like, start, end, may_lag=may_lag)
 
     return KVBlock(tree_map_with_path(made, sample.pieces), start, end)
 
@@ -211,14 +216,17 @@ def _slot(places: Sequence[int], path: str) -> CacheSlot:
     return places[first], *within
 
 
-def _piece(parts: BlockParts, slot: CacheSlot, like: BlockPiece | None, start: int, end: int) -> BlockPiece | None:
+def _piece(
+    parts: BlockParts, slot: CacheSlot, like: BlockPiece | None, start: int, end: int, *, may_lag: bool
+) -> BlockPiece | None:
     if like is None or slot not in parts:
-        if like is not None or slot in parts:
+        if slot in parts or not (like is None or may_lag):
             raise ValueError(f"the cache at {slot} should be {'empty' if like is None else 'there'}")
         return None
     part, buffers = parts[slot]
     own, wanted = (_of_form(specs, part.by_token) for specs in (part.arrays, specs_of(like.packed.form)))
-    if part.by_token != like.by_token or own != wanted or not start <= part.start < part.end == end:
+    is_within = start <= part.start <= part.end <= end if may_lag else start <= part.start < part.end == end
+    if part.by_token != like.by_token or own != wanted or not is_within:
         raise ValueError(f"the cache at {slot} is of another kind, or of positions {part.start} to {part.end}")
     specs = iter(part.arrays)
     form = tree_map(lambda leaf: None if leaf is None else next(specs), like.packed.form)
@@ -243,10 +251,9 @@ def _cut(cache: Cache, start: int, end: int) -> Any:
     if not (is_plain(cache) or isinstance(cache, WindowKVCache)):
         return BlockPiece(PackedTree.of(cache.state), start, end, by_token=False)
     base = cache.base if isinstance(cache, WindowKVCache) else 0
-    first = max(start, base)
-    tree = (cache.keys, cache.values)
-    packed = PackedTree.of(tree_map(lambda a: a[..., first - base : end - base, :], tree))
-    return BlockPiece(packed, first, end, by_token=True)
+    first, last = max(start, base), max(start, base, min(end, cache.offset))
+    packed = PackedTree.of(tree_map(lambda a: a[..., first - base : last - base, :], (cache.keys, cache.values)))
+    return BlockPiece(packed, first, last, by_token=True)
 
 
 def _join(cache: Cache, pieces: Sequence[Any], length: int) -> list[mx.array]:
@@ -255,25 +262,27 @@ def _join(cache: Cache, pieces: Sequence[Any], length: int) -> list[mx.array]:
         for i, one in enumerate(cache.caches):
             made += _join(one, [piece[i] for piece in pieces], length)
         return made
-    last = pieces[-1]
-    if last is None:
-        return []
-    if not last.by_token:
-        if last.end != length:
-            raise ValueError(f"a state at {last.end} tokens cannot be used at {length}")
-        cache.state = copied_state(last.packed.tree())
+    there = [piece for piece in pieces if piece is not None]
+    if there and not there[-1].by_token:
+        if there[-1].end != length:
+            raise ValueError(f"a state at {there[-1].end} tokens cannot be used at {length}")
+        cache.state = copied_state(there[-1].packed.tree())
         return []
     base = cache.first_needed(length) if isinstance(cache, WindowKVCache) else 0
-    wanted = [piece for piece in pieces if piece is not None and piece.end > base]
-    if any(one.end != other.start for one, other in itertools.pairwise(wanted)) or wanted[0].start > base:
-        raise ValueError(f"the blocks lack positions from {base} on")
-    cut_off = [
-        tree_map(lambda a, p=p: a[..., max(base - p.start, 0) : length - p.start, :], p.packed.tree()) for p in wanted
-    ]
+    held, parts = base, list[Any]()
+    for piece in there:
+        if piece.start <= held < piece.end:
+            rows = slice(held - piece.start, length - piece.start)
+            parts.append(tree_map(lambda a, rows=rows: a[..., rows, :], piece.packed.tree()))
+            held = min(piece.end, length)
+    if not parts:
+        return []
     grows = not isinstance(cache, mlx_caches.ConcatenateKVCache)
-    cache.keys, cache.values = tree_map(partial(_joined, grows, getattr(cache, "phase", 0.0)), *cut_off)
-    cache.offset = length
+    cache.keys, cache.values = tree_map(partial(_joined, grows, getattr(cache, "phase", 0.0)), *parts)
+    cache.offset = held
     if isinstance(cache, WindowKVCache):
+        if held < length:
+            raise ValueError(f"the blocks lack positions from {held} on")
         cache.base = base
     return [leaf for _, leaf in tree_flatten((cache.keys, cache.values))]
 

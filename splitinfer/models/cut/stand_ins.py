@@ -73,12 +73,12 @@ def keep_rows(relay: Relay, rows: Sequence[tuple[Path, int]], layer: Any, args: 
 
 def tap(relay: Relay, part: Callable[[mx.array], mx.array], model: str, layer: Any, args: Any, kwargs: Any) -> Any:
     """Call a layer, and keep ``part`` of the hidden states that it returns, as [rows, d]: the streams of a model with
-    hyper-connections are side by side in a row."""
+    hyper-connections are side by side in a row. Gemma 4's layers return keys and values behind them."""
     result = layer(*args, **kwargs)
-    arrays = [array for _, array in floating_arrays(result)]
-    if len(arrays) != 1 or arrays[0].ndim < 3:
+    hidden, *others = [array for _, array in floating_arrays(result)]
+    if hidden.ndim < 3 or any(array.shape == hidden.shape for array in others):
         raise ModelError(f"draft: the hidden states of {model} are not in rows")
-    relay.tapped.append(part(mx.flatten(mx.flatten(arrays[0], 2), 0, 1)))
+    relay.tapped.append(part(mx.flatten(mx.flatten(hidden, 2), 0, 1)))
     return result
 
 

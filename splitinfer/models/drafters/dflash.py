@@ -22,16 +22,14 @@ from splitinfer.errors import ModelError
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.drafters import heads
 from splitinfer.models.drafters.heads import (
-    MLP,
     BlockPart,
+    DrafterLayer,
     HeadArrays,
-    HeadAttention,
     HeadRows,
-    HeadsByRows,
-    Target,
+    TrainedDrafter,
     linear,
     norm,
-)
+)  # fmt: skip
 from splitinfer.models.library.layers import find_layers, type_name
 
 _BLOCK = 16  # tokens, including the one before the drafts, if a configuration says nothing
@@ -79,7 +77,7 @@ def renamed(arrays: HeadArrays) -> dict[str, mx.array]:
     return {f"{name}.weight" if name.endswith("_codebook") else name: array for name, array in own.items()}
 
 
-class DFlash(HeadsByRows):
+class DFlash(TrainedDrafter):
     """The drafter without ``fc``: a norm of hidden states, ``layers``, a norm, and DFlash2's selector.
 
     Raises:
@@ -87,36 +85,20 @@ class DFlash(HeadsByRows):
     """
 
     def __init__(self, config: Mapping[str, Any], model: nn.Module, arrays: HeadArrays) -> None:
-        super().__init__()
-        told, own, target = told_in(config), renamed(arrays), Target.of(model)
-        rows = target.embed.weight.shape[0]
-        heads.check_vocabulary(told, model, rows)
-        self.at_once, self.like = at_once(config), len(find_layers(model)) - 1
-        size = self._size = int(own["fc.weight"].shape[0])
-        self._told, self._mask = told, int(told.get("mask_token_id", -1))
-        if not 0 <= self._mask < rows or self.at_once < 1:
+        told, own = told_in(config), renamed(arrays)
+        size = int(own["fc.weight"].shape[0])
+        super().__init__(told, model, own, lambda i: _Layer(told, size, i, own))
+        self._told, self._mask, self.at_once = told, int(told.get("mask_token_id", -1)), at_once(config)
+        self._scale *= told.get("input_embedding_scale", 1.0)
+        if not 0 <= self._mask < self._rows or self.at_once < 1:
             raise ModelError(
                 "the drafter's config.json has no mask_token_id among the model's tokens, or no block_size"
             )
         if told.get("hidden_act", "silu") != "silu":
             raise ModelError(f"the drafter has an unknown activation ({told['hidden_act']})")
-        self._head, self._embed = target.head, target.embed
-        try:
-            if "embed_tokens.weight" in own:
-                self.embed_tokens = self._embed = linear("embed_tokens", own, size, nn.Embedding)
-            self.hidden_norm, self.norm = norm("hidden_norm", own, told), norm("norm", own, told)
-            self.layers = [_Layer(told, size, i, own) for i in range(told["num_hidden_layers"])]
-            if "candidate_selector.hidden_projection.weight" in own:
-                self.candidate_selector = _Selector(told, size, own)
-        except KeyError as error:
-            raise ModelError(f"the drafter lacks {error.args[0]}") from None
-        self._check(model, own)
-
-    def _check(self, model: nn.Module, own: HeadArrays) -> None:
-        width = self._embed(mx.zeros((1,), mx.int32)).shape[-1]
-        if width != self._size or heads.size_of(model) != self._size:
+        if self._width != size or heads.size_of(model) != size:
             raise ModelError(
-                f"the drafter computes {self._size} numbers, and the embedding and the head of {type_name(model)} have "
+                f"the drafter computes {size} numbers, and the embedding and the head of {type_name(model)} have "
                 f"{heads.size_of(model)}; it belongs to another model"
             )
         known = {name for name, _ in tree_flatten(self.parameters())}
@@ -124,16 +106,17 @@ class DFlash(HeadsByRows):
         if unknown:
             raise ModelError(f"the drafter has an unknown tensor ({unknown[0]}), so its form is not supported")
 
+    def _add(self, text: Mapping[str, Any], own: HeadArrays) -> None:
+        self.hidden_norm = norm("hidden_norm", own, text)
+        if "candidate_selector.hidden_projection.weight" in own:
+            self.candidate_selector = _Selector(text, self._size, own)
+
     def check(self, stage: StageModel) -> None:
         """Do nothing: of the target it uses only embedding and head, which are found by name."""
 
     def states(self, kept: mx.array) -> mx.array:
         """Return [T, d]: the sum of the taps, after the norm."""
-        return cast(mx.array, self.hidden_norm(kept[:, : self._size]))
-
-    def embed(self, tokens: mx.array) -> mx.array:
-        """Return the tokens' embeddings."""
-        return cast(mx.array, self._embed(tokens) * self._told.get("input_embedding_scale", 1.0))
+        return cast(mx.array, self.hidden_norm(super().states(kept)))
 
     def masks(self, n: int) -> mx.array:
         """Return [n] mask tokens, which stand for drafts."""
@@ -184,16 +167,12 @@ def _visible(part: BlockPart, window: int | None, *, is_causal: bool) -> mx.arra
     return mx.broadcast_to(seen, (part.rows, part.end + part.rows))
 
 
-class _Layer(nn.Module):  # type: ignore[misc]
+class _Layer(DrafterLayer):
     """A decoder layer whose keys and values come from the hidden states and from the block itself."""
 
     def __init__(self, told: Mapping[str, Any], size: int, number: int, own: HeadArrays) -> None:
-        super().__init__()
         name = f"layers.{number}."
-        self.input_layernorm = norm(f"{name}input_layernorm", own, told)
-        self.post_attention_layernorm = norm(f"{name}post_attention_layernorm", own, told)
-        self.self_attn = HeadAttention(told, size, size, f"{name}self_attn.", own)
-        self.mlp = MLP(told, size, f"{name}mlp.", own)
+        super().__init__(told, size, size, name, own)
         for part in ("attention_conv", "mlp_conv"):
             if f"{name}{part}.base_kernel" in own:
                 self[part] = _Convolution(told, size, f"{name}{part}.", own)

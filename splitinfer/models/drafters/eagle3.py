@@ -18,7 +18,7 @@ from splitinfer.common.model_config import mapping, strings
 from splitinfer.errors import ModelError
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.drafters import heads
-from splitinfer.models.drafters.heads import MLP, HeadArrays, HeadAttention, HeadRows, HeadsByRows, Target, linear, norm
+from splitinfer.models.drafters.heads import DrafterLayer, HeadArrays, HeadRows, TrainedDrafter, linear, norm
 from splitinfer.models.library.layers import find_layers, type_name
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
@@ -55,7 +55,7 @@ def renamed(arrays: HeadArrays) -> dict[str, mx.array]:
     return {name.removeprefix("model.").replace("midlayer.", "layers.0."): array for name, array in arrays.items()}
 
 
-class Eagle3(HeadsByRows):
+class Eagle3(TrainedDrafter):
     """The drafter without ``fc``: ``layers``, a norm, and a head over the tokens that it may draft.
 
     Raises:
@@ -63,48 +63,28 @@ class Eagle3(HeadsByRows):
     """
 
     def __init__(self, config: Mapping[str, Any], model: nn.Module, arrays: HeadArrays) -> None:
-        super().__init__()
-        text, own, target = config.get("transformer_layer_config") or config, renamed(arrays), Target.of(model)
-        rows = target.embed.weight.shape[0]
-        heads.check_vocabulary(text, model, rows)
-        self.like = len(find_layers(model)) - 1
-        size = self._size = int(own["fc.weight"].shape[0])
-        try:
-            self._embed = target.embed
-            if "embed_tokens.weight" in own:
-                self.embed_tokens = self._embed = linear("embed_tokens", own, size, nn.Embedding)
-            self.layers = [_Layer(config, text, size, f"layers.{i}.", own) for i in range(text["num_hidden_layers"])]
-            self.norm = norm("norm", own, text)
-            self._head = target.head
-            if "lm_head.weight" in own:
-                self.lm_head = self._head = linear("lm_head", own, size)
-        except KeyError as error:
-            raise ModelError(f"the drafter lacks {error.args[0]}") from None
-        self._rows, self._place = rows, None
+        text, own = config.get("transformer_layer_config") or config, renamed(arrays)
+        size = int(own["fc.weight"].shape[0])
+        super().__init__(text, model, own, lambda i: _Layer(config, text, size, f"layers.{i}.", own))
+        self._scale, self._place = 1.0, None
         if "d2t" in own:
             self._drafted = mx.arange(own["d2t"].size) + own["d2t"].astype(mx.int32)
-            self._place = _places(self._drafted, rows)
-        width, needed = self._embed(mx.zeros((1,), mx.int32)).shape[-1], own["layers.0.input_layernorm.weight"].size
-        if width != needed:
+            self._place = _places(self._drafted, self._rows)
+        if self._width != (needed := own["layers.0.input_layernorm.weight"].size):
             whose = "its own" if "embed_tokens" in self else f"those of {type_name(model)}"
             raise ModelError(
-                f"the drafter takes embeddings of {needed} numbers, and {whose} have {width}; it belongs to "
+                f"the drafter takes embeddings of {needed} numbers, and {whose} have {self._width}; it belongs to "
                 "another model"
             )
+
+    def _add(self, _text: Mapping[str, Any], own: HeadArrays) -> None:
+        if "lm_head.weight" in own:
+            self.lm_head = self._head = linear("lm_head", own, self._size)
 
     def check(self, stage: StageModel) -> None:
         """Raise ModelError if it drafts tokens that the target does not have."""
         if self._place is not None and not 0 <= int(self._drafted.min()) <= int(self._drafted.max()) < self._rows:
             raise ModelError("the drafter drafts tokens that the model does not have; it belongs to another model")
-
-    def states(self, kept: mx.array) -> mx.array:
-        """Return [T, d]: the sum of the taps."""
-        return kept[:, : self._size]
-
-    def embed(self, tokens: mx.array) -> mx.array:
-        """Return the tokens' embeddings."""
-        own = self._embed.weight.shape[0]  # may be fewer than the target's; the target's last tokens are not text
-        return cast(mx.array, self._embed(mx.minimum(tokens, own - 1)))
 
     def __call__(self, embedded: mx.array, hidden: mx.array, caches: Sequence[HeadRows]) -> mx.array:
         """Return hidden states [T, 1, d] from the embeddings of T tokens and the hidden states before them."""
@@ -128,20 +108,16 @@ def _places(drafted: mx.array, rows: int) -> mx.array:
     return places
 
 
-class _Layer(nn.Module):  # type: ignore[misc]
+class _Layer(DrafterLayer):
     """A decoder layer; the first takes embeddings, too."""
 
     def __init__(
-        self, config: Mapping[str, Any], text: Mapping[str, Any], size: int, name: str, own: Mapping[str, mx.array]
+        self, config: Mapping[str, Any], text: Mapping[str, Any], size: int, name: str, own: HeadArrays
     ) -> None:
-        super().__init__()
         is_first = name == "layers.0."
-        self.input_layernorm = norm(f"{name}input_layernorm", own, text)
-        self.post_attention_layernorm = norm(f"{name}post_attention_layernorm", own, text)
+        super().__init__(text, (1 + is_first) * size, size, name, own)
         if is_first:
             self.hidden_norm = norm(f"{name}hidden_norm", own, text)
-        self.self_attn = HeadAttention(text, (1 + is_first) * size, size, f"{name}self_attn.", own)
-        self.mlp = MLP(text, size, f"{name}mlp.", own)
         self._norm_before_residual = bool(config.get("norm_before_residual"))
 
     def __call__(self, hidden: mx.array, embedded: mx.array | None, cache: HeadRows) -> mx.array:

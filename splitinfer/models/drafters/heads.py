@@ -73,6 +73,11 @@ class Target:
         return int(self.embed(mx.zeros((1,), mx.int32)).shape[-1])
 
     @property
+    def scale(self) -> float:
+        """The factor of embeddings, by which some models multiply them."""
+        return float(getattr(self.embed, "embed_scale", getattr(self.inner, "embed_scale", 1.0)))
+
+    @property
     def mixer(self) -> nn.Module:
         """The module that makes one hidden state of the streams of hyper-connections; without parameters if there is
         none."""
@@ -122,6 +127,59 @@ class HeadsByRows(nn.Module):  # type: ignore[misc]
     def make_caches(self) -> list[Any]:
         """Return empty caches for one sequence."""
         return [GrowingKVCache() for _ in self.layers]
+
+
+class TrainedDrafter(HeadsByRows):
+    """A drafter in a folder of its own, without ``fc``: ``layers``, made by ``layer``, a norm, and an embedding or the
+    target's. ``text``: the configuration of its layers.
+
+    Raises:
+        ModelError: it belongs to another target, or lacks a tensor or value.
+    """
+
+    def __init__(self, text: Mapping[str, Any], model: nn.Module, own: HeadArrays, layer: Callable[[int], Any]) -> None:
+        super().__init__()
+        target = Target.of(model)
+        self._embed, self._head, self._rows = target.embed, target.head, target.embed.weight.shape[0]
+        check_vocabulary(text, model, self._rows)
+        self.like, size = len(find_layers(model)) - 1, int(own["fc.weight"].shape[0])
+        self._size, self._scale = size, target.scale
+        try:
+            if "embed_tokens.weight" in own:
+                self.embed_tokens = self._embed = linear("embed_tokens", own, size, nn.Embedding)
+                self._scale = 1.0
+            self.layers = [layer(i) for i in range(text["num_hidden_layers"])]
+            self.norm = norm("norm", own, text)
+            self._add(text, own)
+        except KeyError as error:
+            raise ModelError(f"the drafter lacks {error.args[0]}") from None
+
+    def _add(self, text: Mapping[str, Any], own: HeadArrays) -> None:
+        """Add the modules of this kind alone. Raises KeyError if a tensor or value is missing."""
+
+    def states(self, kept: mx.array) -> mx.array:
+        """Return [T, d]: the sum of the taps."""
+        return kept[:, : self._size]
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Return the tokens' embeddings."""
+        own = self._embed.weight.shape[0]  # may be fewer than the target's; the target's last tokens are not text
+        return cast(mx.array, self._embed(mx.minimum(tokens, own - 1)) * self._scale)
+
+    @property
+    def _width(self) -> int:
+        return int(self._embed(mx.zeros((1,), mx.int32)).shape[-1])
+
+
+class DrafterLayer(nn.Module):  # type: ignore[misc]
+    """The modules of a drafter's decoder layer. ``inputs``: the numbers that its attention takes for a row."""
+
+    def __init__(self, text: Mapping[str, Any], inputs: int, size: int, name: str, own: HeadArrays) -> None:
+        super().__init__()
+        self.input_layernorm = norm(f"{name}input_layernorm", own, text)
+        self.post_attention_layernorm = norm(f"{name}post_attention_layernorm", own, text)
+        self.self_attn = HeadAttention(text, inputs, size, f"{name}self_attn.", own)
+        self.mlp = MLP(text, size, f"{name}mlp.", own)
 
 
 # -- weights -----------------------------------------------------------------------------------------

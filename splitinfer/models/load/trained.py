@@ -1,7 +1,8 @@
 """Joins a stage with a drafter that was trained on the target's hidden states.
 
 The drafter is among the model's own tensors (``mtp``), or in a folder of its own whose config.json gives its kind
-(``mtp``, ``eagle3``, ``dflash``). Every stage taps its layers for the drafter; the last stage runs it.
+(``mtp``, ``eagle3``, ``dflash``, ``sequence_heads``). Every stage taps its layers for the drafter; the last stage runs
+it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,19 +19,27 @@ from splitinfer.models.caches.caches import arrays_of
 from splitinfer.models.caches.cohort import SequenceCaches
 from splitinfer.models.caches.rows import attend_by_rows
 from splitinfer.models.cut.cut import StageModel
-from splitinfer.models.drafters import dflash, eagle3
+from splitinfer.models.drafters import dflash, eagle3, sequence_heads
 from splitinfer.models.drafters.dflash import DFlash, is_dflash
 from splitinfer.models.drafters.eagle3 import Eagle3, is_eagle3
 from splitinfer.models.drafters.heads import BlockPart, HeadRows, Target, check_width
 from splitinfer.models.drafters.mtp import PREFIX, LatentHeads, PredictionHeads, is_latent, tensors_of
-from splitinfer.models.drafters.sequence_heads import LibraryHeads, heads_within
+from splitinfer.models.drafters.sequence_heads import (
+    Assistant,
+    LibraryBlocks,
+    LibraryHeads,
+    heads_within,
+    is_assistant,
+    is_blocks,
+    projection_of,
+)  # fmt: skip
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.library import mlx_vlm
 from splitinfer.models.library.layers import type_name
 from splitinfer.models.load.building import build_drafter, cast_floats
 
-HeadsOfSequences = LatentHeads | LibraryHeads
-Heads = PredictionHeads | Eagle3 | DFlash | LibraryHeads
+HeadsOfSequences = LatentHeads | LibraryHeads | LibraryBlocks | Assistant
+Heads = PredictionHeads | Eagle3 | DFlash | LibraryHeads | LibraryBlocks | Assistant
 
 
 class WithHeads:
@@ -72,7 +81,7 @@ class WithHeads:
         Returns:
             The last row's hidden states: [d] for logits, and [...] for the next draft.
         """
-        heads = cast(HeadsOfSequences, self.heads)
+        heads = cast(LatentHeads | LibraryHeads, self.heads)
         read, kept = heads.run(tokens[None], hidden[None], caches.heads, caches.heads_at, number)
         caches.heads_at += len(tokens)
         return read[0, -1], kept[0, -1]
@@ -115,16 +124,22 @@ class WithHeads:
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return logits [n, vocabulary] from hidden states [n, d] of ``run``."""
-        return self.heads.logits(hidden[:, None])[:, 0]
+        return cast(PredictionHeads | Eagle3 | DFlash | LibraryHeads, self.heads).logits(hidden[:, None])[:, 0]
 
     def run_nothing(self, caches: SequenceCaches, rows: int = 2) -> mx.array:
-        """Return unevaluated logits [rows, vocabulary] from ``rows`` made-up hidden states. ``caches``: the stage's."""
+        """Return unevaluated logits or drafts from ``rows`` made-up hidden states. ``caches``: the stage's."""
         tokens = mx.zeros(rows, mx.int32)
         if isinstance(self.heads, HeadsOfSequences):
             assert self._row is not None
             hidden = self.states(mx.zeros((rows, self._row[0]), self._row[1]))
-            read, _ = self.run_sequence(caches, tokens, hidden)
-            return mx.repeat(self.logits(read[None]), rows, axis=0)
+            if isinstance(self.heads, LibraryBlocks | Assistant):
+                self.heads.draft(caches, hidden[:-1], tokens[:1], 0, None)
+                found = self.heads.draft(caches, hidden[-1:], tokens[:1], 2, lambda logits: logits.argmax(axis=-1))
+                assert found is not None
+                return found
+            for count in (rows - 1, 1):  # as a prompt's chunk, whose last entry comes by itself
+                read, _ = self.run_sequence(caches, tokens[:count], hidden[:count])
+            return self.logits(read[None])
         like = self.heads.norm.weight
         hidden = self.states(mx.zeros((rows, like.shape[-1]), like.dtype))
         if not self.heads.at_once:
@@ -141,16 +156,23 @@ TrainedArrays = Mapping[str, mx.array]
 
 def is_trained(checkpoint: Checkpoint) -> bool:
     """Return whether a checkpoint is a drafter that runs on the last stage."""
-    return is_heads(checkpoint) or is_eagle3(checkpoint.config) or is_dflash(checkpoint.config)
+    config = checkpoint.config
+    return is_heads(checkpoint) or any(kind(config) for kind in (is_eagle3, is_dflash, is_blocks))
 
 
 def is_heads(checkpoint: Checkpoint) -> bool:
-    """Return whether a checkpoint has prediction heads alone, which read no hidden states of other stages."""
-    return str(checkpoint.config.get("model_type")).endswith("_mtp")
+    """Return whether a checkpoint has prediction heads or an assistant, which read no hidden states of other stages."""
+    return str(checkpoint.config.get("model_type")).endswith("_mtp") or is_assistant(checkpoint.config)
 
 
 def at_once(checkpoint: Checkpoint) -> int:
-    """Return the most tokens that a drafter drafts at once, or 0 if it drafts one after the other."""
+    """Return the most tokens that a drafter drafts at once, or 0 if it drafts one after the other.
+
+    Raises:
+        ModelError: only mlx-vlm knows, and is not installed.
+    """
+    if is_blocks(checkpoint.config):
+        return int(sequence_heads.told_of_blocks(checkpoint.config).block_size) - 1
     return dflash.at_once(checkpoint.config) if is_dflash(checkpoint.config) else 0
 
 
@@ -159,7 +181,7 @@ def read_of(drafter: Checkpoint, *, is_last: bool) -> frozenset[str]:
     ``is_last``."""
     if is_heads(drafter) and not is_last:
         return frozenset()
-    return frozenset(name for name in drafter.tensors if is_last or name.removeprefix("model.").startswith("fc."))
+    return frozenset(name for name in drafter.tensors if is_last or projection_of({name: 0}))
 
 
 def join(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays, dtype: str | None) -> dict[str, mx.array]:
@@ -210,10 +232,13 @@ _Kind = tuple[dict[int, Callable[[mx.array], mx.array]], Callable[[], Heads]]
 
 def _mtp(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays) -> _Kind:
     own, there = tensors_of(arrays, stage.num_layers), stage.num_layers
-    if is_heads(drafter) and (layers := positive(text_part(drafter.config), "num_hidden_layers") or there) != there:
+    layers = positive(text_part(drafter.config), "num_hidden_layers") or there
+    if is_heads(drafter) and not is_assistant(drafter.config) and layers != there:
         raise ModelError(f"the heads are for a model of {layers} layers, and {type_name(stage.whole)} has {there}")
     if "fc.weight" in own.values() and not is_latent(own):
         kind: Callable[[], Heads] = partial(PredictionHeads, stage.whole, arrays)
+    elif is_assistant(drafter.config):
+        kind = partial(Assistant, build_drafter(drafter, arrays), stage)
     elif is_heads(drafter):
         kind = partial(LibraryHeads, build_drafter(drafter, arrays), stage.whole)
     elif (found := heads_within(drafter.config, arrays)) is not None:
@@ -234,8 +259,13 @@ def _mtp(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays) -> _Kind
 
 def _of_folder(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays) -> _Kind:
     config, model = drafter.config, stage.whole
-    module, kind = (dflash, DFlash) if is_dflash(config) else (eagle3, Eagle3)
-    taps = module.taps_of(config, model, arrays)
+    if is_blocks(config):
+        taps, own = sequence_heads.taps_of(config, model, arrays), projection_of(arrays)
+    else:
+        module, kind = (dflash, DFlash) if is_dflash(config) else (eagle3, Eagle3)
+        taps, own = module.taps_of(config, model, arrays), module.renamed(arrays)
     if not (stage.is_first and stage.is_last):
-        check_width(model, module.renamed(arrays))
+        check_width(model, own)
+    if is_blocks(config):
+        return taps, lambda: LibraryBlocks(build_drafter(drafter, arrays), model)
     return taps, lambda: kind(config, model, arrays)

@@ -37,6 +37,7 @@ from splitinfer.models.rows.step import StepModel, with_taps
 
 ENDS = (5, 9)  # the ends of two blocks, in tokens
 WITHIN = 7  # tokens to start from that end within the second block
+_CHUNK = 64  # tokens of a sample, which no model takes for a few decoded ones
 TAIL = 3  # tokens after the blocks
 log = logging.getLogger(__name__)
 
@@ -58,13 +59,14 @@ def why_no_blocks(stage: StageModel) -> str | None:
 
 
 def sample_block(stage: StageModel) -> KVBlock:
-    """Return a block with the form of this stage's and its heads' KV. Its arrays are never evaluated."""
+    """Return a block with the form of this stage's and its heads' KV: of a long chunk and a token, so that caches lag
+    that may. Its arrays are never evaluated."""
     caches = stage.make_caches()
-    for start, end in zip((0, *ENDS), ENDS, strict=False):
+    for start, end in ((0, _CHUNK), (_CHUNK, _CHUNK + 1)):
         _build(stage, caches, start, end, 0, 1)
     if stage.heads is not None:
         stage.heads.run_nothing(caches, end)
-    return cut(caches, stage.kv_places, start, end)
+    return cut(caches, stage.kv_places, 0, end)
 
 
 def off_by(stage: StageModel, kv_format: KVFormat) -> float:
@@ -175,7 +177,7 @@ def _build(stage: StageModel, caches: SequenceCaches, start: int, end: int, salt
 def inputs(stage: StageModel, start: int, end: int, salt: int) -> tuple[mx.array, mx.array | None]:
     """Return [1, n] token ids and [1, n, d] hidden states of positions [start, end) of a made-up sequence."""
     ids = mx.array([[(7 * i + salt) % 32 for i in range(start, end)]], dtype=mx.int32)
-    noise = stage.made_up_hidden(ENDS[1] + TAIL, salt)
+    noise = stage.made_up_hidden(max(end, ENDS[1] + TAIL), salt)
     return ids, None if noise is None else noise[None, start:end]
 
 

@@ -1,9 +1,6 @@
 """Prediction heads that mlx-vlm's classes run: drafts as from the class itself, and tokens as without drafts."""
 
-import copy
 import json
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
@@ -14,11 +11,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from engine.door import NOTHING, SEVERAL, Ask, Open, ask, worker_lost
-from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 from mlx_lm.utils import load_model
-from tiny import _spread
 from trained import LEAVING, heads_for, save_dflash, weights_of
 
 from splitinfer import Flight
@@ -29,74 +24,11 @@ from splitinfer.models.library import mlx_vlm
 if find_spec("mlx_vlm") is None:
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "matrix"))
-import compare
-import configs
-import vlm_configs
+from engine.drafts.classes import STORED, hidden_of, saved
 
 BY_CHUNKS = ("deepseek_v4", "hy_v4")  # whose own hidden states depend on the chunks that they are computed in
 NIGHTLY = pytest.mark.nightly
 Proposed = list[tuple[list[int], list[int]]]
-OF_VLM = ("deepseek_v4", "glm5_next", "hy_v4", "inkling", "qwen4_exp")
-_HEADS: dict[str, Any] = {"num_nextn_predict_layers": 1, "mtp_num_hidden_layers": 1}
-
-
-def _behind(last: int, name: str) -> str:
-    name = name.removeprefix("mtp.").removeprefix("mtp_block.").replace("shared_head_norm", "shared_head.norm")
-    return f"model.layers.{last}.{name}"
-
-
-def _hy_v4(_last: int, name: str) -> str:
-    own = name.removeprefix("decoder.")
-    return f"model.mtp_layers.0.{own.replace('norm.', 'final_layernorm.') if name.startswith('norm.') else own}"
-
-
-STORED: dict[str, Callable[[int, str], str]] = {
-    "glm_moe_dsa": _behind, "glm5_next": _behind, "hy_v4": _hy_v4,
-    "nemotron_h": lambda _, name: f"mtp.{name}", "qwen4_exp": lambda _, name: f"mtp.{name}",
-    "deepseek_v4": lambda _, name: f"mtp.0.{name}",
-    "inkling": lambda _, name: f"model.mtp.{name.replace('blocks.', 'layers.')}",
-}  # fmt: skip
-"""By architecture: the name in a checkpoint of a parameter of mlx-vlm's class."""
-MORE = {
-    "nemotron_h": {"mtp_hybrid_override_pattern": ["*", "E"], "num_hidden_layers": 7},
-    "inkling": {"num_mtp_layers": 2, "dense_intermediate_size": 32},
-}  # fmt: skip
-
-
-def _drafter(config: dict[str, Any]) -> Any:
-    """An instance of mlx-vlm's class for the heads of a configuration, with random weights."""
-    splitter = mlx_vlm.module("speculative.drafters.mtp_split").get_mtp_splitter(source_config=config)
-    text = splitter.read_text_config(config)
-    package = mlx_vlm.module(f"speculative.drafters.{splitter.output_model_type}")
-    told = {"model_type": splitter.output_model_type, "text_config": text, **splitter.extra_config(text)}
-    made = package.Model(package.ModelConfig.from_dict(told))
-    mx.random.seed(7)
-    made.update(tree_map_with_path(_spread, made.parameters()))
-    return made
-
-
-def _saved(name: str, folder: Path, **changes: Any) -> tuple[Any, Any]:
-    """Write a checkpoint with heads. Return its model and the drafter."""
-    config = copy.deepcopy(vlm_configs.CONFIGS[name] if name in OF_VLM else configs.configurations()[name])
-    text = config.get("text_config", config)
-    text.update(_HEADS | MORE.get(name, {}) | changes)
-    config["num_hidden_layers"] = text["num_hidden_layers"]
-    drafter = _drafter(copy.deepcopy(config))
-    own = {STORED[name](text["num_hidden_layers"], key): array for key, array in tree_flatten(drafter.parameters())}
-    make = compare.mlx_vlms if name in OF_VLM else compare.mlx_lms
-    folder.mkdir()
-    target = compare.save(folder, config, make if name in OF_VLM else None, change=lambda weights: weights | own)
-    return target, drafter
-
-
-def _hidden(name: str, target: Any, tokens: list[int]) -> mx.array:
-    """What mlx-vlm gives its drafter of the target's hidden states."""
-    ids = mx.array([tokens])
-    if name not in OF_VLM:
-        return (target.backbone if name == "nemotron_h" else target.model)(ids)
-    told = {"capture_layer_ids": []} if name == "qwen4_exp" else {}
-    return target(ids, cache=target.make_cache(), return_hidden=True, **told).hidden_states[-1]
 
 
 def _asked(one: Ask, count: int) -> Ask:
@@ -109,7 +41,7 @@ def _asked(one: Ask, count: int) -> Ask:
 ])  # fmt: skip
 def test_tokens_are_those_without_drafts(name: str, tmp_path: Path, pipeline: Open) -> None:
     """Four requests in chunks, greedy and sampled; where stages load quickly, one is lost."""
-    target, _ = _saved(name, tmp_path / "target")
+    target, _ = saved(name, tmp_path / "target")
     asks = [_asked(one, count) for one, count in zip((*SEVERAL, ask(30)), (3, 1, 4, 2), strict=True)]
     cuts, options = [1, len(target.layers) - 1], {"draft": "mtp", "token_budget": 16, "rejoin_timeout": 20}
     fault = worker_lost(at=4) if name in ("nemotron_h", "glm_moe_dsa") else NOTHING
@@ -152,7 +84,7 @@ def test_taps_of_streams_are_one_row_on_a_link(
 ) -> None:
     """A drafter reads what the streams of hyper-connections mean. Its drafts are those of mlx-vlm's class where that
     names the hidden states."""
-    target, _ = _saved(name, tmp_path / "target", hidden_size=64)
+    target, _ = saved(name, tmp_path / "target", hidden_size=64)
     streams = target.args.hc_count if name == "qwen4_exp" else target.args.hc_mult
     told = {"mask_token_id": 120, "target_layer_ids": LEAVING}
     layers = len(target.layers)
@@ -195,7 +127,7 @@ def _best(logits: mx.array) -> mx.array:
 def test_drafts_are_those_of_mlx_vlms_class(
     name: str, cuts: list[int], tmp_path: Path, pipeline: Open, proposed: Proposed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, drafter = _saved(name, tmp_path / "target")
+    target, drafter = saved(name, tmp_path / "target")
     layers = len(target.layers)
     cuts = [*cuts[:-1], layers - sum(cuts[:-1])]
     read = _noted_states(monkeypatch)
@@ -209,7 +141,7 @@ def test_drafts_are_those_of_mlx_vlms_class(
         drafter._input_embed, drafter._lm_head_fn = target.backbone.embeddings, target.lm_head
     for tokens, found in proposed:
         drafter.reset(target)
-        hidden = _hidden(name, target, tokens[:-1])
+        hidden = hidden_of(name, target, tokens[:-1])
         if name in BY_CHUNKS:
             given = mx.array(np.stack([read[position] for position in range(len(tokens) - 1)]))[None]
             if len(tokens) > 16 and name == "hy_v4":

@@ -104,6 +104,53 @@ def test_a_state_is_that_of_the_end():
         join(sequence(lambda: ArraysCache(2)), [0], [block], 7)
 
 
+LAGGING = {
+    "both behind": ([9, 9], [8, 9, 9, 9]), "the first alone": ([3, 12], [3, 3, 3, 3]),
+    "the second": ([8, 3], [8, 8, 8, 8]), "none": ([12, 12], [8, 9, 10, 12]), "none of them": ([0, 0], [0, 0, 0, 0]),
+}  # fmt: skip
+"""Of two sequences, how far their second caches are; and how many entries there are after 8, 9, 10 and 12 tokens, of
+the first one's first block and the second one's second."""
+
+
+@pytest.mark.parametrize(("reached", "left"), LAGGING.values(), ids=LAGGING)
+@pytest.mark.parametrize("way", ["in memory", "on disk"])
+def test_a_cache_that_lags_keeps_the_entries_it_has(reached: list[int], left: list[int], way: str):
+    """In a list a cache may hold what is made anew if it is behind (GLM-5.3-Flash: keys and values of prompts)."""
+
+    def lagging(of_second: int, end: int = 12) -> SequenceCaches:
+        source = sequence(lambda: CacheList(GrowingKVCache(), GrowingKVCache()))
+        for cache, count in zip(leaves(source.own[0]), (end, of_second), strict=True):
+            if count:
+                kv = (mx.random.normal((1, 2, 80, 32), key=mx.random.key(i)) for i in (0, 1))
+                cache.update_and_fetch(*(array[:, :, :count] for array in kv))
+        source.place.position = end
+        return source
+
+    sources = [lagging(count) for count in reached]
+    blocks = [cut(sources[0], [0], 0, 8), cut(sources[1], [0], 8, 12)]
+    if way == "on disk":
+        sample = cut(lagging(64, 65), [0], 0, 65)
+        mx.eval([block.arrays() for block in blocks])
+        parts = [parts_of(block, [0]) or {} for block in blocks]
+        blocks = [block_of(part, [0], sample, b.start, b.end) for part, b in zip(parts, blocks, strict=True)]
+    for length, count in zip((8, 9, 10, 12), left, strict=True):
+        kept = sequence(lambda: CacheList(GrowingKVCache(), GrowingKVCache()))
+        join(kept, [0], blocks if length > 8 else blocks[:1], length)
+        first, second = leaves(kept.own[0])
+        assert (first.offset, second.offset) == (length, count)
+        if count:
+            whole = sources[int(reached[1] == max(reached))].own[0].caches[1]
+            assert mx.array_equal(second.keys[:, :, :count], whole.keys[:, :, :count])
+
+
+def test_a_list_of_which_every_cache_lags_is_refused():
+    source = sequence(lambda: CacheList(KVCache(), KVCache()))
+    run(source, 0, 10)
+    source.place.position = 12
+    with pytest.raises(ValueError, match="the blocks lack positions from 10 on"):
+        join(sequence(lambda: CacheList(KVCache(), KVCache())), [0], [cut(source, [0], 0, 12)], 12)
+
+
 @pytest.mark.parametrize("cuts", [[(0, 8)], [(0, 4), (8, 12)], [(4, 8), (8, 12)]], ids=str)
 def test_blocks_that_do_not_hold_the_tokens_are_refused(cuts: list[tuple[int, int]]):
     source = sequence(KVCache)
