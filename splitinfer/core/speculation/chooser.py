@@ -134,7 +134,7 @@ def expected(costs: CostModel, members: Seq[Member], groups: int, in_flight: int
         rows = round(sum(1 + one.jumps + one.offered * count for one, count in mine))
         decode = sum(one.position for one, count in mine if not count)
         shape = Shape(rows, decode, sum((1 + count) * one.position for one, count in mine if count))
-        times = [stage.at_least(shape) for stage in costs.stages]
+        times = [stage.at(shape) for stage in costs.stages]
         drafting = costs.drafting(sum(count > 0 for _, count in mine), max(count for _, count in mine))
         passing = max(passing, drafting + costs.host + sum(times))
         busy = [a + b for a, b in zip(busy, times, strict=True)]
