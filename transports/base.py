@@ -107,9 +107,6 @@ class LinkOptions:
     # machine acknowledges, or that is not known: then the process may only be busy.
     dead_after: float = 3.0
     silent_after: float = 15.0
-    # Covers the payload on tcp://, which TCP, Ethernet and encryption check anyway. Headers always have a checksum, and
-    # so has everything on rdma://, because no layer below it checks.
-    checksum_parts: bool = False
     security: Security | None = None  # None: not encrypted, and any peer may connect
 
 

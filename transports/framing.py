@@ -6,9 +6,8 @@ header, the others are the payload parts, unchanged:
     magic 'SPLI' | version u8 | kind u8 | flags u16 | seq u64 | progress u64
     | num_parts u16 | zero u16 | header_len u32 | parts_crc u32 | crc u32 | header ...
 
-All little-endian, 40 bytes. `crc` covers the prelude before it and the header, always. `parts_crc` covers the length
-of every part, always, and the parts themselves when the flag CHECKED is set; so no byte can move between parts
-unnoticed.
+All little-endian, 40 bytes; flags and zero are 0. `crc` covers the prelude before it and the header. `parts_crc` covers
+the length of every part, so no byte can move between parts unnoticed. TCP, Ethernet and encryption check the bytes.
 
 Kinds: OPEN (the first packet, from the connecting side) and its answer ACCEPT; DATA, a frame; BEAT, a heartbeat; BYE,
 the end, whose header is the reason. BYE is answered by BYE, which proves that everything before it arrived. `seq`
@@ -27,8 +26,7 @@ from enum import IntEnum
 from transports.base import Buffer, Frame, FrameError, LinkOptions
 
 MAGIC = b"SPLI"
-VERSION = 1
-CHECKED = 1  # flag: parts_crc covers the parts' bytes, not only their lengths
+VERSION = 2
 
 _PRELUDE = struct.Struct("<4sBBHQQHHIII")
 _CRC = struct.Struct("<I")
@@ -93,12 +91,9 @@ def encode(
     progress: int = 0,
     header: bytes = b"",
     parts: Sequence[memoryview] = (),
-    checksum: bool = True,
 ) -> list[Buffer]:
     """Return the packet as byte strings. The parts are passed on unchanged, so they must be flat (`as_bytes`)."""
-    flags = CHECKED if checksum else 0
-    parts_crc = _parts_crc(parts, checked=checksum)
-    fields = (MAGIC, VERSION, kind, flags, seq, progress, len(parts), 0, len(header), parts_crc)
+    fields = (MAGIC, VERSION, kind, 0, seq, progress, len(parts), 0, len(header), _parts_crc(parts))
     prelude = _PRELUDE.pack(*fields, 0)[:_BEFORE_CRC]
     crc = zlib.crc32(header, zlib.crc32(prelude))
     return [b"".join((prelude, _CRC.pack(crc), header)), *parts]
@@ -119,7 +114,7 @@ def decode(message: Sequence[Buffer], options: LinkOptions) -> Packet:
     _, _, kind, flags, seq, progress, num_parts, zero, header_len, parts_crc, crc = _PRELUDE.unpack_from(first)
     if zlib.crc32(first[PRELUDE_BYTES:], zlib.crc32(first[:_BEFORE_CRC])) != crc:
         raise FrameError("the header's checksum does not match")
-    if kind not in FrameKind._value2member_map_ or flags & ~CHECKED or zero:
+    if kind not in FrameKind._value2member_map_ or flags or zero:
         raise FrameError(f"kind {kind} with flags {flags:#x} is unknown here")
     if header_len != first.nbytes - PRELUDE_BYTES or num_parts != len(message) - 1:
         raise FrameError(
@@ -128,8 +123,8 @@ def decode(message: Sequence[Buffer], options: LinkOptions) -> Packet:
         )
     parts = tuple(as_bytes(part) for part in message[1:])
     check_bounds(header_len, [part.nbytes for part in parts], options)
-    if _parts_crc(parts, checked=bool(flags & CHECKED)) != parts_crc:
-        raise FrameError("the payload's checksum does not match")
+    if _parts_crc(parts) != parts_crc:
+        raise FrameError("the checksum of the parts' lengths does not match")
     return Packet(FrameKind(kind), seq, progress, bytes(first[PRELUDE_BYTES:]), parts)
 
 
@@ -144,13 +139,8 @@ def check_bounds(header_bytes: int, part_bytes: Sequence[int], options: LinkOpti
             raise FrameError(f"part {index} has {num_bytes} bytes; at most {options.max_part_bytes} are allowed")
 
 
-def _parts_crc(parts: Sequence[memoryview], *, checked: bool) -> int:
-    crc = 0
-    for part in parts:
-        crc = zlib.crc32(_LENGTH.pack(part.nbytes), crc)
-        if checked:
-            crc = zlib.crc32(part, crc)
-    return crc
+def _parts_crc(parts: Sequence[memoryview]) -> int:
+    return zlib.crc32(b"".join(_LENGTH.pack(part.nbytes) for part in parts))
 
 
 def check_order(packet: Packet, next_seq: int) -> None:

@@ -89,14 +89,8 @@ class TcpLink(QueuedLink):
             raise over
         flat = flatten(frame, self._options)
         with self._writer:
-            message = encode(
-                FrameKind.DATA,
-                seq=self.num_sent,
-                progress=self.progress,
-                header=flat.header,
-                parts=cast("tuple[memoryview, ...]", flat.parts),
-                checksum=self._options.checksum_parts,
-            )
+            parts = cast("tuple[memoryview, ...]", flat.parts)
+            message = encode(FrameKind.DATA, seq=self.num_sent, progress=self.progress, header=flat.header, parts=parts)
             give_up_at = time.monotonic() + self._options.silent_after
             while not self._hub.post(self, message):
                 if time.monotonic() > give_up_at:

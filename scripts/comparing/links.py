@@ -43,12 +43,11 @@ _SWITCH = 0.0005  # seconds, as in a worker
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of link: where to listen, whether it is encrypted, whether payloads have a checksum of their own."""
+    """A kind of link: where to listen, and whether it is encrypted."""
 
     name: str
     address: str
     curve: bool = False
-    checksum: bool = False
 
 
 class Pair:
@@ -66,7 +65,7 @@ class Pair:
             machine.pin(self._other.pid, processors[1 % len(processors)])
         try:
             with self._told():
-                self._other.send({"address": kind.address, "curve": kind.curve, "checksum": kind.checksum})
+                self._other.send({"address": kind.address, "curve": kind.curve})
                 self._link = _connect(kind, self._other.receive())
         except BaseException:
             self.close()
@@ -101,8 +100,7 @@ def _connect(kind: Kind, there: Mapping[str, Any]) -> Carrier:
         socket.connect(there["address"])
         return _Bare(socket)
     security = Security(KeyPair.make(), there["key"]) if kind.curve else None
-    options = LinkOptions(checksum_parts=kind.checksum, security=security)
-    return connect(there["address"], timeout=_SECONDS, options=options)
+    return connect(there["address"], timeout=_SECONDS, options=LinkOptions(security=security))
 
 
 @dataclass(slots=True)
@@ -130,7 +128,6 @@ def kinds() -> list[Kind]:
     found = [
         Kind("bare ZeroMQ", BARE),
         Kind("tcp", "tcp://127.0.0.1:0"),
-        Kind("tcp, payloads checked", "tcp://127.0.0.1:0", checksum=True),
         Kind("tcp, encrypted", "tcp://127.0.0.1:0", curve=True),
     ]
     if "rdma" in known():
@@ -228,7 +225,7 @@ def _listening(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Handle
         return
     pair = KeyPair.make() if options["curve"] else None
     security = None if pair is None else Security(pair, None, lambda _: True)
-    listener = listen(options["address"], options=LinkOptions(checksum_parts=options["checksum"], security=security))
+    listener = listen(options["address"], options=LinkOptions(security=security))
     _answer(lambda: listener.accept(_SECONDS))
     yield {"address": listener.address, "key": pair and pair.public}, lambda _: {}
 

@@ -1,11 +1,11 @@
-"""Parses the names of block files, and chooses the files that hold a block's layers and those to evict. Pure.
+"""Parses the names of block files, and chooses the files to evict. Pure.
 
 A file holds one block's KV for a range of layers, and its name has everything that planning needs:
 
     key - parent's key - first position - one past the last - first layer - one past the last .kv
 
-Files of different ranges may serve one stage together: after a new cut, layers 0 to 11 may come from a file of layers
-0 to 7 and a file of layers 8 to 15, if both are on this machine.
+A stage reads only files of exactly its layers. A block is used only if every stage has it, and after another cut at
+least one machine has layers that it did not have: files of other layers would not help.
 """
 
 import re
@@ -30,6 +30,11 @@ class FileName:
     end: int
     first: int
     last: int
+
+    @property
+    def layers(self) -> tuple[int, int]:
+        """The layers, half-open."""
+        return self.first, self.last
 
     def __str__(self) -> str:
         return f"{self.key.hex()}-{self.parent.hex()}-{self.start}-{self.end}-{self.first}-{self.last}{SUFFIX}"
@@ -59,25 +64,6 @@ class StoredFile:
     name: FileName
     nbytes: int
     used: float
-
-
-def covering(names: Iterable[FileName], first: int, last: int) -> tuple[FileName, ...] | None:
-    """Return the fewest files that together hold layers [first, last), or None if some layer is missing.
-
-    >>> some = [FileName(b"", b"", 0, 9, a, b) for a, b in ((0, 4), (4, 8), (0, 6), (7, 9))]
-    >>> [(n.first, n.last) for n in covering(some, 1, 7)]
-    [(0, 6), (4, 8)]
-    >>> covering(some, 1, 10) is None
-    True
-    """
-    available, chosen, at = list(names), list[FileName](), first
-    while at < last:
-        best = max((name for name in available if name.first <= at), key=lambda name: name.last, default=None)
-        if best is None or best.last <= at:
-            return None
-        chosen.append(best)
-        at = best.last
-    return tuple(chosen)
 
 
 def lineage(files: Iterable[StoredFile], group: str, key: Key) -> set[StoredFile]:

@@ -45,7 +45,7 @@ def look(path: Path) -> list[GroupFigures]:
         arithmetic = f"{about.get('dtype', '?')}, {about.get('device', '?')}"
         by_layers: dict[tuple[int, int], list[StoredFile]] = {}
         for file in folder.files(group):
-            by_layers.setdefault((file.name.first, file.name.last), []).append(file)
+            by_layers.setdefault(file.name.layers, []).append(file)
         found += [
             GroupFigures(
                 group,

@@ -12,7 +12,6 @@ import logging
 import queue
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import TypeVar
 
 from splitinfer.core.kv.block_tree import KEY_BYTES, Key
 from splitinfer.kvstore.files import Folder
-from splitinfer.kvstore.index import FileName, covering, lineage, surplus
+from splitinfer.kvstore.index import FileName, lineage, surplus
 from splitinfer.kvstore.record import Buffer, Damaged, Record
 from splitinfer.system import qos
 
@@ -58,10 +57,10 @@ class KVStore:
 
     def __init__(self, disk: Disk, group: str, layers: tuple[int, int], about: dict[str, str]) -> None:
         self._folder, self._cap, self._group = Folder(disk.path), disk.cap_bytes, group
-        self._first, self._last = layers
+        self._layers = layers
         self._about = about
         self._lock = threading.Lock()  # for the three below
-        self._names: dict[Key, set[FileName]] = defaultdict(set)
+        self._names: dict[Key, FileName] = {}
         self._written: list[Key] = []
         self._queued_bytes = 0
         self._total, self._scanned = 0, float("-inf")  # bytes of all groups, and when they were counted
@@ -73,39 +72,22 @@ class KVStore:
     # -- stored blocks -------------------------------------------------------------------------
 
     def offer(self) -> tuple[Key, ...]:
-        """Return the keys of the blocks that have all their layers on this disk, the last used first."""
-        names: dict[Key, set[FileName]] = defaultdict(set)
+        """Return the keys of the blocks that are on this disk, the last used first."""
         with self._lock:  # the writer adds its files afterwards
-            files = self._folder.files(self._group)
-            for file in files:
-                names[file.name.key].add(file.name)
-            self._names = names
-            last_first = sorted(files, key=lambda file: -file.used)
-            keys = dict.fromkeys(file.name.key for file in last_first)
-            return tuple(key for key in keys if self._covering(names[key]) is not None)[:_MAX_OFFERED]
+            files = sorted(self._folder.files(self._group), key=lambda file: -file.used)
+            self._names = {file.name.key: file.name for file in files if file.name.layers == self._layers}
+            return tuple(self._names)[:_MAX_OFFERED]
 
     def headers(self, keys: Iterable[Key]) -> list[Record]:
         """Return the headers of these blocks; leave out unreadable ones."""
-        found: list[Record] = []
-        for key in keys:
-            for name in self._covering(self._names_of(key)) or ():
-                record = self._read(name, lambda name: self._folder.header(self._group, name))
-                if record is not None:
-                    found.append(record)
-                    break
-        return found
+        read = (self._read(key, lambda name: self._folder.header(self._group, name)) for key in keys)
+        return [record for record in read if record is not None]
 
-    def get(self, key: Key) -> list[tuple[Record, list[memoryview]]] | None:
-        """Read the files that together hold a block's layers. Return the header and the arrays' bytes of each, or None
-        if one is missing or damaged."""
-        found: list[tuple[Record, list[memoryview]]] = []
-        for name in self._covering(self._names_of(key)) or ():
-            read = self._read(name, lambda name: self._folder.read(self._group, name))
-            if read is None:
-                return None
-            found.append(read)
+    def get(self, key: Key) -> tuple[Record, list[memoryview]] | None:
+        """Read a block: its header, and its arrays' bytes. Return None if it is missing or damaged."""
+        found = self._read(key, lambda name: self._folder.read(self._group, name))
         self.touch([key])
-        return found or None
+        return found
 
     def written(self) -> tuple[Key, ...]:
         """Return the keys of the blocks written since the last call."""
@@ -160,17 +142,17 @@ class KVStore:
             command = None  # while the thread waits for the next one, it does not hold a block in memory
 
     def _put(self, record: Record, buffers: Sequence[Buffer], size: int) -> None:
-        name = FileName(record.key, record.parent, record.start, record.end, self._first, self._last)
+        name = FileName(record.key, record.parent, record.start, record.end, *self._layers)
         try:
-            if not self._holds(name.key):
-                if record.start and not self._holds(record.parent):
+            if name.key not in self._names:
+                if record.start and record.parent not in self._names:
                     log.info("a block of KV is not written to disk: its predecessor is not there")
                     return
                 self._make_room(size, record.parent)
                 self._total += self._folder.write(self._group, name, record, buffers)
                 self._has_warned = False
                 with self._lock:
-                    self._names[name.key].add(name)
+                    self._names[name.key] = name
         except OSError as error:
             if not self._has_warned:  # warn once, until a write succeeds again
                 why = error.strerror or error
@@ -210,41 +192,29 @@ class KVStore:
 
     def _for_each(self, keys: Iterable[Key], act: Callable[[str, FileName], None]) -> None:
         for key in keys:
-            for name in self._names_of(key):
+            if (name := self._names.get(key)) is not None:
                 act(self._group, name)
 
     def _remove(self, group: str, name: FileName) -> None:
         self._folder.remove(group, name)
-        if group == self._group:
-            self._forget(name)
+        if group == self._group and name.layers == self._layers:
+            self._forget(name.key)
 
-    def _forget(self, name: FileName) -> None:
+    def _forget(self, key: Key) -> None:
         with self._lock:
-            names = self._names.get(name.key, set())
-            names.discard(name)
-            if not names:
-                self._names.pop(name.key, None)
+            self._names.pop(key, None)
 
-    # -- reading -------------------------------------------------------------------------------
-
-    def _names_of(self, key: Key) -> tuple[FileName, ...]:
-        with self._lock:
-            return tuple(self._names.get(key, ()))
-
-    def _holds(self, key: Key) -> bool:
-        return self._covering(self._names_of(key)) is not None
-
-    def _covering(self, names: Iterable[FileName]) -> tuple[FileName, ...] | None:
-        return covering(names, self._first, self._last)
-
-    def _read(self, name: FileName, read: Callable[[FileName], T]) -> T | None:
-        """Apply ``read`` to a file. If it is damaged remove it, if it is missing forget it, and return None."""
+    def _read(self, key: Key, read: Callable[[FileName], T]) -> T | None:
+        """Apply ``read`` to a block's file, if it has one. If it is damaged remove it, if it is missing forget it, and
+        return None."""
+        if (name := self._names.get(key)) is None:
+            return None
         try:
             return read(name)
         except Damaged as error:
             log.warning("the KV file %s is damaged and was removed: %s", name, error)
-            self._remove(self._group, name)
+            self._folder.remove(self._group, name)
         except OSError as error:
             log.info("cannot read the KV file %s: %s", name, error.strerror or error)
-            self._forget(name)
+        self._forget(key)
         return None

@@ -58,7 +58,7 @@ from splitinfer.llm.request import (
     RequestEvents,
     as_params,
     as_prompts,
-    bell_of_running_loop,
+    waker,
 )
 from splitinfer.llm.seeing import PictureSource, Seeing, SeenPrompt
 from splitinfer.llm.setup import (
@@ -389,11 +389,11 @@ class LLM:
         """
         handling = Handling(session, priority, timeout, flight)
         sequence = await asyncio.to_thread(self._sequence, prompt, pictures, params, handling)
-        has_events, bell = asyncio.Event(), bell_of_running_loop()
+        has_events = asyncio.Event()
         end = sequence.num_prompt_tokens
         behind = sequence.sent(max(0, end - _BEHIND), end) if goes_on else ()
         parser = parser or (None if raw else self._parser(sequence, tools))
-        state = self._submit(sequence, parser, lambda: bell.ring(has_events), behind)
+        state = self._submit(sequence, parser, waker(has_events), behind)
         return AsyncRequest(state, self._engine, has_events)
 
     def _sequence(

@@ -1,20 +1,14 @@
 """A request as its reader holds it, a thread or an event loop, and the checks of a request's arguments.
 
-The engine's thread must never wait for a reader, and a loop that serves many requests must not be woken once for each
-token of each of them: a step brings tokens for all members of a group at once, and each wake-up from another thread is
-a system call. So readers of one loop share a ``LoopBell``: the first event after the loop has run wakes it, the events
-until it runs again only mark their readers, and the loop then wakes them all. A bell keeps no loop: that of each
-`asyncio.run` goes when it is closed.
+The engine's thread never waits for a reader.
 """
 
 import asyncio
 import math
 import queue
-import threading
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
-from contextlib import aclosing, closing
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary, ref
 
 from splitinfer.core.sequence import FinishReason, SamplingParams
 from splitinfer.core.speculation.flight import Flight
@@ -138,43 +132,17 @@ class RequestEvents(Iterator[StreamEvent]):
 # -- read by an event loop ----------------------------------------------------------------------------
 
 
-class LoopBell:
-    """Wakes the readers of one event loop from any thread, once for all that came since the loop last ran."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = ref(loop)
-        self._lock = threading.Lock()
-        self._marked: dict[ref[asyncio.Event], None] = {}  # in the order of their events; one that waits has its loop
-
-    def ring(self, reader: asyncio.Event) -> None:
-        """Have the loop set ``reader``. Nothing happens where the loop is closed: nobody reads any more."""
-        with self._lock:
-            is_first, self._marked[ref(reader)] = not self._marked, None
-            if not is_first:
-                return
-            loop = self._loop()
-            try:
-                if loop is None:
-                    raise RuntimeError
-                loop.call_soon_threadsafe(self._wake)
-            except RuntimeError:  # the loop is closed, or gone
-                self._marked.clear()
-
-    def _wake(self) -> None:
-        with self._lock:
-            marked, self._marked = self._marked, {}
-        for mark in marked:
-            if (reader := mark()) is not None:
-                reader.set()
-
-
-_bells: "WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBell]" = WeakKeyDictionary()
-
-
-def bell_of_running_loop() -> LoopBell:
-    """Return the bell that all readers of the running loop share. Call it on the loop."""
+def waker(has_events: asyncio.Event) -> Callable[[], None]:
+    """Return a function that any thread may call after it has passed on an event, so that the running loop sets
+    ``has_events``. It does nothing if the loop is closed: nobody reads any more."""
     loop = asyncio.get_running_loop()
-    return _bells.setdefault(loop, LoopBell(loop))
+
+    def wake() -> None:
+        if not has_events.is_set():  # else its reader will look again
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(has_events.set)
+
+    return wake
 
 
 class AsyncRequest(UnderWay):

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitinfer.core.costs.model import CostModel
-from splitinfer.core.costs.shape import Shape
 from splitinfer.core.costs.stage import LEAST_MARGIN, StageCosts, _Place
 
 
@@ -17,9 +16,6 @@ class GivenStage(StageCosts):
         places = {math.floor(rows): _Place(rows, each, count=1) for rows, each in seconds.items()}
         super().__init__(99, 2**20, 2**62, 2**62, _places=places)
         self.decode, self.chunk = decode, chunk
-
-    def at_least(self, shape: Shape) -> float:
-        return self.at(shape)
 
 
 def line(base: float, per_row: float, decode: float = 0.0, chunk: float = 0.0) -> GivenStage:

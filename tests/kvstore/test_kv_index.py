@@ -1,7 +1,6 @@
-"""What files' names say, which of them hold some layers together, and which go first when space is short."""
+"""What files' names say, and which go first when space is short."""
 
 from collections.abc import Sequence
-from itertools import combinations
 from random import Random
 
 import pytest
@@ -9,10 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from splitinfer.core.kv.block_tree import KEY_BYTES, Key
-from splitinfer.kvstore.index import FileName, StoredFile, covering, lineage, parse, surplus
+from splitinfer.kvstore.index import FileName, StoredFile, lineage, parse, surplus
 
 keys = st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES)
-ranges = st.tuples(st.integers(0, 9), st.integers(1, 6)).map(lambda both: (both[0], both[0] + both[1]))
 
 NAME = FileName(b"k" * 16, b"p" * 16, 256, 300, 0, 8)
 
@@ -51,28 +49,6 @@ def test_a_name_comes_back_as_it_was(key: Key, parent: Key, start: int, length: 
 )
 def test_the_names_of_others_say_nothing(name: str):
     assert parse(name) is None
-
-
-def named(layers: Sequence[tuple[int, int]]) -> list[FileName]:
-    return [FileName(b"", b"", 0, 9, first, last) for first, last in layers]
-
-
-def holds(names: Sequence[FileName], first: int, last: int) -> bool:
-    return set(range(first, last)) <= {layer for name in names for layer in range(name.first, name.last)}
-
-
-@given(st.lists(ranges, max_size=7), ranges)
-def test_the_fewest_files_that_hold_the_layers_are_chosen(layers: list[tuple[int, int]], wanted: tuple[int, int]):
-    names = named(layers)
-    fewest = next(
-        (n for n in range(len(names) + 1) if any(holds(some, *wanted) for some in combinations(names, n))), None
-    )
-    chosen = covering(names, *wanted)
-    assert (chosen is None) == (fewest is None)
-    if chosen is not None:
-        assert len(chosen) == fewest
-        assert holds(chosen, *wanted)
-        assert set(chosen) <= set(names)
 
 
 @st.composite

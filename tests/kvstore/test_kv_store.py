@@ -92,7 +92,7 @@ def keys_of(records: Sequence[Record]) -> tuple[Key, ...]:
 def holds(store: KVStore, record: Record) -> bool:
     """Whether a store has a block; if so, it is right."""
     found = store.get(record.key)
-    assert found is None or all(one == record and is_right(one, arrays) for one, arrays in found)
+    assert found is None or (found[0] == record and is_right(*found))
     return found is not None
 
 

@@ -1,12 +1,10 @@
 """The library for asyncio: what a loop reads is what a thread reads, and nobody waits for it."""
 
 import asyncio
-import gc
 import threading
 from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
-from weakref import ref
 
 import pytest
 from campaigns.serving import quick_model
@@ -15,7 +13,7 @@ from stages import pipeline
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import RequestError
 from splitinfer.llm import LLM
-from splitinfer.llm.request import LoopBell, bell_of_running_loop
+from splitinfer.llm.request import waker
 from tests.server.asgi import in_loop, until
 
 TALE = "Once upon a time there was a king who had three sons"
@@ -94,15 +92,15 @@ def test_a_loop_that_is_closed_costs_the_engine_nothing(llm: LLM):
 
 @in_loop
 async def test_nothing_is_missed_whenever_it_comes():
-    """A thread rings at any moment of the reader's; each ring is seen."""
-
-    bell, reader, told = LoopBell(asyncio.get_running_loop()), asyncio.Event(), 0
+    """A thread wakes the reader at any moment of its turn; each event is seen."""
+    reader, told = asyncio.Event(), 0
+    wake = waker(reader)
 
     def tell() -> None:
         nonlocal told
         for _ in range(2000):
             told += 1
-            bell.ring(reader)
+            wake()
 
     thread, seen = threading.Thread(target=tell), 0
     thread.start()
@@ -111,21 +109,3 @@ async def test_nothing_is_missed_whenever_it_comes():
         reader.clear()
         seen = told
     thread.join()
-
-
-@pytest.mark.parametrize("rings", [False, True])
-def test_a_loop_goes_when_it_is_closed(rings: bool):
-    """Its bell is found by it, and must not keep it; nor must a reader that was marked and is never told."""
-
-    async def main() -> tuple[ref[asyncio.AbstractEventLoop], LoopBell]:
-        bell, reader = bell_of_running_loop(), asyncio.Event()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(reader.wait(), 0.001)  # from now on it knows its loop
-        if rings:
-            bell.ring(reader)
-        return ref(asyncio.get_running_loop()), bell
-
-    loop, bell = asyncio.run(main())
-    gc.collect()
-    assert loop() is None
-    bell.ring(asyncio.Event())

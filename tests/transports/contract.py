@@ -26,7 +26,7 @@ import transports
 from transports import Frame, FrameError, Link, LinkClosed, LinkOptions, LinkTimeout
 
 SECONDS = 60.0  # for everything that must happen; nothing here waits that long when it works
-QUICK = LinkOptions(beat_every=0.02, dead_after=2.0, silent_after=2.0, checksum_parts=True)
+QUICK = LinkOptions(beat_every=0.02, dead_after=2.0, silent_after=2.0)
 
 
 @contextlib.contextmanager

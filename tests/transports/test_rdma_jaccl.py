@@ -42,7 +42,6 @@ def joined(listener: Listener) -> tuple[Link, Link]:
 
 @pytest.mark.parametrize(("size", "fault"), [(SMALL, Fault(What.FLIP, at=5000)), (LARGE, Fault(What.DROP, 1))])
 def test_damage_ends_the_link_before_anything_wrong_is_received(size: int, fault: Fault, world: World) -> None:
-    """With the options that an engine uses: no checksum was asked for."""
     with pair(world.address(), BRISK) as (here, there):
         here.send(frame(0, size))
         assert there.recv(SECONDS) == frame(0, size)

@@ -98,11 +98,6 @@ class StageCosts:
         """Return the predicted seconds of a step of this shape; 0 before the first step."""
         return self._of_rows(shape.rows) + self._attending(shape.decode_context, shape.chunk_context)
 
-    def at_least(self, shape: Shape) -> float:
-        """Return an optimistic prediction: the least that numbers of rows without measurements may cost, so that they
-        are tried."""
-        return _below(self._by_rows(), shape.rows) + self._attending(shape.decode_context, shape.chunk_context)
-
     def _of_rows(self, rows: float) -> float:
         """Return the seconds of a step that attends to nothing."""
         return _on_line(self._by_rows(), rows)
@@ -268,20 +263,6 @@ def _on_line(line: Sequence[tuple[float, float]], x: float) -> float:
     i = bisect_left(line, (x, -math.inf))
     (a, low), (b, high) = line[i - 1], line[i]
     return low + (high - low) * (x - a) / (b - a)
-
-
-def _below(line: Sequence[tuple[float, float]], x: float) -> float:
-    """Return the least y at ``x`` of a convex curve through all points: on the extended line of the two points before
-    ``x``, or of the two after it, whichever is higher.
-
-    >>> _below([(1, 1.0), (4, 1.0), (16, 9.0), (32, 25.0)], 8), _below([(1, 1.0), (4, 1.0), (16, 9.0), (32, 25.0)], 14)
-    (1.0, 7.0)
-    """
-    i, y = bisect_left(line, (x, -math.inf)), _on_line(line, x)
-    if not 0 < i < len(line) or line[i][0] == x:
-        return y
-    lines = [pair for pair in (line[max(0, i - 2) : i], line[i : i + 2]) if len(pair) == 2]
-    return min(y, max([line[i - 1][1], *(b + (d - b) * (x - a) / (c - a) for (a, b), (c, d) in lines)]))
 
 
 def _clipped(ratio: float) -> float:

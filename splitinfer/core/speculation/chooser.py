@@ -49,8 +49,6 @@ LONGEST = 1.6  # the longest gap without an objective, in gaps without drafts
 _CERTAIN = 0.995  # bound on acceptance: with 1, runs would be infinite
 _DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, MAX_ROWS - 1)
 _SLOWER = 0.98  # of the time without drafts, which a member's token may take; the rest is for unforeseen costs
-_BEHIND = MAX_ROWS - 4  # drafts after a block that is being verified
-_LONGER = 1.15  # times the verdict's time, which these drafts must take
 _UNEVEN = 1.15  # factor by which gaps between blocks in flight exceed those of equal steps
 _GIVE_UP = 0.75  # of the best rate: with even more drafts it only falls
 _MARGIN = 1.03  # factor by which drafts must be faster than none
@@ -98,7 +96,6 @@ class GroupChoice:
     slowest: tokens per second of the slowest member without a fixed flight, if it is a little lucky: no member loses
         its drafts because another had bad luck at first.
     rows: of the largest step.
-    further: drafts of the blocks after the first, if their number differs.
     """
 
     groups: int
@@ -108,7 +105,6 @@ class GroupChoice:
     gap: float
     slowest: float
     rows: int
-    further: int | None = None
 
     @property
     def under_way(self) -> int:
@@ -117,9 +113,7 @@ class GroupChoice:
 
     def flight(self, drafts: int) -> Flight:
         """Return the flight of a member with ``drafts`` drafts."""
-        if not drafts or self.in_flight == 1:
-            return Flight(drafts)
-        return Flight(drafts, drafts if self.further is None else self.further, self.in_flight)
+        return Flight(drafts, drafts, self.in_flight) if drafts and self.in_flight > 1 else Flight(drafts)
 
 
 def emitted(acceptance: float, drafts: int, in_flight: int = 1) -> float:
@@ -140,7 +134,7 @@ def expected(costs: CostModel, members: Seq[Member], groups: int, in_flight: int
         rows = round(sum(1 + one.jumps + one.offered * count for one, count in mine))
         decode = sum(one.position for one, count in mine if not count)
         shape = Shape(rows, decode, sum((1 + count) * one.position for one, count in mine if count))
-        times = [stage.at_least(shape) for stage in costs.stages]
+        times = [stage.at(shape) for stage in costs.stages]
         drafting = costs.drafting(sum(count > 0 for _, count in mine), max(count for _, count in mine))
         passing = max(passing, drafting + costs.host + sum(times))
         busy = [a + b for a, b in zip(busy, times, strict=True)]
@@ -184,20 +178,6 @@ def _more_and_more(members: Seq[Member]) -> Iterator[list[int]]:
         found = [drafts_of(members, depth, least) for least in (0, 1, depth)]
         yield from (drafts for i, drafts in enumerate(found) if drafts not in [*before, *found[:i]])
         before = found
-
-
-def overlapped(costs: CostModel, one: Member, depth: int) -> GroupChoice | None:
-    """Return the choice for a lone sequence whose next drafts are made while its block is verified; a wrong draft's
-    verdict ends them. Return None if they would be done before the verdict: their block would be sent for nothing."""
-    num_stages, draft, a = len(costs.stages), costs.drafting(1), min(one.share, _CERTAIN)
-    block, behind = ([stage.at(Shape(rows, 0, rows * one.position)) for stage in costs.stages]
-                     for rows in (depth + 1, _BEHIND))  # fmt: skip
-    verdict = sum(block[1:]) + num_stages * costs.hop
-    if depth > one.most or one.flight is not None or _BEHIND * draft < _LONGER * verdict:
-        return None
-    first, further = (depth + 1) * draft + costs.host + block[0] + verdict, _BEHIND * draft + costs.host + behind[0]
-    rate = 1 / (1 - a) / (first + further * a ** (depth + 1) / (1 - a**_BEHIND))
-    return GroupChoice(1, 2, (depth,), rate, first, rate, depth + 1, _BEHIND)
 
 
 @dataclass(slots=True)
@@ -346,9 +326,6 @@ class GroupChooser:
                     best = max(best, one.rate)
                     if one.slowest >= floor:
                         yield one
-        if len(members) == 1 and len(costs.stages) > 1 and not costs.drafts_at_end and not costs.drafts_at_once:
-            alone = (overlapped(costs, members[0], depth) for depth in _DEPTHS)
-            yield from (one for one in alone if one is not None and one.rows <= most)
 
     def _pick(self, found: list[GroupChoice]) -> GroupChoice | None:
         """Return the best choice, but keep the present number of groups if that is nearly as good. Return None if

@@ -56,8 +56,7 @@ class StageDisk(KVStore):
         if found is None:
             return None
         try:
-            parts = {slot: part for file in found for slot, part in _parts(*file) if slot[0] in self._places}
-            return block_of(parts, self._places, self._sample, fetch.start, fetch.end)
+            return block_of(dict(_parts(*found)), self._places, self._sample, fetch.start, fetch.end)
         except ValueError as error:
             log.warning("a block of KV on disk does not fit this stage and is recomputed: %s", error)
             return None

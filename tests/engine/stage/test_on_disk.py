@@ -160,14 +160,13 @@ def test_what_an_answer_under_way_has_read_is_saved_when_the_pipeline_is_closed(
 
 def test_all_that_kv_depends_on_is_in_the_name_of_its_group() -> None:
     """With the dtype "auto" the coordinator's root is the same for a GPU, which keeps the weights' dtype, and for a
-    processor, which computes in float32. Stages of other layers find each other's files."""
+    processor, which computes in float32."""
 
-    def command(root: bytes, stage: int = 0) -> Load:
-        return Load("demo", "auto", stage, (0, 2, 4), Fingerprint("f"), 9, 64, root, "exact", float32_head=False)
+    def command(root: bytes) -> Load:
+        return Load("demo", "auto", 0, (0, 2, 4), Fingerprint("f"), 9, 64, root, "exact", float32_head=False)
 
     groups = [group_of(command(root), dtype) for root in (b"root", b"other") for dtype in (None, "float32", "float16")]
     assert len(set(groups)) == 6
-    assert group_of(command(b"root", stage=1), None) == groups[0]
 
 
 @pytest.mark.parametrize("kv_format", ["exact", pytest.param("k8v4", marks=NIGHTLY)])
