@@ -18,7 +18,8 @@ import mlx.core as mx
 
 from splitinfer.core.layout import RANKS
 from splitinfer.errors import DeviceFailed
-from splitinfer.models.cut.divided import PretendedRank, divide
+from splitinfer.models.cut.divided import divide
+from splitinfer.models.cut.pretended import PretendedRank
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.load.building import build_model, placeholders_of
 
