@@ -349,7 +349,6 @@ def find_unit(module: nn.Module, calls: Calls, least: float = 0) -> Unit | None:
     except Exception:  # noqa: BLE001 - a model's code, and a gradient that MLX does not have
         return None
     rows = {path: kept for path, both in masks.items() if (kept := kept_rows(*both)) is not None}
-    shapes = {path: array.shape for path, array in tree_flatten(module.parameters())}
     given = {path: kept for path, kept in rows.items() if not isinstance(path, str)}
     own = {path: kept for path, kept in rows.items() if isinstance(path, str)}
     unit = Unit(own, tuple(columns), (), "sharding_group" in _names(type(module)), given)

@@ -1,8 +1,8 @@
 """Runs a stage across two machines: each, a *rank*, holds half of every layer (tensor parallelism).
 
-mlx-lm's own ``shard`` (``models.cut.divided``) cuts the weights of a model's class and adds two sums of both halves to
-each layer's graph. All else is as on one machine: both ranks get the same plans, so they evaluate the same graphs in
-the same order, and a sum of two has the same bits on both. Both compute norm, head and sampler in full.
+``models.cut.divided`` cuts the weights and adds two sums of both halves to each layer's graph. All else is as on one
+machine: both ranks get the same plans, so they evaluate the same graphs in the same order, and a sum of two has the
+same bits on both. Both compute norm, head and sampler in full.
 
 A rank that evaluates a sum which the other does not evaluate waits for ever. So everything that decides about a graph
 must be the same on both. Facts that only one rank knows (a file on its disk, its memory of earlier requests) are agreed
@@ -21,7 +21,7 @@ from splitinfer.errors import DeviceFailed
 from splitinfer.models.cut.divided import divide
 from splitinfer.models.cut.pretended import PretendedRank
 from splitinfer.models.folder.checkpoint import Checkpoint
-from splitinfer.models.load.building import build_model, placeholders_of
+from splitinfer.models.load.building import build_with_pictures, placeholders_of
 
 _TIMED = 16
 _KNOWN = 4096  # numbers in the sum that each load checks: about the hidden states of a few tokens
@@ -62,10 +62,10 @@ class Pair:
             raise DeviceFailed("the device failed (the two ranks add up to other numbers than they should)")
 
 
-def check_halves(checkpoint: Checkpoint) -> None:
-    """Check that a model can be halved. Reads no weight.
+def check_halves(checkpoint: Checkpoint, *, sees: bool = False) -> None:
+    """Check that a model can be halved. Reads no weight. ``sees``: its classes are those of models that see.
 
     Raises:
         ModelError: it cannot; says why, and what to do instead.
     """
-    divide(build_model(checkpoint, placeholders_of(checkpoint), None), PretendedRank())
+    divide(build_with_pictures(checkpoint, placeholders_of(checkpoint), None, sees=sees)[0], PretendedRank())
