@@ -11,6 +11,11 @@ from typing import Any
 
 import pytest
 
+from splitinfer.errors import CannotCut
+from splitinfer.models.cut.pretended import PretendedRank, alone
+from splitinfer.models.folder.checkpoint import open_folder
+from splitinfer.models.load.halves import Pair
+from splitinfer.models.load.loader import survey
 from tests.matrix.compare import save
 from tests.matrix.configs import configurations
 from tests.matrix.halves import VLM
@@ -74,6 +79,17 @@ def check(said: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("name", ["gemma4", "vlm glm5_next"])
 def test_tokens_are_those_of_one_process(name: str, tmp_path: Path) -> None:
     check(both_ranks(tmp_path, NUM, [name], 200.0))
+
+
+def test_a_cut_that_keys_and_values_cross_is_refused(tmp_path: Path) -> None:
+    """They would cross whole, and each half has its own."""
+    save(tmp_path, configurations()["gemma4"])
+    checkpoint = open_folder(tmp_path)
+    with alone():
+        for part in ((0, 5), (5, 7)):
+            with pytest.raises(CannotCut, match="gemma4 cannot be divided over machines there: keys and values cross"):
+                survey(checkpoint, *part, "float32", group=Pair(0, PretendedRank(add=lambda x: 2 * x)))
+        survey(checkpoint, 0, 7, "float32", group=Pair(0, PretendedRank(add=lambda x: 2 * x)))
 
 
 @pytest.mark.nightly

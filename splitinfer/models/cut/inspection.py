@@ -14,7 +14,6 @@ of numbers nor the choice of experts is changed.
 import copy
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -140,7 +139,6 @@ def _with_sum(own: type) -> type:
 # -- finding --------------------------------------------------------------------------------------
 
 _found: dict[Any, list[Units]] = {}
-_finding = threading.Lock()
 
 
 def find_units(model: nn.Module) -> list[Units]:
@@ -151,10 +149,10 @@ def find_units(model: nn.Module) -> list[Units]:
     """
     slots = find_layers(model)
     signatures = [signature(slot.layer) for slot in slots]
-    with _finding:
+    with alone():  # one thread at a time
         key = (type(model), *signatures)
         if key not in _found:
-            with uncompiled(), alone(), experiments(), mx.stream(mx.cpu):
+            with uncompiled(), experiments(), mx.stream(mx.cpu):
                 kinds = {kind: signatures.index(kind) for kind in dict.fromkeys(signatures)}
                 calls = _calls_of_layers(model, list(kinds.values()))
                 twins = [_twin(slots[at].layer) for at in kinds.values()]

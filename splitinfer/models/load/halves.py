@@ -13,8 +13,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from splitinfer.core.layout import RANKS
 from splitinfer.errors import DeviceFailed
@@ -40,6 +43,18 @@ class Pair:
             return []
         counts = mx.distributed.all_sum(mx.array([float(flag) for flag in flags]), group=self.sums)
         return [count == RANKS for count in counts.tolist()]  # type: ignore[union-attr]
+
+    def check_alike(self, model: nn.Module) -> None:
+        """Check that both ranks have divided a model in the same way.
+
+        Raises:
+            DeviceFailed: they have not.
+        """
+        shapes = [(name, array.shape) for name, array in tree_flatten(model.parameters())]
+        own = float(crc32(repr(shapes).encode()) % 2**20)  # a sum in float32 is exact
+        total = mx.distributed.all_sum(mx.array([own]), group=self.sums)
+        if total.item() != RANKS * own:
+            raise DeviceFailed("the device failed (the two ranks divide the model differently: are both alike?)")
 
     def seconds(self, count: int) -> float:
         """Return the seconds of a sum of ``count`` float32 numbers, with a computation of the device before it."""

@@ -157,6 +157,7 @@ def _build(
         if stage.shares_kv:
             raise CannotCut(f"{type_name(model)} cannot be divided over machines there: keys and values cross the cut")
         divide(model, group.sums)
+        group.check_alike(model)
     parameters = dict(tree_flatten(model.parameters()))
     outputs, output = _probe(stage, is_half=group is not None)
     check_format(stage, kv_format)
