@@ -23,7 +23,7 @@ from typing import Any, Self
 from splitinfer.common.endpoint import Endpoint
 from splitinfer.core.kv.format import EXACT
 from splitinfer.core.kv.format import NAMES as KV_FORMATS
-from splitinfer.core.link_transport import BACKENDS, JACCL, OVER_TCP, RING, LinkTransport
+from splitinfer.core.link_transport import BACKENDS, JACCL, OVER_TCP, RING, TCP, LinkTransport
 from splitinfer.core.serving_options import ServingOptions
 from splitinfer.core.wire_codec import NAMES as CODECS
 from splitinfer.core.wire_codec import NONE
@@ -229,14 +229,21 @@ def _check_stages(stages: Sequence[StageSpec], layout: str) -> None:
     """Raise LayoutError unless every layer is on exactly one stage and every stage has only fields that it may have."""
     if not stages:
         raise LayoutError(f"layout {layout} has no stages; it needs at least one")
+    before: StageSpec | None = None
     end, names, address_to_name = 0, set[str](), dict[str, str]()
     for stage in stages:
         if (mistake := next(_mistakes(stage, end, is_first=not names), None)) is not None:
             raise LayoutError(f"stage {stage.name!r} of layout {layout} {mistake}")
         if stage.name in names:
             raise LayoutError(f"two stages of layout {layout} are named {stage.name!r}; each needs its own name")
+        if before is not None and shares_port(before, stage):
+            raise LayoutError(
+                f"the link to stage {stage.name!r} of layout {layout} and the sums of the stage across two machines "
+                "beside it would use the same RDMA device, which carries only one of them: give the link `transport: "
+                "tcp`, or name two devices (`device`, `sums_device`)"
+            )
         names.add(stage.name)
-        end = stage.end
+        end, before = stage.end, stage
         for rank in stage.ranks:
             if rank.address is None or rank.is_local:
                 continue  # a rank still to be found; or a local one, which is started on a port of its own
@@ -287,6 +294,18 @@ def _mistakes_of_link(stage: StageSpec, *, is_first: bool) -> Iterator[str]:
         yield stage.link_transport.mistake
     if stage.link_transport != OVER_TCP and (is_first or _INPROC.fullmatch(stage.address or "")):
         yield "has a transport; only the links to a worker at tcp://host:port or local have one"
+
+
+def shares_port(before: StageSpec, stage: StageSpec) -> bool:
+    """Return whether the link between two stages and the sums of one of them use, or may use, one RDMA device. MLX
+    opens a device once (mlx#3245)."""
+    link = stage.link_transport
+    if link.transport == TCP or link.backend != JACCL:
+        return False
+    here, _, there = (link.device or "").partition(":")
+    ends = [(before, -1, here), (stage, 0, there or here)]
+    sums = [((each.sums_device or "").split(":")[rank], device) for each, rank, device in ends if each.sums == JACCL]
+    return any(own == device or not own or not device for own, device in sums)
 
 
 def _mistakes_across(stage: StageSpec) -> Iterator[str]:

@@ -156,7 +156,7 @@ class LLM:
     def _open(self, notice: Notice) -> None:
         self._checkpoint = open_model(model_of(self.layout))
         self.layout.check(count_layers(self._checkpoint))
-        check_ranks(self.layout, self._checkpoint)
+        check_ranks(self.layout, self._checkpoint, self.settings.pictures)
         start_early(self.layout, self.settings.disk)  # while the tokenizer's packages are imported
         self._prompts = Prompts(self._checkpoint, control_in_texts=self.settings.control_in_texts)
         self._forms = AnswerForms(self._prompts)
@@ -548,7 +548,7 @@ class LLM:
             else:
                 layout = replace(self.layout, stages=as_layout(cut, None).stages)
             layout.check(self.layout.num_layers)
-            check_ranks(layout, self._checkpoint)
+            check_ranks(layout, self._checkpoint, self.settings.pictures)
             by_key = frozenset(stage.name for stage in layout.to_find)
             layout = find_stages(layout)
             return self._engine.recut(layout, by_key)

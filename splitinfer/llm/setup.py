@@ -178,7 +178,7 @@ class PipelineSetup:
     @cached_property
     def sees(self) -> bool:
         """Whether the model is loaded with its tower for pictures."""
-        return self.layout.has_own_stage and may_see(self.checkpoint, self.settings.pictures, self.layout.stages[0].end)
+        return is_to_see(self.layout, self.checkpoint, self.settings.pictures)
 
     @cached_property
     def _most_context(self) -> int:
@@ -321,11 +321,16 @@ def with_layers(layout: PlainLayout, layers: Sequence[int]) -> PlainLayout:
     return replace(layout, stages=tuple(replace(stage, start=start, end=end) for stage, start, end in stages))
 
 
-def check_ranks(layout: PlainLayout, checkpoint: Checkpoint) -> None:
-    """Raise ModelError if a stage is across two machines, and the model cannot be halved. None that sees can: mlx-lm
-    has no ``shard`` for their classes."""
+def check_ranks(layout: PlainLayout, checkpoint: Checkpoint, pictures: bool | None) -> None:
+    """Raise ModelError if a stage is across two machines, and the model cannot be halved. ``pictures``: as in
+    ``Settings``."""
     if any(stage.across for stage in layout.stages):
-        check_halves(checkpoint)
+        check_halves(checkpoint, sees=is_to_see(layout, checkpoint, pictures))
+
+
+def is_to_see(layout: PlainLayout, checkpoint: Checkpoint, pictures: bool | None) -> bool:
+    """Return whether a model is loaded with its tower for pictures."""
+    return layout.has_own_stage and may_see(checkpoint, pictures, layout.stages[0].end)
 
 
 def trained_drafter(draft: str | None) -> Checkpoint | None:

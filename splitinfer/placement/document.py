@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from typing import Any
 
 import yaml
 
 from splitinfer.common.plain_text import seconds, size
 from splitinfer.core.kv.budget import BLOCK
-from splitinfer.core.layout import LOCAL, Layout, StageSpec, lay_out, written
+from splitinfer.core.layout import LOCAL, Layout, StageSpec, lay_out, shares_port, written
 from splitinfer.core.link_transport import OVER_TCP, RING
 from splitinfer.core.wire_codec import NONE
 from splitinfer.machine.profile import MachineProfile, Profiles
@@ -134,6 +135,10 @@ def layout_of(plan: Plan, best: Best, base: Layout | None = None) -> Layout:
         if machines[m].across
         else _stage(spec, machines[m], known.get(spec.name), is_first=i == 0)
         for i, (spec, m) in enumerate(zip(stages, best.cut.machines, strict=True))
+    )
+    specs = tuple(
+        replace(spec, link_transport=OVER_TCP) if before is not None and shares_port(before, spec) else spec
+        for before, spec in pairwise((None, *specs))
     )
     model, draft = plan.profiles.model, plan.profiles.model.draft
     drafter = None if draft is None or plan.asked.acceptance is None else draft.name

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.core.layout import Layout, StageSpec, lay_out
+from splitinfer.core.link_transport import LinkTransport
 from splitinfer.errors import LayoutError
 
 MINI = "tcp://mini.local:5577"
@@ -62,6 +63,39 @@ def test_a_stage_across_two_machines_has_two_workers():
 )
 def test_what_a_stage_across_machines_cannot_be(fields: dict[str, Any], reason: str):
     assert reason in error_of(StageSpec("both", 0, 4, **fields))
+
+
+RDMA_LINK = LinkTransport("rdma")
+NAMED = LinkTransport("auto", device="rdma_en2:rdma_en3")
+BOTH = {"across": ("local", "mini.local"), "sums": "jaccl"}
+LATER = {"across": ("mini.local", "air.local"), "sums": "jaccl"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_refused"),
+    [
+        (BOTH, {"link_transport": RDMA_LINK}, True),
+        (BOTH, {"link_transport": LinkTransport("auto")}, True),
+        (BOTH, {"link_transport": LinkTransport("rdma", "ring")}, False),
+        (BOTH, {}, False),
+        ({**BOTH, "sums": "ring"}, {"link_transport": RDMA_LINK}, False),
+        ({**BOTH, "sums_device": "rdma_en5:rdma_en2"}, {"link_transport": NAMED}, True),
+        ({**BOTH, "sums_device": "rdma_en2:rdma_en5"}, {"link_transport": NAMED}, False),
+        ({}, {**LATER, "link_transport": RDMA_LINK}, True),
+        ({}, {**LATER, "sums_device": "rdma_en3:rdma_en5", "link_transport": NAMED}, True),
+        ({}, {**LATER, "sums_device": "rdma_en2:rdma_en5", "link_transport": NAMED}, False),
+    ],
+)  # fmt: skip
+def test_a_link_and_sums_do_not_share_an_rdma_device(first: dict[str, Any], second: dict[str, Any], is_refused: bool):
+    """Devices that are not named may be the same one."""
+    address = None if second.get("across") else "tcp://other.local:5577"
+    stages = StageSpec("one", 0, 4, **first), StageSpec("two", 4, 8, address, **second)
+    if not is_refused:
+        Layout(stages)
+        return
+    said = error_of(*stages)
+    assert "the link to stage 'two' of layout x.yaml and the sums of the stage across two machines beside it" in said
+    assert said.endswith("give the link `transport: tcp`, or name two devices (`device`, `sums_device`)")
 
 
 def test_check_names_the_numbers():

@@ -73,7 +73,7 @@ def end_process(name: str, how: signal.Signals) -> None:
 
 @NIGHTLY
 @pytest.mark.parametrize("where", [ALONE, HYBRID, {"cuts": [2, 2], "across": [0, 1]}], ids=str)
-@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3", "gemma3_text", "qwen3_next"])
 def test_every_kind_of_model(name: str, where: dict[str, Any], pipeline: Open, tiny_folder: Folder) -> None:
     with pipeline(tiny_folder(name), token_budget=16, **where) as there:
         there.answers(*SEVERAL, ask(70))

@@ -36,7 +36,7 @@ from splitinfer.errors import CannotFit, ModelError, ProtocolError
 from splitinfer.machine.costs import Costs
 from splitinfer.machine.profile import VERSION, MachineProfile, ModelProfile
 from splitinfer.machine.selection import emulated_machine
-from splitinfer.models.cut.divided import alone
+from splitinfer.models.cut.pretended import alone
 from splitinfer.models.folder.checkpoint import Checkpoint, parse_entries, read_config, table_of
 from splitinfer.models.load.building import CONFIGURATION, made_up
 from splitinfer.models.load.layer_kinds import describe, half_of

@@ -134,6 +134,11 @@ class StageModel:
         """Whether this stage sends integers, which must keep every bit."""
         return self._outgoing is not None and self._outgoing.is_exact
 
+    @property
+    def shares_kv(self) -> bool:
+        """Whether keys and values cross one of this stage's borders."""
+        return any(border.shared for border in (self._incoming, self._outgoing) if border is not None)
+
     def made_up_hidden(self, n: int, seed: int) -> mx.array | None:
         """Return [n, d] random rows as if from the previous stage, for a trial. Return None on the first stage."""
         return None if self._incoming is None else self._incoming.made_up(n, seed)

@@ -1,38 +1,25 @@
-"""Tensor parallelism: divides a model's layers over ranks with mlx-lm's own ``shard(group)`` of the model's class.
+"""Tensor parallelism: divides a model's layers over ranks, with ``shard(group)`` of the model's class in mlx-lm or
+mlx-vlm, or where it has none by inspection (``inspection``).
 
 ``shard`` keeps this rank's rows or columns of the layers' matrices, and makes the layers add up what all ranks computed
 (``all_sum``). It asks the group only for its size and this rank's number. So a *pretended* rank on placeholders shows,
-without a second process, whether a model can be divided, what a rank holds and how many sums a layer makes. mlx-lm
-divides counts such as heads by ``//`` and does not check the remainder: a model with a remainder fails in its first
-step, or computes something else.
+without a second process, whether a model can be divided, what a rank holds and how many sums a layer makes. The
+libraries divide counts such as heads by ``//`` and do not check the remainder: a model with a remainder fails in its
+first step, or computes something else.
 """
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
-from splitinfer.core.layout import RANKS
-from splitinfer.errors import ModelError
-from splitinfer.models.library.layers import type_name
+from splitinfer.errors import CannotCut, ModelError
+from splitinfer.models.cut.inspection import find_units, halve, passed_on
+from splitinfer.models.cut.pretended import alone
+from splitinfer.models.library.layers import find_layers, type_name
 
 _INSTEAD = "Cut it by layers instead, with a stage for each machine."
-_replacing = threading.Lock()
-
-
-class PretendedRank:
-    """Stands for MLX's group and says that this process is the first rank."""
-
-    def size(self) -> int:
-        """Return the number of ranks."""
-        return RANKS
-
-    def rank(self) -> int:
-        """Return this rank's number."""
-        return 0
+_MOST = 0.8  # of the bytes of its layers that a rank may hold
 
 
 def divide(model: nn.Module, group: Any) -> None:
@@ -47,7 +34,8 @@ def divide(model: nn.Module, group: Any) -> None:
     """
     name, num_ranks = type_name(model), group.size()
     if not callable(getattr(model, "shard", None)):
-        raise ModelError(f"{name} cannot be divided over machines: mlx-lm has no shard() for it. {_INSTEAD}")
+        _divide_by_inspection(model, name, group)
+        return
     before = _counts(model)
     try:
         model.shard(group)
@@ -62,6 +50,32 @@ def divide(model: nn.Module, group: Any) -> None:
             raise ModelError(f"{name} cannot be divided by {num_ranks} ranks: {what} is {count}. {_INSTEAD}")
 
 
+def _divide_by_inspection(model: nn.Module, name: str, group: Any) -> None:
+    layers = [slot.layer for slot in find_layers(model)]
+    whole = sum(array.nbytes for layer in layers for _, array in tree_flatten(layer.parameters()))
+    try:
+        units, before = find_units(model), passed_on(model)
+        for layer, own in zip(layers, units, strict=True):
+            halve(layer, own, group)
+        with alone():
+            after = passed_on(model) if any(before) else before
+    except CannotCut as error:
+        raise ModelError(f"{name} cannot be divided over machines: {error}. {_INSTEAD}") from error
+    half = sum(array.nbytes for layer in layers for _, array in tree_flatten(layer.parameters()))
+    if half > _MOST * whole:
+        raise ModelError(
+            f"{name} cannot be divided over machines: it has no shard(), and by inspection a rank would still hold "
+            f"{half / whole:.0%} of its layers. {_INSTEAD}"
+        )
+    for own, wanted, found in zip(units, before, after, strict=True):
+        is_part = any(unit.given for unit in own.values())
+        if any((a != b) != is_part for a, b in zip(wanted, found, strict=True)):
+            raise ModelError(
+                f"{name} cannot be divided over machines: some layers attend to other layers' keys and values, and only"
+                f" one of both can be halved. {_INSTEAD}"
+            )
+
+
 def _counts(model: nn.Module) -> dict[tuple[str, str], int]:
     """Return the integer attributes of a model's modules, such as counts of heads."""
     return {
@@ -70,29 +84,3 @@ def _counts(model: nn.Module) -> dict[tuple[str, str], int]:
         for name, value in vars(module).items()
         if type(value) is int and not name.startswith("_")
     }
-
-
-@contextmanager
-def alone() -> Iterator[list[int]]:
-    """Let models divided by a ``PretendedRank`` build their graphs without another rank, during the ``with`` block.
-    Yield a list that receives the bytes of each sum, in order."""
-    sums, group = list[int](), mx.distributed
-    with _replacing:
-        all_sum, all_gather = group.all_sum, group.all_gather
-
-        def one_sum(x: mx.array, *, group: Any = None, **more: Any) -> mx.array:
-            if not isinstance(group, PretendedRank):
-                return all_sum(x, group=group, **more)
-            sums.append(x.nbytes)
-            return x
-
-        def one_gather(x: mx.array, *, group: Any = None, **more: Any) -> mx.array:
-            if not isinstance(group, PretendedRank):
-                return all_gather(x, group=group, **more)
-            return mx.concatenate([x] * RANKS)
-
-        group.all_sum, group.all_gather = one_sum, one_gather
-        try:
-            yield sums
-        finally:
-            group.all_sum, group.all_gather = all_sum, all_gather

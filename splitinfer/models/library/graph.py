@@ -82,6 +82,16 @@ class Graph:
         """Return the other named arrays on which the operations that read ``name`` depend."""
         return self._ancestors(self._children.get(self._nodes[name], []), ()) - {name}
 
+    def met_by(self, name: str) -> set[str]:
+        """Return the other named arrays on which the operations depend in which ``name``, transposed or in another
+        form, meets other arrays."""
+        ends, queue = list[str](), [self._nodes[name]]
+        while queue:
+            for operation in self._children.get(queue.pop(), ()):
+                has_others = len(set(self._parents[operation])) > 1
+                (ends if has_others else queue).extend([operation] if has_others else self._children.get(operation, ()))
+        return self._ancestors(ends, ()) - {name}
+
     def _ancestors(self, ends: Sequence[str], without: Collection[str]) -> set[str]:
         nodes = [self._nodes[name] for name in without]
         closed = {child: node for node in nodes for child in self._children.get(node, ())}

@@ -5,13 +5,14 @@ arguments and its result are trees: tuples, lists, dicts and the small objects t
 ``Path`` of indices, keys and names says where a part is in such a tree. Modules and caches are leaves.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from splitinfer.errors import CannotCut
 
@@ -204,6 +205,21 @@ def _as_noted(model: Any, positions: mx.array) -> mx.array:
 def type_name(model: nn.Module) -> str:
     """Return mlx-lm's name of the architecture."""
     return str(getattr(model, "model_type", type(model).__module__.rsplit(".", 1)[-1]))
+
+
+def signature(layer: nn.Module) -> tuple[Hashable, ...]:
+    """Return what layers that run the same code have in common: the classes of their modules, the shapes of their
+    parameters, and their bool and str attributes. Integers are left out, because most say where a layer is."""
+    modules = list(layer.named_modules())
+    classes = sorted((path, type(module).__name__) for path, module in modules)
+    shapes = sorted((path, tuple(array.shape)) for path, array in tree_flatten(layer.parameters()))
+    switches = [
+        (path, name, value)
+        for path, module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, bool | str) and not name.startswith("_")
+    ]
+    return *classes, *shapes, *sorted(switches, key=repr)
 
 
 def last_rows(array: mx.array, num_rows: int, axis: int) -> mx.array:

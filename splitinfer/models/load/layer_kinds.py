@@ -6,7 +6,7 @@ kind. Then they run the same code at the same cost, so a stage can be tried with
 and graphs come from placeholders.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,12 +21,13 @@ from splitinfer.machine.profile import LayerProfile, ModelProfile
 from splitinfer.models.caches.attention import STEP_ROWS, Attention, backend, from_config, score_bytes
 from splitinfer.models.caches.caches import fresh_caches, kind_of
 from splitinfer.models.cut.cut import StageModel
-from splitinfer.models.cut.divided import PretendedRank, alone, divide
+from splitinfer.models.cut.divided import divide
+from splitinfer.models.cut.pretended import PretendedRank, alone
 from splitinfer.models.cut.structure import ModelStructure
 from splitinfer.models.drafters.mtp import tensors_of
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.library.graph import arrays_read, uncompiled
-from splitinfer.models.library.layers import children_watched, find_layers
+from splitinfer.models.library.layers import children_watched, find_layers, signature
 from splitinfer.models.load.building import build_model, placeholders_of
 from splitinfer.models.load.experts import expert_modules
 from splitinfer.models.load.loader import check_format, kv_need
@@ -34,8 +35,6 @@ from splitinfer.models.load.tables import leave_out
 
 _LEAST = 4  # layers of a stage that stands for a longer one: fewer cannot tell rounding from mistakes
 _CONTEXT = 4096  # tokens of context for which the memory of scores is computed
-
-Signature = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,7 @@ def kinds_of(structure: ModelStructure) -> list[str]:
     own = [[i for i in range(structure.num_caches) if structure.first_user(i) == layer] for layer in range(len(layers))]
     shared = [sum(layer in users for users in structure.users) for layer in range(len(layers))]
     held = [tuple(kind_of(caches[i]) for i in places) for places in own]
-    signatures = [(_shapes(layer), _switches(layer), held[i], shared[i]) for i, layer in enumerate(layers)]
+    signatures = [(signature(layer), held[i], shared[i]) for i, layer in enumerate(layers)]
     numbers = {signature: number for number, signature in enumerate(dict.fromkeys(signatures), 1)}
     return [f"kind {numbers[signature]}" for signature in signatures]
 
@@ -174,24 +173,6 @@ def _shortest_run(kinds: Sequence[str], least: int) -> tuple[int, int]:
     lengths = range(min(least, len(kinds)), len(kinds) + 1)
     runs = ((at, at + length) for length in lengths for at in range(len(kinds) - length + 1))
     return next(run for run in runs if set(kinds[slice(*run)]) == set(kinds))
-
-
-def _shapes(layer: nn.Module) -> Signature:
-    """Return the classes of a layer's modules and the shapes of its parameters."""
-    classes = tuple((path, type(module).__name__) for path, module in layer.named_modules())
-    parameters = sorted((path, tuple(array.shape)) for path, array in tree_flatten(layer.parameters()))
-    return (*sorted(classes), *parameters)
-
-
-def _switches(layer: nn.Module) -> Signature:
-    """Return the bool and str attributes of a layer's modules."""
-    found = [
-        (path, name, value)
-        for path, module in layer.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, bool | str) and not name.startswith("_")
-    ]
-    return tuple(sorted(found, key=repr))
 
 
 # -- bytes --------------------------------------------------------------------------------------

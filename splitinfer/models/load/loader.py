@@ -154,7 +154,10 @@ def _build(
         given = arrays if drafter is checkpoint else of_drafter(drafter, stage)
         weights = join(stage, drafter, given, drafter_dtype or dtype)
     if group is not None:  # only now: the structure, and a drafter's copies of layers, must not be halved
+        if stage.shares_kv:
+            raise CannotCut(f"{type_name(model)} cannot be divided over machines there: keys and values cross the cut")
         divide(model, group.sums)
+        group.check_alike(model)
     parameters = dict(tree_flatten(model.parameters()))
     outputs, output = _probe(stage, is_half=group is not None)
     check_format(stage, kv_format)

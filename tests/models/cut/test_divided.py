@@ -1,4 +1,4 @@
-"""A model that mlx-lm can divide over two ranks is divided, and described; any other says why not in one sentence."""
+"""A model that can be divided over two ranks is divided, and described; any other says why not in one sentence."""
 
 from typing import Any
 
@@ -8,7 +8,8 @@ import tiny
 from tiny import Folder
 
 from splitinfer.errors import ModelError
-from splitinfer.models.cut.divided import PretendedRank, alone, divide
+from splitinfer.models.cut.divided import divide
+from splitinfer.models.cut.pretended import PretendedRank, alone
 from splitinfer.models.folder.checkpoint import open_folder
 from splitinfer.models.load.layer_kinds import describe, with_half
 
@@ -18,7 +19,7 @@ from splitinfer.models.load.layer_kinds import describe, with_half
     [
         ("llama", {}, ""),
         ("qwen3_moe", {}, ""),
-        ("gemma3_text", {}, "gemma3_text cannot be divided over machines: mlx-lm has no shard() for it."),
+        ("gemma3_text", {}, ""),
         ("llama", {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96},
          "llama cannot be divided by 2 ranks: n_kv_heads of self_attn is 3."),
         ("llama", {"intermediate_size": 95}, "llama cannot be divided by 2 ranks (Cannot shard the output of size 95"),
