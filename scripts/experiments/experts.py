@@ -12,6 +12,7 @@ Nothing else may run on the machine.
 """
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -68,6 +69,7 @@ def ours(folder: Path, stages: int, experts_gb: float | None, prompt: Sequence[i
     wanted = counted("experts_wanted")
     return {
         "tokens_per_second": (tokens - 1) / seconds,
+        "ms_of_disk": 1e3 * counted("experts_waiting") / tokens,
         "prompt_seconds": prompted,
         "mb_per_token": counted("experts_read") / 1e6 / tokens,
         "in_memory": counted("experts_found") / wanted if wanted else 1.0,
@@ -141,6 +143,8 @@ def turn(system: str, folder: Path, experts_gb: float, args: argparse.Namespace)
     if found.returncode:
         raise SystemExit(f"{system} failed: {found.stderr[-2000:]}")
     figures: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
+    said = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if name != "tokens")
+    print(f"{experts_gb:.3f} GB, {system}: {said}", file=sys.stderr, flush=True)
     return figures
 
 
@@ -155,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, usual in (("layers", 24), ("experts", 128), ("chosen", 8), ("hidden", 1024), ("mlp", 512), ("trials", 3)):
         parser.add_argument(f"--{name}", type=int, default=usual)
+    parser.add_argument("--bits", type=int, default=0, help="of a weight; 0: float32, which a CPU multiplies fast")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=1000)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.125, 0.25, 0.5, 1.0])
@@ -162,28 +167,32 @@ def main() -> None:
     parser.add_argument("--cached", action="store_true", help="leave the files in the page cache")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for one run")
     parser.add_argument("--child", choices=SYSTEMS, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help="where the model is made; a temporary folder")
+    parser.add_argument("--folder", type=Path, help="where the model is made, or was, and stays; usual: a temporary folder")
     parser.add_argument("--experts-gb", type=float, default=0.0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         child(args)
         return
-    with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        print(json.dumps(measured(Path(name), args), indent=2))
+    with contextlib.ExitStack() as stack:
+        folder = args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        print(json.dumps(measured(folder, args), indent=2))
 
 
 def measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Return the document."""
-    model = folder / "model"
+    model, offloaded = folder / "model", folder / "offloaded"
     shape = Shape(
-        "qwen3", args.layers, args.hidden, 16, 8, args.mlp, VOCABULARY, "float32", 4, args.experts, args.chosen
+        "qwen3", args.layers, args.hidden, 16, 8, args.mlp, VOCABULARY, "float32", args.bits, args.experts, args.chosen
     )
-    make(model, shape)
-    if "mlx-vlm" in args.systems:
+    if not (model / "config.json").exists():
+        make(model, shape)
+    if "mlx-vlm" in args.systems and not (offloaded / "offload_index.json").exists():
         from mlx_vlm.moe_offload import repack
 
-        repack(str(model), str(folder / "offloaded"))
-    each = 3 * args.hidden * args.mlp * (4 + 64 / 64) / 8  # 4 bits, and for 64 of them a scale and a bias in float32
+        with contextlib.redirect_stdout(sys.stderr):
+            repack(str(model), str(offloaded))
+    bits = args.bits + 1 if args.bits else 32  # for 64 weights a scale and a bias in float32
+    each = 3 * args.hidden * args.mlp * bits / 8
     all_experts = args.layers * args.experts * each / 1e9
     dropper = multiprocessing.get_context("spawn").Process(target=drop, args=([folder],), daemon=True)
     if not args.cached:

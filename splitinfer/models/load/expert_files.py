@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +82,9 @@ class ExpertFiles:
         self._readers.shutdown(wait=False)
 
     def start(self, reads: Sequence["Read"]) -> "list[Future[None]]":
-        """Start reads, in a few bundles for each thread, and return at once. The futures raise DeviceFailed."""
-        return [self._readers.submit(_read, reads[i::READERS]) for i in range(min(READERS, len(reads)))]
+        """Start reads, and return at once. The futures, one for each thread, raise DeviceFailed."""
+        left = iter(reads)  # each thread takes the next
+        return [self._readers.submit(_read, left) for _ in range(min(READERS, len(reads)))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Read:
     into: Bytes
 
 
-def _read(reads: Sequence[Read]) -> None:
+def _read(reads: Iterator[Read]) -> None:
     files = {one.source.read(one.expert, one.into) for one in reads}
     for file in files:
         file.check()  # afterwards, so that a change during the reads is seen

@@ -1,6 +1,6 @@
 """Runs stacked experts of which a part is in memory: a step reads those that it lacks from the files.
 
-    slots   a few experts of each layer, kept from step to step; the least recently used give way
+    slots   a few experts of each layer, kept from step to step; those that the last tokens chose least give way
     areas   two, for a call that needs more experts than a layer has slots: one is computed while the other is filled
 
 A call evaluates its indices: one wait for the device in each layer. Few experts are read into slots together, for all
@@ -35,6 +35,7 @@ _OF_AREAS = 8  # the areas get at most this part of the memory
 _ROWS_EACH, _ROWS = 4, 16  # MLX's GPUs multiply sorted rows in another way from these numbers of rows on
 _NEARLY_ALL = 0.9  # the share of experts from which on the next layer's are read before its router is computed
 _HELD = 4 * 2**20  # bytes of results that may wait to be evaluated
+_FADES = 0.9  # what a choice still counts when the next one is made
 
 
 class Shares(NamedTuple):
@@ -150,8 +151,7 @@ class _Layer:
         self.order = list[_Part]()  # in which they are called
         self.place = np.full(parts[0].experts.count, -1)  # by expert: its slot
         self._holds = np.full(slots, -1)  # by slot: its expert
-        self._used = np.zeros(slots, np.int64)  # by slot: the number of the call that used it last
-        self._calls = 0
+        self._chosen = np.zeros(len(self.place))  # by expert: how often it was chosen of late
         self.choice: _Choice | None = None
         self.result: list[mx.array] | None = None  # of calls that read slots and may not be evaluated
 
@@ -162,16 +162,18 @@ class _Layer:
     def lacking(self, choice: _Choice) -> Ints:
         """Return the experts to read into slots: all that are missing if there are few, else the most frequent ones
         that have free slots."""
-        here = self.place[choice.experts]
-        self._calls += 1
-        self._used[here[here >= 0]] = self._calls
-        lacking, rows = choice.experts[here < 0], choice.rows[here < 0]
+        here = self.place[choice.experts] >= 0
+        self._chosen *= _FADES
+        self._chosen[choice.experts] += choice.rows / choice.rows.max()
+        lacking, rows = choice.experts[~here], choice.rows[~here]
         free = np.count_nonzero(self._holds < 0)
         return lacking if choice.is_few else lacking[np.argsort(-rows, kind="stable")][:free]
 
-    def begin(self, experts: Ints) -> tuple[Ints, list[Read]]:
-        """Empty the slots that were not used for the longest time, and return them with the reads that fill them."""
-        slots = np.argsort(self._used, kind="stable")[: len(experts)]
+    def begin(self, choice: _Choice, experts: Ints) -> tuple[Ints, list[Read]]:
+        """Empty the slots whose experts were chosen least of late, and return them with the reads that fill them."""
+        worth = np.where(self._holds < 0, -1.0, self._chosen[self._holds])
+        worth[np.isin(self._holds, choice.experts)] = np.inf
+        slots = np.argsort(worth, kind="stable")[: len(experts)]
         gone = self._holds[slots]
         self.place[gone[gone >= 0]] = -1
         self._holds[slots] = -1
@@ -180,7 +182,7 @@ class _Layer:
 
     def end(self, slots: Ints, experts: Ints) -> None:
         """Note that experts were read into slots."""
-        self.place[experts], self._holds[slots], self._used[slots] = slots, experts, self._calls
+        self.place[experts], self._holds[slots] = slots, experts
 
 
 class _Filling(NamedTuple):
@@ -190,6 +192,11 @@ class _Filling(NamedTuple):
     experts: Ints
     area: _Area
     reads: "list[Future[None]]"
+
+    def serves(self, experts: Ints) -> bool:
+        """Return whether it has the first of ``experts``, and of the others all up to its last one."""
+        first = experts[experts <= self.experts[-1]]
+        return len(first) > 0 and bool(np.isin(first, self.experts).all())
 
 
 class ExpertStore:
@@ -255,7 +262,7 @@ class ExpertStore:
         self._counts["experts_found"] += int(np.count_nonzero(layer.place[experts] >= 0))
         lacking = layer.lacking(choice)
         if len(lacking):
-            slots, reads = layer.begin(lacking)
+            slots, reads = layer.begin(choice, lacking)
             self._wait(self._start(reads))
             layer.end(slots, lacking)
         layer.choice = choice
@@ -276,36 +283,26 @@ class ExpertStore:
 
     # -- many experts ----------------------------------------------------------------------------
 
-    def room(self, part: _Part) -> int:
-        """Return how many of a module's experts an area has room for."""
-        return self._areas[0].of(part.experts).count
-
-    def pass_through(self, layer: _Layer, part: _Part, experts: Ints) -> tuple[_Area, _Memory]:
-        """Return an area with ``experts`` of a module: each at its own place if all have room, else in this order."""
+    def pass_through(self, layer: _Layer, part: _Part, experts: Ints) -> _Filling:
+        """Return an area with the first of ``experts`` of a module, and as many of the next as it has room for."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             self._wait(ahead.reads)
-        if ahead is None or ahead.part is not part or not np.isin(experts, ahead.experts).all():
+        if ahead is None or ahead.part is not part or not ahead.serves(experts):
             ahead = self._fill(layer, part, experts)
             self._wait(ahead.reads)
-        return ahead.area, ahead.area.of(part.experts)
+        return ahead
 
     def foresee(self, layer: _Layer, part: _Part, choice: _Choice) -> None:
-        """Start to read the experts that the next call needs: of the layer's next module, or of the next layer if it
-        will need nearly all of them."""
+        """Start to read the experts that the next call needs first: of the layer's next module, or of the next layer
+        if it will need nearly all of them."""
         at, number = layer.order.index(part) + 1, self._layers.index(layer) + 1
         if at < len(layer.order):
-            part, experts = layer.order[at], choice.experts
-        elif len(choice.experts) < _NEARLY_ALL * part.experts.count or number == len(self._layers):
-            return
-        else:
+            self._ahead = self._fill(layer, layer.order[at], choice.experts)
+        elif number < len(self._layers) and len(choice.experts) >= _NEARLY_ALL * part.experts.count:
             layer = self._layers[number]
-            if not layer.order:
-                return
-            part = layer.order[0]
-            experts = np.arange(part.experts.count)
-        if self.room(part) == part.experts.count:
-            self._ahead = self._fill(layer, part, experts)
+            for part in layer.order[:1]:
+                self._ahead = self._fill(layer, part, np.arange(part.experts.count))
 
     def _fill(self, layer: _Layer, part: _Part, experts: Ints) -> _Filling:
         area = self._areas[0]
@@ -313,15 +310,14 @@ class ExpertStore:
         if area.result is not None:
             mx.eval(area.result)
             area.result = None
-        memory, reads = area.of(part.experts), list[Read]()
-        places = experts if memory.count == part.experts.count else np.arange(len(experts))
-        for place, expert in zip(places.tolist(), experts.tolist(), strict=True):
-            slot = layer.place[expert]
-            if slot < 0:
-                reads += part.reads(memory, place, expert)
-            else:
-                part.copy(slot, memory, place)
-        return _Filling(part, experts, area, self._start(reads))
+        memory = area.of(part.experts)
+        experts = experts[: memory.count]
+        slots = layer.place[experts]
+        lacking = np.flatnonzero(slots < 0).tolist()
+        reads = self._start([read for at in lacking for read in part.reads(memory, at, int(experts[at]))])
+        for at in np.flatnonzero(slots >= 0).tolist():
+            part.copy(slots[at], memory, at)
+        return _Filling(part, experts, area, reads)
 
 
 class ExpertsOnDisk(nn.Module):  # type: ignore[misc]
@@ -351,12 +347,7 @@ class ExpertsOnDisk(nn.Module):  # type: ignore[misc]
         store, layer, part = self._store, self._layer, self._part
         choice = store.choose(layer, part, indices, may_be_few=not (is_batched and on_gpu()))
         if not choice.is_few:
-            if store.room(part) < self._count:
-                return self._in_turns(x, choice, is_batched=is_batched)
-            area, memory = store.pass_through(layer, part, choice.experts)
-            result: mx.array = area.launch(self._with(memory.arrays, x, indices, sorted_indices=sorted_indices))
-            store.foresee(layer, part, choice)
-            return result
+            return self._in_turns(x, choice, is_batched=is_batched)
         slots = mx.array(layer.place[choice.flat].reshape(indices.shape).astype(np.int32))
         result = self._with(part.slots.arrays, x, slots, sorted_indices=False)
         if result.nbytes > _HELD:
@@ -376,19 +367,22 @@ class ExpertsOnDisk(nn.Module):  # type: ignore[misc]
                 self._real.pop(name, None)
 
     def _in_turns(self, x: mx.array, choice: _Choice, *, is_batched: bool) -> mx.array:
-        """Return the result of a call whose experts pass through the areas a few at a time."""
-        room, found, done = self._store.room(self._part), list[mx.array](), 0
+        """Return the result of a call whose experts pass through the areas, as many at a time as one has room for."""
+        store, part, found, left, done = self._store, self._part, list[mx.array](), choice.experts, 0
         flat = mx.broadcast_to(x, (*choice.indices.shape, *x.shape[-2:])).reshape(-1, *x.shape[-2:])
         order = np.argsort(choice.flat, kind="stable")
-        for at in range(0, len(choice.experts), room):
-            experts, count = choice.experts[at : at + room], int(choice.rows[at : at + room].sum())
-            rows = order[done : done + count]
+        while len(left):
+            held = store.pass_through(self._layer, part, left)
+            left = left[left > held.experts[-1]]
+            end = len(order) if not len(left) else int(np.searchsorted(choice.flat[order], left[0]))
+            rows, memory = order[done:end], held.area.of(part.experts)
             if is_batched:  # so many that they are multiplied as all rows together would be
-                rows = np.pad(rows, (0, max(0, max(_ROWS, _ROWS_EACH * room) - count)), mode="edge")
-            area, memory = self._store.pass_through(self._layer, self._part, experts)
-            places = mx.array(np.searchsorted(experts, choice.flat[rows]).astype(np.int32))
+                more = max(_ROWS, _ROWS_EACH * memory.count) - len(rows)
+                rows = np.pad(rows, (0, max(0, more)), mode="edge")
+            places = mx.array(np.searchsorted(held.experts, choice.flat[rows]).astype(np.int32))
             result = self._with(memory.arrays, flat[mx.array(rows)], places, sorted_indices=is_batched)
-            found.append(area.launch(result)[:count])
-            done += count
+            found.append(held.area.launch(result)[: end - done])
+            done = end
+        store.foresee(self._layer, part, choice)
         back = mx.array(np.argsort(order, kind="stable"))
         return mx.concatenate(found)[back].reshape(*choice.indices.shape, *found[0].shape[1:])
