@@ -16,11 +16,11 @@ from functools import cached_property
 
 import mlx.core as mx
 
-_LINE = re.compile(
-    r'\{ (\d+) \[label ="(\w+)'  # an operation ...
-    r'|"(\w+)" -> (\d+)'  # ... reads an array
-    r'|(\d+) -> "(\w+)"'  # ... makes one
-    r'|\{ rank=source; "(\w+)"'  # an array that no operation makes
+_OPERATION = re.compile(
+    r'\[label ="(\w+)".*\n'
+    r'((?:"\w+" -> \d+\n)*)'  # the arrays that it reads
+    r'((?:\{[^\[\n]*\n\d+ -> "\w+"\n)*)'  # the arrays that it makes
+    r'((?:\{ rank=source; "\w+"; \}\n)*)'  # arrays that no operation makes, printed before the next one
 )
 _NODE = re.compile(r'"(\w+)"')
 _NAMED_AT_ONCE = 1000  # MLX takes no more keyword arguments
@@ -35,22 +35,22 @@ class Graph:
     def __init__(self, results: Sequence[mx.array], named: Mapping[str, mx.array]) -> None:
         ends = [mx.stop_gradient(array) for array in results]
         arrays = {id(array): array for array in [*named.values(), *ends]}  # some have two names
-        nodes, self._parents, self._labels = _read([*arrays.values()])
+        nodes, self._operations, self._maker = _read([*arrays.values()])
         node_of = dict(zip(arrays, nodes, strict=True))
         self._nodes: dict[str, str] = {name: node_of[id(array)] for name, array in named.items()}
         self._results = [node_of[id(array)] for array in ends]
 
     @cached_property
-    def _children(self) -> dict[str, list[str]]:
-        children: dict[str, list[str]] = defaultdict(list)
-        for node, parents in self._parents.items():
-            for parent in parents:
-                children[parent].append(node)
-        return children
+    def _readers(self) -> dict[str, list[int]]:
+        readers: dict[str, list[int]] = defaultdict(list)
+        for index, (_, read) in enumerate(self._operations):
+            for node in read:
+                readers[node].append(index)
+        return readers
 
     def holds(self, name: str) -> bool:
         """Return whether any operation reads this named array."""
-        return bool(self._children.get(self._nodes[name]))
+        return self._nodes[name] in self._readers
 
     def read_by(self, results: Collection[int], without: Collection[str] = ()) -> set[str]:
         """Return the named arrays that the results with these indices depend on. An operation that reads an array named
@@ -59,7 +59,7 @@ class Graph:
 
     def readers(self, name: str) -> set[str]:
         """Return the names of the operations that read a named array."""
-        return {self._labels[node] for node in self._children.get(self._nodes[name], ())}
+        return {self._operations[index][0] for index in self._readers.get(self._nodes[name], ())}
 
     def origins(self) -> list[tuple[list[str], set[str]]]:
         """Return for each result the named arrays that it is made of, in the order in which its operations take them,
@@ -74,13 +74,16 @@ class Graph:
             if node in named:
                 arrays[named[node]] = None
                 continue
-            operations |= {self._labels[node]} if node in self._labels else set()
-            queue += reversed(self._parents.get(node, ()))
+            if node in self._maker:
+                operation, read = self._operations[self._maker[node]]
+                operations.add(operation)
+                queue += reversed(read)
         return [*arrays], operations - {"StopGradient"}
 
     def mixed_with(self, name: str) -> set[str]:
         """Return the other named arrays on which the operations that read ``name`` depend."""
-        return self._ancestors(self._children.get(self._nodes[name], []), ()) - {name}
+        readers = self._readers.get(self._nodes[name], ())
+        return self._ancestors([node for index in readers for node in self._operations[index][1]], ()) - {name}
 
     def met_by(self, name: str) -> set[str]:
         """Return the other named arrays on which the operations depend in which ``name``, transposed or in another
@@ -94,19 +97,22 @@ class Graph:
 
     def _ancestors(self, ends: Sequence[str], without: Collection[str]) -> set[str]:
         nodes = [self._nodes[name] for name in without]
-        closed = {child: node for node in nodes for child in self._children.get(node, ())}
+        closed = {index: [node] for node in nodes for index in self._readers.get(node, ())}
         seen, queue = set(ends), list(ends)
         while queue:
-            node = queue.pop()
-            for parent in [closed[node]] if node in closed else self._parents.get(node, ()):
-                if parent not in seen:
-                    seen.add(parent)
-                    queue.append(parent)
+            index = self._maker.get(queue.pop())
+            if index is None:
+                continue
+            for node in closed.get(index) or self._operations[index][1]:
+                if node not in seen:
+                    seen.add(node)
+                    queue.append(node)
         return {name for name, node in self._nodes.items() if node in seen}
 
 
-def _read(arrays: Sequence[mx.array]) -> tuple[list[str], dict[str, list[str]], dict[str, str]]:
-    """Return each array's node in their common graph, every node's parents, and every operation's name."""
+def _read(arrays: Sequence[mx.array]) -> tuple[list[str], list[tuple[str, list[str]]], dict[str, int]]:
+    """Return each array's node in their common graph, every operation's name and the nodes that it reads, and which
+    operation makes a node."""
     # MLX prints the arrays' graphs one after the other, each without what was printed before. A separator after
     # each array marks its end; the last node before that is the array itself, unless it was printed earlier.
     zero = mx.array(0.0)
@@ -114,22 +120,20 @@ def _read(arrays: Sequence[mx.array]) -> tuple[list[str], dict[str, list[str]], 
     for array in arrays:
         printed += [array, -zero]
     text = _print(printed, {})
-    nodes, parents = list[str | None](), defaultdict[str, list[str]](list)
-    first, last, before, separators, labels = "", list[str](), list[str](), set[str](), dict[str, str]()
-    for operation, label, read, reader, maker, made, source in _LINE.findall(text):
-        if read and read == first:
-            nodes.append(before[0] if len(before) == 1 else None)
-            separators.add(reader)
-        elif read:
-            parents[reader].append(read)
-        elif made and maker not in separators:
-            parents[made].append(maker)
-            last.append(made)
-        elif operation:
-            before, last, labels[operation] = last, [], label
-        elif source:
-            first, last = first or source, [source]
-    return _complete(nodes, arrays, printed, text), parents, labels
+    first, *sources = _NODE.findall(text[: text.find("[")])
+    nodes, operations, maker, last = list[str | None](), list[tuple[str, list[str]]](), dict[str, int](), sources[-1:]
+    for label, reads, makes, printed_next in _OPERATION.findall(text):
+        read = reads.split('"')[1::2]
+        if read == [first]:
+            nodes.append(last[0] if len(last) == 1 else None)
+            last = []
+        else:
+            last = makes.split('"')[1::4]
+            maker.update(dict.fromkeys(last, len(operations)))
+            operations.append((label, read))
+        if printed_next:
+            last = [printed_next.rsplit('"', 2)[1]]
+    return _complete(nodes, arrays, printed, text), operations, maker
 
 
 def _complete(
