@@ -48,6 +48,7 @@ COUNT = 3  # the number of quickest trials that count
 SETTLED = 1.15  # the trials agree if the slowest that counts takes at most this many times as long as the quickest
 _TRIAL, _MOST_STEPS = 0.05, 8  # seconds of a trial, unless a step takes longer, and the most steps in it
 _WARM = 2  # steps before the first trial
+_LENGTHS = 8  # of sequences that are timed together
 _MANY = 8  # layers that are timed together
 _MOST_MADE = 2**30  # bytes of their weights
 _MOST_STEP = 0.9  # the largest share of a step's fixed time in the quickest layer's step, so that each layer has a cost
@@ -95,11 +96,18 @@ class Trial:
         self._lengths[sequence] = length
         return sequence
 
+    def begin(self, sequences: Sequence[int]) -> None:
+        """Compute the first tokens of new sequences. Their lengths differ, as those of chats do."""
+        self._run(self._plan({i: 1 + at % _LENGTHS for at, i in enumerate(sequences)}))
+
     def step(self, sequences: Sequence[int], rows: int) -> float:
         """Compute a step of ``rows`` rows of each sequence, and return its seconds."""
-        while self._runner.prepare_next():
+        # A device that computes at launch leaves one machine alone no time to build graphs ahead.
+        while not self.device.computes_at_launch and self._runner.prepare_next():
             pass
-        plan = self._plan(sequences, rows)
+        return self._run(self._plan(dict.fromkeys(sequences, rows)))
+
+    def _run(self, plan: StepPlan) -> float:
         hidden, began = self._hidden(plan.num_tokens), time.monotonic()
         launched = self._runner.launch(plan, hidden)
         self._runner.wait(launched)
@@ -113,15 +121,15 @@ class Trial:
         self._opened.clear()
         self._runner.reset()
 
-    def _plan(self, sequences: Sequence[int], rows: int) -> StepPlan:
-        new = tuple(self._new(i) for i in sequences if i not in self._opened)
-        self._opened.update(sequences)
+    def _plan(self, rows: Mapping[int, int]) -> StepPlan:
+        """Return a plan with so many rows of each sequence."""
+        new = tuple(self._new(i) for i in rows if i not in self._opened)
+        self._opened.update(rows)
         slices = []
-        for i in sequences:
+        for i, count in rows.items():
             start = self._lengths.get(i, 0)
-            ids = self._ids(i, start, start + rows)
-            slices.append(Slice(i, start, ids, 1))
-            self._lengths[i] = start + rows
+            slices.append(Slice(i, start, self._ids(i, start, start + count), 1))
+            self._lengths[i] = start + count
         self._num_steps += 1
         return StepPlan(self._num_steps, new=new, slices=tuple(slices))
 
@@ -314,7 +322,7 @@ class Stopwatch:
                 several = piece.rows if piece.rows < CHUNK else 1
                 sequences = [trial.open_behind(piece.behind)] if piece.behind else trial.open(several)
                 if piece.rows < CHUNK:
-                    trial.step(sequences, 1)  # also opens them
+                    trial.begin(sequences)
             self._done += 1
             self._report(self._done, self._done + self._left)
             took.append(trial.step(sequences, 1 if piece.rows < CHUNK else piece.rows))
@@ -402,8 +410,9 @@ def _fitted(
             beside = step + (head.get(rows, head[1]) if place == last else 0.0)  # the head computes one row of a chunk
             if rows >= CHUNK:
                 beside += chunk * rows * (rows + 1) / 2
-            elif not grows:  # most rows of a chat attend to a whole window
-                beside -= rows * own.behind * single
+            else:  # the timed rows attended to a few positions, and most rows of a chat attend to a whole window
+                attended = min(rows, _LENGTHS) / 2 + _WARM
+                beside += rows * single * (attended if grows else attended - own.behind)
             seconds[rows] = max(0.0, took - beside) * (larger if rows == 1 else 1.0)
         found[kind] = Costs.through(_rising(seconds), *((single, chunk) if grows else ()))
     return MachineProfile("", found, step=step, head=Costs.through(_rising(head)), trials=_trials_of(timed))
