@@ -148,6 +148,7 @@ FOLDERS: dict[str, dict[str, Any]] = {
 FOLDERS["gemma4_assistant, ordered"] = FOLDERS["gemma4_assistant"] | {
     "use_ordered_embeddings": True, "num_centroids": 16, "centroid_intermediate_top_k": 4,
 }  # fmt: skip
+FOLDERS["gemma4_assistant, shared"] = FOLDERS["gemma4_assistant"]  # of a model whose last layers share keys and values
 
 
 def _made(config: dict[str, Any]) -> Any:
@@ -161,8 +162,11 @@ def in_a_folder(name: str, folder: Path, **sizes: int) -> tuple[Path, Path, Draf
     config = FOLDERS[name] | (sizes if "text_config" not in FOLDERS[name] else {})
     if "text_config" in config:
         config["text_config"] = config["text_config"] | sizes
+    if "draft_vocab_size" in config:
+        config["draft_vocab_size"] = config["vocab_size"]
     if name.startswith(("gemma4_assistant", "gemma4_dflash")):
-        target = tiny.save(folder / "target", "llama", **{"model_type": "gemma4_text", **_GEMMA4, **sizes})
+        shared = {"num_kv_shared_layers": 2 * ("shared" in name)}
+        target = tiny.save(folder / "target", "llama", **{"model_type": "gemma4_text", **_GEMMA4, **shared, **sizes})
     else:
         target = tiny.save(folder / "target", "llama", **sizes)
     made, drafter = _made(config), folder / "drafter"
@@ -227,7 +231,7 @@ def _of_assistant(target: Any, made: Any) -> Drafts:
     def drafts(tokens: list[int], count: int) -> list[int]:
         caches, n = target.make_cache(), len(tokens) - 1
         hidden, kv = target.model(mx.array([tokens[:-1]]), cache=caches), dict[str, Any]()
-        for layer, cache in zip(target.layers, caches, strict=True):
+        for layer, cache in zip(target.layers, caches, strict=False):
             keys, values = cache.state[:2]
             last = slice(-24, None) if layer.layer_type == "sliding_attention" else slice(None)
             kv[layer.layer_type] = keys[:, :, last], values[:, :, last]
