@@ -9,8 +9,8 @@
 
 Other programs only make a step slower. So each piece of work gets several *trials*, at different times, and the
 quickest ``COUNT`` of them count, if they agree: their median is the figure, and their range its uncertainty. Timing
-ends once all pieces agree. A trial is the lower quartile of some steps: answers take the usual time and not the best,
-which is 0.7 of it where machines share processors. The first steps, which compile kernels, do not count.
+ends once all pieces agree. A trial is the median of some steps: answers take the usual time and not the best, which is
+0.7 of it where machines share processors. The first steps, which compile kernels, do not count.
 
 The positions to attend to are not computed: a sequence opens with many copies of one block of keys and values. So steps
 are timed after as many positions as long prompts have.
@@ -312,7 +312,7 @@ class Stopwatch:
         return [*found, *(more or [Piece(rows) for rows in chunks])]
 
     def _time(self, span: tuple[int, int], piece: Piece, *, warm: bool = False) -> None:
-        """Make a trial of a piece: the usual time of some steps."""
+        """Make a trial of a piece: the median of some steps."""
         trial, timed = self._trials[span], self._timed[span]
         took, hosts, sequences = list[float](), list[float](), list[int]()
         before = (_WARM if piece.rows < CHUNK else 1) if warm else 0
@@ -328,7 +328,7 @@ class Stopwatch:
             took.append(trial.step(sequences, 1 if piece.rows < CHUNK else piece.rows))
             hosts.append(trial.host)
         trial.close()
-        timed.pieces.setdefault(piece, Tried()).trials.append(_usual(took[before:]))
+        timed.pieces.setdefault(piece, Tried()).trials.append(median(took[before:]))
         if piece.rows == 1:
             timed.hosts.trials.append(median(hosts[before:]))
 
@@ -411,16 +411,11 @@ def _fitted(
             if rows >= CHUNK:
                 beside += chunk * rows * (rows + 1) / 2
             else:  # the timed rows attended to a few positions, and most rows of a chat attend to a whole window
-                attended = min(rows, _LENGTHS) / 2 + _WARM
+                attended = (min(rows, _LENGTHS) + _MOST_STEPS) / 2
                 beside += rows * single * (attended if grows else attended - own.behind)
             seconds[rows] = max(0.0, took - beside) * (larger if rows == 1 else 1.0)
         found[kind] = Costs.through(_rising(seconds), *((single, chunk) if grows else ()))
     return MachineProfile("", found, step=step, head=Costs.through(_rising(head)), trials=_trials_of(timed))
-
-
-def _usual(seconds: Sequence[float]) -> float:
-    """Return the lower quartile of some steps' seconds: most of the others may have been disturbed."""
-    return sorted(seconds)[len(seconds) // 4]
 
 
 def _trials_of(timed: Mapping[tuple[int, int], Timed]) -> Trials:
