@@ -253,8 +253,9 @@ def _randomised(module: nn.Module) -> nn.Module:
         if isinstance(array, mx.array) and mx.issubdtype(array.dtype, mx.floating):
             shape = array.shape[-2:] if isinstance(module, _OneExpert) and name == "weight" else array.shape
             shape = array.shape[-1:] if isinstance(module, _OneExpert) and name == "bias" else shape
-            drawn = mx.random.normal(shape, key=mx.random.key(seed + array.size))
-            module[name] = drawn / shape[-1] ** 0.5 if len(shape) > 1 else 1 + 0.3 * drawn
+            is_table = isinstance(module, nn.Embedding)  # its rows are alike: it may be larger than the memory
+            drawn = mx.random.normal(shape[-1:] if is_table else shape, key=mx.random.key(seed + array.size))
+            module[name] = mx.broadcast_to(drawn / shape[-1] ** 0.5 if len(shape) > 1 else 1 + 0.3 * drawn, shape)
     return module
 
 
@@ -403,7 +404,8 @@ def _reached(module: nn.Module, calls: Calls, columns: Sequence[str]) -> dict[An
     rows the rank's half of the columns depends on."""
     modules = dict(module.named_modules())
     weights = {path: modules[path].weight for path in columns}
-    left_out = {f"{path}.{name}" for path in columns for name in ("weight", "bias")}
+    tables = [path for path, one in modules.items() if isinstance(one, nn.Embedding)]
+    left_out = {f"{path}.{name}" for path in (*columns, *tables) for name in ("weight", "bias")}
     named = {
         path: array
         for path, array in tree_flatten(module.parameters())
