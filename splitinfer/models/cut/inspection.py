@@ -48,6 +48,7 @@ from splitinfer.models.library.light_imports import experiments
 
 Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]  # of one module, in order; its caches are as before the first
 
+_TABLES = (nn.Embedding, nn.QuantizedEmbedding)
 _STEPS = (20, 5, 1, 1)  # rows of each call: a prompt, a block of drafts, tokens
 _CLOSE = 1e-4  # of the largest number: rounding of sums in float32
 _LEAST = 0.2  # of a unit's numbers that a rank must save, or the unit is whole
@@ -374,10 +375,21 @@ def _size(module: nn.Module) -> list[int]:
 
 
 def _sizes(module: nn.Module) -> tuple[dict[str, int], dict[str, int]]:
-    """Return how many numbers each parameter has, of one expert and of all."""
-    times = {path: getattr(one, "_num_experts", 1) for path, one in module.named_modules()}
-    one = {path: array.size for path, array in tree_flatten(module.parameters())}
-    return one, {path: size * times[path.rpartition(".")[0]] for path, size in one.items()}
+    """Return how many numbers each parameter has that is not a table, of one expert and of all."""
+    modules = dict(module.named_modules())
+    one = {
+        path: array.size
+        for path, array in tree_flatten(module.parameters())
+        if not isinstance(modules[path.rpartition(".")[0]], _TABLES)
+    }
+    return one, {path: n * getattr(modules[path.rpartition(".")[0]], "_num_experts", 1) for path, n in one.items()}
+
+
+def bytes_of(layer: nn.Module) -> int:
+    """Return the bytes of a layer's parameters, without tables, which are whole on both ranks and may be on disk."""
+    tables = [one for _, one in layer.named_modules() if isinstance(one, _TABLES)]
+    every = sum(array.nbytes for _, array in tree_flatten(layer.parameters()))
+    return every - sum(array.nbytes for table in tables for _, array in tree_flatten(table.parameters()))
 
 
 def _last_matrices(module: nn.Module, output: mx.array, calls: Calls) -> list[str]:

@@ -165,3 +165,19 @@ def test_a_bias_is_added_once() -> None:
         inspection.halve(half, {"": unit}, PretendedRank(rank))
         biases.append(half.o.bias)
     assert mx.array_equal(sum(biases), module.o.bias)
+
+
+class WithTable(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2, WIDTH)
+        self.table.weight = mx.broadcast_to(mx.ones(WIDTH), (2**30, WIDTH))  # 64 GB
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return super().__call__(x + self.table(mx.zeros(x.shape[:2], mx.int32)))
+
+
+def test_a_table_takes_no_memory_and_is_whole() -> None:
+    unit = found(lambda: inspection._twin(WithTable()))
+    assert unit is not None
+    assert "table.weight" not in unit.rows
