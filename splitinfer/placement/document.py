@@ -136,9 +136,9 @@ def layout_of(plan: Plan, best: Best, base: Layout | None = None) -> Layout:
         else _stage(spec, machines[m], known.get(spec.name), is_first=i == 0)
         for i, (spec, m) in enumerate(zip(stages, best.cut.machines, strict=True))
     )
-    specs = tuple(
-        replace(spec, link_transport=OVER_TCP) if before is not None and shares_port(before, spec) else spec
-        for before, spec in pairwise((None, *specs))
+    specs = (
+        *specs[:1],
+        *(replace(b, link_transport=OVER_TCP) if shares_port(a, b) else b for a, b in pairwise(specs)),
     )
     model, draft = plan.profiles.model, plan.profiles.model.draft
     drafter = None if draft is None or plan.asked.acceptance is None else draft.name

@@ -75,7 +75,7 @@ def end_process(name: str, how: signal.Signals) -> None:
 @pytest.mark.parametrize("where", [ALONE, HYBRID, {"cuts": [2, 2], "across": [0, 1]}], ids=str)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3", "gemma3_text", "qwen3_next"])
 def test_every_kind_of_model(name: str, where: dict[str, Any], pipeline: Open, tiny_folder: Folder) -> None:
-    with pipeline(tiny_folder(name), token_budget=16, **where) as there:
+    with pipeline(tiny_folder(name, num_hidden_layers=4), token_budget=16, **where) as there:
         there.answers(*SEVERAL, ask(70))
 
 
@@ -125,6 +125,22 @@ def test_either_rank_is_lost(
         assert there.stats["rejoins"] == 1
         assert [name for name, count in there.stats["losses"].items() if count] == [f"s{where['across'][0]}"]
     assert f"worker s{where['across'][0]}/{rank} (" in caplog.text, "and not the one that it was lost to"
+
+
+@NIGHTLY
+@pytest.mark.parametrize("where", [ALONE, HYBRID], ids=str)
+@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next"])
+def test_a_class_without_shard_drafts_and_loses_a_rank(
+    name: str, where: dict[str, Any], tiny_folder: Folder, pipeline: Open
+) -> None:
+    folder, fault = tiny_folder(name, num_hidden_layers=4), Fault(act=lambda there: end(there, 1), at=10)
+    streams = streams_of(folder, SEVERAL)
+    with pipeline(
+        folder, token_budget=16, fault=fault, rejoin_timeout=60, drafter=lambda: Guesses(streams, some_wrong), **where
+    ) as there:
+        there.answers(*DRAFTED, ask(30, max_tokens=60))
+        assert there.stats["rejoins"] == 1
+        assert there.stats["speculation"]["accepted"] > 0
 
 
 def test_a_rank_that_is_only_silent_is_not_lost(tiny_folder: Folder, pipeline: Open) -> None:

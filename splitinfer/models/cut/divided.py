@@ -11,10 +11,9 @@ first step, or computes something else.
 from typing import Any
 
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from splitinfer.errors import CannotCut, ModelError
-from splitinfer.models.cut.inspection import find_units, halve, passed_on
+from splitinfer.models.cut.inspection import bytes_of, find_units, halve, passed_on
 from splitinfer.models.cut.pretended import alone
 from splitinfer.models.library.layers import find_layers, type_name
 
@@ -52,7 +51,7 @@ def divide(model: nn.Module, group: Any) -> None:
 
 def _divide_by_inspection(model: nn.Module, name: str, group: Any) -> None:
     layers = [slot.layer for slot in find_layers(model)]
-    whole = sum(array.nbytes for layer in layers for _, array in tree_flatten(layer.parameters()))
+    whole = sum(map(bytes_of, layers))
     try:
         units, before = find_units(model), passed_on(model)
         for layer, own in zip(layers, units, strict=True):
@@ -61,7 +60,7 @@ def _divide_by_inspection(model: nn.Module, name: str, group: Any) -> None:
             after = passed_on(model) if any(before) else before
     except CannotCut as error:
         raise ModelError(f"{name} cannot be divided over machines: {error}. {_INSTEAD}") from error
-    half = sum(array.nbytes for layer in layers for _, array in tree_flatten(layer.parameters()))
+    half = sum(map(bytes_of, layers))
     if half > _MOST * whole:
         raise ModelError(
             f"{name} cannot be divided over machines: it has no shard(), and by inspection a rank would still hold "

@@ -48,10 +48,11 @@ from splitinfer.models.library.light_imports import experiments
 
 Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]  # of one module, in order; its caches are as before the first
 
+_TABLES = (nn.Embedding, nn.QuantizedEmbedding)
 _STEPS = (20, 5, 1, 1)  # rows of each call: a prompt, a block of drafts, tokens
 _CLOSE = 1e-4  # of the largest number: rounding of sums in float32
 _LEAST = 0.2  # of a unit's numbers that a rank must save, or the unit is whole
-_LEAST_OF_LAYER = 0.05  # of its layer's: each unit costs a sum
+_LEAST_OF_LAYER = 0.05  # of its layer's, of all experts or of one, as a token reads few: each unit costs a sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Unit:
     ``rows``: by parameter, what each rank keeps. ``columns``: the modules of which it keeps half of the columns.
     ``counts``: integer attributes that are halved, as (module, name). ``has_group``: the module adds up by itself if
     it is given a group. ``given``: by path in its arguments, what each rank has of keys and values that another layer's
-    module returned. ``returns_parts``: the ranks return different parts of such arrays.
+    module returned.
     """
 
     rows: Mapping[str, Kept]
@@ -69,7 +70,6 @@ class Unit:
     counts: tuple[tuple[str, str], ...]
     has_group: bool
     given: Mapping[Path, Kept]
-    returns_parts: bool = False
 
 
 Units = dict[str, Unit]  # by the module's path within a layer
@@ -155,11 +155,11 @@ def find_units(model: nn.Module) -> list[Units]:
             with uncompiled(), experiments(), mx.stream(mx.cpu):
                 kinds = {kind: signatures.index(kind) for kind in dict.fromkeys(signatures)}
                 calls = _calls_of_layers(model, list(kinds.values()))
-                twins = [_twin(slots[at].layer) for at in kinds.values()]
-                units = {
-                    kind: _units_in(twin, made, _LEAST_OF_LAYER * _size(twin))
-                    for kind, twin, made in zip(kinds, twins, calls, strict=True)
-                }
+                units = dict[Any, Units]()
+                for (kind, at), own in zip(kinds.items(), calls, strict=True):
+                    twin = _twin(slots[at].layer)
+                    units[kind] = _units_in(twin, own, [_LEAST_OF_LAYER * size for size in _size(twin)])
+            mx.clear_cache()
             _found[key] = [units[kind] for kind in signatures]
         return _found[key]
 
@@ -203,8 +203,8 @@ def passed_on(model: nn.Module) -> list[list[tuple[int, ...]]]:
 
 def _calls_of_layers(model: nn.Module, wanted: Sequence[int]) -> list[Calls]:
     """Return the calls of some layers: in place of what was computed from parameters they have random numbers."""
-    found, memo = {i: Calls() for i in wanted}, dict[int, Any]()
-    _watch_layers(model, lambda i, call: found[i].append(_copied(call, memo)), wanted, _STEPS)
+    found, memo = {i: Calls() for i in wanted}, dict[int, Any]()  # a cache is copied when it is first met
+    _watch_layers(model, lambda i, call: found[i].append(copy.deepcopy(call, memo)), wanted, _STEPS)
     return _made_up(list(found.values()), dict(tree_flatten(model.parameters())))
 
 
@@ -226,18 +226,12 @@ def _made_up(every: list[Calls], parameters: Mapping[str, mx.array]) -> list[Cal
     return [change(calls, new) for calls in every]
 
 
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy of a module's arguments; each cache is copied when it is first met."""
-    return copy.deepcopy(value, memo)
-
-
 class _OneExpert(nn.Module):  # type: ignore[misc]
     """Stands for a matrix of each expert: all experts have this one."""
 
     def __call__(self, x: mx.array, indices: mx.array, **_more: Any) -> mx.array:
         rows = x @ self.weight.T + (self.bias if "bias" in self else 0)
-        batch = mx.broadcast_to(mx.zeros(()), x.shape[:-2]), mx.broadcast_to(mx.zeros(()), indices.shape)
-        return mx.broadcast_to(rows, (*mx.broadcast_arrays(*batch)[0].shape, *rows.shape[-2:]))
+        return mx.broadcast_to(rows, (*mx.broadcast_shapes(x.shape[:-2], indices.shape), *rows.shape[-2:]))
 
 
 def _twin(layer: nn.Module) -> nn.Module:
@@ -260,8 +254,9 @@ def _randomised(module: nn.Module) -> nn.Module:
         if isinstance(array, mx.array) and mx.issubdtype(array.dtype, mx.floating):
             shape = array.shape[-2:] if isinstance(module, _OneExpert) and name == "weight" else array.shape
             shape = array.shape[-1:] if isinstance(module, _OneExpert) and name == "bias" else shape
-            drawn = mx.random.normal(shape, key=mx.random.key(seed + array.size))
-            module[name] = drawn / shape[-1] ** 0.5 if len(shape) > 1 else 1 + 0.3 * drawn
+            is_table = isinstance(module, nn.Embedding)  # its rows are alike: it may be larger than the memory
+            drawn = mx.random.normal(shape[-1:] if is_table else shape, key=mx.random.key(seed + array.size))
+            module[name] = mx.broadcast_to(drawn / shape[-1] ** 0.5 if len(shape) > 1 else 1 + 0.3 * drawn, shape)
     return module
 
 
@@ -293,15 +288,14 @@ def _children(module: nn.Module) -> Iterator[tuple[Any, Any, nn.Module]]:
             yield from ((value, k, one) for k, one in items if isinstance(one, nn.Module))
 
 
-def _units_in(module: nn.Module, calls: Calls, least: float, above: str = "") -> Units:
-    """Return the units within a module, the outermost that can be halved. ``least``: numbers that each must save."""
+def _units_in(module: nn.Module, calls: Calls, least: Sequence[float], above: str = "") -> Units:
+    """Return the units within a module, the outermost that can be halved. ``least``: numbers that each must save,
+    counted with one expert, or with all."""
     paths = {id(one): path for path, one in module.named_modules()}
     found = Units()
     for holder, key, child in _children(module):
         path = f"{above}{paths[id(child)]}"
-        if not child.children() or _size(child) * (1 - 1 / RANKS) < least:
-            continue
-        if own := _calls_of(module, holder, key, calls):
+        if child.children() and _is_enough(_size(child), least) and (own := _calls_of(module, holder, key, calls)):
             unit = find_unit(child, own, least)
             found |= _units_in(child, own, least, f"{path}.") if unit is None else {path: unit}
     return found
@@ -312,7 +306,7 @@ def _calls_of(module: nn.Module, holder: Any, key: Any, calls: Calls) -> Calls:
     found, memo = Calls(), dict[int, Any]()
 
     def note(child: Any, args: Any, kwargs: Any) -> Any:
-        found.append(_copied((args, kwargs), memo))
+        found.append(copy.deepcopy((args, kwargs), memo))
         return child(*args, **kwargs)
 
     try:
@@ -325,7 +319,7 @@ def _calls_of(module: nn.Module, holder: Any, key: Any, calls: Calls) -> Calls:
 
 
 def _run(module: nn.Module, calls: Calls) -> list[Any]:
-    return [module(*args, **kwargs) for args, kwargs in _copied(calls, {})]
+    return [module(*args, **kwargs) for args, kwargs in copy.deepcopy(calls)]
 
 
 def _first(result: Any) -> mx.array:
@@ -335,9 +329,9 @@ def _first(result: Any) -> mx.array:
 # -- a unit ---------------------------------------------------------------------------------------
 
 
-def find_unit(module: nn.Module, calls: Calls, least: float = 0) -> Unit | None:
-    """Return how a module is halved, or ``None`` if it cannot be, or if a rank would save less than ``least`` numbers,
-    or too little of the module."""
+def find_unit(module: nn.Module, calls: Calls, least: Sequence[float] = (0, 0)) -> Unit | None:
+    """Return how a module is halved, or ``None`` if it cannot be, or if a rank would save too little of it, or less
+    than ``least`` (``_units_in``)."""
     try:
         wholes = _run(module, calls)
         columns = _last_matrices(module, _first(wholes[0]), calls)
@@ -350,13 +344,14 @@ def find_unit(module: nn.Module, calls: Calls, least: float = 0) -> Unit | None:
     given = {path: kept for path, kept in rows.items() if not isinstance(path, str)}
     own = {path: kept for path, kept in rows.items() if isinstance(path, str)}
     unit = Unit(own, tuple(columns), (), "sharding_group" in _names(type(module)), given)
-    if _saved(module, unit) < max(least, _LEAST * _size(module)):
+    saved = _saved(module, unit)
+    if saved[1] < _LEAST * _size(module)[1] or not _is_enough(saved, least):
         return None
     sizes = {2 * (end - start) for kept in rows.values() for start, end in kept.runs[0]}
     for counts in counts_to_try(_numbers(module, unit), sizes):
         tried = replace(unit, counts=counts)
         if (halves := _halves_of(module, tried, calls)) and _are_close(halves, wholes):
-            return replace(tried, returns_parts=_shapes_of(halves[0]) != _shapes_of(wholes))
+            return tried
     return None
 
 
@@ -365,21 +360,36 @@ def _names(kind: type) -> tuple[Any, ...]:
     return () if code is None else (*code.co_names, *code.co_consts)
 
 
-def _saved(module: nn.Module, unit: Unit) -> float:
-    sizes = _sizes(module)
-    saved = sum(sizes[path] * (1 - kept.share) for path, kept in unit.rows.items())
-    return saved + sum(sizes[f"{path}.weight"] * (1 - 1 / RANKS) for path in unit.columns)
+def _is_enough(sizes: Sequence[float], least: Sequence[float]) -> bool:
+    return any(size >= wanted for size, wanted in zip(sizes, least, strict=True))
 
 
-def _size(module: nn.Module) -> int:
-    return sum(_sizes(module).values())
+def _saved(module: nn.Module, unit: Unit) -> list[float]:
+    shares = {path: 1 - kept.share for path, kept in unit.rows.items()}
+    shares |= {f"{path}.weight": 1 - 1 / RANKS for path in unit.columns}
+    return [sum(sizes[path] * share for path, share in shares.items()) for sizes in _sizes(module)]
 
 
-def _sizes(module: nn.Module) -> dict[str, int]:
-    """Return how many numbers each parameter has, of all experts."""
-    times = {path: getattr(one, "_num_experts", 1) for path, one in module.named_modules()}
-    arrays = tree_flatten(module.parameters())
-    return {path: array.size * times[path.rpartition(".")[0]] for path, array in arrays}
+def _size(module: nn.Module) -> list[int]:
+    return [sum(sizes.values()) for sizes in _sizes(module)]
+
+
+def _sizes(module: nn.Module) -> tuple[dict[str, int], dict[str, int]]:
+    """Return how many numbers each parameter has that is not a table, of one expert and of all."""
+    modules = dict(module.named_modules())
+    one = {
+        path: array.size
+        for path, array in tree_flatten(module.parameters())
+        if not isinstance(modules[path.rpartition(".")[0]], _TABLES)
+    }
+    return one, {path: n * getattr(modules[path.rpartition(".")[0]], "_num_experts", 1) for path, n in one.items()}
+
+
+def bytes_of(layer: nn.Module) -> int:
+    """Return the bytes of a layer's parameters, without tables, which are whole on both ranks and may be on disk."""
+    tables = [one for _, one in layer.named_modules() if isinstance(one, _TABLES)]
+    every: int = sum(array.nbytes for _, array in tree_flatten(layer.parameters()))
+    return every - sum(array.nbytes for table in tables for _, array in tree_flatten(table.parameters()))
 
 
 def _last_matrices(module: nn.Module, output: mx.array, calls: Calls) -> list[str]:
@@ -406,7 +416,8 @@ def _reached(module: nn.Module, calls: Calls, columns: Sequence[str]) -> dict[An
     rows the rank's half of the columns depends on."""
     modules = dict(module.named_modules())
     weights = {path: modules[path].weight for path in columns}
-    left_out = {f"{path}.{name}" for path in columns for name in ("weight", "bias")}
+    tables = [path for path, one in modules.items() if isinstance(one, nn.Embedding)]
+    left_out = {f"{path}.{name}" for path in (*columns, *tables) for name in ("weight", "bias")}
     named = {
         path: array
         for path, array in tree_flatten(module.parameters())
@@ -418,7 +429,7 @@ def _reached(module: nn.Module, calls: Calls, columns: Sequence[str]) -> dict[An
     def outputs(arrays: Sequence[mx.array]) -> list[mx.array]:
         for (holder, name), array in zip(holders.values(), arrays, strict=False):
             holder[name] = array
-        now = _copied(calls, {})
+        now = copy.deepcopy(calls)
         for path, array in zip(given, arrays[len(named) :], strict=True):
             now[0] = put_at(now[0], path, array)
         return [_first(module(*args, **kwargs)) for args, kwargs in now]
@@ -471,7 +482,7 @@ def _halves_of(module: nn.Module, unit: Unit, calls: Calls) -> list[list[Any]]:
         for rank, group in enumerate(groups):
             halves.append(copy.deepcopy(module, dict(memo)))
             _halve(halves[-1], unit, group)
-            given.append([_part_of(call, unit, rank) for call in _copied(calls, {})])
+            given.append([_part_of(call, unit, rank) for call in copy.deepcopy(calls)])
         return together(lambda rank: _run(halves[rank], given[rank]), groups)
     except Exception:  # noqa: BLE001 - a model's code may raise anything
         return []
@@ -481,10 +492,6 @@ def _part_of(call: Any, unit: Unit, rank: int) -> Any:
     for path, kept in unit.given.items():
         call = put_at(call, path, _rows(get_at(call, path), kept, rank))
     return call
-
-
-def _shapes_of(results: Sequence[Any]) -> list[tuple[int, ...]]:
-    return [array.shape for _, array in floating_arrays(results)]
 
 
 def _are_close(halves: Sequence[Sequence[Any]], wholes: Sequence[Any]) -> bool:

@@ -39,7 +39,7 @@ def answers(models: list[nn.Module], groups: list[PretendedRank]) -> list[list[m
 def test_two_halves_add_up_to_the_whole_model(name: str, bits: int | None) -> None:
     """Also quantised; and each holds about half of the layers."""
     changes = {"head_dim": 32, "moe_intermediate_size": 128, "intermediate_size": 128} if bits else {}
-    model, _ = tiny.build(name, **changes)
+    model, _ = tiny.build(name, num_hidden_layers=3, **changes)
     if bits:
         nn.quantize(model, group_size=32, bits=bits, class_predicate=lambda _, one: hasattr(one, "to_quantized"))
     (whole,) = answers([model], [PretendedRank()])
@@ -59,7 +59,12 @@ def test_two_halves_add_up_to_the_whole_model(name: str, bits: int | None) -> No
 def test_a_model_of_which_too_little_can_be_halved_is_refused() -> None:
     """Three heads of keys and values: no layer's attention can be halved, and its MLP has an odd width."""
     model, _ = tiny.build(
-        "gemma3_text", num_attention_heads=3, num_key_value_heads=3, hidden_size=48, intermediate_size=95
+        "gemma3_text",
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        hidden_size=48,
+        intermediate_size=95,
     )
     with pytest.raises(ModelError, match=r"gemma3_text cannot be divided .* would still hold 100% .* Cut it by layers"):
         divide(model, PretendedRank())
@@ -160,3 +165,19 @@ def test_a_bias_is_added_once() -> None:
         inspection.halve(half, {"": unit}, PretendedRank(rank))
         biases.append(half.o.bias)
     assert mx.array_equal(sum(biases), module.o.bias)
+
+
+class WithTable(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2, WIDTH)
+        self.table.weight = mx.broadcast_to(mx.ones(WIDTH), (2**30, WIDTH))  # 64 GB
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return super().__call__(x + self.table(mx.zeros(x.shape[:2], mx.int32)))
+
+
+def test_a_table_takes_no_memory_and_is_whole() -> None:
+    unit = found(lambda: inspection._twin(WithTable()))
+    assert unit is not None
+    assert "table.weight" not in unit.rows
