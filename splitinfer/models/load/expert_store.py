@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -65,18 +65,15 @@ def least_bytes(experts: Sequence[Experts]) -> int:
     return 2 * max((one.nbytes_each for one in experts), default=0)
 
 
-@dataclass(slots=True)
 class _Memory:
-    """Memory for ``count`` experts of a module. ``arrays``: [count, ...] by parameter; ``bytes_``: the same memory as
-    [count, bytes]."""
+    """Memory for as many experts of a module as ``raw`` [bytes] has room for.
 
-    count: int
-    arrays: dict[str, mx.array] = field(default_factory=dict)
-    bytes_: dict[str, Bytes] = field(default_factory=dict)
+    ``arrays``: [count, ...] by parameter; ``bytes_``: the same memory as [count, bytes].
+    """
 
-    def add(self, one: Experts, raw: mx.array) -> None:
-        """Divide ``raw`` [bytes] among the columns of a module."""
-        at, memory = 0, np.frombuffer(memoryview(raw), np.uint8)  # type: ignore[arg-type]
+    def __init__(self, one: Experts, raw: mx.array) -> None:
+        self.count, self.arrays = min(one.count, raw.size // one.nbytes_each), dict[str, mx.array]()
+        self.bytes_, at, memory = dict[str, Bytes](), 0, np.frombuffer(memoryview(raw), np.uint8)  # type: ignore[arg-type]
         for column in one.columns:
             end = at + self.count * column.nbytes
             self.bytes_[column.name] = memory[at:end].reshape(self.count, column.nbytes)
@@ -102,9 +99,7 @@ class _Area:
         """Return the memory divided for a module: for all of its experts, or as many as have room."""
         form = tuple((column.name, column.shape, column.dtype) for column in one.columns), one.count
         if form not in self._divided:
-            memory = _Memory(min(one.count, self._raw.size // one.nbytes_each))
-            memory.add(one, self._raw)
-            self._divided[form] = memory
+            self._divided[form] = _Memory(one, self._raw)
         return self._divided[form]
 
     def launch(self, result: mx.array) -> mx.array:
@@ -129,8 +124,7 @@ class _Part:
     """One module's experts: what reads them, and its memory in slots."""
 
     def __init__(self, experts: Experts, files: ExpertFiles, slots: int) -> None:
-        self.experts, self.slots = experts, _Memory(slots)
-        self.slots.add(experts, _raw(slots * experts.nbytes_each))
+        self.experts, self.slots = experts, _Memory(experts, _raw(slots * experts.nbytes_each))
         self._sources = {column.name: files.source(column) for column in experts.columns}
 
     def reads(self, memory: _Memory, place: int, expert: int) -> list[Read]:
