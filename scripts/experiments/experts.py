@@ -1,13 +1,17 @@
 """Experts that are read from disk: all in memory, one stage, two stages, and mlx-vlm's ``moe_offload``, by turns on one
 random model. Prints one JSON document.
 
-    python -m scripts.experiments.experts                        # a mixture of 2.7 GB, an eighth to all of the experts
-    python -m scripts.experiments.experts --layers 4 --shares 0.25 --trials 1 --tokens 16 --prompt 64
+    python -m scripts.experiments.experts                        # a mixture of 1.6 GB, an eighth to all of the experts
+    python -m scripts.experiments.experts --layers 24 --mlp 512 --bits 4 --shares 0.25     # of 2.7 GB, in 4 bits
+
+An expert's tensor is 1 MB, as in 4 bits of a model of 30 billion parameters, but in float32: MLX's CPU backend multiplies
+4 bits so slowly that nothing would be seen of the disk. Preload OpenBLAS, as ``scripts/bench`` does, for the same reason.
 
 Every process has memory for the same number of experts, so two stages have twice as many. Another process drops the
 model's files from the page cache all the time (``posix_fadvise``), so that the disk is really read; ``--cached`` leaves
 them there. Figures: tokens a second of one answer, seconds of a prompt, what was read for each token, the share of
-experts that were in memory, the process's largest memory; and whether the tokens are those with all in memory.
+experts that were in memory, the process's largest memory; and whether the tokens are those of the first system. The
+answer is sampled, because a random model's likeliest tokens repeat themselves; mlx-vlm is given the same tokens.
 Nothing else may run on the machine.
 """
 
@@ -48,7 +52,7 @@ def ours(folder: Path, stages: int, experts_gb: float | None, prompt: Sequence[i
     layout = {"model": str(folder), "stages": given}
     context = len(prompt) + 2 * tokens
     settings = Settings(experts_gb=experts_gb, context=context, prefix_cache=False, token_budget=_CHUNK)
-    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=1.0, seed=1)
     with LLM(layout, settings=settings) as llm:
         llm.generate([list(prompt[:32])], params)  # what is in memory is then what an answer needs
         request = llm.submit(list(prompt[32:64]), params)
@@ -77,8 +81,8 @@ def ours(folder: Path, stages: int, experts_gb: float | None, prompt: Sequence[i
     }
 
 
-def theirs(folder: Path, experts_gb: float, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
-    """Run the same with mlx-vlm on a folder that its ``repack`` wrote."""
+def theirs(folder: Path, experts_gb: float, prompt: Sequence[int], given: Sequence[int]) -> dict[str, Any]:
+    """Run the same with mlx-vlm on a folder that its ``repack`` wrote. ``given``: the tokens of the answer."""
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_vlm.utils import load_model
@@ -88,29 +92,28 @@ def theirs(folder: Path, experts_gb: float, prompt: Sequence[int], tokens: int) 
     if mx.default_device() == mx.cpu:  # as the others compute there
         whole.set_dtype(mx.float32)
 
-    def answer(ids: Sequence[int], count: int) -> tuple[list[int], float, float, dict[str, Any]]:
+    def answer(ids: Sequence[int], tokens: Sequence[int]) -> tuple[float, float, dict[str, Any]]:
         began, cache, logits = time.monotonic(), make_prompt_cache(model), None
         for at in range(0, len(ids), _CHUNK):
             logits = model(mx.array([ids[at : at + _CHUNK]]), cache=cache).logits
             mx.eval(logits, [one.state for one in cache])
         first, stats = time.monotonic(), store.stats()
-        found = [int(mx.argmax(logits[:, -1]).item())]
-        while len(found) < count:
-            found.append(int(mx.argmax(model(mx.array([found[-1:]]), cache=cache).logits[:, -1]).item()))
-        return found, first - began, time.monotonic() - first, stats
+        for token in tokens:
+            mx.argmax(model(mx.array([[token]]), cache=cache).logits[:, -1]).item()
+        return first - began, time.monotonic() - first, stats
 
-    answer(prompt[:32], tokens)
-    found, _, seconds, before = answer(prompt[32:64], tokens)
+    answer(prompt[:32], given[1:])
+    _, seconds, before = answer(prompt[32:64], given[:-1])
     after = store.stats()
-    _, prompted, *_ = answer(prompt, 1)
+    prompted, *_ = answer(prompt, ())
     hits, misses = (after[name] - before[name] for name in ("hits", "misses"))
     each = after["resident_bytes"] / max(1, after["resident_experts"])
     return {
-        "tokens_per_second": (tokens - 1) / seconds,
+        "tokens_per_second": (len(given) - 1) / seconds,
         "prompt_seconds": prompted,
-        "mb_per_token": misses * each / 1e6 / tokens,
+        "mb_per_token": misses * each / 1e6 / len(given),
         "in_memory": hits / max(1, hits + misses),
-        "tokens": found,
+        "tokens": given,
     }
 
 
@@ -127,7 +130,7 @@ def child(args: argparse.Namespace) -> None:
     """Run one system in this process, and print its figures."""
     prompt = list(made_up("experts", args.prompt, VOCABULARY))
     if args.child == "mlx-vlm":
-        found = theirs(args.folder / "offloaded", args.experts_gb, prompt, args.tokens)
+        found = theirs(args.folder / "offloaded", args.experts_gb, prompt, args.given)
     else:
         given = None if args.child == "resident" else args.experts_gb
         found = ours(args.folder / "model", 2 if args.child == "two" else 1, given, prompt, args.tokens)
@@ -135,10 +138,13 @@ def child(args: argparse.Namespace) -> None:
     print(json.dumps({**found, "largest_mb": largest / (1e6 if sys.platform == "darwin" else 1e3)}))
 
 
-def turn(system: str, folder: Path, experts_gb: float, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of one system, run in a process of its own."""
+def turn(
+    system: str, folder: Path, experts_gb: float, args: argparse.Namespace, answer: Sequence[int]
+) -> dict[str, Any]:
+    """Return the figures of one system, run in a process of its own. ``answer``: the tokens of an answer before."""
     command = [sys.executable, "-m", "scripts.experiments.experts", "--child", system, "--folder", str(folder)]
     command += ["--experts-gb", str(experts_gb), "--prompt", str(args.prompt), "--tokens", str(args.tokens)]
+    command += ["--given", *map(str, answer)]
     found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=args.timeout)
     if found.returncode:
         raise SystemExit(f"{system} failed: {found.stderr[-2000:]}")
@@ -157,7 +163,7 @@ def median_of(runs: Sequence[dict[str, Any]], right: Sequence[int]) -> dict[str,
 def main() -> None:
     """Make the model, run all systems by turns, and print the document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, usual in (("layers", 24), ("experts", 128), ("chosen", 8), ("hidden", 1024), ("mlp", 512), ("trials", 3)):
+    for name, usual in (("layers", 4), ("experts", 128), ("chosen", 8), ("hidden", 1024), ("mlp", 256), ("trials", 3)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--bits", type=int, default=0, help="of a weight; 0: float32, which a CPU multiplies fast")
     parser.add_argument("--tokens", type=int, default=64)
@@ -167,7 +173,8 @@ def main() -> None:
     parser.add_argument("--cached", action="store_true", help="leave the files in the page cache")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for one run")
     parser.add_argument("--child", choices=SYSTEMS, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help="where the model is made, or was, and stays; usual: a temporary folder")
+    parser.add_argument("--folder", type=Path, help="where the model is made and stays; usual: a temporary folder")
+    parser.add_argument("--given", type=int, nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--experts-gb", type=float, default=0.0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -202,8 +209,8 @@ def measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         runs: dict[str, list[dict[str, Any]]] = {system: [] for system in args.systems}
         for _ in range(args.trials):
             for system in args.systems:
-                runs[system].append(turn(system, folder, share * all_experts, args))
-        right = right or next((one["tokens"] for one in runs.get("resident", [])), [])
+                runs[system].append(turn(system, folder, share * all_experts, args, right))
+                right = right or runs[system][0]["tokens"]
         found[str(share)] = {system: median_of(several, right) for system, several in runs.items()}
     if not args.cached:
         dropper.kill()

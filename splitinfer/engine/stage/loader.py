@@ -273,6 +273,8 @@ def _read(
         model.use_float32_head()
     outcome = _tried(command, checkpoint, dtype, model, report, group)
     block = sample_block(model) if outcome.why_no_blocks is None else None
+    if model.experts is not None:
+        model.experts.take_counts()  # of the trials
     if block is None:
         log.info("no KV is cached for other requests: %s", outcome.why_no_blocks)
     on_disk = StageDisk(disk, command, dtype, model.kv_places, block) if disk and block else None

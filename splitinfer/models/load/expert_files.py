@@ -35,13 +35,9 @@ class _File:
         found = os.fstat(self._file)
         return found.st_size, found.st_mtime_ns
 
-    def check(self) -> None:
-        """Raise DeviceFailed if the file was changed since it was opened."""
-        if not self._grows and self._state() != self._found:
-            raise DeviceFailed(f"experts cannot be read: {self._path} was changed while the model is in use")
-
     def read(self, at: int, into: Bytes) -> None:
-        """Fill ``into`` with the bytes from ``at`` on. Raise DeviceFailed if they cannot be read."""
+        """Fill ``into`` with the bytes from ``at`` on. Raise DeviceFailed if they cannot be read, or if the file was
+        changed since it was opened."""
         left = memoryview(into)  # type: ignore[arg-type]
         while left:
             try:
@@ -51,6 +47,8 @@ class _File:
             if not count:
                 raise DeviceFailed(f"experts cannot be read: {self._path} was cut short while the model is in use")
             left, at = left[count:], at + count
+        if not self._grows and self._state() != self._found:
+            raise DeviceFailed(f"experts cannot be read: {self._path} was changed while the model is in use")
 
 
 class ExpertFiles:
@@ -97,36 +95,33 @@ class Read:
 
 
 def _read(reads: Iterator[Read]) -> None:
-    files = {one.source.read(one.expert, one.into) for one in reads}
-    for file in files:
-        file.check()  # afterwards, so that a change during the reads is seen
+    for one in reads:
+        one.source.read(one.expert, one.into)
 
 
 class Source:
     """Reads the experts of one column."""
 
     def __init__(self, column: Column, files: list[_File], tensors: list[str]) -> None:
-        self._column, self._files = column, files
-        self._begins = [file.begins[tensor] for file, tensor in zip(files, tensors, strict=True)]
+        self._column, self._files, starts = column, files, np.array(column.starts)
+        begins = [file.begins[tensor] for file, tensor in zip(files, tensors, strict=True)]
+        self._steps = starts - starts.min()
+        self._begins = [begin + int(starts.min()) for begin in begins]
+        self._size = int(self._steps.max()) + column.run
 
-    def read(self, expert: int, into: Bytes) -> _File:
-        """Fill ``into`` with an expert's bytes as they are in memory, and return the file."""
+    def read(self, expert: int, into: Bytes) -> None:
+        """Fill ``into`` with an expert's bytes as they are in memory."""
         column, is_one = self._column, len(self._files) == 1
         file = self._files[0 if is_one else expert]
         at = self._begins[0] + expert * column.whole if is_one else self._begins[expert]
-        first, end = column.starts[0], column.starts[-1] + column.run
-        if len(column.starts) == 1 and column.stored == column.dtype:
-            file.read(at + first, into)
-            return file
-        found = np.empty(end - first, np.uint8) if min(column.starts) == first else None
-        if found is None:
-            found, first = np.empty(column.whole, np.uint8), 0
-        file.read(at + first, found)
-        if len(column.starts) > 1:
-            steps = np.array(column.starts) - first
-            found = np.lib.stride_tricks.sliding_window_view(found, column.run)[steps].reshape(-1)
+        if len(self._steps) == 1 and column.stored == column.dtype:
+            file.read(at, into)
+            return
+        found = np.empty(self._size, np.uint8)
+        file.read(at, found)
+        if len(self._steps) > 1:
+            found = np.lib.stride_tricks.sliding_window_view(found, column.run)[self._steps].reshape(-1)
         into[:] = found if column.stored == column.dtype else _cast(found, column.stored, column.dtype)
-        return file
 
 
 def _cast(found: Bytes, stored: mx.Dtype, dtype: mx.Dtype) -> Bytes:

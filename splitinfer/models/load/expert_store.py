@@ -12,9 +12,8 @@ module computes in both cases, with the same rows and the same experts, so no an
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent import futures
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -33,7 +32,6 @@ Ints = NDArray[np.int64]
 
 _OF_AREAS = 8  # the areas get at most this part of the memory
 _ROWS_EACH, _ROWS = 4, 16  # MLX's GPUs multiply sorted rows in another way from these numbers of rows on
-_NEARLY_ALL = 0.9  # the share of experts from which on the next layer's are read before its router is computed
 _HELD = 4 * 2**20  # bytes of results that may wait to be evaluated
 _FADES = 0.9  # what a choice still counts when the next one is made
 
@@ -65,18 +63,15 @@ def least_bytes(experts: Sequence[Experts]) -> int:
     return 2 * max((one.nbytes_each for one in experts), default=0)
 
 
-@dataclass(slots=True)
 class _Memory:
-    """Memory for ``count`` experts of a module. ``arrays``: [count, ...] by parameter; ``bytes_``: the same memory as
-    [count, bytes]."""
+    """Memory for as many experts of a module as ``raw`` [bytes] has room for.
 
-    count: int
-    arrays: dict[str, mx.array] = field(default_factory=dict)
-    bytes_: dict[str, Bytes] = field(default_factory=dict)
+    ``arrays``: [count, ...] by parameter; ``bytes_``: the same memory as [count, bytes].
+    """
 
-    def add(self, one: Experts, raw: mx.array) -> None:
-        """Divide ``raw`` [bytes] among the columns of a module."""
-        at, memory = 0, np.frombuffer(memoryview(raw), np.uint8)  # type: ignore[arg-type]
+    def __init__(self, one: Experts, raw: mx.array) -> None:
+        self.count, self.arrays = min(one.count, raw.size // one.nbytes_each), dict[str, mx.array]()
+        self.bytes_, at, memory = dict[str, Bytes](), 0, np.frombuffer(memoryview(raw), np.uint8)  # type: ignore[arg-type]
         for column in one.columns:
             end = at + self.count * column.nbytes
             self.bytes_[column.name] = memory[at:end].reshape(self.count, column.nbytes)
@@ -102,9 +97,7 @@ class _Area:
         """Return the memory divided for a module: for all of its experts, or as many as have room."""
         form = tuple((column.name, column.shape, column.dtype) for column in one.columns), one.count
         if form not in self._divided:
-            memory = _Memory(min(one.count, self._raw.size // one.nbytes_each))
-            memory.add(one, self._raw)
-            self._divided[form] = memory
+            self._divided[form] = _Memory(one, self._raw)
         return self._divided[form]
 
     def launch(self, result: mx.array) -> mx.array:
@@ -129,8 +122,7 @@ class _Part:
     """One module's experts: what reads them, and its memory in slots."""
 
     def __init__(self, experts: Experts, files: ExpertFiles, slots: int) -> None:
-        self.experts, self.slots = experts, _Memory(slots)
-        self.slots.add(experts, _raw(slots * experts.nbytes_each))
+        self.experts, self.slots = experts, _Memory(experts, _raw(slots * experts.nbytes_each))
         self._sources = {column.name: files.source(column) for column in experts.columns}
 
     def reads(self, memory: _Memory, place: int, expert: int) -> list[Read]:
@@ -148,7 +140,6 @@ class _Layer:
 
     def __init__(self, parts: Sequence[_Part], slots: int) -> None:
         self.parts, self.slots = parts, slots
-        self.order = list[_Part]()  # in which they are called
         self.place = np.full(parts[0].experts.count, -1)  # by expert: its slot
         self._holds = np.full(slots, -1)  # by slot: its expert
         self._chosen = np.zeros(len(self.place))  # by expert: how often it was chosen of late
@@ -185,20 +176,6 @@ class _Layer:
         self.place[experts], self._holds[slots] = slots, experts
 
 
-class _Filling(NamedTuple):
-    """An area that is being filled with ``experts`` of a module."""
-
-    part: _Part
-    experts: Ints
-    area: _Area
-    reads: "list[Future[None]]"
-
-    def serves(self, experts: Ints) -> bool:
-        """Return whether it has the first of ``experts``, and of the others all up to its last one."""
-        first = experts[experts <= self.experts[-1]]
-        return len(first) > 0 and bool(np.isin(first, self.experts).all())
-
-
 class ExpertStore:
     """The experts of a stage, with memory for a part of them. Only the thread that loaded the stage uses it.
 
@@ -209,7 +186,7 @@ class ExpertStore:
     """
 
     def __init__(self, checkpoint: Checkpoint, experts: Sequence[Experts], nbytes: int) -> None:
-        self._counts, self._files, self._ahead = Counter[str](), ExpertFiles(checkpoint), cast(_Filling | None, None)
+        self._counts, self._files = Counter[str](), ExpertFiles(checkpoint)
         share = shares(experts, nbytes)
         self._areas = [_Area(share.area) for _ in range(2)]
         self._layers = list[_Layer]()  # they and their parts do not refer to the store: a cycle is freed late
@@ -232,9 +209,6 @@ class ExpertStore:
 
     def forget(self) -> None:
         """Forget unevaluated results, because their steps are gone. Experts stay in memory."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            futures.wait(ahead.reads)
         for area in self._areas:
             area.result = None
         for layer in self._layers:
@@ -245,11 +219,9 @@ class ExpertStore:
         self.forget()
         self._files.close()
 
-    def choose(self, layer: _Layer, part: _Part, indices: mx.array, *, may_be_few: bool) -> _Choice:
+    def choose(self, layer: _Layer, indices: mx.array, *, may_be_few: bool) -> _Choice:
         """Evaluate the indices of a call, and read the experts that the slots lack. The layer's other modules are
         called with the same array, which is evaluated once."""
-        if part not in layer.order:
-            layer.order.append(part)
         if layer.choice is not None and layer.choice.indices is indices:
             return layer.choice
         results = layer.result or []
@@ -281,30 +253,9 @@ class ExpertStore:
         for error in filter(None, errors):
             raise error
 
-    # -- many experts ----------------------------------------------------------------------------
-
-    def pass_through(self, layer: _Layer, part: _Part, experts: Ints) -> _Filling:
-        """Return an area with the first of ``experts`` of a module, and as many of the next as it has room for."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            self._wait(ahead.reads)
-        if ahead is None or ahead.part is not part or not ahead.serves(experts):
-            ahead = self._fill(layer, part, experts)
-            self._wait(ahead.reads)
-        return ahead
-
-    def foresee(self, layer: _Layer, part: _Part, choice: _Choice) -> None:
-        """Start to read the experts that the next call needs first: of the layer's next module, or of the next layer
-        if it will need nearly all of them."""
-        at, number = layer.order.index(part) + 1, self._layers.index(layer) + 1
-        if at < len(layer.order):
-            self._ahead = self._fill(layer, layer.order[at], choice.experts)
-        elif number < len(self._layers) and len(choice.experts) >= _NEARLY_ALL * part.experts.count:
-            layer = self._layers[number]
-            for part in layer.order[:1]:
-                self._ahead = self._fill(layer, part, np.arange(part.experts.count))
-
-    def _fill(self, layer: _Layer, part: _Part, experts: Ints) -> _Filling:
+    def pass_through(self, layer: _Layer, part: _Part, experts: Ints) -> tuple[Ints, _Area]:
+        """Read the first of ``experts`` of a module into an area, as many as it has room for. Return them and the area.
+        The device computes from the other area meanwhile."""
         area = self._areas[0]
         self._areas.reverse()
         if area.result is not None:
@@ -317,7 +268,8 @@ class ExpertStore:
         reads = self._start([read for at in lacking for read in part.reads(memory, at, int(experts[at]))])
         for at in np.flatnonzero(slots >= 0).tolist():
             part.copy(slots[at], memory, at)
-        return _Filling(part, experts, area, reads)
+        self._wait(reads)
+        return experts, area
 
 
 class ExpertsOnDisk(nn.Module):  # type: ignore[misc]
@@ -345,7 +297,7 @@ class ExpertsOnDisk(nn.Module):  # type: ignore[misc]
         # On a GPU, how sorted rows are multiplied depends on their number and on that of the experts.
         is_batched = sorted_indices and ("scales" not in self._zeros or indices.size >= _ROWS_EACH * self._count)
         store, layer, part = self._store, self._layer, self._part
-        choice = store.choose(layer, part, indices, may_be_few=not (is_batched and on_gpu()))
+        choice = store.choose(layer, indices, may_be_few=not (is_batched and on_gpu()))
         if not choice.is_few:
             return self._in_turns(x, choice, is_batched=is_batched)
         slots = mx.array(layer.place[choice.flat].reshape(indices.shape).astype(np.int32))
@@ -368,21 +320,18 @@ class ExpertsOnDisk(nn.Module):  # type: ignore[misc]
 
     def _in_turns(self, x: mx.array, choice: _Choice, *, is_batched: bool) -> mx.array:
         """Return the result of a call whose experts pass through the areas, as many at a time as one has room for."""
-        store, part, found, left, done = self._store, self._part, list[mx.array](), choice.experts, 0
+        part, found, at, done = self._part, list[mx.array](), 0, 0
         flat = mx.broadcast_to(x, (*choice.indices.shape, *x.shape[-2:])).reshape(-1, *x.shape[-2:])
         order = np.argsort(choice.flat, kind="stable")
-        while len(left):
-            held = store.pass_through(self._layer, part, left)
-            left = left[left > held.experts[-1]]
-            end = len(order) if not len(left) else int(np.searchsorted(choice.flat[order], left[0]))
-            rows, memory = order[done:end], held.area.of(part.experts)
+        while at < len(choice.experts):
+            experts, area = self._store.pass_through(self._layer, part, choice.experts[at:])
+            memory, count = area.of(part.experts), int(choice.rows[at : at + len(experts)].sum())
+            rows = order[done : done + count]
             if is_batched:  # so many that they are multiplied as all rows together would be
-                more = max(_ROWS, _ROWS_EACH * memory.count) - len(rows)
-                rows = np.pad(rows, (0, max(0, more)), mode="edge")
-            places = mx.array(np.searchsorted(held.experts, choice.flat[rows]).astype(np.int32))
+                rows = np.pad(rows, (0, max(0, max(_ROWS, _ROWS_EACH * memory.count) - count)), mode="edge")
+            places = mx.array(np.searchsorted(experts, choice.flat[rows]).astype(np.int32))
             result = self._with(memory.arrays, flat[mx.array(rows)], places, sorted_indices=is_batched)
-            found.append(held.area.launch(result)[: end - done])
-            done = end
-        store.foresee(self._layer, part, choice)
+            found.append(area.launch(result)[:count])
+            at, done = at + len(experts), done + count
         back = mx.array(np.argsort(order, kind="stable"))
         return mx.concatenate(found)[back].reshape(*choice.indices.shape, *found[0].shape[1:])

@@ -15,6 +15,7 @@ from splitinfer.core.speculation.chooser import LONGEST, GroupChoice, GroupChoos
 from splitinfer.core.speculation.flight import OFF, Flight
 from tests.core.given_costs import GivenCosts, GivenStage
 from tests.emulation.files import read_machine
+from tests.emulation.machine import Machine
 from tests.sim.pipelines import rates, rates_without_drafts
 
 LARGE = (
@@ -199,6 +200,7 @@ def test_few_who_go_in_one_group_do_not_keep_many_there() -> None:
 
 LOSES = 0.02  # of the speed without drafts, at most: learning what they cost, and trials
 MACHINES = ("two-large", "two-small", "three-large")
+FIXED = ((1, 0), (3, 0), (7, 0), (0, 1), (1, 2), (3, 4))  # drafts of first and further blocks
 USUAL = {("two-large", 1, False), ("three-large", 2, True)}
 
 
@@ -214,6 +216,22 @@ def test_it_is_never_slower_than_no_drafts(name: str, streams: int, *, at_end: b
     none = sum(rates_without_drafts(machine, streams))
     for acceptance, least in ((0.0, 1 - LOSES), (0.2, 1 - LOSES), (0.5, 1.1), (0.9, 1.6)):
         assert sum(rates(machine, (acceptance,) * streams)) >= least * none, acceptance
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8, 0.95])
+def test_drafts_whose_rows_are_read_from_disk(acceptance: float) -> None:
+    """A row costs a step nearly as much as its first. What is chosen is as good as what is best there, and that is not
+    what is best where further rows are nearly free."""
+    disk, free = (read_machine(Path(name)) for name in ("two-experts-on-disk", "two-large"))
+    flights = [OFF, *(Flight(first, further, 2 if further else 1) for first, further in FIXED)]
+
+    def by_flight(machine: Machine) -> list[float]:
+        return [sum(rates(machine, (acceptance,), flight=flight)) for flight in flights]
+
+    found = by_flight(disk)
+    assert sum(rates(disk, (acceptance,))) >= 0.95 * max(found)
+    best = by_flight(free)
+    assert acceptance == 0 or found.index(max(found)) != best.index(max(best))
 
 
 @pytest.mark.parametrize("name", ["two-large", pytest.param("three-large", marks=pytest.mark.nightly)])

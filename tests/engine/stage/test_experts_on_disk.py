@@ -1,9 +1,11 @@
 """With a part of the experts on disk every request gets the tokens that it gets with all in memory."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
+import constrained
 import mlx.core as mx
 import pytest
 import stages
@@ -15,6 +17,7 @@ from splitinfer.engine.stage.loader import free_memory, load
 from splitinfer.errors import DeviceFailed
 from splitinfer.models import memory
 from splitinfer.models.folder.checkpoint import open_folder
+from splitinfer.models.load import expert_files
 from splitinfer.models.load.loader import survey
 from splitinfer.wire.messages import Load
 
@@ -51,6 +54,31 @@ def test_where_all_fit_nothing_is_read(tiny_folder: Folder, pipeline: Open) -> N
     with pipeline(_folder(tiny_folder), [2, 2], experts_gb=1.0) as there:
         there.answers()
         assert [stage["experts_wanted"] for stage in there.stats["stages"]] == [0, 0]
+
+
+def test_answers_of_a_form(tmp_path: Path, pipeline: Open) -> None:
+    folder = constrained.save(tmp_path, "qwen3_moe", **MANY)
+    form: dict[str, Any] = {"grammar": constrained.SCHEMA, "temperature": 1.0, "max_tokens": 40}
+    with pipeline(folder, [2, 2], experts_gb=SOME, draft="ngram") as there:
+        there.answers(ask(12, **form), ask(9, prompt=3, **form), ask(9))
+        assert there.stats["stages"][0]["experts_read"] > 0
+
+
+def test_a_steps_seconds_are_those_of_reading_too(
+    tiny_folder: Folder, pipeline: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the live choice of drafts knows what more rows cost. What trials read before the first step is not counted."""
+    read = expert_files.Source.read
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(0.005)
+        return read(*args)
+
+    monkeypatch.setattr(expert_files.Source, "read", slowly)
+    with pipeline(_folder(tiny_folder), [4], experts_gb=SOME) as there:
+        there.answers(ask(9))
+        stage = there.stats["stages"][0]
+        assert 0 < stage["experts_waiting"] < stage["busy_seconds"]
 
 
 def test_a_file_that_changes(tiny_folder: Folder, tmp_path: Path, pipeline: Open) -> None:
