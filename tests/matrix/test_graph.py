@@ -1,7 +1,9 @@
 """Reading MLX's graph: the right ancestors, however many names, and whatever the arrays share."""
 
 import mlx.core as mx
+import pytest
 
+from splitinfer.models.library import graph as reading
 from splitinfer.models.library.graph import Graph, arrays_read
 
 
@@ -27,6 +29,13 @@ def test_without_a_way_in() -> None:
     assert graph.read_by([0], without=["door"]) == {"door"}
     assert graph.mixed_with("door") == {"a", "b"}
     assert graph.holds("a")
+
+
+def test_an_operation_of_two_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a sum over machines, which one process cannot make."""
+    printed, (a, b) = reading._print, (mx.ones((2, 2)), mx.ones((2, 2)))
+    monkeypatch.setattr(reading, "_print", lambda *given: printed(*given).replace('"Add"', '"Sum AllReduce"'))
+    assert arrays_read([(a + b) * 2], {"a": a, "b": b}) == ({"a", "b"},)
 
 
 def test_more_names_than_mlx_takes_at_once() -> None:

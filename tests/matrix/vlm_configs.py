@@ -58,12 +58,13 @@ _GRANITE: Config = {
 }  # fmt: skip
 _QWEN4: Config = {
     **_LINEAR, **_EXPERTS_EVERYWHERE, "num_hidden_layers": 4, "hc_count": 2, "hc_lowrank": 8,
+    "max_position_embeddings": 128,
     "indexer_n_heads": 2, "indexer_head_dim": 16, "indexer_budget": 8, "indexer_compress_ratio": 4,
     "layer_types": ["linear_attention", "qwen_sparse_attention"] * 2, "linear_key_head_dim": 32,
     "rope_parameters": {**_SECTIONS, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5},
 }  # fmt: skip
 _NGRAMS: Config = {
-    "eos_token_id": 2, "ple_layer_ids": [1, 3], "ple_embed_dim": 32, "ngram_vocab_size_base": 50,
+    "seed": 97, "eos_token_id": 2, "ple_layer_ids": [1, 3], "ple_embed_dim": 32, "ngram_vocab_size_base": 50,
     "split_ngram_parts": 4, "make_ngram_vocab_size_divisible_by": 4, "heads_per_ngram": 2,
 }  # fmt: skip
 _CONVOLUTIONS: Config = {
@@ -145,7 +146,7 @@ CONFIGS: dict[str, Config] = {
             "vision_num_heads": 2, "vision_intermediate_size": 32,
         },
     ),
-    "hy_v4": _alone("hy_v4", **{**_INDEXED, "hc_mult": 2, "n_group": 1}),
+    "hy_v4": _alone("hy_v4", **{**_INDEXED, "hc_mult": 2, "n_group": 1, "max_position_embeddings": 128}),
     "cohere2_moe": _alone("cohere2_moe", **_EXPERTS, sliding_window=WINDOW),
     "glm4v": _with_tower("glm4v", rope_scaling=_SECTIONS, eos_token_id=[2]),
     "lfm2_vl": _with_tower("lfm2_vl", "lfm2", **_CONVOLUTIONS),

@@ -17,7 +17,7 @@ from functools import cached_property
 import mlx.core as mx
 
 _OPERATION = re.compile(
-    r'\[label ="(\w+)".*\n'
+    r'\[label ="(\w+).*\n'  # the operation
     r'((?:"\w+" -> \d+\n)*)'  # the arrays that it reads
     r'((?:\{[^\[\n]*\n\d+ -> "\w+"\n)*)'  # the arrays that it makes
     r'((?:\{ rank=source; "\w+"; \}\n)*)'  # arrays that no operation makes, printed before the next one

@@ -1,21 +1,27 @@
 """What holds of every kind of drafter on the last stage: tokens as without drafts, however right the drafts are and
 whatever goes wrong; and KV that is kept and found."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
+import loaded_once
 import mlx.core as mx
 import pytest
 from engine.door import SEVERAL, Ask, Fault, Open, ask, recut, worker_lost
 from stages import prompt
+from tiny import Folder
 from trained import KINDS
 
 from splitinfer import Flight
+from splitinfer.engine.stage import outcomes
 from splitinfer.engine.stage.loader import free_memory, load
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.folder.checkpoint import open_folder
+from splitinfer.models.load import loader
 from splitinfer.wire.messages import Load
 
 Make = Callable[..., tuple[Path, str]]
@@ -38,8 +44,11 @@ def test_tokens_are_those_without_drafts(kind: str, name: str, cuts: list[int], 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stage_that_is_unloaded_leaves_no_memory_behind(kind: str, drafter: Make) -> None:
+def test_a_stage_that_is_unloaded_leaves_no_memory_behind(
+    kind: str, drafter: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However often; nobody else collects what is in a cycle and frozen."""
+    loaded_once.each_time(monkeypatch)
     folder, draft = drafter(kind, "qwen3")
     of_drafter = {} if draft == "mtp" else {"drafter_fingerprint": open_folder(Path(draft)).fingerprint()}
     command = Load(
@@ -55,6 +64,26 @@ def test_a_stage_that_is_unloaded_leaves_no_memory_behind(kind: str, drafter: Ma
         free_memory()
         held.append(mx.get_active_memory() + mx.get_cache_memory())
     assert held == held[:1] * 3
+
+
+@pytest.mark.parametrize("kind", ["", "mtp", "eagle3"])
+def test_of_the_same_stages_these_tests_survey_and_try_one(
+    kind: str,
+    drafter: Make,
+    pipeline: Open,
+    tiny_folder: Folder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy is the same. Without that, the tests of ``engine`` take twice as long (``loaded_once.py``)."""
+    folder, draft = drafter(kind, "qwen3") if kind else (tiny_folder("qwen3"), "")
+    options: dict[str, str] = {"draft": draft} if kind else {}
+    with pipeline(folder, [2, 2], **options) as there:
+        there.answers(ask(9))
+    for module, name in ((loader, "find_tables"), (outcomes, "with_each_kind")):
+        monkeypatch.setattr(module, name, Mock(side_effect=AssertionError(name)))
+    with pipeline(shutil.copytree(folder, tmp_path / "copy"), [2, 2], are_checked=False, **options) as there:
+        there.answers(ask(9))
 
 
 @pytest.mark.nightly

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import constrained
+import loaded_once
 import mlx.core as mx
 import pytest
 import stages
@@ -111,7 +112,8 @@ def test_as_many_as_fit_beside_the_kv(tiny_folder: Folder, pipeline: Open, monke
     assert any(note.startswith("experts: ") and "read from disk" in note for note in said)
 
 
-def test_a_stage_that_is_unloaded_leaves_no_memory_behind(tiny_folder: Folder) -> None:
+def test_a_stage_that_is_unloaded_leaves_no_memory_behind(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded_once.each_time(monkeypatch)
     folder, held = _folder(tiny_folder), list[int]()
     checkpoint = open_folder(folder)
     command = Load(
