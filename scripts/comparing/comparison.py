@@ -27,12 +27,15 @@ from splitinfer.bench.mlx_lm import MlxLm, fetched, plain_mlx_lm
 from splitinfer.bench.parts import (
     ANSWER,
     NEW_TOKENS,
+    PROMPT,
     SHORT,
+    STREAM,
+    STREAMS,
     Cell,
     Part,
-    PartKind,
     Tasks,
     made_up,
+    prompt_part,
     speed_parts,
     tasks_of,
 )
@@ -62,8 +65,11 @@ from transports.address import parse_host_port
 
 BY_LAYERS, PARALLEL = "mlx-lm's pipeline", "mlx-lm in tensor parallel"
 AS_ONE_STAGE = "splitinfer in tensor parallel"
+RESTART = "restart"  # a part: a second turn after a restart of all processes
+KILLED = "killed"  # a part: a worker is killed during an answer; the longest gap in seconds
+System.not_there |= {RESTART: "it keeps no KV on disk", KILLED: "it ends with any of its processes"}
 PROMPTS = (2048, 8192, 32768)  # tokens
-STREAMS = 16  # at once
+_AT_ONCE = 16  # streams
 _SHARE = 3  # of an answer after which a worker is killed
 _MORE = 2 * ANSWER + NEW_TOKENS  # tokens after the longest prompt
 _WARM_UP = 12  # tokens
@@ -102,14 +108,14 @@ class _Comparison:
         now, cells = time.monotonic(), self.cells.setdefault(system.name, {})
         ends = now + max(0.0, self.closes_at - now) / max(1, self.turns)
         self.turns -= 1
-        own = [each for each in self.parts if system.name != PIPELINE or (each.kind is PartKind.RESTART) is restarted]
+        own = [each for each in self.parts if system.name != PIPELINE or (each.kind == RESTART) is restarted]
         for trial in range(self.options.trials):
             for part in own:
-                if trial == 0 or (part.kind.unit == "tokens/s" and cells[part.name].values):
+                if trial == 0 or (part.unit == "tokens/s" and cells[part.name].values):
                     self._try(system, part, trial, cells.setdefault(part.name, Cell()), ends - time.monotonic())
         for part in own:
             cell = cells[part.name]
-            figure = f"{summarize(cell.values)['median']:.3g} {part.kind.unit}" if cell.values else cell.why_not
+            figure = f"{summarize(cell.values)['median']:.3g} {part.unit}" if cell.values else cell.why_not
             say(f"{system.name}: {part.label}: {figure}")
 
     def _try(self, system: System, part: Part, trial: int, cell: Cell, left: float) -> None:
@@ -128,9 +134,9 @@ class _Comparison:
 
     def expected(self, part: Part) -> float:
         """Seconds that a part takes: as long as before, or, if it is a prompt, by the shorter one before it."""
-        if part.name in self.took or part.kind is not PartKind.PROMPT:
+        if part.name in self.took or part.kind != PROMPT:
             return self.took.get(part.name, 0.0)
-        shorter = [each for each in self.parts if each.kind is PartKind.PROMPT and each.name in self.took]
+        shorter = [each for each in self.parts if each.kind == PROMPT and each.name in self.took]
         rates = [self.took[each.name] / each.prompt for each in shorter]
         return _GROWS * part.prompt * max(rates, default=0.0)
 
@@ -167,16 +173,16 @@ def parts(decode_tokens: int, prompts: Sequence[int]) -> list[Part]:
     """All parts of a comparison, the most important first. ``prompts``: lengths of the long prompts, the shortest
     first."""
     first = prompts[0]
-    stream, drafts, streams, prompt, turn = speed_parts(decode_tokens, first, (STREAMS,))
+    stream, drafts, streams, prompt, turn = speed_parts(decode_tokens, first, (_AT_ONCE,))
     return [
         stream,
         prompt,
         drafts,
         streams,
         turn,
-        Part(PartKind.KILLED, SHORT, 2 * decode_tokens),
-        Part(PartKind.RESTART, first, ANSWER),
-        *(Part(PartKind.PROMPT, length, ANSWER) for length in prompts[1:]),
+        Part(KILLED, "a worker killed within an answer: longest gap", SHORT, 2 * decode_tokens),
+        Part(RESTART, "the same turn after a restart", first, ANSWER, is_turn=True),
+        *map(prompt_part, prompts[1:]),
     ]
 
 
@@ -188,7 +194,7 @@ class Hardened(PipelineSystem):
 
     def __init__(self, tasks: Tasks, answers: Answers, llm: LLM) -> None:
         super().__init__(tasks, answers, llm)
-        self.does = {**self.does, PartKind.RESTART: self.turn, PartKind.KILLED: self._killed}
+        self.does = {**self.does, RESTART: self.turn, KILLED: self._killed}
 
     def _killed(self, part: Part, _: int) -> Cell:
         """The longest gap of an answer in which the last worker is killed, once it is the undisturbed one."""
@@ -218,7 +224,7 @@ class OneStage(Hardened):
 
     def __init__(self, tasks: Tasks, answers: Answers, llm: LLM) -> None:
         super().__init__(tasks, answers, llm)
-        self.does = {**self.does, PartKind.RESTART: lambda *_: Cell(why_not="measured of the pipeline only")}
+        self.does = {**self.does, RESTART: lambda *_: Cell(why_not="measured of the pipeline only")}
 
 
 class Cut(System):
@@ -228,11 +234,9 @@ class Cut(System):
         super().__init__(tasks, answers)
         self.name, self._peers = name, peers
         self.does = {
-            PartKind.STREAM: lambda part, _: Cell([self._run(part).tokens_per_second]),
-            PartKind.PROMPT: lambda part, _: Cell([self._run(part).ttft]),
-            PartKind.STREAMS: lambda part, trial: Cell(
-                [throughput(peers.run_batch(tasks.batch(part, trial), part.tokens))]
-            ),
+            STREAM: lambda part, _: Cell([self._run(part).tokens_per_second]),
+            PROMPT: lambda part, _: Cell([self._run(part).ttft]),
+            STREAMS: lambda part, trial: Cell([throughput(peers.run_batch(tasks.batch(part, trial), part.tokens))]),
         }
 
     def _run(self, part: Part) -> Run:
@@ -276,7 +280,7 @@ def _prepare(work: _Comparison, llm: LLM) -> None:
 
 
 def _warm_up(llm: LLM, vocab_size: int) -> None:
-    prompts = [made_up(f"warm up {i}", _WARM_UP, vocab_size) for i in range(STREAMS)]
+    prompts = [made_up(f"warm up {i}", _WARM_UP, vocab_size) for i in range(_AT_ONCE)]
     llm.generate(prompts, SamplingParams(max_tokens=_WARM_UP, ignore_eos=True))
 
 
@@ -400,7 +404,7 @@ def _document(
         "minutes": work.options.minutes,
         "trials": work.options.trials,
         "took_seconds": round(time.monotonic() - work.start, 1),
-        "parts": [{"name": part.name, "label": part.label, "unit": part.kind.unit} for part in work.parts],
+        "parts": [{"name": part.name, "label": part.label, "unit": part.unit} for part in work.parts],
         "systems": {
             name: {part: _without_names(figures_of(cell), layout) for part, cell in cells.items()}
             for name, cells in work.cells.items()

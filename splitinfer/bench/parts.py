@@ -6,7 +6,6 @@ A *part* is one row of the table.
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 ANSWER = 16  # tokens of the answer to a long prompt
@@ -30,56 +29,40 @@ def made_up(name: str, length: int, vocab_size: int) -> tuple[int, ...]:
     return tuple(rng.randrange(vocab_size) for _ in range(length))
 
 
-class PartKind(StrEnum):
-    """The task of a part."""
-
-    STREAM = "stream"  # one answer: tokens a second
-    DRAFTS = "drafts"  # the same with drafts
-    STREAMS = "streams"  # many answers at once: tokens a second of all
-    PROMPT = "prompt"  # seconds to the first token after a long prompt with a needle in it
-    TURN = "turn"  # seconds to the first token of a second turn
-    RESTART = "restart"  # the same after a restart of all processes
-    KILLED = "killed"  # a worker is killed during an answer: the longest gap in seconds
-
-    @property
-    def unit(self) -> str:
-        """The unit of its figure."""
-        return "tokens/s" if self in (PartKind.STREAM, PartKind.DRAFTS, PartKind.STREAMS) else "s"
+STREAM = "stream"  # one answer: tokens a second
+DRAFTS = "drafts"  # the same with drafts
+STREAMS = "streams"  # many answers at once: tokens a second of all
+PROMPT = "prompt"  # seconds to the first token after a long prompt with a needle in it
+TURN = "turn"  # seconds to the first token of a second turn
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One row: prompts of ``prompt`` tokens, each with an answer of ``tokens``, ``sequences`` at once."""
+    """One row: prompts of ``prompt`` tokens, each with an answer of ``tokens``, ``sequences`` at once. ``kind``: its
+    task; ``label``: its name in the table; ``is_turn``: it goes on after an answer to a prompt with a needle."""
 
-    kind: PartKind
+    kind: str
+    label: str
     prompt: int
     tokens: int
     sequences: int = 1
+    is_turn: bool = False
 
     @property
     def name(self) -> str:
         """The part's key in the document."""
-        size = {PartKind.PROMPT: f"_{self.prompt}", PartKind.STREAMS: f"_{self.sequences}"}
+        size = {PROMPT: f"_{self.prompt}", STREAMS: f"_{self.sequences}"}
         return f"{self.kind}{size.get(self.kind, '')}"
 
     @property
-    def label(self) -> str:
-        """The part's name in the table."""
-        return {
-            PartKind.STREAM: "one stream",
-            PartKind.DRAFTS: "one stream, with drafts",
-            PartKind.STREAMS: f"{self.sequences} streams",
-            PartKind.PROMPT: f"prompt of {self.prompt:,} tokens, to the first token",
-            PartKind.TURN: f"second turn after {self.prompt:,} tokens, to the first token",
-            PartKind.RESTART: "the same turn after a restart",
-            PartKind.KILLED: "a worker killed within an answer: longest gap",
-        }[self.kind]
+    def unit(self) -> str:
+        """The unit of its figure."""
+        return "tokens/s" if self.kind in (STREAM, DRAFTS, STREAMS) else "s"
 
     @property
     def context(self) -> int:
         """The tokens of KV that one of its sequences needs."""
-        more = NEW_TOKENS + ANSWER if self.kind in (PartKind.TURN, PartKind.RESTART) else 0
-        return self.prompt + self.tokens + more
+        return self.prompt + self.tokens + (NEW_TOKENS + ANSWER if self.is_turn else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +93,7 @@ def tasks_of(parts: Iterable[Part], vocab_size: int, tokenizer: Any | None, seed
     for part in parts:
         if tokenizer is None:
             prompts[part.name] = made_up(f"{seed} {part.prompt}", part.prompt, vocab_size)
-        elif part.kind in (PartKind.PROMPT, PartKind.TURN, PartKind.RESTART):
+        elif part.kind == PROMPT or part.is_turn:
             number = str(random.Random(f"{seed} {part.prompt}").randrange(10000, 99999))
             prompts[part.name], needles[part.name] = _needle(tokenizer, part.prompt, seed, number), number
         else:
@@ -145,12 +128,18 @@ class Cell:
         self.limit, self.why_not, self.said = trial.limit, trial.why_not, trial.said
 
 
+def prompt_part(length: int) -> Part:
+    """Return the part of a long prompt."""
+    return Part(PROMPT, f"prompt of {length:,} tokens, to the first token", length, ANSWER)
+
+
 def speed_parts(decode_tokens: int, prompt: int, streams: Sequence[int]) -> list[Part]:
     """Return the parts of ``splitinfer bench``. ``streams``: numbers of answers at once, each a part."""
+    turn = f"second turn after {prompt:,} tokens, to the first token"
     return [
-        Part(PartKind.STREAM, SHORT, decode_tokens),
-        Part(PartKind.DRAFTS, SHORT, decode_tokens),
-        *(Part(PartKind.STREAMS, _STREAM, decode_tokens, count) for count in streams),
-        Part(PartKind.PROMPT, prompt, ANSWER),
-        Part(PartKind.TURN, prompt, ANSWER),
+        Part(STREAM, "one stream", SHORT, decode_tokens),
+        Part(DRAFTS, "one stream, with drafts", SHORT, decode_tokens),
+        *(Part(STREAMS, f"{count} streams", _STREAM, decode_tokens, count) for count in streams),
+        prompt_part(prompt),
+        Part(TURN, turn, prompt, ANSWER, is_turn=True),
     ]

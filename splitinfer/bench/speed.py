@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from splitinfer.bench.figures import ratios
 from splitinfer.bench.mlx_lm import MlxLm, plain_mlx_lm
 from splitinfer.bench.options import Options
-from splitinfer.bench.parts import Cell, Part, PartKind, speed_parts, tasks_of
+from splitinfer.bench.parts import DRAFTS, Cell, Part, speed_parts, tasks_of
 from splitinfer.bench.report import figures_of, said, table
 from splitinfer.bench.systems import (
     EMULATED,
@@ -64,7 +64,7 @@ def measure(options: Options) -> dict[str, Any]:
         except ModelError as error:
             notes.append(f"{PLAIN}: {error}")
         if llm.layout.draft is None:
-            parts = [part for part in parts if part.kind is not PartKind.DRAFTS]
+            parts = [part for part in parts if part.kind != DRAFTS]
             notes.append(NO_DRAFT)
         cells, same = _take_turns(options, llm, plain, parts, notes)
         notes += busy_in_words("this machine", watch.load())
@@ -77,7 +77,7 @@ def measure(options: Options) -> dict[str, Any]:
         "cut": [stage.num_layers for stage in llm.layout.stages],
         "trials": options.trials,
         "decode_tokens": options.decode_tokens,
-        "parts": [{"name": part.name, "label": part.label, "unit": part.kind.unit} for part in parts],
+        "parts": [{"name": part.name, "label": part.label, "unit": part.unit} for part in parts],
         "systems": {name: {part: figures_of(cell) for part, cell in each.items()} for name, each in cells.items()},
         "ratios": _ratios(cells),
         "same_tokens": same,
@@ -130,7 +130,7 @@ def _turn(system: System, part: Part, trial: int, name: str) -> Cell:
     """Measure a part of a trial once, and print the figure."""
     time.sleep(_SETTLE)
     cell = system.do(part, trial)
-    figure = f"{cell.values[0]:.3g} {part.kind.unit}" if cell.values else cell.why_not
+    figure = f"{cell.values[0]:.3g} {part.unit}" if cell.values else cell.why_not
     say(f"{name}: {part.label}, {system.name}: {figure}")
     return cell
 

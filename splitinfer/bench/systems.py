@@ -6,12 +6,12 @@ part, the answers for judging.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 from splitinfer.bench.figures import BEGINS_AT, Run, prefill_share, throughput
 from splitinfer.bench.mlx_lm import MlxLm
 from splitinfer.bench.options import Options
-from splitinfer.bench.parts import Cell, Part, PartKind, Tasks
+from splitinfer.bench.parts import DRAFTS, PROMPT, STREAM, STREAMS, TURN, Cell, Part, Tasks, prompt_part
 from splitinfer.console import say
 from splitinfer.core.layout import Layout
 from splitinfer.core.sequence import SamplingParams
@@ -24,14 +24,8 @@ from splitinfer.models.folder.checkpoint import Checkpoint
 PIPELINE, PLAIN = "splitinfer", "mlx-lm on one machine"
 NO_DRAFT, EMULATED = "the layout has no draft", "the accelerator is emulated for splitinfer only"
 _DRAFTS = 3  # mlx-lm's drafts at a time
-_NOT_THERE = {
-    PartKind.DRAFTS: "no draft model there",
-    PartKind.TURN: "it keeps no KV between requests there",
-    PartKind.RESTART: "it keeps no KV on disk",
-    PartKind.KILLED: "it ends with any of its processes",
-}
 
-Does = Mapping[PartKind, Callable[[Part, int], Cell]]
+Does = Mapping[str, Callable[[Part, int], Cell]]
 Answers = dict[str, tuple[int, ...]]
 
 
@@ -69,6 +63,8 @@ class System:
     """A measured system: a column of the table."""
 
     name: str
+    not_there: ClassVar = {DRAFTS: "no draft model there", TURN: "it keeps no KV between requests there"}
+    """Why a system without a kind of part has none."""
 
     def __init__(self, tasks: Tasks, answers: Answers) -> None:
         self.tasks, self.answers = tasks, answers
@@ -81,7 +77,7 @@ class System:
             SplitinferError: it failed.
         """
         does = self.does.get(part.kind)
-        return does(part, trial) if does else Cell(why_not=_NOT_THERE.get(part.kind, "not measured there"))
+        return does(part, trial) if does else Cell(why_not=self.not_there.get(part.kind, "not measured there"))
 
     def kept(self, part: Part, run: Run) -> Run:
         """Keep an answer for judging, and return it."""
@@ -98,8 +94,8 @@ class PipelineSystem(System):
         super().__init__(tasks, answers)
         self.llm, self._num_stages = llm, llm.layout.num_stages
         self.does = {
-            PartKind.STREAM: self._stream, PartKind.DRAFTS: self._drafts, PartKind.STREAMS: self._streams,
-            PartKind.PROMPT: self._prompt, PartKind.TURN: self.turn,
+            STREAM: self._stream, DRAFTS: self._drafts, STREAMS: self._streams,
+            PROMPT: self._prompt, TURN: self.turn,
         }  # fmt: skip
 
     def submit(self, prompt: Sequence[int], tokens: int, flight: Flight | None = OFF) -> Request:
@@ -177,13 +173,11 @@ class PlainSystem(System):
         super().__init__(tasks, answers)
         self._mlx_lm = mlx_lm
         self.does = {
-            PartKind.STREAM: lambda part, _: Cell([self.kept(part, self._run(part)).tokens_per_second]),
-            PartKind.PROMPT: lambda part, _: Cell([self.kept(part, self._run(part)).ttft]),
-            PartKind.STREAMS: lambda part, trial: Cell(
-                [throughput(mlx_lm.run_batch(tasks.batch(part, trial), part.tokens))]
-            ),
-            PartKind.TURN: self._turn,
-            **({PartKind.DRAFTS: self._drafts} if mlx_lm.has_draft else {}),
+            STREAM: lambda part, _: Cell([self.kept(part, self._run(part)).tokens_per_second]),
+            PROMPT: lambda part, _: Cell([self.kept(part, self._run(part)).ttft]),
+            STREAMS: lambda part, trial: Cell([throughput(mlx_lm.run_batch(tasks.batch(part, trial), part.tokens))]),
+            TURN: self._turn,
+            **({DRAFTS: self._drafts} if mlx_lm.has_draft else {}),
         }
 
     def _run(self, part: Part, **how: Any) -> Run:
@@ -205,4 +199,4 @@ def _run(request: Request, asked: float = 0.0) -> Run:
 
 def _first_prompt(part: Part) -> str:
     """Return the name of the part whose answer a second turn follows."""
-    return Part(PartKind.PROMPT, part.prompt, part.tokens).name
+    return prompt_part(part.prompt).name

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from scripts.comparing import comparison as run
-from scripts.comparing.comparison import AS_ONE_STAGE, BY_LAYERS, PARALLEL, parts
+from scripts.comparing.comparison import AS_ONE_STAGE, BY_LAYERS, PARALLEL, RESTART, parts
 from scripts.comparing.judge import reread, worst
 from scripts.comparing.options import Wanted
 from scripts.comparing.page import tables
-from splitinfer.bench.parts import Cell, Part, PartKind
+from splitinfer.bench.parts import PROMPT, Cell, Part
 from splitinfer.bench.report import print_found
 from splitinfer.bench.systems import PIPELINE, PLAIN, System
 from splitinfer.config import read_layout
@@ -34,7 +34,7 @@ class Steady(System):
 
     def do(self, part: Part, trial: int) -> Cell:
         self.did.append(part.name)
-        self._now[0] += 10 * part.prompt / 2048 if part.kind is PartKind.PROMPT else 1
+        self._now[0] += 10 * part.prompt / 2048 if part.kind == PROMPT else 1
         return Cell([1.0])
 
 
@@ -43,7 +43,7 @@ def test_each_system_has_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
     monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
     work = run._Comparison(Wanted("demo.yaml", trials=3, minutes=4.0))
-    work.parts, work.turns = [part for part in parts(64, (2048, 8192)) if part.kind is not PartKind.RESTART], 4
+    work.parts, work.turns = [part for part in parts(64, (2048, 8192)) if part.kind != RESTART], 4
     system = Steady(now)
     work.do(system)
     assert system.did[:6] == ["stream", "prompt_2048", "drafts", "streams_16", "turn", "killed"]

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from splitinfer.bench import speed
 from splitinfer.bench.child_process import AskedProcess
 from splitinfer.bench.options import Options
-from splitinfer.bench.parts import ANSWER, Part, PartKind, speed_parts, tasks_of
+from splitinfer.bench.parts import DRAFTS, PROMPT, STREAM, STREAMS, TURN, prompt_part, speed_parts, tasks_of
 from splitinfer.cli import app
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
@@ -40,7 +40,7 @@ def test_streams_are_a_list():
 
 def test_no_two_trials_have_a_prompt_in_common_and_a_second_turn_follows_its_first():
     parts = speed_parts(16, 200, (2, 4))
-    kinds = (PartKind.STREAM, PartKind.DRAFTS, PartKind.STREAMS, PartKind.STREAMS, PartKind.PROMPT, PartKind.TURN)
+    kinds = (STREAM, DRAFTS, STREAMS, STREAMS, PROMPT, TURN)
     assert tuple(part.kind for part in parts) == kinds
     one, other = (tasks_of(parts, 300, None, seed) for seed in (1, 2))
     assert one.prompts == tasks_of(parts, 300, None, 1).prompts
@@ -56,7 +56,7 @@ class Letters:
 
 
 def test_a_long_prompt_begins_otherwise_in_every_trial_and_asks_for_its_number():
-    part, other = Part(PartKind.PROMPT, 400, ANSWER), Part(PartKind.PROMPT, 800, ANSWER)
+    part, other = prompt_part(400), prompt_part(800)
     texts = {}
     for seed in (1, 2):
         tasks = tasks_of([part, other], 300, Letters(), seed)

@@ -7,7 +7,7 @@ import pytest
 
 from splitinfer.bench import speed
 from splitinfer.bench.options import Options
-from splitinfer.bench.parts import Cell, Part, PartKind, speed_parts
+from splitinfer.bench.parts import STREAMS, Cell, Part, speed_parts
 from splitinfer.errors import WorkerLost
 
 
@@ -20,7 +20,7 @@ class Losing:
         self.answers: dict[str, tuple[int, ...]] = {}
 
     def do(self, part: Part, trial: int) -> Cell:
-        if trial == 1 and part.kind is PartKind.STREAMS:
+        if trial == 1 and part.kind == STREAMS:
             if Losing.is_gone:
                 raise WorkerLost("worker back is gone")
             Losing.rejoins += 1
