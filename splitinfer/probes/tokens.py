@@ -329,8 +329,9 @@ def judge_answer(name: str, given: Mapping[str, Any], rounding: Mapping[str, Any
         return failed(name, Blame.TRANSPORT, "there was no worker's process to kill", SEND, given)
     if given.get("drafts_sent") == 0:
         return failed(name, Blame.DEVICE, "the tokens equal mlx-lm's, but no draft was sent", SEND, given)
-    if "kept_before" in given and not given["cached_tokens"]:
-        sentence = "the tokens equal mlx-lm's, but KV kept on disk was not found after a restart"
+    if "kept_before" in given and given["cached_tokens"] < _KEPT_PROMPT - 1:
+        came = f"{given['cached_tokens']} of {_KEPT_PROMPT - 1} tokens of KV came back from disk after a restart"
+        sentence = f"the tokens equal mlx-lm's, but {came}"
         return failed(name, Blame.MEMORY, sentence, f"look at the free disk space; {SEND}", given)
     said = f"{count} tokens equal mlx-lm's" if found["verdict"] == RIGHT else f"{found['said']}, which is rounding"
     return passed(name, f"{said}{_more(given)}", given)

@@ -71,8 +71,10 @@ PLANTED: dict[str, tuple[Judged, Blame, str, str]] = {
     ),
     "nobody was lost": (lambda: judge_answer("", answer(killed=0), ROUNDS), Blame.TRANSPORT, "no worker's", SEND),
     "lost KV": (
-        lambda: judge_answer("", answer(kept_before=0), ROUNDS), Blame.MEMORY, "was not found after a restart",
-        "disk",
+        lambda: judge_answer("", answer(kept_before=0), ROUNDS), Blame.MEMORY, "0 of 295 tokens of KV", "disk",
+    ),
+    "KV of the last tokens is lost": (
+        lambda: judge_answer("", answer(cached_tokens=256, kept_before=0), ROUNDS), Blame.MEMORY, "256 of 295", "disk",
     ),
     "a wrong kernel": (lambda: judge_quantised([0.0, 0.5]), Blame.DEVICE, "off by 0.5", STOP),
     "no numbers": (lambda: judge_quantised([0.0, float("nan"), 0.0]), Blame.DEVICE, "off by nan", STOP),
