@@ -32,7 +32,7 @@ class DeviceTraits:
     max_buffers: command buffers under way at a time, at most.
     wait: seconds from the end of a step until a thread that waits for it goes on.
     idle_after, idle_factor: after so many idle seconds the next step takes so many times as long.
-    rounds_like: a chip of ``metal.CHIPS`` like whose kernels layers round; "" for this processor.
+    rounds_like: a chip of ``metal.CHIPS`` like whose kernels products round; "" for this processor.
 
     Raises:
         ValueError: a number is out of its range.

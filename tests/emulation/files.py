@@ -17,7 +17,7 @@ or with ``each_layer`` those of one layer; then every cut fits, and the stages m
     max_buffers                 command buffers in flight at a time: a launch holds its thread until no more are left
     wait_us                     from the end of a step until its waiter continues
     idle_after_s, idle_factor   after this many idle seconds the next step takes this many times as long
-    rounds_like                 a chip, such as "M4 Max": layers round as its kernels do (``metal.py``, ``rounding.py``)
+    rounds_like                 a chip, such as "M4 Max": products round as its kernels do (``rounding.py``)
 """
 
 import json
