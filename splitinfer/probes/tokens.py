@@ -56,7 +56,7 @@ _DRAFTS = Flight(first=3, further=2, in_flight=2)
 _KEPT_PROMPT, _KEPT_TOKENS = BLOCK + 40, 4
 _TOGETHER = (6, 8, 11, 15)  # tokens of the prompts of answers at once: unequal
 _STOP_SECONDS, _REJOIN_SECONDS, _HTTP_SECONDS = 2.0, 30.0, 30.0
-_FORM, _FORM_TOKENS = "(wolf|bear|fox){4}", 48
+_FORMS, _FORM_TOKENS = ("(wolf|bear|fox){4}", "(cat|dog|owl){4}"), 48
 
 
 class Plain(NamedTuple):
@@ -239,10 +239,12 @@ def _together(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
 
 
 def _in_a_form(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:
-    """Return an answer in a form, computed together with one that has none."""
-    formed = llm.submit(plain.prompt, SamplingParams(max_tokens=_FORM_TOKENS, grammar=Grammar.regex(_FORM)))
+    """Return an answer that has no form, computed together with two that have each another."""
+    params = [SamplingParams(max_tokens=_FORM_TOKENS, grammar=Grammar.regex(form)) for form in _FORMS]
+    formed = [llm.submit(plain.prompt, each) for each in params]
     free = _answered(llm, plain, GREEDY, count, OFF)
-    return {**free, "has_form": re.fullmatch(_FORM, formed.result().text) is not None}
+    have = [re.fullmatch(form, each.result().text) is not None for form, each in zip(_FORMS, formed, strict=True)]
+    return {**free, "has_form": all(have)}
 
 
 def _served(llm: LLM, plain: Plain, count: int) -> dict[str, Any]:

@@ -17,11 +17,13 @@ from splitinfer.core.plan import SampledToken
 from splitinfer.engine.stage import runner
 from splitinfer.errors import ConfigError
 from splitinfer.probes import kernels, links, machine, tokens
-from splitinfer.probes.child import ProbeReport, ProbeResult
+from splitinfer.probes.child import ProbeReport, ProbeResult, run_probe
 from splitinfer.probes.finding import Blame, Finding, Outcome, exit_code, from_data, passed
-from splitinfer.probes.registry import ProbeEntry, worker_elsewhere
+from splitinfer.probes.registry import ProbeEntry, selftest_probes, worker_elsewhere
 from splitinfer.probes.selftest import read_report, run_selftest
 from splitinfer.probes.tokens import judge_answer
+from tests.planted import Tree
+from tests.planted_faults import FAULTS
 from transports.emulation import emulator
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -211,6 +213,29 @@ def test_a_wrong_command_line_is_refused():
     assert done.returncode == 1
     assert done.stderr.startswith("splitinfer: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("fault", "probe", "finding"),
+    [
+        ("the KV of the last answers is not saved at the end", "one process", "kept KV"),
+        ("blocks on disk are looked for outside their group", "one process", "kept KV"),
+        ("a draft model takes rolled back tokens for computed ones", "one process", "greedy, drafts"),
+        ("a row gets the mask of another", "one process", "a form"),
+        ("of several tokens that wait for their readers one is told", "one process", "several at once"),
+        ("messages that were consumed keep their room", "ring", "greedy"),
+    ],
+)
+def test_a_fault_planted_in_the_program_is_seen(
+    fault: str, probe: str, finding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tree, (planted,) = Tree.copied(tmp_path / "tree"), (each for each in FAULTS if each.name == fault)
+    (entry,) = (each for each in selftest_probes(None) if each.name == probe)
+    monkeypatch.chdir(tree.folder)
+    with tree.planted(planted):
+        found = run_probe(entry, 60, str(tmp_path), {"PYTHONPATH": str(tree.folder)}).findings
+    assert finding in {each.name for each in found if each.fault}
 
 
 @pytest.mark.nightly
