@@ -54,7 +54,7 @@ def test_several_at_once_with_drafts(
 
 def test_after_a_loss_and_from_kept_kv(chip: str, tmp_path: Path, pipeline: Open) -> None:
     disks = [Disk(tmp_path / str(stage), 2**24) for stage in range(2)]
-    made = {"scheme": "tcp", "disks": disks, "block": 8, "accelerator": QUICK, "token_budget": 16}
+    made = {"disks": disks, "block": 8, "accelerator": QUICK, "token_budget": 16}
     with pipeline("llama", [1, 3], fault=worker_lost(), **made) as there:
         there.answers(*ASKS)
     with pipeline("llama", [1, 3], **made) as there:
