@@ -221,7 +221,6 @@ def test_a_wrong_command_line_is_refused():
     [
         ("blocks on disk are looked for outside their group", "one process", "kept KV"),
         ("a draft model takes rolled back tokens for computed ones", "one process", "greedy, drafts"),
-        ("a row gets the mask of another", "tcp", "a form"),
         ("of several tokens that wait for their readers one is told", "one process", "several at once"),
         ("a sink is called for the first frames only", "tcp", ""),
     ],
