@@ -135,8 +135,8 @@ def read_report(file: Path) -> int:
             replace(each, name=f"{one['probe']}, {each.name}") for one, each in zip(made["checks"], found, strict=True)
         ]
         machine = [f"{name}: {_words(value)}" for name, value in (made["machine"] or {}).items()]
-        page = [title("The machine"), *map(Text, machine), title("Every check"), *lines(every)]
-        page += selftest_page(found, seconds=made["seconds"])
+        every_line = [title("The machine"), *map(Text, machine), title("Every check"), *lines(every)]
+        page = [*every_line, *selftest_page(found, seconds=made["seconds"])]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{file} cannot be read as a file of selftest --json: {error!r:.200}") from error
     print_page(page)

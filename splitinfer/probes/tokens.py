@@ -107,9 +107,9 @@ def measure(options: Mapping[str, Any], report: ProbeReport) -> None:
                     look(f"{name}{kind}", partial(_answered, llm, plain, params, count, flight))
             if options["way"] == "one process":
                 look("several at once", partial(_together, llm, plain, count))
-                look("a form", partial(_in_a_form, llm, plain, count))
                 look("the server", partial(_served, llm, plain, count))
             if options["way"] == "tcp":
+                look("a form", partial(_in_a_form, llm, plain, count))
                 look("a lost worker", partial(_across_a_loss, llm, plain, count))
         if options.get("restarts"):
             kept = Path(options["folder"]) / f"kv of {options['way']}"

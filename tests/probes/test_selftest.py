@@ -219,11 +219,11 @@ def test_a_wrong_command_line_is_refused():
 @pytest.mark.parametrize(
     ("fault", "probe", "finding"),
     [
-        ("the KV of the last answers is not saved at the end", "one process", "kept KV"),
         ("blocks on disk are looked for outside their group", "one process", "kept KV"),
         ("a draft model takes rolled back tokens for computed ones", "one process", "greedy, drafts"),
-        ("a row gets the mask of another", "one process", "a form"),
         ("of several tokens that wait for their readers one is told", "one process", "several at once"),
+        ("a sink is called for the first frames only", "tcp", ""),
+        ("a row gets the mask of another", "tcp", "a form"),
         ("messages that were consumed keep their room", "ring", "greedy"),
     ],
 )
