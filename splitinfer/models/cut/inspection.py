@@ -388,8 +388,8 @@ def _sizes(module: nn.Module) -> tuple[dict[str, int], dict[str, int]]:
 def bytes_of(layer: nn.Module) -> int:
     """Return the bytes of a layer's parameters, without tables, which are whole on both ranks and may be on disk."""
     tables = [one for _, one in layer.named_modules() if isinstance(one, _TABLES)]
-    every: int = sum(array.nbytes for _, array in tree_flatten(layer.parameters()))
-    return every - sum(array.nbytes for table in tables for _, array in tree_flatten(table.parameters()))
+    every = sum(array.nbytes for _, array in tree_flatten(layer.parameters()))
+    return int(every - sum(array.nbytes for table in tables for _, array in tree_flatten(table.parameters())))
 
 
 def _last_matrices(module: nn.Module, output: mx.array, calls: Calls) -> list[str]:
