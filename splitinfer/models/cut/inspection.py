@@ -388,8 +388,8 @@ def _sizes(module: nn.Module) -> tuple[dict[str, int], dict[str, int]]:
 def bytes_of(layer: nn.Module) -> int:
     """Return the bytes of a layer's parameters, without tables, which are whole on both ranks and may be on disk."""
     tables = [one for _, one in layer.named_modules() if isinstance(one, _TABLES)]
-    every: int = sum(array.nbytes for _, array in tree_flatten(layer.parameters()))
-    return every - sum(array.nbytes for table in tables for _, array in tree_flatten(table.parameters()))
+    every = sum(array.nbytes for _, array in tree_flatten(layer.parameters()))
+    return int(every - sum(array.nbytes for table in tables for _, array in tree_flatten(table.parameters())))
 
 
 def _last_matrices(module: nn.Module, output: mx.array, calls: Calls) -> list[str]:
@@ -458,8 +458,10 @@ def _reached(module: nn.Module, calls: Calls, columns: Sequence[str]) -> dict[An
 
 
 def _shared(call: Any) -> Iterator[tuple[Path, mx.array]]:
-    """Yield the keys and values in a call that another layer's module returned."""
-    return ((path, array) for path, array in floating_arrays(call) if len(path) > len((0, "name")) and array.ndim == 4)
+    """Yield the keys and values in a call that another layer's module returned, [1, heads, rows, d] of several heads,
+    and not the angles of rotary positions."""
+    nested = ((path, array) for path, array in floating_arrays(call) if len(path) > len((0, "name")))
+    return ((path, array) for path, array in nested if array.ndim == 4 and array.shape[0] == 1 < array.shape[1])
 
 
 def _numbers(module: nn.Module, unit: Unit) -> dict[tuple[str, str], int]:

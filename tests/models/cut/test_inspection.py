@@ -181,3 +181,10 @@ def test_a_table_takes_no_memory_and_is_whole() -> None:
     unit = found(lambda: inspection._twin(WithTable()))
     assert unit is not None
     assert "table.weight" not in unit.rows
+
+
+def test_angles_of_positions_are_no_keys_of_another_layer() -> None:
+    """A gradient with regard to them ends the process in MLX, where they have three sections."""
+    angles, keys = mx.zeros((3, 1, 20, 4)), mx.zeros((1, 2, 20, 4))
+    call = ((mx.zeros((1, 20, WIDTH)), (angles, angles)), {"shared_kv": (keys, keys)})
+    assert [path for path, _ in inspection._shared(call)] == [(1, "shared_kv", 0), (1, "shared_kv", 1)]
