@@ -191,7 +191,7 @@ def passed_on(model: nn.Module) -> list[list[tuple[int, ...]]]:
     found, caches = [list[Any]() for _ in range(count)], list[tuple[int, Any]]()
 
     def note(i: int, call: Any) -> None:
-        found[i] += [array.shape for _, array in _shared(call)]
+        found[i] += [array.shape for _, array in _nested(call)]  # half of two heads is one
         caches.extend((i, value) for _, value in walk(call) if hasattr(value, "update_and_fetch"))
 
     _watch_layers(model, note, range(count), _STEPS[:1])
@@ -457,11 +457,15 @@ def _reached(module: nn.Module, calls: Calls, columns: Sequence[str]) -> dict[An
     return found
 
 
+def _nested(call: Any) -> Iterator[tuple[Path, mx.array]]:
+    """Yield the arrays of four dimensions that a call has within other arguments."""
+    return ((path, each) for path, each in floating_arrays(call) if len(path) > len((0, "name")) and each.ndim == 4)
+
+
 def _shared(call: Any) -> Iterator[tuple[Path, mx.array]]:
     """Yield the keys and values in a call that another layer's module returned, [1, heads, rows, d] of several heads,
     and not the angles of rotary positions."""
-    nested = ((path, array) for path, array in floating_arrays(call) if len(path) > len((0, "name")))
-    return ((path, array) for path, array in nested if array.ndim == 4 and array.shape[0] == 1 < array.shape[1])
+    return ((path, array) for path, array in _nested(call) if array.shape[0] == 1 < array.shape[1])
 
 
 def _numbers(module: nn.Module, unit: Unit) -> dict[tuple[str, str], int]:

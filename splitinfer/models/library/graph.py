@@ -48,6 +48,13 @@ class Graph:
                 readers[node].append(index)
         return readers
 
+    @cached_property
+    def _made(self) -> dict[int, list[str]]:
+        made: dict[int, list[str]] = defaultdict(list)
+        for node, index in self._maker.items():
+            made[index].append(node)
+        return made
+
     def holds(self, name: str) -> bool:
         """Return whether any operation reads this named array."""
         return self._nodes[name] in self._readers
@@ -90,9 +97,12 @@ class Graph:
         form, meets other arrays."""
         ends, queue = list[str](), [self._nodes[name]]
         while queue:
-            for operation in self._children.get(queue.pop(), ()):
-                has_others = len(set(self._parents[operation])) > 1
-                (ends if has_others else queue).extend([operation] if has_others else self._children.get(operation, ()))
+            for index in self._readers.get(queue.pop(), ()):
+                read = self._operations[index][1]
+                if len(set(read)) > 1:
+                    ends += read
+                else:
+                    queue += self._made[index]
         return self._ancestors(ends, ()) - {name}
 
     def _ancestors(self, ends: Sequence[str], without: Collection[str]) -> set[str]:
