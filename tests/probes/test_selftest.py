@@ -234,7 +234,7 @@ def test_a_fault_planted_in_the_program_is_seen(
     (entry,) = (each for each in selftest_probes(None) if each.name == probe)
     monkeypatch.chdir(tree.folder)
     with tree.planted(planted):
-        found = run_probe(entry, 240, str(tmp_path), {"PYTHONPATH": str(tree.folder)}).findings
+        found = run_probe(entry, 120, str(tmp_path), {"PYTHONPATH": str(tree.folder)}).findings
     assert finding in {each.name for each in found if each.fault}
 
 
