@@ -98,7 +98,7 @@ class GroupChoice:
     slowest: tokens per second of the slowest member without a fixed flight, if it is a little lucky: no member loses
         its drafts because another had bad luck at first.
     rows: of the largest step.
-    further: drafts of the blocks after the first, if their number differs.
+    first, further: drafts of the first block and of the blocks after it, if their numbers differ from ``drafts``.
     """
 
     groups: int
@@ -109,6 +109,7 @@ class GroupChoice:
     slowest: float
     rows: int
     further: int | None = None
+    first: int | None = None
 
     @property
     def under_way(self) -> int:
@@ -119,7 +120,8 @@ class GroupChoice:
         """Return the flight of a member with ``drafts`` drafts."""
         if not drafts or self.in_flight == 1:
             return Flight(drafts)
-        return Flight(drafts, drafts if self.further is None else self.further, self.in_flight)
+        first, further = (drafts if one is None else one for one in (self.first, self.further))
+        return Flight(first, further, self.in_flight)
 
 
 def emitted(acceptance: float, drafts: int, in_flight: int = 1) -> float:
@@ -198,6 +200,18 @@ def overlapped(costs: CostModel, one: Member, depth: int) -> GroupChoice | None:
     first, further = (depth + 1) * draft + costs.host + block[0] + verdict, _BEHIND * draft + costs.host + behind[0]
     rate = 1 / (1 - a) / (first + further * a ** (depth + 1) / (1 - a**_BEHIND))
     return GroupChoice(1, 2, (depth,), rate, first, rate, depth + 1, _BEHIND)
+
+
+def row_by_row(costs: CostModel, one: Member) -> GroupChoice:
+    """Return the choice for a lone sequence whose every block is one row: a sampled token, and behind it drafts one by
+    one while they are right. It is the best where each row costs a step as much as its first, as with experts on
+    disk."""
+    num_stages, a = len(costs.stages), one.offered * min(one.share, _CERTAIN)
+    first, *others = (stage.at(Shape(1, one.position)) for stage in costs.stages)
+    verdict = costs.host + first + sum(others) + num_stages * costs.hop
+    right = max(costs.drafting(1) + costs.host + first, *others, verdict / num_stages)
+    rate = 1 / ((1 - a) * verdict + a * right)
+    return GroupChoice(1, num_stages, (1,), rate, verdict, rate, 1, 1, 0)
 
 
 @dataclass(slots=True)
@@ -349,6 +363,8 @@ class GroupChooser:
         if len(members) == 1 and len(costs.stages) > 1 and not costs.drafts_at_end and not costs.drafts_at_once:
             alone = (overlapped(costs, members[0], depth) for depth in _DEPTHS)
             yield from (one for one in alone if one is not None and one.rows <= most)
+            if members[0].flight is None and members[0].most:
+                yield row_by_row(costs, members[0])
 
     def _pick(self, found: list[GroupChoice]) -> GroupChoice | None:
         """Return the best choice, but keep the present number of groups if that is nearly as good. Return None if
