@@ -4,8 +4,8 @@ random model. Prints one JSON document.
     python -m scripts.experiments.experts                        # a mixture of 1.6 GB, an eighth to all of the experts
     python -m scripts.experiments.experts --layers 24 --mlp 512 --bits 4 --shares 0.25     # of 2.7 GB, in 4 bits
 
-An expert's tensor is 1 MB, as in 4 bits of a model of 30 billion parameters, but in float32: MLX's CPU backend multiplies
-4 bits so slowly that nothing would be seen of the disk. Preload OpenBLAS, as ``scripts/bench`` does, for the same reason.
+An expert's tensor is 1 MB, as in 4 bits of a model of 30 billion parameters, but in float32: MLX on a CPU multiplies
+4 bits so slowly that the disk would not be seen. Preload OpenBLAS, as ``scripts/bench`` does, for the same reason.
 
 Every process has memory for the same number of experts, so two stages have twice as many. Another process drops the
 model's files from the page cache all the time (``posix_fadvise``), so that the disk is really read; ``--cached`` leaves

@@ -96,6 +96,7 @@ class GroupChoice:
     slowest: tokens per second of the slowest member without a fixed flight, if it is a little lucky: no member loses
         its drafts because another had bad luck at first.
     rows: of the largest step.
+    first: drafts of the first block, if their number differs from ``drafts``.
     """
 
     groups: int
@@ -105,6 +106,7 @@ class GroupChoice:
     gap: float
     slowest: float
     rows: int
+    first: int | None = None
 
     @property
     def under_way(self) -> int:
@@ -113,7 +115,9 @@ class GroupChoice:
 
     def flight(self, drafts: int) -> Flight:
         """Return the flight of a member with ``drafts`` drafts."""
-        return Flight(drafts, drafts, self.in_flight) if drafts and self.in_flight > 1 else Flight(drafts)
+        if not drafts or self.in_flight == 1:
+            return Flight(drafts)
+        return Flight(drafts if self.first is None else self.first, drafts, self.in_flight)
 
 
 def emitted(acceptance: float, drafts: int, in_flight: int = 1) -> float:
@@ -178,6 +182,18 @@ def _more_and_more(members: Seq[Member]) -> Iterator[list[int]]:
         found = [drafts_of(members, depth, least) for least in (0, 1, depth)]
         yield from (drafts for i, drafts in enumerate(found) if drafts not in [*before, *found[:i]])
         before = found
+
+
+def row_by_row(costs: CostModel, one: Member) -> GroupChoice:
+    """Return the choice for a lone sequence whose every block is one row: a sampled token, and behind it drafts one by
+    one while they are right. It is the best where each row costs a step as much as its first, as with experts on
+    disk."""
+    num_stages, a = len(costs.stages), one.offered * min(one.share, _CERTAIN)
+    first, *others = (stage.at(Shape(1, one.position)) for stage in costs.stages)
+    verdict = costs.host + first + sum(others) + num_stages * costs.hop
+    right = max(costs.drafting(1) + costs.host + first, *others, verdict / num_stages)
+    rate = 1 / ((1 - a) * verdict + a * right)
+    return GroupChoice(1, num_stages, (1,), rate, verdict, rate, 1, first=0)
 
 
 @dataclass(slots=True)
@@ -326,6 +342,9 @@ class GroupChooser:
                     best = max(best, one.rate)
                     if one.slowest >= floor:
                         yield one
+        is_alone = len(members) == 1 < len(costs.stages) and members[0].flight is None and members[0].most > 0
+        if is_alone and not (costs.drafts_at_end or costs.drafts_at_once):
+            yield row_by_row(costs, members[0])
 
     def _pick(self, found: list[GroupChoice]) -> GroupChoice | None:
         """Return the best choice, but keep the present number of groups if that is nearly as good. Return None if
