@@ -77,7 +77,7 @@ def check(said: list[dict[str, Any]]) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", ["gemma4", "vlm glm5_next"])
+@pytest.mark.parametrize("name", ["gemma4", pytest.param("vlm glm5_next", marks=pytest.mark.nightly)])
 def test_tokens_are_those_of_one_process(name: str, tmp_path: Path) -> None:
     check(both_ranks(tmp_path, NUM, [name], 200.0))
 

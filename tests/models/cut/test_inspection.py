@@ -34,8 +34,10 @@ def answers(models: list[nn.Module], groups: list[PretendedRank]) -> list[list[m
         return together(run, groups)
 
 
-@pytest.mark.parametrize("bits", [None, 8])
-@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize(("name", "bits"), [
+    ("gemma3_text", 8), ("qwen3_next", None),
+    *(pytest.param(*one, marks=pytest.mark.nightly) for one in (("gemma3_text", None), ("qwen3_next", 8))),
+])  # fmt: skip
 def test_two_halves_add_up_to_the_whole_model(name: str, bits: int | None) -> None:
     """Also quantised; and each holds about half of the layers."""
     changes = {"head_dim": 32, "moe_intermediate_size": 128, "intermediate_size": 128} if bits else {}
