@@ -59,7 +59,7 @@ _LEAST_OF_LAYER = 0.05  # of its layer's, of all experts or of one, as a token r
 class Unit:
     """How a module is halved. All paths are within it.
 
-    ``rows``: by parameter, what each rank keeps. ``columns``: the modules of which it keeps half of the columns.
+    ``rows``: by parameter, what each rank keeps. ``columns``: the modules that keep half of their columns.
     ``counts``: integer attributes that are halved, as (module, name). ``has_group``: the module adds up by itself if
     it is given a group. ``given``: by path in its arguments, what each rank has of keys and values that another layer's
     module returned.
