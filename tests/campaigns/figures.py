@@ -127,7 +127,7 @@ def _library(model: str) -> dict[str, float]:
             return [tuple(each.result().token_times) for each in every]
 
         times("warm", STREAMS, 32, 16)
-        turns = [times(f"turn {i}", 1, PROMPT, ANSWER)[0] for i in range(3)]
+        turns = [times(f"turn {i}", 1, PROMPT, ANSWER)[0] for i in range(7)]
         several = times("several", STREAMS, PROMPT, ANSWER)
         begin, end = max(each[0] for each in several), min(each[-1] for each in several)
         (long,) = times("long", 1, LONG, 2)

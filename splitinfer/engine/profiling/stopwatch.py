@@ -1,7 +1,8 @@
 """Times a few layers of a model, without its weights: the costs of one layer of each kind, of a step, and of the head.
 
-    one layer of each kind    steps of one row, of a few sequences, of a prompt's chunk; then one row and a chunk after
-                              many positions, for the cost of attention
+    one layer of each kind    steps of one row and of a few sequences, each after as many positions as a short chat
+                              has, as the first positions cost more than others; of a prompt's chunk; then one row and
+                              a chunk after many positions, for the cost of attention
     several layers            if they take less than the sum of single layers, the difference is the fixed time of a
                               step; if more, their weights, unlike one layer's, do not stay in a cache between steps
     the last layer            if it takes longer than another layer of its kind, the difference is norm, head and
@@ -43,7 +44,8 @@ from splitinfer.models.load.loader import in_bunches
 
 FEW = (1, 8, 32)  # rows of a step, each of another sequence
 CHUNK = 128  # a step with this many rows or more is of one sequence
-BEHIND = 2048  # positions before the timed steps: half of the longest prompt that a plan reports
+CHAT = 256  # positions before the timed steps of a few rows: those of a short chat
+BEHIND = 2048  # positions for the cost of attention: half of the longest prompt that a plan reports
 COUNT = 3  # the number of quickest trials that count
 SETTLED = 1.15  # the trials agree if the slowest that counts takes at most this many times as long as the quickest
 _TRIAL, _MOST_STEPS = 0.05, 8  # seconds of a trial, unless a step takes longer, and the most steps in it
@@ -81,8 +83,9 @@ class Trial:
         first, self._num_sequences = self._num_sequences, self._num_sequences + count
         return list(range(first, self._num_sequences))
 
-    def open_behind(self, length: int) -> int:
-        """Open a sequence that already has ``length`` tokens, a multiple of ``CHUNK``, and return its id."""
+    def open_behind(self, length: int, count: int) -> list[int]:
+        """Return the ids of ``count`` new sequences that already have ``length`` tokens each, a multiple of ``CHUNK``.
+        Other sequences are forgotten."""
         pool = self._runner.pool
         if self._block is None:
             (first,) = self.open(1)
@@ -92,9 +95,9 @@ class Trial:
         self.close()
         for start in range(0, length, CHUNK):
             pool.put(start // CHUNK, moved(self._block, start))
-        (sequence,) = self.open(1)
-        self._lengths[sequence] = length
-        return sequence
+        found = self.open(count)
+        self._lengths = dict.fromkeys(found, length)
+        return found
 
     def begin(self, sequences: Sequence[int]) -> None:
         """Compute the first tokens of new sequences. Their lengths differ, as those of chats do."""
@@ -202,21 +205,20 @@ class Timed:
 
     def attending(self, rows: int) -> float:
         """Return the seconds for each position that a row attends to, in steps of ``rows`` rows; 0 if not timed."""
-        behind = max((each.behind for each in self.pieces if each.rows == rows), default=0)
-        if not behind or Piece(rows) not in self.pieces:
+        each = sorted((piece.behind, tried.seconds) for piece, tried in self.pieces.items() if piece.rows == rows)
+        if len(each) < 2:
             return 0.0
-        more = self.pieces[Piece(rows, behind)].seconds - self.pieces[Piece(rows)].seconds
-        return max(0.0, more) / (behind * rows)
+        (few, quick), *_, (many, slow) = each
+        return max(0.0, slow - quick) / ((many - few) * rows)
+
+    def fewest(self, rows: int) -> int:
+        """Return the fewest positions before a timed step of ``rows`` rows."""
+        return min(piece.behind for piece in self.pieces if piece.rows == rows)
 
     @property
     def behind(self) -> int:
         """The largest number of positions before a timed step."""
         return max((each.behind for each in self.pieces), default=0)
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether no piece needs more trials."""
-        return all(tried.is_settled for tried in self.pieces.values())
 
 
 class Stopwatch:
@@ -273,12 +275,15 @@ class Stopwatch:
         for number, span in enumerate(spans):
             now = time.monotonic()
             self._first(span, now + (until - now) / (len(spans) - number))
-        rounds = 1
-        while not all(self._timed[span].is_settled for span in spans) and (rounds < 2 or time.monotonic() < until):
-            for span in spans:
-                for piece, tried in self._timed[span].pieces.items():
-                    if not tried.is_settled and (rounds < 2 or time.monotonic() + tried.seconds < until):
-                        self._time(span, piece)
+        every, rounds = [(span, each) for span in spans for each in self._timed[span].pieces.items()], 1
+        while left := [(span, piece, tried) for span, (piece, tried) in every if not tried.is_settled]:
+            timed = 0
+            for span, piece, tried in left:
+                if rounds < 2 or time.monotonic() + tried.seconds < until:
+                    self._time(span, piece)
+                    timed += 1
+            if not timed:
+                return
             rounds += 1
 
     def _first(self, span: tuple[int, int], until: float) -> None:
@@ -300,16 +305,17 @@ class Stopwatch:
 
     def _pieces(self, span: tuple[int, int]) -> list[Piece]:
         """Return the pieces of a span to time, the most important first."""
-        if span == self._several:
-            return [Piece(1)]
-        if span[0] not in self._of_kind.values():
-            return [Piece(rows) for rows in FEW]
         layer, most = self._described.profile.layers[span[0]], self._described.profile.context_length
+        behind = _whole(min(BEHIND, most - CHUNK - _MOST_STEPS))
+        few = [Piece(rows, _whole(min(CHAT, behind // 2))) for rows in FEW]
+        if span == self._several:
+            return few[:1]
+        if span[0] not in self._of_kind.values():
+            return few
         chunks = [n for n in sorted({CHUNK, usual_token_budget(on_gpu=self._launches_ahead)}) if n <= most]
-        behind = max(0, min(BEHIND, most - CHUNK - _MOST_STEPS) // CHUNK * CHUNK)
-        found = [Piece(rows) for rows in (*FEW, *(chunks if layer.kv_per_token else ()))]
-        more = [Piece(rows, behind) for rows in (1, *chunks) if behind and rows + behind <= most]
-        return [*found, *(more or [Piece(rows) for rows in chunks])]
+        more = [Piece(rows, behind) for rows in (1, *chunks) if behind > few[0].behind and rows + behind <= most]
+        start = [Piece(rows) for rows in chunks] if layer.kv_per_token or not more else []
+        return [*few, *start, *more]
 
     def _time(self, span: tuple[int, int], piece: Piece, *, warm: bool = False) -> None:
         """Make a trial of a piece: the median of some steps."""
@@ -320,7 +326,7 @@ class Stopwatch:
             if not sequences or piece.rows >= CHUNK:
                 trial.close()
                 several = piece.rows if piece.rows < CHUNK else 1
-                sequences = [trial.open_behind(piece.behind)] if piece.behind else trial.open(several)
+                sequences = trial.open_behind(piece.behind, several) if piece.behind else trial.open(several)
                 if piece.rows < CHUNK:
                     trial.begin(sequences)
             self._done += 1
@@ -356,6 +362,11 @@ class Stopwatch:
         for span in spans:
             del self._trials[span]
         mx.clear_cache()
+
+
+def _whole(positions: int) -> int:
+    """Return the multiple of ``CHUNK`` that is at most ``positions``, or 0."""
+    return max(0, positions) // CHUNK * CHUNK
 
 
 def _fitting(spans: Sequence[tuple[int, int]], weights: Sequence[int], room: int) -> list[list[tuple[int, int]]]:
@@ -410,8 +421,8 @@ def _fitted(
             beside = step + (head.get(rows, head[1]) if place == last else 0.0)  # the head computes one row of a chunk
             if rows >= CHUNK:
                 beside += chunk * rows * (rows + 1) / 2
-            else:  # the timed rows attended to a few positions, and most rows of a chat attend to a whole window
-                attended = (min(rows, _LENGTHS) + _MOST_STEPS) / 2
+            else:  # most rows of a chat attend to a whole window
+                attended = own.fewest(rows) + (min(rows, _LENGTHS) + _MOST_STEPS) / 2
                 beside += rows * single * (attended if grows else attended - own.behind)
             seconds[rows] = max(0.0, took - beside) * (larger if rows == 1 else 1.0)
         found[kind] = Costs.through(_rising(seconds), *((single, chunk) if grows else ()))

@@ -114,6 +114,21 @@ def test_a_step_that_was_quicker_than_usual_does_not_count(question: Question, m
 
 
 @pytest.mark.usefixtures("emulated")
+def test_first_positions_that_cost_more_than_others_do(question: Question, monkeypatch: pytest.MonkeyPatch):
+    step = stopwatch.Trial.step
+    some = 1.5e-3  # of each layer for any row of a chat, however many positions it attends to
+
+    def attending(trial: stopwatch.Trial, sequences: Sequence[int], rows: int) -> float:
+        num_layers = trial._runner._model.end - trial._runner._model.start
+        more = some * num_layers if rows == 1 and trial._lengths[sequences[0]] >= 64 else 0.0
+        return step(trial, sequences, rows) + more
+
+    monkeypatch.setattr(stopwatch.Trial, "step", attending)
+    attention = measure_machine("mini", question, seconds=2.5).layers["kind 2"]
+    assert attention.at(Shape(1, 320)) == pytest.approx(3e-3 + some + 320 * 2e-6, rel=0.02)
+
+
+@pytest.mark.usefixtures("emulated")
 def test_the_costs_of_drafts_come_out():
     draft, seconds, more = measure_draft("demo-draft+ngram", "auto", 2048)
     assert seconds == pytest.approx(4e-3, rel=0.02)
