@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,10 @@ from .report import Missing, Report
 from .serving import Serving, serving
 
 LIBRARIES = Path(__file__).resolve().parent / "libraries"
+DOCS = Path(__file__).resolve().parents[2] / "docs"  # an agent's first prompt has up to 100,000 characters of English
 MINUTES = 1.0
 _SECONDS, _INSTALL_SECONDS = 300.0, 600.0  # of one client
-_CONTEXT = 131072  # an agent's first prompt has up to 100,000 characters, and each is a token here
+_CONTEXT = 131072
 _SEED = 3  # of the model's weights: with them an answer in a form opens no reasoning, which it could not close
 _FAILED = re.compile(r"request \S+ .*(?:GET|POST|HEAD) (\S+) ([45]\d\d)")
 _NO_FAULTS = ("404", "499")  # a route that a server may lack; a client that has heard enough
@@ -75,7 +77,7 @@ wire_api = "responses"
 _OPENCODE = {
     "model": "here/scripted",
     "provider": {"here": {
-        "npm": "@ai-sdk/openai-compatible", "name": "here", "options": {"baseURL": "URL/v1", "apiKey": "none"},
+        "npm": "@ai-sdk/openai-compatible", "name": "here", "api": "URL/v1", "options": {"baseURL": "URL/v1", "apiKey": "none"},
         "models": {"scripted": {"name": "scripted", "limit": {"context": 65536, "output": 4096}}},
     }},
 }  # fmt: skip
@@ -100,7 +102,8 @@ CLIENTS = {
         _OPENAI, {".codex/config.toml": _CODEX}, npm=True,
     ),
     "opencode": Client(
-        "opencode-ai", ("opencode", "run", _TASK), files={"opencode.json": json.dumps(_OPENCODE)}, npm=True
+        "opencode-ai", ("opencode", "run", "--model", "here/scripted", _TASK),
+        files={".config/opencode/opencode.json": json.dumps(_OPENCODE)}, npm=True,
     ),
     "qwen": Client("@qwen-code/qwen-code", ("qwen", "-p", _TASK, "--yolo"), _OPENAI, npm=True),
     "continue": Client(
@@ -221,13 +224,14 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
     if not tries:
         raise Missing(f"not to be had: {absent}")
     abilities = Counter[str]()
-    model = scripted.save(report.folder / "scripted", scripts(), seed=_SEED)
-    wanted = ("--model-name", "scripted")
-    with serving(*wanted, model=str(model), layers=scripted.LAYERS, context=_CONTEXT) as server:
+    english = "".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md")))
+    with _serving(report.folder / "libraries") as of_libraries, _serving(report.folder / "programs", english) as other:
         report.begin()
         for number in report.numbers():
             for name in report.chance(number).sample(tries, len(tries)):
-                client, before = CLIENTS[name], len(server.running.err)
+                client = CLIENTS[name]
+                server = other if client.words else of_libraries
+                before = len(server.running.err)
                 if client.words:
                     home = report.folder / f"{name}-{number}"
                     home.mkdir()
@@ -237,8 +241,13 @@ def campaign(report: Report, given: argparse.Namespace) -> None:
                 abilities[name] += len(found)
                 report.expect_none(f"{name}: {ability}: {why}" for ability, why in found.items() if why)
                 report.expect_none(f"{name}: {each}" for each in _refused(server, before) if name not in _EXPECTED)
-        report.expect_none(server.left())
+        report.expect_none([*of_libraries.left(), *other.left()])
     report.figures |= {"tried": abilities, "versions": {name: version_of(CLIENTS[name], at / name) for name in tries}}
+
+
+def _serving(folder: Path, common: str = "") -> AbstractContextManager[Serving]:
+    model = scripted.save(folder, scripts(), seed=_SEED, common=common)
+    return serving("--model-name", "scripted", model=str(model), layers=scripted.LAYERS, context=_CONTEXT)
 
 
 def _refused(server: Serving, before: int) -> list[str]:

@@ -60,14 +60,15 @@ def refused(kind: type[BaseException], naming: str, call: Callable[[], Any]) -> 
 def run() -> None:
     found: dict[str, str | None] = {}
     only = sys.argv[1:]
-    for function in _abilities:
-        if only and function.__name__ not in only:
-            continue
-        try:
-            asyncio.run(function()) if inspect.iscoroutinefunction(function) else function()
-            found[function.__name__] = None
-        except BaseException as error:  # noqa: BLE001 - whatever a client raises is the finding
-            found[function.__name__] = f"{type(error).__name__}: {error}"[:600]
-            if only:
-                traceback.print_exc()
+    with asyncio.Runner() as runner:  # clients keep connections that belong to one event loop
+        for function in _abilities:
+            if only and function.__name__ not in only:
+                continue
+            try:
+                runner.run(function()) if inspect.iscoroutinefunction(function) else function()
+                found[function.__name__] = None
+            except BaseException as error:  # noqa: BLE001 - whatever a client raises is the finding
+                found[function.__name__] = f"{type(error).__name__}: {error}"[:600]
+                if only:
+                    traceback.print_exc()
     sys.stdout.write(json.dumps(found) + "\n")

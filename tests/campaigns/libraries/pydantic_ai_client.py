@@ -29,13 +29,13 @@ async def texts() -> None:
 @ability
 async def tools() -> None:
     for model in MODELS:
-        same((await Agent(model, tools=[Tool(get_weather)]).run(QUESTION)).output, ANSWER)
+        same((await Agent(model, tools=[Tool(get_weather, strict=False)]).run(QUESTION)).output, ANSWER)
 
 
 @ability
 async def streams() -> None:
     for model in MODELS:
-        async with Agent(model, tools=[Tool(get_weather)]).run_stream(QUESTION) as streamed:
+        async with Agent(model, tools=[Tool(get_weather, strict=False)]).run_stream(QUESTION) as streamed:
             same(await streamed.get_output(), ANSWER)
 
 
