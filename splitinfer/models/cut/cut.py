@@ -68,6 +68,7 @@ class StageModel:
         heads: the last stage's part of a drafter (``trained.WithHeads``), if joined.
         tower: the first stage's part for pictures (``pictures.PictureTower``), if joined.
         experts: the experts of which a part is in memory (``load.expert_store.ExpertStore``), if there are any.
+        structure: what the cut knows of the model; ``None`` if it is whole and cannot be cut.
         traceable: MLX's graph shows what this stage reads. If not, the stage is the whole model.
 
     Raises:
@@ -90,8 +91,7 @@ class StageModel:
         self.tower: Any = None
         self.experts: Any = None
         self.rows_in, self.rows_out, self.tap_size = int(start > 0), 1, 0
-        if structure is None:
-            structure = self._read_structure()
+        self.structure = structure = self._read_structure() if structure is None else structure
         long = None if structure is None else structure.long_rows
         self.reads_tokens = structure is None or structure.reads_tokens
         self._looks_at_tokens = structure is not None and structure.reads_tokens

@@ -16,6 +16,7 @@ on (``TokenRow.since``).
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -141,6 +142,13 @@ class ModelStructure:
         calls = enumerate(self._steps[1])
         if not all(any(self._graph.holds(_name(1, i, path)) for path in call.arguments) for i, call in calls):
             raise CannotTrace(f"{self.name} looks at what it has computed while it runs, so its graph is in pieces")
+
+    def of(self, model: nn.Module) -> "ModelStructure":
+        """Return the structure of ``model``, which differs from this one's in the values of its parameters alone."""
+        found = copy(self)
+        found.model, found.slots = model, find_layers(model)
+        found.layers = [slot.layer for slot in found.slots]
+        return found
 
     def _read(self, parameters: Named) -> Graph:
         """Call the model with the rows of ``_rows``. Return the graph of the logits and of its caches' arrays."""

@@ -7,7 +7,7 @@ the real tensors and evaluates the stage's parameters a few at a time. It is an 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -27,6 +27,7 @@ from splitinfer.models.caches.quantised import CannotQuantise
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.cut.divided import divide
 from splitinfer.models.cut.pictures import PictureTower
+from splitinfer.models.cut.structure import ModelStructure
 from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.library.graph import arrays_read, uncompiled
 from splitinfer.models.library.layers import find_layers, type_name
@@ -60,6 +61,7 @@ class Survey:
         tables: the tables that stay on disk.
         experts: the stacked experts that may stay on disk.
         experts_bytes: the memory for experts that ``need`` includes; ``None``: for all of them.
+        structure: the model's structure, so that it is read once; ``None`` if it has none.
     """
 
     tensors: frozenset[str]
@@ -71,6 +73,7 @@ class Survey:
     tables: tuple[Table, ...] = ()
     experts: tuple[Experts, ...] = ()
     experts_bytes: int | None = None
+    structure: ModelStructure | None = field(default=None, repr=False, compare=False)
 
     def with_experts(self, nbytes: int) -> "Survey":
         """Return this survey with ``nbytes`` of memory for experts, which others than those read from disk share. If
@@ -145,11 +148,14 @@ def _build(
     *,
     sees: bool,
     drafter_dtype: str | None,
+    structure: ModelStructure | None = None,
 ) -> _Built:
     """Build the model with ``arrays``, cut it, and join the stage's parts for pictures and of a drafter. Raises as
-    ``survey``. ``of_drafter``: returns a drafter's arrays, unless it is in the model's own checkpoint."""
+    ``survey``. ``of_drafter``: returns a drafter's arrays, unless it is in the model's own checkpoint. ``structure``:
+    of this model with other values, of which the same cut was checked."""
     model, whole = build_with_pictures(checkpoint, arrays, dtype, sees=sees)
-    stage, weights = StageModel(model, *layers), dict[str, mx.array]()
+    known = None if structure is None else structure.of(model)
+    stage, weights = StageModel(model, *layers, known, checks=known is None), dict[str, mx.array]()
     if drafter is not None:
         given = arrays if drafter is checkpoint else of_drafter(drafter, stage)
         weights = join(stage, drafter, given, drafter_dtype or dtype)
@@ -243,6 +249,7 @@ def survey(
         attention=attention,
         tables=tables,
         experts=experts,
+        structure=stage.structure,
     )
 
 
@@ -294,7 +301,7 @@ def load_stage(
     stage, model, parameters, outputs, output = _build(
         checkpoint, arrays, (start, end), dtype, drafter,
         lambda other, stage: lazy_arrays(other, read_of(other, is_last=stage.is_last)), None, group, sees=sees,
-        drafter_dtype=drafter_dtype,
+        drafter_dtype=drafter_dtype, structure=found.structure,
     )  # fmt: skip
     missing, read = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors}, parameters)
     if missing:
@@ -312,6 +319,7 @@ def load_stage(
         parameters = {name: parameters[name] for name in in_memory}
     # Drop these references, so that a stored tensor is freed as soon as the parameters made of it are evaluated.
     del arrays, outputs, output
+    stage.structure = None
     # A rank reads more of a stored tensor than it keeps.
     together = _TOGETHER if group is None else _TOGETHER // RANKS**2
     try:

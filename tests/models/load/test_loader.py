@@ -18,6 +18,7 @@ from tiny import Folder
 from splitinfer.common.tensor_info import ITEM_BITS, TensorInfo, header_entry
 from splitinfer.errors import CannotCut, ModelError
 from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.cut.structure import ModelStructure
 from splitinfer.models.folder.checkpoint import Checkpoint, open_folder
 from splitinfer.models.load import building, loader
 from splitinfer.models.load.building import dtype_of
@@ -40,6 +41,14 @@ def run(stages: list[StageModel], tokens: mx.array) -> mx.array:
         hidden = stage(tokens, stage.make_caches(), hidden, tokens.shape[1])
     assert hidden is not None
     return hidden
+
+
+def test_a_models_structure_is_read_once(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch):
+    read, reads = ModelStructure.__init__, list[object]()
+    monkeypatch.setattr(ModelStructure, "__init__", lambda *given: (reads.append(given), read(*given))[-1])
+    stage = load(open_folder(tiny_folder("qwen3")), 1, 3)
+    assert len(reads) == 1
+    assert stage.structure is None  # it would stay in memory
 
 
 @pytest.mark.parametrize(("name", "changes"), KINDS)
