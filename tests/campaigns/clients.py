@@ -189,7 +189,12 @@ def try_program(client: Client, folder: Path, home: Path, url: str) -> dict[str,
         (home / name).write_text(text.replace("URL", url))
     env = {name: value.replace("URL", url) for name, value in client.env.items()}
     bin_ = folder / ("node_modules/.bin" if client.npm else "bin")
-    own = {"HOME": str(home), "PWD": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "XDG_DATA_HOME": str(home / ".data")}
+    own = {
+        "HOME": str(home),
+        "PWD": str(home),
+        "XDG_CONFIG_HOME": str(home / ".config"),
+        "XDG_DATA_HOME": str(home / ".data"),
+    }
     code, said = _run([str(bin_ / client.words[0]), *client.words[1:]], home, {**own, **env})
     wrong = []
     if " ".join(client.says.split()) not in " ".join(said.split()):
