@@ -18,7 +18,7 @@ from splitinfer.machine.selection import VARIABLE
 from splitinfer.shutdown import shutdown
 from tests.emulation.strict import VARIABLE as STRICT
 
-for folder in ("", "chat", "cluster", "core", "grammar", "pictures", "transports", "weights", "wire"):
+for folder in ("", "chat", "cluster", "core", "grammar", "matrix", "pictures", "transports", "weights", "wire"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 

@@ -58,7 +58,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-SAME_CHUNKS_ONLY = frozenset({"qwen3_next", "deepseek_v3"})
+SAME_CHUNKS_ONLY = frozenset({"qwen3_next", "deepseek_v3", "qwen4_exp", "glm5_next"})
 """Architectures whose arithmetic depends on how many rows come together (recurrent; MLA's absorbed path)."""
 
 

@@ -2,6 +2,7 @@
 
     python scripts/experiments/drafts.py --machine two-large --streams 1,2,4,8 --acceptance 0.6,0.8
     python scripts/experiments/drafts.py --layout halves.yaml --streams 1 --trials 3      # on this machine's processors
+    python scripts/experiments/drafts.py --layout both.yaml --machine each-layer          # on emulated accelerators
 
 A drafter that knows the answers is right as often as is asked for (``tests/emulation/replay.py``), so acceptance is
 given and all else is real. For each acceptance and number of streams the systems take turns, every other trial in
@@ -97,6 +98,7 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     on, layout, model = describe(), given.layout, folder / "model"
     if given.machine is not None:
         os.environ[VARIABLE] = str(given.machine)
+    if layout is None:
         layout = stand_in(folder, read_machine(given.machine).num_stages)
     else:
         model = find_layout(layout).model
@@ -115,14 +117,15 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--machine", type=Path, help="a machine file of an emulated accelerator, or the name of one")
-    where.add_argument("--layout", help="a layout, on the real device")
+    parser.add_argument("--machine", type=Path, help="a machine file of an emulated accelerator, or the name of one")
+    parser.add_argument("--layout", help="a layout; needed without --machine, and then on the real device")
     parser.add_argument("--streams", type=lambda text: [int(each) for each in text.split(",")], default=[1, 2, 4, 8])
     parser.add_argument("--acceptance", type=lambda text: [float(each) for each in text.split(",")], default=[0.6, 0.8])
     parser.add_argument("--trials", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=120, help="of each answer")
     given = parser.parse_args()
+    if given.layout is None and given.machine is None:
+        parser.error("--layout or --machine is needed")
     prefer_openblas()  # may start this program anew
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(measure(given, Path(folder))))

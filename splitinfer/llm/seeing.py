@@ -183,7 +183,7 @@ class Seeing:
             found += one.before
             pictures.append(Picture(len(found), one.key, one.sent, one.grid, one.is_whole))
             found += [*row_ids(one.key, len(one.token_ids)), *one.after]
-        pixels = tuple(known(Pixels(one.key, one.make, one.nbytes, one.named, one.token_ids)) for one in read)
+        pixels = tuple(map(known, read))
         return SeenPrompt(tuple(found), tuple(pictures), pixels)
 
     def _read_all(self, sources: Sequence[PictureSource], context: int) -> list[Prepared]:

@@ -48,7 +48,6 @@ from splitinfer.models.load.building import mlx_vlm_of
 from splitinfer.models.load.halves import check_halves
 from splitinfer.models.load.trained import at_once, is_trained
 from splitinfer.models.memory import KV_SHARE
-from splitinfer.pictures.families import sees
 from splitinfer.settings import NO_DRAFT, Settings
 from splitinfer.text.tokenizer import Tokenizer
 from splitinfer.wire.messages import Load, Progress, Ready
@@ -325,15 +324,13 @@ def with_layers(layout: PlainLayout, layers: Sequence[int]) -> PlainLayout:
 def check_ranks(layout: PlainLayout, checkpoint: Checkpoint, pictures: bool | None) -> None:
     """Raise ModelError if a stage is across two machines, and the model cannot be halved. ``pictures``: as in
     ``Settings``."""
-    if pictures and not layout.has_own_stage and sees(checkpoint.config):
-        raise ModelError("pictures need a first stage that is not across two machines; change it, or --no-pictures")
     if any(stage.across for stage in layout.stages):
         check_halves(checkpoint, sees=is_to_see(layout, checkpoint, pictures))
 
 
 def is_to_see(layout: PlainLayout, checkpoint: Checkpoint, pictures: bool | None) -> bool:
     """Return whether a model is loaded with its tower for pictures."""
-    return layout.has_own_stage and may_see(checkpoint, pictures, layout.stages[0].end)
+    return may_see(checkpoint, pictures, layout.stages[0].end)
 
 
 def trained_drafter(draft: str | None) -> Checkpoint | None:

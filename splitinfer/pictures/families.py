@@ -7,13 +7,13 @@ Its values equal the values of each family's own processor.
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from splitinfer.common.model_config import positive, text_part
 from splitinfer.errors import ModelError
@@ -31,15 +31,14 @@ _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 class Prepared:
     """A picture for one model.
 
-    key: a digest of its content. make: makes ``values`` from its pixels, which take an eighth of the bytes and so are
-    kept instead. values, named: the tower's input. token_ids: the placeholders of its rows, as the tower knows them;
-    sent: as stages receive them. before, after: tokens around them in the prompt. grid, is_whole: see
-    ``core.picture.Picture``.
+    key: a digest of its content. family, rgb: what ``values`` are made from each time; the pixels take an eighth of their
+    bytes. values, named: the tower's input. token_ids: the placeholders of its rows, as the tower knows them; sent: as
+    stages receive them. before, after: tokens around them in the prompt. grid, is_whole: see ``core.picture.Picture``.
     """
 
     key: bytes
-    make: Callable[[], Values]
-    nbytes: int  # of its pixels
+    family: "Family"
+    rgb: RGB
     named: Mapping[str, Any]
     token_ids: tuple[int, ...]
     sent: tuple[int, ...]
@@ -50,7 +49,12 @@ class Prepared:
 
     @property
     def values(self) -> Values:
-        return self.make()
+        return _VALUES[self.family.name](self.family, self.rgb)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its pixels."""
+        return self.rgb.nbytes
 
     @property
     def num_tokens(self) -> int:
@@ -82,6 +86,10 @@ class Family:
         rows, columns = height // self.step, width // self.step
         return _MAKERS[self.name](self, digest.digest(), rgb, rows, columns)
 
+    def as_json(self) -> str:
+        """Return the family in the form that ``family_from`` reads."""
+        return json.dumps(asdict(self))
+
     @property
     def step(self) -> int:
         """The side, in pixels, of the square that one of the tower's rows covers."""
@@ -96,9 +104,18 @@ class Family:
         return values.transpose(2, 0, 1)
 
 
-def _patches(family: Family, rgb: RGB, rows: int, columns: int) -> Values:
+def family_from(text: str) -> Family:
+    """Return the family that ``Family.as_json`` has written.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return TypeAdapter(Family).validate_json(text)
+
+
+def _patches(family: Family, rgb: RGB) -> Values:
     """Return the patches, grouped by the squares to merge, each twice: a picture is a film of two equal frames."""
-    p, m = family.patch, family.merge
+    p, m, (rows, columns) = family.patch, family.merge, (side // family.step for side in rgb.shape[:2])
     once = family.normalised(rgb).reshape(3, rows, m, p, columns, m, p).transpose(1, 4, 2, 5, 0, 3, 6)
     return np.repeat(once[:, :, :, :, :, None], 2, axis=5).reshape(rows * m * columns * m, -1)
 
@@ -106,8 +123,7 @@ def _patches(family: Family, rgb: RGB, rows: int, columns: int) -> Values:
 def _qwen(family: Family, key: bytes, rgb: RGB, rows: int, columns: int) -> Prepared:
     ids = (family.placeholder,) * (rows * columns)
     named = {"image_grid_thw": np.array([[1, rows * family.merge, columns * family.merge]], np.int64)}
-    make = partial(_patches, family, rgb, rows, columns)
-    return Prepared(key, make, rgb.nbytes, named, ids, ids, grid=(rows, columns))
+    return Prepared(key, family, rgb, named, ids, ids, grid=(rows, columns))
 
 
 def _planes(family: Family, rgb: RGB) -> Values:
@@ -118,7 +134,7 @@ def _pixtral(family: Family, key: bytes, rgb: RGB, rows: int, columns: int) -> P
     """Return a picture whose rows of placeholders have a token between them and one after the last."""
     row = (family.placeholder,) * columns
     ids = (*(*row, family.others["break"]) * (rows - 1), *row, family.others["end"])
-    return Prepared(key, partial(_planes, family, rgb), rgb.nbytes, {"image_sizes": [rgb.shape[:2]]}, ids, ids)
+    return Prepared(key, family, rgb, {"image_sizes": [rgb.shape[:2]]}, ids, ids)
 
 
 def _gemma(family: Family, key: bytes, rgb: RGB, rows: int, columns: int) -> Prepared:
@@ -127,11 +143,11 @@ def _gemma(family: Family, key: bytes, rgb: RGB, rows: int, columns: int) -> Pre
     around = (family.others["begin"],), (family.others["end"],)
     whole = family.is_whole
     ids = (family.placeholder,) * count
-    make = partial(_planes, family, rgb)
-    return Prepared(key, make, rgb.nbytes, {}, ids, (0,) * count, *around, is_whole=whole)
+    return Prepared(key, family, rgb, {}, ids, (0,) * count, *around, is_whole=whole)
 
 
 _MAKERS = {"qwen": _qwen, "pixtral": _pixtral, "gemma": _gemma}
+_VALUES = {"qwen": _patches, "pixtral": _planes, "gemma": _planes}
 
 
 def family_of(folder: Path, config: Mapping[str, Any], token_id: TokenId) -> Family | None:

@@ -93,10 +93,10 @@ _ALLOWED: dict[tuple[str, Phase], tuple[MessageKinds, MessageKinds]] = {  # down
         _ASKS | {m.Progress, m.Profiled, m.Probed, m.Ready, m.Refuse, m.Fault, m.Gather, m.Spawned, m.Met, m.Connected},
     ),
     ("coordinator", Phase.RUN): (
-        frozenset({m.Connect, m.Plan, m.Rows}),
+        frozenset({m.Connect, m.Shown, m.Plan, m.Rows}),
         frozenset({m.Connected, m.Result, m.Fault, m.Digest}),
     ),
-    ("upstream", Phase.RUN): (frozenset({m.Plan, m.Rows}), frozenset({m.Fault})),
+    ("upstream", Phase.RUN): (frozenset({m.Shown, m.Plan, m.Rows}), frozenset({m.Fault})),
     ("reader", Phase.RUN): (_ASKS, _TELLS | {m.Fault}),
 }
 _TURNS = (m.Hello, m.Welcome, m.Ready, m.Refuse, m.Fault)  # all others keep the phase

@@ -1,6 +1,6 @@
 """The messages on a link, by sender and receiver.
 
-    coordinator -> worker      Hello, Profile, Probe, Load, Connect, Plan, Rows
+    coordinator -> worker      Hello, Profile, Probe, Load, Connect, Shown, Plan, Rows
     worker -> coordinator      Welcome, Refuse, Progress, Profiled, Probed, Ready, Connected, Result, Fault
     rank -> coordinator -> rank    Gather, Digest, Meet, Met    (for a stage across two machines)
     coordinator -> worker      Spawn    (answered by Spawned: the port of a new process for a rank)
@@ -30,7 +30,7 @@ from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.wire_codec import NAMES, NONE, Packing
 
-PROTOCOL_VERSION = 21
+PROTOCOL_VERSION = 22
 MOST_RANGES, MOST_RANGE = 512, 2**22  # ranges in one message; bytes of one range
 MOST_GATHERED = 2**17  # bytes of both ranks
 MOST_NAME, MOST_PATH = 200, 4096  # characters of a worker's name and a model's
@@ -301,6 +301,15 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """A picture of the next plan's new sequences, for a first stage across two machines. Its pixels, three bytes each,
+    are in the frame's one part. ``size``: its height and width; ``family``: as JSON (``pictures.families``)."""
+
+    size: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
+    family: Annotated[str, Field(max_length=MOST_PATH)]
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """What a stage has computed of the oldest plan that waits for rows, with the figures of the stages before.
 
@@ -448,6 +457,6 @@ class Unavailable:
 
 Message = (
     Hello | Welcome | Refuse | Profile | Profiled | Probe | Probed | Load | Progress | Ready | Connect | Connected
-    | Plan | Rows | Result | Fault | Gather | Digest | Spawn | Spawned | Meet | Met
+    | Shown | Plan | Rows | Result | Fault | Gather | Digest | Spawn | Spawned | Meet | Met
     | AskManifest | TellManifest | AskRanges | TellRange | Unavailable
 )  # fmt: skip

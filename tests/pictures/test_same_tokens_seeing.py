@@ -10,6 +10,7 @@ import pytest
 if find_spec("mlx_vlm") is None:
     pytest.skip("mlx-vlm is not installed", allow_module_level=True)
 
+from processes import local_workers
 from seeing import FAMILIES, answer, greedy, picture, prompt, sampled, save
 from stages import lose, pipeline, shorten_blocks
 
@@ -36,18 +37,25 @@ def told(llm: LLM, tokens: Sequence[int], pictures: Sequence[Prepared], **params
     return llm.submit(list(tokens), given, pictures=pictures).result().token_ids
 
 
-def test_a_first_stage_across_two_machines_sees_nothing(folder: Path) -> None:
-    layout = {"model": str(folder), "stages": [{"name": "both", "layers": 4, "across": ["local", "local"]}]}
-    with pytest.raises(ModelError, match="pictures need a first stage that is not across two machines"):
-        LLM(layout, settings=Settings(pictures=True))
-
-
-def test_layers_behind_the_first_stage_are_halved(folder: Path) -> None:
-    if folder.name.startswith("gemma4"):
-        pytest.skip("its first machine must have all layers")
+@pytest.mark.parametrize("where", [{"cuts": [4], "across": [0]}, {"cuts": [3, 1], "across": [1]}], ids=str)
+def test_layers_are_halved(folder: Path, where: dict[str, Any]) -> None:
+    """Of the first stage, too: each of its two processes gets the pixels, and has the tower."""
     tokens, seen = prompt(5, 9, 7), [picture(folder), picture(folder, 2, 5, seed=2)]
-    with pipeline(folder, [3, 1], across=[1], token_budget=16) as llm:
+    with pipeline(folder, token_budget=16, **where) as llm:
         assert told(llm, tokens, seen) == answer(folder, tokens, seen, NUM, greedy)
+
+
+def test_a_rank_that_is_lost_is_shown_the_pictures_again(folder: Path) -> None:
+    kinds = [(prompt(5, 9), [picture(folder, 3, 4, seed=i)]) for i in range(3)]
+    alone = [answer(folder, tokens, seen, 40, greedy) for tokens, seen in kinds]
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    with pipeline(folder, [4], across=[0], rejoin_timeout=60) as llm:
+        requests = [llm.submit(tokens, params, pictures=seen) for tokens, seen in kinds]
+        next(iter_events := iter(requests[0]))
+        local_workers()["s0/1"].kill()
+        list(iter_events)
+        assert [requests[0].output.token_ids, *(one.result().token_ids for one in requests[1:])] == alone
+        assert llm.stats()["rejoins"] == 1
 
 
 def test_it_answers_as_mlx_vlm(folder: Path) -> None:

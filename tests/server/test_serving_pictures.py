@@ -130,7 +130,7 @@ def test_pictures_are_counted_before_they_are_values(llm: LLM, monkeypatch: pyte
     assert len(llm.seeing.prompt(tokens, seen, 4 + 4 * ROWS).tokens) == 4 + 4 * ROWS
     with pytest.raises(ContextExceeded, match=f"the first 3 pictures take {3 * ROWS} tokens; the context has"):
         llm.seeing.prompt(tokens, seen, 4 + 2 * ROWS)  # they are known by now
-    under_way = sum(one.nbytes for one in models_pictures._known.values())
+    under_way = sum(one.prepared.nbytes for one in models_pictures._known.values())
     monkeypatch.setattr(models_pictures, "_MOST_KNOWN", under_way + 4000)
     held = llm.seeing.prompt(tokens[:2], seen[:1], 100)
     with pytest.raises(QueueFull, match="too many pictures"):

@@ -92,6 +92,7 @@ EXAMPLES: dict[str, Message] = {
         messages.Connected("tcp in place of rdma: no cable"),
         messages.Probe(messages.NextStage("tcp://10.0.0.3:5577", "ab" * 32)),
         messages.Probed(LinkMeasurement(0.00025, 0.0005, 1.1e9, math.inf), "tcp in place of rdma: no cable"),
+        messages.Shown((32, 48), "{}"),
         messages.Plan(PLAN, waits=False),
         messages.Rows(
             3, TensorSpec("bfloat16", (6, 4096)), (FIGURES,), Packing("int8", ((0, 2), (4, 5))), ((2, 0), (2, 2))

@@ -28,12 +28,12 @@ CONVERSATIONS: list[tuple[str, list[Word]]] = [
     ]),
     ("coordinator", [
         *WELCOME, ("down", "connect"), ("up", "connected"), ("down", "load"), ("up", "gather"), ("down", "gather"),
-        ("up", "ready"), ("down", "plan"), ("up", "digest"), ("down", "rows"), ("up", "result"),
+        ("up", "ready"), ("down", "shown"), ("down", "plan"), ("up", "digest"), ("down", "rows"), ("up", "result"),
     ]),
     ("coordinator", [*WELCOME, ("down", "spawn"), ("up", "spawned")]),
     ("coordinator", [*WELCOME, ("down", "meet"), ("up", "gather"), ("down", "gather"), ("up", "met")]),
     ("coordinator", [*WELCOME, ("down", "load"), ("up", "fault")]),
-    ("upstream", [*WELCOME, ("down", "plan"), ("down", "rows"), ("up", "fault")]),
+    ("upstream", [*WELCOME, ("down", "shown"), ("down", "plan"), ("down", "rows"), ("up", "fault")]),
     ("reader", [
         *WELCOME, ("down", "askmanifest"), ("up", "unavailable"), ("down", "askmanifest"), ("up", "tellmanifest"),
         ("down", "askranges"), ("up", "tellrange"), ("up", "fault"),

@@ -54,7 +54,8 @@ from splitinfer.engine.weights.answering import Running
 from splitinfer.errors import PeerError, ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
-from splitinfer.wire.messages import Digest, Half, Load, Message, Peer, Plan, Progress, Ready, Result
+from splitinfer.models.cut.pictures import shown_by
+from splitinfer.wire.messages import Digest, Half, Load, Message, Peer, Plan, Progress, Ready, Result, Shown
 from transports import LinkClosed, TransportError
 
 
@@ -395,6 +396,8 @@ class Pipeline:
         """
         local, plan, here, group = self.local, step.plan, None, self._fleet
         if local is None:
+            for one in shown_by(plan.new):
+                self._send_next(group, Shown(one.rgb.shape[:2], one.family.as_json()), memoryview(one.rgb).cast("B"))
             self._send_next(group, Plan(plan, waits=masks is not None))
             step.is_sent = True
             if masks is not None:

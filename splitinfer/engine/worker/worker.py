@@ -12,6 +12,7 @@ for it sends the rows or the result (``engine.device.steps``). If the device com
                       to the first rank of two: before Load
           -> Probe     -> measure a link to the next stage -> Probed
           -> a probe's frame -> another frame (``engine.links.probe``)
+          -> Shown     -> keep a picture until the next plan is launched
           -> Plan      -> wait for its Rows, unless it needs none
           -> Rows      -> launch, Plan to the next stage ... done -> Rows to it, or Result to the coordinator
                       to the first rank of two: -> pass both on at once to the other rank, which sends the output
@@ -29,6 +30,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+
+import numpy as np
 
 from splitinfer.common.plain_text import plain
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult
@@ -50,6 +53,8 @@ from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, Splitinfer
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.border.hidden_states import ReceivedRows
+from splitinfer.models.cut.pictures import Pixels, known
+from splitinfer.pictures.families import family_from
 from splitinfer.system import qos
 from splitinfer.weights.models import ModelStore
 from splitinfer.wire.messages import (
@@ -65,6 +70,7 @@ from splitinfer.wire.messages import (
     Profile,
     Result,
     Rows,
+    Shown,
     Spawn,
     Spawned,
 )  # fmt: skip
@@ -117,6 +123,7 @@ class Worker:
         self._start_rank = start_rank
         self._end_rank: Callable[[], None] = lambda: None  # the process that serves as a rank in this worker's place
         self._waiting: deque[StepPlan] = deque()  # plans whose rows have not arrived
+        self._shown: list[Pixels] = []  # pictures of the next plan
         self._steps = StepsUnderWay[Launched](self._inbox.put)
         self._housekeeping = Housekeeping(self._inbox)
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.readers)
@@ -214,6 +221,8 @@ class Worker:
     def _on_message(self, connection: Connection, message: Message, item: Frame, received: float) -> None:
         """Handle a message."""
         match message:
+            case Shown():
+                self._take_picture(message, item)
             case Plan():
                 self._take_plan(message, item, received)
             case Rows():
@@ -277,6 +286,17 @@ class Worker:
 
     # -- steps -------------------------------------------------------------------------------
 
+    def _take_picture(self, message: Shown, frame: Frame) -> None:
+        """Keep a picture until the next plan's sequences hold it."""
+        if self._holder.loaded().command.passes_on:
+            self._pass_on(frame)
+        try:
+            (part,) = frame.parts
+            rgb = np.frombuffer(bytes(part), np.uint8).reshape(*message.size, 3)
+            self._shown.append(known(family_from(message.family).prepared(rgb)))
+        except (ValueError, TypeError, ArithmeticError, KeyError) as error:
+            raise ProtocolError(f"a picture came that cannot be read ({error})") from error
+
     def _take_plan(self, message: Plan, frame: Frame, received: float) -> None:
         """Check a plan, and launch it if it needs no rows."""
         stage = self._holder.loaded()
@@ -318,6 +338,7 @@ class Worker:
         if following is not None and sends_first:
             self._send_next(following, Plan(plan))
         launched = runner.launch(plan, hidden, runner.read_masks(raw), self._steps.under_way())
+        self._shown.clear()
         if following is not None and not sends_first:
             self._send_next(following, Plan(plan))
         self._weights.stepped_at = time.monotonic()
@@ -430,6 +451,7 @@ class Worker:
         self._guests = {}
         self._end_rank()
         self._waiting.clear()
+        self._shown.clear()
         self._steps.drop()
         if self._holder.stage is not None:
             self._holder.stage.rest()

@@ -1,5 +1,5 @@
 """Tensor parallelism: divides a model's layers over ranks, with ``shard(group)`` of the model's class in mlx-lm or
-mlx-vlm, or where it has none by inspection (``inspection``).
+mlx-vlm, or by inspection (``inspection``) where it has none, or one that leaves too much on each rank.
 
 ``shard`` keeps this rank's rows or columns of the layers' matrices, and makes the layers add up what all ranks computed
 (``all_sum``). It asks the group only for its size and this rank's number. So a *pretended* rank on placeholders shows,
@@ -13,8 +13,8 @@ from typing import Any
 import mlx.nn as nn
 
 from splitinfer.errors import CannotCut, ModelError
-from splitinfer.models.cut.inspection import bytes_of, find_units, halve, passed_on
-from splitinfer.models.cut.pretended import alone
+from splitinfer.models.cut.inspection import bytes_of, copied, find_units, halve, passed_on
+from splitinfer.models.cut.pretended import PretendedRank, alone
 from splitinfer.models.library.layers import find_layers, type_name
 
 _INSTEAD = "Cut it by layers instead, with a stage for each machine."
@@ -32,7 +32,7 @@ def divide(model: nn.Module, group: Any) -> None:
         ModelError: the model cannot be divided by this number of ranks; says why, and what to do instead.
     """
     name, num_ranks = type_name(model), group.size()
-    if not callable(getattr(model, "shard", None)):
+    if not callable(getattr(model, "shard", None)) or _shards_little(model, group.rank()):
         _divide_by_inspection(model, name, group)
         return
     before = _counts(model)
@@ -49,13 +49,25 @@ def divide(model: nn.Module, group: Any) -> None:
             raise ModelError(f"{name} cannot be divided by {num_ranks} ranks: {what} is {count}. {_INSTEAD}")
 
 
+def _shards_little(model: nn.Module, rank: int) -> bool:
+    """Return whether ``shard`` leaves a rank more of the layers than makes sense."""
+    try:
+        tried = copied(model)
+        tried.shard(PretendedRank(rank))
+    except Exception:  # noqa: BLE001 - it cannot be copied, or ``divide`` says why
+        return False
+    whole, half = (sum(bytes_of(slot.layer) for slot in find_layers(one)) for one in (model, tried))
+    return half > _MOST * whole
+
+
 def _divide_by_inspection(model: nn.Module, name: str, group: Any) -> None:
     layers = [slot.layer for slot in find_layers(model)]
     whole = sum(map(bytes_of, layers))
     try:
         units, before = find_units(model), passed_on(model)
-        for layer, own in zip(layers, units, strict=True):
-            halve(layer, own, group)
+        for i, own in enumerate(units):
+            if not any(layers[i] is earlier for earlier in layers[:i]):  # some models run through a layer again
+                halve(layers[i], own, group)
         with alone():
             after = passed_on(model) if any(before) else before
     except CannotCut as error:

@@ -236,8 +236,15 @@ class _OneExpert(nn.Module):  # type: ignore[misc]
 
 def _twin(layer: nn.Module) -> nn.Module:
     """Return a copy of a layer with random matrices of float32, of one expert."""
-    memo = {id(array): array for _, array in tree_flatten(layer.parameters())}
-    return _randomised(copy.deepcopy(layer, memo))
+    return _randomised(copied(layer))
+
+
+def copied(module: nn.Module) -> Any:
+    """Return a copy of a module with the same arrays and functions."""
+    memo: dict[int, Any] = {id(array): array for _, array in tree_flatten(module.parameters())}
+    for one in module.modules():
+        memo |= {id(value): value for value in vars(one).values() if callable(value)}  # a compiled one has no copy
+    return copy.deepcopy(module, memo)
 
 
 def _randomised(module: nn.Module) -> nn.Module:
@@ -482,11 +489,10 @@ def _numbers(module: nn.Module, unit: Unit) -> dict[tuple[str, str], int]:
 
 def _halves_of(module: nn.Module, unit: Unit, calls: Calls) -> list[list[Any]]:
     """Return by rank what the halves of a module compute together, or an empty list if they fail."""
-    memo = {id(array): array for _, array in tree_flatten(module.parameters())}
     groups, halves, given = [PretendedRank(rank) for rank in range(RANKS)], list[nn.Module](), list[Calls]()
     try:
         for rank, group in enumerate(groups):
-            halves.append(copy.deepcopy(module, dict(memo)))
+            halves.append(copied(module))
             _halve(halves[-1], unit, group)
             given.append([_part_of(call, unit, rank) for call in copy.deepcopy(calls)])
         return together(lambda rank: _run(halves[rank], given[rank]), groups)

@@ -2,12 +2,13 @@
 
 The rows come from the model's own tower, through mlx-vlm's class (``get_input_embeddings``), in the graph of the first
 step that needs them. Some models have more for each row (Qwen3-VL's *deepstack*): arrays that are added to the outputs
-of the first layers. The first stage's process keeps pictures by the key of their content, so plans hold only keys.
+of the first layers. The first stage's process keeps pictures by the key of their content, so plans hold only keys. Of a
+stage across two machines both ranks run the tower, on the same pixels: so nothing more crosses the cable between them.
 """
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,15 +27,10 @@ _LANGUAGE = "language_model."
 
 @dataclass(eq=False)
 class Pixels:
-    """A picture with its content's ``key``. ``make``: returns its values in the form that the model's tower takes, from
-    ``nbytes`` bytes of data. ``named``: the tower's further arguments. ``token_ids``: the placeholders of its rows.
-    ``rows``: the tower's output, once a step has needed it."""
+    """A picture, ``prepared`` (``pictures.families.Prepared``) for the model's tower. ``rows``: the tower's output, once
+    a step has needed it."""
 
-    key: bytes
-    make: Callable[[], Any]
-    nbytes: int
-    named: Mapping[str, Any]
-    token_ids: tuple[int, ...]
+    prepared: Any
     rows: mx.array | None = None
 
 
@@ -44,17 +40,23 @@ _MOST_KNOWN = 2**31  # bytes, of all requests
 _KEPT_ROWS = 2**28  # bytes
 
 
-def known(pixels: Pixels) -> Pixels:
+def known(prepared: Any) -> Pixels:
     """Register a picture and return the registered one of the same content. Stages find it while it is referenced.
 
     Raises:
         QueueFull: the pictures of the requests under way leave no memory for another.
     """
     with _knowing:
-        held = _known.get(pixels.key)
-        if held is None and sum(one.nbytes for one in list(_known.values())) + pixels.nbytes > _MOST_KNOWN:
+        held = _known.get(prepared.key)
+        if held is None and sum(one.prepared.nbytes for one in list(_known.values())) + prepared.nbytes > _MOST_KNOWN:
             raise QueueFull("the requests under way have too many pictures; try again later")
-        return _known.setdefault(pixels.key, pixels) if held is None else held
+        return _known.setdefault(prepared.key, Pixels(prepared)) if held is None else held
+
+
+def shown_by(new: Iterable[NewSequence]) -> list[Any]:
+    """Return the pictures of a plan's ``new`` sequences, each once, for a first stage in another process."""
+    held = {picture.key: _known.get(picture.key) for one in new for picture in one.pictures}
+    return [pixels.prepared for pixels in held.values() if pixels is not None]
 
 
 class PictureTower:
@@ -134,9 +136,9 @@ class PictureTower:
         """Return a picture's rows. The most recently used pictures keep theirs; others make them again if needed."""
         rows = pixels.rows
         if rows is None:
-            rows = pixels.rows = self._embedded(pixels.token_ids, pixels)
-        self._made.pop(pixels.key, None)
-        self._made[pixels.key] = pixels
+            rows = pixels.rows = self._embedded(pixels.prepared.token_ids, pixels)
+        self._made.pop(pixels.prepared.key, None)
+        self._made[pixels.prepared.key] = pixels
         left = _KEPT_ROWS
         for one in reversed(list(self._made.values())):
             left -= 0 if one.rows is None else one.rows.nbytes
@@ -146,8 +148,8 @@ class PictureTower:
 
     def _embedded(self, token_ids: Sequence[int], pixels: Pixels | None = None) -> mx.array:
         """Return the rows [n, (1 + num_deep) * d] of tokens. Rows of a picture's placeholders come from its pixels."""
-        named = {} if pixels is None else {name: _array(value) for name, value in pixels.named.items()}
-        values = None if pixels is None else _array(pixels.make())
+        named = {} if pixels is None else {name: _array(value) for name, value in pixels.prepared.named.items()}
+        values = None if pixels is None else _array(pixels.prepared.values)
         found = self._whole.get_input_embeddings(mx.array([list(token_ids)]), values, **named)
         rows = found.inputs_embeds[0]
         deep = getattr(found, "deepstack_visual_embeds", None) if pixels is not None else None
