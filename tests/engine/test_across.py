@@ -1,6 +1,7 @@
 """A stage across two machines, here two processes: the tokens of one stage, whatever is asked for and goes wrong."""
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -23,7 +24,7 @@ import vlm_configs
 from cluster.cable import Cable
 from configs import configurations
 from engine.door import SEVERAL, Fault, Guesses, Open, Pipeline, ask, num_layers, recut, some_wrong, streams_of
-from processes import until, worker
+from processes import local_workers, until, worker
 from tiny import Folder
 
 from splitinfer import Flight, SamplingParams
@@ -51,7 +52,7 @@ VOCAB = 160  # as all tiny models have
 DRAFTED = tuple(replace(one, flight=Flight(3)) for one in SEVERAL)
 ALONE = {"cuts": [4], "across": [0]}
 HYBRID = {"cuts": [1, 2, 1], "across": [1], "scheme": "tcp"}
-INSPECTED = ("gemma3_text", "qwen3_next", "gemma4", "qwen4_exp", "glm5_next")
+INSPECTED = ("gemma3_text", "qwen3_next", "gemma4/experts", "qwen4_exp", "glm5_next")
 
 Model = Callable[[str], Path]
 
@@ -64,7 +65,7 @@ def model(tiny_folder: Folder, tmp_path: Path) -> Model:
         if name in tiny.CONFIGS:
             return tiny_folder(name, num_hidden_layers=4)
         is_mlx_lms = name in configurations()
-        (where := tmp_path / name).mkdir()
+        (where := tmp_path / name.replace("/", "-")).mkdir()
         config = (configurations() if is_mlx_lms else vlm_configs.CONFIGS)[name]
         compare.save(where, as_tiny(config), None if is_mlx_lms else compare.mlx_vlms)
         return where
@@ -108,8 +109,7 @@ def end(there: Pipeline, rank: int, how: signal.Signals = signal.SIGKILL) -> Non
 
 
 def end_process(name: str, how: signal.Signals) -> None:
-    (process,) = (one for one in psutil.Process().children() if name in one.cmdline())
-    os.kill(process.pid, how)
+    local_workers()[name].send_signal(how)
 
 
 @NIGHTLY
@@ -130,8 +130,9 @@ ROADS: dict[str, dict[str, Any]] = {
 
 
 @NIGHTLY
-@pytest.mark.parametrize("road", sorted(ROADS))
-@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+@pytest.mark.parametrize(("name", "road"), [
+    *(("llama", road) for road in ROADS), *(("gemma3_text", road) for road in ROADS if road != "short of memory"),
+])  # fmt: skip
 def test_what_a_stage_can_do(name: str, road: str, pipeline: Open, tiny_folder: Folder) -> None:
     folder = tiny_folder(name, head_dim=32, num_hidden_layers=4)
     with pipeline(folder, token_budget=16, **HYBRID, **ROADS[road]) as there:
@@ -175,15 +176,21 @@ def test_either_rank_is_lost(
 @NIGHTLY
 @pytest.mark.parametrize("where", [ALONE, HYBRID], ids=str)
 @pytest.mark.parametrize("name", INSPECTED)
-def test_a_class_without_shard_drafts_and_loses_a_rank(
+def test_a_class_without_shard_drafts_and_loses_ranks(
     name: str, where: dict[str, Any], model: Model, pipeline: Open
 ) -> None:
-    folder, fault = model(name), Fault(act=lambda there: end(there, 1), at=10)
-    streams = streams_of(folder, SEVERAL)
+    """Three times, at a moment that a seed chooses; all cases together are thirty kills."""
+    folder, chance = model(name), random.Random(f"{name} {where}")
+    longer = [replace(one, params=replace(one.params, max_tokens=60)) for one in DRAFTED]
+    streams = streams_of(folder, longer)
     options: dict[str, Any] = {"drafter": lambda: Guesses(streams, some_wrong), **fitting(where, folder)}
-    with pipeline(folder, token_budget=16, fault=fault, rejoin_timeout=60, **options) as there:
-        there.answers(*DRAFTED, ask(30, max_tokens=60))
-        assert there.stats["rejoins"] == 1
+    with pipeline(folder, token_budget=16, rejoin_timeout=60, **options) as there:
+        for kill in range(1, 4):
+            first, *_ = there.submit(*longer)
+            there.read(first, chance.randrange(1, 50))
+            end(there, chance.randrange(2))
+            until(lambda wanted=kill: there.stats["rejoins"] == wanted, "the rank is back", 60)
+            there.finish()
         assert there.stats["speculation"]["accepted"] > 0
 
 

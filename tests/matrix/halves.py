@@ -22,7 +22,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from splitinfer.models.cut.cut import StageModel
-from splitinfer.models.cut.divided import divide
+from splitinfer.models.cut.divided import _shards_little, divide
 from splitinfer.models.cut.pretended import PretendedRank, alone
 from splitinfer.models.folder.checkpoint import open_folder
 from splitinfer.models.library import mlx_vlm
@@ -99,7 +99,8 @@ def main(rank: int, hosts: str, folder: Path, num: int, names: list[str]) -> Non
                 said |= {"sums": len(sums), "bytes": max(sums), "layers": pretended.num_layers}
             if is_mlx_lms(name):
                 said["plain"] = mlx_lms(where, group, num)
-            said["by"] = "shard" if hasattr(whole.whole, "shard") else "inspection"
+            is_shards = hasattr(whole.whole, "shard") and not _shards_little(whole.whole, 0)
+            said["by"] = "shard" if is_shards else "inspection"
         except Exception as error:  # noqa: BLE001 - the same on both ranks, as all that is looked at
             said["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
         print(json.dumps({"name": name, **said}), flush=True)  # noqa: T201

@@ -29,7 +29,9 @@ CANNOT = {
     "muse_spark": "No Metal back-end",
     "prism_hadamard_qwen35": "Hadamard signs",
     "step3p5": "num_kv_heads of self_attn is 1",
-    **dict.fromkeys(("bitnet", "llama4", "mamba", "mamba2", "rwkv7", f"{VLM}deepseek_v41"), "a rank would still hold"),
+    **dict.fromkeys(
+        ("bitnet", "llama4", "mamba", "mamba2", "rwkv7", f"{VLM}deepseek_v41", f"{VLM}molmo"), "a rank would still hold"
+    ),
 }
 """What cannot be halved here, and why: for want of a GPU, of a real checkpoint's numbers, of more heads than a tiny
 configuration has; or because too little of its layers can be."""
