@@ -31,9 +31,10 @@ _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 class Prepared:
     """A picture for one model.
 
-    key: a digest of its content. family, rgb: what ``values`` are made from each time; the pixels take an eighth of their
-    bytes. values, named: the tower's input. token_ids: the placeholders of its rows, as the tower knows them; sent: as
-    stages receive them. before, after: tokens around them in the prompt. grid, is_whole: see ``core.picture.Picture``.
+    key: a digest of its content. family, rgb: what ``values`` are made from each time; the pixels take an eighth of
+    their bytes. values, named: the tower's input. token_ids: the placeholders of its rows, as the tower knows them;
+    sent: as stages receive them. before, after: tokens around them in the prompt. grid, is_whole: see
+    ``core.picture.Picture``.
     """
 
     key: bytes

@@ -16,7 +16,6 @@ from typing import Any
 
 import compare
 import mlx.core as mx
-import psutil
 import pytest
 import stages
 import tiny

@@ -15,9 +15,7 @@ from seeing import FAMILIES, answer, greedy, picture, prompt, sampled, save
 from stages import lose, pipeline, shorten_blocks
 
 from splitinfer import LLM, SamplingParams
-from splitinfer.errors import ModelError
 from splitinfer.kvstore.store import Disk
-from splitinfer.llm import Settings
 from splitinfer.models.cut import pictures as models_pictures
 from splitinfer.pictures.families import Prepared
 

@@ -27,8 +27,8 @@ _LANGUAGE = "language_model."
 
 @dataclass(eq=False)
 class Pixels:
-    """A picture, ``prepared`` (``pictures.families.Prepared``) for the model's tower. ``rows``: the tower's output, once
-    a step has needed it."""
+    """A picture, ``prepared`` for the model's tower (``pictures.families.Prepared``). ``rows``: what the tower made of
+    it, once a step has needed it."""
 
     prepared: Any
     rows: mx.array | None = None

@@ -58,6 +58,27 @@ def test_two_halves_add_up_to_the_whole_model(name: str, bits: int | None) -> No
         assert mx.abs(one - wanted).max() < 1e-4 * mx.abs(wanted).max()
 
 
+def test_a_shard_that_leaves_nearly_all_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = tiny.build("llama")
+    monkeypatch.setattr(type(model), "shard", lambda _self, _group: None)
+    whole = sum(a.nbytes for _, a in tree_flatten(model.layers))  # type: ignore[attr-defined]
+    divide(model, PretendedRank())
+    assert sum(a.nbytes for _, a in tree_flatten(model.layers)) < 0.56 * whole  # type: ignore[attr-defined]
+
+
+def test_a_layer_that_is_run_twice_is_halved_once() -> None:
+    model, _ = tiny.build("gemma3_text", num_hidden_layers=3)
+    model.model.layers[1] = model.model.layers[0]
+    divide(model, PretendedRank())
+    assert model.model.layers[0].self_attn.n_heads == 2  # of 4
+
+
+def test_a_compiled_function_in_a_layer_is_no_hindrance() -> None:
+    model, _ = tiny.build("gemma3_text", num_hidden_layers=1)
+    model.model.layers[0].self_attn.scaled = mx.compile(lambda x: 2 * x)
+    assert inspection.copied(model).model.layers[0].self_attn.n_heads == 4
+
+
 def test_a_model_of_which_too_little_can_be_halved_is_refused() -> None:
     """Three heads of keys and values: no layer's attention can be halved, and its MLP has an odd width."""
     model, _ = tiny.build(
