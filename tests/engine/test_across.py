@@ -180,13 +180,13 @@ def test_a_class_without_shard_drafts_and_loses_ranks(
 ) -> None:
     """Three times, at a moment that a seed chooses; all cases together are thirty kills."""
     folder, chance = model(name), random.Random(f"{name} {where}")
-    longer = [replace(one, params=replace(one.params, max_tokens=60)) for one in DRAFTED]
+    longer = [replace(one, params=replace(one.params, max_tokens=40)) for one in DRAFTED]
     streams = streams_of(folder, longer)
     options: dict[str, Any] = {"drafter": lambda: Guesses(streams, some_wrong), **fitting(where, folder)}
     with pipeline(folder, token_budget=16, rejoin_timeout=60, **options) as there:
         for kill in range(1, 4):
             first, *_ = there.submit(*longer)
-            there.read(first, chance.randrange(1, 50))
+            there.read(first, chance.randrange(1, 30))
             end(there, chance.randrange(2))
             until(lambda wanted=kill: there.stats["rejoins"] == wanted, "the rank is back", 60)
             there.finish()
