@@ -178,13 +178,13 @@ def test_either_rank_is_lost(
 def test_a_class_without_shard_drafts_and_loses_ranks(
     name: str, where: dict[str, Any], model: Model, pipeline: Open
 ) -> None:
-    """Three times, at a moment that a seed chooses; all cases together are thirty kills."""
+    """Three times, at moments that a seed chooses; glm5_next once, as it takes a minute to load on a busy machine."""
     folder, chance = model(name), random.Random(f"{name} {where}")
     longer = [replace(one, params=replace(one.params, max_tokens=40)) for one in DRAFTED]
     streams = streams_of(folder, longer)
     options: dict[str, Any] = {"drafter": lambda: Guesses(streams, some_wrong), **fitting(where, folder)}
     with pipeline(folder, token_budget=16, rejoin_timeout=60, **options) as there:
-        for kill in range(1, 4):
+        for kill in range(1, 2 if name == "glm5_next" else 4):
             first, *_ = there.submit(*longer)
             there.read(first, chance.randrange(1, 30))
             end(there, chance.randrange(2))
