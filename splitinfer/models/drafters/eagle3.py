@@ -93,8 +93,8 @@ class Eagle3(TrainedDrafter):
         return hidden
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Return logits [n, 1, vocabulary] from [n, 1, d]; tokens that it cannot draft get minus infinity."""
-        own = self._head(self.norm(hidden))
+        """Return logits [n, vocabulary] from [n, d]; tokens that it cannot draft get minus infinity."""
+        own = self._head(self.norm(hidden[:, None]))[:, 0]
         if self._place is None:
             return cast(mx.array, own)
         return mx.where(self._place >= 0, own[..., mx.maximum(self._place, 0)], -mx.inf)
