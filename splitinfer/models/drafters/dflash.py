@@ -21,7 +21,6 @@ from mlx.utils import tree_flatten
 from splitinfer.common.model_config import mapping, strings
 from splitinfer.errors import ModelError
 from splitinfer.models.caches.cohort import SequenceCaches
-from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.drafters import heads
 from splitinfer.models.drafters.heads import (
     BlockPart,
@@ -108,9 +107,6 @@ class DFlash(TrainedDrafter):
         if "candidate_selector.hidden_projection.weight" in own:
             self.candidate_selector = _Selector(text, self._size, own)
 
-    def check(self, stage: StageModel) -> None:
-        """Do nothing: of the target it uses only embedding and head, which are found by name."""
-
     def states(self, kept: mx.array) -> mx.array:
         """Return [T, d]: the sum of the taps, after the norm."""
         return cast(mx.array, self.hidden_norm(super().states(kept)))
@@ -154,18 +150,6 @@ class DFlash(TrainedDrafter):
         return logits if selector is None else selector(logits, hidden, before)
 
 
-def _visible(part: BlockPart, window: int | None, *, is_causal: bool) -> mx.array:
-    """Return bool [rows, entries]: which entries each row of a block sees. Of the tokens before the block it sees the
-    last ``window`` - 1 (counted from the row if causal); of the block, all rows, or if causal the rows up to itself."""
-    entries, rows = mx.arange(part.end + part.rows)[None], mx.arange(part.rows)[:, None]
-    is_before, is_own, last = entries < part.position, entries >= part.end, part.position + rows * is_causal
-    at = mx.where(is_own, entries - part.end + part.position, entries)
-    seen = is_before | (is_own & (at <= last) if is_causal else is_own)
-    if window is not None:
-        seen = seen & ((at > last - window) if is_causal else is_own | (at > last - window))
-    return mx.broadcast_to(seen, (part.rows, part.end + part.rows))
-
-
 class _Layer(DrafterLayer):
     """A decoder layer whose keys and values come from the hidden states and from the block itself."""
 
@@ -182,8 +166,16 @@ class _Layer(DrafterLayer):
         self._is_causal = bool(told.get("causal", told.get("dflash_query_causal", told.get("is_causal", False))))
 
     def visible(self, part: BlockPart) -> mx.array:
-        """Return bool [rows, entries]: which entries each row of a block sees."""
-        return _visible(part, self._window, is_causal=self._is_causal)
+        """Return bool [rows, entries]: which entries each row of a block sees. Of the tokens before the block it sees
+        the last ``window`` - 1 (from the row on if causal); of the block, all rows, or if causal those up to itself."""
+        entries, rows, is_causal = mx.arange(part.end + part.rows)[None], mx.arange(part.rows)[:, None], self._is_causal
+        is_before, is_own, last = entries < part.position, entries >= part.end, part.position + rows * is_causal
+        at = mx.where(is_own, entries - part.end + part.position, entries)
+        seen = is_before | (is_own & (at <= last) if is_causal else is_own)
+        if self._window is not None:
+            is_near = at > last - self._window
+            seen = seen & (is_near if is_causal else is_own | is_near)
+        return mx.broadcast_to(seen, (part.rows, part.end + part.rows))
 
     def __call__(self, x: mx.array, cache: HeadRows, blocks: Sequence[int]) -> mx.array:
         """Return [B, 1, d] for the rows of all blocks. ``blocks``: the number of rows of each."""

@@ -112,16 +112,25 @@ class Target:
             )
 
 
-class HeadsByRows(nn.Module):  # type: ignore[misc]
-    """Heads whose ``layers`` run rows of many sequences together.
+class Heads(nn.Module):  # type: ignore[misc]
+    """A drafter on the last stage.
 
     Attributes:
-        like: the index of a target layer that costs as much as one of ``layers``.
+        like: the index of a target layer that costs as much as one of the drafter's.
         at_once: the most tokens drafted at once; 0: tokens are drafted one after the other.
     """
 
     at_once = 0
     like: int
+
+    def check(self, stage: StageModel) -> None:
+        """Raise ModelError if a loaded stage is not as the drafter expects. Most use only parts of the target that are
+        found by name."""
+
+
+class HeadsByRows(Heads):
+    """Heads whose ``layers`` run rows of many sequences together."""
+
     layers: list[Any]
 
     def make_caches(self) -> list[Any]:
@@ -217,11 +226,9 @@ def filled(module: Any, prefix: str, arrays: Mapping[str, mx.array]) -> Any:
         KeyError: a parameter is missing.
     """
     for key, child in list(module.items()):
-        if type(child) in _LINEAR:
-            module[key] = linear(prefix + key, arrays, child.weight.shape[-1], type(child))
-        elif type(child) in _OF:
-            inputs = child.scales.shape[-1] * child.group_size
-            module[key] = linear(prefix + key, arrays, inputs, _OF[type(child)])
+        if (kind := _OF.get(type(child), type(child))) in _LINEAR:
+            inputs = child.weight.shape[-1] if kind is type(child) else child.scales.shape[-1] * child.group_size
+            module[key] = linear(prefix + key, arrays, inputs, kind)
         elif isinstance(child, nn.Module):
             filled(child, f"{prefix}{key}.", arrays)
         elif isinstance(child, mx.array):

@@ -27,7 +27,7 @@ from splitinfer.models.caches.cohort import SequenceCaches
 from splitinfer.models.caches.quantised import Packed
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.drafters import heads
-from splitinfer.models.drafters.heads import HeadArrays, Target, check_vocabulary
+from splitinfer.models.drafters.heads import HeadArrays, Heads, Target, check_vocabulary
 from splitinfer.models.library import mlx_vlm
 from splitinfer.models.library.layers import find_layers, type_name
 
@@ -42,7 +42,7 @@ Sample = Callable[[mx.array], mx.array] | None
 _Rows = tuple[mx.array, mx.array]
 
 
-class OfSequences(nn.Module):  # type: ignore[misc]
+class OfSequences(Heads):
     """A drafter that runs one sequence after the other."""
 
     def draft(
@@ -81,10 +81,8 @@ class OneByOne(OfSequences):
         if not token:
             caches.tail = (caches.heads_at + 1, hidden[-1:], Mark(caches.heads))
             self._run(caches, mx.array(ids[-1:]), hidden[-1:], 0)
-        if not count:
+        if read is None or sample is None:
             return None
-        assert sample is not None
-        assert read is not None
         before, at, drafts = Mark(caches.heads), caches.heads_at, list[mx.array]()
         for number in range(count):
             if number:
@@ -103,14 +101,7 @@ class OneByOne(OfSequences):
 
 
 class _OfLibrary(OfSequences):
-    """mlx-vlm's ``drafter`` for a target that has a class of mlx-vlm or of mlx-lm.
-
-    Attributes:
-        like: the index of the target layer that costs as much as the drafter.
-        at_once: the most tokens drafted at once; 0: tokens are drafted one after the other.
-    """
-
-    at_once = 0
+    """mlx-vlm's ``drafter`` for a target that has a class of mlx-vlm or of mlx-lm."""
 
     def __init__(self, drafter: Any, model: nn.Module) -> None:
         super().__init__()
@@ -139,10 +130,6 @@ class _OfLibrary(OfSequences):
         """Return empty caches for one sequence."""
         return heads_caches(self.drafter.make_cache())
 
-    def check(self, stage: StageModel) -> None:
-        """Raise ModelError if a loaded stage does not compute its logits as the drafter expects. Most use only parts of
-        the target that are found by name."""
-
     def states(self, kept: mx.array) -> mx.array:
         """Return the rows that the drafter reads, made from the rows [T, w] after the target's last layer."""
         return self._target.read_by_head(kept)
@@ -154,15 +141,12 @@ class LibraryHeads(_OfLibrary, OneByOne):
     def __init__(self, drafter: Any, model: nn.Module) -> None:
         super().__init__(drafter, model)
         drafter._input_embed, drafter._lm_head_fn = self._target.embed, self._target.head
+        self._as_they_leave = drafter.config.model_type in _AS_THEY_LEAVE
 
     def check(self, stage: StageModel) -> None:
         """Raise ModelError if a loaded stage does not compute its logits as the heads expect."""
         if not self._as_they_leave:
             self._target.check(stage)
-
-    @property
-    def _as_they_leave(self) -> bool:
-        return self.drafter.config.model_type in _AS_THEY_LEAVE
 
     def states(self, kept: mx.array) -> mx.array:
         """Return the rows that the heads read, made from the rows [T, w] after the target's last layer."""

@@ -22,7 +22,7 @@ from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.drafters import dflash, eagle3, sequence_heads
 from splitinfer.models.drafters.dflash import DFlash, is_dflash
 from splitinfer.models.drafters.eagle3 import Eagle3, is_eagle3
-from splitinfer.models.drafters.heads import Target
+from splitinfer.models.drafters.heads import Heads, Target
 from splitinfer.models.drafters.mtp import PREFIX, LatentHeads, PredictionHeads, is_latent, tensors_of
 from splitinfer.models.drafters.sequence_heads import (
     Assistant,
@@ -37,8 +37,6 @@ from splitinfer.models.folder.checkpoint import Checkpoint
 from splitinfer.models.library import mlx_vlm
 from splitinfer.models.library.layers import type_name
 from splitinfer.models.load.building import build_drafter, cast_floats
-
-Heads = PredictionHeads | Eagle3 | DFlash | LibraryHeads | LibraryBlocks | Assistant
 
 
 class WithHeads:
@@ -59,7 +57,7 @@ class WithHeads:
     def states(self, kept: mx.array) -> mx.array:
         """Return the hidden states [T, ...] that the heads read, from the tapped rows [T, w]; in float32 if the heads
         are."""
-        found = self.heads.states(kept)
+        found = cast(mx.array, self.heads.states(kept))
         return found.astype(mx.float32) if self._is_float32 else found
 
     def bytes_per_token(self, caches: SequenceCaches) -> int:
@@ -72,7 +70,7 @@ class WithHeads:
         """Return unevaluated logits or drafts from ``rows`` made-up hidden states. ``caches``: the stage's."""
         assert self._row is not None
         hidden = self.states(mx.zeros((rows, self._row[0]), self._row[1]))
-        return self.heads.nothing(caches, mx.zeros(rows, mx.int32), hidden)
+        return cast(mx.array, self.heads.nothing(caches, mx.zeros(rows, mx.int32), hidden))
 
 
 _MANY = 64  # tokens, to measure the bytes of one

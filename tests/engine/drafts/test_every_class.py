@@ -66,6 +66,17 @@ def test_a_drafter_that_does_not_fit_is_refused(
         pass
 
 
+def test_a_last_stage_without_any_layer_that_the_drafter_reads(
+    tmp_path: Path, pipeline: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"dflash_config": DSPARK | {"target_layer_ids": [0, 1, 2]}}
+    monkeypatch.setitem(FOLDERS, "dspark", FOLDERS["dspark"] | told)
+    target, drafter, _ = in_a_folder("dspark", tmp_path)
+    with pipeline(target, [3, 1], draft=str(drafter)) as there:
+        there.answers(replace(ask(20), flight=Flight(3)))
+        assert there.stats["speculation"]["sent"] > 10
+
+
 def test_dspark_within_a_checkpoint_needs_a_folder() -> None:
     with pytest.raises(ModelError, match=r"needs a folder of its own: .*deepseek_v4_dspark.split"):
         splitter_of({"model_type": "deepseek_v4", "dspark_target_layer_ids": [1, 2, 3]})
