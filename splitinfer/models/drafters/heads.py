@@ -83,12 +83,12 @@ class Target:
         none."""
         return cast(nn.Module, self.inner.get(_MIXER, nn.Identity()))
 
-    def contracted(self, rows: mx.array) -> mx.array:
-        """Return [T, d] of rows [T, w] behind a layer. A model with hyper-connections has several streams side by side
-        (w > d), and drafters read their mean, or what the model's own mixer makes of them."""
+    def contracted(self, rows: mx.array, then: Callable[[mx.array], mx.array] = lambda x: x) -> mx.array:
+        """Return ``then`` of [T, d], made of rows [T, w] behind a layer. A model with hyper-connections has several
+        streams side by side (w > d), and drafters read their mean, or what the model's own mixer makes of them."""
         if _MIXER in self.inner:
-            return cast(mx.array, self.mixer(rows[None])[0])
-        return rows if rows.shape[-1] == self.size else rows.reshape(len(rows), -1, self.size).mean(axis=1)
+            return then(self.mixer(rows[None])[0])
+        return then(rows if rows.shape[-1] == self.size else rows.reshape(len(rows), -1, self.size).mean(axis=1))
 
     def read_by_head(self, rows: mx.array) -> mx.array:
         """Return [T, d], which the model's head reads, of the rows [T, w] behind its last layer."""

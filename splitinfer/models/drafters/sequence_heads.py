@@ -52,7 +52,7 @@ class OfSequences(Heads):
 
         Args:
             ids: the next n tokens; hidden: [n, ...], the hidden states behind them.
-            token: the token behind them, which was sampled. None, if more of the prompt follows.
+            token: the one behind them, which was sampled; empty if more of the prompt follows.
             sample: makes tokens [..., n] of the next n drafts' logits [..., n, vocabulary].
         """
         raise NotImplementedError

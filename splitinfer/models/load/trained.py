@@ -127,7 +127,7 @@ def join(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays, dtype: s
         if kind is not _mtp:
             if own:  # the stage reads it, too
                 own |= {f"mixer.{name}": array for name, array in tree_flatten(target.mixer.parameters())}
-            parts = {index: partial(_contracted, target.contracted, part) for index, part in parts.items()}
+            parts = {index: partial(target.contracted, then=part) for index, part in parts.items()}
         stage.tap(parts, target.size)
         if not stage.is_last:
             return own
@@ -141,13 +141,6 @@ def join(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays, dtype: s
             "belongs to another model, or has an unknown form"
         ) from error
     return own | {f"heads.{name}": array for name, array in tree_flatten(heads.parameters())}
-
-
-_OfRows = Callable[[mx.array], mx.array]
-
-
-def _contracted(contract: _OfRows, part: _OfRows, rows: mx.array) -> mx.array:
-    return part(contract(rows))
 
 
 _Kind = tuple[dict[int, Callable[[mx.array], mx.array]], Callable[[], Heads]]

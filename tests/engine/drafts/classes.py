@@ -184,7 +184,7 @@ def in_a_folder(name: str, folder: Path, **sizes: int) -> tuple[Path, Path, Draf
 def _bound(target: Any, made: Any) -> None:
     """Bind as to a target of mlx-vlm's, which alone has what the class asks for."""
     made.validate_target_compatibility = lambda _target: None
-    told = SimpleNamespace(num_hidden_layers=4, vocab_size=160)
+    told = SimpleNamespace(num_hidden_layers=4, vocab_size=target.args.vocab_size)
     head = target.get("lm_head") or target.model.embed_tokens.as_linear
     made.bind(SimpleNamespace(model=target.model, lm_head=head, config=told, rollback_speculative_cache=None))
 
