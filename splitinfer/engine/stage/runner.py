@@ -95,8 +95,6 @@ class StageRunner:
         self.pool.clear()
         self._histories.clear()
         self._commands.clear()
-        if self._drafter is not None:
-            self._drafter.clear()
         if self._model.experts is not None:
             self._model.experts.forget()
         mx.clear_cache()
@@ -151,8 +149,6 @@ class StageRunner:
         received = hidden.buffer if isinstance(hidden, ReceivedRows) else None
         prepared = self._prepared.take(plan, received, masks)
         applied = self._commands.apply(plan)
-        if self._drafter is not None:
-            self._drafter.forget(plan.ended)
         if prepared is None:
             rows = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
             slices, parts, graph = self._graph_of(plan, rows, masks)

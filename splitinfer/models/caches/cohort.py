@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
@@ -32,12 +32,12 @@ from splitinfer.models.memory import on_gpu
 class SequenceCaches:
     """The caches of one sequence on this stage. ``full``: the full-length list that the model indexes, then the caches
     of the stage's ``heads``. ``own``: the caches in it that the stage's layers write to. ``heads_at``: the number of
-    tokens whose entries the heads' caches hold. ``pictures``: those among the sequence's tokens; its positions depend
-    on them."""
+    tokens whose entries the heads' caches hold; ``tail``: what a drafter needs of the slice before. ``pictures``: those
+    among the sequence's tokens; its positions depend on them."""
 
     def __init__(self, full: list[Cache], own: list[Cache], place: CachePlace, heads: Sequence[Cache] = ()) -> None:
         self.full, self.own, self.place = full, own, place
-        self.heads, self.heads_at = list(heads), 0
+        self.heads, self.heads_at, self.tail = list(heads), 0, cast(Any, None)
         self.cohort: Cohort | None = None
         self.pictures: tuple[Picture, ...] = ()
 

@@ -11,6 +11,7 @@ mlx-vlm's ``qwen3_dflash`` and ``dflash2``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, cast
 
 import mlx.core as mx
@@ -19,18 +20,19 @@ from mlx.utils import tree_flatten
 
 from splitinfer.common.model_config import mapping, strings
 from splitinfer.errors import ModelError
-from splitinfer.models.cut.cut import StageModel
+from splitinfer.models.caches.cohort import SequenceCaches
 from splitinfer.models.drafters import heads
 from splitinfer.models.drafters.heads import (
     BlockPart,
     DrafterLayer,
     HeadArrays,
     HeadRows,
+    Target,
     TrainedDrafter,
     linear,
     norm,
 )  # fmt: skip
-from splitinfer.models.library.layers import find_layers, type_name
+from splitinfer.models.library.layers import type_name
 
 _BLOCK = 16  # tokens, including the one before the drafts, if a configuration says nothing
 _NOT_READ = ("fc.", "embed_tokens.", "lm_head.", "rotary_emb.")  # by this class, or by any
@@ -59,16 +61,10 @@ def taps_of(
     Raises:
         ModelError: the drafter belongs to another model.
     """
-    told, num_layers = told_in(config), len(find_layers(model))
-    if told.get("num_target_layers", num_layers) != num_layers:
-        raise ModelError(
-            f"the drafter is for a model of {told['num_target_layers']} layers, and {type_name(model)} has "
-            f"{num_layers}; it belongs to another model"
-        )
-    layers = told.get("target_layer_ids")
-    if not layers:
+    told = told_in(config)
+    if not (layers := told.get("target_layer_ids")):
         raise ModelError("the drafter's config.json does not say which hidden states it reads (target_layer_ids)")
-    return heads.taps_of([int(i) for i in layers], model, renamed(arrays))
+    return heads.taps_of([int(i) for i in layers], model, renamed(arrays), told.get("num_target_layers"))
 
 
 def renamed(arrays: HeadArrays) -> dict[str, mx.array]:
@@ -86,7 +82,7 @@ class DFlash(TrainedDrafter):
 
     def __init__(self, config: Mapping[str, Any], model: nn.Module, arrays: HeadArrays) -> None:
         told, own = told_in(config), renamed(arrays)
-        size = int(own["fc.weight"].shape[0])
+        size, there = int(own["fc.weight"].shape[0]), Target.of(model).size
         super().__init__(told, model, own, lambda i: _Layer(told, size, i, own))
         self._told, self._mask, self.at_once = told, int(told.get("mask_token_id", -1)), at_once(config)
         self._scale *= told.get("input_embedding_scale", 1.0)
@@ -96,10 +92,10 @@ class DFlash(TrainedDrafter):
             )
         if told.get("hidden_act", "silu") != "silu":
             raise ModelError(f"the drafter has an unknown activation ({told['hidden_act']})")
-        if self._width != size or heads.size_of(model) != size:
+        if self._width != size or there != size:
             raise ModelError(
                 f"the drafter computes {size} numbers, and the embedding and the head of {type_name(model)} have "
-                f"{heads.size_of(model)}; it belongs to another model"
+                f"{there}; it belongs to another model"
             )
         known = {name for name, _ in tree_flatten(self.parameters())}
         unknown = sorted(name for name in own if name not in known and not name.startswith(_NOT_READ))
@@ -111,41 +107,40 @@ class DFlash(TrainedDrafter):
         if "candidate_selector.hidden_projection.weight" in own:
             self.candidate_selector = _Selector(text, self._size, own)
 
-    def check(self, stage: StageModel) -> None:
-        """Do nothing: of the target it uses only embedding and head, which are found by name."""
-
     def states(self, kept: mx.array) -> mx.array:
         """Return [T, d]: the sum of the taps, after the norm."""
         return cast(mx.array, self.hidden_norm(super().states(kept)))
 
-    def masks(self, n: int) -> mx.array:
-        """Return [n] mask tokens, which stand for drafts."""
-        return mx.full((n,), self._mask, dtype=mx.int32)
-
     def keep(self, context: mx.array, parts: Sequence[BlockPart]) -> None:
-        """Write hidden states [C, d] into the caches of their sequences."""
-        positions = mx.concatenate([mx.arange(part.start, part.start + part.context) for part in parts])
+        """Write states [C, d] of all parts into the caches of their sequences."""
+        positions = mx.concatenate([mx.arange(part.start, part.end) for part in parts])
         for number, layer in enumerate(self.layers):
             (keys, values), at = layer.self_attn.kv(context[:, None], positions), 0
             for part in parts:
-                rows = slice(at, at := at + part.context)
+                rows = slice(at, at := at + part.end - part.start)
                 kv = keys[rows].transpose(2, 1, 0, 3), values[rows].transpose(2, 1, 0, 3)
-                self._cache(part, number).update_and_fetch(*kv)
+                part.caches.heads[number].update_and_fetch(*kv)
 
-    def __call__(self, embedded: mx.array, parts: Sequence[BlockPart]) -> mx.array:
-        """Return [B, 1, d] hidden states for the embedded rows of all blocks."""
-        x, positions = embedded, mx.concatenate([part.positions for part in parts])
+    def run_blocks(self, tokens: Sequence[mx.array], parts: Sequence[BlockPart]) -> mx.array:
+        """Return hidden states [B, d] of the rows of all blocks. ``tokens``: for each block its first token, [1]."""
+        ids = [[token, mx.full((part.rows - 1,), self._mask)] for token, part in zip(tokens, parts, strict=True)]
+        x = self.embed(mx.concatenate(list(chain.from_iterable(ids)))[:, None])
+        positions = mx.concatenate([part.position + mx.arange(part.rows) for part in parts])
         for number, layer in enumerate(self.layers):
-            rows = [(self._cache(part, number), part.rows, layer.visible(part)) for part in parts]
+            rows = [(part.caches.heads[number], part.rows, layer.visible(part)) for part in parts]
             x = layer(x, HeadRows(rows, positions), [part.rows for part in parts])
-        return cast(mx.array, self.norm(x))
+        return cast(mx.array, self.norm(x)[:, 0])
 
-    def _cache(self, part: BlockPart, layer: int) -> Any:
-        return part.caches.heads[layer]
+    def nothing(self, caches: SequenceCaches, tokens: mx.array, hidden: mx.array) -> mx.array:
+        """Return what is drafted behind made-up hidden states [n, d] in empty caches. Nothing is evaluated."""
+        parts = [BlockPart(caches, 0, len(hidden), mx.array(len(hidden)), len(tokens))]
+        self.keep(hidden, parts)
+        found = self.run_blocks([tokens[:1]], parts)
+        return self.behind(self.logits(found), found, tokens)
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Return logits [n, 1, vocabulary] from hidden states [n, 1, d]."""
-        found = self._head(hidden) * self._told.get("output_multiplier", 1.0)
+        """Return logits [n, vocabulary] from hidden states [n, d]."""
+        found = self._head(hidden[:, None])[:, 0] * self._told.get("output_multiplier", 1.0)
         cap = self._told.get("final_logit_softcapping")
         return cast(mx.array, mx.tanh(found / cap) * cap if cap else found)
 
@@ -153,18 +148,6 @@ class DFlash(TrainedDrafter):
         """Return the drafts' logits [n, vocabulary]. DFlash2 adds scores from ``hidden`` [n, d] and ``before`` [n]."""
         selector = self.get("candidate_selector")
         return logits if selector is None else selector(logits, hidden, before)
-
-
-def _visible(part: BlockPart, window: int | None, *, is_causal: bool) -> mx.array:
-    """Return bool [rows, entries]: which entries each row of a block sees. Of the tokens before the block it sees the
-    last ``window`` - 1 (counted from the row if causal); of the block, all rows, or if causal the rows up to itself."""
-    entries, rows = mx.arange(part.end + part.rows)[None], mx.arange(part.rows)[:, None]
-    is_before, is_own, last = entries < part.position, entries >= part.end, part.position + rows * is_causal
-    at = mx.where(is_own, entries - part.end + part.position, entries)
-    seen = is_before | (is_own & (at <= last) if is_causal else is_own)
-    if window is not None:
-        seen = seen & ((at > last - window) if is_causal else is_own | (at > last - window))
-    return mx.broadcast_to(seen, (part.rows, part.end + part.rows))
 
 
 class _Layer(DrafterLayer):
@@ -183,8 +166,16 @@ class _Layer(DrafterLayer):
         self._is_causal = bool(told.get("causal", told.get("dflash_query_causal", told.get("is_causal", False))))
 
     def visible(self, part: BlockPart) -> mx.array:
-        """Return bool [rows, entries]: which entries each row of a block sees."""
-        return _visible(part, self._window, is_causal=self._is_causal)
+        """Return bool [rows, entries]: which entries each row of a block sees. Of the tokens before the block it sees
+        the last ``window`` - 1 (from the row on if causal); of the block, all rows, or if causal those up to itself."""
+        entries, rows, is_causal = mx.arange(part.end + part.rows)[None], mx.arange(part.rows)[:, None], self._is_causal
+        is_before, is_own, last = entries < part.position, entries >= part.end, part.position + rows * is_causal
+        at = mx.where(is_own, entries - part.end + part.position, entries)
+        seen = is_before | (is_own & (at <= last) if is_causal else is_own)
+        if self._window is not None:
+            is_near = at > last - self._window
+            seen = seen & (is_near if is_causal else is_own | is_near)
+        return mx.broadcast_to(seen, (part.rows, part.end + part.rows))
 
     def __call__(self, x: mx.array, cache: HeadRows, blocks: Sequence[int]) -> mx.array:
         """Return [B, 1, d] for the rows of all blocks. ``blocks``: the number of rows of each."""

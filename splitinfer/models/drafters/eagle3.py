@@ -69,7 +69,8 @@ class Eagle3(TrainedDrafter):
         self._scale, self._place = 1.0, None
         if "d2t" in own:
             self._drafted = mx.arange(own["d2t"].size) + own["d2t"].astype(mx.int32)
-            self._place = _places(self._drafted, self._rows)
+            self._place = mx.full((self._rows,), -1, dtype=mx.int32)  # by token of the target, in the drafter's own
+            self._place[self._drafted] = mx.arange(self._drafted.size, dtype=mx.int32)
         if self._width != (needed := own["layers.0.input_layernorm.weight"].size):
             whose = "its own" if "embed_tokens" in self else f"those of {type_name(model)}"
             raise ModelError(
@@ -93,19 +94,11 @@ class Eagle3(TrainedDrafter):
         return hidden
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Return logits [n, 1, vocabulary] from [n, 1, d]; tokens that it cannot draft get minus infinity."""
-        own = self._head(self.norm(hidden))
+        """Return logits [n, vocabulary] from [n, d]; tokens that it cannot draft get minus infinity."""
+        own = self._head(self.norm(hidden[:, None]))[:, 0]
         if self._place is None:
             return cast(mx.array, own)
         return mx.where(self._place >= 0, own[..., mx.maximum(self._place, 0)], -mx.inf)
-
-
-def _places(drafted: mx.array, rows: int) -> mx.array:
-    """Return [rows]: for each token of the target its place in the drafter's vocabulary, or -1. ``drafted``: for each
-    token of the drafter the target's token."""
-    places = mx.full((rows,), -1, dtype=mx.int32)
-    places[drafted] = mx.arange(drafted.size, dtype=mx.int32)
-    return places
 
 
 class _Layer(DrafterLayer):

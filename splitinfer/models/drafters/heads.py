@@ -83,12 +83,12 @@ class Target:
         none."""
         return cast(nn.Module, self.inner.get(_MIXER, nn.Identity()))
 
-    def contracted(self, rows: mx.array) -> mx.array:
-        """Return [T, d] of rows [T, w] behind a layer. A model with hyper-connections has several streams side by side
-        (w > d), and drafters read their mean, or what the model's own mixer makes of them."""
+    def contracted(self, rows: mx.array, then: Callable[[mx.array], mx.array] = lambda x: x) -> mx.array:
+        """Return ``then`` of [T, d], made of rows [T, w] behind a layer. A model with hyper-connections has several
+        streams side by side (w > d), and drafters read their mean, or what the model's own mixer makes of them."""
         if _MIXER in self.inner:
-            return cast(mx.array, self.mixer(rows[None])[0])
-        return rows if rows.shape[-1] == self.size else rows.reshape(len(rows), -1, self.size).mean(axis=1)
+            return then(self.mixer(rows[None])[0])
+        return then(rows if rows.shape[-1] == self.size else rows.reshape(len(rows), -1, self.size).mean(axis=1))
 
     def read_by_head(self, rows: mx.array) -> mx.array:
         """Return [T, d], which the model's head reads, of the rows [T, w] behind its last layer."""
@@ -112,21 +112,56 @@ class Target:
             )
 
 
-class HeadsByRows(nn.Module):  # type: ignore[misc]
-    """Heads whose ``layers`` run rows of many sequences together.
+class Heads(nn.Module):  # type: ignore[misc]
+    """A drafter on the last stage.
 
     Attributes:
-        like: the index of a target layer that costs as much as one of ``layers``.
+        like: the index of a target layer that costs as much as one of the drafter's.
         at_once: the most tokens drafted at once; 0: tokens are drafted one after the other.
     """
 
     at_once = 0
     like: int
+
+    def check(self, stage: StageModel) -> None:
+        """Raise ModelError if a loaded stage is not as the drafter expects. Most use only parts of the target that are
+        found by name."""
+
+
+class HeadsByRows(Heads):
+    """Heads whose ``layers`` run rows of many sequences together."""
+
     layers: list[Any]
 
     def make_caches(self) -> list[Any]:
         """Return empty caches for one sequence."""
         return [GrowingKVCache() for _ in self.layers]
+
+    def run(
+        self,
+        tokens: mx.array,
+        hidden: mx.array,
+        parts: Sequence[tuple[SequenceCaches, int, mx.array]],
+        positions: mx.array,
+    ) -> mx.array:
+        """Return hidden states [T, d] of T rows, and append the rows' entries to their sequences' caches.
+
+        Args:
+            tokens: [T] ids; hidden: [T, d], the hidden states before them.
+            parts: for each sequence its caches, its number of rows, and which tokens each row sees, bool [n, tokens].
+            positions: [T], for the rotary embedding.
+        """
+        caches = [
+            HeadRows([(own.heads[layer], n, visible) for own, n, visible in parts], positions)
+            for layer in range(len(self.layers))
+        ]
+        return cast(mx.array, self(self.embed(tokens[:, None]), hidden[:, None], caches)[:, 0])
+
+    def nothing(self, caches: SequenceCaches, tokens: mx.array, hidden: mx.array) -> mx.array:
+        """Return what is drafted behind made-up tokens [n] and hidden states [n, d] in empty caches; not evaluated."""
+        visible = mx.tri(len(tokens), len(tokens)).astype(mx.bool_)
+        found = self.run(tokens, hidden, [(caches, len(tokens), visible)], mx.arange(len(tokens)))
+        return cast(mx.array, self.logits(found))
 
 
 class TrainedDrafter(HeadsByRows):
@@ -139,14 +174,13 @@ class TrainedDrafter(HeadsByRows):
 
     def __init__(self, text: Mapping[str, Any], model: nn.Module, own: HeadArrays, layer: Callable[[int], Any]) -> None:
         super().__init__()
-        target = Target.of(model)
+        target, self._size = Target.of(model), int(own["fc.weight"].shape[0])
         self._embed, self._head, self._rows = target.embed, target.head, target.embed.weight.shape[0]
         check_vocabulary(text, model, self._rows)
-        self.like, size = len(find_layers(model)) - 1, int(own["fc.weight"].shape[0])
-        self._size, self._scale = size, target.scale
+        self.like, self._scale = len(find_layers(model)) - 1, target.scale
         try:
             if "embed_tokens.weight" in own:
-                self.embed_tokens = self._embed = linear("embed_tokens", own, size, nn.Embedding)
+                self.embed_tokens = self._embed = linear("embed_tokens", own, self._size, nn.Embedding)
                 self._scale = 1.0
             self.layers = [layer(i) for i in range(text["num_hidden_layers"])]
             self.norm = norm("norm", own, text)
@@ -192,11 +226,9 @@ def filled(module: Any, prefix: str, arrays: Mapping[str, mx.array]) -> Any:
         KeyError: a parameter is missing.
     """
     for key, child in list(module.items()):
-        if type(child) in _LINEAR:
-            module[key] = linear(prefix + key, arrays, child.weight.shape[-1], type(child))
-        elif type(child) in _OF:
-            inputs = child.scales.shape[-1] * child.group_size
-            module[key] = linear(prefix + key, arrays, inputs, _OF[type(child)])
+        if (kind := _OF.get(type(child), type(child))) in _LINEAR:
+            inputs = child.weight.shape[-1] if kind is type(child) else child.scales.shape[-1] * child.group_size
+            module[key] = linear(prefix + key, arrays, inputs, kind)
         elif isinstance(child, nn.Module):
             filled(child, f"{prefix}{key}.", arrays)
         elif isinstance(child, mx.array):
@@ -254,24 +286,14 @@ class HeadRows:
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """One sequence in a call of ``DFlash``: ``context`` rows of hidden states from position ``start`` on, and a block
-    of ``rows`` rows that begins with the token at ``position``, int32. Tokens between the two were wrong drafts."""
+    """A sequence in a step: rows of hidden states at the positions [start, end), and a block of ``rows`` rows that
+    begins with the token at ``position``, int32. Tokens between the two were wrong drafts."""
 
     caches: SequenceCaches
     start: int
-    context: int
+    end: int
     position: mx.array
     rows: int
-
-    @property
-    def end(self) -> int:
-        """The position after the last row of the context."""
-        return self.start + self.context
-
-    @property
-    def positions(self) -> mx.array:
-        """The positions [rows] of the block."""
-        return self.position + mx.arange(self.rows)
 
 
 # -- taps, and common parts of the drafters that read them -----------------------------------------
@@ -281,13 +303,21 @@ class BlockPart:
 # and the last stage gets the sum as one row beside the hidden state (``StageModel.tap``).
 
 
-def taps_of(layers: Sequence[int], model: nn.Module, own: HeadArrays) -> dict[int, Callable[[mx.array], mx.array]]:
-    """Return the columns of the projection ``fc`` for each layer whose hidden states a drafter reads.
+def taps_of(
+    layers: Sequence[int], model: nn.Module, own: HeadArrays, told: int | None = None
+) -> dict[int, Callable[[mx.array], mx.array]]:
+    """Return the columns of the projection ``fc`` for each layer whose hidden states a drafter reads. ``told``: the
+    target's number of layers, if the drafter says it.
 
     Raises:
         ModelError: the drafter belongs to another model, or has no such projection.
     """
     num_layers = len(find_layers(model))
+    if told not in (None, num_layers):
+        raise ModelError(
+            f"the drafter is for a model of {told} layers, and {type_name(model)} has {num_layers}; it belongs to "
+            "another model"
+        )
     wrong = [i for i in layers if not 0 <= i < num_layers]
     if wrong or len(set(layers)) < len(layers):
         which = f", so not layer {wrong[0]}" if wrong else ""
@@ -297,7 +327,7 @@ def taps_of(layers: Sequence[int], model: nn.Module, own: HeadArrays) -> dict[in
         )
     if "fc.weight" not in own:
         raise ModelError("the drafter has no projection of hidden states (fc.weight)")
-    columns, size = own["fc.weight"].shape[-1], size_of(model)
+    columns, size = own["fc.weight"].shape[-1], Target.of(model).size
     if "fc.scales" not in own and columns != size * len(layers):
         raise ModelError(
             f"the drafter is for {len(layers)} hidden states of {columns / len(layers):g} numbers, and those of "
@@ -305,13 +335,6 @@ def taps_of(layers: Sequence[int], model: nn.Module, own: HeadArrays) -> dict[in
         )
     whole = linear("fc", own, size * len(layers))
     return {layer: _columns(whole, i, len(layers)) for i, layer in enumerate(layers)}
-
-
-def check_width(model: nn.Module, own: HeadArrays) -> None:
-    """Raise ModelError if the drafter's hidden states do not fit in a row between two stages."""
-    width, size = own["fc.weight"].shape[0], size_of(model)
-    if width > size:
-        raise ModelError(f"the drafter's hidden states have {width} numbers, and a row on a link has {size}")
 
 
 def _columns(whole: Any, part: int, parts: int) -> Any:
@@ -322,11 +345,6 @@ def _columns(whole: Any, part: int, parts: int) -> Any:
         own["fc.bias"] = whole["bias"]
     inputs = own["fc.weight"].shape[-1] if "scales" not in names else whole.group_size * own["fc.scales"].shape[-1]
     return linear("fc", own, inputs)
-
-
-def size_of(model: nn.Module) -> int:
-    """Return how many numbers a target's hidden state has."""
-    return Target.of(model).size
 
 
 def check_vocabulary(text: Mapping[str, Any], model: nn.Module, rows: int) -> None:

@@ -26,6 +26,7 @@ from splitinfer.errors import ModelError
 from splitinfer.models.caches.caches import can_quantise, heads_caches, is_list
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.drafters.heads import HeadRows, HeadsByRows, Target, filled, linear
+from splitinfer.models.drafters.sequence_heads import OneByOne
 from splitinfer.models.library.layers import find_layers, type_name
 from splitinfer.models.library.mlx_lm import base
 from splitinfer.models.library.mlx_lm import cache as mlx_caches
@@ -95,21 +96,21 @@ class PredictionHeads(HeadsByRows):
         return cast(mx.array, self.fc(mx.concatenate(rows, axis=-1)))
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Return logits [n, 1, vocabulary] from hidden states [n, 1, d]."""
-        return cast(mx.array, self._target.head(hidden))
+        """Return logits [n, vocabulary] from hidden states [n, d]."""
+        return cast(mx.array, self._target.head(hidden[:, None])[:, 0])
 
 
-class LatentHeads(PredictionHeads):
+class LatentHeads(OneByOne, PredictionHeads):
     """Heads with latent attention (DeepSeek-V3, GLM-4.7-Flash). They run one sequence after the other."""
 
     def make_caches(self) -> list[Any]:
         """Return empty caches for one sequence."""
         return heads_caches([copy.deepcopy(self._cache) for _ in self.layers])
 
-    def run(
+    def forward(
         self, tokens: mx.array, hidden: mx.array, caches: Sequence[Any], _start: int, _number: int
     ) -> tuple[mx.array, mx.array]:
-        """Return [1, n, d] hidden states, twice, as ``sequence_heads.LibraryHeads.run``."""
+        """Return [1, n, d] hidden states, twice, as ``sequence_heads.LibraryHeads.forward``."""
         x = self._fused(self.embed(tokens), hidden)
         for layer, cache in zip(self.layers, caches, strict=True):
             first = cache[0] if is_list(cache) else cache

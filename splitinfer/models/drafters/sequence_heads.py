@@ -22,12 +22,12 @@ import mlx.nn as nn
 
 from splitinfer.common.model_config import mapping, strings
 from splitinfer.errors import ModelError
-from splitinfer.models.caches.caches import WindowKVCache, heads_caches
+from splitinfer.models.caches.caches import Mark, WindowKVCache, heads_caches
 from splitinfer.models.caches.cohort import SequenceCaches
 from splitinfer.models.caches.quantised import Packed
 from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.drafters import heads
-from splitinfer.models.drafters.heads import HeadArrays, Target, check_vocabulary
+from splitinfer.models.drafters.heads import HeadArrays, Heads, Target, check_vocabulary
 from splitinfer.models.library import mlx_vlm
 from splitinfer.models.library.layers import find_layers, type_name
 
@@ -37,18 +37,71 @@ _PROJECTIONS = ("fc", "encoder.fc", "stages.0.main_proj")
 """Where classes of blocks keep the projection of hidden states; the first may have a norm for each of them."""
 _NORMS = "aux_hidden_norms"
 
+Ids = list[int] | tuple[int, ...]
 Sample = Callable[[mx.array], mx.array] | None
+_Rows = tuple[mx.array, mx.array]
 
 
-class _OfLibrary(nn.Module):  # type: ignore[misc]
-    """mlx-vlm's ``drafter`` for a target that has a class of mlx-vlm or of mlx-lm.
+class OfSequences(Heads):
+    """A drafter that runs one sequence after the other."""
 
-    Attributes:
-        like: the index of the target layer that costs as much as the drafter.
-        at_once: the most tokens drafted at once; 0: tokens are drafted one after the other.
-    """
+    def draft(
+        self, caches: SequenceCaches, ids: Ids, hidden: mx.array, token: Ids, count: int, sample: Sample
+    ) -> mx.array | None:
+        """Append entries, and return int [count] drafts, or None if count is 0.
 
-    at_once = 0
+        Args:
+            ids: the next n tokens; hidden: [n, ...], the hidden states behind them.
+            token: the one behind them, which was sampled; empty if more of the prompt follows.
+            sample: makes tokens [..., n] of the next n drafts' logits [..., n, vocabulary].
+        """
+        raise NotImplementedError
+
+    def nothing(self, caches: SequenceCaches, tokens: mx.array, hidden: mx.array) -> mx.array:
+        """Return what is drafted behind made-up hidden states [n, ...] in empty caches: a chunk of a prompt, then one
+        row. Nothing is evaluated."""
+        self.draft(caches, [0] * (len(tokens) - 1), hidden[:-1], [], 0, None)
+        return cast(mx.array, self.draft(caches, [0], hidden[-1:], [0], 2, lambda logits: logits.argmax(axis=-1)))
+
+
+class OneByOne(OfSequences):
+    """Prediction heads, whose last entry of a chunk is made of a wrong token until the next slice comes."""
+
+    def draft(
+        self, caches: SequenceCaches, ids: Ids, hidden: mx.array, token: Ids, count: int, sample: Sample
+    ) -> mx.array | None:
+        """Return drafts as ``OfSequences.draft``."""
+        after, rows, at = [*ids[1:], *token], hidden, caches.heads_at
+        if caches.tail is not None and caches.tail[0] == at:
+            _, row, before = caches.tail
+            before.restore()
+            after, rows, caches.heads_at = [ids[0], *after], mx.concatenate([row, hidden]), at - 1
+        caches.tail = None
+        read = self._run(caches, mx.array(after), rows[: len(after)], 0) if after else None
+        if not token:
+            caches.tail = (caches.heads_at + 1, hidden[-1:], Mark(caches.heads))
+            self._run(caches, mx.array(ids[-1:]), hidden[-1:], 0)
+        if read is None or sample is None:
+            return None
+        before, at, drafts = Mark(caches.heads), caches.heads_at, list[mx.array]()
+        for number in range(count):
+            if number:
+                read = self._run(caches, drafts[-1], read[1][None], number)
+            drafts.append(sample(self.logits(read[0][None])))
+        before.restore()
+        caches.heads_at = at
+        return mx.concatenate(drafts)
+
+    def _run(self, caches: SequenceCaches, tokens: mx.array, hidden: mx.array, number: int) -> _Rows:
+        """Append entries of tokens [n] and the hidden states before them. Return the last row's hidden states: [d] for
+        logits, and [...] for the next draft. ``number``: 0 for known tokens, else how many drafts were before this."""
+        read, kept = self.forward(tokens[None], hidden[None], caches.heads, caches.heads_at, number)
+        caches.heads_at += len(tokens)
+        return read[0, -1], kept[0, -1]
+
+
+class _OfLibrary(OfSequences):
+    """mlx-vlm's ``drafter`` for a target that has a class of mlx-vlm or of mlx-lm."""
 
     def __init__(self, drafter: Any, model: nn.Module) -> None:
         super().__init__()
@@ -77,38 +130,29 @@ class _OfLibrary(nn.Module):  # type: ignore[misc]
         """Return empty caches for one sequence."""
         return heads_caches(self.drafter.make_cache())
 
-    def check(self, stage: StageModel) -> None:
-        """Raise ModelError if a loaded stage does not compute its logits as the drafter expects. Most use only parts of
-        the target that are found by name."""
-
     def states(self, kept: mx.array) -> mx.array:
         """Return the rows that the drafter reads, made from the rows [T, w] after the target's last layer."""
         return self._target.read_by_head(kept)
 
 
-class LibraryHeads(_OfLibrary):
+class LibraryHeads(_OfLibrary, OneByOne):
     """Prediction heads."""
 
     def __init__(self, drafter: Any, model: nn.Module) -> None:
         super().__init__(drafter, model)
         drafter._input_embed, drafter._lm_head_fn = self._target.embed, self._target.head
+        self._as_they_leave = drafter.config.model_type in _AS_THEY_LEAVE
 
     def check(self, stage: StageModel) -> None:
         """Raise ModelError if a loaded stage does not compute its logits as the heads expect."""
         if not self._as_they_leave:
             self._target.check(stage)
 
-    @property
-    def _as_they_leave(self) -> bool:
-        return self.drafter.config.model_type in _AS_THEY_LEAVE
-
     def states(self, kept: mx.array) -> mx.array:
         """Return the rows that the heads read, made from the rows [T, w] after the target's last layer."""
         return kept if self._as_they_leave else super().states(kept)
 
-    def run(
-        self, tokens: mx.array, hidden: mx.array, caches: Sequence[Any], start: int, number: int
-    ) -> tuple[mx.array, mx.array]:
+    def forward(self, tokens: mx.array, hidden: mx.array, caches: Sequence[Any], start: int, number: int) -> _Rows:
         """Return [1, n, d] hidden states for logits, and [1, n, ...] for further drafts. Appends n entries.
 
         Args:
@@ -127,10 +171,10 @@ class LibraryHeads(_OfLibrary):
         return found if isinstance(found, tuple) else (found, found)
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Return logits [n, 1, vocabulary] from hidden states [n, 1, d]."""
-        made = getattr(self.drafter, "_block_logits", self._target.head)(hidden)
+        """Return logits [n, vocabulary] from hidden states [n, d]."""
+        made = getattr(self.drafter, "_block_logits", self._target.head)(hidden[:, None])[:, 0]
         missing = self._target.embed.weight.shape[0] - made.shape[-1]
-        return mx.pad(made, [(0, 0), (0, 0), (0, missing)], constant_values=-mx.inf) if missing > 0 else made
+        return mx.pad(made, [(0, 0), (0, missing)], constant_values=-mx.inf) if missing > 0 else made
 
 
 class _LastKVCache(WindowKVCache):
@@ -166,16 +210,16 @@ class LibraryBlocks(_OfLibrary):
         return kept[:, : self._target.size]
 
     def draft(
-        self, caches: SequenceCaches, hidden: mx.array, token: mx.array, count: int, sample: Sample
+        self, caches: SequenceCaches, ids: Ids, hidden: mx.array, token: Ids, count: int, sample: Sample
     ) -> mx.array | None:
-        """Append entries of the hidden states [n, d]. Return int [count] drafts behind ``token`` [1], or None if count
-        is 0. ``sample`` makes tokens [..., n] of the next n drafts' logits [..., n, vocabulary]."""
+        """Return drafts as ``OfSequences.draft``."""
         caches.heads_at += len(hidden)
         self.drafter.bind(self._model)
         if not count:
             self.drafter._hidden(mx.zeros((1, 1), mx.int32), hidden[None], caches.heads)
             return None
-        return cast(mx.array, self.drafter.draft_block(token, hidden[None], caches.heads, 1 + count, sample)[0])
+        made = self.drafter.draft_block(mx.array(token), hidden[None], caches.heads, 1 + count, sample)
+        return cast(mx.array, made[0])
 
 
 class Assistant(_OfLibrary):
@@ -206,9 +250,9 @@ class Assistant(_OfLibrary):
                 )
 
     def draft(
-        self, caches: SequenceCaches, hidden: mx.array, token: mx.array, count: int, sample: Sample
+        self, caches: SequenceCaches, ids: Ids, hidden: mx.array, token: Ids, count: int, sample: Sample
     ) -> mx.array | None:
-        """Return drafts as ``LibraryBlocks.draft``."""
+        """Return drafts as ``OfSequences.draft``."""
         caches.heads_at += len(hidden)
         if not count:
             return None
@@ -219,7 +263,7 @@ class Assistant(_OfLibrary):
         self.drafter.set_shared_kv(found, end, position=max(end - 1, 0), kv_valid_len=end)
         # Without logits for a sequence that was never run, because to make them would evaluate a part of the graph.
         is_empty = any(caches.kv_cache(place).empty() for place in self._places.values())
-        drafts = self.drafter.draft_block(token, hidden[None, -1:], [], 1 + count, sample, greedy=is_empty)
+        drafts = self.drafter.draft_block(mx.array(token), hidden[None, -1:], [], 1 + count, sample, greedy=is_empty)
         self.drafter._shared_kv = None  # it would hold them, and the next step copy them
         return cast(mx.array, drafts[0])
 
@@ -275,14 +319,8 @@ def taps_of(config: Mapping[str, Any], model: nn.Module, arrays: HeadArrays) -> 
     Raises:
         ModelError: the drafter belongs to another model.
     """
-    told, num_layers = told_of_blocks(config), len(find_layers(model))
-    if (count := getattr(told, "num_target_layers", num_layers)) != num_layers:
-        raise ModelError(
-            f"the drafter is for a model of {count} layers, and {type_name(model)} has {num_layers}; it belongs to "
-            "another model"
-        )
-    own = projection_of(arrays)
-    parts: dict[int, Any] = heads.taps_of(told.target_layer_ids, model, own)
+    told, own = told_of_blocks(config), projection_of(arrays)
+    parts: dict[int, Any] = heads.taps_of(told.target_layer_ids, model, own, getattr(told, "num_target_layers", None))
     if f"{_NORMS}.0.weight" in own:
         text = {"rms_norm_eps": told.rms_norm_eps}
         norms = [heads.norm(f"{_NORMS}.{i}", own, text) for i in range(len(parts))]

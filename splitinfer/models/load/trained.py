@@ -5,7 +5,7 @@ The drafter is among the model's own tensors (``mtp``), or in a folder of its ow
 it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import cast
 
@@ -22,7 +22,7 @@ from splitinfer.models.cut.cut import StageModel
 from splitinfer.models.drafters import dflash, eagle3, sequence_heads
 from splitinfer.models.drafters.dflash import DFlash, is_dflash
 from splitinfer.models.drafters.eagle3 import Eagle3, is_eagle3
-from splitinfer.models.drafters.heads import BlockPart, HeadRows, Target, check_width
+from splitinfer.models.drafters.heads import Heads, Target
 from splitinfer.models.drafters.mtp import PREFIX, LatentHeads, PredictionHeads, is_latent, tensors_of
 from splitinfer.models.drafters.sequence_heads import (
     Assistant,
@@ -38,9 +38,6 @@ from splitinfer.models.library import mlx_vlm
 from splitinfer.models.library.layers import type_name
 from splitinfer.models.load.building import build_drafter, cast_floats
 
-HeadsOfSequences = LatentHeads | LibraryHeads | LibraryBlocks | Assistant
-Heads = PredictionHeads | Eagle3 | DFlash | LibraryHeads | LibraryBlocks | Assistant
-
 
 class WithHeads:
     """The heads of a last stage, whose caches are each sequence's ``heads``.
@@ -54,13 +51,13 @@ class WithHeads:
         attend_by_rows(stage.whole)
         stage(mx.zeros((1, 1), mx.int32), stage.make_caches(), None, 1)  # a graph that is never computed
         kept = stage.take_tapped()
-        self._row = None if kept is None else (kept.shape[-1], kept.dtype)
+        self._row = stage.row_spec if kept is None else (kept.shape[-1], kept.dtype)
         self._is_float32 = dtype == "float32"
 
     def states(self, kept: mx.array) -> mx.array:
         """Return the hidden states [T, ...] that the heads read, from the tapped rows [T, w]; in float32 if the heads
         are."""
-        found = self.heads.states(kept)
+        found = cast(mx.array, self.heads.states(kept))
         return found.astype(mx.float32) if self._is_float32 else found
 
     def bytes_per_token(self, caches: SequenceCaches) -> int:
@@ -69,85 +66,11 @@ class WithHeads:
         arrays = [array for cache in caches.heads for array in arrays_of(cache)]
         return sum(a.shape[1] * a.shape[3] * a.itemsize if a.ndim == 4 else a.nbytes // _MANY for a in arrays)
 
-    def run_sequence(
-        self, caches: SequenceCaches, tokens: mx.array, hidden: mx.array, number: int = 0
-    ) -> tuple[mx.array, mx.array]:
-        """Run heads of one sequence, whose entries begin at ``caches.heads_at`` and are counted there.
-
-        Args:
-            tokens: [n] ids; hidden: [n, ...], the hidden states before them.
-            number: 0 for tokens that are known, else the number of drafts before this one.
-
-        Returns:
-            The last row's hidden states: [d] for logits, and [...] for the next draft.
-        """
-        heads = cast(LatentHeads | LibraryHeads, self.heads)
-        read, kept = heads.run(tokens[None], hidden[None], caches.heads, caches.heads_at, number)
-        caches.heads_at += len(tokens)
-        return read[0, -1], kept[0, -1]
-
-    def run(
-        self,
-        tokens: mx.array,
-        hidden: mx.array,
-        parts: Sequence[tuple[SequenceCaches, int, mx.array]],
-        positions: mx.array,
-    ) -> mx.array:
-        """Return the heads' hidden states [T, d] of T rows. Appends the rows' entries to the heads' KV.
-
-        Args:
-            tokens: [T] ids.
-            hidden: [T, d] hidden states before the tokens, in the form that ``heads.states`` returns.
-            parts: for each sequence its caches, its number of rows, and which tokens each row sees, bool [n, tokens].
-            positions: [T], for the rotary embedding.
-        """
-        caches = [
-            HeadRows([(own.heads[layer], n, visible) for own, n, visible in parts], positions)
-            for layer in range(len(parts[0][0].heads))
-        ]
-        heads = cast(PredictionHeads | Eagle3, self.heads)
-        return heads(heads.embed(tokens[:, None]), hidden[:, None], caches)[:, 0]
-
-    def run_blocks(self, tokens: mx.array | None, context: mx.array, parts: Sequence[BlockPart]) -> mx.array | None:
-        """Return the drafter's hidden states [B, d] of the blocks' rows. Appends the context's rows to the heads' KV.
-
-        Args:
-            tokens: [B] ids of all blocks in the order of ``parts``. If ``None``, return None.
-            context: [C, d] states of all parts.
-            parts: the sequences.
-        """
-        blocks = cast(DFlash, self.heads)
-        blocks.keep(context, parts)
-        if tokens is None:
-            return None
-        return blocks(blocks.embed(tokens[:, None]), [part for part in parts if part.rows])[:, 0]
-
-    def logits(self, hidden: mx.array) -> mx.array:
-        """Return logits [n, vocabulary] from hidden states [n, d] of ``run``."""
-        return cast(PredictionHeads | Eagle3 | DFlash | LibraryHeads, self.heads).logits(hidden[:, None])[:, 0]
-
     def run_nothing(self, caches: SequenceCaches, rows: int = 2) -> mx.array:
         """Return unevaluated logits or drafts from ``rows`` made-up hidden states. ``caches``: the stage's."""
-        tokens = mx.zeros(rows, mx.int32)
-        if isinstance(self.heads, HeadsOfSequences):
-            assert self._row is not None
-            hidden = self.states(mx.zeros((rows, self._row[0]), self._row[1]))
-            if isinstance(self.heads, LibraryBlocks | Assistant):
-                self.heads.draft(caches, hidden[:-1], tokens[:1], 0, None)
-                found = self.heads.draft(caches, hidden[-1:], tokens[:1], 2, lambda logits: logits.argmax(axis=-1))
-                assert found is not None
-                return found
-            for count in (rows - 1, 1):  # as a prompt's chunk, whose last entry comes by itself
-                read, _ = self.run_sequence(caches, tokens[:count], hidden[:count])
-            return self.logits(read[None])
-        like = self.heads.norm.weight
-        hidden = self.states(mx.zeros((rows, like.shape[-1]), like.dtype))
-        if not self.heads.at_once:
-            visible = mx.tri(rows, rows).astype(mx.bool_)
-            return self.logits(self.run(tokens, hidden, [(caches, rows, visible)], mx.arange(rows)))
-        found = self.run_blocks(tokens, hidden, [BlockPart(caches, 0, rows, mx.array(rows), rows)])
-        assert found is not None
-        return cast(DFlash, self.heads).behind(self.logits(found), found, tokens)
+        assert self._row is not None
+        hidden = self.states(mx.zeros((rows, self._row[0]), self._row[1]))
+        return cast(mx.array, self.heads.nothing(caches, mx.zeros(rows, mx.int32), hidden))
 
 
 _MANY = 64  # tokens, to measure the bytes of one
@@ -204,7 +127,7 @@ def join(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays, dtype: s
         if kind is not _mtp:
             if own:  # the stage reads it, too
                 own |= {f"mixer.{name}": array for name, array in tree_flatten(target.mixer.parameters())}
-            parts = {index: partial(_contracted, target.contracted, part) for index, part in parts.items()}
+            parts = {index: partial(target.contracted, then=part) for index, part in parts.items()}
         stage.tap(parts, target.size)
         if not stage.is_last:
             return own
@@ -218,13 +141,6 @@ def join(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays, dtype: s
             "belongs to another model, or has an unknown form"
         ) from error
     return own | {f"heads.{name}": array for name, array in tree_flatten(heads.parameters())}
-
-
-_OfRows = Callable[[mx.array], mx.array]
-
-
-def _contracted(contract: _OfRows, part: _OfRows, rows: mx.array) -> mx.array:
-    return part(contract(rows))
 
 
 _Kind = tuple[dict[int, Callable[[mx.array], mx.array]], Callable[[], Heads]]
@@ -264,8 +180,9 @@ def _of_folder(stage: StageModel, drafter: Checkpoint, arrays: TrainedArrays) ->
     else:
         module, kind = (dflash, DFlash) if is_dflash(config) else (eagle3, Eagle3)
         taps, own = module.taps_of(config, model, arrays), module.renamed(arrays)
-    if not (stage.is_first and stage.is_last):
-        check_width(model, own)
+    width, size = own["fc.weight"].shape[0], Target.of(model).size
+    if width > size and not (stage.is_first and stage.is_last):
+        raise ModelError(f"the drafter's hidden states have {width} numbers, and a row on a link has {size}")
     if is_blocks(config):
         return taps, lambda: LibraryBlocks(build_drafter(drafter, arrays), model)
     return taps, lambda: kind(config, model, arrays)

@@ -173,7 +173,7 @@ def in_a_folder(name: str, folder: Path, **sizes: int) -> tuple[Path, Path, Draf
     mx.random.seed(7)
     made.update(tree_map_with_path(_spread, made.parameters()))
     if "ordered" in name:
-        made.masked_embedding.token_ordering = mx.random.permutation(160).astype(mx.int32)
+        made.masked_embedding.token_ordering = mx.random.permutation(sizes.get("vocab_size", 160)).astype(mx.int32)
     drafter.mkdir(parents=True)
     (drafter / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(drafter / "model.safetensors"), dict(tree_flatten(made.parameters())))
@@ -184,7 +184,7 @@ def in_a_folder(name: str, folder: Path, **sizes: int) -> tuple[Path, Path, Draf
 def _bound(target: Any, made: Any) -> None:
     """Bind as to a target of mlx-vlm's, which alone has what the class asks for."""
     made.validate_target_compatibility = lambda _target: None
-    told = SimpleNamespace(num_hidden_layers=4, vocab_size=160)
+    told = SimpleNamespace(num_hidden_layers=4, vocab_size=target.args.vocab_size)
     head = target.get("lm_head") or target.model.embed_tokens.as_linear
     made.bind(SimpleNamespace(model=target.model, lm_head=head, config=told, rollback_speculative_cache=None))
 

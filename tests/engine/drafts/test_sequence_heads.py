@@ -17,8 +17,7 @@ from mlx_lm.utils import load_model
 from trained import LEAVING, heads_for, save_dflash, weights_of
 
 from splitinfer import Flight
-from splitinfer.core.plan import Slice
-from splitinfer.engine.stage.head_drafts import HeadDrafter
+from splitinfer.models.drafters.sequence_heads import OneByOne
 from splitinfer.models.library import mlx_vlm
 
 if find_spec("mlx_vlm") is None:
@@ -106,13 +105,14 @@ def test_taps_of_streams_are_one_row_on_a_link(
 
 def _noted_states(monkeypatch: pytest.MonkeyPatch) -> dict[int, np.ndarray]:
     """By position, the hidden states of the one sequence that the heads read from now on."""
-    found, write = dict[int, np.ndarray](), HeadDrafter._write
+    found, draft = dict[int, np.ndarray](), OneByOne.draft
 
-    def noted(self: Any, part: Slice, caches: Any, own: mx.array, right: Any) -> Any:
-        found.update({part.start + i: np.array(row) for i, row in enumerate(own)})
-        return write(self, part, caches, own, right)
+    def noted(self: Any, caches: Any, ids: Any, hidden: mx.array, *args: Any) -> Any:
+        if any(ids):  # is not the made-up sequence of a survey
+            found.update({caches.heads_at + i: np.array(row) for i, row in enumerate(hidden)})
+        return draft(self, caches, ids, hidden, *args)
 
-    monkeypatch.setattr(HeadDrafter, "_write", noted)
+    monkeypatch.setattr(OneByOne, "draft", noted)
     return found
 
 
