@@ -17,10 +17,10 @@ import pydantic
 import yaml
 
 from splitinfer.core import layout as core
+from splitinfer.core.codecs import NONE
 from splitinfer.core.kv.format import EXACT
 from splitinfer.core.link_transport import JACCL, RING, TCP, LinkTransport
 from splitinfer.core.serving_options import SERVING_OPTIONS, ServingOptions
-from splitinfer.core.wire_codec import NONE
 from splitinfer.errors import LayoutError
 
 SUFFIX = ".yaml"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from splitinfer.core.codecs import NAMES as CODECS
 from splitinfer.core.kv.format import NAMES as KV_FORMATS
 from splitinfer.core.serving_options import Option, ServingOptions
 from splitinfer.core.speculation.flight import Flight
-from splitinfer.core.wire_codec import NAMES as CODECS
 from splitinfer.kvstore.files import DEFAULT_CAP
 from splitinfer.places import folder_named
 

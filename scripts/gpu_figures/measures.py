@@ -30,10 +30,10 @@ from random_model import Shape, build
 
 from gpu_figures.steps import Sequences, row_errors, start
 from splitinfer.bench.parts import made_up
+from splitinfer.core.codecs import INT8, NONE
 from splitinfer.core.kv.format import FORMATS
 from splitinfer.core.plan import NewSequence, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.core.wire_codec import INT8, NONE
 from splitinfer.engine.device.device import Device, open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.stage.launched import Launched

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from splitinfer.common.plain_text import duration, seconds, size, wrapped
+from splitinfer.core.codecs import NONE
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.sampling_defaults import SETTABLE, Origin, ResolvedSampling
-from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.figures.health import StageState
 from splitinfer.engine.loop.requests import Reading, RequestOutput
 from splitinfer.placement.comparison import Comparison

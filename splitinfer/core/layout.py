@@ -21,12 +21,12 @@ from math import inf
 from typing import Any, Self
 
 from splitinfer.common.endpoint import Endpoint
+from splitinfer.core.codecs import NAMES as CODECS
+from splitinfer.core.codecs import NONE
 from splitinfer.core.kv.format import EXACT
 from splitinfer.core.kv.format import NAMES as KV_FORMATS
 from splitinfer.core.link_transport import BACKENDS, JACCL, OVER_TCP, RING, TCP, LinkTransport
 from splitinfer.core.serving_options import ServingOptions
-from splitinfer.core.wire_codec import NAMES as CODECS
-from splitinfer.core.wire_codec import NONE
 from splitinfer.errors import ConfigError, LayoutError
 
 LOCAL = "local"  # the address of a worker that the coordinator starts itself
@@ -53,7 +53,7 @@ class StageSpec:
         (``Layout.to_find``). For other workers ``"local"``, an ``Endpoint``, which a layout makes
         ``"tcp://host:port"``, or, in tests, ``"inproc://name"``.
     key: the worker's public key, 64 hexadecimal digits, if the links to it are encrypted.
-    codec: how the stage before sends it the hidden states of prompts (``core.wire_codec``).
+    codec: how the stage before sends it the hidden states of prompts (``core.codecs``).
     link_transport: the transport of the link from the stage before. The coordinator's own link to a later stage, which
         carries no hidden states, is tcp.
     across: the ranks as ``written`` gives them, if two machines halve the layers; the stage then has no address.

@@ -26,7 +26,7 @@ class NewSequence:
 
     ``prefix``: the tokens before the first slice's start. Their KV is copied from the stored ``blocks``, in order, as
     far as there are tokens; the last stage needs the tokens for penalties. ``num_prompt``: positions before it belong
-    to the prompt, whose hidden states links may pack (``core.wire_codec``). ``pictures``: the prompt's. ``takes_over``:
+    to the prompt, whose hidden states links may pack (``core.codecs``). ``pictures``: the prompt's. ``takes_over``:
     the ``retained`` sequence whose KV covers these tokens, and perhaps more; nothing is copied then.
 
     Raises:

@@ -15,6 +15,7 @@ from typing import Any
 from splitinfer.common.fingerprint import Fingerprint
 from splitinfer.common.plain_text import size
 from splitinfer.config import Layout, find_layout
+from splitinfer.core.codecs import NONE
 from splitinfer.core.kv.block_tree import KEY_BYTES, Key
 from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV
 from splitinfer.core.kv.prefix_cache import WORTH, PrefixCacheConfig
@@ -22,7 +23,6 @@ from splitinfer.core.kv.rewind import NEVER, UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions, usual_token_budget
-from splitinfer.core.wire_codec import NONE
 from splitinfer.discovery.discover import find_again
 from splitinfer.engine.drafts.draft_model import DraftModel
 from splitinfer.engine.drafts.drafters import (

@@ -8,10 +8,10 @@ from typing import Any
 import yaml
 
 from splitinfer.common.plain_text import seconds, size
+from splitinfer.core.codecs import NONE
 from splitinfer.core.kv.budget import BLOCK
 from splitinfer.core.layout import LOCAL, Layout, StageSpec, lay_out, shares_port, written
 from splitinfer.core.link_transport import OVER_TCP, RING
-from splitinfer.core.wire_codec import NONE
 from splitinfer.machine.profile import MachineProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.bounds import doubts, unknown

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from splitinfer.common.json_text import dumps
 from splitinfer.common.plain_text import size
+from splitinfer.core.codecs import NONE
 from splitinfer.core.layout import Layout
 from splitinfer.core.link_transport import RING
-from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.fleet.ranks import halves_of
 from splitinfer.errors import ConfigError, WorkerUnreachable
 from splitinfer.keyring import Keyring

@@ -11,7 +11,7 @@ measures it (``engine.links.probe``).
 
 *Advice.* A generated token is one row of hidden states on every link, and a result on the way back: latency decides,
 and nothing is packed. A prompt's chunk is many rows: a codec pays where the link takes longer for the bytes that it
-saves than the codec takes itself (``core.wire_codec``).
+saves than the codec takes itself (``core.codecs``).
 """
 
 import math
@@ -22,11 +22,11 @@ from typing import Any
 
 from splitinfer.common.model_config import positive
 from splitinfer.config import Layout as ReadLayout
+from splitinfer.core.codecs import CODECS, MOST_WIDTH, NONE, bytes_per_row, is_faster, packs
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.link_transport import OVER_TCP, TCP
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import TensorSpec
-from splitinfer.core.wire_codec import CODECS, MOST_WIDTH, NONE, bytes_per_row, is_faster, packs
 from splitinfer.demo import DEMO_MODELS
 from splitinfer.engine.fleet.fleet import Fleet
 from splitinfer.engine.fleet.local_workers import LocalWorker

@@ -22,13 +22,13 @@ from typing import Annotated
 from pydantic import Field
 
 from splitinfer.common.fingerprint import Fingerprint
+from splitinfer.core.codecs import NAMES, NONE, Packing
 from splitinfer.core.kv.block_tree import Key
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.layout import DTYPES, RANKS
 from splitinfer.core.link_transport import BACKENDS
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
-from splitinfer.core.wire_codec import NAMES, NONE, Packing
 
 PROTOCOL_VERSION = 22
 MOST_RANGES, MOST_RANGE = 512, 2**22  # ranges in one message; bytes of one range
@@ -271,7 +271,7 @@ class Probed:
 @dataclass(frozen=True, slots=True)
 class Connect:
     """Open the data link to the next stage, and send it the hidden states of prompts in ``codec``
-    (``core.wire_codec``)."""
+    (``core.codecs``)."""
 
     following: NextStage
     codec: str = NONE

@@ -42,8 +42,8 @@ from jaccl import carriers_of
 from processes import until
 
 from splitinfer.common.json_text import dumps
+from splitinfer.core.codecs import INT8, NONE
 from splitinfer.core.layout import LOCAL
-from splitinfer.core.wire_codec import INT8, NONE
 from tests.emulation.jaccl.device import Limits
 from tests.emulation.jaccl.world import World
 

@@ -21,9 +21,9 @@ from cable import Cable
 from processes import are_gone, local_workers, until
 from trained import of_kind
 
+from splitinfer.core.codecs import INT8
 from splitinfer.core.kv.budget import STAGE_MARGIN
 from splitinfer.core.layout import LOCAL
-from splitinfer.core.wire_codec import INT8
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.files import Folder
 from splitinfer.kvstore.maintenance import clean

@@ -22,7 +22,7 @@ from peers import Peer, generate, hello, load, raw
 from processes import RunningWorker, until, worker
 
 from splitinfer.keyring import Keyring
-from splitinfer.wire import codec
+from splitinfer.wire import headers
 from transports import LinkClosed, LinkOptions, LinkTimeout, Security
 from transports.framing import FrameKind, encode
 from transports.security import secure_connector
@@ -78,7 +78,7 @@ def on_a_bare_connection(victim: Victim, chance: random.Random) -> str:
 def as_the_first_word(victim: Victim, chance: random.Random) -> str:
     """A damaged message on a whole link."""
     with victim.peer() as peer:
-        peer.send(mutate(codec.encode(chance.choice(_MESSAGES)), chance))
+        peer.send(mutate(headers.encode(chance.choice(_MESSAGES)), chance))
         _await_end(peer)
     return "first"
 
@@ -88,7 +88,7 @@ def after_the_order(victim: Victim, chance: random.Random) -> str:
     with victim.peer() as peer:
         peer.say(hello(session=str(chance.random()))).say(load())
         parts = [mutate(_HIDDEN, chance)] * chance.randint(0, 2)
-        peer.send(mutate(codec.encode(chance.choice(_MESSAGES)), chance), *parts)
+        peer.send(mutate(headers.encode(chance.choice(_MESSAGES)), chance), *parts)
         _await_end(peer)
     return "ordered"
 
@@ -114,7 +114,7 @@ def in_packets(victim: Victim, chance: random.Random) -> str:
 
 
 def _packet() -> list[bytes]:
-    packet = encode(FrameKind.DATA, seq=0, progress=0, header=codec.encode(hello()), parts=())
+    packet = encode(FrameKind.DATA, seq=0, progress=0, header=headers.encode(hello()), parts=())
     return [bytes(memoryview(part)) for part in packet]
 
 

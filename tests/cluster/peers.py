@@ -17,7 +17,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.versions import own_versions
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.folder.hub import open_model
-from splitinfer.wire import codec
+from splitinfer.wire import headers
 from splitinfer.wire.messages import Hello, Load, Message, Plan, Progress, Rows
 from transports import Frame, Link, LinkClosed, LinkOptions, connect
 
@@ -32,7 +32,7 @@ class Peer:
         self.link = link or connect(address, timeout=SECONDS, options=options or LinkOptions())
 
     def say(self, message: Message, *parts: Any) -> Self:
-        return self.send(codec.encode(message), *parts)
+        return self.send(headers.encode(message), *parts)
 
     def send(self, header: bytes, *parts: Any) -> Self:
         """Any bytes as a well-framed message."""
@@ -42,7 +42,7 @@ class Peer:
 
     def hear(self, seconds: float = SECONDS) -> Message:
         """The next message that is not about progress."""
-        while isinstance(message := codec.decode(self.link.recv(seconds).header), Progress):
+        while isinstance(message := headers.decode(self.link.recv(seconds).header), Progress):
             pass
         return message
 
@@ -51,7 +51,7 @@ class Peer:
         heard, give_up = [], time.monotonic() + seconds
         while True:
             try:
-                heard.append(codec.decode(self.link.recv(max(0.0, give_up - time.monotonic())).header))
+                heard.append(headers.decode(self.link.recv(max(0.0, give_up - time.monotonic())).header))
             except LinkClosed:
                 return heard
 

@@ -17,7 +17,7 @@ from peers import Peer, at, hello, load, new, step
 from processes import RunningWorker, until, worker
 
 from splitinfer.core.plan import Save, StepPlan, TensorSpec
-from splitinfer.wire import codec
+from splitinfer.wire import headers
 from splitinfer.wire.messages import (
     AskManifest,
     Connect,
@@ -110,8 +110,8 @@ def test_more_connections_than_descriptors(victim: RunningWorker):
 
 FIRST_WORDS: dict[str, bytes] = {
     "deep": b"\x91" * 2000 + b"\xc0",
-    "plan first": codec.encode(Plan(StepPlan(0))),
-    "huge name": codec.encode(hello(role="king", name="\x1b[31mx\n" * 500_000)),
+    "plan first": headers.encode(Plan(StepPlan(0))),
+    "huge name": headers.encode(hello(role="king", name="\x1b[31mx\n" * 500_000)),
 }
 
 WRONG_LOADS: dict[str, dict[str, object]] = {
@@ -125,7 +125,7 @@ WRONG_LOADS: dict[str, dict[str, object]] = {
 
 def wrong_load(changes: dict[str, object]) -> bytes:
     """A header that our own message refuses to be."""
-    return bytes(msgpack.packb({**msgpack.unpackb(codec.encode(load())), **changes}))
+    return bytes(msgpack.packb({**msgpack.unpackb(headers.encode(load())), **changes}))
 
 
 Said = tuple[Message | np.ndarray, ...]
@@ -182,7 +182,7 @@ def _frames(said: Iterable[Message | bytes | np.ndarray]) -> Iterator[tuple[byte
     for one, following in zip_longest(items := [*said], items[1:]):
         if not isinstance(one, np.ndarray):
             parts = (following,) if isinstance(following, np.ndarray) else ()
-            yield one if isinstance(one, bytes) else codec.encode(one), parts
+            yield one if isinstance(one, bytes) else headers.encode(one), parts
 
 
 @pytest.mark.parametrize(("door", "frames", "answers"), cases())

@@ -4,6 +4,7 @@ import math
 import random
 
 from splitinfer.common.fingerprint import FileFingerprint, Fingerprint
+from splitinfer.core.codecs import Packing
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.picture import Picture
 from splitinfer.core.plan import (
@@ -19,7 +20,6 @@ from splitinfer.core.plan import (
     TensorSpec,
 )
 from splitinfer.core.sampling_params import SamplingParams
-from splitinfer.core.wire_codec import Packing
 from splitinfer.wire import messages
 from splitinfer.wire.messages import Message
 

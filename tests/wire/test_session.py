@@ -7,7 +7,7 @@ import pytest
 from every_message import EXAMPLES
 
 from splitinfer.errors import ProtocolError
-from splitinfer.wire.codec import Phase, Session, encode
+from splitinfer.wire.headers import Phase, Session, encode
 from splitinfer.wire.messages import Fault, Hello, Message, Versions
 
 Word = tuple[str, str]  # direction, kind

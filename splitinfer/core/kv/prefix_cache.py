@@ -7,7 +7,7 @@ than memory, the rest is *fetched*: the blocks take their place in memory at onc
 few of them, and the sequence waits for the results. A block that any stage could not read is dropped on all stages,
 with all blocks after it, so the stages never have to agree on anything.
 
-If links pack the hidden states of prompts (``core.wire_codec``), a token's KV depends on whether it was generated or in
+If links pack the hidden states of prompts (``core.codecs``), a token's KV depends on whether it was generated or in
 the prompt. Then only blocks of prompts are stored, and they match only prompts.
 
 When a sequence is preempted, its blocks that are not on disk yet are written there without a place in memory

@@ -49,8 +49,8 @@ from splitinfer.core.scheduler.policy import (
 )
 from splitinfer.core.scheduler.waiting_queue import Deadlines, WaitingQueue
 from splitinfer.core.sequence import FinishReason, Sequence
-from splitinfer.core.speculation.choice import Choosers
 from splitinfer.core.speculation.chooser import GroupChooser, Member
+from splitinfer.core.speculation.drafter_choice import Choosers
 from splitinfer.core.speculation.speculation import Proposal, Speculation
 
 _MOST_SCORED = 64  # rows of prompts in a step whose logits are computed: five arrays of 39 MB at 152,000 tokens

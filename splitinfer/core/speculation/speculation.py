@@ -22,8 +22,8 @@ from splitinfer.core.kv.rewind import UNLIMITED, WITHIN_DRAFTS
 from splitinfer.core.plan import Slice, StepPlan, StepResult
 from splitinfer.core.sequence import Extension, Sequence
 from splitinfer.core.speculation.acceptance import Counts
-from splitinfer.core.speculation.choice import Choosers
 from splitinfer.core.speculation.chooser import GroupChooser
+from splitinfer.core.speculation.drafter_choice import Choosers
 from splitinfer.core.speculation.flight import MAX_ROWS, OFF, Flight
 
 

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Protocol
 
 from splitinfer.core.sequence import Sequence
-from splitinfer.core.speculation.choice import Choosers
+from splitinfer.core.speculation.drafter_choice import Choosers
 from splitinfer.core.speculation.ngram import NGramIndex
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.engine.device.device import Device
@@ -128,7 +128,7 @@ class NGramDrafter:
 
 
 class ModelWithNGrams:
-    """Drafts with ``model``, and with n-grams if they have been right as often (``core.speculation.choice``).
+    """Drafts with ``model``, and with n-grams if they have been right as often (``core.speculation.drafter_choice``).
 
     If n-grams draft a whole block, the model computes nothing, and its next step includes the missed tokens. The model
     drafts the very first block, so that the cost of a draft is known.

@@ -16,9 +16,9 @@ from itertools import groupby, pairwise
 from typing import NamedTuple, TypeVar
 
 from splitinfer.common.endpoint import is_loopback
+from splitinfer.core.codecs import NONE
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import OVER_TCP, LinkTransport
-from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.fleet.ranks import as_one
 from splitinfer.engine.links.connection import Reached, options_to, reach, upstream_key
 from splitinfer.engine.links.probe import probe_next
@@ -27,8 +27,8 @@ from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.engine.weights.answering import Running, WeightAnswers, find_running
 from splitinfer.errors import PeerError, ProtocolError, Refused, WorkerLost, WorkerUnreachable
 from splitinfer.keyring import Keyring
-from splitinfer.wire import codec
-from splitinfer.wire.codec import Phase, Session
+from splitinfer.wire import headers
+from splitinfer.wire.headers import Phase, Session
 from splitinfer.wire.messages import (
     Connect,
     Connected,
@@ -109,7 +109,7 @@ class WorkerHandle:
     def fault(self) -> Fault | None:
         """Its last message if that is a Fault, otherwise None."""
         try:
-            message = None if self.last_frame is None else codec.decode(self.last_frame.header)
+            message = None if self.last_frame is None else headers.decode(self.last_frame.header)
         except ProtocolError:
             return None
         return message if isinstance(message, Fault) else None
@@ -399,7 +399,7 @@ class Fleet:
             worker.silence_at_end = worker.link.silent_for
             if worker.answers is not None:
                 worker.answers.close()
-        elif worker.session.phase is Phase.LOAD and codec.asks_for_weights(item.header):
+        elif worker.session.phase is Phase.LOAD and headers.asks_for_weights(item.header):
             worker.answers = worker.answers or WeightAnswers(worker, self._find)
             worker.answers.put(item)
             return

@@ -26,12 +26,12 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from splitinfer.core.absence import Rest
+from splitinfer.core.codecs import NONE, packs
 from splitinfer.core.kv.block_tree import DiskBlock
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.core.layout import BY_UP, Layout, StageSpec
 from splitinfer.core.plan import StageFigures, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
-from splitinfer.core.wire_codec import NONE, packs
 from splitinfer.engine.device.device import Device, open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.fleet.fleet import (

@@ -16,7 +16,7 @@ from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError
 from splitinfer.models.border.hidden_states import to_parts
 from splitinfer.system.gpu_roads import Road
-from splitinfer.wire.codec import Session
+from splitinfer.wire.headers import Session
 from splitinfer.wire.messages import Hello, Message, NextStage, Refuse, Rows, Welcome
 from transports import Frame, KeyPair, Link, LinkOptions, LinkTimeout, Security, TransportUnavailable, connect
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 
+from splitinfer.core.codecs import NONE
 from splitinfer.core.costs.shape import Shape
 from splitinfer.core.plan import SampledSlice, Slice, StageFigures, StepPlan
-from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.device.device import Device, DeviceSpan, Ticket, Work, device_errors, round_of
 from splitinfer.engine.stage.checks import check_plan, check_rows
 from splitinfer.engine.stage.commands import Commands
@@ -73,7 +73,7 @@ class StageRunner:
         self._failure: DeviceFailed | None = None  # of a launch
 
     def use_codec(self, codec: str) -> None:
-        """Set the codec of prompts' rows on the link to the next stage (``core.wire_codec``)."""
+        """Set the codec of prompts' rows on the link to the next stage (``core.codecs``)."""
         self._codec = codec
 
     def use(self, outcome: TrialOutcome) -> None:

@@ -25,7 +25,7 @@ from splitinfer.weights.copied_file import CopiedFile, write_whole
 from splitinfer.weights.manifest import MAX_BYTES, Manifest, unpack
 from splitinfer.weights.models import ModelStore, StoredModel
 from splitinfer.weights.ranges import WINDOW, Pace, Span, checksum, is_in, missing, pieces, size
-from splitinfer.wire.codec import Session
+from splitinfer.wire.headers import Session
 from splitinfer.wire.messages import (
     MOST_RANGES,
     AskManifest,

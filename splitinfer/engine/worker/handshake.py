@@ -23,7 +23,7 @@ from splitinfer.errors import ProtocolError
 from splitinfer.keyring import Keyring, same_key
 from splitinfer.models.memory import free_bytes
 from splitinfer.system.interfaces import own_addresses
-from splitinfer.wire.codec import Session
+from splitinfer.wire.headers import Session
 from splitinfer.wire.messages import Hello, Refuse, Welcome
 from transports import (
     Frame,

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from splitinfer.core.codecs import FP8, FP16, GROUP, INT8, SPIKES, Column, Packing, columns, runs_of
 from splitinfer.core.plan import TensorSpec
-from splitinfer.core.wire_codec import FP8, FP16, GROUP, INT8, SPIKES, Column, Packing, columns, runs_of
 from splitinfer.errors import ProtocolError
 from splitinfer.models.border.tensors import dtype_of, from_buffer, on_host, spec_of, to_buffer
 
@@ -144,7 +144,7 @@ def _rows_of(array: mx.array, rows: Seq[int]) -> mx.array:
 
 # -- codecs ----------------------------------------------------------------------------------------
 #
-# ``core.wire_codec`` defines them and says why. A row's bytes do not depend on its neighbours, so chunks and batches do
+# ``core.codecs`` defines them and says why. A row's bytes do not depend on its neighbours, so chunks and batches do
 # not matter. Arithmetic is in float32 for rows of any dtype: a scale in bfloat16 would nearly double int8's error.
 
 

@@ -18,7 +18,7 @@ from splitinfer.engine.versions import own_versions
 from splitinfer.engine.worker import handshake
 from splitinfer.errors import PeerError, ProtocolError
 from splitinfer.keyring import Keyring
-from splitinfer.wire import codec
+from splitinfer.wire import headers
 from splitinfer.wire.messages import (
     Connected,
     Fault,
@@ -106,7 +106,7 @@ def test_who_does_not_belong_to_the_session_measures_nothing(two: list[str], ses
 FRAMES = {
     "no header": Frame(b""),
     "a long header": Frame(b"\0" * 5),
-    "a message": Frame(codec.encode(Connected())),
+    "a message": Frame(headers.encode(Connected())),
     "too much comes": Frame(pack("<I", 1), (bytes(MOST_BYTES + 1),)),
     "too much is wanted": Frame(pack("<I", MOST_BYTES + 1)),
     "two parts": Frame(pack("<I", 1), (b"a", b"b")),
@@ -141,7 +141,7 @@ def impostor(answer: Frame | None) -> Iterator[NextStage]:
     def serve() -> None:
         with listener.accept(10) as link:
             link.recv(10)
-            link.send(Frame(codec.encode(Welcome("impostor", own_versions(), "cpu", 0))))
+            link.send(Frame(headers.encode(Welcome("impostor", own_versions(), "cpu", 0))))
             link.recv(10)
             if answer is not None:
                 link.send(answer)

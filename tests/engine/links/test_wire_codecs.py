@@ -10,7 +10,7 @@ from engine.door import Ask, Open, ask
 from stages import loaded
 from tiny import Folder
 
-from splitinfer.core.wire_codec import CODECS, FP16, INT8, NONE
+from splitinfer.core.codecs import CODECS, FP16, INT8, NONE
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.border.hidden_states import pack, unpack
 

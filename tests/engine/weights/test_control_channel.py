@@ -5,7 +5,7 @@ import pytest
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.worker import weights
 from splitinfer.engine.worker.weights import ControlChannel
-from splitinfer.wire.codec import Session
+from splitinfer.wire.headers import Session
 from transports import LinkClosed, LinkTimeout, connect, listen
 
 

@@ -16,7 +16,7 @@ from splitinfer.weights.manifest import Manifest, SmallFile, pack
 from splitinfer.weights.models import ModelStore, StoredModel
 from splitinfer.weights.ranges import PIECE, WINDOW, checksum
 from splitinfer.weights.source import Source
-from splitinfer.wire import codec
+from splitinfer.wire import headers
 from splitinfer.wire.messages import AskRanges, Message, Range, TellRange, Unavailable
 from transports import Frame, Link, LinkClosed, TransportError, connect, listen
 
@@ -34,12 +34,12 @@ class End:
         self.sent = 0
 
     def receive(self, item: Frame) -> Message:
-        return codec.decode(item.header)
+        return headers.decode(item.header)
 
     def send(self, message: Message, *parts: memoryview) -> None:
         message, data = self._tamper(message, [bytes(part) for part in parts])
         self.sent += sum(map(len, data))
-        self.link.send(Frame(codec.encode(message), tuple(data)))
+        self.link.send(Frame(headers.encode(message), tuple(data)))
 
 
 class Channel:
@@ -55,14 +55,14 @@ class Channel:
             self.asked += message.ranges
             self.under_way += sum(each.nbytes for each in message.ranges)
             self.most_under_way = max(self.under_way, self.most_under_way)
-        self.link.send(Frame(codec.encode(message)))
+        self.link.send(Frame(headers.encode(message)))
 
     def receive(self) -> tuple[Message, Sequence[memoryview]]:
         self._left -= 1
         if self._left < 0:
             self.link.abort("the cable was pulled")
         frame = self.link.recv(timeout=20)
-        message = codec.decode(frame.header)
+        message = headers.decode(frame.header)
         if isinstance(message, TellRange):
             self.under_way -= message.asked.nbytes
         return message, [memoryview(part) for part in frame.parts]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitinfer.core.codecs import CODECS, FP16, INT8, Packing
 from splitinfer.core.plan import TensorSpec
-from splitinfer.core.wire_codec import CODECS, FP16, INT8, Packing
 from splitinfer.errors import ProtocolError
 from splitinfer.models.border.hidden_states import PackedRows, ReceivedRows, pack, to_parts, unpack
 from splitinfer.models.border.tensors import to_buffer

@@ -18,7 +18,7 @@ from splitinfer.core.sampling_params import MAX_BIASED, MAX_STOP_LENGTH, MAX_STO
 from splitinfer.core.serving_options import MAX_RUNNING
 from splitinfer.errors import ProtocolError
 from splitinfer.wire import messages
-from splitinfer.wire.codec import decode, encode
+from splitinfer.wire.headers import decode, encode
 from splitinfer.wire.messages import Message
 from transports import LinkOptions
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from splitinfer.core.speculation.choice import Choosers, FlightChooser
+from splitinfer.core.speculation.drafter_choice import Choosers, FlightChooser
 
 
 def drafted(

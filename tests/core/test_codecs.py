@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.core.wire_codec import (
+from splitinfer.core.codecs import (
     CODECS,
     FP8,
     FP16,

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from splitinfer.core.wire_codec import CODECS, FP8, FP16, INT8, columns
+from splitinfer.core.codecs import CODECS, FP8, FP16, INT8, columns
 from splitinfer.models.border.hidden_states import columns_of, pack, unpack
 
 WIDTHS = [64, 200, 1024]
