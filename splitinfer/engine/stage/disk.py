@@ -31,12 +31,12 @@ def group_of(command: Load, dtype: str | None) -> str:
 
 class StageDisk(KVStore):
     """The block files of the stage that ``command`` loads. Its own caches are at ``places``, and its blocks have the
-    shapes of ``sample``. It computes in ``dtype``; ``None``: the weights' dtype."""
+    shapes of one of ``samples``. It computes in ``dtype``; ``None``: the weights' dtype."""
 
-    def __init__(self, disk: Disk, command: Load, dtype: str | None, places: list[int], sample: KVBlock) -> None:
+    def __init__(self, disk: Disk, command: Load, dtype: str | None, places: list[int], samples: list[KVBlock]) -> None:
         about = {"model": command.model, "dtype": dtype or "as the weights", "device": device_name()}
         super().__init__(disk, group_of(command, dtype), (command.start, command.end), about)
-        self._places, self._sample = places, sample
+        self._places, self._samples = places, samples
 
     def kept(self, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:
         """Return the blocks of these keys whose files can be read, with their tokens."""
@@ -56,7 +56,7 @@ class StageDisk(KVStore):
         if found is None:
             return None
         try:
-            return block_of(dict(_parts(*found)), self._places, self._sample, fetch.start, fetch.end)
+            return block_of(dict(_parts(*found)), self._places, self._samples, fetch.start, fetch.end)
         except ValueError as error:
             log.warning("a block of KV on disk does not fit this stage and is recomputed: %s", error)
             return None

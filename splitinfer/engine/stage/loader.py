@@ -49,7 +49,7 @@ from splitinfer.models.memory import (
     set_limits,
     withdraw,
 )
-from splitinfer.models.rows.kv_trial import sample_block
+from splitinfer.models.rows.kv_trial import sample_blocks
 from splitinfer.wire.messages import Half, Load, Progress, Ready
 
 log = logging.getLogger(__name__)
@@ -272,20 +272,20 @@ def _read(
     if command.float32_head:
         model.use_float32_head()
     outcome = _tried(command, checkpoint, dtype, model, report, group)
-    block = sample_block(model) if outcome.why_no_blocks is None else None
+    samples = sample_blocks(model) if outcome.why_no_blocks is None else []
     if model.experts is not None:
         model.experts.take_counts()  # of the trials
-    if block is None:
+    if not samples:
         log.info("no KV is cached for other requests: %s", outcome.why_no_blocks)
-    on_disk = StageDisk(disk, command, dtype, model.kv_places, block) if disk and block else None
+    on_disk = StageDisk(disk, command, dtype, model.kv_places, samples) if disk and samples else None
     runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk, group)
     runner.use(outcome)
-    ready = _ready(command, found, model, runner, keeps_blocks=block is not None)
+    ready = _ready(command, found, model, runner, keeps_blocks=bool(samples))
     # Modules and layers stay alive. A full garbage collection during a step takes 60 ms if it visits them, and almost
     # no time once they are frozen.
     gc.collect()
     gc.freeze()
-    num_arrays = 0 if block is None else len(block.arrays())
+    num_arrays = len(samples[-1].arrays()) if samples else 0
     return LoadedStage(command, claim, checkpoint, runner, ready, on_disk, num_arrays, found.need, scores, group)
 
 

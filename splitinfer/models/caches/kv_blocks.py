@@ -4,8 +4,9 @@ A cache with an entry for each token (plain, quantised, a sliding window in temp
 can be joined again up to any token. Any other cache only has a *state*, which summarises all tokens so far: a sequence
 can start only at the end of its block. In a list of caches, one may *lag*: it lacks the last tokens, which the model
 makes again if it needs them (GLM-5.3-Flash: the keys and values of prompts, projected). It is joined up to its first
-gap. Outside this process a block is a list of *parts*, one for each cache. Parts read from a file must match the form
-of a block that was cut here (a *sample*), in which caches lag that may.
+gap. Outside this process a block is a list of *parts*, one for each cache, and a whole number in a state is an array of
+one number. Parts read from a file must match the form of a block that was cut here (a *sample*), of one at a full chunk
+or of one behind it, in which caches lag that may, and a state may have more arrays.
 
 A block's arrays are copies. The arrays of one cache are packed into one, byte by byte (``PackedTree``): a GPU has a
 limited number of buffers (``memory.counted_bytes``), and the quantised keys and values of one layer would take six.
@@ -188,26 +189,40 @@ def parts_of(block: KVBlock, places: Sequence[int]) -> BlockParts | None:
         if piece is None:
             continue
         slot = _slot(places, path)
-        leaves = [leaf for _, leaf in tree_flatten(piece.packed.form) if leaf is not None]
-        if not all(isinstance(leaf, TensorSpec) for leaf in leaves):
+        leaves, buffers = _leaves(piece.packed.form), iter(piece.packed.buffers())
+        if not all(isinstance(leaf, TensorSpec | int) for leaf in leaves):
             return None
-        part = StoredPart(slot, piece.by_token, piece.start, piece.end, tuple(leaves))
-        parts[slot] = part, tuple(piece.packed.buffers())
+        specs = tuple(leaf if isinstance(leaf, TensorSpec) else _NUMBER for leaf in leaves)
+        part = StoredPart(slot, piece.by_token, piece.start, piece.end, specs)
+        parts[slot] = part, tuple(next(buffers) if isinstance(leaf, TensorSpec) else _packed(leaf) for leaf in leaves)
     return parts
 
 
-def block_of(parts: BlockParts, places: Sequence[int], sample: KVBlock, start: int, end: int) -> KVBlock:
-    """Return the block of positions [start, end) from its parts, which must match the form of ``sample``.
+def block_of(parts: BlockParts, places: Sequence[int], samples: Sequence[KVBlock], start: int, end: int) -> KVBlock:
+    """Return the block of positions [start, end) from its parts, each of which must match the form in one of
+    ``samples``; in the last of these, caches lag that may.
 
     Raises:
         ValueError: a part has another form or other positions.
     """
 
-    def made(path: str, like: BlockPiece | None) -> BlockPiece | None:
-        may_lag = like is not None and like.end < sample.end
-        return _piece(parts, _slot(places, path), like, start, end, may_lag=may_lag)
+    def made(path: str, *likes: BlockPiece | None) -> BlockPiece | None:
+        may_lag = likes[-1] is not None and likes[-1].end < samples[-1].end
+        found = [like for like in likes if like is not None]
+        return _piece(parts, _slot(places, path), found, start, end, may_lag=may_lag)
 
-    return KVBlock(tree_map_with_path(made, sample.pieces), start, end)
+    return KVBlock(tree_map_with_path(made, *(sample.pieces for sample in samples)), start, end)
+
+
+_NUMBER = TensorSpec("int64", ())
+
+
+def _packed(number: int) -> bytes:
+    return np.int64(number).tobytes()
+
+
+def _leaves(form: Any) -> list[Any]:
+    return [leaf for _, leaf in tree_flatten(form) if leaf is not None]
 
 
 def _slot(places: Sequence[int], path: str) -> CacheSlot:
@@ -217,25 +232,41 @@ def _slot(places: Sequence[int], path: str) -> CacheSlot:
 
 
 def _piece(
-    parts: BlockParts, slot: CacheSlot, like: BlockPiece | None, start: int, end: int, *, may_lag: bool
+    parts: BlockParts, slot: CacheSlot, likes: Sequence[BlockPiece], start: int, end: int, *, may_lag: bool
 ) -> BlockPiece | None:
-    if like is None or slot not in parts:
-        if slot in parts or not (like is None or may_lag):
-            raise ValueError(f"the cache at {slot} should be {'empty' if like is None else 'there'}")
+    if not likes or slot not in parts:
+        if slot in parts or (likes and not may_lag):
+            raise ValueError(f"the cache at {slot} should be {'there' if likes else 'empty'}")
         return None
     part, buffers = parts[slot]
-    own, wanted = (_of_form(specs, part.by_token) for specs in (part.arrays, specs_of(like.packed.form)))
+    forms = [like.packed.form for like in likes if like.by_token == part.by_token]
+    like = next((form for form in forms if _is_like(part, _leaves(form))), None)
     is_within = start <= part.start <= part.end <= end if may_lag else start <= part.start < part.end == end
-    if part.by_token != like.by_token or own != wanted or not is_within:
+    if like is None or not is_within:
         raise ValueError(f"the cache at {slot} is of another kind, or of positions {part.start} to {part.end}")
-    specs = iter(part.arrays)
-    form = tree_map(lambda leaf: None if leaf is None else next(specs), like.packed.form)
-    return BlockPiece(PackedTree.from_buffers(form, buffers), part.start, part.end, part.by_token)
+    stored, arrays = iter(zip(part.arrays, buffers, strict=True)), list[memoryview | bytes]()
+
+    def made(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        spec, data = next(stored)
+        if isinstance(leaf, TensorSpec):
+            arrays.append(data)
+            return spec
+        return type(leaf)(np.frombuffer(data, np.int64)[0])
+
+    form = tree_map(made, like)
+    return BlockPiece(PackedTree.from_buffers(form, arrays), part.start, part.end, part.by_token)
 
 
-def _of_form(specs: Sequence[TensorSpec], by_token: bool) -> list[Any]:
-    """Return the dtype and the shape of each array, without the dimensions that depend on the tokens."""
-    return [(spec.dtype, (*spec.shape[:-2], spec.shape[-1]) if by_token else len(spec.shape)) for spec in specs]
+def _is_like(part: StoredPart, leaves: Sequence[Any]) -> bool:
+    """Return whether a part's arrays are of a form, apart from the dimensions that depend on the tokens."""
+
+    def fixed(spec: TensorSpec) -> Any:
+        return spec.dtype, (*spec.shape[:-2], spec.shape[-1]) if part.by_token else len(spec.shape)
+
+    wanted = [fixed(leaf if isinstance(leaf, TensorSpec) else _NUMBER) for leaf in leaves]
+    return [fixed(spec) for spec in part.arrays] == wanted
 
 
 def bytes_of_block(caches: SequenceCaches, places: Sequence[int], length: int) -> int:

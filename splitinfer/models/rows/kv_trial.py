@@ -58,15 +58,19 @@ def why_no_blocks(stage: StageModel) -> str | None:
     return None
 
 
-def sample_block(stage: StageModel) -> KVBlock:
-    """Return a block with the form of this stage's and its heads' KV: of a long chunk and a token, so that caches lag
-    that may. Its arrays are never evaluated."""
-    caches = stage.make_caches()
-    for start, end in ((0, _CHUNK), (_CHUNK, _CHUNK + 1)):
-        _build(stage, caches, start, end, 0, 1)
-    if stage.heads is not None:
-        stage.heads.run_nothing(caches, end)
-    return cut(caches, stage.kv_places, 0, end)
+def sample_blocks(stage: StageModel) -> list[KVBlock]:
+    """Return two blocks with the form of this stage's and its heads' KV: of a long chunk, and of a token more, so that
+    caches lag that may. Their arrays are never evaluated."""
+    found = []
+    for parts in ([_CHUNK], [_CHUNK, 1]):
+        caches, end = stage.make_caches(), 0
+        for count in parts:
+            _build(stage, caches, end, end + count, 0, 1)
+            end += count
+        if stage.heads is not None:
+            stage.heads.run_nothing(caches, end)
+        found.append(cut(caches, stage.kv_places, 0, end))
+    return found
 
 
 def off_by(stage: StageModel, kv_format: KVFormat) -> float:

@@ -105,7 +105,7 @@ def test_where_a_device_may_have_failed_a_stage_is_tried_again(
         raise error
 
     monkeypatch.setattr(kv_trial, "cut", fail)
-    monkeypatch.setattr(loader, "sample_block", fail)  # called only where KV can be stored
+    monkeypatch.setattr(loader, "sample_blocks", fail)  # called only where KV can be stored
     for number in range(3):
         told = list[Progress]()
         stage = load(command(tiny_folder("llama")), "b", told.append)

@@ -132,7 +132,7 @@ def test_a_cache_that_lags_keeps_the_entries_it_has(reached: list[int], left: li
         sample = cut(lagging(64, 65), [0], 0, 65)
         mx.eval([block.arrays() for block in blocks])
         parts = [parts_of(block, [0]) or {} for block in blocks]
-        blocks = [block_of(part, [0], sample, b.start, b.end) for part, b in zip(parts, blocks, strict=True)]
+        blocks = [block_of(part, [0], [sample], b.start, b.end) for part, b in zip(parts, blocks, strict=True)]
     for length, count in zip((8, 9, 10, 12), left, strict=True):
         kept = sequence(lambda: CacheList(GrowingKVCache(), GrowingKVCache()))
         join(kept, [0], blocks if length > 8 else blocks[:1], length)
@@ -173,6 +173,30 @@ def test_a_member_of_a_cohort_is_cut_where_it_is():
             assert mx.array_equal(a, b)
 
 
+def test_a_state_on_disk_has_the_form_of_one_sample_with_its_whole_numbers():
+    """GLM-5.3-Flash has what is left of a group of tokens, or nothing; Qwen3.8-Flash-Next counts its groups."""
+
+    def state(length: int, *, is_left: bool) -> KVBlock:
+        source = sequence(lambda: ArraysCache(3))
+        left = mx.full((1, 1, 16), float(length)) if is_left else None
+        source.own[0].cache = [mx.full((1, length // 4, 16), 2.0), length // 4, left]
+        source.place.position = length
+        return cut(source, [0], 0, length)
+
+    samples = [state(64, is_left=False), state(65, is_left=True)]
+    for length, is_left in ((16, False), (18, True)):
+        block = state(length, is_left=is_left)
+        mx.eval(block.arrays())
+        read = block_of(parts_of(block, [0]) or {}, [0], samples, 0, length)
+        again = sequence(lambda: ArraysCache(3))
+        join(again, [0], [read], length)
+        groups, count, left = again.own[0].cache
+        assert (groups.shape, count, left is not None) == ((1, length // 4, 16), length // 4, is_left)
+        assert left is None or left[0, 0, 0].item() == length
+        with pytest.raises(ValueError, match="of another kind"):
+            block_of(parts_of(block, [0]) or {}, [0], samples[is_left - 1 :][:1], 0, length)
+
+
 def test_a_block_is_one_array_for_each_layer():
     """On a GPU the number of arrays is limited; quantised keys and values are six."""
     places = [0, 1, 2]
@@ -187,7 +211,7 @@ def test_a_block_is_one_array_for_each_layer():
     mx.eval(block.arrays())
     parts = parts_of(block, places) or {}
     assert [len(part.arrays) for part, _ in parts.values()] == [6, 2, 2]
-    again = block_of(parts, places, block, 8, 40)
+    again = block_of(parts, places, [block], 8, 40)
     for a, b in zip(again.arrays(), block.arrays(), strict=True):
         assert mx.array_equal(a, b)
 
