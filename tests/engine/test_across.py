@@ -140,7 +140,7 @@ def test_what_a_stage_can_do(name: str, road: str, pipeline: Open, tiny_folder: 
 
 
 @NIGHTLY
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "gemma4/experts"])
+@pytest.mark.parametrize("name", ["llama", *INSPECTED])
 def test_kv_on_disk_is_each_ranks_own(name: str, tmp_path: Path, model: Model, pipeline: Open) -> None:
     """Found by the next process; and where one rank has lost its files, both compute."""
     one, disks, folder = ask(200, max_tokens=8), [Disk(tmp_path / "kv", 10**9)], model(name)
