@@ -109,7 +109,7 @@ def family_from(text: str) -> Family:
     """Return the family that ``Family.as_json`` has written.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not that of a family.
     """
     return TypeAdapter(Family).validate_json(text)
 
