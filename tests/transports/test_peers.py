@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import struct
@@ -16,7 +17,7 @@ from contract import SECONDS, reason_at, until
 from echoes import EXIT, echo
 
 import transports
-from transports import Frame, LinkClosed, LinkOptions, acknowledged
+from transports import Frame, Link, LinkClosed, LinkOptions, acknowledged
 
 ADDRESSES = {
     "tcp": "tcp://127.0.0.1:0",
@@ -68,13 +69,10 @@ def test_a_silent_peer_is_not_lost_while_its_machine_acknowledges(side: str, add
             child.send_signal(signal.SIGCONT)
             assert [link.recv(SECONDS).header for _ in range(frames)] == [b"busy?"] * frames
             assert not link.is_busy
-        started = time.monotonic()
         child.send_signal(signal.SIGSTOP)
-        reason = reason_at(link)
-        took = time.monotonic() - started
+        silence = _silence_at(link)
         child.send_signal(signal.SIGCONT)
-        assert reason.startswith("nothing received from ")
-        assert 2 < took < 4
+        assert 2.5 <= silence < 10
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -99,11 +97,17 @@ def test_a_machine_that_acknowledges_nothing_is_lost_sooner(side: str) -> None:
         address = f"tcp://10.213.77.{2 if side == 'connector' else 1}:0"
         with echo(side, LinkOptions(), address, inside) as (link, _):
             time.sleep(1)  # heartbeats
-            started = time.monotonic()
             _ip(f"-n {name} link set {name}b down")
-            assert reason_at(link).startswith("nothing received from ")
-            assert 2.8 < time.monotonic() - started < 3.4
+            assert 3 <= _silence_at(link) < 10  # and not 15
             assert not link.is_busy
+
+
+def _silence_at(link: Link) -> float:
+    """Return the seconds of silence that a link says it ended for. They began before the test's last act: with the last
+    heartbeat, which is late on a busy machine."""
+    said = re.fullmatch(r"nothing received from \S+ for ([0-9.]+) s", reason_at(link))
+    assert said is not None
+    return float(said[1])
 
 
 def _ip(words: str) -> None:
