@@ -91,7 +91,7 @@ class Frame:
     @property
     def num_bytes(self) -> int:
         """Bytes of the header and all parts."""
-        return len(self.header) + sum(memoryview(part).nbytes for part in self.parts)
+        return len(self.header) + sum([memoryview(part).nbytes for part in self.parts])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """Encodes frames as bytes, numbers them, and measures silence. No sockets, no threads, no clock.
 
-A packet is a list of byte strings whose boundaries the transport keeps. The first is the *prelude* followed by the
-header, the others are the payload parts, unchanged:
+A packet is a list of byte strings whose boundaries the transport keeps. The first is the *prelude*, followed by the
+length of each payload part and by the header. The parts follow: if they are small, inside the first byte string;
+otherwise each is a byte string of its own, unchanged.
 
-    magic 'SPLI' | version u8 | kind u8 | flags u16 | seq u64 | progress u64
-    | num_parts u16 | zero u16 | header_len u32 | parts_crc u32 | crc u32 | header ...
+    magic 'SPLI' | version u8 | kind u8 | inline u16 | seq u64 | progress u64
+    | num_parts u16 | zero u16 | header_len u32 | crc u32 | length u64 ... | header ... [ | part ... ]
 
-All little-endian, 40 bytes; flags and zero are 0. `crc` covers the prelude before it and the header. `parts_crc` covers
-the length of every part, so no byte can move between parts unnoticed. TCP, Ethernet and encryption check the bytes.
+All little-endian, 36 bytes before the lengths; zero is 0, and inline is 1 if the parts are in the first byte string.
+`crc` covers everything before the parts but itself. TCP, Ethernet and encryption check the bytes of the parts.
 
 Kinds: OPEN (the first packet, from the connecting side) and its answer ACCEPT; DATA, a frame; BEAT, a heartbeat; BYE,
 the end, whose header is the reason. BYE is answered by BYE, which proves that everything before it arrived. `seq`
@@ -20,19 +21,21 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from transports.base import Buffer, Frame, FrameError, LinkOptions
 
 MAGIC = b"SPLI"
-VERSION = 2
+VERSION = 3
 
-_PRELUDE = struct.Struct("<4sBBHQQHHIII")
+_PRELUDE = struct.Struct("<4sBBHQQHHII")
 _CRC = struct.Struct("<I")
-_LENGTH = struct.Struct("<Q")
 PRELUDE_BYTES = _PRELUDE.size
 _BEFORE_CRC = PRELUDE_BYTES - _CRC.size
+INLINE_BYTES = 1 << 16
+"""Parts of fewer bytes in all are copied into the first byte string: a further one takes longer to pass to zmq."""
 MAX_REASON_BYTES = 1024
 
 
@@ -44,8 +47,10 @@ class FrameKind(IntEnum):
     BYE = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Packet:
+_KINDS = dict(enumerate(FrameKind, 1))
+
+
+class Packet(NamedTuple):
     """A decoded packet; `parts` are views of the message that `decode` received."""
 
     kind: FrameKind
@@ -69,7 +74,7 @@ def as_bytes(buffer: Buffer) -> memoryview:
 
 def flatten(frame: Frame, options: LinkOptions) -> Frame:
     """Return `frame` with flat byte parts, checked against the bounds. Raises FrameError."""
-    parts = tuple(as_bytes(part) for part in frame.parts)
+    parts = tuple(map(as_bytes, frame.parts))
     check_bounds(len(frame.header), [part.nbytes for part in parts], options)
     return Frame(bytes(frame.header), parts)
 
@@ -92,11 +97,14 @@ def encode(
     header: bytes = b"",
     parts: Sequence[memoryview] = (),
 ) -> list[Buffer]:
-    """Return the packet as byte strings. The parts are passed on unchanged, so they must be flat (`as_bytes`)."""
-    fields = (MAGIC, VERSION, kind, 0, seq, progress, len(parts), 0, len(header), _parts_crc(parts))
+    """Return the packet as byte strings. The parts must be flat (`as_bytes`)."""
+    lengths = [part.nbytes for part in parts]
+    inline = sum(lengths) < INLINE_BYTES
+    fields = (MAGIC, VERSION, kind, inline, seq, progress, len(parts), 0, len(header))
     prelude = _PRELUDE.pack(*fields, 0)[:_BEFORE_CRC]
-    crc = zlib.crc32(header, zlib.crc32(prelude))
-    return [b"".join((prelude, _CRC.pack(crc), header)), *parts]
+    checked = struct.pack(f"<{len(parts)}Q", *lengths) + header
+    crc = _CRC.pack(zlib.crc32(checked, zlib.crc32(prelude)))
+    return [b"".join((prelude, crc, checked, *parts))] if inline else [prelude + crc + checked, *parts]
 
 
 def decode(message: Sequence[Buffer], options: LinkOptions) -> Packet:
@@ -105,27 +113,29 @@ def decode(message: Sequence[Buffer], options: LinkOptions) -> Packet:
         raise FrameError("an empty message")
     first = as_bytes(message[0])
     # Magic and version are first in every version, so that versions can recognise each other.
-    if bytes(first[: len(MAGIC)]) != MAGIC:
+    if first[: len(MAGIC)] != MAGIC:
         raise FrameError("the peer is not a splitinfer transport: the first bytes are wrong")
     if first.nbytes > len(MAGIC) and first[len(MAGIC)] != VERSION:
         raise FrameError(f"transport version {first[len(MAGIC)]} there, version {VERSION} here")
     if first.nbytes < PRELUDE_BYTES:
         raise FrameError(f"cut short after {first.nbytes} bytes")
-    _, _, kind, flags, seq, progress, num_parts, zero, header_len, parts_crc, crc = _PRELUDE.unpack_from(first)
-    if zlib.crc32(first[PRELUDE_BYTES:], zlib.crc32(first[:_BEFORE_CRC])) != crc:
+    _, _, kind, inline, seq, progress, num_parts, zero, header_len, crc = _PRELUDE.unpack_from(first)
+    header_at = PRELUDE_BYTES + 8 * num_parts
+    parts_at = header_at + header_len
+    if zlib.crc32(first[PRELUDE_BYTES:parts_at], zlib.crc32(first[:_BEFORE_CRC])) != crc or first.nbytes < parts_at:
         raise FrameError("the header's checksum does not match")
-    if kind not in FrameKind._value2member_map_ or flags or zero:
-        raise FrameError(f"kind {kind} with flags {flags:#x} is unknown here")
-    if header_len != first.nbytes - PRELUDE_BYTES or num_parts != len(message) - 1:
-        raise FrameError(
-            f"{num_parts} parts and {header_len} header bytes were announced, "
-            f"{len(message) - 1} and {first.nbytes - PRELUDE_BYTES} came"
-        )
-    parts = tuple(as_bytes(part) for part in message[1:])
-    check_bounds(header_len, [part.nbytes for part in parts], options)
-    if _parts_crc(parts) != parts_crc:
-        raise FrameError("the checksum of the parts' lengths does not match")
-    return Packet(FrameKind(kind), seq, progress, bytes(first[PRELUDE_BYTES:]), parts)
+    if kind not in _KINDS or inline > 1 or zero:
+        raise FrameError(f"kind {kind} with flags {inline:#x} and {zero:#x} is unknown here")
+    lengths = struct.unpack_from(f"<{num_parts}Q", first, PRELUDE_BYTES)
+    check_bounds(header_len, lengths, options)
+    parts = tuple(map(as_bytes, message[1:]))
+    came = [first.nbytes - parts_at, *(part.nbytes for part in parts)]
+    if came != ([sum(lengths)] if inline else [0, *lengths]):
+        raise FrameError(f"parts of {', '.join(map(str, lengths))} bytes were announced, {came} came")
+    if inline:
+        ends = accumulate(lengths, initial=parts_at)
+        parts = tuple(first[start:end] for start, end in pairwise(ends))
+    return Packet(_KINDS[kind], seq, progress, bytes(first[header_at:parts_at]), parts)
 
 
 def check_bounds(header_bytes: int, part_bytes: Sequence[int], options: LinkOptions) -> None:
@@ -137,10 +147,6 @@ def check_bounds(header_bytes: int, part_bytes: Sequence[int], options: LinkOpti
     for index, num_bytes in enumerate(part_bytes):
         if num_bytes > options.max_part_bytes:
             raise FrameError(f"part {index} has {num_bytes} bytes; at most {options.max_part_bytes} are allowed")
-
-
-def _parts_crc(parts: Sequence[memoryview]) -> int:
-    return zlib.crc32(b"".join(_LENGTH.pack(part.nbytes) for part in parts))
 
 
 def check_order(packet: Packet, next_seq: int) -> None:

@@ -35,12 +35,21 @@ import zmq
 from transports import threads
 from transports.acknowledged import duplicate, machine_answers
 from transports.base import FLUSH_SECONDS, Buffer, Frame, FrameError, LinkClosed, LinkOptions, Sink
-from transports.framing import FrameKind, Liveness, check_order, decode, encode, flatten, reason_bytes, reason_of
+from transports.framing import (
+    INLINE_BYTES,
+    FrameKind,
+    Liveness,
+    check_order,
+    decode,
+    encode,
+    flatten,
+    reason_bytes,
+    reason_of,
+)
 from transports.inbox import QueuedLink
 
 _MESSAGES_PER_ROUND = 256  # so that a flood cannot keep the thread from its other work
 _RETRY_SECONDS = 0.005  # how often a full queue is tried again
-_COPIED_BYTES = 1 << 16  # a part below this size is quicker to copy than to keep alive
 _EVENT = struct.Struct("=Hi")  # which event, and its value
 _POLLIN = int(zmq.POLLIN)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -88,8 +97,8 @@ class TcpLink(QueuedLink):
         if (over := self.inbox.ended) is not None:
             raise over
         flat = flatten(frame, self._options)
+        parts = cast("tuple[memoryview, ...]", flat.parts)
         with self._writer:
-            parts = cast("tuple[memoryview, ...]", flat.parts)
             message = encode(FrameKind.DATA, seq=self.num_sent, progress=self.progress, header=flat.header, parts=parts)
             give_up_at = time.monotonic() + self._options.silent_after
             while not self._hub.post(self, message):
@@ -133,6 +142,7 @@ class Hub:
         self._links: set[TcpLink] = set()
         self._to_pump: deque[TcpLink] = deque()
         self._tend_at = 0.0
+        self._is_touched = True  # whether the socket was used since it was read until it was empty
         self._is_stopping = False
         self._is_stopped = False
         self._linger = 0.0
@@ -214,14 +224,15 @@ class Hub:
 
     def _try_send(self, link: TcpLink, message: Sequence[Buffer]) -> bool:
         """Return whether zmq took the message. If the peer is gone, the link ends, and that counts as taken."""
-        parts = cast("Sequence[bytes | memoryview]", message)
+        self._is_touched = True
+        *first, last = cast("Sequence[bytes | memoryview]", message)
         try:
             # pyzmq keeps parts that are not copied alive until they are sent.
             for name in link.route:
                 self._socket.send(name, _MORE)
-            for part in parts[:-1]:
-                self._socket.send(part, _MORE, copy=len(part) < _COPIED_BYTES)
-            self._socket.send(parts[-1], zmq.NOBLOCK, copy=len(parts[-1]) < _COPIED_BYTES)
+            for part in first:
+                self._socket.send(part, _MORE, copy=len(part) < INLINE_BYTES)
+            self._socket.send(last, zmq.NOBLOCK, copy=len(last) < INLINE_BYTES)
         except zmq.Again:
             return False
         except zmq.ZMQError as problem:
@@ -303,7 +314,7 @@ class Hub:
         """Sleep until something happens or a heartbeat is due. Return the descriptors that are ready."""
         wait = None
         with self._lock:
-            if self._to_pump or self._is_stopping or self._has_input():
+            if self._to_pump or self._is_stopping or (self._is_touched and self._has_input()):
                 return []
             if not self._is_idle():
                 wait = math.ceil(1000 * max(0.0, self._tend_at - time.monotonic()))
@@ -333,6 +344,7 @@ class Hub:
         for _ in range(_MESSAGES_PER_ROUND):
             with self._lock:
                 if not self._has_input():  # cheaper than an exception
+                    self._is_touched = False
                     return True
                 message = [self._socket.recv(zmq.NOBLOCK, copy=False)]
                 while message[-1].more:

@@ -44,7 +44,8 @@ class Inbox:
         self._address, self._max_bytes, self._fail = address, max_bytes, fail
         self._frames: deque[tuple[Frame, int]] = deque()
         self._num_bytes = 0
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # for who waits in ``get``
         self._ended: str | None = None
         self._sink: Sink | None = None
         self._is_pumping = False
@@ -59,14 +60,15 @@ class Inbox:
         """Add a frame and empty the queue into the sink; end the link if there is no room. After the end, drop the
         frame."""
         num_bytes = frame.num_bytes
-        with self._changed:
+        with self._lock:
             if self._ended is not None:
                 return
             is_full = bool(self._frames) and self._num_bytes + num_bytes > self._max_bytes
             if not is_full:
                 self._frames.append((frame, num_bytes))
                 self._num_bytes += num_bytes
-                self._changed.notify()
+                if self._sink is None:
+                    self._changed.notify()
         if is_full:
             self._fail(f"more than {self._max_bytes} bytes from {self._address} wait unread")
         else:
@@ -100,14 +102,14 @@ class Inbox:
 
     def attach(self, sink: Sink) -> None:
         """Let `pump` pass everything to `sink` from now on. Raises TransportError if there is a sink already."""
-        with self._changed:
+        with self._lock:
             if self._sink is not None:
                 raise TransportError("this link delivers to a sink already")
             self._sink = sink
 
     def pump(self) -> None:
         """Pass the queue to the sink, if there is one. Return at once if another thread is doing so."""
-        with self._changed:
+        with self._lock:
             sink = self._sink
             if sink is None or self._is_pumping:
                 return
@@ -124,7 +126,7 @@ class Inbox:
             self._fail(failed)
 
     def _next_for_sink(self) -> Frame | LinkClosed | None:
-        with self._changed:
+        with self._lock:
             if self._frames:
                 return self._pop()
             if self._ended is not None and not self._has_delivered_end:

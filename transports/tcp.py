@@ -32,7 +32,7 @@ from transports.base import (
     LinkRefused,
     LinkTimeout,
 )
-from transports.framing import PRELUDE_BYTES, FrameKind, Packet, decode, encode, reason_of
+from transports.framing import INLINE_BYTES, PRELUDE_BYTES, FrameKind, Packet, decode, encode, reason_of
 from transports.hub import ConnectorHub, TcpLink, parse_event
 from transports.inbox import QueueListener
 from transports.listener_hub import OPEN_SECONDS, ListenerHub, OpeningCheck, plain_only
@@ -245,7 +245,8 @@ def _new_socket(kind: zmq.SocketType, host: HostPort, options: LinkOptions) -> z
     socket.IMMEDIATE = 1
     socket.RECONNECT_IVL = -1
     overhead = 0 if options.security is None else _CURVE_BYTES
-    socket.MAXMSGSIZE = max(PRELUDE_BYTES + options.max_header_bytes, options.max_part_bytes) + overhead
+    first = PRELUDE_BYTES + 8 * options.max_parts + options.max_header_bytes + INLINE_BYTES
+    socket.MAXMSGSIZE = max(first, options.max_part_bytes) + overhead
     socket.HANDSHAKE_IVL = int(OPEN_SECONDS * 1000)
     socket.SNDHWM = _QUEUE_FRAMES
     socket.RCVHWM = _QUEUE_FRAMES

@@ -9,9 +9,11 @@ Results hold token ids, never hidden states.
     Scheduler --StepPlan--> stage 0 --hidden--> stage 1 ... last stage --StepResult--> Scheduler
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from splitinfer.core.kv.block_tree import Key
 from splitinfer.core.picture import Picture
@@ -314,9 +316,6 @@ class StageFigures:
     written: keys of blocks written to its disk since the last figures.
     experts_wanted, experts_found: experts that layers needed since the last figures, and those of them in memory.
     experts_read, experts_waiting: bytes of the others, and the seconds of waiting for them.
-
-    Raises:
-        ValueError: no step can have these times or counts.
     """
 
     stage: int
@@ -338,7 +337,12 @@ class StageFigures:
     experts_read: int = 0
     experts_waiting: float = 0.0
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Check figures that a peer sent.
+
+        Raises:
+            ValueError: no step can have these times or counts.
+        """
         times = abs(self.started) + abs(self.ended) + abs(self.received) + abs(self.sent)
         seconds = (self.copying, self.fetching, self.drafting, self.experts_waiting)
         counts = (
@@ -350,20 +354,31 @@ class StageFigures:
             raise ValueError(f"stage {self.stage} reports times or counts of a step that no step has")
 
 
+class FiguresLater(Seq[StageFigures]):
+    """The figures of several stages, which ``read`` returns when they are first asked for. Nothing before the next
+    launch needs them. Raises as ``read``, when asked."""
+
+    def __init__(self, read: Callable[[], tuple[StageFigures, ...]]) -> None:
+        self._read = read
+        self._found: tuple[StageFigures, ...] | None = None
+
+    @property
+    def _all(self) -> tuple[StageFigures, ...]:
+        if self._found is None:
+            self._found = self._read()
+        return self._found
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._all[at]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The result of a plan. The last stage makes it. ``figures`` has one entry for each stage."""
 
     step: int
     sampled: tuple[SampledSlice, ...] = ()
-    figures: tuple[StageFigures, ...] = ()
-
-    def received_at(self, at: float) -> "StepResult":
-        """Return the result with the first stage's times shifted so that ``received`` is ``at``. This puts them on the
-        sender's clock if the sender has no stage itself."""
-        first, *others = self.figures
-        late = first.received - at
-        moved = replace(
-            first, received=at, started=first.started - late, ended=first.ended - late, sent=first.sent - late
-        )
-        return replace(self, figures=(moved, *others))
+    figures: Seq[StageFigures] = ()

@@ -28,9 +28,9 @@ from splitinfer.core.kv.format import format_of
 from splitinfer.core.layout import DTYPES, RANKS
 from splitinfer.core.link_transport import BACKENDS
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
-from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
+from splitinfer.core.plan import SampledSlice, StepPlan, TensorSpec
 
-PROTOCOL_VERSION = 22
+PROTOCOL_VERSION = 23
 MOST_RANGES, MOST_RANGE = 512, 2**22  # ranges in one message; bytes of one range
 MOST_GATHERED = 2**17  # bytes of both ranks
 MOST_NAME, MOST_PATH = 200, 4096  # characters of a worker's name and a model's
@@ -311,7 +311,8 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a stage has computed of the oldest plan that waits for rows, with the figures of the stages before.
+    """What a stage has computed of the oldest plan that waits for rows, with the figures of the stages before
+    (``wire.steps.packed``).
 
     ``tensor`` is None on the way to the first stage, and for a plan without slices, which only frees. A row of taps may
     follow each hidden state. ``packing``: which rows are packed, and how; None: no row. ``masked``: the rows that may
@@ -321,7 +322,7 @@ class Rows:
 
     step: int
     tensor: TensorSpec | None
-    figures: tuple[StageFigures, ...] = ()
+    figures: tuple[bytes, ...] = ()
     packing: Packing | None = None
     masked: tuple[tuple[int, int], ...] = ()
 
@@ -333,9 +334,11 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The last stage's result of a plan."""
+    """The last stage's result of a plan, with the figures of each worker's stage (``wire.steps.packed``)."""
 
-    result: StepResult
+    step: int
+    sampled: tuple[SampledSlice, ...]
+    figures: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)

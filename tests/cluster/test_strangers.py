@@ -71,7 +71,7 @@ def probe(victim: RunningWorker) -> list[int]:
             plan, rows, hidden = step(part, new=(new(1, temperature=0.8),) if number == 0 else (), number=number)
             answer = peer.say(plan).say(rows, chance.normal(size=hidden.shape).astype(np.float32)).hear()
             assert isinstance(answer, Result), answer
-            tokens += [token.token_id for token in answer.result.sampled[0].tokens]
+            tokens += [token.token_id for token in answer.sampled[0].tokens]
         peer.link.close("thank you")
     return tokens
 

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from ipaddress import IPv4Interface
 from itertools import product
 from pathlib import Path
@@ -414,7 +415,7 @@ def test_what_both_ranks_have_sampled_is_compared() -> None:
     for number, rank in enumerate(ranks):
         tokens = [SampledToken(5 + (number == 2 and step == 20)) for step in range(40)]
         done = (
-            Finished(StepPlan(step), StageFigures(0, 0.0, 0.0), None, None, (SampledSlice(1, (token,)),))
+            Finished(StepPlan(step), partial(StageFigures, 0, 0.0, 0.0), None, None, (SampledSlice(1, (token,)),))
             for step, token in enumerate(tokens)
         )
         found.append([digest for one in done if (digest := rank.after(one)) is not None])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transports import FrameError, LinkOptions
+from transports import FrameError, LinkOptions, framing
 from transports.framing import PRELUDE_BYTES, VERSION, FrameKind, Liveness, Packet, check_order, decode, encode
 
 OPTIONS = LinkOptions(max_header_bytes=1000, max_part_bytes=1000, max_parts=4)
@@ -26,9 +26,13 @@ def encoded(kind: FrameKind, seq: int, progress: int, header: bytes, parts: list
     return [bytes(memoryview(piece)) for piece in pieces]
 
 
-@given(kinds, u64, u64, headers, part_lists)
-def test_round_trip(kind: FrameKind, seq: int, progress: int, header: bytes, parts: list[bytes]) -> None:
-    packet = decode(encoded(kind, seq, progress, header, parts), OPTIONS)
+@given(kinds, u64, u64, headers, part_lists, st.sampled_from([0, 1 << 16]))
+def test_round_trip(
+    kind: FrameKind, seq: int, progress: int, header: bytes, parts: list[bytes], inline_bytes: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(framing, "INLINE_BYTES", inline_bytes)
+        packet = decode(encoded(kind, seq, progress, header, parts), OPTIONS)
     assert packet == Packet(kind, seq, progress, header, tuple(memoryview(part) for part in parts))
 
 
@@ -39,30 +43,40 @@ def test_random_bytes(beginning: bytes, rest: bytes, parts: list[bytes]) -> None
             decode(message, OPTIONS)
 
 
-def changed(message: list[bytes]) -> Iterator[list[bytes]]:
-    """A packet with every accident: a bit of its header, a cut, a piece too few or too many, pieces in another order,
-    and a border between two parts that has moved, so that the parts joined stay the same."""
+def changed(message: list[bytes], num_checked: int) -> Iterator[list[bytes]]:
+    """A packet with every accident: a bit of its first bytes, a cut, a piece too few or too many, pieces in another
+    order, and a border between two parts that has moved, so that the parts joined stay the same."""
     first, *others = message
-    for i in range(8 * len(first)):
+    for i in range(8 * num_checked):
         yield [first[: i // 8] + bytes([first[i // 8] ^ 1 << i % 8]) + first[i // 8 + 1 :], *others]
     for at, piece in enumerate(message):
         before, after = message[:at], message[at + 1 :]
         yield from ([*before, piece[:length], *after] for length in range(len(piece)))
         yield [*before, *after]
         yield from ([*before, piece, extra, *after] for extra in (b"", b"x", piece))
+        yield [*before, piece + b"x", *after]
     header, *parts = message
     yield from ([header, *others] for others in permutations(parts) if list(others) != parts)
-    yield [*parts, header]
-    joined = parts[0] + parts[1]
-    yield from ([header, joined[:i], joined[i:], *parts[2:]] for i in range(len(joined) + 1) if i != len(parts[0]))
+    if parts:
+        yield [*parts, header]
+        joined = parts[0] + parts[1]
+        yield from ([header, joined[:i], joined[i:], *parts[2:]] for i in range(len(joined) + 1) if i != len(parts[0]))
 
 
-def test_a_changed_packet_is_refused() -> None:
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 16], ids=["apart", "inline"])
+def test_a_changed_packet_is_refused(monkeypatch: pytest.MonkeyPatch, inline_bytes: int) -> None:
+    monkeypatch.setattr(framing, "INLINE_BYTES", inline_bytes)
     for kind in FrameKind:
         message = encoded(kind, 2**63 + 5, 7, b"head", [b"one", b"others", b"\0"])
-        for other in changed(message):
+        for other in changed(message, PRELUDE_BYTES + 3 * 8 + len(b"head")):
             with pytest.raises(FrameError):
                 decode(other, OPTIONS)
+
+
+@given(headers, part_lists)
+def test_small_parts_travel_with_the_header(header: bytes, parts: list[bytes]) -> None:
+    (packet,) = encoded(FrameKind.DATA, 0, 0, header, parts)
+    assert packet.endswith(b"".join(parts))
 
 
 def test_bounds() -> None:
@@ -75,12 +89,12 @@ def test_bounds() -> None:
             decode(encoded(FrameKind.DATA, 0, 0, header, parts), OPTIONS)
 
 
-def test_parts_are_not_copied() -> None:
-    part = bytearray(b"abc")
-    packet = decode([*encode(FrameKind.DATA, seq=0, parts=[memoryview(part)])], OPTIONS)
+def test_large_parts_are_not_copied() -> None:
+    part = bytearray(framing.INLINE_BYTES)
+    packet = decode([*encode(FrameKind.DATA, seq=0, parts=[memoryview(part)])], LinkOptions())
     part[0] = ord("z")
-    assert bytes(packet.parts[0]) == b"zbc"
-    assert PRELUDE_BYTES == 40
+    assert bytes(packet.parts[0][:1]) == b"z"
+    assert PRELUDE_BYTES == 36
 
 
 def packet(kind: FrameKind, seq: int) -> Packet:

@@ -16,12 +16,12 @@ from splitinfer.core.plan import (
     Slice,
     StageFigures,
     StepPlan,
-    StepResult,
     TensorSpec,
 )
 from splitinfer.core.sampling_params import SamplingParams
 from splitinfer.wire import messages
 from splitinfer.wire.messages import Message
+from splitinfer.wire.steps import packed
 
 FIGURES = StageFigures(1, 1.5, 2.25, 1.25, 512, 2.5, 64, 0.25, 7, 2, 0.5, (3,), (b"key",), 0.125, 24, 18, 4096, 0.0625)
 VERSIONS = messages.Versions(1, "0.1.0", "0.32.4", "0.32.2")
@@ -95,9 +95,10 @@ EXAMPLES: dict[str, Message] = {
         messages.Shown((32, 48), "{}"),
         messages.Plan(PLAN, waits=False),
         messages.Rows(
-            3, TensorSpec("bfloat16", (6, 4096)), (FIGURES,), Packing("int8", ((0, 2), (4, 5))), ((2, 0), (2, 2))
+            *(3, TensorSpec("bfloat16", (6, 4096)), (packed(FIGURES),)),
+            *(Packing("int8", ((0, 2), (4, 5))), ((2, 0), (2, 2))),
         ),
-        messages.Result(StepResult(3, (SAMPLED,), (FIGURES,))),
+        messages.Result(3, (SAMPLED,), (packed(FIGURES),)),
         messages.Fault("the disk is gone", False, True, lost_rank=True),
         messages.AskManifest("3f" * 16, "owner/name"),
         messages.TellManifest(),

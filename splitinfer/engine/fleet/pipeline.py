@@ -30,7 +30,7 @@ from splitinfer.core.codecs import NONE, packs
 from splitinfer.core.kv.block_tree import DiskBlock
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.core.layout import BY_UP, Layout, StageSpec
-from splitinfer.core.plan import StageFigures, StepResult
+from splitinfer.core.plan import FiguresLater, StageFigures, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.engine.device.device import Device, open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
@@ -56,6 +56,7 @@ from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.cut.pictures import shown_by
 from splitinfer.wire.messages import Digest, Half, Load, Message, Peer, Plan, Progress, Ready, Result, Shown
+from splitinfer.wire.steps import read_figures
 from transports import LinkClosed, TransportError
 
 
@@ -401,7 +402,7 @@ class Pipeline:
             self._send_next(group, Plan(plan, waits=masks is not None))
             step.is_sent = True
             if masks is not None:
-                nothing = Finished(plan, StageFigures(0, 0.0, 0.0), None, None, ())
+                nothing = Finished(plan, partial(StageFigures, 0, 0.0, 0.0), None, None, ())
                 self._send_rows(group, step, nothing, masks.result())
                 step.figures = None  # the first stage's figures come with the result
             return
@@ -431,7 +432,7 @@ class Pipeline:
         thread that waits for the device, if there is one. ``local``, ``group``: the runner and fleet at its launch."""
         finished, step.is_sent = local.finish(done), True
         if self.layout.num_stages == 1:
-            result = StepResult(step.plan.step, finished.sampled, (finished.figures,))
+            result = StepResult(step.plan.step, finished.sampled, (finished.figures(),))
             self._put(LocalResult(result, time.monotonic(), group))
         else:
             self._send_rows(group, step, finished, {} if masks is None else masks.result())
@@ -490,10 +491,9 @@ class Pipeline:
         if isinstance(message, Result):
             if handle is not self._fleet.workers[-1]:
                 raise ProtocolError(f"worker {handle.spec.name} sent a result, but is not the last stage")
-            first = int(self.layout.has_own_stage)
-            if [each.stage for each in message.result.figures] != list(range(first, self.layout.num_stages)):
-                raise ProtocolError(f"worker {handle.spec.name} sent a result without the figures of every stage")
-            return message.result
+            stages = range(int(self.layout.has_own_stage), self.layout.num_stages)
+            figures = FiguresLater(partial(read_figures, message.figures, stages))
+            return StepResult(message.step, message.sampled, figures)
         if isinstance(message, Digest):
             self._compare(handle, message)
         return None

@@ -4,7 +4,7 @@ transport of the layout, or tcp if that transport is unavailable and a fallback 
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from splitinfer.core.layout import StageSpec
@@ -18,6 +18,7 @@ from splitinfer.models.border.hidden_states import to_parts
 from splitinfer.system.gpu_roads import Road
 from splitinfer.wire.headers import Session
 from splitinfer.wire.messages import Hello, Message, NextStage, Refuse, Rows, Welcome
+from splitinfer.wire.steps import packed
 from transports import Frame, KeyPair, Link, LinkOptions, LinkTimeout, Security, TransportUnavailable, connect
 
 
@@ -117,13 +118,14 @@ def open_connection(
 
 
 def outgoing(
-    done: Finished, masks: RawMasks, before: tuple[StageFigures, ...] | None = None, received: float = 0.0
+    done: Finished, masks: RawMasks, before: tuple[bytes, ...] | None = None, received: float = 0.0
 ) -> tuple[Rows, tuple[memoryview, ...], StageFigures]:
     """Return the message for a finished step's rows, its payload, and the step's figures here. ``masks``: for the last
     stage. ``before``: the figures of earlier stages, to be sent together with this stage's; ``None`` on the first
     stage, which keeps its own. ``received``: when the step's frame arrived, in seconds."""
     sent, now = to_parts(done.hidden, done.packed), time.monotonic()
-    num_bytes = sum(part.nbytes for part in sent.parts)
-    here = replace(done.figures, received=received, bytes_sent=num_bytes, sent=now, unfit=sent.num_unfit)
-    rows = Rows(done.plan.step, sent.spec, () if before is None else (*before, here), sent.packing, tuple(masks))
+    num_bytes = sum([part.nbytes for part in sent.parts])
+    here = done.figures(received=received, bytes_sent=num_bytes, sent=now, unfit=sent.num_unfit)
+    figures = () if before is None else (*before, packed(here))
+    rows = Rows(done.plan.step, sent.spec, figures, sent.packing, tuple(masks))
     return rows, (*sent.parts, memoryview(b"".join(masks.values()))) if masks else sent.parts, here

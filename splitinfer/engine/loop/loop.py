@@ -17,12 +17,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 from splitinfer.core.absence import Rest
 from splitinfer.core.grammar import TokenRules
 from splitinfer.core.liveness import limit_of
-from splitinfer.core.plan import StepPlan, StepResult
+from splitinfer.core.plan import FiguresLater, StepPlan, StepResult
 from splitinfer.core.scheduler.in_flight import StepInFlight
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.engine.device.steps import StepFailed
@@ -193,10 +194,9 @@ class Loop:
     def _take_result(self, result: StepResult, heard: float) -> None:
         """Take the result of the oldest step."""
         step, now = self.scheduler.oldest, time.monotonic()
-        if step is not None and step.figures is not None:
-            result = replace(result, figures=(step.figures, *result.figures))
-        elif step is not None and step.launched_at is not None and not self._pipeline.layout.has_own_stage:
-            result = result.received_at(step.launched_at)
+        if step is not None and self._pipeline.layout.num_stages > 1:
+            figures = FiguresLater(partial(step.figures_of, result.figures))
+            result = StepResult(result.step, result.sampled, figures)
         events = self.scheduler.update(result, heard)
         assert step is not None, "the scheduler took the result of a step"
         self._answered_at = now

@@ -114,7 +114,7 @@ class Trial:
         hidden, began = self._hidden(plan.num_tokens), time.monotonic()
         launched = self._runner.launch(plan, hidden)
         self._runner.wait(launched)
-        figures = self._runner.finish(launched).figures
+        figures = self._runner.finish(launched).figures()
         self.host = time.monotonic() - began - (figures.ended - figures.started)
         return figures.ended - figures.started - figures.copying
 

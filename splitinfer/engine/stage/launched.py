@@ -1,6 +1,6 @@
 """The records of a step on one stage, from its launch to its results."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -97,10 +97,11 @@ class Launched:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A completed step: [T, d] hidden states, each followed by a row of taps if the drafter needs them, or sampled
-    tokens on the last stage. ``packed``: the rows that cross the link in fewer bytes."""
+    tokens on the last stage. ``packed``: the rows that cross the link in fewer bytes. ``figures``: makes the step's
+    figures, given those of its way here and on."""
 
     plan: StepPlan
-    figures: StageFigures
+    figures: Callable[..., StageFigures]
     hidden: mx.array | None
     packed: PackedRows | None
     sampled: tuple[SampledSlice, ...]

@@ -7,8 +7,9 @@ after a wrong draft, and their results have no tokens.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -337,7 +338,7 @@ class StageRunner:
         tokens = read(graph.choices, graph.rows)
         spans = [self.device.wait(ticket) for ticket in launched.draft_tickets]
         if drafts := launched.drafts.read():
-            figures = replace(figures, drafting=sum(one.ended - one.started for one in spans))
+            figures = partial(figures, drafting=sum(one.ended - one.started for one in spans))
         verdicts: tuple[SampledSlice, ...] = ()
         if self._model.is_last:
             scores = read_scores(graph.scores)
@@ -349,10 +350,12 @@ class StageRunner:
         """Write a finished step's saved blocks to disk, in the background. Call after its results are sent."""
         self._commands.store(launched.applied)
 
-    def _figures(self, launched: Launched, span: DeviceSpan) -> StageFigures:
-        """Return the figures of a step, with the keys of the blocks written to disk since the previous step."""
+    def _figures(self, launched: Launched, span: DeviceSpan) -> Callable[..., StageFigures]:
+        """Return what makes the figures of a step, with the keys of the blocks written to disk since the previous
+        step."""
         applied, experts = launched.applied, self._model.experts
-        figures = StageFigures(
+        return partial(
+            StageFigures,
             self._stage,
             span.started,
             span.ended,
@@ -362,5 +365,5 @@ class StageRunner:
             fetching=applied.fetching,
             lacking=applied.lacking,
             written=self._commands.written(),
+            **({} if experts is None else experts.take_counts()),
         )
-        return figures if experts is None else replace(figures, **experts.take_counts())

@@ -79,7 +79,8 @@ class Sampled:
 
     def after(self, done: Finished) -> Digest | None:
         """Add a step. Return the digest of all steps so far if this one is due for a comparison, otherwise None."""
-        self._busy += done.figures.ended - done.figures.started + done.figures.drafting
+        figures = done.figures()
+        self._busy += figures.ended - figures.started + figures.drafting
         for one in done.sampled:
             self._sum = crc32(array("q", [one.seq_id, *(token.token_id for token in one.tokens)]), self._sum)
         return None if done.plan.step % _EVERY else Digest(done.plan.step, self._sum, self._busy)

@@ -28,13 +28,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from splitinfer.common.plain_text import plain
-from splitinfer.core.plan import StageFigures, StepPlan, StepResult
+from splitinfer.core.plan import StepPlan
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.housekeeping import Housekeeping
 from splitinfer.engine.links.connection import Connection, open_connection, outgoing
@@ -74,6 +73,7 @@ from splitinfer.wire.messages import (
     Spawn,
     Spawned,
 )  # fmt: skip
+from splitinfer.wire.steps import packed
 from transports import Frame, KeyPair, LinkClosed, Listener, TransportError
 
 log = logging.getLogger(__name__)
@@ -325,7 +325,7 @@ class Worker:
         plan: StepPlan,
         hidden: ReceivedRows | None,
         raw: RawMasks,
-        figures: tuple[StageFigures, ...],
+        figures: tuple[bytes, ...],
         received: float,
     ) -> None:
         """Launch a step on the device, and send its plan ahead to the next stage. Its rows follow when the device is
@@ -369,7 +369,7 @@ class Worker:
     def _send(
         self,
         stage: LoadedStage,
-        figures: tuple[StageFigures, ...],
+        figures: tuple[bytes, ...],
         masks: RawMasks,
         received: float,
         owner: Connection,
@@ -393,8 +393,8 @@ class Worker:
         if stage.command.passes_on:
             pass  # the other rank answers
         elif stage.command.is_last:
-            here = replace(done.figures, received=received, sent=time.monotonic())
-            owner.send(Result(StepResult(done.plan.step, done.sampled, (*figures, here))))
+            here = packed(done.figures(received=received, sent=time.monotonic()))
+            owner.send(Result(done.plan.step, done.sampled, (*figures, here)))
         elif following is None:
             raise ProtocolError("a step came before the next stage was connected")
         else:
