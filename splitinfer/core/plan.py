@@ -242,7 +242,7 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """Rows of hidden state that cross each link in this step."""
-        return sum(len(s.token_ids) for s in self.slices)
+        return sum([len(part.token_ids) for part in self.slices])
 
     @property
     def following(self) -> tuple[Slice, ...]:

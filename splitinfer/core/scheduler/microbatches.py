@@ -12,7 +12,7 @@ sequence joins the smallest group, and a group that has become too small gets me
 needed. If fewer groups are faster (``core.speculation.chooser``), only the first few are ``active``.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Set
 
 from splitinfer.core.sequence import Sequence
 
@@ -59,6 +59,11 @@ class MicroBatches:
         """The members of each group."""
         return tuple(map(tuple, self._groups))
 
+    @property
+    def ids(self) -> Set[int]:
+        """The ids of all members."""
+        return self._id_to_group.keys()
+
     def by_id(self) -> dict[int, Sequence]:
         """Return all members by id."""
         return {seq.seq_id: seq for group in self._groups for seq in group}
@@ -90,15 +95,14 @@ class MicroBatches:
         idle = [seq for seq in members if not seq.num_in_flight] if followers or rejected else []
         return [*followers, *rejected, *idle]
 
-    def in_turn(self) -> Iterator[int]:
+    def in_turn(self) -> list[int]:
         """Return all groups, the one whose turn it is first."""
-        count = len(self._groups)
-        return ((self._turn + i) % count for i in range(count))
+        return [*range(self._turn, len(self._groups)), *range(self._turn)]
 
     def had_turn(self, group: int, late: Iterable[Sequence]) -> None:
         """Pass the turn on. ``late``: members for which the step had no room; they go first the next time."""
-        ids = {seq.seq_id for seq in late}
-        self._groups[group].sort(key=lambda seq: seq.seq_id not in ids)  # stable: the others keep their order
+        if ids := {seq.seq_id for seq in late}:
+            self._groups[group].sort(key=lambda seq: seq.seq_id not in ids)  # stable: the others keep their order
         self._turn = (group + 1) % len(self._groups)
 
     def join(self, seq: Sequence) -> None:

@@ -254,15 +254,15 @@ class Scheduler:
     def _regroup(self, *, has_learned: bool = False) -> None:
         """Choose again, if that is due, how many groups decode in turn and which members get drafts. Then move members.
         ``has_learned``: whether the costs may have changed."""
-        members, chooser, active = self.batches.by_id(), self.chooser, None
-        if chooser.is_due(frozenset(members), has_learned=has_learned):
-            asked = {seq_id: self._member(seq) for seq_id, seq in members.items()}
+        chooser, active, count = self.chooser, None, len(self.batches)
+        if chooser.is_due(self.batches.ids, has_learned=has_learned):
+            asked = {seq_id: self._member(seq) for seq_id, seq in self.batches.by_id().items()}
             chooser.choose(asked, self.config.policy_config.itl_slo, has_drafter=self.config.speculates)
             active = chooser.most_groups
-            if chooser.choice is not None and len(members) > 1:
+            if chooser.choice is not None and count > 1:
                 active = chooser.choice.groups
         if self.speculation is not None:
-            self.speculation.are_several = len(members) > 1
+            self.speculation.are_several = count > 1
         self.batches.balance(active)
 
     def _member(self, seq: Sequence) -> Member:
@@ -661,7 +661,7 @@ class Scheduler:
     def _num_decoding(self) -> int:
         """The number of sequences that decode, or will when a result under way arrives: steps planned now delay their
         next token."""
-        return len(self.batches) + sum(not seq.num_to_compute for seq in self._not_decoding())
+        return len(self.batches) + sum([not seq.num_to_compute for seq in self._not_decoding()])
 
     @property
     def _reads_prompts(self) -> bool:
@@ -681,16 +681,16 @@ class Scheduler:
 
     def _rules(self, group: int) -> PolicyDecision:
         """Return what the group's step may do under the policy."""
-        waited = max((self._now - seq.token_at for seq in self.batches.members(group)), default=0.0)
+        waited = max([self._now - seq.token_at for seq in self.batches.members(group)], default=0.0)
         return self._policy.decide(self._num_decoding, waited)
 
     def _groups_in_turn(self) -> list[int]:
         """Return all groups in scheduling order: groups with waiting drafts first, then by turn."""
-        groups = list(self.batches.in_turn())
-        if self.speculation is None:
+        groups = self.batches.in_turn()
+        have = {seq.seq_id for seq in self.running.values() if seq.drafts.waiting}
+        if self.speculation is None or not have:
             return groups
-        have = {group for group in groups if any(seq.drafts.waiting for seq in self.batches.members(group))}
-        return sorted(groups, key=lambda group: group not in have)
+        return sorted(groups, key=lambda group: all(seq.seq_id not in have for seq in self.batches.members(group)))
 
     def _idle_since(self, plan: StepPlan, drafts: Mapping[int, int]) -> float | None:
         """Return when the coordinator had nothing left to do but ``plan``, a step of decodes and drafts: after the last

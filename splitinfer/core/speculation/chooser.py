@@ -35,7 +35,7 @@ text. A new request starts from the acceptance that earlier requests had.
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
@@ -278,7 +278,7 @@ class GroupChooser:
         self._on_trial.add(seq_id)
         return _TRIAL
 
-    def is_due(self, seq_ids: frozenset[int], *, has_learned: bool = False) -> bool:
+    def is_due(self, seq_ids: Set[int], *, has_learned: bool = False) -> bool:
         """Return whether to choose again for these sequences. ``has_learned``: also if new costs make it due."""
         if seq_ids != self.flights.keys():
             return True

@@ -17,15 +17,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
-from numpy.typing import NDArray
 
 from splitinfer.core.plan import SampledToken, Slice
 from splitinfer.core.rng import position_key
 from splitinfer.core.sampling_params import MAX_LOGPROBS
 from splitinfer.engine.stage.history import History, Row
 from splitinfer.engine.stage.masking import adjusted, masked
-from splitinfer.models.border.tensors import on_host
+from splitinfer.models.border.tensors import numbers_of
 from splitinfer.models.library.mlx_lm import sample_utils
 from splitinfer.models.memory import on_gpu
 from splitinfer.system.gpu_roads import Road
@@ -189,21 +187,21 @@ def read(choices: Sequence[TokenChoice], rows: Sequence[Row]) -> list[SampledTok
     log probability of NaN is always reported: a number of that row overflowed, so its token is not valid."""
     tokens: dict[int, SampledToken] = {}
     for choice in choices:
-        ids = on_host(choice.tokens).tolist()
-        for row, token, line in zip(choice.rows, ids, on_host(choice.logprobs), strict=True):
+        ids, lines = numbers_of(choice.tokens), numbers_of(choice.logprobs)
+        for row, token, line in zip(choice.rows, ids, lines, strict=True):
             tokens[row] = with_logprobs(token, line, rows[row].params.logprobs)
     return [tokens[i] for i in range(len(rows))]
 
 
-def with_logprobs(token: int, line: NDArray[np.float32], num_top: int | None) -> SampledToken:
+def with_logprobs(token: int, line: list[float], num_top: int | None) -> SampledToken:
     """Return a token with its log probabilities. ``line``: its row of ``TokenChoice.logprobs``; ``num_top``: how many
     of the most likely tokens to report; ``None``: no log probabilities, unless the token's is NaN."""
     if num_top is None or math.isnan(line[0]):
         return SampledToken(token, math.nan if math.isnan(line[0]) else None)
     k = len(line) // 2
-    pairs = zip(line[1 + k :].astype(int).tolist(), line[1 : 1 + k].tolist(), strict=True)
+    pairs = zip(map(int, line[1 + k :]), line[1 : 1 + k], strict=True)
     ranked = sorted((pair for pair in pairs if pair[1] > -math.inf), key=lambda pair: (-pair[1], pair[0]))
-    return SampledToken(token, float(line[0]), tuple(ranked[:num_top]))
+    return SampledToken(token, line[0], tuple(ranked[:num_top]))
 
 
 def reported(logprobs: mx.array, tokens: mx.array, num_top: int) -> mx.array:
@@ -276,7 +274,7 @@ def read_scores(scores: Sequence[Scores]) -> dict[int, tuple[SampledToken, ...]]
     return {
         one.seq_id: tuple(
             with_logprobs(token, line, one.num_top)
-            for token, line in zip(one.tokens, on_host(one.logprobs), strict=True)
+            for token, line in zip(one.tokens, numbers_of(one.logprobs), strict=True)
         )
         for one in scores
     }

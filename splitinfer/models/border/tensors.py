@@ -67,6 +67,11 @@ def on_host(array: mx.array) -> NDArray[Any]:
     return np.asarray(memory_of(array))
 
 
+def numbers_of(array: mx.array) -> list[Any]:
+    """Return the numbers of an evaluated array (any dtype but bfloat16), as nested lists."""
+    return memory_of(array).tolist()
+
+
 def memory_of(array: mx.array) -> memoryview:
     """Return the memory of an array. All reads of a step's results go through here: an emulated accelerator may
     watch."""
