@@ -15,10 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ContextDecorator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, wraps
 from itertools import pairwise
+from typing import ParamSpec, TypeVar
 
 import mlx.core as mx
 
@@ -29,6 +29,9 @@ from splitinfer.models.memory import on_gpu
 from splitinfer.system.gpu_roads import Road
 from transports import AddressError
 from transports.emulation import emulator
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _SWITCH = 0.0001  # seconds until a thread that waits for the interpreter's lock gets it; a result waits three times
 
@@ -145,12 +148,25 @@ class Device:
 _OF_SUMS = "[ring]", "[jaccl]"  # the beginnings of MLX's errors for a lost peer
 
 
-class device_errors(ContextDecorator):  # noqa: N801 - used as a function
+class device_errors:  # noqa: N801 - used as a function
     """Translate MLX's errors in a block or a function to DeviceFailed: errors of a failed device and for lack of
     memory, or only the latter with ``of_memory``."""
 
     def __init__(self, *, of_memory: bool = False) -> None:
         self._of_memory = of_memory
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Return the function with its errors translated."""
+
+        @wraps(function)
+        def guarded(*args: P.args, **named: P.kwargs) -> T:
+            try:
+                return function(*args, **named)
+            except (RuntimeError, MemoryError) as error:
+                self.__exit__(None, error, None)
+                raise
+
+        return guarded
 
     def __enter__(self) -> None:
         """Begin the block."""

@@ -138,5 +138,5 @@ def _broken(seq: Sequence, token: SampledToken) -> str | None:
         is_refused = seq.rules.refuses(seq.answer)
         if is_refused or seq.rules.failure is not None:
             return seq.rules.failure or _NOT_KEPT
-    scores = seq.scores if seq.num_generated == 1 else []
-    return _OVERFLOWED if any(math.isnan(one.logprob or 0.0) for one in (token, *scores)) else None
+    scored = [token, *seq.scores] if seq.num_generated == 1 else [token]
+    return _OVERFLOWED if any(one.logprob is not None and math.isnan(one.logprob) for one in scored) else None

@@ -5,6 +5,7 @@ Sending: the buffer of an evaluated, contiguous array is its memory. Receiving: 
 host reads a finished step's results in their buffers.
 """
 
+from functools import cache
 from math import prod
 from typing import Any, cast
 
@@ -47,6 +48,7 @@ def spec_of(array: mx.array) -> TensorSpec:
     return TensorSpec(name_of(array.dtype), tuple(array.shape))
 
 
+@cache
 def name_of(dtype: mx.Dtype) -> str:
     """Return MLX's name of a dtype."""
     return str(dtype).removeprefix("mlx.core.")
